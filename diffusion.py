@@ -1,0 +1,118 @@
+"""Noise the missing clip, and sample it back: the diffusion process of the method.
+
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eqs. 2-5) and 3.3 (Eq. 11).
+
+    paper        here          shape       meaning
+    x_j^0        z0            (B, D)      the missing clip as a clean point
+    x_j^t        zt            (B, Q, D)   the same after noising to level t
+    alpha_t      alpha         (T,)        share of the signal's variance kept at step t (Eq. 2)
+    -            alpha_bar     (T,)        running product of alpha
+    h            predict       callable    (zt, t) -> x_hat_j^0 and its clean point (Eq. 5)
+    x_j^T        noise         (B, Q, D)   standard normal; zeros for the approximate inference
+    y^{1:K}      phrases       (K, D)      text embeddings of the phrase pool
+    B videos, Q queries, T = 4 levels, K phrases, D embedding.
+
+A step is one of finitely many texts, so a clean point is a place among them. Eq. 2 is used as it
+stands, on a fixed affine map of the embeddings, z = scale (y - mean), in which the K texts have
+mean zero and mean squared norm 1. One schedule then means the same at any D and for any texts;
+without it the large common part of CLIP's embeddings hides what tells them apart.
+
+Where this file leaves the paper: t counts from 0, so level t is the paper's t + 1.
+"""
+import torch
+from torch.nn import functional
+
+
+def noise_levels(levels=4, first=3.0, last=0.3):
+    """The schedule: alpha_bar (T,), with signal-to-noise ratios in geometric steps.
+
+        sqrt(alpha_bar_t / (1 - alpha_bar_t)) = first, ..., last
+
+    Of the texts' root-mean-square distance from their mean; `last` leaves next to nothing to be
+    read, so that the draw of x_j^T at inference agrees with what training saw. T = 4 gives
+    alpha_bar = .900, .660, .295, .083. The paper gives no numbers; the released code's betas keep
+    96 % of the signal at its last level.
+    """
+    steps = torch.arange(levels, dtype=torch.float64) / max(levels - 1, 1)
+    ratio = first * (last / first) ** steps                      # (T,)
+    return (ratio ** 2 / (1 + ratio ** 2)).float()
+
+
+def affine_map(phrases):
+    """The mean (D,) and the scale (a scalar tensor) of z = scale (y - mean); phrases (K, D)."""
+    y = functional.normalize(phrases, dim=-1)
+    mean = y.mean(0)
+    return mean, (y - mean).pow(2).sum(-1).mean().rsqrt()
+
+
+def add_noise(z0, noise, alpha_bar):
+    """Draw x_j^t from q(x_j^t | x_j^0): Eq. 2 applied t times, in closed form.
+
+        x_j^t = sqrt(alpha_bar_t) x_j^0 + sqrt(1 - alpha_bar_t) noise
+
+    Args:
+        z0:        (..., D). Clean points.
+        noise:     (..., D), the same shape. Standard normal, or zeros.
+        alpha_bar: (...) that broadcasts to z0 without its last axis. Running product of alpha.
+    Returns: (..., D), a new tensor.
+    Raises:  ValueError if noise and z0 differ in shape (broadcasting would hide it).
+    Source:  Ho et al. 2020 (arXiv:2006.11239), Eq. 4.
+    """
+    if noise.shape != z0.shape:
+        raise ValueError(f"noise is {tuple(noise.shape)}, z0 is {tuple(z0.shape)}; they must match")
+    signal = alpha_bar.unsqueeze(-1)
+    return signal.sqrt() * z0 + (1 - signal).sqrt() * noise
+
+
+def training_queries(z0, noise, alpha_bar):
+    """All that h is asked about one missing clip: every noise level, and x_j^T = 0.
+
+    The last query is what approximate inference asks first ("replaced with a fixed zero vector"),
+    so that it is trained, and not met for the first time at inference.
+
+    Args:    z0 (B, D); noise (B, T, D) standard normal; alpha_bar (T,).
+    Returns: zt (B, T + 1, D) and its levels t (T + 1,) int64.
+    """
+    T = len(alpha_bar)
+    zt = add_noise(z0[:, None].expand(-1, T, -1), noise, alpha_bar)            # (B, T, D)
+    t = torch.arange(T, device=z0.device)
+    return torch.cat([zt, torch.zeros_like(zt[:, :1])], 1), torch.cat([t, t[-1:]])
+
+
+def input_scale(alpha_bar, dim):
+    """c_in (T,): what makes each coordinate of x_j^t have variance 1 at every level.
+
+    A clean point's squared norm is 1 on average, so 1 / D per coordinate; noise has 1 (the input
+    scaling of Karras et al. 2022, arXiv:2206.00364).
+    """
+    return (alpha_bar / dim + 1 - alpha_bar).rsqrt()
+
+
+def sample(predict, noise, alpha_bar):
+    """Denoise x_j^T step by step (Sec. 3.3): Q futures of each video in one pass.
+
+        x_j^T = sqrt(1 - alpha_bar_T) noise;   x_hat_j^0 = h(x_j^t, {x_i}, t);
+        x_j^{t-1} = sqrt(alpha_bar_{t-1}) x_hat_j^0 + sqrt(1 - alpha_bar_{t-1}) noise
+
+    The same noise is used at every level, as the paper says. x_j^T is drawn with the variance that
+    noise has at level T in training, not with 1.
+
+    Args:
+        predict:   callable, zt (B, Q, D) and t (Q,) int64 -> x_hat (B, Q, D), the prediction as an
+                   embedding, and z_hat (B, Q, D), the clean point that is noised again.
+        noise:     (B, Q, D) standard normal; zeros give the approximate inference.
+        alpha_bar: (T,).
+    Returns: x_hat (B, Q, D) of the last step.
+    """
+    zt = (1 - alpha_bar[-1]).sqrt() * noise                        # (B, Q, D)
+    for level in reversed(range(len(alpha_bar))):
+        t = torch.full((noise.shape[1],), level, device=noise.device)
+        x_hat, z_hat = predict(zt, t)
+        if level > 0:
+            zt = add_noise(z_hat, noise, alpha_bar[level - 1])
+    return x_hat
+
+
+def expectation(log_p):
+    """Eq. 11: the mean over Q Monte Carlo samples of p(y | x_j): (B, Q, K) log -> (B, K)."""
+    return log_p.exp().mean(1)

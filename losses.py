@@ -1,0 +1,85 @@
+"""The three-term objective: Eqs. 6-10, and the bound they come from (Eq. A).
+
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
+
+    paper                    here       shape            meaning
+    x_i, x_hat_j^0           x, x_hat   (..., D)         embeddings of clips, of any length
+    y^{1:K}                  phrases    (K, D)           embeddings of the phrase pool, any length
+    tau                      tau        float            temperature; the paper's 0.02
+    p(y_i | x_i)             match      (..., K)         Eq. 6, as log probabilities
+    p'_i                     targets    (B, N, K)        the teacher's soft targets, no gradient
+    L_XE, L_MSE, L_MC        xe, mse, mc                 Eqs. 8, 9, 10; scalars
+    B videos, N clips, T noise levels, K phrases, D embedding.
+
+Where they come from. The paper bounds the negative log likelihood of Eq. 1 from above (Eq. A):
+
+    -log p(Y | X) <= sum_i -log p(y_i | x_i)                                        -> L_XE
+                   + sum_t E KL( p(x_j^{t-1} | x_j^t, x_j^0) || p_theta(x_j^{t-1} | x_j^t, {x_i}) )
+                                                                                    -> L_MSE
+                   + E_{x_j ~ p_theta} -log p(y_j | x_j)                            -> L_MC
+
+The first line is the observed clips. The KL of two Gaussians with the same covariance is a squared
+distance of their means; since the mean is set by the x_j^0 that h predicts, it becomes the
+distance of the two x_j^0, up to a weight per level that the paper (as Ho et al. 2020) leaves out.
+The last line is Jensen's inequality on p(y_j | x_j) p(x_j | {x_i}), estimated with one draw a level.
+"""
+import torch
+from torch.nn import functional
+
+
+def match(x, phrases, tau):
+    """log p(y | x) over the pool: Eq. 6.
+
+        p(y_k | x) = exp(cos(x, y_k) / tau) / sum_l exp(cos(x, y_l) / tau)
+
+    Args:    x (..., D), phrases (K, D), both normalised here; tau > 0.
+    Returns: (..., K) log probabilities.
+    """
+    cosine = functional.normalize(x, dim=-1) @ functional.normalize(phrases, dim=-1).T  # (..., K)
+    return (cosine / tau).log_softmax(-1)
+
+
+def cross_entropy(targets, log_p):
+    """H(p', p) = -sum_k p'_k log p_k, in nats: (..., K) twice -> (...)."""
+    return -(targets * log_p).sum(-1)
+
+
+def xe_loss(log_p, targets, observed):
+    """L_XE (Eq. 8): match the observed clips to their soft targets.
+
+        L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i))
+
+    Padded clips count for nothing: N - 1 is the number of observed clips of the whole batch, so
+    that a short video weighs as much per clip as a long one.
+
+    Args:
+        log_p:    (B, N, K) from `match`.
+        targets:  (B, N, K).
+        observed: (B, N) bool. True = a clip that is there and is not the missing one.
+    Returns: scalar.
+    """
+    each = cross_entropy(targets, log_p)                       # (B, N)
+    return (each * observed).sum() / observed.sum().clamp(min=1)
+
+
+def mse_loss(z_hat, z0):
+    """L_MSE (Eq. 9): squared distance of the predicted and the true clean point.
+
+    Args:    z_hat (B, T, D) one prediction per noise level; z0 (B, 1 or T, D).
+    Returns: scalar: summed over D, averaged over videos and levels.
+    """
+    return (z_hat - z0).pow(2).sum(-1).mean()
+
+
+def mc_loss(log_p, targets):
+    """L_MC (Eq. 10): match each denoised embedding to the missing clip's soft target.
+
+    Args:    log_p (B, T, K) from `match`, one row per sampled noise; targets (B, 1 or T, K).
+    Returns: scalar: averaged over videos and levels, the expectation over t of the paper.
+    """
+    return cross_entropy(targets, log_p).mean()
+
+
+def total_loss(xe, mse, mc):
+    """L (Eq. 7): the three terms, unweighted."""
+    return xe + mse + mc

@@ -1,0 +1,173 @@
+"""Scores of forecasts: top-k, oracle, total variation, temperature, bigrams, confidence intervals.
+
+Pure functions on tensors; nothing here knows the model, the data or a file. They return fractions
+or one value per sample (percentages and means are the caller's), so that a bootstrap can have them.
+
+    word               here                shape     meaning
+    scores             scores              (M, K)    any number per class, more is better
+    p                  probabilities       (M, K)    softmax of the scores, rows sum to 1
+    y                  labels              (M,)      int64, the class that is right
+    draws              draws               (M, R)    int64, the class of each of R sampled forecasts
+    M samples (forecasts), K steps or classes, R draws per sample, V videos of N clips.
+
+Equal scores are ranked by index, lowest first: of COIN's 778 step texts 749 are distinct, so exact
+ties do happen. `argmax` of torch breaks them the same way, `topk` does not.
+"""
+import math
+
+import torch
+
+TEMPERATURES = (1e-3, 1e3)                             # where fit_temperature looks
+
+
+def topk_correct(scores, labels, k):
+    """Is the right class among the k best? Ties go to the lowest index.
+
+    Args:
+        scores: (M, K) float. A NaN ranks first, and is never right.
+        labels: (M,) int64, 0 to K - 1.
+        k:      int, at least 1. With k = K or more every label is right.
+    Returns: (M,) bool.
+    """
+    K = scores.shape[1]
+    own = scores.gather(1, labels[:, None])                              # (M, 1)
+    before = torch.arange(K, device=scores.device) < labels[:, None]     # (M, K)  lower index
+    ahead = ~(scores <= own) | (scores == own) & before                  # (M, K)  ~<= keeps NaN
+    return ahead.sum(1) < min(k, K)
+
+
+def oracle_correct(draws, labels):
+    """Is any of the R draws right? draws (M, R) int64, labels (M,) int64 -> (M,) bool."""
+    return (draws == labels[:, None]).any(1)
+
+
+def distinct(draws):
+    """Number of different classes among the R draws: (M, R) int64 -> (M,) int64, 1 to R."""
+    ordered = draws.sort(1).values
+    return 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(1)
+
+
+def oracle_softmax(probabilities, labels, R):
+    """Chance that R independent draws from each row's softmax hit the label: 1 - (1 - p_y)^R.
+
+    What `oracle_correct` is to be compared with: sampling one prediction's softmax also hits more
+    often with more draws, and needs no diffusion.
+
+    Args:    probabilities (M, K), labels (M,) int64, R int.
+    Returns: (M,) float64, 0 to 1.
+    """
+    p = probabilities.gather(1, labels[:, None])[:, 0].double()          # (M,)
+    return 1 - (1 - p) ** R
+
+
+def total_variation(draws, truth):
+    """Distance of the histogram of R draws to the true distribution: half of their L1 distance.
+
+    Not zero for draws from the truth itself, as R is finite: compare with that floor.
+
+    Args:    draws (M, R) int64, truth (M, K) float, rows sum to 1.
+    Returns: (M,) float64, 0 (equal) to 1 (nothing in common).
+    """
+    one = torch.full(draws.shape, 1 / draws.shape[1], dtype=torch.float64, device=draws.device)
+    histogram = torch.zeros_like(truth, dtype=torch.float64).scatter_add_(1, draws, one)    # (M, K)
+    return (histogram - truth).abs().sum(1) / 2
+
+
+def fit_temperature(logits, target):
+    """The temperature T with the least mean cross entropy of softmax(logits / T) to the target.
+
+    The loss is convex in 1 / T, and its slope there is
+
+        mean logit under the softmax - mean logit under the target,
+
+    so the best T is where that crosses zero: found by halving an interval of log T.
+
+    Args:
+        logits: (M, K) float, cosines or any other scores.
+        target: (M, K) float, rows sum to 1, or (M,) int64 labels.
+    Returns: float, within TEMPERATURES; at its lower end where the highest logit is always
+        right (or all are equal), at its upper end where they say nothing or the opposite.
+    """
+    logits = logits.double()
+    logits = logits - logits.max(1, keepdim=True).values                 # (M, K)  at most 0
+    if target.ndim == 1:
+        wanted = logits.gather(1, target[:, None]).sum()
+    else:
+        wanted = (target * logits).sum()
+    low, high = (math.log(T) for T in TEMPERATURES)
+    for _ in range(45):                                                  # 14 / 2^45: to rounding
+        middle = (low + high) / 2
+        p = (logits / math.exp(middle)).softmax(1)
+        if (p * logits).sum() <= wanted:                                 # too flat: T is too high
+            high = middle
+        else:
+            low = middle
+    return math.exp((low + high) / 2)
+
+
+def bigram_counts(sequences, K):
+    """How often each class follows each other in the sequences, no smoothing.
+
+    Args:
+        sequences: (V, N) int64 (tensor, array or list), classes in order, -1 = padding.
+        K:         int, number of classes.
+    Returns: (K, K) float64; [a, b] counts b right after a.
+    Raises:  ValueError for a class outside -1..K - 1 (it would be counted as another pair).
+    """
+    sequences = torch.as_tensor(sequences)
+    if sequences.min() < -1 or sequences.max() >= K:
+        raise ValueError(f"sequences hold classes {sequences.min()} to {sequences.max()}, but "
+                         f"there are {K} classes; give 0 to {K - 1}, and -1 for padding")
+    first, second = sequences[:, :-1], sequences[:, 1:]                  # (V, N - 1)
+    both = (first >= 0) & (second >= 0)
+    pairs = first[both] * K + second[both]                               # one number per pair
+    return torch.bincount(pairs, minlength=K * K).view(K, K).double()
+
+
+def bigram_forecast(counts, posterior):
+    """What follows the last observed clip, by counts alone: the baseline that order must beat.
+
+        P(b) = sum_a posterior[a] * counts[a, b] / sum_c counts[a, c]
+
+    A class that was never followed by anything is taken to be followed by what follows any class
+    (and, with no pair counted at all, by every class alike).
+
+    Args:
+        counts:    (K, K) float64, from `bigram_counts`.
+        posterior: (M, K) float, rows sum to 1: the class of the last observed clip. One-hot for
+                   "bigram", the clip's softmax for "bigram_soft".
+    Returns: (M, K) float64, rows sum to 1.
+    """
+    any_class = counts.sum(0) if counts.any() else torch.ones_like(counts[0])       # (K,)
+    seen = counts.sum(1, keepdim=True) > 0                               # (K, 1)
+    rows = torch.where(seen, counts, any_class)
+    return posterior.double() @ (rows / rows.sum(1, keepdim=True))       # (M, K)
+
+
+def paired_bootstrap(a, b, draws=2000, seed=0, groups=None):
+    """Mean of a - b over the same samples, with its 95 % percentile interval.
+
+    Resampled are whole groups: forecasts of one video are not independent, and taking them for so
+    makes the interval too narrow. The groups need not be of one size; each sample weighs the same.
+
+    Args:
+        a, b:   (M,) float or bool, scores of two methods on the same samples.
+        draws:  int, number of resamples.
+        seed:   int; the same seed gives the same interval.
+        groups: (M,) int, the video of each sample, or None: each sample is its own group.
+    Returns: (mean, low, high), floats.
+    """
+    a, b = (torch.as_tensor(x).to("cpu", torch.float64) for x in (a, b))
+    if a.shape != b.shape or a.ndim != 1 or len(a) == 0:
+        raise ValueError(f"a is {tuple(a.shape)}, b is {tuple(b.shape)}; both must be (M,), M > 0")
+    groups = torch.arange(len(a)) if groups is None else torch.as_tensor(groups).cpu()
+    _, member, size = groups.unique(return_inverse=True, return_counts=True)
+    G = len(size)
+    total = torch.zeros(G, dtype=torch.float64).scatter_add_(0, member, a - b)      # (G,)
+    generator = torch.Generator().manual_seed(seed)
+    means = torch.empty(draws, dtype=torch.float64)
+    for i in range(draws):                                               # (draws, G) may not fit
+        chosen = torch.randint(G, (G,), generator=generator)
+        means[i] = total[chosen].sum() / size[chosen].sum()
+    low, high = means.quantile(torch.tensor([.025, .975], dtype=torch.float64)).tolist()
+    return (a - b).mean().item(), low, high

@@ -1,0 +1,157 @@
+"""f and h put together (Eq. 1), and their checkpoint.
+
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.
+
+    p(Y | X) = p(y_j | x_j) p(x_j | {x_i}_{i != j}) prod_i p(y_i | x_i)                     (Eq. 1)
+
+    paper          here        shape       meaning
+    f              encoder     nn.Module   clips -> x_i; the identity where clips are embeddings
+    h              denoiser    nn.Module   None with matching only
+    p(y | x)       match       (..., K)    Eq. 6 over the phrase pool, log probabilities
+    x_hat_j^0      x_hat       (B, Q, D)   prediction of h as an embedding: what is matched to texts
+    -              z_hat       (B, Q, D)   its clean point: what is noised again (diffusion.py)
+    B videos, N clips, Q queries, T levels, K phrases, D embedding.
+"""
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import diffusion
+import losses
+from denoiser import Denoiser
+from encoder import TimeSformer
+from settings import BadInput, write_atomically
+
+GAIN = 0.125              # of h's output beside the mean text: the start of training is gentle
+
+
+class Identity(nn.Module):
+    """f where a features file holds the embeddings already: normalises them, nothing more."""
+
+    def forward(self, clips):
+        """(C, D) -> (C, D), length 1."""
+        return functional.normalize(clips.float(), dim=-1)
+
+
+class ProcedureModel(nn.Module):
+    """The pair of a video encoder f and a denoiser h, with the texts they were trained on.
+
+    Args:
+        phrases: (K, D) float, embeddings of the phrase pool, of any length.
+        encoder: dict, arguments of TimeSformer; None = clips are embeddings already.
+        denoiser: dict, arguments of Denoiser; None = matching only.
+        order:   "diffusion", "mask" or "none".
+        tau:     temperature of Eq. 6.
+        pixels:  (mean, std) of pixels / 255 as f expects them; None without f.
+    """
+
+    def __init__(self, phrases, encoder, denoiser, order, tau, pixels):
+        super().__init__()
+        self.order, self.tau, self.pixels = order, tau, pixels
+        self.arguments = {"encoder": encoder, "denoiser": denoiser, "order": order, "tau": tau,
+                          "pixels": pixels}
+        D = phrases.shape[1]
+        self.encoder = TimeSformer(dim=D, **encoder) if encoder else Identity()
+        self.denoiser = Denoiser(dim=D, **denoiser) if order != "none" else None
+        mean, scale = diffusion.affine_map(phrases)
+        self.register_buffer("phrases", functional.normalize(phrases, dim=-1))      # (K, D)
+        self.register_buffer("mean", mean)                                          # (D,)
+        self.register_buffer("points", scale * (self.phrases - mean))               # (K, D)  z_k
+        self.register_buffer("alpha_bar", diffusion.noise_levels())                 # (T,)
+
+    def encode(self, clips):
+        """x_i = f(v_i): clips (C, F, 3, H, W) uint8, or embeddings (C, D) -> (C, D), length 1."""
+        if self.pixels:
+            mean, std = self.pixels
+            clips = ((clips.float() / 255 - mean) / std).transpose(1, 2)       # (C, 3, F, H, W)
+        return functional.normalize(self.encoder(clips).float(), dim=-1)
+
+    def match(self, x, texts=None):
+        """Eq. 6: log p(y | x) over the pool, or over other texts (K', D): (..., D) -> (..., K)."""
+        return losses.match(x, self.phrases if texts is None else texts, self.tau)
+
+    def context(self, x):
+        """What h reads of each clip (B, N, D): the clean point that Eq. 6 expects, E[z | x_i].
+
+        Two clips of one step look alike to h, whatever else differs between them.
+        """
+        return self.match(x).exp() @ self.points * x.shape[-1] ** 0.5
+
+    def predictor(self, x, observed, j):
+        """h with its context fixed: the `predict` of diffusion.sample.
+
+        Args:
+            x:        (B, N, D) embeddings of the clips.
+            observed: (B, N) bool, True = h may read it.
+            j:        (B,) int64, the missing clip.
+        Returns: callable, zt (B, Q, D) and t (Q,) -> x_hat (B, Q, D), z_hat (B, Q, D).
+        """
+        context = self.context(x)
+        c_in = diffusion.input_scale(self.alpha_bar, x.shape[-1])              # (T,)
+
+        def predict(zt, t):
+            out = self.denoiser(context, observed, c_in[t][:, None] * zt,
+                                j[:, None].expand(-1, zt.shape[1]), t)
+            x_hat = self.mean + GAIN * out                                     # (B, Q, D)
+            return x_hat, self.match(x_hat).exp() @ self.points
+
+        return predict
+
+    def forecast(self, x, observed, j, noise):
+        """Predict clip j of each video, one prediction per noise: (B, Q, D) -> x_hat (B, Q, D).
+
+        The clip may be past, present or future: j and `observed` say. Zeros for noise give the
+        approximate inference. The mask model predicts once, whatever the noise.
+        """
+        predict = self.predictor(x, observed, j)
+        if self.order == "mask":
+            top = torch.full((noise.shape[1],), len(self.alpha_bar) - 1, device=noise.device)
+            return predict(torch.zeros_like(noise), top)[0]
+        return diffusion.sample(predict, noise, self.alpha_bar)
+
+
+# ------------------------------------------------------------------------------------------------
+# Checkpoints: tensors and plain types, so that weights_only=True loads them
+# ------------------------------------------------------------------------------------------------
+def save_checkpoint(path, model, **more):
+    """Write the model and `more` (tensors and plain types) to path, whole or not at all."""
+    content = {"arguments": model.arguments, "model": model.state_dict(), **more}
+    write_atomically(path, lambda temporary: torch.save(content, temporary))
+
+
+def read_checkpoint(path):
+    """The content of a checkpoint of ours: a run folder or a file -> dict on the CPU.
+
+    Raises: BadInput if there is none, it is cut off, or it is not one of ours.
+    """
+    path = Path(path)
+    path = path / "checkpoint.pt" if path.is_dir() else path
+    if not path.is_file():
+        raise BadInput(f"{path}: no such checkpoint; make one with "
+                       "`python train.py --stage pretrain`")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:                 # torch names no class for a file it cannot read
+        raise BadInput(f"{path}: cannot be read as a checkpoint "
+                       f"({str(error).splitlines()[0][:80]}); is it cut off?") from None
+    if not isinstance(content, dict) or not {"arguments", "model"} <= content.keys():
+        raise BadInput(f"{path}: not a checkpoint of train.py: it has no arguments and model")
+    return content
+
+
+def load_model(path):
+    """A checkpoint of ours as a ProcedureModel in eval mode, and the rest of its content.
+
+    Raises: BadInput as `read_checkpoint`, and if the weights do not fit the arguments.
+    """
+    content = read_checkpoint(path)
+    try:
+        phrases = content["model"]["phrases"]
+        model = ProcedureModel(phrases, **content["arguments"])
+        model.load_state_dict(content["model"])
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise BadInput(f"{path}: its weights do not fit this code: "
+                       f"{str(error).splitlines()[0]}") from None
+    return model.eval(), content

@@ -1,0 +1,73 @@
+"""Soft targets from a pre-trained image-language model: which step phrases does a clip show?
+
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2, "Pseudo Labels from CLIP", and
+appendix B for the prompts.
+
+    paper        here                    shape       meaning
+    g            Teacher.encode_phrases  (K, D)      fixed text encoder, mean over 28 prompts
+    y^{1:K}      phrases                 (K, D)      the pool's embeddings, of any length
+    -            Teacher.encode_frames   (n, D)      image features, unit length
+    p'_i         soft_targets            (..., K)    softmax of cosines: the target of clip i
+    B videos, N clips, F frames, K phrases, D embedding.
+
+The teacher is any open_clip model; the embedded world trains a tiny one (toy_render.py), and real
+data has ViT-B/16 with OpenAI's weights. Both are reached through the class below.
+"""
+import torch
+from torch.nn import functional
+
+# 4 x 7 action templates (the paper's footnote: those of CLIP for Kinetics-700).
+PROMPTS = tuple(f"{what} of {how}" for what in ("a photo", "a video", "a example",
+                                                "a demonstration")
+                for how in ("{}.", "a person {}.", "a person using {}.", "a person doing {}.",
+                            "a person during {}.", "a person performing {}.",
+                            "a person practicing {}."))
+
+
+class Teacher:
+    """An open_clip model as the paper uses it: frozen, in eval mode.
+
+    Args:
+        model:     an open_clip.CLIP.
+        tokenizer: callable, list of str -> (n, context) int64.
+        mean, std: of the pixels / 255 that the model expects: a number, or three (RGB).
+        device:    where to run.
+    """
+
+    def __init__(self, model, tokenizer, mean, std, device="cpu"):
+        self.model, self.tokenizer = model.eval().requires_grad_(False).to(device), tokenizer
+        self.mean, self.std = (torch.tensor(value, device=device).view(-1, 1, 1)
+                               for value in (mean, std))
+        self.device = torch.device(device)
+
+    @torch.no_grad()
+    def encode_phrases(self, phrases):
+        """g: K texts -> (K, D) float32, on the CPU.
+
+        The mean over the 28 prompts of the un-normalised text features; it is normalised where it
+        is used (Eq. 6), as in the released embeddings.
+        """
+        rows = []
+        for phrase in phrases:
+            tokens = self.tokenizer([prompt.format(phrase) for prompt in PROMPTS])
+            rows.append(self.model.encode_text(tokens.to(self.device)).float().mean(0))
+        return torch.stack(rows).cpu()
+
+    @torch.no_grad()
+    def encode_frames(self, frames):
+        """Frames (n, 3, H, W) uint8 -> (n, D) float32, unit length, on the CPU."""
+        pixels = (frames.to(self.device).float() / 255 - self.mean) / self.std
+        return functional.normalize(self.model.encode_image(pixels).float(), dim=-1).cpu()
+
+
+def soft_targets(features, phrases, tau):
+    """p': how well each phrase of the pool fits a clip: Eq. 6 with the teacher's features.
+
+    Args:
+        features: (..., D) float. A clip's image features, averaged over its frames.
+        phrases:  (K, D) float. The pool's text embeddings. Both are normalised here.
+        tau:      float > 0, temperature. The paper gives only the student's 0.02.
+    Returns: (..., K) float, rows sum to 1, without gradient.
+    """
+    cosine = functional.normalize(features, dim=-1) @ functional.normalize(phrases, dim=-1).T
+    return (cosine / tau).softmax(-1).detach()

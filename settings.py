@@ -1,0 +1,195 @@
+"""Settings: one frozen dataclass per script is its defaults, its command line, its help and checks.
+
+Also here: how every script ends (one line and a status), files that are whole or absent, seeds.
+"""
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+
+
+def opt(help, default=MISSING, choices=None):
+    """A field of a settings class: its help says effect, unit, range; choices if there are few."""
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+class BadInput(ValueError):
+    """What was given cannot be used: the user's to mend, so the program ends with one line."""
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Pre-train the encoder f and the denoiser h (paper, Sec. 3.2), without labels."""
+    stage: str = opt("what to train", "pretrain", ("pretrain",))
+    data: str = opt("toy: the embedded world, nothing needed; coin: COIN.json with a features file",
+                    "toy", ("toy", "coin"))
+    order: str = opt("how h models the order of steps: a diffusion; mask: one masked prediction; "
+                     "none: matching only (the paper's ablation)", "diffusion",
+                     ("diffusion", "mask", "none"))
+    annotations: Path = opt("COIN.json (--data coin)", None)
+    features: Path = opt("npz of clip embeddings, one row per window (--data coin)", None)
+    text_embeddings: Path = opt("npz of the classes' text embeddings (--data coin)", None)
+    out: Path = opt("run folder: checkpoint.pt, config.json, metrics.jsonl", Path("runs/pretrain"))
+    resume: bool = opt("go on from OUT/checkpoint.pt", False)
+    seed: int = opt("of weights, batches and noise", 0)
+    device: str = opt("auto: a CUDA GPU where there is one", "auto")
+    videos: int = opt("training videos of the embedded world", 3000)
+    sgd_epochs: float = opt("epochs of the first stage, SGD on the matching loss alone", 2.0)
+    epochs: float = opt("epochs of the second stage, AdamW on the whole objective", 10.0)
+    batch: int = opt("videos per step", 32)
+    sgd_lr: float = opt("peak learning rate of the first stage", 5e-3)
+    lr: float = opt("peak learning rate of the second stage", 2e-3)
+    weight_decay: float = opt("of both stages", 1e-2)
+    tau: float = opt("temperature of the student's matching (Eq. 6); the paper's 0.02", 0.02)
+    teacher_tau: float = opt("temperature of the soft targets; smaller makes them sharper", 0.03)
+    masks: int = opt("missing clips drawn per video and step; the paper draws 1", 8)
+    log_every: int = opt("steps between two rows of metrics.jsonl", 20)
+    save_every: int = opt("steps between two checkpoints", 500)
+
+    def __post_init__(self):
+        for name in ("videos", "batch", "masks", "log_every", "save_every"):
+            check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+        for name in ("tau", "teacher_tau", "lr", "sgd_lr"):
+            check(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")
+        for name in ("sgd_epochs", "epochs", "weight_decay"):
+            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+        check_sources(self)
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """Measure a checkpoint: zero-shot step classification and forecasting."""
+    task: str = opt("what to measure", "forecast", ("forecast", "classify"))
+    data: str = opt("toy: the embedded world; coin: COIN.json with a features file", "toy",
+                    ("toy", "coin"))
+    checkpoint: Path = opt("run folder, or a checkpoint file", Path("runs/pretrain"))
+    annotations: Path = opt("COIN.json (--data coin)", None)
+    features: Path = opt("npz of clip embeddings, one row per window (--data coin)", None)
+    text_embeddings: Path = opt("npz of the classes' text embeddings (--data coin)", None)
+    split: str = opt("which videos", "test", ("test", "validation", "train"))
+    videos: int = opt("videos of the embedded world's split", 1000)
+    samples: int = opt("M, Monte Carlo samples per forecast (Eq. 11)", 5)
+    oracle: int = opt("the same, for the oracle rows: --oracle 5 is --samples 5", None)
+    min_steps: int = opt("leave out videos with fewer annotated steps", 2)
+    json: Path = opt("also write the numbers here", None)
+    seed: int = opt("of the noise", 0)
+    device: str = opt("auto: a CUDA GPU where there is one", "auto")
+    batch: int = opt("samples per step; changes speed and memory, not the result", 64)
+
+    def __post_init__(self):
+        for name in ("videos", "samples", "batch"):
+            check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+        check(self.min_steps >= 2, "min_steps", self.min_steps, "a forecast needs 2 steps or more")
+        if self.oracle is not None:
+            check(self.oracle >= 1, "oracle", self.oracle, "must be at least 1")
+            object.__setattr__(self, "samples", self.oracle)
+        check_sources(self)
+
+
+def check(good, name, value, need):
+    """BadInput that names the flag unless `good`."""
+    if not good:
+        raise BadInput(f"--{name.replace('_', '-')} {value}: {need}")
+
+
+def check_sources(settings):
+    """--data coin needs its three files."""
+    for name in ("annotations", "features", "text_embeddings"):
+        given = getattr(settings, name) is not None
+        check(given or settings.data != "coin", name, "is missing", "--data coin needs it; "
+              "COIN.json, a features file and a text embeddings file (see README.md, Data)")
+
+
+class Parser(argparse.ArgumentParser):
+    """Its errors are one line, `PROG: error: ...`, status 2, without the usage block."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def parse(cls, argv=None):
+    """Command line -> cls. A wrong value ends the program with one line and status 2."""
+    parser = Parser(description=cls.__doc__, allow_abbrev=False,
+                    formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for f in fields(cls):                              # never type=bool: bool("False") is True
+        kind = ({"action": argparse.BooleanOptionalAction} if f.type is bool else
+                {"type": f.type, "choices": f.metadata["choices"], "metavar": None
+                 if f.metadata["choices"] else f.type.__name__.upper()})
+        parser.add_argument("--" + f.name.replace("_", "-"), default=f.default,
+                            help=f.metadata["help"], **kind)
+    try:
+        return cls(**vars(parser.parse_args(argv)))
+    except BadInput as error:
+        parser.error(str(error))
+
+
+def run(main, cls, argv=None):
+    """Parse, call main(settings), and end as SPEC says: what went wrong is one line on stderr.
+
+    BadInput and OSError end with 2 (a full disk, a read-only folder), FloatingPointError with 1 (a
+    loss that is not finite), Ctrl-C with 130, SIGTERM with 143. A bug of ours keeps its traceback.
+    """
+    def terminate(signum, frame):
+        raise SystemExit(143)
+
+    settings = parse(cls, argv)
+    signal.signal(signal.SIGTERM, terminate)
+    program = os.path.basename(sys.argv[0])
+    try:
+        main(settings)
+    except (BadInput, OSError) as error:
+        sys.exit(fail(program, error, 2))
+    except FloatingPointError as error:
+        sys.exit(fail(program, error, 1))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def fail(program, error, status):
+    """Print the one line and return the status."""
+    text = " ".join(str(error).split())
+    print(f"{program}: error: {text}", file=sys.stderr)
+    return status
+
+
+def write_atomically(path, write):
+    """Call write(temporary path beside `path`), then rename: the file is whole or as before."""
+    path = Path(path)
+    temporary = path.with_name(path.name + ".part")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path, content):
+    """A JSON file, never with NaN (which is no JSON), written atomically."""
+    text = json.dumps(content, indent=2, allow_nan=False)
+    write_atomically(path, lambda temporary: temporary.write_text(text + "\n"))
+
+
+def set_seed(seed):
+    """Seed python, numpy and torch, CUDA included."""
+    import numpy
+    import torch
+    random.seed(seed)
+    numpy.random.seed(seed % 2 ** 32)
+    torch.manual_seed(seed)
+
+
+def pick_device(name):
+    """"auto" -> cuda where there is one; else the device named. BadInput if it is not there."""
+    import torch
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"--device {name}: {reason}; use auto, cpu or cuda") from None
+    return torch.device(name)

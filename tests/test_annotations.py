@@ -1,0 +1,345 @@
+"""annotations.py: each reader on small files in the real layout, each error message, real files.
+
+The real files are not part of this project; their tests are skipped where they are absent.
+"""
+import json
+import pickle
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from annotations import (AnnotatedVideo, FeaturesFile, Step, load_coin, load_features,  # noqa: E402
+                         load_text_embeddings, training_split)
+
+COIN = ROOT.parent / "shared" / "coin"
+
+
+def step(number="3", segment=(1.0, 2.5), label="whisk the egg"):
+    return {"id": number, "segment": list(segment), "label": label}
+
+
+def entry(*steps, subset="training", **changes):
+    return {"duration": 60.5, "class": "Omelette", "video_url": "u", "start": 1.0, "end": 9.0,
+            "subset": subset, "recipe_type": 7, "annotation": list(steps)} | changes
+
+
+def write_coin(tmp_path, **videos):
+    """A COIN.json with one line per video: the first is on line 3."""
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(video)}" for name, video in videos.items())
+    path = tmp_path / "COIN.json"
+    path.write_text('{\n"database": {\n' + lines + "\n}}\n")
+    return path
+
+
+def write_npz(tmp_path, without=None, **arrays):
+    path = tmp_path / "arrays.npz"
+    np.savez(path, **{key: value for key, value in arrays.items() if key != without})
+    return path
+
+
+def features(**changes):
+    """Arrays of a features file: 4 windows of 2 videos, D = 3."""
+    arrays = {"video": np.array(["a", "a", "b", "b"]), "start": np.array([0., 2., 0., 2.]),
+              "end": np.array([2., 4., 2., 4.]), "embedding": np.ones((4, 3), np.float16)}
+    return arrays | changes
+
+
+# ---- COIN.json ---------------------------------------------------------------------------------
+
+
+def test_load_coin_reads_the_layout(tmp_path):
+    """Catches: labels off by one, steps left unsorted, fields swapped, order of videos lost."""
+    path = write_coin(tmp_path, zz=entry(step("3", (5, 6)), step("1", (1.5, 2), "crack the egg"),
+                                         subset="testing"),
+                      aa=entry(subset="testing", duration=None))
+    videos, names = load_coin(path)
+    steps = (Step(1.5, 2.0, 0), Step(5.0, 6.0, 2))
+    assert videos == [AnnotatedVideo("zz", "test", 7, 60.5, steps),
+                      AnnotatedVideo("aa", "test", 7, None, ())]
+
+
+def test_class_names_keep_their_places_where_ids_are_absent(tmp_path):
+    """Catches: names packed without gaps, a later label of a class replacing the first."""
+    path = write_coin(tmp_path, a=entry(step("4", label="fold"), step("2", label="stir")),
+                      b=entry(step("4", label="fold again")))
+    assert load_coin(path)[1] == ["", "stir", "", "fold"]
+
+
+def test_subsets_of_both_spellings_are_test(tmp_path):
+    """Catches: a copy of COIN.json that says "validation" for its test videos loses its test set,
+    or has it taken for our validation, a part of train."""
+    path = write_coin(tmp_path, a=entry(subset="testing"), b=entry(subset="validation"))
+    assert [video.split for video in load_coin(path)[0]] == ["test", "test"]
+
+
+def test_validation_split_never_changes(tmp_path):
+    """Catches: another hash or modulus, which would move videos between train and validation."""
+    known = {"CtVhc09PXt8": "validation", "w3j1hVnKVpA": "validation", "ey402cxltus": "validation",
+             "eD6NEcqcCyc": "train", "JfuwHhfxN28": "train", "-egN4Fefi1u": "train"}
+    path = write_coin(tmp_path, **{name: entry() for name in known})
+    assert {video.name: video.split for video in load_coin(path)[0]} == known
+
+
+def test_validation_is_a_tenth():
+    """Catches: the two splits exchanged, or a share far from a tenth."""
+    share = np.mean([training_split(f"video {i}") == "validation" for i in range(20_000)])
+    assert share == pytest.approx(0.1, abs=0.01)       # 0.002 is one standard deviation
+
+
+@pytest.mark.parametrize("text, message", [
+    ("", "COIN.json: the file is empty"),
+    (" \n", "COIN.json: the file is empty"),
+    ('{"database": {\n"a": {"subset": "training",\n', "COIN.json:3: not valid JSON"),
+    ('{"videos": {}}', 'COIN.json: no videos under "database"'),
+    ('{"database": {}}', 'COIN.json: no videos under "database"'),
+    ("[1, 2]", 'COIN.json: no videos under "database"'),
+], ids=["empty", "blank", "cut off", "no database", "empty database", "a list"])
+def test_coin_file_that_is_not_one(tmp_path, text, message):
+    """Catches: a traceback, or an empty list of videos, instead of the file (and line) at fault."""
+    path = tmp_path / "COIN.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_coin(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_coin_file_absent_a_folder_or_binary(tmp_path):
+    """Catches: FileNotFoundError and friends, which look like our own bug and not like a typo."""
+    with pytest.raises(ValueError, match="absent.json: No such file"):
+        load_coin(tmp_path / "absent.json")
+    with pytest.raises(ValueError, match="Is a directory"):
+        load_coin(tmp_path)
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="binary.json: .*utf-8"):
+        load_coin(tmp_path / "binary.json")
+
+
+NAN, INF = float("nan"), float("inf")                  # json.dumps writes NaN and Infinity
+
+
+@pytest.mark.parametrize("bad, message", [
+    (entry(subset="dev"), "subset is 'dev'; it must be one of training, testing, validation"),
+    (entry(subset=["training"]), "subset is"),
+    (entry(recipe_type="7"), "recipe_type is '7'"),
+    (entry(recipe_type=-1), "recipe_type is -1"),
+    (entry(duration=NAN), "duration is nan"),
+    (entry(annotation={}), "annotation must be a list"),
+    ({"subset": "training"}, "the entry has no recipe_type, annotation"),
+    ([], "the entry has no subset"),
+    (entry(step(), {"id": "3", "label": "x"}), "step 2 has no segment"),
+    (entry(step(segment=(2, 1))), "step 1: its end, 1 s, is before its start, 2 s"),
+    (entry(step(segment=(1, NAN))), "step 1: segment is"),
+    (entry(step(segment=(1, INF))), "step 1: segment is"),
+    (entry(step(segment=(-1, 2))), "step 1: segment is"),
+    (entry(step(segment=("1", "2"))), "step 1: segment is"),
+    (entry(step(segment=(1,))), "step 1: segment is"),
+    (entry(step("0")), "step 1: id is '0'"),
+    (entry(step("-3")), "step 1: id is '-3'"),
+    (entry(step("2.5")), "step 1: id is '2.5'"),
+    (entry(step("1000000000")), "step 1: id is '1000000000'"),
+    (entry(step(3)), "step 1: id is 3"),
+    (entry(step(label=None)), "step 1: label is None"),
+])
+def test_coin_entry_at_fault_is_named(tmp_path, bad, message):
+    """Catches: a bad value let through, or an error without the file, its line or the video."""
+    path = write_coin(tmp_path, good=entry(step()), broken=bad)
+    with pytest.raises(ValueError) as caught:
+        load_coin(path)
+    assert str(caught.value).startswith(f"{path}:4: video 'broken': {message}")
+    assert "\n" not in str(caught.value)
+
+
+# ---- text embeddings ---------------------------------------------------------------------------
+
+
+def texts(**changes):
+    return {"names": np.array(["stir", "fold"]), "embeddings": np.eye(2, 3)} | changes
+
+
+def test_text_embeddings_are_as_stored(tmp_path):
+    """Catches: rows normalised or reordered, float64 passed on, other arrays in the way."""
+    path = write_npz(tmp_path, **texts(embeddings=np.array([[3., 4.], [0., 2.]])), note=np.eye(2))
+    names, embeddings = load_text_embeddings(path)
+    assert names == ["stir", "fold"] and embeddings.dtype == np.float32
+    np.testing.assert_array_equal(embeddings, [[3, 4], [0, 2]])
+
+
+@pytest.mark.parametrize("arrays, message", [
+    (texts(names=np.array(["stir"]), embeddings=np.ones((1, 3))), "one class: nothing to choose"),
+    (texts(embeddings=np.array([[1., 2.], [NAN, 1.]])), r"row 1 .*NaN or infinity"),
+    (texts(embeddings=np.array([[INF, 2.], [1., 1.]])), r"row 0 .*NaN or infinity"),
+    (texts(embeddings=np.array([[1., 2.], [1e300, 1.]])), r"row 1 .*NaN or infinity"),
+    (texts(embeddings=np.array([[1., 2.], [0., 0.]])), r"row 1 .*all zeros"),
+    (texts(embeddings=np.ones((3, 4))), r"names is <U4 \(2,\), embeddings float64 \(3, 4\)"),
+    (texts(embeddings=np.ones(2)), r"floats \(N, D\) are needed"),
+    (texts(embeddings=np.ones((2, 4), int)), r"floats \(N, D\) are needed"),
+    (texts(embeddings=np.ones((2, 0))), r"floats \(N, D\) are needed"),
+    (texts(names=np.array(["a"] * 0), embeddings=np.ones((0, 3))), "at least 1"),
+    (texts(names=np.arange(2)), r"text \(N,\) and"),
+    (texts(names=np.array(["stir", "fold"], object)), "Object arrays .*without object arrays"),
+])
+@pytest.mark.filterwarnings("error")
+def test_text_embeddings_at_fault(tmp_path, arrays, message):
+    """Catches: values that end as NaN cosines, one class, shapes that would broadcast."""
+    path = write_npz(tmp_path, **arrays)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_text_embeddings(path)
+    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("load, arrays", [(load_text_embeddings, texts()),
+                                          (load_features, features())])
+def test_npz_that_is_not_one(tmp_path, load, arrays):
+    """Catches: OSError, EOFError, BadZipFile and zlib.error as tracebacks; a pickle being loaded;
+    an absent array as a KeyError."""
+    for key in arrays:
+        with pytest.raises(ValueError, match=rf"arrays.npz: no array {key} \(it has"):
+            load(write_npz(tmp_path, without=key, **arrays))
+    with pytest.raises(ValueError, match="absent.npz: No such file"):
+        load(tmp_path / "absent.npz")
+    whole = write_npz(tmp_path, **arrays).read_bytes()
+    flipped = bytearray(whole)
+    flipped[200] ^= 255                                # inside the first array: its checksum fails
+    np.save(tmp_path / "one.npy", np.ones((2, 3)))
+    for content in (b"", b"text", whole[:len(whole) // 2], bytes(flipped), pickle.dumps(arrays),
+                    (tmp_path / "one.npy").read_bytes()):
+        (tmp_path / "broken.npz").write_bytes(content)
+        with pytest.raises(ValueError, match="broken.npz: .*; an npz file with .* is needed"):
+            load(tmp_path / "broken.npz")
+
+
+# ---- features ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arrays, message", [
+    (features(start=np.array([0., 2., NAN, 2.])), "row 2 .*start is NaN"),
+    (features(end=np.array([2., INF, 2., 4.])), "row 1 .*end is NaN or infinite"),
+    (features(end=np.array([2., 4., 2., 1.])), "row 3 .*end is before start"),
+    (features(start=np.zeros(3)), r"start is float64 \(3,\)"),
+    (features(end=np.zeros((4, 1))), r"end is float64 \(4, 1\)"),
+    (features(start=np.array(list("0123"))), "start is <U1"),
+    (features(video=np.array(["a", "a", "b"])), r"video is <U1 \(3,\), embedding"),
+    (features(video=np.arange(4)), r"text \(N,\)"),
+    (features(video=np.array(list("aabb"), object)), "Object arrays"),
+    (features(embedding=np.ones((4, 3))), "embedding is float64; save it as float16 or float32"),
+    (features(embedding=np.ones((4, 3), np.int16)), "floats"),
+    ({key: value[:0] for key, value in features().items()}, "at least 1"),
+])
+def test_features_at_fault(tmp_path, arrays, message):
+    """Catches: windows without a time, arrays of different lengths, ids that are not text."""
+    path = write_npz(tmp_path, **arrays)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_features(path)
+    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("row", [0, 4095, 4096, 9999])
+@pytest.mark.parametrize("value", [NAN, -INF])
+def test_features_row_with_nan_is_found_wherever_it_is(tmp_path, row, value):
+    """Catches: a row number counted within its part of the file, the last part left unchecked."""
+    embedding = np.ones((10_000, 2), np.float32)
+    embedding[row, 1] = value
+    zeros = np.zeros(10_000)
+    path = write_npz(tmp_path, video=np.array(["a"] * 10_000), start=zeros, end=zeros + 2,
+                     embedding=embedding)
+    with pytest.raises(ValueError, match=rf"row {row} \(counted from 0\): embedding holds NaN"):
+        load_features(path)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_features_are_kept_as_stored(tmp_path, kind):
+    """Catches: float16 turned into float32 (twice the memory), a middle that is not the middle."""
+    file = load_features(write_npz(tmp_path, **features(embedding=np.eye(4, 3, dtype=kind))))
+    assert file.embedding.dtype == kind and file.middle.dtype == np.float64
+    np.testing.assert_array_equal(file.middle, [1, 3, 1, 3])
+    assert file.video.tolist() == ["a", "a", "b", "b"]
+    found = file.nearest("b", [3.0])
+    assert found.dtype == np.float32 and found.tolist() == [[0, 0, 0]]     # row 3 of eye(4, 3)
+    found += 1                                         # the caller's own copy
+    assert file.nearest("b", [3.0]).tolist() == [[0, 0, 0]]
+
+
+def test_nearest_equals_a_slow_loop():
+    """Catches: rows of another video, neighbours of the wrong side, unsorted rows, first and last
+    row left out, a video with one row, times outside all windows."""
+    rng = np.random.default_rng(0)
+    video = rng.permutation(np.repeat([f"v{i}" for i in range(30)], rng.integers(1, 40, size=30)))
+    middle = rng.uniform(0, 100, len(video))
+    embedding = np.arange(len(video), dtype=np.float32)[:, None]
+    file = FeaturesFile(video, middle, embedding)
+    for name in sorted(set(video)):
+        times = rng.uniform(-20, 120, 50)
+        slow = [min((abs(m - time), row) for row, (v, m) in enumerate(zip(video, middle))
+                    if v == name)[1] for time in times]
+        assert file.nearest(name, times)[:, 0].tolist() == slow
+
+
+def test_nearest_does_not_depend_on_the_order_of_rows():
+    """Catches: at a tie (halfway, or two windows of one middle) the answer hangs on chance."""
+    times = [1.0, 2.0, 3.0, 9.0]
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2], [1, 3, 2, 0]):
+        file = FeaturesFile(np.array(["a"] * 4)[order], np.array([1., 3., 5., 7.])[order],
+                            np.array([[0], [1], [2], [3]], np.float16)[order])
+        assert file.nearest("a", times).tolist() == [[0], [0], [1], [3]]   # 2.0 is halfway
+    file = FeaturesFile(np.array(["a"] * 3), np.array([1., 1., 5.]), np.float32([[0], [1], [2]]))
+    assert file.nearest("a", [0.0, 1.0, 2.0, 4.0]).tolist() == [[0], [0], [0], [2]]
+
+
+def test_nearest_of_a_video_without_rows_is_none():
+    """Catches: a KeyError, or another video's row, for a listed video that has no features."""
+    file = FeaturesFile(np.array(["b", "d"]), np.array([1., 1.]), np.ones((2, 3), np.float16))
+    assert file.nearest("c", [1.0]) is None and file.nearest("e", [1.0]) is None
+    assert file.nearest("b", []).shape == (0, 3)
+
+
+# ---- the real files ----------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not (COIN / "COIN_dev.json").is_file(), reason="no shared/coin/COIN_dev.json")
+def test_real_coin_counts():
+    """Catches: videos, steps or classes lost from the released training annotations."""
+    videos, names = load_coin(COIN / "COIN_dev.json")
+    splits = Counter(video.split for video in videos)
+    assert len(videos) == 8412 and splits["test"] == 1703      # a fifth, marked "testing"
+    assert 0.09 < splits["validation"] / (8412 - 1703) < 0.11
+    assert sum(len(video.steps) for video in videos) == 32_905
+    assert sum(len(video.steps) - 1 for video in videos) == 24_493     # forecast pairs
+    assert {video.activity for video in videos} == set(range(180))
+    texts = (COIN / "steps.txt").read_text().splitlines()
+    assert len(names) == len(texts) == 778 and len(set(texts)) == 749
+    assert [name or text for name, text in zip(names, texts)] == texts
+    assert names.count("") == 1                        # the class that has no training step
+
+
+@pytest.mark.skipif(not (COIN / "clip_vit_b_16_steps.npz").is_file(),
+                    reason="no shared/coin/clip_vit_b_16_steps.npz")
+def test_real_text_embeddings():
+    """Catches: the released embeddings (not of unit length) refused, or joined in another order."""
+    names, embeddings = load_text_embeddings(COIN / "clip_vit_b_16_steps.npz")
+    assert names == (COIN / "steps.txt").read_text().splitlines()
+    assert embeddings.shape == (778, 512) and embeddings.dtype == np.float32
+    assert not np.allclose(np.linalg.norm(embeddings, axis=1), 1, atol=0.1)
+
+
+def test_features_of_realistic_size_load_quickly(tmp_path):
+    """Catches: values checked one by one in Python, all rows searched in Python at each lookup.
+
+    400,000 rows x 512 take about a second; here it is a tenth of that.
+    """
+    rng = np.random.default_rng(0)
+    video = rng.permutation(np.repeat([f"video{i:06d}" for i in range(700)], 57))
+    start = rng.uniform(0, 100, len(video))
+    path = write_npz(tmp_path, video=video, start=start, end=start + 2,
+                     embedding=np.ones((len(video), 512), np.float16))
+    began = time.process_time()
+    file = load_features(path)
+    for i in range(700):
+        file.nearest(f"video{i:06d}", np.linspace(0, 100, 8))
+    assert time.process_time() - began < 2             # s of this process; 0.1 is usual

@@ -1,0 +1,256 @@
+"""The embedded world: cooking procedures from a written-down grammar, with their exact truth.
+
+No model and no pixels here (those are in toy_render.py): numpy only. Every command uses this world
+unless told otherwise, so that the whole method runs, and is measured against a known truth, on a
+machine that has nothing but the packages.
+
+    word           here            meaning
+    step           STEPS[s]        "verb object", s = 0..S-1; the label set of every task here
+    procedure      PROCEDURES      a stochastic grammar over steps: optional steps, alternatives, and
+                                   groups whose order is free
+    trie           Grammar         all step sequences of all procedures as one prefix tree; a node is
+                                   a prefix, its mass the probability that a video begins with it
+    S = 40 steps, R = 6 procedures, M = samples (forecasts), N = 8 clips of an observed window.
+
+Durations, gaps, colours, positions and seeds are drawn independently of the procedure: only the
+steps shown, and their order, tell what comes next.
+"""
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+
+# ------------------------------------------------------------------------------------------------
+# The grammar. A step is a string; the tuples below combine steps.
+# ------------------------------------------------------------------------------------------------
+
+
+def block(*parts):
+    """All parts, in this order."""
+    return ("block", *parts)
+
+
+def maybe(p, part):
+    """The part with probability p, else nothing."""
+    return ("maybe", p, part)
+
+
+def either(*weighted):
+    """One of several: either((p, part), ...), the p summing to 1."""
+    return ("either", *weighted)
+
+
+def any_order(*parts):
+    """All parts; the order given with probability 0.5, the other orders share the rest evenly."""
+    return ("any_order", *parts)
+
+
+PROCEDURES = {
+    "omelette": block(
+        maybe(.4, "wash pan"),
+        any_order("crack egg", either((.5, "grate cheese"), (.5, "cut onion")),
+                  either((.6, "melt butter"), (.4, "pour oil"))),
+        either((.6, "stir egg"), (.4, "add salt")),
+        "pour egg",
+        either((.5, "add cheese"), (.3, "flip egg"), (.2, "add onion")),
+        maybe(.4, "fold egg")),
+    "fried potatoes": block(
+        "wash potato",
+        any_order(either((.6, "peel potato"), (.4, "cut potato")),
+                  either((.6, "pour oil"), (.4, "melt butter")),
+                  either((.5, "peel onion"), (.5, "cut onion"))),
+        either((.6, "fry potato"), (.4, "fry onion")),
+        maybe(.5, "stir potato"),
+        either((.5, "add salt"), (.3, "add cheese"), (.2, "add onion"))),
+    "pizza": block(
+        either((.6, "stir dough"), (.4, "pour oil")),
+        any_order(either((.6, "open jar"), (.4, "spread tomato")), "fold dough",
+                  either((.6, "grate cheese"), (.4, "cut tomato"))),
+        maybe(.35, "close jar"),
+        either((.5, "add cheese"), (.3, "add tomato"), (.2, "add onion")),
+        maybe(.4, "add salt"),
+        "bake dough"),
+    "sandwich": block(
+        maybe(.3, "wash tomato"),
+        either((.55, "cut bread"), (.45, "bake bread")),
+        any_order("cut tomato", either((.6, "spread butter"), (.4, "melt butter")),
+                  either((.6, "cut cheese"), (.4, "fry egg"))),
+        either((.6, "add tomato"), (.4, "add cheese")),
+        maybe(.4, "add salt"),
+        maybe(.5, "flip bread")),
+    "soup": block(
+        any_order(either((.6, "wash tomato"), (.4, "cut tomato")),
+                  either((.5, "peel onion"), (.5, "cut onion")),
+                  either((.6, "pour oil"), (.4, "melt butter"))),
+        either((.6, "fry onion"), (.4, "add tomato")),
+        either((.5, "pour milk"), (.3, "open jar"), (.2, "add salt")),
+        maybe(.6, "stir soup"),
+        either((.6, "cut bread"), (.4, "pour soup"))),
+    "pancakes": block(
+        maybe(.4, "wash pan"),
+        any_order("crack egg", "pour milk", either((.6, "stir dough"), (.4, "add salt"))),
+        either((.6, "melt butter"), (.4, "pour oil")),
+        "pour dough", "flip dough",
+        either((.5, "spread butter"), (.3, "open jar"), (.2, "fold dough")),
+        maybe(.3, "close jar")),
+}
+
+
+def expand(part):
+    """Every step sequence that a grammar part can produce: a list of (probability, steps)."""
+    if isinstance(part, str):
+        return [(1.0, (part,))]
+    kind, *rest = part
+    if kind == "block":
+        sequences = [(1.0, ())]
+        for piece in rest:
+            sequences = [(p * q, s + t) for p, s in sequences for q, t in expand(piece)]
+        return sequences
+    if kind == "maybe":
+        return [(1 - rest[0], ())] + [(rest[0] * p, s) for p, s in expand(rest[1])]
+    if kind == "either":
+        return [(q * p, s) for q, piece in rest for p, s in expand(piece)]
+    orders = list(permutations(rest))                        # any_order; the first is the one given
+    share = [0.5] + [0.5 / (len(orders) - 1)] * (len(orders) - 1)
+    return [(w * p, s) for w, order in zip(share, orders) for p, s in expand(block(*order))]
+
+
+SEQUENCES = {name: expand(part) for name, part in PROCEDURES.items()}
+STEPS = tuple(sorted({step for options in SEQUENCES.values() for _, s in options for step in s}))
+STEP_ID = {step: i for i, step in enumerate(STEPS)}
+
+# Never in a caption of the teacher nor in the phrase pool; each word of theirs occurs in others
+# ("fry egg" from "fry onion" and "crack egg"). Their clips do occur in the training videos.
+HELD_OUT = ("add onion", "cut cheese", "flip dough", "fry egg", "spread butter")
+# Same object, same tool: only the motion tells these apart, and a single frame does not.
+MOTION_ONLY = (("open jar", "close jar"), ("flip egg", "fold egg"))
+# Phrases people say that are no step here: the pool of pre-training phrases is never the label set.
+OTHER_PHRASES = ("add butter", "add egg", "add milk", "bake cheese", "bake potato", "cut butter",
+                 "cut egg", "flip potato", "fold bread", "fry bread", "fry cheese", "grate potato",
+                 "melt cheese", "open milk", "peel egg", "peel tomato", "pour salt", "spread cheese",
+                 "spread oil", "stir milk", "stir oil", "wash bread", "wash egg", "wash jar",
+                 "wash onion")
+PHRASES = tuple(sorted(set(STEPS) - set(HELD_OUT) | set(OTHER_PHRASES)))     # the pool, y^{1:K}
+
+# Timeline of a video, seconds; each drawn uniformly and independently of everything else.
+INTRO_SECONDS, STEP_SECONDS, GAP_SECONDS, OUTRO_SECONDS = (20, 40), (8, 14), (4, 10), (4, 10)
+GAP_SHARE = 0.2                                   # of the steps are followed by a background gap
+SPLIT_SEEDS = {"train": 0, "validation": 1_000_000, "test": 2_000_000}   # first seed of each split
+
+
+@dataclass(frozen=True)
+class Video:
+    """The script of one video: what is shown when. Times in seconds from its start."""
+    name: str
+    seed: int
+    procedure: str
+    steps: tuple                                  # step ids, in order
+    segments: tuple                               # (start, end) of each step
+    duration: float
+
+
+def make_video(split, index):
+    """Draw the script of video `index` of a split; the same arguments give the same video."""
+    seed = SPLIT_SEEDS[split] + index
+    rng = np.random.default_rng((seed, 0))
+    procedure = list(SEQUENCES)[rng.integers(len(SEQUENCES))]
+    options = SEQUENCES[procedure]
+    _, names = options[rng.choice(len(options), p=[p for p, _ in options])]
+    time, segments = rng.uniform(*INTRO_SECONDS), []
+    for _ in names:
+        start, time = time, time + rng.uniform(*STEP_SECONDS)
+        segments.append((round(start, 2), round(time, 2)))
+        if rng.random() < GAP_SHARE:
+            time += rng.uniform(*GAP_SECONDS)
+    return Video(f"{split}_{index:05d}", seed, procedure, tuple(STEP_ID[name] for name in names),
+                 tuple(segments), round(time + rng.uniform(*OUTRO_SECONDS), 2))
+
+
+class Grammar:
+    """All sequences of all procedures as one prefix tree, and exact inference on it.
+
+    Node 0 is the empty prefix. For the other nodes: `step` (n,), `parent` (n,), `depth` (n,) and
+    `mass` (n,), the probability that a video's steps begin with this prefix (procedures are equally
+    likely). Nodes are in order of depth, so a parent comes before its children.
+    """
+
+    def __init__(self):
+        mass = {(): 1.0}
+        for options in SEQUENCES.values():
+            for p, sequence in options:
+                for k in range(1, len(sequence) + 1):
+                    prefix = sequence[:k]
+                    mass[prefix] = mass.get(prefix, 0.0) + p / len(SEQUENCES)
+        prefixes = sorted(mass, key=lambda prefix: (len(prefix), prefix))
+        index = {prefix: i for i, prefix in enumerate(prefixes)}
+        self.mass = np.array([mass[prefix] for prefix in prefixes])
+        self.depth = np.array([len(prefix) for prefix in prefixes])
+        self.step = np.array([STEP_ID[prefix[-1]] if prefix else -1 for prefix in prefixes])
+        self.parent = np.array([index[prefix[:-1]] if prefix else -1 for prefix in prefixes])
+        # (n, S): mass of the continuations of node n by each step; what is missing to mass ends.
+        self.next_mass = np.zeros((len(prefixes), len(STEPS)))
+        np.add.at(self.next_mass, (self.parent[1:], self.step[1:]), self.mass[1:])
+
+    def next_step(self, shown, from_start):
+        """Bayes-optimal forecast: P(next step | steps shown, procedure unknown, not ended).
+
+        Every occurrence of `shown` as consecutive steps is counted with its probability. Durations
+        are independent of the procedure, so where the window cuts the video carries nothing beyond
+        `from_start`.
+
+        Args:
+            shown:      sequence of step ids, in order, without repeats in a row.
+            from_start: bool. True if the first of them is the first of the video.
+        Returns: (S,) float64, sums to 1.
+        Raises:  ValueError if the grammar cannot produce these steps.
+        """
+        shown = tuple(int(s) for s in shown)
+        nodes = np.flatnonzero(self.depth == len(shown) if from_start else self.depth > len(shown))
+        node = nodes
+        for s in reversed(shown):                            # walk up from each candidate at once
+            keep = self.step[node] == s
+            nodes, node = nodes[keep], self.parent[node[keep]]
+        mass = self.next_mass[nodes].sum(0)
+        if mass.sum() == 0:
+            names = ", ".join(STEPS[s] for s in shown)
+            raise ValueError(f"no procedure shows [{names}] before its end; see toy.PROCEDURES")
+        return mass / mass.sum()
+
+    def next_step_from_clips(self, likelihood, from_start, clip_seconds):
+        """The same filter, fed with what an encoder believes about each clip instead of the truth.
+
+        A forward pass over the prefix tree: from one clip to the next a video stays in its step,
+        or leaves it for the next step or for a gap. The intro, steps and gaps are taken to last
+        an exponentially distributed time of their true means.
+
+        Args:
+            likelihood:   (M, N, S) float > 0. P(clip | step) relative to P(clip | background), up
+                          to a factor per clip: a posterior times S will do, which is 1 everywhere
+                          where the encoder knows nothing.
+            from_start:   (M,) bool. As in `next_step`.
+            clip_seconds: (M,) float, s from one clip to the next.
+        Returns: (M, S) float64, rows sum to 1.
+        """
+        M, N, S = likelihood.shape
+        root, seconds = self.depth == 0, np.asarray(clip_seconds)[:, None]
+        stay = np.exp(-seconds / np.mean(STEP_SECONDS))                          # (M, 1)
+        rest = np.exp(-seconds / np.where(root, np.mean(INTRO_SECONDS), np.mean(GAP_SECONDS)))
+        inner = np.where(root, 0.0, self.mass)
+        move = inner / self.mass[self.parent]                # (n,)  P(node | parent)
+        first = np.where(self.depth == 1, 0.1 * self.mass, 0.9 * root)   # few windows open in step 1
+        state = np.where(from_start[:, None], first, inner)                      # (M, n)
+        on = np.where(root, 0.0, state * np.where(from_start[:, None], 1.0, 1 - GAP_SHARE))
+        off = state - on                                     # on: in a step; off: background after
+        emit = np.concatenate([likelihood, np.zeros((M, N, 1))], 2)      # the root shows no step
+        for i in range(N):
+            if i > 0:
+                leave, resume = on * (1 - stay), off * (1 - rest)
+                arrive = leave * np.where(root, 0.0, 1 - GAP_SHARE) + resume
+                on = on * stay + arrive[:, self.parent] * move
+                off = off * rest + leave * GAP_SHARE
+            on = on * emit[:, i, self.step]
+            scale = on.sum(1, keepdims=True) + off.sum(1, keepdims=True)
+            on, off = on / scale, off / scale
+        # A window ends inside a step. Where a short step fell between two clips, `on` may be 0.
+        forecast = (on + 1e-9 * off) / self.mass @ self.next_mass                # (M, S)
+        return forecast / forecast.sum(1, keepdims=True)
