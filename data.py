@@ -113,7 +113,8 @@ class ToySource:
     def __init__(self, split, count, frames, features=None, progress=True):
         import toy_render
         self.frames_per_clip, self.fps = frames, toy_render.FPS
-        self.videos = [toy.make_video(split, i) for i in range(count)]
+        self.videos = self.listed = [toy.make_video(split, i) for i in range(count)]
+        self.missing = []
         bar = tqdm(self.videos, desc=f"render {split}", disable=not progress)
         parts = [toy_render.render(video) for video in bar]
         self.first = np.cumsum([0] + [len(part) for part in parts])         # of each video's frames
@@ -154,13 +155,15 @@ class FeatureSource:
     Args:
         videos:   [annotations.AnnotatedVideo], of one split.
         features: annotations.FeaturesFile.
-    `missing` names the listed videos without a row; `videos` holds the others.
+    `listed` holds the videos with steps; `missing` names those of them without a row, and `videos`
+    holds the others.
     """
 
     def __init__(self, videos, features):
         self.features = features
-        self.videos = [video for video in videos if video.name in features.rows]
-        self.missing = [video.name for video in videos if video.name not in features.rows]
+        self.listed = [video for video in videos if video.steps]
+        self.videos = [video for video in self.listed if video.name in features.rows]
+        self.missing = [video.name for video in self.listed if video.name not in features.rows]
 
     def __len__(self):
         return len(self.videos)
@@ -191,14 +194,14 @@ def toy_teacher(device):
     except Exception:                              # absent, cut off, or of another version: again
         model, tokenizer = toy_render.train_teacher()
         TEACHER_FILE.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(TEACHER_FILE, lambda path: torch.save(model.state_dict(), path))
+        write_atomically(TEACHER_FILE, lambda file: torch.save(model.state_dict(), file))
     return Teacher(model, tokenizer, toy_render.MEAN, toy_render.STD, device)
 
 
-def open_coin(settings, split):
+def open_coin(settings, split, needed=True):
     """COIN.json with a features file: (FeatureSource of one split, class embeddings (K, D)).
 
-    Raises: BadInput if the files do not fit each other, or no listed video has a feature row.
+    Raises: BadInput if the files do not fit each other, or (if needed) no video has a feature row.
     """
     videos, _ = annotations.load_coin(settings.annotations)
     _, texts = annotations.load_text_embeddings(settings.text_embeddings)
@@ -207,12 +210,12 @@ def open_coin(settings, split):
         (step.label for video in videos for step in video.steps), default=-1)
     if texts.shape[1] != width:
         raise BadInput(f"{settings.features}: embeddings of width {width}, but "
-                       f"{settings.text_embeddings} has {texts.shape[1]}; both must be of one space")
+                       f"{settings.text_embeddings} has {texts.shape[1]}; one space is needed")
     if largest >= len(texts):
         raise BadInput(f"{settings.text_embeddings}: {len(texts)} classes, but "
                        f"{settings.annotations} has class {largest + 1}; row i must be class i + 1")
     source = FeatureSource([video for video in videos if video.split == split], features)
-    if not len(source):
+    if needed and not len(source):
         raise BadInput(f"{settings.features}: no row for any of the {len(source.missing)} {split} "
                        f"videos of {settings.annotations}; video must hold their ids")
     return source, torch.from_numpy(texts)
@@ -264,7 +267,7 @@ def classify_samples(videos, views=3):
 
 
 def pad_clips(x, counts, clips):
-    """(C, D) rows of several videos -> (B, N, D), zero where a video has fewer, and which are there.
+    """(C, D) rows of several videos -> (B, N, D), zeros where one has fewer, and what is there.
 
     Args:    counts (B,) int64, clips of each video, at most N = `clips`; their sum is C.
     Returns: (B, N, D) and (B, N) bool.

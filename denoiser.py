@@ -5,17 +5,18 @@ Model: the Transformer of CLIP's text encoder (pre-norm, QuickGELU) with bidirec
 
     paper          here       shape        meaning
     {x_i}, i != j  context    (B, N, C)    what is known of each clip
-    -              observed   (B, N) bool  True = read this clip; False = missing, hidden or padding
+    -              observed   (B, L, N)    bool, True = this token reads this clip; False = missing,
+                                           hidden or padding; L = N + Q, or 1 if all read the same
     x_j^t          xt         (B, Q, D)    noisy inputs, Q queries per video
-    t              t          (Q,) int64   noise level of each query, 0 (least) to T - 1 (most)
+    t              t          (B, Q)       noise level of each query, 0 (least) to T - 1 (most)
     j              j          (B, Q)       which clip each query stands for, 0 to N - 1
     h              Denoiser   nn.Module    one D-vector per query
     B videos, N clips, Q queries, T noise levels, D embedding, C context width, W width.
 
 Where this file leaves the paper:
-  - Queries stand beside the clips, not in place of one. Clips attend to observed clips alone, a
-    query to these and itself: so all levels of a video (in training) or all its Monte Carlo samples
-    (at inference) go through in one pass, and no query sees another.
+  - Queries stand beside the clips, not in place of one. A token attends to the clips it may read
+    and to itself: so every clip of a video in turn as the missing one (in training), or all Monte
+    Carlo samples (at inference), go through in one pass, and no query sees another.
   - Position enters as a bias on attention by the distance of two clips (N = 9 clips: -8 to 8), not
     as 9 absolute vectors: a window may start anywhere in a video, so that "the one before" means
     something and "the third" does not. Measured in README.md.
@@ -41,9 +42,9 @@ class Block(nn.Module):
     `distance` (heads, 2N - 1) is added to the attention logits by how far key is after query.
     """
 
-    def __init__(self, width, heads, clips):
+    def __init__(self, width, heads, clips, dropout):
         super().__init__()
-        self.heads = heads
+        self.heads, self.dropout = heads, nn.Dropout(dropout)
         self.ln_1 = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
@@ -63,8 +64,8 @@ class Block(nn.Module):
         bias = self.distance[:, offset].transpose(0, 1)                 # (B, heads, L, L)
         bias = bias.masked_fill(hidden[:, None], -torch.inf).to(q.dtype)
         mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        tokens = tokens + self.proj(mixed.transpose(1, 2).reshape(B, L, W))
-        return tokens + self.mlp(self.ln_2(tokens))
+        tokens = tokens + self.dropout(self.proj(mixed.transpose(1, 2).reshape(B, L, W)))
+        return tokens + self.dropout(self.mlp(self.ln_2(tokens)))
 
 
 class Denoiser(nn.Module):
@@ -80,10 +81,12 @@ class Denoiser(nn.Module):
         width:   W, width of a token; a multiple of heads.
         layers, heads: of the Transformer. The paper has 4 layers of CLIP's width, 512.
         clips:   N, the most clips a video can have.
+        dropout: share of each block's output set to zero in training.
     Raises: ValueError if width is not a multiple of heads.
     """
 
-    def __init__(self, dim=512, context=None, width=512, layers=4, heads=8, clips=9):
+    def __init__(self, dim=512, context=None, width=512, layers=4, heads=8, clips=9,
+                 dropout=0.0):
         super().__init__()
         if width % heads:
             raise ValueError(f"width {width} is not a multiple of heads {heads}; choose another")
@@ -92,7 +95,8 @@ class Denoiser(nn.Module):
         self.read_noisy = nn.Linear(dim, width)
         self.role = nn.Embedding(2, width)                              # 0 = observed, 1 = masked
         self.level = nn.Sequential(nn.Linear(16, width), nn.GELU(), nn.Linear(width, width))
-        self.blocks = nn.ModuleList(Block(width, heads, clips) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, clips, dropout)
+                                    for _ in range(layers))
         self.ln = nn.LayerNorm(width)
         self.out = nn.Linear(width, dim)
         nn.init.normal_(self.role.weight, std=0.1)
@@ -108,10 +112,11 @@ class Denoiser(nn.Module):
         if N > self.clips:
             raise ValueError(f"{N} clips per video, but h has positions for {self.clips}; "
                              f"give it at most {self.clips}")
-        if observed.shape != (B, N) or j.shape != (B, Q) or t.shape != (Q,):
+        if (observed.shape not in {(B, 1, N), (B, N + Q, N)}
+                or j.shape != (B, Q) or t.shape != (B, Q)):
             raise ValueError(f"observed {tuple(observed.shape)}, j {tuple(j.shape)}, "
                              f"t {tuple(t.shape)} do not fit context {tuple(context.shape)} and "
-                             f"xt {tuple(xt.shape)}; need (B, N), (B, Q), (Q,)")
+                             f"xt {tuple(xt.shape)}; need (B, 1 or N + Q, N), (B, Q), (B, Q)")
         clips = self.read_context(context) + self.role.weight[0]        # (B, N, W)
         queries = self.read_noisy(xt) + self.role.weight[1] + self.level(sinusoids(t))  # (B, Q, W)
         tokens = torch.cat([clips, queries], 1)                         # (B, N + Q, W)
@@ -119,14 +124,14 @@ class Denoiser(nn.Module):
         position = torch.cat([torch.arange(N, device=j.device).expand(B, N), j], 1)   # (B, N + Q)
         offset = position[:, None, :] - position[:, :, None] + self.clips - 1
         own = torch.eye(N + Q, dtype=torch.bool, device=j.device)       # each token sees itself
-        seen = functional.pad(observed, (0, Q))[:, None, :] | own       # (B, N + Q, N + Q)
+        seen = functional.pad(observed, (0, Q)) | own                   # (B, N + Q, N + Q)
         for block in self.blocks:
             tokens = block(tokens, offset, ~seen)
         return self.out(self.ln(tokens[:, N:]))                         # (B, Q, D)
 
 
 def sinusoids(t, width=16):
-    """Noise levels (Q,) int64 -> (Q, width): sin and cos at periods from 2 pi to 200 pi levels."""
+    """Noise levels (B, Q) int64 -> (B, Q, width): sin and cos at periods from 2 pi to 112 pi."""
     frequency = torch.exp(-math.log(100) * torch.arange(width // 2, device=t.device) / (width // 2))
-    angle = t[:, None] * frequency                                      # (Q, width / 2)
+    angle = t[..., None] * frequency                                    # (B, Q, width / 2)
     return torch.cat([angle.sin(), angle.cos()], -1)

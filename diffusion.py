@@ -5,10 +5,10 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eqs. 2-5) and 3.3 (
     paper        here          shape       meaning
     x_j^0        z0            (B, D)      the missing clip as a clean point
     x_j^t        zt            (B, Q, D)   the same after noising to level t
-    alpha_t      alpha         (T,)        share of the signal's variance kept at step t (Eq. 2)
-    -            alpha_bar     (T,)        running product of alpha
+    -            alpha_bar     (T,)        running product of alpha_t (Eq. 2): share of the signal's
+                                           variance that is left at level t
     h            predict       callable    (zt, t) -> x_hat_j^0 and its clean point (Eq. 5)
-    x_j^T        noise         (B, Q, D)   standard normal; zeros for the approximate inference
+    -            noise         (B, Q, D)   standard normal; zeros for the approximate inference
     y^{1:K}      phrases       (K, D)      text embeddings of the phrase pool
     B videos, Q queries, T = 4 levels, K phrases, D embedding.
 
@@ -17,7 +17,12 @@ stands, on a fixed affine map of the embeddings, z = scale (y - mean), in which 
 mean zero and mean squared norm 1. One schedule then means the same at any D and for any texts;
 without it the large common part of CLIP's embeddings hides what tells them apart.
 
-Where this file leaves the paper: t counts from 0, so level t is the paper's t + 1.
+Where this file leaves the paper:
+  - the affine map above; what is noised again is the prediction as a clean point, z_hat, the mean
+    of the texts' points under p(y | x_hat), which has the norm that training saw;
+  - x_j^T is drawn with the variance that noise has at level T, not with 1;
+  - h is also trained on x_j^T = 0, the approximate inference's first question;
+  - t counts from 0, so level t is the paper's t + 1.
 """
 import torch
 from torch.nn import functional
@@ -64,19 +69,18 @@ def add_noise(z0, noise, alpha_bar):
     return signal.sqrt() * z0 + (1 - signal).sqrt() * noise
 
 
-def training_queries(z0, noise, alpha_bar):
-    """All that h is asked about one missing clip: every noise level, and x_j^T = 0.
+def training_queries(z0, t, noise, alpha_bar):
+    """What h is asked about each missing clip: x_j^t at a level t, and x_j^T = 0.
 
-    The last query is what approximate inference asks first ("replaced with a fixed zero vector"),
-    so that it is trained, and not met for the first time at inference.
+    The second is what approximate inference asks first ("replaced with a fixed zero vector"), so
+    that it is trained, and not met for the first time at inference.
 
-    Args:    z0 (B, D); noise (B, T, D) standard normal; alpha_bar (T,).
-    Returns: zt (B, T + 1, D) and its levels t (T + 1,) int64.
+    Args:    z0, noise (B, N, D), noise standard normal; t (B, N) int64; alpha_bar (T,).
+    Returns: zt (B, 2 N, D) and its levels (B, 2 N): first all clips noised, then all with zeros.
     """
-    T = len(alpha_bar)
-    zt = add_noise(z0[:, None].expand(-1, T, -1), noise, alpha_bar)            # (B, T, D)
-    t = torch.arange(T, device=z0.device)
-    return torch.cat([zt, torch.zeros_like(zt[:, :1])], 1), torch.cat([t, t[-1:]])
+    zt = add_noise(z0, noise, alpha_bar[t])                                    # (B, N, D)
+    last = torch.full_like(t, len(alpha_bar) - 1)
+    return torch.cat([zt, torch.zeros_like(zt)], 1), torch.cat([t, last], 1)
 
 
 def input_scale(alpha_bar, dim):
@@ -98,15 +102,15 @@ def sample(predict, noise, alpha_bar):
     noise has at level T in training, not with 1.
 
     Args:
-        predict:   callable, zt (B, Q, D) and t (Q,) int64 -> x_hat (B, Q, D), the prediction as an
-                   embedding, and z_hat (B, Q, D), the clean point that is noised again.
+        predict:   callable, zt (B, Q, D) and t (B, Q) int64 -> x_hat (B, Q, D), the prediction as
+                   an embedding, and z_hat (B, Q, D), the clean point that is noised again.
         noise:     (B, Q, D) standard normal; zeros give the approximate inference.
         alpha_bar: (T,).
     Returns: x_hat (B, Q, D) of the last step.
     """
     zt = (1 - alpha_bar[-1]).sqrt() * noise                        # (B, Q, D)
     for level in reversed(range(len(alpha_bar))):
-        t = torch.full((noise.shape[1],), level, device=noise.device)
+        t = torch.full(noise.shape[:2], level, device=noise.device)
         x_hat, z_hat = predict(zt, t)
         if level > 0:
             zt = add_noise(z_hat, noise, alpha_bar[level - 1])

@@ -16,11 +16,11 @@ from settings import BadInput, EvaluateSettings, pick_device, run, set_seed, wri
 DRAWS = 200               # sampled steps per forecast for the total variation
 
 
-def load_data(settings, model, device):
+def load_data(settings, model, device, needed=True):
     """The split's videos, and the text embeddings of its label set (S, D)."""
     import data
     if settings.data == "coin":
-        return data.open_coin(settings, settings.split)
+        return data.open_coin(settings, settings.split, needed)
     import toy
     teacher = data.toy_teacher(device)
     frames = model.encoder.frames
@@ -96,7 +96,7 @@ def forecasts(model, x, texts, samples, seed, batch):
 def train_sequences(model, settings, device):
     """Embeddings of the training sequences as the model saw them: (V, N, D) and which are there.
 
-    What the label-free bigram counts.
+    What the label-free bigram counts. (None, None) where no training video has features.
     """
     import numpy as np
     import torch
@@ -104,7 +104,9 @@ def train_sequences(model, settings, device):
     import data
     from tqdm import tqdm
     if settings.data == "coin":
-        source, _ = data.open_coin(settings, "train")
+        source, _ = data.open_coin(settings, "train", needed=False)
+        if not len(source):
+            return None, None
     else:
         source = data.ToySource("train", settings.videos, model.encoder.frames)
     rng, rows, counts = np.random.default_rng(settings.seed), [], []
@@ -124,6 +126,8 @@ def bigrams(model, x, texts, settings, device):
 
     from metrics import bigram_counts, bigram_forecast
     rows, there = train_sequences(model, settings, device)
+    if rows is None:
+        return None, None
     labels = torch.where(there, score(model, rows, texts).argmax(-1), -1).cpu()
     counts = bigram_counts(labels, len(texts))
     posterior = score(model, x[:, -1], texts).exp().cpu()                      # (M, S)
@@ -161,7 +165,8 @@ def percent(fraction):
 def fitted_temperature(model, settings, texts, device):
     """Temperature of least NLL of the zero-noise softmax, on validation, against pseudo labels.
 
-    The pseudo label of a forecast is the soft target of the clip that shows the next step.
+    The pseudo label of a forecast is the soft target of the clip that shows the next step. None
+    where no validation video has features.
     """
     import dataclasses
 
@@ -170,8 +175,10 @@ def fitted_temperature(model, settings, texts, device):
     from metrics import fit_temperature
     from pseudo_labels import soft_targets
     held = dataclasses.replace(settings, split="validation", videos=max(settings.videos // 5, 20))
-    source, _ = load_data(held, model, device)
+    source, _ = load_data(held, model, device, needed=False)
     samples = data.forecast_samples(source.videos, settings.min_steps)
+    if not samples:
+        return None
     x, _ = encode_samples(model, source, samples, settings, device, "validation")
     zero, _ = forecasts(model, x, texts, 1, settings.seed, settings.batch)
     steps = [(data.steps_of(source.videos[s.video])[s.step]) for s in samples]
@@ -183,9 +190,10 @@ def fitted_temperature(model, settings, texts, device):
 
 def forecast(model, source, texts, settings, device):
     """Every row of the forecast table: the numbers that SPEC's JSON names."""
-    import data
     import torch
 
+    import data
+    import diffusion
     import metrics
     samples = data.forecast_samples(source.videos, settings.min_steps)
     if not samples:
@@ -195,19 +203,20 @@ def forecast(model, source, texts, settings, device):
     y = torch.tensor([sample.label for sample in samples])
     zero, drawn = (log_p.cpu() for log_p in
                    forecasts(model, x, texts, settings.samples, settings.seed, settings.batch))
-    mean = drawn.exp().mean(1)                                                 # Eq. 11  (M, S)
+    mean = diffusion.expectation(drawn)                                        # Eq. 11  (M, S)
     picks = drawn.argmax(-1)                                                   # (M, Q)
-    tempered = (zero / fitted_temperature(model, settings, texts, device)).softmax(-1)
+    temperature = fitted_temperature(model, settings, texts, device)
     hard, soft = bigrams(model, x, texts, settings, device)
     clip = torch.log_softmax(teacher.mean(1) @ torch.nn.functional.normalize(texts, dim=-1).T, -1)
 
     def top(scores, k=1):
-        return percent(metrics.topk_correct(scores.cpu(), y, k))
+        return None if scores is None else percent(metrics.topk_correct(scores.cpu(), y, k))
 
     result = {
         "top1": {"zero_noise": top(zero), "expectation": top(mean),
                  "oracle": percent(metrics.oracle_correct(picks, y)),
-                 "oracle_softmax": percent(metrics.oracle_softmax(tempered, y, settings.samples))},
+                 "oracle_softmax": None if temperature is None else percent(metrics.oracle_softmax(
+                     (zero / temperature).softmax(-1), y, settings.samples))},
         "top5": {"zero_noise": top(zero, 5), "expectation": top(mean, 5)},
         "distinct": float(metrics.distinct(picks).double().mean()),
         "baselines": {"random": 100 / len(texts),
@@ -216,7 +225,7 @@ def forecast(model, source, texts, settings, device):
         "truth": None}
     if settings.data == "toy":
         result["truth"] = toy_rows(model, x, texts, samples, source.videos, y, settings)
-    return result, len(samples)
+    return result, len(samples), len(data.forecast_samples(source.listed, settings.min_steps))
 
 
 def toy_rows(model, x, texts, samples, videos, y, settings):
@@ -267,7 +276,8 @@ def classify(model, source, texts, settings, device):
     return {"top1": {name: percent(hit) for name, hit in hits.items()},
             "top5": {"ours": percent(metrics.topk_correct(ours, y, 5)),
                      "teacher": percent(metrics.topk_correct(theirs, y, 5))},
-            "ours_minus_teacher": [100 * value for value in difference]}, len(samples)
+            "ours_minus_teacher": [100 * value for value in difference]}, len(samples), len(
+                data.classify_samples(source.listed))
 
 
 def main(settings):
@@ -276,10 +286,16 @@ def main(settings):
 
     from model import load_model
     began = time.perf_counter()
+    if settings.json and not settings.json.parent.is_dir():
+        raise BadInput(f"--json {settings.json}: there is no folder {settings.json.parent}")
     device = pick_device(settings.device)
     set_seed(settings.seed)
     model, _ = load_model(settings.checkpoint)
     model.to(device)
+    if bool(model.pixels) != (settings.data == "toy"):
+        raise BadInput(f"--data {settings.data}: {settings.checkpoint} reads "
+                       f"{'frames' if model.pixels else 'features'}; give the --data it was "
+                       "trained on")
     if settings.task == "forecast" and model.order == "none":
         raise BadInput(f"{settings.checkpoint}: trained with --order none; matching alone has no "
                        "zero-shot forecasts (train with --order diffusion or mask)")
@@ -290,11 +306,10 @@ def main(settings):
                        f"texts have {texts.shape[1]}; give the --data it was trained on")
     task = {"forecast": forecast, "classify": classify}[settings.task]
     with torch.no_grad():
-        result, evaluated = task(model, source, texts, settings, device)
-    missing = len(getattr(source, "missing", ()))
+        result, evaluated, listed = task(model, source, texts, settings, device)
     head = {"task": settings.task, "data": settings.data, "split": settings.split,
-            "setting": "zero-shot", "order": model.order, "listed": evaluated, "evaluated": evaluated,
-            "missing": missing, "unreadable": 0, "classes": len(texts)}
+            "setting": "zero-shot", "order": model.order, "listed": listed, "evaluated": evaluated,
+            "missing": len(source.missing), "unreadable": 0, "classes": len(texts)}
     if settings.task == "forecast":
         head["samples"] = settings.samples
     content = {**head, **result, "seed": settings.seed, "checkpoint": str(settings.checkpoint),

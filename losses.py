@@ -8,8 +8,10 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
     tau                      tau        float            temperature; the paper's 0.02
     p(y_i | x_i)             match      (..., K)         Eq. 6, as log probabilities
     p'_i                     targets    (B, N, K)        the teacher's soft targets, no gradient
+    x_j^0, x_hat_j^0         z0, z_hat  (B, Q, D)        as clean points, see diffusion.py
+    -                        missing    (B, Q) bool      the queries that count
     L_XE, L_MSE, L_MC        xe, mse, mc                 Eqs. 8, 9, 10; scalars
-    B videos, N clips, T noise levels, K phrases, D embedding.
+    B videos, N clips, Q queries of h, K phrases, D embedding.
 
 Where they come from. The paper bounds the negative log likelihood of Eq. 1 from above (Eq. A):
 
@@ -21,7 +23,7 @@ Where they come from. The paper bounds the negative log likelihood of Eq. 1 from
 The first line is the observed clips. The KL of two Gaussians with the same covariance is a squared
 distance of their means; since the mean is set by the x_j^0 that h predicts, it becomes the
 distance of the two x_j^0, up to a weight per level that the paper (as Ho et al. 2020) leaves out.
-The last line is Jensen's inequality on p(y_j | x_j) p(x_j | {x_i}), estimated with one draw a level.
+The last line is Jensen's inequality on p(y_j | x_j) p(x_j | {x_i}), estimated with one draw.
 """
 import torch
 from torch.nn import functional
@@ -32,11 +34,16 @@ def match(x, phrases, tau):
 
         p(y_k | x) = exp(cos(x, y_k) / tau) / sum_l exp(cos(x, y_l) / tau)
 
+    In float32 also under autocast: a cosine rounded to bfloat16 and divided by 0.02 would be off
+    by up to 0.2.
+
     Args:    x (..., D), phrases (K, D), both normalised here; tau > 0.
-    Returns: (..., K) log probabilities.
+    Returns: (..., K) log probabilities, of at least float32.
     """
-    cosine = functional.normalize(x, dim=-1) @ functional.normalize(phrases, dim=-1).T  # (..., K)
-    return (cosine / tau).log_softmax(-1)
+    with torch.autocast(x.device.type, enabled=False):
+        x = x if x.dtype == torch.float64 else x.float()
+        cosine = functional.normalize(x, dim=-1) @ functional.normalize(phrases, dim=-1).T
+        return (cosine / tau).log_softmax(-1)                                       # (..., K)
 
 
 def cross_entropy(targets, log_p):
@@ -44,40 +51,45 @@ def cross_entropy(targets, log_p):
     return -(targets * log_p).sum(-1)
 
 
+def mean_over(values, chosen):
+    """Mean of values (B, ...) where chosen (B, ...), 0 or 1, is 1; 0 if it is nowhere."""
+    return (values * chosen).sum() / chosen.sum().clamp(min=1)
+
+
 def xe_loss(log_p, targets, observed):
     """L_XE (Eq. 8): match the observed clips to their soft targets.
 
         L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i))
 
-    Padded clips count for nothing: N - 1 is the number of observed clips of the whole batch, so
-    that a short video weighs as much per clip as a long one.
+    Averaged over the observed clips of the whole batch, so that a clip of a short video weighs as
+    much as one of a long video, and padding nothing.
 
     Args:
         log_p:    (B, N, K) from `match`.
         targets:  (B, N, K).
-        observed: (B, N) bool. True = a clip that is there and is not the missing one.
+        observed: (B, N) bool. True = a clip that is there. Where each clip in turn is the missing
+                  one (train.py), every clip is observed equally often.
     Returns: scalar.
     """
-    each = cross_entropy(targets, log_p)                       # (B, N)
-    return (each * observed).sum() / observed.sum().clamp(min=1)
+    return mean_over(cross_entropy(targets, log_p), observed)
 
 
-def mse_loss(z_hat, z0):
+def mse_loss(z_hat, z0, missing):
     """L_MSE (Eq. 9): squared distance of the predicted and the true clean point.
 
-    Args:    z_hat (B, T, D) one prediction per noise level; z0 (B, 1 or T, D).
-    Returns: scalar: summed over D, averaged over videos and levels.
+    Args:    z_hat, z0 (B, Q, D), one row per query; missing (B, Q) bool, the queries that count.
+    Returns: scalar: summed over D, averaged over queries: over clips j and, drawn, levels t.
     """
-    return (z_hat - z0).pow(2).sum(-1).mean()
+    return mean_over((z_hat - z0).pow(2).sum(-1), missing)
 
 
-def mc_loss(log_p, targets):
+def mc_loss(log_p, targets, missing):
     """L_MC (Eq. 10): match each denoised embedding to the missing clip's soft target.
 
-    Args:    log_p (B, T, K) from `match`, one row per sampled noise; targets (B, 1 or T, K).
-    Returns: scalar: averaged over videos and levels, the expectation over t of the paper.
+    Args:    log_p, targets (B, Q, K), one row per sampled noise; missing (B, Q) bool.
+    Returns: scalar: averaged over queries, the expectation over t of the paper.
     """
-    return cross_entropy(targets, log_p).mean()
+    return mean_over(cross_entropy(targets, log_p), missing)
 
 
 def total_loss(xe, mse, mc):

@@ -25,14 +25,15 @@ from encoder import TimeSformer
 from settings import BadInput, write_atomically
 
 GAIN = 0.125              # of h's output beside the mean text: the start of training is gentle
+KAPPA = 0.7               # scale of the noise when sampling; below 1 the likelier steps come more
 
 
 class Identity(nn.Module):
-    """f where a features file holds the embeddings already: normalises them, nothing more."""
+    """f where a features file holds the embeddings already; no parameters."""
 
     def forward(self, clips):
-        """(C, D) -> (C, D), length 1."""
-        return functional.normalize(clips.float(), dim=-1)
+        """(C, D) -> the same; `encode` normalises."""
+        return clips
 
 
 class ProcedureModel(nn.Module):
@@ -66,16 +67,19 @@ class ProcedureModel(nn.Module):
         if self.pixels:
             mean, std = self.pixels
             clips = ((clips.float() / 255 - mean) / std).transpose(1, 2)       # (C, 3, F, H, W)
-        return functional.normalize(self.encoder(clips).float(), dim=-1)
+        return functional.normalize(self.encoder(clips).float(), dim=-1)    # bf16 is not exact
 
     def match(self, x, texts=None):
         """Eq. 6: log p(y | x) over the pool, or over other texts (K', D): (..., D) -> (..., K)."""
         return losses.match(x, self.phrases if texts is None else texts, self.tau)
 
     def context(self, x):
-        """What h reads of each clip (B, N, D): the clean point that Eq. 6 expects, E[z | x_i].
+        """What h reads of each clip (B, N, D): the clean point that Eq. 6 expects, times sqrt(D).
 
-        Two clips of one step look alike to h, whatever else differs between them.
+            sqrt(D) sum_k p(y_k | x_i) z_k
+
+        Two clips of one step look alike to h, whatever else differs between them; the factor
+        gives each coordinate a variance of about 1.
         """
         return self.match(x).exp() @ self.points * x.shape[-1] ** 0.5
 
@@ -84,16 +88,15 @@ class ProcedureModel(nn.Module):
 
         Args:
             x:        (B, N, D) embeddings of the clips.
-            observed: (B, N) bool, True = h may read it.
-            j:        (B,) int64, the missing clip.
-        Returns: callable, zt (B, Q, D) and t (Q,) -> x_hat (B, Q, D), z_hat (B, Q, D).
+            observed: (B, 1 or N + Q, N) bool, True = h may read it (denoiser.py).
+            j:        (B, Q) int64, the missing clip of each query.
+        Returns: callable, zt (B, Q, D) and t (B, Q) -> x_hat (B, Q, D), z_hat (B, Q, D).
         """
         context = self.context(x)
         c_in = diffusion.input_scale(self.alpha_bar, x.shape[-1])              # (T,)
 
         def predict(zt, t):
-            out = self.denoiser(context, observed, c_in[t][:, None] * zt,
-                                j[:, None].expand(-1, zt.shape[1]), t)
+            out = self.denoiser(context, observed, c_in[t].unsqueeze(-1) * zt, j, t)
             x_hat = self.mean + GAIN * out                                     # (B, Q, D)
             return x_hat, self.match(x_hat).exp() @ self.points
 
@@ -102,14 +105,15 @@ class ProcedureModel(nn.Module):
     def forecast(self, x, observed, j, noise):
         """Predict clip j of each video, one prediction per noise: (B, Q, D) -> x_hat (B, Q, D).
 
-        The clip may be past, present or future: j and `observed` say. Zeros for noise give the
-        approximate inference. The mask model predicts once, whatever the noise.
+        The clip may be past, present or future: j (B,) and `observed` (B, N) say. Zeros for noise
+        give the approximate inference. The mask model predicts once, whatever the noise.
+        Draws with KAPPA = 1 reproduce the teacher's errors as well (README.md, Where we differ).
         """
-        predict = self.predictor(x, observed, j)
+        predict = self.predictor(x, observed[:, None], j[:, None].expand(noise.shape[:2]))
         if self.order == "mask":
-            top = torch.full((noise.shape[1],), len(self.alpha_bar) - 1, device=noise.device)
+            top = torch.full(noise.shape[:2], len(self.alpha_bar) - 1, device=noise.device)
             return predict(torch.zeros_like(noise), top)[0]
-        return diffusion.sample(predict, noise, self.alpha_bar)
+        return diffusion.sample(predict, KAPPA * noise, self.alpha_bar)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -118,7 +122,7 @@ class ProcedureModel(nn.Module):
 def save_checkpoint(path, model, **more):
     """Write the model and `more` (tensors and plain types) to path, whole or not at all."""
     content = {"arguments": model.arguments, "model": model.state_dict(), **more}
-    write_atomically(path, lambda temporary: torch.save(content, temporary))
+    write_atomically(path, lambda file: torch.save(content, file))
 
 
 def read_checkpoint(path):
@@ -133,9 +137,9 @@ def read_checkpoint(path):
                        "`python train.py --stage pretrain`")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:                 # torch names no class for a file it cannot read
-        raise BadInput(f"{path}: cannot be read as a checkpoint "
-                       f"({str(error).splitlines()[0][:80]}); is it cut off?") from None
+    except Exception as error:                 # torch names no class for a file it cannot load
+        raise BadInput(f"{path}: cannot be read as a checkpoint ({type(error).__name__}); "
+                       "is it cut off, or not a file of tensors and plain types?") from None
     if not isinstance(content, dict) or not {"arguments", "model"} <= content.keys():
         raise BadInput(f"{path}: not a checkpoint of train.py: it has no arguments and model")
     return content
@@ -148,10 +152,9 @@ def load_model(path):
     """
     content = read_checkpoint(path)
     try:
-        phrases = content["model"]["phrases"]
-        model = ProcedureModel(phrases, **content["arguments"])
+        model = ProcedureModel(content["model"]["phrases"], **content["arguments"])
         model.load_state_dict(content["model"])
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise BadInput(f"{path}: its weights do not fit this code: "
-                       f"{str(error).splitlines()[0]}") from None
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise BadInput(f"{path}: its weights do not fit this code: {lines[-1].strip()}") from None
     return model.eval(), content

@@ -69,5 +69,6 @@ def soft_targets(features, phrases, tau):
         tau:      float > 0, temperature. The paper gives only the student's 0.02.
     Returns: (..., K) float, rows sum to 1, without gradient.
     """
-    cosine = functional.normalize(features, dim=-1) @ functional.normalize(phrases, dim=-1).T
-    return (cosine / tau).softmax(-1).detach()
+    with torch.autocast(features.device.type, enabled=False):       # float32, as losses.match
+        cosine = functional.normalize(features, dim=-1) @ functional.normalize(phrases, dim=-1).T
+        return (cosine / tau).softmax(-1).detach()

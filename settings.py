@@ -4,6 +4,7 @@ Also here: how every script ends (one line and a status), files that are whole o
 """
 import argparse
 import json
+import math
 import os
 import random
 import signal
@@ -37,27 +38,34 @@ class TrainSettings:
     resume: bool = opt("go on from OUT/checkpoint.pt", False)
     seed: int = opt("of weights, batches and noise", 0)
     device: str = opt("auto: a CUDA GPU where there is one", "auto")
-    videos: int = opt("training videos of the embedded world", 3000)
-    sgd_epochs: float = opt("epochs of the first stage, SGD on the matching loss alone", 2.0)
-    epochs: float = opt("epochs of the second stage, AdamW on the whole objective", 10.0)
-    batch: int = opt("videos per step", 32)
-    sgd_lr: float = opt("peak learning rate of the first stage", 5e-3)
-    lr: float = opt("peak learning rate of the second stage", 2e-3)
-    weight_decay: float = opt("of both stages", 1e-2)
+    videos: int = opt("training videos of the embedded world", 6000)
+    sgd_epochs: float = opt("epochs of the first stage, SGD on the matching loss alone", 1.0)
+    epochs: float = opt("epochs of the second stage, AdamW on the whole objective", 5.0)
+    order_epochs: float = opt("epochs of the third stage, AdamW on h alone, embeddings kept", 30.0)
+    keep: int = opt("times each video is embedded for the third stage, with other windows", 4)
+    batch: int = opt("videos per step; the paper's 128", 32)
+    order_batch: int = opt("videos per step of the third stage", 64)
+    sgd_lr: float = opt("peak learning rate of the first stage; the paper's 5e-3", 5e-3)
+    lr: float = opt("peak learning rate of f in the second stage", 2e-3)
+    order_lr: float = opt("peak learning rate of h in the second and third stage", 5e-3)
+    weight_decay: float = opt("of every stage; the paper's 1e-4", 1e-2)
     tau: float = opt("temperature of the student's matching (Eq. 6); the paper's 0.02", 0.02)
     teacher_tau: float = opt("temperature of the soft targets; smaller makes them sharper", 0.03)
-    masks: int = opt("missing clips drawn per video and step; the paper draws 1", 8)
     log_every: int = opt("steps between two rows of metrics.jsonl", 20)
     save_every: int = opt("steps between two checkpoints", 500)
 
     def __post_init__(self):
-        for name in ("videos", "batch", "masks", "log_every", "save_every"):
+        for name in ("videos", "keep", "batch", "order_batch", "log_every", "save_every"):
             check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
-        for name in ("tau", "teacher_tau", "lr", "sgd_lr"):
-            check(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")
-        for name in ("sgd_epochs", "epochs", "weight_decay"):
-            check(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
-        check_sources(self)
+        for name in ("tau", "teacher_tau", "lr", "order_lr", "sgd_lr"):
+            check(0 < getattr(self, name) < math.inf, name, getattr(self, name),
+                  "must be above 0, and finite")
+        for name in ("sgd_epochs", "epochs", "order_epochs", "weight_decay"):
+            check(0 <= getattr(self, name) < math.inf, name, getattr(self, name),
+                  "must be 0 or more, and finite")
+        check_common(self)
+        check(self.order != "none" or self.data != "coin", "order", "none",
+              "--data coin trains h alone: without it there is nothing to train")
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ class EvaluateSettings:
         if self.oracle is not None:
             check(self.oracle >= 1, "oracle", self.oracle, "must be at least 1")
             object.__setattr__(self, "samples", self.oracle)
-        check_sources(self)
+        check_common(self)
 
 
 def check(good, name, value, need):
@@ -96,8 +104,9 @@ def check(good, name, value, need):
         raise BadInput(f"--{name.replace('_', '-')} {value}: {need}")
 
 
-def check_sources(settings):
-    """--data coin needs its three files."""
+def check_common(settings):
+    """What both scripts need: a seed that every generator takes, the three files of --data coin."""
+    check(0 <= settings.seed < 2 ** 32, "seed", settings.seed, "must be 0 to 2^32 - 1")
     for name in ("annotations", "features", "text_embeddings"):
         given = getattr(settings, name) is not None
         check(given or settings.data != "coin", name, "is missing", "--data coin needs it; "
@@ -149,6 +158,24 @@ def run(main, cls, argv=None):
         sys.exit(130)
 
 
+class Interrupts:
+    """Within it, Ctrl-C and SIGTERM only set `status` (130, 143): a step is finished and saved."""
+
+    def __enter__(self):
+        self.status = 0
+        self.before = {number: signal.signal(number, self.note)
+                       for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def note(self, number, frame):
+        """The handler; `status` is 128 + the signal's number."""
+        self.status = 128 + number
+
+    def __exit__(self, *exception):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
 def fail(program, error, status):
     """Print the one line and return the status."""
     text = " ".join(str(error).split())
@@ -157,11 +184,15 @@ def fail(program, error, status):
 
 
 def write_atomically(path, write):
-    """Call write(temporary path beside `path`), then rename: the file is whole or as before."""
+    """Call write(binary file beside `path`), then rename: the file is whole or as before.
+
+    A file, not a path: torch.save to a path hides a full disk in an error that is no OSError.
+    """
     path = Path(path)
     temporary = path.with_name(path.name + ".part")
     try:
-        write(temporary)
+        with open(temporary, "wb") as file:
+            write(file)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -169,8 +200,8 @@ def write_atomically(path, write):
 
 def write_json(path, content):
     """A JSON file, never with NaN (which is no JSON), written atomically."""
-    text = json.dumps(content, indent=2, allow_nan=False)
-    write_atomically(path, lambda temporary: temporary.write_text(text + "\n"))
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def set_seed(seed):

@@ -6,9 +6,9 @@ machine that has nothing but the packages.
 
     word           here            meaning
     step           STEPS[s]        "verb object", s = 0..S-1; the label set of every task here
-    procedure      PROCEDURES      a stochastic grammar over steps: optional steps, alternatives, and
+    procedure      PROCEDURES      a stochastic grammar over steps: optional ones, alternatives, and
                                    groups whose order is free
-    trie           Grammar         all step sequences of all procedures as one prefix tree; a node is
+    trie           Grammar         all step sequences of all procedures as a prefix tree; a node is
                                    a prefix, its mass the probability that a video begins with it
     S = 40 steps, R = 6 procedures, M = samples (forecasts), N = 8 clips of an observed window.
 
@@ -127,9 +127,9 @@ MOTION_ONLY = (("open jar", "close jar"), ("flip egg", "fold egg"))
 # Phrases people say that are no step here: the pool of pre-training phrases is never the label set.
 OTHER_PHRASES = ("add butter", "add egg", "add milk", "bake cheese", "bake potato", "cut butter",
                  "cut egg", "flip potato", "fold bread", "fry bread", "fry cheese", "grate potato",
-                 "melt cheese", "open milk", "peel egg", "peel tomato", "pour salt", "spread cheese",
-                 "spread oil", "stir milk", "stir oil", "wash bread", "wash egg", "wash jar",
-                 "wash onion")
+                 "melt cheese", "open milk", "peel egg", "peel tomato", "pour salt",
+                 "spread cheese", "spread oil", "stir milk", "stir oil", "wash bread", "wash egg",
+                 "wash jar", "wash onion")
 PHRASES = tuple(sorted(set(STEPS) - set(HELD_OUT) | set(OTHER_PHRASES)))     # the pool, y^{1:K}
 
 # Timeline of a video, seconds; each drawn uniformly and independently of everything else.
@@ -237,7 +237,7 @@ class Grammar:
         rest = np.exp(-seconds / np.where(root, np.mean(INTRO_SECONDS), np.mean(GAP_SECONDS)))
         inner = np.where(root, 0.0, self.mass)
         move = inner / self.mass[self.parent]                # (n,)  P(node | parent)
-        first = np.where(self.depth == 1, 0.1 * self.mass, 0.9 * root)   # few windows open in step 1
+        first = np.where(self.depth == 1, 0.1 * self.mass, 0.9 * root)   # few open in it
         state = np.where(from_start[:, None], first, inner)                      # (M, n)
         on = np.where(root, 0.0, state * np.where(from_start[:, None], 1.0, 1 - GAP_SHARE))
         off = state - on                                     # on: in a step; off: background after

@@ -264,7 +264,7 @@ TEACHER_CONFIG = {                                 # as in open_clip's open_clip
     "preprocess_cfg": {"mean": [MEAN] * 3, "std": [STD] * 3}}
 # So few pictures that it remembers them in part: much of what it gets wrong is then an accident of
 # the clutter and noise of a clip, which a model trained on many clips averages out.
-TEACHER_IMAGES, TEACHER_STEPS, TEACHER_BATCH, TEACHER_LR = 1_700, 200, 256, 2e-3
+TEACHER_IMAGES, TEACHER_STEPS, TEACHER_BATCH, TEACHER_LR = 1_800, 200, 256, 2e-3
 RANDOM_PAIR, DROPPED_WORD, WRONG_WORD = .3, .15, .15                 # shares of the captions
 CAPTIONS = ("{}", "a photo of {}.", "a photo of a person {}.", "a video of a person doing {}.",
             "a demonstration of {}.", "how to {}", "a person {} at home", "an example of {}.",

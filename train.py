@@ -2,26 +2,27 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4.
 
-Two stages over videos and their narrations, no labels: SGD on the matching loss, then AdamW on
-the whole objective (Eq. 7). Every random choice of a step is drawn from (seed, step), so that a
-resumed run goes on as if it had never stopped.
-B videos, R missing clips drawn per video, N clips, C clips in all, T levels, K phrases, D embedding.
+Three stages over videos and their narrations, no labels: SGD on the matching loss, AdamW on the
+whole objective (Eq. 7), and, once f has finished, AdamW on h with the embeddings kept. Every
+random choice of a step is drawn from (seed, step), so that a resumed run goes on as if it had
+never stopped. B videos, N clips, C clips in all, T levels, K phrases, D embedding.
 """
 import json
+import math
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
-from settings import BadInput, TrainSettings, pick_device, run, set_seed, write_json
+from settings import (BadInput, Interrupts, TrainSettings, pick_device, run, set_seed,
+                      write_atomically, write_json)
 
 # Sizes of f and h for each kind of data. The embedded world's are small enough for two CPU cores.
 SIZES = {
     "toy": {"encoder": dict(image=32, patch=8, frames=4, width=64, depth=2, heads=2),
             "denoiser": dict(width=64, layers=2, heads=4)},
-    "coin": {"encoder": None, "denoiser": dict(width=256, layers=2, heads=4)},
+    "coin": {"encoder": None, "denoiser": dict(width=128, layers=2, heads=4, dropout=0.2)},
 }
 FORECASTS = 0.5           # share of the missing clips of which all that follows is hidden
 
@@ -39,32 +40,35 @@ def load_data(settings, device):
     return source, teacher.encode_phrases(toy.PHRASES), (toy_render.MEAN, toy_render.STD)
 
 
-def draw_missing(count, masks, rng):
-    """Which clip is missing, and from where on the future is hidden: R draws for each video.
+def draw_missing(there, generator=None):
+    """Which clips are missing, and what may be read of the others, for one pass of h.
 
-    The missing clip j is uniform over a video's clips. Clips after j are hidden from h: half of
-    the time all of them, which is forecasting, else from a uniformly drawn position on, as in the
-    released code. Without it h would never see that the future is unknown.
+    Every clip is asked for, with its own view of the video. Half of the videos forecast: clip j is
+    predicted from the clips before it, for all j at once. In the others some clips are missing,
+    each with probability 1/3, and also all that follow a uniformly drawn position (the released
+    code hides such a tail: otherwise h would never see that the future is unknown).
 
-    Args:    count (B,) int numpy array, clips of each video.
-    Returns: j and start, (B R,) int64 tensors, R rows of a video side by side; j < start <= count.
+    Args:    there (B, N) bool, False = padding.
+    Returns: observed (B, N + N, N) bool, for the N clips and then the N queries; missing (B, N)
+             bool, the clips that h is to predict.
     """
-    import numpy as np
     import torch
-    count = count.repeat(masks)
-    j = rng.integers(count)
-    start = np.where(rng.random(len(j)) < FORECASTS, j + 1, rng.integers(j + 1, count + 1))
-    return torch.from_numpy(j), torch.from_numpy(start)
+    B, N = there.shape
+    draw = torch.rand(B, N + 2, device=there.device, generator=generator)
+    clip = torch.arange(N, device=there.device)
+    before = clip[None, :] < clip[:, None]                          # (N, N)  [j, i]: i before j
+    causal = torch.cat([before, before])                            # clips, then queries
+    tail = clip >= draw[:, :1] * (there.sum(1, keepdim=True) + 1)   # (B, N)
+    gaps = there & ((draw[:, 2:] < 1 / 3) | tail)                   # (B, N)  missing ones
+    forecast = draw[:, 1] < FORECASTS                               # (B,)
+    shown = torch.where(forecast[:, None, None], causal, ~gaps[:, None])    # (B, 2 N, N)
+    return shown & there[:, None], torch.where(forecast[:, None], there, gaps)
 
 
-def ordering_losses(model, x, there, targets, j, start, noise):
-    """L_MSE and L_MC (Eqs. 9, 10) of one missing clip per row.
+def ordering_losses(model, x, there, targets):
+    """L_MSE and L_MC (Eqs. 9, 10) of every missing clip.
 
-    Args:
-        x:        (B, N, D) embeddings; there (B, N) bool.
-        targets:  (B, N, K) soft targets.
-        j, start: (B,) as from `draw_missing`.
-        noise:    (B, T, D) standard normal.
+    Args:    x (B, N, D) embeddings; there (B, N) bool; targets (B, N, K) soft targets.
     Returns: (mse, mc), scalars. The mask model has no levels and no L_MSE (0).
     """
     import torch
@@ -72,67 +76,102 @@ def ordering_losses(model, x, there, targets, j, start, noise):
     import diffusion
     import losses
     B, N, _ = x.shape
-    row, clip = torch.arange(B, device=x.device), torch.arange(N, device=x.device)
-    observed = there & (clip != j[:, None]) & (clip < start[:, None])          # (B, N)
-    target = targets[row, j]                                                   # (B, K)  p'_j
-    if model.order == "mask":
-        x_hat = model.forecast(x, observed, j, noise[:, :1])                   # (B, 1, D)
-        return x_hat.new_zeros(()), losses.mc_loss(model.match(x_hat), target[:, None])
-    z0 = target @ model.points                                                 # (B, D)  x_j^0
-    zt, t = diffusion.training_queries(z0, noise, model.alpha_bar)             # (B, T + 1, D)
-    x_hat, z_hat = model.predictor(x, observed, j)(zt, t)                      # Eq. 5
-    return (losses.mse_loss(z_hat, z0[:, None]),                               # Eq. 9
-            losses.mc_loss(model.match(x_hat), target[:, None]))               # Eq. 10
+    observed, missing = draw_missing(there)
+    j = torch.arange(N, device=x.device).expand(B, N)
+    z0 = targets @ model.points                                                # (B, N, D)  x_j^0
+    t = torch.randint(len(model.alpha_bar), (B, N), device=x.device)           # t ~ U[1, T]
+    zt, t = diffusion.training_queries(z0, t, torch.randn_like(z0), model.alpha_bar)
+    if model.order == "mask":                                                  # the zeros alone
+        x_hat, _ = model.predictor(x, observed, j)(zt[:, N:], t[:, N:])
+        return x_hat.new_zeros(()), losses.mc_loss(model.match(x_hat), targets, missing)
+    twice = torch.cat([observed, observed[:, N:]], 1)                          # (B, 3 N, N)
+    x_hat, z_hat = model.predictor(x, twice, j.repeat(1, 2))(zt, t)            # Eq. 5
+    z0, targets, missing = (torch.cat([rows, rows], 1) for rows in (z0, targets, missing))
+    return (losses.mse_loss(z_hat, z0, missing),                               # Eq. 9
+            losses.mc_loss(model.match(x_hat), targets, missing))              # Eq. 10
 
 
-def step_losses(model, source, videos, settings, rng, device, ordering):
-    """All losses of one step: a dict of scalars loss, xe, mse, mc; and C, the clips it took."""
-    import numpy as np
+def encode_batch(model, source, videos, settings, rng, device):
+    """Clips of some videos through f, and the teacher's soft targets for them.
+
+    Returns: x (B, N, D), there (B, N) bool, targets (B, N, K); videos without a clip are left out.
+    """
     import torch
 
     import data
-    import losses
     from pseudo_labels import soft_targets
     requests = [(video, source.pretrain_windows(video, rng)) for video in videos]
     requests = [request for request in requests if len(request[1])]
-    count = np.array([len(windows) for _, windows in requests])
-    clips = source.clips(requests).to(device)                                  # (C, ...)
+    count = torch.tensor([len(windows) for _, windows in requests], device=device)
+    x = model.encode(source.clips(requests).to(device))                        # x_i = f(v_i)
     features = source.teacher(requests).to(device)                             # (C, D)
-    x = model.encode(clips)                                                    # x_i = f(v_i)
     targets = soft_targets(features, model.phrases, settings.teacher_tau)      # (C, K)  p'_i
-    sizes = torch.from_numpy(count).to(device)
-    x, there = data.pad_clips(x, sizes, data.CLIPS)                            # (B, N, D)
-    targets, _ = data.pad_clips(targets, sizes, data.CLIPS)                    # (B, N, K)
+    x, there = data.pad_clips(x, count, data.CLIPS)                            # (B, N, D)
+    return x, there, data.pad_clips(targets, count, data.CLIPS)[0]
 
-    log_p = model.match(x)                                                     # Eq. 6
+
+def objective(model, x, there, targets, ordering):
+    """The three losses and their sum (Eqs. 7-10) as a dict; matching alone without ordering."""
+    import losses
+    xe = losses.xe_loss(model.match(x), targets, there)                        # Eq. 8
     if not ordering:
-        xe = losses.xe_loss(log_p, targets, there)                             # nothing is missing
-        return {"loss": xe, "xe": xe}, len(clips)
-    R = settings.masks
-    j, start = (draw.to(device) for draw in draw_missing(count, R, rng))
-    is_j = (torch.arange(data.CLIPS, device=device) == j[:, None]).view(-1, R, data.CLIPS)
-    share = there * (1 - is_j.float().mean(1))                # of the R draws that observe clip i
-    xe = losses.xe_loss(log_p, targets, share)                                 # Eq. 8
-    noise = torch.randn(len(j), len(model.alpha_bar), x.shape[-1], device=device)
-    mse, mc = ordering_losses(model, *(tensor.repeat_interleave(R, 0) for tensor in
-                                       (x, there, targets)), j, start, noise)
-    loss = losses.total_loss(xe, mse, mc)                                      # Eq. 7
-    return {"loss": loss, "xe": xe, "mse": mse, "mc": mc}, len(clips)
+        return {"loss": xe, "xe": xe}
+    mse, mc = ordering_losses(model, x, there, targets)
+    return {"loss": losses.total_loss(xe, mse, mc), "xe": xe, "mse": mse, "mc": mc}    # Eq. 7
+
+
+def kept_batches(model, source, settings, device):
+    """Every video a few times through the finished f: x, there, targets of all, (V, N, ...).
+
+    The last stage trains h alone; f would compute the same again in every epoch.
+    """
+    import numpy as np
+    import torch
+    from tqdm import tqdm
+    rng, rows = np.random.default_rng((settings.seed, 3)), []
+    videos = np.tile(np.arange(len(source)), settings.keep)
+    with torch.no_grad():
+        for i in tqdm(range(0, len(videos), 128), desc="keep embeddings"):
+            rows.append(encode_batch(model, source, videos[i:i + 128], settings, rng, device))
+    return tuple(torch.cat(column) for column in zip(*rows))
+
+
+def plan_stages(settings, has_encoder, count):
+    """What is trained when: a list of (name, steps, batch), in order; count = number of videos.
+
+        match   SGD on L_XE alone (the paper's first stage)
+        joint   AdamW on the whole objective
+        order   AdamW on L_MSE + L_MC alone: f has finished and its embeddings are kept
+    """
+    def steps(epochs, batch):
+        return round(epochs * max(count // batch, 1))
+
+    order = settings.order_epochs if settings.order != "none" else 0
+    plan = [("match", steps(settings.sgd_epochs, settings.batch) * has_encoder, settings.batch),
+            ("joint", steps(settings.epochs, settings.batch) * has_encoder, settings.batch),
+            ("order", steps(order, settings.order_batch), settings.order_batch)]
+    plan = [stage for stage in plan if stage[1]]
+    if not plan:
+        raise BadInput("--epochs, --sgd-epochs and --order-epochs leave not one step to train")
+    return plan
 
 
 def make_optimizer(model, settings, stage):
-    """SGD with momentum for stage 0, AdamW for stage 1 (paper, Sec. 4)."""
+    """SGD with momentum for "match", AdamW after it (paper, Sec. 4); f and h at their own rates."""
     import torch
-    weights = [p for p in model.parameters() if p.requires_grad]
-    if stage == 0:
-        return torch.optim.SGD(weights, settings.sgd_lr, momentum=0.9,
-                               weight_decay=settings.weight_decay)
-    return torch.optim.AdamW(weights, settings.lr, weight_decay=settings.weight_decay)
+    rates = {"match": {model.encoder: settings.sgd_lr},
+             "joint": {model.encoder: settings.lr, model.denoiser: settings.order_lr},
+             "order": {model.denoiser: settings.order_lr}}[stage]
+    groups = [{"params": list(part.parameters()), "peak": rate} for part, rate in rates.items()
+              if part is not None]
+    if stage == "match":
+        return torch.optim.SGD(groups, lr=0.0, momentum=0.9, weight_decay=settings.weight_decay)
+    return torch.optim.AdamW(groups, lr=0.0, weight_decay=settings.weight_decay)
 
 
-def learning_rate(step, steps, peak):
-    """Linear warm-up over the first 5 % of a stage, then linear decay towards 0 at its end."""
-    return peak * min(1.0, (step + 1) / (0.05 * steps + 1), (steps - step) / (0.95 * steps))
+def schedule(step, steps):
+    """Share of the peak learning rate: linear warm-up over 5 % of a stage, then linear decay."""
+    return min(1.0, (step + 1) / (0.05 * steps + 1), (steps - step) / (0.95 * steps))
 
 
 def videos_of_step(step, count, batch, seed):
@@ -159,7 +198,8 @@ def prepare_run(settings):
             before = json.loads(path.read_text())["settings"]
         except (ValueError, KeyError, OSError):
             raise BadInput(f"{path}: missing or not readable; it is needed to resume") from None
-        other = [name for name in config if config[name] != before.get(name) and name != "device"]
+        other = [name for name in config if config[name] != before.get(name)
+                 and name not in ("device", "out")]
         if other:
             name = other[0]
             raise BadInput(f"--{name.replace('_', '-')} {config[name]}: this run has "
@@ -177,92 +217,140 @@ def versions():
     """What the run was made with: versions of python, torch and numpy, and the commit."""
     import numpy
     import torch
-    git = subprocess.run(["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-                         capture_output=True, text=True, check=False)
+    try:
+        commit = subprocess.run(["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+                                capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:                                    # no git here
+        commit = ""
     return {"python": sys.version.split()[0], "torch": torch.__version__,
-            "numpy": numpy.__version__, "commit": git.stdout.strip() or None}
+            "numpy": numpy.__version__, "commit": commit or None}
 
 
 def keep_metrics(path, step):
-    """Drop the rows of metrics.jsonl that came after the checkpoint of `step`."""
-    if path.exists():
-        rows = [row for row in path.read_text().splitlines() if json.loads(row)["step"] <= step]
-        path.write_text("".join(row + "\n" for row in rows))
+    """Drop the rows of metrics.jsonl after the checkpoint's step, and one that a kill cut off."""
+    kept = []
+    for row in path.read_text().splitlines() if path.exists() else []:
+        try:
+            if json.loads(row)["step"] <= step:
+                kept.append(row + "\n")
+        except ValueError:
+            break
+    write_atomically(path, lambda file: file.write("".join(kept).encode()))
 
 
-def main(settings):
-    """The whole of pre-training, top to bottom."""
-    import numpy as np
+def take_batch(model, source, kept, videos, settings, rng, device):
+    """x, there, targets of some videos: encoded now, or taken from the kept embeddings."""
     import torch
-    from tqdm import tqdm
+    if kept is None:
+        return encode_batch(model, source, videos, settings, rng, device)
+    rows = torch.from_numpy(videos).to(device)
+    return tuple(column[rows] for column in kept)
 
-    from model import ProcedureModel, save_checkpoint
 
-    # 1. Run folder, device, data.
+def log_row(log, step, epoch, terms, lr, speed):
+    """One line of metrics.jsonl, if it is finite; null for a loss that the stage has not.
+
+    Returns: the loss. Reading it waits for the GPU.
+    """
+    values = {name: float(value.detach()) for name, value in terms.items()}
+    row = {"step": step, "epoch": epoch, "loss": None, "xe": None, "mse": None, "mc": None,
+           **values, "lr": lr, "clips_per_s": speed}
+    if math.isfinite(values["loss"]):
+        print(json.dumps(row), file=log, flush=True)
+    return values["loss"]
+
+
+def require_finite(loss, model, step, videos, settings):
+    """FloatingPointError that names step and batch unless the loss and all weights are finite."""
+    if not (math.isfinite(loss) and all(bool(p.isfinite().all()) for p in model.parameters())):
+        raise FloatingPointError(
+            f"step {step}: the loss ({loss}) or a weight is not finite (videos "
+            f"{videos[:4].tolist()}, ..); the last checkpoint in {settings.out} is kept; try a "
+            "smaller --lr")
+
+
+def set_up(settings):
+    """Run folder, device, data, model: what a run has before its first step.
+
+    Returns: model, source, device, plan of stages, and the checkpoint to resume from or None.
+    """
+    from model import ProcedureModel
     resumed = prepare_run(settings)
     device = pick_device(settings.device)
-    set_seed(settings.seed)
     source, phrases, pixels = load_data(settings, device)
-
-    # 2. Model, and the plan: so many steps of SGD on matching alone, then AdamW on everything.
+    if source.missing:
+        print(f"{len(source.missing)} of {len(source.listed)} videos have no features; see "
+              f"{settings.out}/missing.json")
+        write_json(settings.out / "missing.json", source.missing)
     sizes = SIZES[settings.data]
     set_seed(settings.seed)
     model = ProcedureModel(phrases, sizes["encoder"],
                            sizes["denoiser"] if settings.order != "none" else None,
                            settings.order, settings.tau, pixels).to(device)
-    per_epoch = max(len(source) // settings.batch, 1)
-    sgd_epochs = settings.sgd_epochs if sizes["encoder"] else 0        # nothing to match: f is fixed
-    plan = [round(sgd_epochs * per_epoch), round(settings.epochs * per_epoch)]
-    first, stage, optimizer = 0, None, None
     if resumed:
         model.load_state_dict(resumed["model"])
-        first = resumed["step"]
-        if first >= sum(plan):
-            print(f"{settings.out} is finished: {first} steps")
-            return
-        keep_metrics(settings.out / "metrics.jsonl", first)
+    plan = plan_stages(settings, sizes["encoder"] is not None, len(source))
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(source)} videos, "
-          f"{plan[0]} + {plan[1]} steps of {settings.batch} videos on {device}")
+          + ", ".join(f"{steps} steps {name}" for name, steps, _ in plan) + f", on {device}")
+    return model, source, device, plan, resumed
 
-    # 3. Train. A step is one optimiser update.
-    autocast = (lambda: torch.autocast("cuda", torch.bfloat16)) if device.type == "cuda" else nullcontext
-    log = open(settings.out / "metrics.jsonl", "a", encoding="utf-8")
-    began, clips = time.perf_counter(), 0
-    for step in tqdm(range(first, sum(plan)), initial=first, total=sum(plan), desc="train"):
-        now = int(step >= plan[0])
-        if now != stage:
-            stage, optimizer = now, make_optimizer(model, settings, now)
+
+def main(settings):
+    """Pre-training, stage by stage. A step is one optimiser update."""
+    import numpy as np
+    import torch
+    from tqdm import tqdm
+
+    from model import save_checkpoint
+
+    model, source, device, plan, resumed = set_up(settings)
+    first, total = resumed["step"] if resumed else 0, sum(steps for _, steps, _ in plan)
+    keep_metrics(settings.out / "metrics.jsonl", first)
+    began, clips, start = time.perf_counter(), 0, 0
+    with (open(settings.out / "metrics.jsonl", "a", encoding="utf-8") as log, Interrupts() as stop,
+          tqdm(total=total, initial=first, desc="train") as bar):
+        for stage, steps, batch in plan:
+            todo, start = range(max(first, start), start + steps), start + steps
+            if not todo:                               # done before the run was interrupted
+                continue
+            optimizer = make_optimizer(model, settings, stage)
             if resumed and resumed["stage"] == stage:
                 optimizer.load_state_dict(resumed["optimizer"])
-            resumed = None
-        in_stage, peak = step - stage * plan[0], (settings.sgd_lr, settings.lr)[stage]
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(in_stage, plan[stage], peak)
-        torch.manual_seed(settings.seed * 1_000_003 + step)
-        rng = np.random.default_rng((settings.seed, 2, step))
-        videos = videos_of_step(step, len(source), settings.batch, settings.seed)
-        with autocast():
-            terms, taken = step_losses(model, source, videos, settings, rng, device,
-                                       ordering=stage == 1 and settings.order != "none")
-        optimizer.zero_grad(set_to_none=True)
-        terms["loss"].backward()
-        optimizer.step()
-        clips += taken
+            kept = kept_batches(model, source, settings, device) if stage == "order" else None
+            model.train()
+            for step in todo:
+                in_stage = step - start + steps
+                for group in optimizer.param_groups:
+                    group["lr"] = group["peak"] * schedule(in_stage, steps)
+                torch.manual_seed(settings.seed * 1_000_003 + step)
+                rng = np.random.default_rng((settings.seed, 2, step))
+                videos = videos_of_step(in_stage, len(kept[0] if kept else source), batch,
+                                        settings.seed)
+                with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                    x, there, targets = take_batch(model, source, kept, videos, settings, rng,
+                                                   device)
+                    terms = objective(model, x, there, targets, ordering=stage != "match"
+                                      and settings.order != "none")
+                optimizer.zero_grad(set_to_none=True)
+                terms["loss"].backward()
+                optimizer.step()
+                clips += len(videos) * x.shape[1]
+                bar.update()
 
-        if (step + 1) % settings.log_every == 0 or step + 1 == sum(plan):
-            values = {name: float(value) for name, value in terms.items()}     # waits for the GPU
-            if not np.isfinite(values["loss"]):
-                raise FloatingPointError(
-                    f"step {step}: the loss is {values['loss']} (videos {videos[:4].tolist()}, ..); "
-                    f"{settings.out}/checkpoint.pt is from before; try a smaller --lr")
-            row = {"step": step + 1, "epoch": (step + 1) / per_epoch, "loss": None, "xe": None,
-                   "mse": None, "mc": None, **values, "lr": optimizer.param_groups[0]["lr"],
-                   "clips_per_s": clips / (time.perf_counter() - began)}
-            print(json.dumps(row), file=log, flush=True)
-            if (step + 1) % settings.save_every < settings.log_every or step + 1 == sum(plan):
-                save_checkpoint(settings.out / "checkpoint.pt", model, step=step + 1, stage=stage,
-                                optimizer=optimizer.state_dict())
-    print(f"{settings.out}/checkpoint.pt after {time.perf_counter() - began:.0f} s")
+                done = step + 1
+                ends = done == total or stop.status != 0
+                saves = ends or done % settings.save_every == 0
+                if saves or done % settings.log_every == 0:
+                    loss = log_row(log, done, (in_stage + 1) * batch / len(source), terms,
+                                   optimizer.param_groups[-1]["lr"],
+                                   clips / (time.perf_counter() - began))
+                    require_finite(loss, model, done, videos, settings)
+                if saves:
+                    save_checkpoint(settings.out / "checkpoint.pt", model, step=done, stage=stage,
+                                    optimizer=optimizer.state_dict())
+                if stop.status:
+                    sys.exit(stop.status)
+    print(f"{settings.out}/checkpoint.pt: {total} steps, {time.perf_counter() - began:.0f} s")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,80 @@
+"""What test_commands.py and test_bad_input.py share: COIN files made up, scripts run in-process."""
+import json
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import evaluate  # noqa: E402
+import train  # noqa: E402
+from annotations import training_split  # noqa: E402
+from settings import EvaluateSettings, TrainSettings, run  # noqa: E402
+
+SCRIPTS = {"train.py": (train.main, TrainSettings),
+           "evaluate.py": (evaluate.main, EvaluateSettings)}
+
+
+def flags_of(ending, value):
+    """--NAME value for every training setting whose name ends so: of every stage there is."""
+    return tuple(text for f in fields(TrainSettings) if f.name.endswith(ending)
+                 for text in ("--" + f.name.replace("_", "-"), str(value)))
+
+
+TINY = ("--videos", "16", *flags_of("batch", 4), *flags_of("epochs", 0.75), "--log-every", "1",
+        "--save-every", "1", "--device", "cpu")
+
+
+def make_coin(folder, D=8, classes=6):
+    """12 training videos (2 of them validation), 4 test videos; "gone" and "unseen" have no row."""
+    rng = np.random.default_rng(0)
+    names = [f"v{i}" for i in range(100)]
+    names = ([name for name in names if training_split(name) == "train"][:10]
+             + [name for name in names if training_split(name) == "validation"][:2]
+             + ["t0", "t1", "t2", "t3", "gone", "unseen"])
+    database, rows = {}, []
+    for i, name in enumerate(names):
+        steps = [{"id": str((i + k) % classes + 1), "segment": [20. * k + 5, 20. * k + 15],
+                  "label": f"step {(i + k) % classes}"} for k in range(3 + i % 3)]
+        database[name] = {"subset": "testing" if name in ("t0", "t1", "t2", "t3", "gone")
+                          else "training", "recipe_type": 0, "annotation": steps}
+        rows += [(name, t) for t in range(0, 110, 10) if name not in ("gone", "unseen")]
+    (folder / "COIN.json").write_text(json.dumps({"database": database}, indent=1))
+    start = np.array([t for _, t in rows], float)
+    np.savez(folder / "features.npz", video=np.array([name for name, _ in rows]), start=start,
+             end=start + 10, embedding=rng.standard_normal((len(rows), D)).astype(np.float16))
+    np.savez(folder / "texts.npz", names=np.array([f"step {i}" for i in range(classes)]),
+             embeddings=rng.standard_normal((classes, D)).astype(np.float32))
+
+
+def coin_flags(folder="coin"):
+    """The flags of a folder of `make_coin`."""
+    return ("--data", "coin", "--annotations", f"{folder}/COIN.json", "--features",
+            f"{folder}/features.npz", "--text-embeddings", f"{folder}/texts.npz")
+
+
+def call(program, *argv):
+    """Run a script's main in this process, by its command line."""
+    sys.argv, kept = [f"/somewhere/{program}"], sys.argv
+    try:
+        return run(*SCRIPTS[program], list(argv))
+    finally:
+        sys.argv = kept
+
+
+def fails(capsys, status, program, *argv):
+    """The one line of stderr that a command ends with; progress bars only before a late failure."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        call(program, *argv)
+    err = capsys.readouterr().err
+    assert end.value.code == status and err.endswith("\n")
+    line = err.rstrip("\n").split("\n")[-1].split("\r")[-1]
+    assert line.startswith(f"{program}: error: ") and err.count("error: ") == 1
+    if status == 2:
+        assert err == line + "\n"
+    return line

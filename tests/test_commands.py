@@ -1,0 +1,344 @@
+"""train.py and evaluate.py as a user runs them, at a tiny size, on both kinds of data.
+
+Most runs are in this process (starting Python with torch takes seconds); a kill needs a real one.
+The teacher of the embedded world is barely trained here: its scores mean nothing in this file.
+"""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from commands import TINY, call, coin_flags, fails, flags_of, make_coin  # noqa: E402
+from model import ProcedureModel, load_model  # noqa: E402
+from settings import TrainSettings  # noqa: E402
+
+HEAD = ["task", "data", "split", "setting", "order", "listed", "evaluated", "missing",
+        "unreadable", "classes"]
+TAIL = ["seed", "checkpoint", "seconds"]
+ROW = ["step", "epoch", "loss", "xe", "mse", "mc", "lr", "clips_per_s"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A working folder with the embedded world's teacher, and COIN files made up in coin/.
+
+    One thread: on a busy machine several are much slower at this size, and a run repeated in
+    another process adds in the same order.
+    """
+    import toy_render
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("commands")
+    (folder / "runs").mkdir()
+    model, _ = toy_render.train_teacher(images=64, steps=2, batch_size=16, progress=False)
+    torch.save(model.state_dict(), folder / "runs" / "toy_teacher.pt")
+    (folder / "coin").mkdir()
+    make_coin(folder / "coin")
+    yield folder
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def here(place, monkeypatch):
+    """Work in that folder; leave the process's SIGTERM as it was."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.chdir(place)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def script(program, *argv):
+    """The same in a process of its own."""
+    return subprocess.Popen([sys.executable, str(ROOT / program), *argv], text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def weights(out):
+    return torch.load(Path(out) / "checkpoint.pt", weights_only=True)["model"]
+
+
+def same_weights(a, b):
+    a, b = weights(a), weights(b)
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def rows(out):
+    """metrics.jsonl without what a clock says."""
+    found = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
+    return [{key: row[key] for key in row if key != "clips_per_s"} for row in found]
+
+
+def read_json(path):
+    """Strict JSON: no NaN, no Infinity."""
+    return json.loads(Path(path).read_text(), parse_constant=lambda text: pytest.fail(text))
+
+
+@pytest.fixture(scope="module")
+def trained(place):
+    """Run folders of tiny runs, once: the three orders on toy, two on coin."""
+    before, handler = os.getcwd(), signal.getsignal(signal.SIGTERM)
+    os.chdir(place)
+    for order in ("diffusion", "mask", "none"):
+        call("train.py", *TINY, "--order", order, "--out", f"runs/{order}")
+    for order in ("diffusion", "mask"):
+        call("train.py", *TINY, *coin_flags(), "--order", order, "--out", f"runs/coin-{order}")
+    os.chdir(before)
+    signal.signal(signal.SIGTERM, handler)
+    return place / "runs"
+
+
+# ---- training ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["diffusion", "mask", "none", "coin-diffusion", "coin-mask"])
+def test_a_run_folder_is_complete(trained, name):
+    """Catches: settings not recorded, rows renamed or NaN, a checkpoint that runs code to load."""
+    out = trained / name
+    assert {path.name for path in out.iterdir()} >= {"checkpoint.pt", "config.json",
+                                                     "metrics.jsonl"}
+    assert not list(out.glob("*.part"))
+    config = read_json(out / "config.json")
+    assert config["settings"]["order"] == name.removeprefix("coin-")
+    assert config["settings"].keys() >= set(TrainSettings.__dataclass_fields__) - {"resume"}
+    assert config["versions"]["torch"] == torch.__version__
+    steps = 0
+    for line in (out / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line, parse_constant=lambda text: pytest.fail(text))
+        steps += 1
+        assert list(row) == ROW and row["step"] == steps and row["loss"] > 0 and row["lr"] > 0
+    assert bool(row["mc"]) == (name != "none") and bool(row["mse"]) == ("diffusion" in name)
+    model, content = load_model(out)
+    assert content["step"] == steps > 1 and (model.denoiser is None) == (name == "none")
+
+
+def test_a_folder_with_a_checkpoint_is_refused(trained, capsys):
+    """Catches: the night's run overwritten by the same command."""
+    before = (trained / "diffusion" / "checkpoint.pt").read_bytes()
+    line = fails(capsys, 2, "train.py", *TINY, "--out", "runs/diffusion")
+    assert "runs/diffusion" in line and "--resume" in line
+    assert (trained / "diffusion" / "checkpoint.pt").read_bytes() == before
+
+
+def test_resuming_a_finished_run(trained, capsys):
+    """Catches: steps added to a finished run; a run resumed with settings it was not made with."""
+    before = {path: path.read_bytes() for path in (trained / "mask").iterdir()}
+    again = (*TINY, "--order", "mask", "--out", "runs/mask", "--resume")
+    call("train.py", *again)
+    line = fails(capsys, 2, "train.py", *again, "--lr", "0.5")
+    assert "--lr 0.5" in line and "config.json" in line
+    assert {path: path.read_bytes() for path in (trained / "mask").iterdir()} == before
+
+
+@pytest.mark.parametrize("stop", [2, -1])
+def test_an_interrupted_run_goes_on_as_if_it_had_not_been(trained, stop):
+    """Catches: momentum, noise, order of videos or learning rate that starts again on resuming.
+
+    Once within the first stage and once within the last. Ctrl-C comes in the middle of a step.
+    """
+    stop %= len(rows("runs/diffusion"))
+    out, count = f"runs/stop-{stop}", [0]
+
+    def interrupt(optimizer, *_):
+        count[0] += 1
+        if count[0] > stop:
+            raise KeyboardInterrupt
+    hook = register_optimizer_step_pre_hook(interrupt)
+    try:
+        with pytest.raises(SystemExit) as end:
+            call("train.py", *TINY, "--out", out)
+    finally:
+        hook.remove()
+    assert end.value.code == 130 and load_model(out)[1]["step"] == stop
+    with open(f"{out}/metrics.jsonl", "a") as file:
+        file.write(json.dumps(dict.fromkeys(ROW, stop + 1)) + '\n{"step": 4, "ep')    # cut off
+    call("train.py", *TINY, "--out", out, "--resume")
+    assert same_weights(out, "runs/diffusion") and rows(out) == rows("runs/diffusion")
+
+
+def test_killed_at_any_moment_and_resumed():
+    """Catches: a checkpoint half written, `.part` files that stop the next run."""
+    flags = (*TINY, *coin_flags(), *flags_of("epochs", 15))
+    process = script("train.py", *flags, "--out", "runs/killed")
+    while not Path("runs/killed/checkpoint.pt").exists() and process.poll() is None:
+        time.sleep(0.002)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL, process.communicate()
+    killed = load_model("runs/killed")[1]["step"]
+    call("train.py", *flags, "--out", "runs/killed", "--resume")
+    call("train.py", *flags, "--out", "runs/whole")
+    assert same_weights("runs/killed", "runs/whole") and rows("runs/killed") == rows("runs/whole")
+    assert 1 <= killed < len(rows("runs/whole"))
+
+
+def test_sigterm_ends_with_143():
+    """Catches: a scheduler's SIGTERM that leaves a traceback, a torn checkpoint or .part files."""
+    process = script("train.py", *TINY, *coin_flags(), *flags_of("epochs", 10_000),
+                     "--out", "runs/term")
+    while not Path("runs/term/checkpoint.pt").exists() and process.poll() is None:
+        time.sleep(0.01)
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 143 and "Traceback" not in err
+    assert load_model("runs/term")[1]["step"] >= 1 and not list(Path("runs/term").glob("*.part"))
+
+
+def test_old_rows_of_a_run_without_checkpoint_are_dropped(trained):
+    """Catches: metrics of a run that was killed before its first checkpoint, counted twice."""
+    Path("runs/early").mkdir()
+    Path("runs/early/metrics.jsonl").write_text(json.dumps(dict.fromkeys(ROW, 1)) + "\n")
+    call("train.py", *TINY, *coin_flags(), "--out", "runs/early")
+    assert [row["step"] for row in rows("runs/early")] == [
+        row["step"] for row in rows("runs/coin-diffusion")]
+
+
+@pytest.mark.parametrize("how", ["gradient", "rate"])
+def test_a_loss_that_is_not_finite_ends_with_1(capsys, how):
+    """Catches: hours of NaN; weights that are NaN saved over the last good checkpoint."""
+    count = [0]
+
+    def poison(optimizer, *_):
+        count[0] += 1
+        if count[0] == 3:
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    p.grad = None if p.grad is None else p.grad * float("nan")
+    flags = (*TINY, *coin_flags(), *flags_of("epochs", 2), "--out", f"runs/nan-{how}")
+    hook = register_optimizer_step_pre_hook(poison)
+    try:
+        line = fails(capsys, 1, "train.py", *flags,
+                     *(("--lr", "1e30", "--order-lr", "1e30") if how == "rate" else ()))
+    finally:
+        hook.remove()
+    assert "step" in line and "--lr" in line
+    if how == "gradient":
+        assert load_model(f"runs/nan-{how}")[1]["step"] == 2
+        assert all(p.isfinite().all() for p in weights(f"runs/nan-{how}").values())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_ends_with_2(capsys):
+    """Catches: a traceback of torch.save's, the last checkpoint lost."""
+    Path("runs/full").mkdir()
+    Path("runs/full/checkpoint.pt.part").symlink_to("/dev/full")
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        call("train.py", *TINY, *coin_flags(), "--out", "runs/full")
+    assert end.value.code == 2 and "train.py: error: " in capsys.readouterr().err
+    assert not Path("runs/full/checkpoint.pt").exists()
+
+
+def test_a_machine_without_git(monkeypatch):
+    """Catches: `train.py: error: No such file or directory: 'git'`."""
+    monkeypatch.setenv("PATH", "")
+    call("train.py", *TINY, *coin_flags(), "--out", "runs/no-git")
+    assert read_json("runs/no-git/config.json")["versions"]["commit"] is None
+
+
+def test_one_video_and_batches_of_one():
+    """Catches: a division by the number of batches, a shape squeezed away."""
+    call("train.py", *TINY, "--videos", "1", *flags_of("batch", 1), "--out", "runs/1")
+    call("evaluate.py", "--videos", "1", "--batch", "1", "--samples", "1", "--checkpoint",
+         "runs/1/checkpoint.pt", "--json", "one.json")
+    assert read_json("one.json")["distinct"] == 1
+
+
+# ---- measuring ---------------------------------------------------------------------------------
+def forecast_keys(content):
+    """The forecast JSON has exactly SPEC's keys, in its order; every number is one or null."""
+    assert list(content) == HEAD + ["samples", "top1", "top5", "distinct", "baselines",
+                                    "truth"] + TAIL
+    assert list(content["top1"]) == ["zero_noise", "expectation", "oracle", "oracle_softmax"]
+    assert list(content["top5"]) == ["zero_noise", "expectation"]
+    assert list(content["baselines"]) == ["random", "unigram", "clip", "bigram", "bigram_soft"]
+    for part in ("top1", "top5", "baselines"):
+        assert all(v is None or 0 <= v <= 100 for v in content[part].values())
+    assert 1 <= content["distinct"] <= content["samples"]
+
+
+def test_forecast_json_does_not_depend_on_the_batch(trained):
+    """Catches: keys renamed, NaN, noise drawn per batch, a command that only works from here."""
+    flags = ("--checkpoint", "runs/diffusion", "--videos", "4", "--oracle", "5", "--device", "cpu")
+    process = script("evaluate.py", "--task", "forecast", *flags, "--json", "a.json")
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "zero_noise" in out and "Traceback" not in err
+    call("evaluate.py", *flags, "--batch", "3", "--json", "b.json")
+    a, b = read_json("a.json"), read_json("b.json")
+    forecast_keys(a)
+    assert list(a["truth"]) == ["bayes_top1", "bayes_top1_pixels", "ideal_oracle",
+                                "ideal_distinct", "tv", "tv_ideal", "tv_draws"]
+    assert a["samples"] == 5 and a["truth"]["tv_draws"] == 200 and a["missing"] == 0
+    assert a["listed"] == a["evaluated"] > 0 and a["top1"]["oracle_softmax"] is not None
+    for key in a.keys() - {"seconds"}:
+        assert b[key] == (pytest.approx(a[key], rel=1e-4) if isinstance(a[key], dict) else a[key])
+
+
+def test_noise_belongs_to_the_sample(trained, monkeypatch):
+    """Catches: noise drawn per batch, one noise for all samples, --seed without effect.
+
+    In place of h's forecast stands its noise: every sample then shows its own.
+    """
+    monkeypatch.setattr(ProcedureModel, "forecast", lambda self, x, observed, j, noise: noise)
+    found = []
+    for flags in (("--batch", "64"), ("--batch", "3"), ("--seed", "1")):
+        call("evaluate.py", *coin_flags(), "--checkpoint", "runs/coin-diffusion", "--samples", "4",
+             "--json", "f.json", *flags)
+        content = read_json("f.json")
+        found.append({key: content[key] for key in ("top1", "top5", "distinct")})
+    for key in found[0]:
+        assert found[1][key] == pytest.approx(found[0][key])
+    assert found[0]["distinct"] > 2 and found[0] != found[2]
+
+
+@pytest.mark.parametrize("order", ["diffusion", "mask"])
+def test_forecast_on_coin(trained, order):
+    """Catches: truth invented where there is none; a listed video without features not counted."""
+    call("evaluate.py", *coin_flags(), "--checkpoint", f"runs/coin-{order}", "--json", "c.json")
+    content = read_json("c.json")
+    forecast_keys(content)
+    database = json.loads(Path("coin/COIN.json").read_text())["database"]
+    pairs = {name: len(entry["annotation"]) - 1 for name, entry in database.items()
+             if entry["subset"] == "testing"}
+    assert content["truth"] is None and content["missing"] == 1        # "gone"
+    assert content["evaluated"] == sum(pairs.values()) - pairs["gone"]
+    assert content["listed"] == sum(pairs.values()) and content["classes"] == 6
+    assert content["baselines"]["random"] == pytest.approx(100 / 6)
+
+
+@pytest.mark.parametrize("name", ["none", "coin-diffusion"])
+def test_classify(trained, name):
+    """Catches: classification that needs h; teacher's row left out."""
+    flags = coin_flags() if "coin" in name else ("--videos", "4")
+    call("evaluate.py", "--task", "classify", *flags, "--checkpoint", f"runs/{name}", "--json",
+         "d.json")
+    content = read_json("d.json")
+    assert [key for key in content if key in HEAD + TAIL] == HEAD + TAIL
+    assert list(content["top1"]) == list(content["top5"]) == ["ours", "teacher"]
+    assert content["top1"]["ours"] <= content["top5"]["ours"] and "samples" not in content
+    if "coin" in name:                                 # the embedding is its own teacher
+        assert content["top1"]["ours"] == content["top1"]["teacher"]
+
+
+def test_features_of_the_test_videos_are_enough(trained):
+    """Catches: `--split test` refused because nobody computed features of the training videos."""
+    shutil.copytree("coin", "test-only")
+    table = dict(np.load("coin/features.npz"))
+    keep = np.char.startswith(table["video"], "t")
+    np.savez("test-only/features.npz", **{key: value[keep] for key, value in table.items()})
+    call("evaluate.py", *coin_flags("test-only"), "--checkpoint", "runs/coin-diffusion", "--json",
+         "e.json")
+    content = read_json("e.json")
+    forecast_keys(content)
+    assert content["top1"]["zero_noise"] is not None
+    assert content["top1"]["oracle_softmax"] is None and content["baselines"]["bigram"] is None

@@ -1,0 +1,216 @@
+"""h against a slow Transformer written one token at a time, and who may see whom."""
+import math
+
+import pytest
+import torch
+
+import denoiser
+from denoiser import Denoiser
+
+N, D, C, W, HEADS = 5, 4, 6, 8, 2
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    """The level's sinusoids are made in the default type, so that is what is set."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def tiny():
+    """A tiny h with every parameter random, so that nothing is hidden by the zeros of its start."""
+    torch.manual_seed(0)
+    h = Denoiser(dim=D, context=C, width=W, layers=2, heads=HEADS, clips=N)
+    for parameter in h.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return h
+
+
+def question(B=3, Q=4):
+    """context, observed, xt, j, t: some clips hidden, none of them all, j always hidden."""
+    generator = torch.Generator().manual_seed(1)
+    context = torch.randn(B, N, C, generator=generator)
+    xt = torch.randn(B, Q, D, generator=generator)
+    j = torch.tensor([1, 4, 0])[:B]
+    observed = torch.tensor([[1, 0, 1, 1, 0], [1, 1, 0, 1, 0], [0, 1, 1, 1, 1]]).bool()[:B]
+    t = torch.tensor([[3, 0, 2, 3], [1, 1, 0, 3], [2, 3, 0, 1]])[:B, :Q]
+    return context, observed[:, None], xt, j[:, None].expand(B, Q), t
+
+
+# The slow version: one query of one video, token by token.
+
+def norm(x, layer):
+    x = (x - x.mean()) / torch.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
+    return x * layer.weight + layer.bias
+
+
+def linear(x, layer):
+    return layer.weight @ x + layer.bias
+
+
+def slow_attention(block, tokens, positions, query, seen):
+    """What `query` takes from the tokens in `seen`, head by head."""
+    size, parts = W // HEADS, []
+    qkv = [linear(norm(token, block.ln_1), block.qkv) for token in tokens]
+    for head in range(HEADS):
+        q, k, v = ([row[part * W + head * size:part * W + (head + 1) * size] for row in qkv]
+                   for part in range(3))
+        score = {s: q[query] @ k[s] / math.sqrt(size)
+                 + block.distance[head, positions[s] - positions[query] + N - 1] for s in seen}
+        total = sum(value.exp() for value in score.values())
+        parts.append(sum(score[s].exp() / total * v[s] for s in seen))
+    return linear(torch.cat(parts), block.proj)
+
+
+def slow_h(h, context, observed, xt, j, t):
+    """x_hat of one query: context (N, C), observed (N + 1, N), xt (D,), j and t ints -> (D,).
+
+    Row i of observed: what clip i reads; the last: what the query reads.
+    """
+    angle = [t / 100 ** (k / 8) for k in range(8)]
+    wave = torch.tensor([math.sin(a) for a in angle] + [math.cos(a) for a in angle])
+    first, _, second = h.level
+    level = linear(torch.nn.functional.gelu(linear(wave, first)), second)
+    tokens = [linear(row, h.read_context) + h.role.weight[0] for row in context]
+    tokens.append(linear(xt, h.read_noisy) + h.role.weight[1] + level)
+    positions = [*range(N), j]
+    for block in h.blocks:
+        mixed = []
+        for query in range(N + 1):
+            seen = sorted({query, *(i for i in range(N) if observed[query, i])})    # and itself
+            x = tokens[query] + slow_attention(block, tokens, positions, query, seen)
+            y = linear(norm(x, block.ln_2), block.mlp[0])
+            mixed.append(x + linear(y / (1 + (-1.702 * y).exp()), block.mlp[2]))
+        tokens = mixed
+    return linear(norm(tokens[N], h.ln), h.out)
+
+
+def test_eq5_h_equals_a_transformer_token_by_token():
+    """Catches: the scale of attention, heads mixed up, the distance's sign or offset, a hidden clip
+    or another query seen, the level or the role left out, post-norm for pre-norm."""
+    h, (context, observed, xt, j, t) = tiny(), question()
+    own = torch.rand(3, N + 4, N, generator=torch.Generator().manual_seed(2)) < 0.5
+    for view in (observed, own):                          # the same for all tokens; one for each
+        rows = view.expand(3, N + 4, N)
+        with torch.no_grad():
+            fast = h(context, view, xt, j, t)
+            assert fast.shape == xt.shape
+            for b in range(3):
+                for q in range(4):
+                    seen = torch.cat([rows[b, :N], rows[b, N + q:N + q + 1]])
+                    slow = slow_h(h, context[b], seen, xt[b, q], int(j[b, q]), int(t[b, q]))
+                    torch.testing.assert_close(fast[b, q], slow)
+
+
+def test_a_permuted_batch_gives_permuted_results():
+    """Catches: anything shared by the rows of a batch, or a view that mixes batch and heads."""
+    h, (context, observed, xt, j, t) = tiny(), question()
+    order, turn = torch.tensor([2, 0, 1]), torch.tensor([1, 3, 0, 2])
+    out = h(context, observed, xt, j, t)
+    torch.testing.assert_close(h(context[order], observed[order], xt[order], j[order], t[order]),
+                               out[order])
+    torch.testing.assert_close(h(context, observed, xt[:, turn], j[:, turn], t[:, turn]),
+                               out[:, turn])
+
+
+def test_only_observed_clips_are_seen():
+    """Catches: padding, the future or the missing clip j itself read; an observed clip ignored."""
+    h, (context, observed, xt, j, t) = tiny(), question()
+    out = h(context, observed, xt, j, t)
+    for i in range(N):
+        other = context.clone()
+        other[:, i] += 1
+        moved = (h(other, observed, xt, j, t) - out).abs().amax((1, 2))             # (B,)
+        assert torch.equal(moved > 1e-3, observed[:, 0, i]), (i, moved)
+        assert (moved[~observed[:, 0, i]] == 0).all()
+
+
+def test_a_window_of_fewer_clips_is_the_same_as_one_with_padding():
+    """Catches: attention to padding by way of the number of keys."""
+    h, (context, observed, xt, j, t) = tiny(), question()
+    short = h(context[:1, :4], observed[:1, :, :4], xt[:1], j[:1], t[:1])  # clip 4 is hidden there
+    torch.testing.assert_close(short, h(context[:1], observed[:1], xt[:1], j[:1], t[:1]))
+
+
+def test_queries_do_not_see_each_other():
+    """Catches: a Monte Carlo sample, or a level with less noise, that tells another the answer."""
+    h, (context, observed, xt, j, t) = tiny(), question()
+    out = h(context, observed, xt, j, t)
+    for q in range(4):
+        other = xt.clone()
+        other[:, q] += 1
+        moved = (h(context, observed, other, j, t) - out).abs().amax((0, 2))        # (Q,)
+        assert moved[q] > 1e-3 and (moved[torch.arange(4) != q] == 0).all()
+        alone = h(context, observed, xt[:, q:q + 1], j[:, q:q + 1], t[:, q:q + 1])
+        torch.testing.assert_close(alone, out[:, q:q + 1])
+
+
+def test_every_position_can_be_missing_and_matters():
+    """Catches: a query that does not know where it stands; j read as the last clip."""
+    h, (context, _, xt, _, t) = tiny(), question(B=1)
+    observed = torch.tensor([[[False, True, False, True, False]]])
+    out = [h(context, observed, xt, torch.full((1, 4), j), t) for j in range(N)]
+    for a in range(N):
+        assert out[a].isfinite().all()
+        for b in range(a):
+            assert (out[a] - out[b]).abs().max() > 1e-3, (a, b)
+
+
+def test_position_is_the_distance_to_other_clips():
+    """Catches: absolute positions, by which a window that starts one clip later differs."""
+    h, (context, _, xt, _, t) = tiny(), question(B=1)
+    observed = torch.tensor([[[True, True, False, True, False]]])
+    out = h(context, observed, xt, torch.full((1, 4), 2), t)
+    later = h(context.roll(1, 1), observed.roll(1, 2), xt, torch.full((1, 4), 3), t)
+    torch.testing.assert_close(later, out)
+    swapped = h(context[:, [1, 0, 2, 3, 4]], observed, xt, torch.full((1, 4), 2), t)
+    assert (swapped - out).abs().max() > 1e-3                     # but the order of clips matters
+
+
+def test_without_any_observed_clip_the_result_is_finite():
+    """Catches: a softmax over no key at all, where nothing may be read."""
+    h, (context, observed, xt, j, t) = tiny(), question()
+    out = h(context, torch.zeros_like(observed), xt, j, t)
+    out.sum().backward()
+    assert out.isfinite().all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in h.parameters())
+
+
+def test_h_starts_by_saying_nothing_and_learns_from_there():
+    """Catches: a start at random; zeros so deep that no gradient comes out of them."""
+    h, (context, observed, xt, j, t) = Denoiser(D, C, W, 1, HEADS, N), question()
+    out = h(context, observed, xt, j, t)
+    assert (out == 0).all()
+    (out - 1).pow(2).sum().backward()
+    assert h.out.weight.grad.abs().max() > 0
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    """Catches: broadcasting over a wrong shape; an index error deep inside for a clip too many."""
+    h, (context, observed, xt, j, t) = tiny(), question()
+    with pytest.raises(ValueError, match=f"{N + 1} clips per video.*at most {N}"):
+        h(torch.zeros(3, N + 1, C), torch.ones(3, 1, N + 1).bool(), xt, j, t)
+    with pytest.raises(ValueError, match=r"do not fit context \(3, 5, 6\)"):
+        h(context, observed, xt, j[:, :1], t)
+    with pytest.raises(ValueError, match=r"t \(4,\)"):
+        h(context, observed, xt, j, t[0])
+    with pytest.raises(ValueError, match=r"observed \(3, 5\)"):
+        h(context, observed[:, 0], xt, j, t)
+    with pytest.raises(ValueError, match="width 9 is not a multiple of heads 2"):
+        Denoiser(D, C, 9, 1, 2, N)
+
+
+def test_dropout_acts_in_training_alone():
+    """Catches: forecasts that differ from call to call, or dropout that does nothing."""
+    h, asked = Denoiser(D, C, W, 2, HEADS, N, dropout=0.5), question()
+    h.load_state_dict(tiny().state_dict())
+    torch.testing.assert_close(h.eval()(*asked), tiny()(*asked))
+    assert (h.train()(*asked) - tiny()(*asked)).abs().max() > 1e-3
+
+
+def test_levels_have_different_sinusoids():
+    """Catches: two levels that look alike to h."""
+    waves = denoiser.sinusoids(torch.arange(4))
+    assert waves.shape == (4, 16)
+    assert torch.cdist(waves, waves)[~torch.eye(4).bool()].min() > 0.3

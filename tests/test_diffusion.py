@@ -1,0 +1,210 @@
+"""Eqs. 2 and 11, the chain of Sec. 3.3 by hand, and what the schedule's levels mean."""
+import inspect
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+import diffusion
+
+ALPHA_BAR = torch.tensor([0.9, 0.7, 0.3, 0.1], dtype=torch.float64)
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def crowded(K, D, spread=0.5, seed=0):
+    """Unit vectors with a large common part, as CLIP's text embeddings."""
+    common = functional.normalize(draw(D, seed=seed), dim=-1)
+    rest = functional.normalize(draw(K, D, seed=seed + 1), dim=-1)
+    return functional.normalize(common + spread * rest, dim=-1)
+
+
+# ------------------------------------------------------------------------------------------------
+# Eq. 2
+# ------------------------------------------------------------------------------------------------
+def test_eq2_closed_form_equals_noising_one_step_at_a_time():
+    """Catches: t off by one, alpha used for alpha_bar, variance used for standard deviation."""
+    alpha = torch.tensor([0.9, 0.8, 0.7, 0.6], dtype=torch.float64)
+    alpha_bar = alpha.cumprod(0)
+    one, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    mean, var = one, zero                                                # x^0 is known exactly
+    for t in range(len(alpha)):
+        mean, var = alpha[t].sqrt() * mean, alpha[t] * var + 1 - alpha[t]    # Eq. 2, once
+        torch.testing.assert_close(diffusion.add_noise(one, zero, alpha_bar[t]), mean)
+        torch.testing.assert_close(diffusion.add_noise(zero, one, alpha_bar[t]) ** 2, var)
+
+
+def test_eq2_each_row_has_its_own_level():
+    """Catches: alpha_bar broadcast along D or along the wrong axis; an input written to."""
+    z0, noise = draw(2, 4, 4), draw(2, 4, 4, seed=1)                     # T = D = 4 on purpose
+    kept = z0.clone(), noise.clone()
+    zt = diffusion.add_noise(z0, noise, ALPHA_BAR)
+    for b in range(2):
+        for t in range(4):
+            a = float(ALPHA_BAR[t])
+            torch.testing.assert_close(
+                zt[b, t], math.sqrt(a) * z0[b, t] + math.sqrt(1 - a) * noise[b, t])
+    assert torch.equal(z0, kept[0]) and torch.equal(noise, kept[1])
+
+
+def test_add_noise_refuses_to_broadcast():
+    """Catches: one noise for a whole batch."""
+    with pytest.raises(ValueError, match=r"noise is \(4,\), z0 is \(2, 4\)"):
+        diffusion.add_noise(draw(2, 4), draw(4), ALPHA_BAR[0])
+
+
+# ------------------------------------------------------------------------------------------------
+# The schedule, and the space it lives in
+# ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("levels", [2, 4, 10])
+def test_schedule_falls_in_geometric_steps_of_the_signal_to_noise_ratio(levels):
+    """Catches: alpha returned for alpha_bar, the ratio of variances for that of deviations, the
+    first and the last exchanged."""
+    default = {name: p.default for name, p in
+               inspect.signature(diffusion.noise_levels).parameters.items()}
+    alpha_bar = diffusion.noise_levels(levels).double()
+    assert alpha_bar.shape == (levels,) and diffusion.noise_levels().shape == (default["levels"],)
+    assert (0 < alpha_bar).all() and (alpha_bar < 1).all() and (alpha_bar.diff() < 0).all()
+    for t in range(levels):
+        share = t / (levels - 1)
+        ratio = default["first"] ** (1 - share) * default["last"] ** share
+        assert math.sqrt(alpha_bar[t] / (1 - alpha_bar[t])) == pytest.approx(ratio, rel=1e-5)
+    alpha = alpha_bar / torch.cat([torch.ones(1).double(), alpha_bar[:-1]])
+    assert (0 < alpha).all() and (alpha < 1).all()                       # Eq. 2 has such steps
+
+
+def test_clean_points_have_mean_zero_and_mean_squared_length_one():
+    """Catches: the common part left in, lengths of the texts left in, a scale per coordinate, a
+    mean over D in place of a sum (points sqrt(D) too long)."""
+    phrases = crowded(6, 5) * torch.arange(1, 7)[:, None]
+    mean, scale = diffusion.affine_map(phrases)
+    assert mean.shape == (5,) and scale.shape == ()
+    points = [scale * (y / math.sqrt(y @ y) - mean) for y in phrases]
+    assert sum(points).abs().max() < 1e-9
+    assert sum(float(z @ z) for z in points) / 6 == pytest.approx(1)
+
+
+def bayes_accuracy(D, spread, draws=3000, K=32):
+    """Share of right guesses of which of K points it was, from x_j^t alone, per level: (T,)."""
+    phrases = crowded(K, D, spread)
+    mean, scale = diffusion.affine_map(phrases)
+    points, hits = scale * (phrases - mean), []
+    truth = torch.arange(draws) % K
+    for t, a in enumerate(diffusion.noise_levels().double()):
+        zt = diffusion.add_noise(points[truth], draw(draws, D, seed=9 + t), a.expand(draws))
+        hits.append((torch.cdist(zt, a.sqrt() * points).argmin(1) == truth).double().mean())
+    return torch.stack(hits)
+
+
+def test_a_level_means_the_same_at_any_width_and_for_any_crowd():
+    """Catches: noise that grows with D beside unit vectors (at D = 512 all is lost at level 0), and
+    a common part of the texts that takes the place of what tells them apart."""
+    reference = bayes_accuracy(64, 0.5)
+    assert reference[0] > reference[-1] + 0.3 and (reference.diff() < 0).all()
+    assert (bayes_accuracy(512, 0.5) - reference).abs().max() < 0.04
+    assert (bayes_accuracy(64, 0.05) - reference).abs().max() < 0.04
+
+
+@pytest.mark.parametrize("D", [4, 64])
+def test_scaled_inputs_have_variance_one_at_every_level(D):
+    """Catches: the deviation for its inverse, D left out, the variance not rooted."""
+    phrases = crowded(3 * D, D)
+    mean, scale = diffusion.affine_map(phrases)
+    points = scale * (phrases - mean)
+    for a, c in zip(ALPHA_BAR, diffusion.input_scale(ALPHA_BAR, D)):
+        signal = sum(float(a * (z @ z)) for z in points) / (len(points) * D)    # variance each
+        assert float(c) ** 2 * (signal + 1 - float(a)) == pytest.approx(1)
+
+
+def test_training_asks_a_level_and_zeros_at_the_last():
+    """Catches: levels and their numbers out of step; x_j^T = 0 asked at another level than
+    inference asks it, or never."""
+    z0, noise = draw(2, 4, 3), draw(2, 4, 3, seed=1)
+    levels = torch.tensor([[2, 0, 3, 1], [1, 1, 0, 3]])
+    zt, t = diffusion.training_queries(z0, levels, noise, ALPHA_BAR)
+    assert zt.shape == (2, 8, 3) and t.tolist() == [[2, 0, 3, 1, 3, 3, 3, 3],
+                                                    [1, 1, 0, 3, 3, 3, 3, 3]]
+    for b in range(2):
+        for j in range(4):
+            a = float(ALPHA_BAR[levels[b, j]])
+            torch.testing.assert_close(
+                zt[b, j], math.sqrt(a) * z0[b, j] + math.sqrt(1 - a) * noise[b, j])
+    assert (zt[:, 4:] == 0).all()
+
+
+# ------------------------------------------------------------------------------------------------
+# Sec. 3.3
+# ------------------------------------------------------------------------------------------------
+def made_up_h(zt, t):
+    """Some h: another result for every input, level and coordinate."""
+    x_hat = torch.sin(2 * zt + t[..., None] + torch.arange(zt.shape[-1]))
+    return x_hat, 0.5 * x_hat ** 2 - 0.3
+
+
+def slow_chain(noise):
+    """Sec. 3.3 for one noise (D,), T = 4, written out; levels 1 to 4 as in the paper."""
+    def h(z, t):
+        x_hat, z_hat = made_up_h(z[None, None], torch.tensor([[t - 1]]))
+        return x_hat[0, 0], z_hat[0, 0]
+
+    bar = {t: float(ALPHA_BAR[t - 1]) for t in (1, 2, 3, 4)}
+    z4 = math.sqrt(1 - bar[4]) * noise
+    _, clean = h(z4, 4)
+    z3 = math.sqrt(bar[3]) * clean + math.sqrt(1 - bar[3]) * noise
+    _, clean = h(z3, 3)
+    z2 = math.sqrt(bar[2]) * clean + math.sqrt(1 - bar[2]) * noise
+    _, clean = h(z2, 2)
+    z1 = math.sqrt(bar[1]) * clean + math.sqrt(1 - bar[1]) * noise
+    x_hat, _ = h(z1, 1)
+    return x_hat
+
+
+@pytest.mark.parametrize("amount", [1.0, 0.0])
+def test_sec33_sampling_equals_the_chain_written_out(amount):
+    """Catches: a level skipped or asked twice, t off by one, new noise at each level, noise added
+    after the last one, x_hat noised again in place of z_hat; with amount 0: the zero vector."""
+    noise = amount * draw(2, 3, 4)
+    kept = noise.clone()
+    x_hat = diffusion.sample(made_up_h, noise, ALPHA_BAR)
+    for b in range(2):
+        for q in range(3):
+            torch.testing.assert_close(x_hat[b, q], slow_chain(noise[b, q]))
+    assert torch.equal(noise, kept)
+
+
+def test_sec33_many_samples_in_one_pass_equal_single_ones():
+    """Catches: samples that mix."""
+    noise = draw(2, 5, 4)
+    together = diffusion.sample(made_up_h, noise, ALPHA_BAR)
+    alone = [diffusion.sample(made_up_h, noise[:, q:q + 1], ALPHA_BAR) for q in range(5)]
+    torch.testing.assert_close(together, torch.cat(alone, 1))
+
+
+def test_sec33_starts_with_the_variance_of_the_noise_in_training():
+    """Catches: x_j^T of variance 1 where training's last level has 1 - alpha_bar_T of noise."""
+    asked = []
+
+    def h(zt, t):
+        asked.append((zt, t.tolist()))
+        return zt, torch.zeros_like(zt)
+
+    noise = draw(1, 2, 4)
+    diffusion.sample(h, noise, ALPHA_BAR)
+    assert [t for _, t in asked] == [[[t, t]] for t in (3, 2, 1, 0)]
+    for level, (point, _) in zip((3, 2, 1, 0), asked):          # z_hat = 0: noise alone is left
+        levels = torch.full((1, 2), level)
+        zt, _ = diffusion.training_queries(0 * noise, levels, noise, ALPHA_BAR)
+        torch.testing.assert_close(point, zt[:, :2])
+
+
+def test_eq11_is_the_mean_of_probabilities_by_loops():
+    """Catches: the mean of log probabilities, or of logits, in place of that of probabilities."""
+    log_p = draw(2, 3, 4).log_softmax(-1)
+    p = diffusion.expectation(log_p)
+    for b in range(2):
+        for k in range(4):
+            expected = sum(math.exp(log_p[b, m, k]) for m in range(3)) / 3
+            assert p[b, k].item() == pytest.approx(expected)

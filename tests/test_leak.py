@@ -1,0 +1,88 @@
+"""Nothing leaks: h trained on context that tells nothing predicts no better than the shares."""
+import pytest
+import torch
+from torch.nn import functional
+
+from model import ProcedureModel
+from train import draw_missing, ordering_losses
+
+K, D, N = 6, 16, 5
+SHARES = torch.tensor([.05, .10, .15, .20, .20, .30])         # of the steps, everywhere in a video
+UNIGRAM = -(SHARES * SHARES.log()).sum().item()               # nats
+TELLS, SILENT = 0.9, 0.0                                      # chance of a video's usual step
+
+
+def batch(B, phrases, usual_share, generator):
+    """Embeddings of B videos (B, N, D), which are there (B, N), one-hot targets (B, N, K).
+
+    A clip shows the usual step of its video with the given chance, else any; both are drawn from
+    SHARES, so that every position has these shares. With chance 0 the clips are strangers to each
+    other, as if each had been swapped with one of another video: all that tells h about clip j is
+    clip j itself.
+    """
+    usual = torch.multinomial(SHARES, B, replacement=True, generator=generator)
+    other = torch.multinomial(SHARES, B * N, replacement=True, generator=generator).view(B, N)
+    same = torch.rand(B, N, generator=generator) < usual_share
+    steps = torch.where(same, usual[:, None], other)                                # (B, N)
+    x = phrases[steps] + 0.05 * torch.randn(B, N, D, generator=generator)
+    there = torch.ones(B, N, dtype=torch.bool)
+    return functional.normalize(x, dim=-1), there, functional.one_hot(steps, K).float()
+
+
+def trained(usual_share, steps=150, B=64):
+    """h after a brief training, and the generator of its videos."""
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    phrases = functional.normalize(torch.randn(K, D, generator=generator), dim=-1)
+    model = ProcedureModel(phrases, None, dict(width=32, layers=2, heads=2, clips=N), "diffusion",
+                           0.1, None)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 5e-3 * (1 - step / steps)
+        mse, mc = ordering_losses(model, *batch(B, phrases, usual_share, generator))
+        optimizer.zero_grad()
+        (mse + mc).backward()
+        optimizer.step()
+    return model.eval(), generator
+
+
+def nll(model, generator, usual_share, kind, M=2500):
+    """Mean -log p(y_j) over the missing clips of M new videos, seen as in training.
+
+    kind: "zero" or "noisiest", what h reads of clip j.
+    Returns: h's, and the least possible from the noisy point and SHARES alone, in nats; both less
+    the amount by which the shares of these very clips are off.
+    """
+    x, there, targets = batch(M, model.phrases, usual_share, generator)
+    observed, missing = draw_missing(there, generator)
+    y, a, zt = targets.argmax(-1), model.alpha_bar[-1], torch.zeros(M, N, D)
+    best = SHARES.log().expand(M, N, K)
+    if kind == "noisiest":
+        zt = a.sqrt() * model.points[y] + (1 - a).sqrt() * torch.randn(M, N, D, generator=generator)
+        far = torch.cdist(zt, a.sqrt() * model.points) ** 2 / (2 * (1 - a))
+        best = (best - far).log_softmax(-1)
+    j, t = torch.arange(N).expand(M, N), torch.full((M, N), len(model.alpha_bar) - 1)
+    with torch.no_grad():
+        log_p = model.match(model.predictor(x, observed, j)(zt, t)[0])
+    luck = -SHARES.log()[y[missing]].mean().item() - UNIGRAM
+    return tuple(-p.gather(-1, y[..., None])[..., 0][missing].mean().item() - luck
+                 for p in (log_p, best))
+
+
+def test_h_learns_nothing_where_the_context_tells_nothing():
+    """Catches: clip j, a hidden clip or the clean point reaching h by any way, directly or by way
+    of another clip; a last level that still tells which step it is."""
+    model, generator = trained(SILENT)
+    zero, unigram = nll(model, generator, SILENT, "zero")
+    assert unigram == pytest.approx(UNIGRAM, abs=1e-3)
+    assert zero == pytest.approx(UNIGRAM, abs=0.03)
+    noisiest, best = nll(model, generator, SILENT, "noisiest")
+    assert UNIGRAM - 0.1 < best < UNIGRAM                     # a schedule that hides the answer
+    assert noisiest == pytest.approx(best, abs=0.03)
+
+
+def test_h_learns_from_a_context_that_tells():
+    """Catches: the test above passing because h learns nothing at all."""
+    model, generator = trained(TELLS)
+    for kind in ("zero", "noisiest"):
+        assert nll(model, generator, TELLS, kind)[0] < UNIGRAM - 0.4, kind

@@ -1,0 +1,113 @@
+"""Eqs. 6 to 10 against loops in float64, typed from the paper."""
+import math
+
+import pytest
+import torch
+
+import losses
+
+TAU = 0.02                                             # the paper's
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def soft(*shape, seed=0):
+    """Random soft targets: rows sum to 1."""
+    return (3 * draw(*shape, seed=seed)).softmax(-1)
+
+
+def slow_match(x, phrases, tau):
+    """Eq. 6 for one x (D,): softmax of x^T y / (tau |x| |y|), a list of K probabilities."""
+    def length(v):
+        return math.sqrt(sum(float(a) ** 2 for a in v))
+
+    scores = [sum(float(a * b) for a, b in zip(x, y)) / (tau * length(x) * length(y))
+              for y in phrases]
+    return [math.exp(s) / sum(math.exp(other) for other in scores) for s in scores]
+
+
+def slow_entropy(target, p):
+    """H(p', p) of one clip, lists of K."""
+    return -sum(float(a) * math.log(b) for a, b in zip(target, p))
+
+
+def test_eq6_match_equals_the_softmax_by_loops():
+    """Catches: tau left out, squared or inverted, either side not normalised, sum over the wrong
+    axis, probabilities for log probabilities."""
+    x, phrases = draw(2, 3, 4), 7 * draw(5, 4, seed=1)
+    log_p = losses.match(x, phrases, TAU)
+    assert log_p.shape == (2, 3, 5)
+    for b in range(2):
+        for i in range(3):
+            expected = torch.tensor(slow_match(x[b, i], phrases, TAU), dtype=torch.float64)
+            torch.testing.assert_close(log_p[b, i].exp(), expected)
+
+
+def test_eq6_is_finite_at_the_smallest_temperature_and_the_longest_vectors():
+    """Catches: exp before the maximum is taken off; log of a probability that is 0 in float32."""
+    x = torch.tensor([[1e4, 0.0], [-1e4, 1e-4]], requires_grad=True)
+    log_p = losses.match(x, torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), 0.01)
+    torch.testing.assert_close(log_p[0].detach(), torch.tensor([0.0, -200.0]))
+    log_p.sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def test_eq8_xe_is_the_mean_over_the_observed_clips_by_loops():
+    """Catches: 1 / N for 1 / (N - 1), the missing clip counted, a sum for a mean, padding counted,
+    p and p' exchanged in H."""
+    N, x, phrases, targets = 4, draw(1, 4, 3), draw(5, 3, seed=1), soft(1, 4, 5, seed=2)
+    log_p = losses.match(x, phrases, TAU)
+    for j in range(N):
+        expected = 0.0
+        for i in range(N):
+            if i != j:
+                expected += slow_entropy(targets[0, i], slow_match(x[0, i], phrases, TAU)) / (N - 1)
+        observed = torch.arange(N)[None] != j
+        assert losses.xe_loss(log_p, targets, observed).item() == pytest.approx(expected)
+        padded = [torch.cat([rows, 9 + rows[:, :2]], 1) for rows in (log_p, targets)]
+        padding = torch.cat([observed, torch.zeros(1, 2, dtype=torch.bool)], 1)
+        assert losses.xe_loss(*padded, padding).item() == pytest.approx(expected)
+
+
+def test_eq8_weighs_every_observed_clip_of_a_batch_alike():
+    """Catches: a mean per video, which gives the clips of a short video more weight."""
+    log_p, targets = draw(2, 3, 4).log_softmax(-1), soft(2, 3, 4, seed=1)
+    observed = torch.tensor([[True, True, True], [False, True, False]])
+    each = [slow_entropy(targets[b, i], log_p[b, i].exp())
+            for b, i in ((0, 0), (0, 1), (0, 2), (1, 1))]
+    assert losses.xe_loss(log_p, targets, observed).item() == pytest.approx(sum(each) / 4)
+    none = losses.xe_loss(log_p, targets, torch.zeros_like(observed))
+    assert none.item() == 0                                                # not 0 / 0
+
+
+def test_eq9_mse_is_the_squared_length_averaged_over_the_missing_clips():
+    """Catches: a mean over D, a sum over queries, the length without its square, padding or an
+    observed clip counted."""
+    B, Q, D = 2, 3, 4
+    z_hat, z0 = draw(B, Q, D), draw(B, Q, D, seed=1)
+    missing = torch.tensor([[True, False, True], [False, True, True]])
+    expected = 0.0
+    for b, q in ((0, 0), (0, 2), (1, 1), (1, 2)):
+        expected += sum(float(z_hat[b, q, d] - z0[b, q, d]) ** 2 for d in range(D)) / 4
+    assert losses.mse_loss(z_hat, z0, missing).item() == pytest.approx(expected)
+    assert losses.mse_loss(z_hat, z0, missing & False).item() == 0         # not 0 / 0
+
+
+def test_eq10_mc_is_the_cross_entropy_averaged_over_the_missing_clips():
+    """Catches: a sum over queries, p and p' exchanged, the target of one clip used for another,
+    padding or an observed clip counted."""
+    B, Q, D = 2, 3, 4
+    x_hat, phrases, targets = draw(B, Q, D), draw(5, D, seed=1), soft(B, Q, 5, seed=2)
+    missing = torch.tensor([[True, False, True], [False, True, True]])
+    expected = 0.0
+    for b, q in ((0, 0), (0, 2), (1, 1), (1, 2)):
+        expected += slow_entropy(targets[b, q], slow_match(x_hat[b, q], phrases, TAU)) / 4
+    log_p = losses.match(x_hat, phrases, TAU)
+    assert losses.mc_loss(log_p, targets, missing).item() == pytest.approx(expected)
+
+
+def test_eq7_total_is_the_plain_sum():
+    """Catches: a term weighted, left out or counted twice."""
+    assert losses.total_loss(torch.tensor(1.0), torch.tensor(10.0), torch.tensor(100.0)) == 111
