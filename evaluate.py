@@ -64,10 +64,13 @@ def encode_samples(model, source, samples, settings, device, title):
     return tuple(torch.cat(rows).view(len(samples), N, -1) for rows in (ours, teachers))
 
 
-def score(model, x, texts):
-    """log p over the label set, equal texts exactly equal: (..., D) -> (..., S)."""
+def score(match, x, texts):
+    """log p over the label set, equal texts exactly equal: (..., D) -> (..., S).
+
+    match: model.match for predictions, model.read for clips that were observed.
+    """
     unique, index = distinct_texts(texts)
-    log_p = model.match(x, unique)
+    log_p = match(x, unique)
     return (log_p - log_p[..., index].logsumexp(-1, keepdim=True))[..., index]
 
 
@@ -87,7 +90,7 @@ def forecasts(model, x, texts, samples, seed, batch):
             observed = torch.arange(N + 1, device=x.device).expand(B, -1) < N
             j = torch.full((B,), N, device=x.device)
             queries = torch.cat([torch.zeros_like(eps[:, :1]), eps], 1)        # (B, 1 + Q, D)
-            log_p = score(model, model.forecast(padded, observed, j, queries), texts)
+            log_p = score(model.match, model.forecast(padded, observed, j, queries), texts)
             zero.append(log_p[:, 0])
             drawn.append(log_p[:, 1:])
     return torch.cat(zero), torch.cat(drawn)
@@ -128,9 +131,9 @@ def bigrams(model, x, texts, settings, device):
     rows, there = train_sequences(model, settings, device)
     if rows is None:
         return None, None
-    labels = torch.where(there, score(model, rows, texts).argmax(-1), -1).cpu()
+    labels = torch.where(there, score(model.read, rows, texts).argmax(-1), -1).cpu()
     counts = bigram_counts(labels, len(texts))
-    posterior = score(model, x[:, -1], texts).exp().cpu()                      # (M, S)
+    posterior = score(model.read, x[:, -1], texts).exp().cpu()                      # (M, S)
     nearest = torch.nn.functional.one_hot(posterior.argmax(1), len(texts))
     return bigram_forecast(counts, nearest), bigram_forecast(counts, posterior)
 
@@ -184,7 +187,7 @@ def fitted_temperature(model, settings, texts, device):
     steps = [(data.steps_of(source.videos[s.video])[s.step]) for s in samples]
     windows = [data.classify_windows(start, end, end, 1) for start, end, _ in steps]
     features = torch.cat([source.teacher([(s.video, w)]) for s, w in zip(samples, windows)])
-    target = soft_targets(features.to(device), texts, model.tau)
+    target = soft_targets(features.to(device), texts, model.teacher_tau)
     return fit_temperature(zero, target)
 
 
@@ -236,7 +239,7 @@ def toy_rows(model, x, texts, samples, videos, y, settings):
     grammar, truth, from_start, seconds = toy_truth(samples, videos)
     believed = torch.cat([                     # P(clip | step) is the posterior times S, flat prior
         torch.from_numpy(grammar.next_step_from_clips(p.numpy(), start, gap)) for p, start, gap in
-        in_batches(256, score(model, x, texts).exp().cpu().double() * len(texts),
+        in_batches(256, score(model.read, x, texts).exp().cpu().double() * len(texts),
                    from_start, seconds)])
     truth = torch.from_numpy(truth)
     generator = torch.Generator().manual_seed(settings.seed)
@@ -265,9 +268,9 @@ def classify(model, source, texts, settings, device):
         raise BadInput(f"--split {settings.split}: no annotated step; there is nothing to classify")
     x, teacher = encode_samples(model, source, samples, settings, device, "encode")
     y = torch.tensor([sample.label for sample in samples])
-    ours = score(model, x, texts).exp().mean(1).cpu()                          # (M, S)
+    ours = score(model.read, x, texts).exp().mean(1).cpu()                     # (M, S)
     unique, index = distinct_texts(texts)
-    theirs = soft_targets(teacher, unique, model.tau).mean(1)[:, index].cpu()  # (M, S)
+    theirs = soft_targets(teacher, unique, model.teacher_tau).mean(1)[:, index].cpu()  # (M, S)
     hits = {name: metrics.topk_correct(p, y, 1) for name, p in (("ours", ours),
                                                                 ("teacher", theirs))}
     groups = torch.tensor([sample.video for sample in samples])

@@ -45,14 +45,16 @@ class ProcedureModel(nn.Module):
         denoiser: dict, arguments of Denoiser; None = matching only.
         order:   "diffusion", "mask" or "none".
         tau:     temperature of Eq. 6.
+        teacher_tau: temperature of the soft targets. Without f, observed clips are read with it.
         pixels:  (mean, std) of pixels / 255 as f expects them; None without f.
     """
 
-    def __init__(self, phrases, encoder, denoiser, order, tau, pixels):
+    def __init__(self, phrases, encoder, denoiser, order, tau, pixels, teacher_tau=0.03):
         super().__init__()
         self.order, self.tau, self.pixels = order, tau, pixels
+        self.teacher_tau, self.clip_tau = teacher_tau, tau if encoder else teacher_tau
         self.arguments = {"encoder": encoder, "denoiser": denoiser, "order": order, "tau": tau,
-                          "pixels": pixels}
+                          "pixels": pixels, "teacher_tau": teacher_tau}
         D = phrases.shape[1]
         self.encoder = TimeSformer(dim=D, **encoder) if encoder else Identity()
         self.denoiser = Denoiser(dim=D, **denoiser) if order != "none" else None
@@ -73,6 +75,10 @@ class ProcedureModel(nn.Module):
         """Eq. 6: log p(y | x) over the pool, or over other texts (K', D): (..., D) -> (..., K)."""
         return losses.match(x, self.phrases if texts is None else texts, self.tau)
 
+    def read(self, x, texts=None):
+        """`match` for observed clips: at tau where f was trained with it, else at teacher_tau."""
+        return losses.match(x, self.phrases if texts is None else texts, self.clip_tau)
+
     def context(self, x):
         """What h reads of each clip (B, N, D): the clean point that Eq. 6 expects, times sqrt(D).
 
@@ -81,7 +87,7 @@ class ProcedureModel(nn.Module):
         Two clips of one step look alike to h, whatever else differs between them; the factor
         gives each coordinate a variance of about 1.
         """
-        return self.match(x).exp() @ self.points * x.shape[-1] ** 0.5
+        return self.read(x).exp() @ self.points * x.shape[-1] ** 0.5
 
     def predictor(self, x, observed, j):
         """h with its context fixed: the `predict` of diffusion.sample.

@@ -8,6 +8,7 @@ appendix B for the prompts.
     y^{1:K}      phrases                 (K, D)      the pool's embeddings, of any length
     -            Teacher.encode_frames   (n, D)      image features, unit length
     p'_i         soft_targets            (..., K)    softmax of cosines: the target of clip i
+    -            estimate_tau            float       its temperature where nothing else gives it
     B videos, N clips, F frames, K phrases, D embedding.
 
 The teacher is any open_clip model; the embedded world trains a tiny one (toy_render.py), and real
@@ -72,3 +73,23 @@ def soft_targets(features, phrases, tau):
     with torch.autocast(features.device.type, enabled=False):       # float32, as losses.match
         cosine = functional.normalize(features, dim=-1) @ functional.normalize(phrases, dim=-1).T
         return (cosine / tau).softmax(-1).detach()
+
+
+def estimate_tau(features, phrases, rounds=30):
+    """The temperature at which Eq. 6 is calibrated for given clip features, without labels.
+
+    A unit feature is taken as a y_k + noise of variance (1 - a^2) / D in each direction; then
+    p(k | x) is the softmax of cos(x, y_k) / tau with tau = (1 - a^2) / (D a). The cosine a of a
+    clip with its own text is not known, so it is estimated in turn with p (expectation
+    maximisation). For a features file, whose vision nobody here has trained.
+
+    Args:    features (C, D), phrases (K, D), any length.
+    Returns: float > 0.
+    """
+    x, D = functional.normalize(features.float(), dim=-1), features.shape[-1]
+    cosine = x @ functional.normalize(phrases, dim=-1).T                       # (C, K)
+    a = cosine.max(1).values.mean().clamp(0.01, 0.99)
+    for _ in range(rounds):
+        tau = (1 - a ** 2) / (D * a)
+        a = ((cosine / tau).softmax(1) * cosine).sum(1).mean().clamp(0.01, 0.99)
+    return float((1 - a ** 2) / (D * a))

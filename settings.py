@@ -39,30 +39,33 @@ class TrainSettings:
     seed: int = opt("of weights, batches and noise", 0)
     device: str = opt("auto: a CUDA GPU where there is one", "auto")
     videos: int = opt("training videos of the embedded world", 6000)
-    sgd_epochs: float = opt("epochs of the first stage, SGD on the matching loss alone", 1.0)
-    epochs: float = opt("epochs of the second stage, AdamW on the whole objective", 5.0)
-    order_epochs: float = opt("epochs of the third stage, AdamW on h alone, embeddings kept", 30.0)
-    keep: int = opt("times each video is embedded for the third stage, with other windows", 4)
+    sgd_epochs: float = opt("epochs of the first stage, SGD on the matching loss alone", 0.5)
+    epochs: float = opt("epochs of the second stage, AdamW on the whole objective", 4.0)
+    order_epochs: float = opt("epochs of the third stage, AdamW on h alone, embeddings kept", 40.0)
+    keep: int = opt("times each video is embedded for the third stage, with other windows", 3)
     batch: int = opt("videos per step; the paper's 128", 32)
     order_batch: int = opt("videos per step of the third stage", 64)
     sgd_lr: float = opt("peak learning rate of the first stage; the paper's 5e-3", 5e-3)
     lr: float = opt("peak learning rate of f in the second stage", 2e-3)
-    order_lr: float = opt("peak learning rate of h in the second and third stage", 5e-3)
+    order_lr: float = opt("peak learning rate of h in the second and third stage", 3e-3)
     weight_decay: float = opt("of every stage; the paper's 1e-4", 1e-2)
     tau: float = opt("temperature of the student's matching (Eq. 6); the paper's 0.02", 0.02)
-    teacher_tau: float = opt("temperature of the soft targets; smaller makes them sharper", 0.03)
+    teacher_tau: float = opt("temperature of the soft targets; smaller makes them sharper; default "
+                             "0.03, or estimated from the clips of a features file", None)
     log_every: int = opt("steps between two rows of metrics.jsonl", 20)
     save_every: int = opt("steps between two checkpoints", 500)
 
     def __post_init__(self):
         for name in ("videos", "keep", "batch", "order_batch", "log_every", "save_every"):
             check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
-        for name in ("tau", "teacher_tau", "lr", "order_lr", "sgd_lr"):
+        for name in ("tau", "lr", "order_lr", "sgd_lr"):
             check(0 < getattr(self, name) < math.inf, name, getattr(self, name),
                   "must be above 0, and finite")
         for name in ("sgd_epochs", "epochs", "order_epochs", "weight_decay"):
             check(0 <= getattr(self, name) < math.inf, name, getattr(self, name),
                   "must be 0 or more, and finite")
+        check(self.teacher_tau is None or 0 < self.teacher_tau < math.inf, "teacher_tau",
+              self.teacher_tau, "must be above 0, and finite")
         check_common(self)
         check(self.order != "none" or self.data != "coin", "order", "none",
               "--data coin trains h alone: without it there is nothing to train")

@@ -24,20 +24,33 @@ SIZES = {
             "denoiser": dict(width=64, layers=2, heads=4)},
     "coin": {"encoder": None, "denoiser": dict(width=128, layers=2, heads=4, dropout=0.2)},
 }
+TEACHER_TAU = 0.03        # of the soft targets in the embedded world, by least NLL on validation
 FORECASTS = 0.5           # share of the missing clips of which all that follows is hidden
 
 
 def load_data(settings, device):
-    """Training videos, phrase pool (K, D), and how f wants its pixels (None: clips are rows)."""
+    """What a run learns from: videos, phrase pool (K, D), and what depends on their kind.
+
+    Returns: source, phrases, pixels (how f wants them; None: clips are rows of a features file),
+             and the temperature of the soft targets.
+    """
     import data
+    from pseudo_labels import estimate_tau
+    tau = settings.teacher_tau
     if settings.data == "coin":
-        return *data.open_coin(settings, "train"), None
+        source, texts = data.open_coin(settings, "train")
+        import numpy as np
+        rng = np.random.default_rng(0)
+        rows = source.clips([(video, source.pretrain_windows(video, rng))
+                             for video in range(min(len(source), 1000))])
+        return source, texts, None, tau or estimate_tau(rows, texts)
     import toy
     import toy_render
     teacher = data.toy_teacher(device)
     frames = SIZES["toy"]["encoder"]["frames"]
     source = data.ToySource("train", settings.videos, frames, teacher.encode_frames)
-    return source, teacher.encode_phrases(toy.PHRASES), (toy_render.MEAN, toy_render.STD)
+    pixels = (toy_render.MEAN, toy_render.STD)
+    return source, teacher.encode_phrases(toy.PHRASES), pixels, tau or TEACHER_TAU
 
 
 def draw_missing(there, generator=None):
@@ -91,7 +104,7 @@ def ordering_losses(model, x, there, targets):
             losses.mc_loss(model.match(x_hat), targets, missing))              # Eq. 10
 
 
-def encode_batch(model, source, videos, settings, rng, device):
+def encode_batch(model, source, videos, rng, device):
     """Clips of some videos through f, and the teacher's soft targets for them.
 
     Returns: x (B, N, D), there (B, N) bool, targets (B, N, K); videos without a clip are left out.
@@ -105,7 +118,7 @@ def encode_batch(model, source, videos, settings, rng, device):
     count = torch.tensor([len(windows) for _, windows in requests], device=device)
     x = model.encode(source.clips(requests).to(device))                        # x_i = f(v_i)
     features = source.teacher(requests).to(device)                             # (C, D)
-    targets = soft_targets(features, model.phrases, settings.teacher_tau)      # (C, K)  p'_i
+    targets = soft_targets(features, model.phrases, model.teacher_tau)         # (C, K)  p'_i
     x, there = data.pad_clips(x, count, data.CLIPS)                            # (B, N, D)
     return x, there, data.pad_clips(targets, count, data.CLIPS)[0]
 
@@ -132,7 +145,7 @@ def kept_batches(model, source, settings, device):
     videos = np.tile(np.arange(len(source)), settings.keep)
     with torch.no_grad():
         for i in tqdm(range(0, len(videos), 128), desc="keep embeddings"):
-            rows.append(encode_batch(model, source, videos[i:i + 128], settings, rng, device))
+            rows.append(encode_batch(model, source, videos[i:i + 128], rng, device))
     return tuple(torch.cat(column) for column in zip(*rows))
 
 
@@ -238,11 +251,11 @@ def keep_metrics(path, step):
     write_atomically(path, lambda file: file.write("".join(kept).encode()))
 
 
-def take_batch(model, source, kept, videos, settings, rng, device):
+def take_batch(model, source, kept, videos, rng, device):
     """x, there, targets of some videos: encoded now, or taken from the kept embeddings."""
     import torch
     if kept is None:
-        return encode_batch(model, source, videos, settings, rng, device)
+        return encode_batch(model, source, videos, rng, device)
     rows = torch.from_numpy(videos).to(device)
     return tuple(column[rows] for column in kept)
 
@@ -277,7 +290,7 @@ def set_up(settings):
     from model import ProcedureModel
     resumed = prepare_run(settings)
     device = pick_device(settings.device)
-    source, phrases, pixels = load_data(settings, device)
+    source, phrases, pixels, teacher_tau = load_data(settings, device)
     if source.missing:
         print(f"{len(source.missing)} of {len(source.listed)} videos have no features; see "
               f"{settings.out}/missing.json")
@@ -286,7 +299,7 @@ def set_up(settings):
     set_seed(settings.seed)
     model = ProcedureModel(phrases, sizes["encoder"],
                            sizes["denoiser"] if settings.order != "none" else None,
-                           settings.order, settings.tau, pixels).to(device)
+                           settings.order, settings.tau, pixels, teacher_tau).to(device)
     if resumed:
         model.load_state_dict(resumed["model"])
     plan = plan_stages(settings, sizes["encoder"] is not None, len(source))
@@ -327,8 +340,7 @@ def main(settings):
                 videos = videos_of_step(in_stage, len(kept[0] if kept else source), batch,
                                         settings.seed)
                 with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                    x, there, targets = take_batch(model, source, kept, videos, settings, rng,
-                                                   device)
+                    x, there, targets = take_batch(model, source, kept, videos, rng, device)
                     terms = objective(model, x, there, targets, ordering=stage != "match"
                                       and settings.order != "none")
                 optimizer.zero_grad(set_to_none=True)

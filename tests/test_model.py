@@ -22,7 +22,7 @@ def build(order="diffusion", encoder=None, seed=0, spread=0.3):
     """A tiny model with every parameter random: h's start would hide what it sees."""
     torch.manual_seed(seed)
     model = ProcedureModel(PHRASES, encoder, H if order != "none" else None, order, TAU,
-                           (.4, .25) if encoder else None)
+                           (.4, .25) if encoder else None, teacher_tau=.07)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=spread)
     return model
@@ -56,9 +56,9 @@ def noise_like(model, B=3, seed=1):
 # ------------------------------------------------------------------------------------------------
 # Eqs. 6 to 10 as they are wired
 # ------------------------------------------------------------------------------------------------
-def slow_match(x, phrases):
+def slow_match(x, phrases, tau=TAU):
     """Eq. 6 for one x: (D,) -> (K,)."""
-    score = torch.stack([x @ y / (TAU * x.norm() * y.norm()) for y in phrases])
+    score = torch.stack([x @ y / (tau * x.norm() * y.norm()) for y in phrases])
     return score.exp() / score.exp().sum()
 
 
@@ -81,7 +81,8 @@ def test_eq5_predictor_equals_h_asked_one_query_at_a_time():
         x_hat, z_hat = model.predictor(x, there[:, None], j)(zt, t)
         for b in range(3):
             context = torch.stack([math.sqrt(D) * sum(p * z for p, z in
-                                                      zip(slow_match(row, PHRASES), points))
+                                                      zip(slow_match(row, PHRASES, model.clip_tau),
+                                                      points))
                                    for row in x[b]])
             for q in range(4):
                 a = float(model.alpha_bar[t[b, q]])
@@ -206,8 +207,7 @@ class Source:
 
 
 def step(model, source, ordering, videos=range(4)):
-    settings = TrainSettings(tau=TAU)
-    batch = train.encode_batch(model, source, videos, settings, np.random.default_rng(3), "cpu")
+    batch = train.encode_batch(model, source, videos, np.random.default_rng(3), "cpu")
     torch.manual_seed(3)
     return train.objective(model, *batch, ordering)
 
@@ -250,7 +250,7 @@ def test_eq8_is_its_mean_over_each_clip_in_turn_as_the_missing_one():
         for i in range(16):
             p = slow_match(x[i], PHRASES)
             score = torch.stack([functional.cosine_similarity(source.features[i], y, dim=0)
-                                 for y in PHRASES]) / TrainSettings().teacher_tau
+                                 for y in PHRASES]) / model.teacher_tau
             each.append(-float(sum(w * math.log(v) for w, v in zip(score.softmax(0), p))))
         one = step(model, source, True, [0])["xe"]
     expected = 0.0

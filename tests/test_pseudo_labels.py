@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 import toy_render
-from pseudo_labels import PROMPTS, Teacher, soft_targets
+from pseudo_labels import PROMPTS, Teacher, estimate_tau, soft_targets
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +94,17 @@ def test_the_teacher_is_fixed_and_targets_carry_no_gradient(teacher):
     assert not any(weight.requires_grad for weight in teacher.model.parameters())
     x = functional.normalize(torch.randn(2, 4), dim=-1).requires_grad_()
     assert not soft_targets(x, torch.randn(3, 4), 0.03).requires_grad
+
+
+def test_estimated_temperature_is_the_one_of_least_nll():
+    """Catches: the square or the D left out of (1 - a^2) / (D a), the nearest text's cosine (too
+    large) kept for a: a temperature that the labels, which it never sees, find worse."""
+    generator = torch.Generator().manual_seed(0)
+    texts = functional.normalize(torch.randn(30, 48, generator=generator) + 1.5, dim=-1)
+    label = torch.randint(30, (4000,), generator=generator)
+    noise = torch.randn(4000, 48, generator=generator) * 2 / 48 ** .5
+    x = functional.normalize(texts[label] + noise, dim=-1)
+    tau = estimate_tau(x, 3 * texts)
+    nll = {scale: float(functional.cross_entropy(x @ texts.T / (scale * tau), label))
+           for scale in (.7, 1, 1.4)}
+    assert nll[1] < nll[.7] and nll[1] < nll[1.4]
