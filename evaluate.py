@@ -276,7 +276,13 @@ def classify(model, source, texts, settings, device):
     groups = torch.tensor([sample.video for sample in samples])
     difference = metrics.paired_bootstrap(hits["ours"].double(), hits["teacher"].double(),
                                           groups=groups)
-    return {"top1": {name: percent(hit) for name, hit in hits.items()},
+    apart = {}
+    if settings.data == "toy":
+        import toy
+        for kind, steps in (("held_out", toy.HELD_OUT), ("motion_only", sum(toy.MOTION_ONLY, ()))):
+            of_kind = torch.isin(y, torch.tensor([toy.STEP_ID[step] for step in steps]))
+            apart[kind] = {name: percent(hit[of_kind]) for name, hit in hits.items()}
+    return {"top1": {name: percent(hit) for name, hit in hits.items()}, **apart,
             "top5": {"ours": percent(metrics.topk_correct(ours, y, 5)),
                      "teacher": percent(metrics.topk_correct(theirs, y, 5))},
             "ours_minus_teacher": [100 * value for value in difference]}, len(samples), len(

@@ -7,16 +7,12 @@ whole objective (Eq. 7), and, once f has finished, AdamW on h with the embedding
 random choice of a step is drawn from (seed, step), so that a resumed run goes on as if it had
 never stopped. B videos, N clips, C clips in all, T levels, K phrases, D embedding.
 """
-import json
 import math
-import subprocess
 import sys
 import time
-from dataclasses import asdict
-from pathlib import Path
 
-from settings import (BadInput, Interrupts, TrainSettings, pick_device, run, set_seed,
-                      write_atomically, write_json)
+from runs import keep_metrics, log_row, prepare_run
+from settings import BadInput, Interrupts, TrainSettings, pick_device, run, set_seed, write_json
 
 # Sizes of f and h for each kind of data. The embedded world's are small enough for two CPU cores.
 SIZES = {
@@ -196,61 +192,6 @@ def videos_of_step(step, count, batch, seed):
     return order[place * batch:(place + 1) * batch]
 
 
-def prepare_run(settings):
-    """Make the run folder and write config.json, or check that --resume may go on in it.
-
-    Returns: the content of the checkpoint to resume from, or None.
-    """
-    from model import read_checkpoint
-    config = {name: value if isinstance(value, (int, float, str, type(None))) else str(value)
-              for name, value in asdict(settings).items() if name != "resume"}
-    path = settings.out / "config.json"
-    has = (settings.out / "checkpoint.pt").exists()
-    if settings.resume and has:
-        try:
-            before = json.loads(path.read_text())["settings"]
-        except (ValueError, KeyError, OSError):
-            raise BadInput(f"{path}: missing or not readable; it is needed to resume") from None
-        other = [name for name in config if config[name] != before.get(name)
-                 and name not in ("device", "out")]
-        if other:
-            name = other[0]
-            raise BadInput(f"--{name.replace('_', '-')} {config[name]}: this run has "
-                           f"{before.get(name)}; resume it with the settings in {path}")
-        return read_checkpoint(settings.out)
-    if has:
-        raise BadInput(f"--out {settings.out}: holds a checkpoint; add --resume to go on, "
-                       "or choose another folder")
-    settings.out.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"settings": config, "versions": versions()})
-    return None
-
-
-def versions():
-    """What the run was made with: versions of python, torch and numpy, and the commit."""
-    import numpy
-    import torch
-    try:
-        commit = subprocess.run(["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-                                capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:                                    # no git here
-        commit = ""
-    return {"python": sys.version.split()[0], "torch": torch.__version__,
-            "numpy": numpy.__version__, "commit": commit or None}
-
-
-def keep_metrics(path, step):
-    """Drop the rows of metrics.jsonl after the checkpoint's step, and one that a kill cut off."""
-    kept = []
-    for row in path.read_text().splitlines() if path.exists() else []:
-        try:
-            if json.loads(row)["step"] <= step:
-                kept.append(row + "\n")
-        except ValueError:
-            break
-    write_atomically(path, lambda file: file.write("".join(kept).encode()))
-
-
 def take_batch(model, source, kept, videos, rng, device):
     """x, there, targets of some videos: encoded now, or taken from the kept embeddings."""
     import torch
@@ -258,19 +199,6 @@ def take_batch(model, source, kept, videos, rng, device):
         return encode_batch(model, source, videos, rng, device)
     rows = torch.from_numpy(videos).to(device)
     return tuple(column[rows] for column in kept)
-
-
-def log_row(log, step, epoch, terms, lr, speed):
-    """One line of metrics.jsonl, if it is finite; null for a loss that the stage has not.
-
-    Returns: the loss. Reading it waits for the GPU.
-    """
-    values = {name: float(value.detach()) for name, value in terms.items()}
-    row = {"step": step, "epoch": epoch, "loss": None, "xe": None, "mse": None, "mc": None,
-           **values, "lr": lr, "clips_per_s": speed}
-    if math.isfinite(values["loss"]):
-        print(json.dumps(row), file=log, flush=True)
-    return values["loss"]
 
 
 def require_finite(loss, model, step, videos, settings):

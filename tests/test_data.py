@@ -320,3 +320,25 @@ def test_pad_clips():
     assert torch.equal(padded, expected)
     padded.sum().backward()
     assert torch.equal(x.grad, torch.ones(6, 2))       # the encoder learns through it
+
+
+def test_blank_frames_tell_nothing_about_the_next_step():
+    """Catches: anything but pixels that reaches the forecast (durations, video length, position of
+    the window, the seed): with blank frames no two forecasts may differ, so that the best of them
+    is right as often as the most frequent next step, and no oftener."""
+    from evaluate import encode_samples, forecasts
+    from model import ProcedureModel
+    from settings import EvaluateSettings
+
+    source = data.ToySource("test", 12, 4, lambda pixels: torch.ones(len(pixels), 8), False)
+    source.pixels = torch.zeros_like(source.pixels)
+    torch.manual_seed(0)
+    model = ProcedureModel(torch.randn(20, 8), dict(image=32, patch=8, frames=4, width=16, depth=1,
+                                                    heads=2),
+                           dict(width=16, layers=1, heads=2), "diffusion", 0.02, (.4, .25)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    samples = data.forecast_samples(source.videos)
+    x, _ = encode_samples(model, source, samples, EvaluateSettings(batch=16), "cpu", "blank")
+    zero, _ = forecasts(model, x, torch.randn(40, 8), 1, 0, 16)
+    torch.testing.assert_close(zero, zero[:1].expand_as(zero), atol=1e-4, rtol=0)
