@@ -39,15 +39,16 @@ class TrainSettings:
     seed: int = opt("of weights, batches and noise", 0)
     device: str = opt("auto: a CUDA GPU where there is one", "auto")
     videos: int = opt("training videos of the embedded world", 6000)
-    sgd_epochs: float = opt("epochs of the first stage, SGD on the matching loss alone", 0.5)
-    epochs: float = opt("epochs of the second stage, AdamW on the whole objective", 4.0)
-    order_epochs: float = opt("epochs of the third stage, AdamW on h alone, embeddings kept", 40.0)
-    keep: int = opt("times each video is embedded for the third stage, with other windows", 3)
+    sgd_epochs: float = opt("epochs of SGD on the matching loss, the first stage", 0.25)
+    match_epochs: float = opt("epochs of AdamW on the matching loss", 3.0)
+    joint_epochs: float = opt("epochs of AdamW on the whole objective", 2.5)
+    order_epochs: float = opt("epochs of AdamW on h alone, embeddings kept", 40.0)
+    keep: int = opt("times each video is embedded for the last stage, with other windows", 3)
     batch: int = opt("videos per step; the paper's 128", 32)
-    order_batch: int = opt("videos per step of the third stage", 64)
-    sgd_lr: float = opt("peak learning rate of the first stage; the paper's 5e-3", 5e-3)
-    lr: float = opt("peak learning rate of f in the second stage", 2e-3)
-    order_lr: float = opt("peak learning rate of h in the second and third stage", 3e-3)
+    order_batch: int = opt("videos per step of the last stage", 64)
+    sgd_lr: float = opt("peak learning rate of SGD; the paper's 5e-3", 5e-3)
+    lr: float = opt("peak learning rate of f with AdamW", 2e-3)
+    order_lr: float = opt("peak learning rate of h with AdamW", 3e-3)
     weight_decay: float = opt("of every stage; the paper's 1e-4", 1e-2)
     tau: float = opt("temperature of the student's matching (Eq. 6); the paper's 0.02", 0.02)
     teacher_tau: float = opt("temperature of the soft targets; smaller makes them sharper; default "
@@ -61,7 +62,7 @@ class TrainSettings:
         for name in ("tau", "lr", "order_lr", "sgd_lr"):
             check(0 < getattr(self, name) < math.inf, name, getattr(self, name),
                   "must be above 0, and finite")
-        for name in ("sgd_epochs", "epochs", "order_epochs", "weight_decay"):
+        for name in ("sgd_epochs", "match_epochs", "joint_epochs", "order_epochs", "weight_decay"):
             check(0 <= getattr(self, name) < math.inf, name, getattr(self, name),
                   "must be 0 or more, and finite")
         check(self.teacher_tau is None or 0 < self.teacher_tau < math.inf, "teacher_tau",

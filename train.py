@@ -2,8 +2,8 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4.
 
-Three stages over videos and their narrations, no labels: SGD on the matching loss, AdamW on the
-whole objective (Eq. 7), and, once f has finished, AdamW on h with the embeddings kept. Every
+Stages over videos and their narrations, no labels: SGD and AdamW on the matching loss, AdamW on
+the whole objective (Eq. 7), and, once f has finished, AdamW on h with the embeddings kept. Every
 random choice of a step is drawn from (seed, step), so that a resumed run goes on as if it had
 never stopped. B videos, N clips, C clips in all, T levels, K phrases, D embedding.
 """
@@ -148,7 +148,8 @@ def kept_batches(model, source, settings, device):
 def plan_stages(settings, has_encoder, count):
     """What is trained when: a list of (name, steps, batch), in order; count = number of videos.
 
-        match   SGD on L_XE alone (the paper's first stage)
+        sgd     SGD on L_XE alone (the paper begins with SGD)
+        match   AdamW on L_XE alone: gradients from h would only disturb a young f
         joint   AdamW on the whole objective
         order   AdamW on L_MSE + L_MC alone: f has finished and its embeddings are kept
     """
@@ -156,24 +157,26 @@ def plan_stages(settings, has_encoder, count):
         return round(epochs * max(count // batch, 1))
 
     order = settings.order_epochs if settings.order != "none" else 0
-    plan = [("match", steps(settings.sgd_epochs, settings.batch) * has_encoder, settings.batch),
-            ("joint", steps(settings.epochs, settings.batch) * has_encoder, settings.batch),
-            ("order", steps(order, settings.order_batch), settings.order_batch)]
+    plan = [(name, steps(epochs, settings.batch) * has_encoder, settings.batch)
+            for name, epochs in (("sgd", settings.sgd_epochs), ("match", settings.match_epochs),
+                                 ("joint", settings.joint_epochs))]
+    plan.append(("order", steps(order, settings.order_batch), settings.order_batch))
     plan = [stage for stage in plan if stage[1]]
     if not plan:
-        raise BadInput("--epochs, --sgd-epochs and --order-epochs leave not one step to train")
+        raise BadInput("--match-epochs 0 and the like: not one step to train; raise one of them")
     return plan
 
 
 def make_optimizer(model, settings, stage):
-    """SGD with momentum for "match", AdamW after it (paper, Sec. 4); f and h at their own rates."""
+    """SGD with momentum, then AdamW (paper, Sec. 4); f and h at their own rates."""
     import torch
-    rates = {"match": {model.encoder: settings.sgd_lr},
+    rates = {"sgd": {model.encoder: settings.sgd_lr},
+             "match": {model.encoder: settings.lr},
              "joint": {model.encoder: settings.lr, model.denoiser: settings.order_lr},
              "order": {model.denoiser: settings.order_lr}}[stage]
     groups = [{"params": list(part.parameters()), "peak": rate} for part, rate in rates.items()
               if part is not None]
-    if stage == "match":
+    if stage == "sgd":
         return torch.optim.SGD(groups, lr=0.0, momentum=0.9, weight_decay=settings.weight_decay)
     return torch.optim.AdamW(groups, lr=0.0, weight_decay=settings.weight_decay)
 
@@ -269,7 +272,7 @@ def main(settings):
                                         settings.seed)
                 with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                     x, there, targets = take_batch(model, source, kept, videos, rng, device)
-                    terms = objective(model, x, there, targets, ordering=stage != "match"
+                    terms = objective(model, x, there, targets, ordering=stage in ("joint", "order")
                                       and settings.order != "none")
                 optimizer.zero_grad(set_to_none=True)
                 terms["loss"].backward()
