@@ -115,7 +115,7 @@ class ToySource:
         self.frames_per_clip, self.fps = frames, toy_render.FPS
         self.videos = self.listed = [toy.make_video(split, i) for i in range(count)]
         self.missing = []
-        bar = tqdm(self.videos, desc=f"render {split}", disable=not progress)
+        bar = tqdm(self.videos, desc=f"render {split}", mininterval=1, disable=not progress)
         parts = [toy_render.render(video) for video in bar]
         self.first = np.cumsum([0] + [len(part) for part in parts])         # of each video's frames
         self.pixels = torch.from_numpy(np.concatenate(parts))               # (n, 3, H, W) uint8
@@ -123,7 +123,7 @@ class ToySource:
         self.frame_features = None
         if features is not None:
             starts = tqdm(range(0, len(self.pixels), 1024), desc=f"teacher on {split}",
-                          disable=not progress)
+                          mininterval=1, disable=not progress)
             self.frame_features = torch.cat([features(self.pixels[i:i + 1024]) for i in starts])
 
     def __len__(self):

@@ -56,7 +56,7 @@ def encode_samples(model, source, samples, settings, device, title):
     ours, teachers = [], []
     batches = list(in_batches(settings.batch, samples))
     with torch.no_grad():
-        for (batch,) in tqdm(batches, desc=title):
+        for (batch,) in tqdm(batches, desc=title, mininterval=1):
             requests = [(sample.video, sample.windows) for sample in batch]
             ours.append(model.encode(source.clips(requests).to(device)))
             teachers.append(source.teacher(requests).to(device))
@@ -115,7 +115,7 @@ def train_sequences(model, settings, device):
     rng, rows, counts = np.random.default_rng(settings.seed), [], []
     with torch.no_grad():
         for (videos,) in tqdm(list(in_batches(settings.batch, range(len(source)))),
-                              desc="bigram counts"):
+                              desc="bigram counts", mininterval=1):
             requests = [(video, source.pretrain_windows(video, rng)) for video in videos]
             requests = [request for request in requests if len(request[1])]
             counts += [len(windows) for _, windows in requests]

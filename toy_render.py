@@ -329,7 +329,7 @@ def train_teacher(seed=0, progress=True, images=TEACHER_IMAGES, steps=TEACHER_ST
         weights = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(weights, lr=TEACHER_LR, weight_decay=.1, betas=(.9, .98))
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, TEACHER_LR, steps)
-        for _ in trange(steps, desc="teacher", disable=not progress):
+        for _ in trange(steps, desc="teacher", mininterval=1, disable=not progress):
             batch = torch.randint(images, (batch_size,))
             x = model.encode_image((pictures[batch] / 255 - MEAN) / STD, normalize=True)    # (B, D)
             y = model.encode_text(tokens[batch], normalize=True)                           # (B, D)

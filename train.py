@@ -140,7 +140,8 @@ def kept_batches(model, source, settings, device):
     rng, rows = np.random.default_rng((settings.seed, 3)), []
     videos = np.tile(np.arange(len(source)), settings.keep)
     with torch.no_grad():
-        for i in tqdm(range(0, len(videos), 128), desc="keep embeddings"):
+        for i in tqdm(range(0, len(videos), 128), desc="keep embeddings",
+                      mininterval=1):
             rows.append(encode_batch(model, source, videos[i:i + 128], rng, device))
     return tuple(torch.cat(column) for column in zip(*rows))
 
@@ -252,7 +253,7 @@ def main(settings):
     keep_metrics(settings.out / "metrics.jsonl", first)
     began, clips, start = time.perf_counter(), 0, 0
     with (open(settings.out / "metrics.jsonl", "a", encoding="utf-8") as log, Interrupts() as stop,
-          tqdm(total=total, initial=first, desc="train") as bar):
+          tqdm(total=total, initial=first, desc="train", mininterval=1) as bar):
         for stage, steps, batch in plan:
             todo, start = range(max(first, start), start + steps), start + steps
             if not todo:                               # done before the run was interrupted
