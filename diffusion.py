@@ -3,7 +3,7 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eqs. 2-5) and 3.3 (Eq. 11).
 
     paper        here          shape       meaning
-    x_j^0        z0            (B, D)      the missing clip as a clean point
+    x_j^0        z0            (B, N, D)   each missing clip as a clean point
     x_j^t        zt            (B, Q, D)   the same after noising to level t
     -            alpha_bar     (T,)        running product of alpha_t (Eq. 2): share of the signal's
                                            variance that is left at level t

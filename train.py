@@ -20,7 +20,7 @@ SIZES = {
             "denoiser": dict(width=64, layers=2, heads=4)},
     "coin": {"encoder": None, "denoiser": dict(width=128, layers=2, heads=4, dropout=0.2)},
 }
-TEACHER_TAU = 0.03        # of the soft targets in the embedded world, by least NLL on validation
+TEACHER_TAU = 0.03        # of the soft targets in the embedded world; see README.md
 FORECASTS = 0.5           # share of the missing clips of which all that follows is hidden
 
 
@@ -278,7 +278,7 @@ def main(settings):
                 optimizer.zero_grad(set_to_none=True)
                 terms["loss"].backward()
                 optimizer.step()
-                clips += len(videos) * x.shape[1]
+                clips = clips + there.sum()                # a tensor: not waited for here
                 bar.update()
 
                 done = step + 1
@@ -287,7 +287,7 @@ def main(settings):
                 if saves or done % settings.log_every == 0:
                     loss = log_row(log, done, (in_stage + 1) * batch / len(source), terms,
                                    optimizer.param_groups[-1]["lr"],
-                                   clips / (time.perf_counter() - began))
+                                   float(clips) / (time.perf_counter() - began))
                     require_finite(loss, model, done, videos, settings)
                 if saves:
                     save_checkpoint(settings.out / "checkpoint.pt", model, step=done, stage=stage,
