@@ -169,16 +169,13 @@ class FeaturesFile:
         object.__setattr__(self, "rows", dict(zip(names.tolist(), np.split(order, first))))
 
     def nearest(self, name, times):
-        """Rows of video `name` whose middles are nearest to `times` (n,), s; ties: the earlier.
+        """Rows (...) int64 of video `name` whose middles are nearest to `times` (...), s.
 
-        Returns (n, D) float32, a copy, or None where the video has no row.
+        Ties: the earlier. KeyError where the video has no row.
         """
-        if name not in self.rows:
-            return None
         middle = self.middle[self.rows[name]]          # increasing
         borders = (middle[1:] + middle[:-1]) / 2       # a time up to border i belongs to row i
-        rows = self.rows[name][np.searchsorted(borders, times)]              # (n,)
-        return self.embedding[rows].astype(np.float32)
+        return self.rows[name][np.searchsorted(borders, times)]
 
 
 def load_features(path):

@@ -1,18 +1,14 @@
-"""From videos to what the model reads: protocols, and the two sources of clips.
-
-A protocol turns a video into windows, (n, 2) start and end in s; a source turns windows into clips.
-
-    protocol (FIELD: paper, appendix B)             function             windows
-    pre-training: around narrated sentences         sentence_windows     up to N = 9 of 9 s
-    pre-training on annotated steps (features)      step_windows         up to N = 9
-    step forecasting: the last 68 s, cut into 8     forecast_windows     8
-    step classification: 3 views of one step        classify_windows     3 of 9 s
+"""From videos to what the model reads: the two sources of clips, and the samples of each task.
 
     source                                          a clip is            teacher features are
     ToySource       the embedded world              F frames, uint8      the teacher's, per frame
     FeatureSource   COIN.json and a features file   its embedding (D,)   the same embedding
-    B videos, N clips, F frames, D embedding. Clips of several videos are stacked, (C, ...).
+    KeptRows        either, once f has finished     its embedding (D,)   the teacher's, kept
+
+Which windows of a video are its clips is settled in protocols.py.
+B videos, N clips, F frames, D embedding. Clips of several videos are stacked, (C, ...).
 """
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,78 +18,10 @@ from tqdm import tqdm
 
 import annotations
 import toy
+from protocols import (CLIP_SECONDS, CLIPS, FORECASTS, PIECES, around, classify_windows,
+                       forecast_windows, frame_times, history_windows, missing_clip,
+                       sentence_windows, step_windows)
 from settings import BadInput, write_atomically
-
-CLIPS = 9                     # N: clips per video in pre-training, and positions of h
-HISTORY, PIECES = 68.0, 8     # s of observed video in step forecasting, cut into so many clips
-CLIP_SECONDS = 9.0            # of a clip in pre-training and step classification
-MIN_WORDS = 12                # a shorter sentence is joined with its neighbours
-STRIDE = 2                    # every second sentence gives a clip
-
-
-# ------------------------------------------------------------------------------------------------
-# Protocols: windows in seconds
-# ------------------------------------------------------------------------------------------------
-def around(start, end, seconds, duration):
-    """A window of `seconds` with the same middle as (start, end), moved into (0, duration)."""
-    first = max(0.0, min((start + end - seconds) / 2, duration - seconds))
-    return first, min(first + seconds, duration)
-
-
-def sentence_windows(sentences, duration, rng):
-    """Pre-training windows of one narrated video: 9 s around every second sentence.
-
-    A sentence of fewer than 12 words is joined with the next, then the one before, and so on; its
-    span grows with it. Of more than N windows a random run of N is kept; fewer are all kept, and
-    the batch is padded (the released code repeats the last sentence instead).
-
-    Args:
-        sentences: list of (start s, end s, text), by start. Those without words are left out.
-        duration:  s.
-        rng:       numpy Generator: which sentence is first, which run is kept.
-    Returns: (n, 2) float64, n <= N; n = 0 where nothing is said.
-    """
-    sentences = [s for s in sentences if s[2].split()]
-    words = [len(text.split()) for _, _, text in sentences]
-    windows = []
-    for i in range(rng.integers(min(STRIDE, max(len(sentences), 1))), len(sentences), STRIDE):
-        first = last = i
-        while sum(words[first:last + 1]) < MIN_WORDS and (first > 0 or last < len(words) - 1):
-            after = last < len(words) - 1 and (last - i <= i - first or first == 0)
-            first, last = (first, last + 1) if after else (first - 1, last)
-        windows.append(around(sentences[first][0], sentences[last][1], CLIP_SECONDS, duration))
-    return random_run(np.array(windows).reshape(-1, 2), rng)
-
-
-def step_windows(segments, rng):
-    """Pre-training windows of a video without narration: its annotated segments, labels unused."""
-    return random_run(np.asarray(segments, float).reshape(-1, 2), rng)
-
-
-def random_run(windows, rng):
-    """At most N consecutive windows, the first of them drawn uniformly."""
-    first = rng.integers(max(len(windows) - CLIPS, 0) + 1)
-    return windows[first:first + CLIPS]
-
-
-def forecast_windows(end):
-    """The observed history before `end` s: its last 68 s (or all there is) cut into 8 windows."""
-    edges = np.linspace(max(0.0, end - HISTORY), end, PIECES + 1)
-    return np.stack([edges[:-1], edges[1:]], 1)
-
-
-def classify_windows(start, end, duration, views):
-    """`views` windows of 9 s spread over a step; all around its middle where it is shorter."""
-    spare = max(end - start - CLIP_SECONDS, 0.0)
-    middles = (start + end) / 2 + spare * (np.arange(views) - (views - 1) / 2) / max(views - 1, 1)
-    return np.array([around(m, m, CLIP_SECONDS, duration) for m in middles])
-
-
-def frame_times(windows, frames):
-    """(n, F) s: the middles of F equal parts of each window (n, 2)."""
-    windows = np.asarray(windows, float).reshape(-1, 2)
-    part = (np.arange(frames) + 0.5) / frames
-    return windows[:, :1] + (windows[:, 1:] - windows[:, :1]) * part
 
 
 # ------------------------------------------------------------------------------------------------
@@ -174,9 +102,9 @@ class FeatureSource:
 
     def clips(self, requests):
         """[(video, windows), ...] -> (C, D) float32: the rows nearest to the windows' middles."""
-        rows = [self.features.nearest(self.videos[video].name, windows.mean(1))
+        rows = [self.features.nearest(self.videos[video].name, windows.mean(-1))
                 for video, windows in requests]
-        return torch.from_numpy(np.concatenate(rows))
+        return torch.from_numpy(self.features.embedding[np.concatenate(rows)]).float()
 
     teacher = clips                                # the embedding is its own teacher
 
@@ -198,6 +126,9 @@ def toy_teacher(device):
     return Teacher(model, tokenizer, toy_render.MEAN, toy_render.STD, device)
 
 
+read_features = functools.lru_cache(maxsize=1)(annotations.load_features)      # 650 MB: once
+
+
 def open_coin(settings, split, needed=True):
     """COIN.json with a features file: (FeatureSource of one split, class embeddings (K, D)).
 
@@ -205,7 +136,7 @@ def open_coin(settings, split, needed=True):
     """
     videos, _ = annotations.load_coin(settings.annotations)
     _, texts = annotations.load_text_embeddings(settings.text_embeddings)
-    features = annotations.load_features(settings.features)
+    features = read_features(settings.features)
     width, largest = features.embedding.shape[1], max(
         (step.label for video in videos for step in video.steps), default=-1)
     if texts.shape[1] != width:
@@ -219,6 +150,70 @@ def open_coin(settings, split, needed=True):
         raise BadInput(f"{settings.features}: no row for any of the {len(source.missing)} {split} "
                        f"videos of {settings.annotations}; video must hold their ids")
     return source, torch.from_numpy(texts)
+
+
+# ------------------------------------------------------------------------------------------------
+# What h is trained on once f has finished: kept embeddings
+# ------------------------------------------------------------------------------------------------
+def embed_videos(source, encode, stride, device):
+    """Each video as embeddings of 9-s windows, one every `stride` s, and the teacher's features.
+
+    Returns: annotations.FeaturesFile, and (R, D) features of its rows.
+    """
+    names, middles, x, features = [], [], [], []
+    for video in tqdm(range(len(source)), desc="keep embeddings", mininterval=1):
+        script = source.videos[video]
+        middle = np.arange(stride / 2, max(script.duration, stride), stride)
+        requests = [(video, np.array([around(m, m, CLIP_SECONDS, script.duration)
+                                      for m in middle]))]
+        names += [script.name] * len(middle)
+        middles.append(middle)
+        x.append(encode(source.clips(requests).to(device)).cpu())
+        features.append(source.teacher(requests))
+    return (annotations.FeaturesFile(np.array(names), np.concatenate(middles),
+                                     torch.cat(x).numpy()), torch.cat(features))
+
+
+class KeptRows:
+    """Kept embeddings, and which of them h is asked about: forecasts first, then any clip.
+
+    Args:
+        source:   gives the videos and their pre-training windows.
+        features: annotations.FeaturesFile of these videos.
+        teacher:  (R, D) the teacher's features of its rows.
+        passes:   how often each video is gone through, with other windows each time.
+        rng:      numpy Generator.
+    """
+
+    def __init__(self, source, features, teacher, passes, rng):
+        self.x, self.teacher = torch.from_numpy(features.embedding), teacher
+        forecasts, others = [], []                     # (rows (N,), observed (N,), j)
+        every = np.arange(CLIPS) < PIECES
+        for video in np.tile(np.arange(len(source)), passes):
+            name, windows = source.videos[video].name, source.pretrain_windows(video, rng)
+            if len(windows) > 1:
+                rows = features.nearest(name, history_windows(windows, rng).mean(-1))
+                forecasts += [(row, every, PIECES) for row in rows]
+            if len(windows):
+                j, observed = missing_clip(len(windows), rng)
+                rows = np.zeros(CLIPS, np.int64)       # padding: any row, as it is not observed
+                rows[:len(windows)] = features.nearest(name, windows.mean(-1))
+                others.append((rows, np.pad(observed, (0, CLIPS - len(windows))), j))
+        if not others:
+            raise BadInput(f"none of the {len(source)} videos has a clip to train on")
+        self.forecasts = len(forecasts)
+        self.rows, self.observed, self.j = (torch.from_numpy(np.array(column))
+                                            for column in zip(*forecasts, *others))
+
+    def batch(self, size, rng, device):
+        """x (B, N, D), features of clip j (B, D), observed (B, N), j (B,)."""
+        first = rng.integers(self.forecasts, size=round(FORECASTS * size)) if self.forecasts else []
+        then = rng.integers(self.forecasts, len(self.j), size=size - len(first))
+        chosen = torch.from_numpy(np.concatenate([first, then]).astype(np.int64))
+        rows, j = self.rows[chosen], self.j[chosen]
+        missing = rows.gather(1, j[:, None])[:, 0]                                  # (B,)
+        return (self.x[rows].float().to(device), self.teacher[missing].float().to(device),
+                self.observed[chosen].to(device), j.to(device))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -267,12 +262,12 @@ def classify_samples(videos, views=3):
 
 
 def pad_clips(x, counts, clips):
-    """(C, D) rows of several videos -> (B, N, D), zeros where one has fewer, and what is there.
+    """(C, ...) rows of several videos -> (B, N, ...), zeros where one has fewer, and what is there.
 
     Args:    counts (B,) int64, clips of each video, at most N = `clips`; their sum is C.
-    Returns: (B, N, D) and (B, N) bool.
+    Returns: (B, N, ...) and (B, N) bool.
     """
     there = torch.arange(clips, device=x.device) < counts[:, None]              # (B, N)
-    padded = x.new_zeros(len(counts), clips, x.shape[-1])
+    padded = x.new_zeros(len(counts), clips, *x.shape[1:])
     padded[there] = x
     return padded, there

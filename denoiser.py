@@ -5,18 +5,17 @@ Model: the Transformer of CLIP's text encoder (pre-norm, QuickGELU) with bidirec
 
     paper          here       shape        meaning
     {x_i}, i != j  context    (B, N, C)    what is known of each clip
-    -              observed   (B, L, N)    bool, True = this token reads this clip; False = missing,
-                                           hidden or padding; L = N + Q, or 1 if all read the same
-    x_j^t          xt         (B, Q, D)    noisy inputs, Q queries per video
+    -              observed   (B, N)       bool; False = missing, hidden or padding
+    j              j          (B,)         which clip is missing, 0 to N - 1
+    x_j^t          xt         (B, Q, D)    noisy versions of clip j, Q queries per video
     t              t          (B, Q)       noise level of each query, 0 (least) to T - 1 (most)
-    j              j          (B, Q)       which clip each query stands for, 0 to N - 1
     h              Denoiser   nn.Module    one D-vector per query
     B videos, N clips, Q queries, T noise levels, D embedding, C context width, W width.
 
 Where this file leaves the paper:
-  - Queries stand beside the clips, not in place of one. A token attends to the clips it may read
-    and to itself: so every clip of a video in turn as the missing one (in training), or all Monte
-    Carlo samples (at inference), go through in one pass, and no query sees another.
+  - Queries stand beside the clips, not in place of one. A token attends to the observed clips and
+    to itself: so several noise levels (in training) or Monte Carlo samples (at inference) go
+    through in one pass, and no query sees another.
   - Position enters as a bias on attention by the distance of two clips (N = 9 clips: -8 to 8), not
     as 9 absolute vectors: a window may start anywhere in a video, so that "the one before" means
     something and "the third" does not. Measured in README.md.
@@ -112,19 +111,19 @@ class Denoiser(nn.Module):
         if N > self.clips:
             raise ValueError(f"{N} clips per video, but h has positions for {self.clips}; "
                              f"give it at most {self.clips}")
-        if (observed.shape not in {(B, 1, N), (B, N + Q, N)}
-                or j.shape != (B, Q) or t.shape != (B, Q)):
+        if observed.shape != (B, N) or j.shape != (B,) or t.shape != (B, Q):
             raise ValueError(f"observed {tuple(observed.shape)}, j {tuple(j.shape)}, "
                              f"t {tuple(t.shape)} do not fit context {tuple(context.shape)} and "
-                             f"xt {tuple(xt.shape)}; need (B, 1 or N + Q, N), (B, Q), (B, Q)")
+                             f"xt {tuple(xt.shape)}; need (B, N), (B,), (B, Q)")
         clips = self.read_context(context) + self.role.weight[0]        # (B, N, W)
         queries = self.read_noisy(xt) + self.role.weight[1] + self.level(sinusoids(t))  # (B, Q, W)
         tokens = torch.cat([clips, queries], 1)                         # (B, N + Q, W)
 
-        position = torch.cat([torch.arange(N, device=j.device).expand(B, N), j], 1)   # (B, N + Q)
+        position = torch.cat([torch.arange(N, device=j.device).expand(B, N),
+                              j[:, None].expand(B, Q)], 1)              # (B, N + Q)
         offset = position[:, None, :] - position[:, :, None] + self.clips - 1
         own = torch.eye(N + Q, dtype=torch.bool, device=j.device)       # each token sees itself
-        seen = functional.pad(observed, (0, Q)) | own                   # (B, N + Q, N + Q)
+        seen = functional.pad(observed, (0, Q))[:, None] | own          # (B, N + Q, N + Q)
         for block in self.blocks:
             tokens = block(tokens, offset, ~seen)
         return self.out(self.ln(tokens[:, N:]))                         # (B, Q, D)

@@ -3,7 +3,7 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eqs. 2-5) and 3.3 (Eq. 11).
 
     paper        here          shape       meaning
-    x_j^0        z0            (B, N, D)   each missing clip as a clean point
+    x_j^0        z0            (B, D)      the missing clip as a clean point
     x_j^t        zt            (B, Q, D)   the same after noising to level t
     -            alpha_bar     (T,)        running product of alpha_t (Eq. 2): share of the signal's
                                            variance that is left at level t
@@ -13,9 +13,9 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eqs. 2-5) and 3.3 (
     B videos, Q queries, T = 4 levels, K phrases, D embedding.
 
 A step is one of finitely many texts, so a clean point is a place among them. Eq. 2 is used as it
-stands, on a fixed affine map of the embeddings, z = scale (y - mean), in which the K texts have
-mean zero and mean squared norm 1. One schedule then means the same at any D and for any texts;
-without it the large common part of CLIP's embeddings hides what tells them apart.
+stands, on a fixed affine map of the embeddings, z = A (y - mean), in which the K texts have mean
+zero and mean squared norm 1. One schedule then means the same at any D and for any texts; without
+it the large common part of CLIP's embeddings hides what tells them apart.
 
 Where this file leaves the paper:
   - the affine map above; what is noised again is the prediction as a clean point, z_hat, the mean
@@ -43,11 +43,20 @@ def noise_levels(levels=4, first=3.0, last=0.3):
     return (ratio ** 2 / (1 + ratio ** 2)).float()
 
 
-def affine_map(phrases):
-    """The mean (D,) and the scale (a scalar tensor) of z = scale (y - mean); phrases (K, D)."""
-    y = functional.normalize(phrases, dim=-1)
+def affine_map(phrases, floor=0.01):
+    """The mean (D,) and the matrix A (D, D), symmetric, of z = A (y - mean), for phrases (K, D).
+
+    In the directions in which the texts spread most they are shrunk, by the root of their standard
+    deviation there ("half whitened"; those below `floor` of the largest count as that), and all are
+    scaled so that the K points z_k have mean squared norm 1.
+    """
+    y = functional.normalize(phrases, dim=-1).double()
     mean = y.mean(0)
-    return mean, (y - mean).pow(2).sum(-1).mean().rsqrt()
+    variance, axes = torch.linalg.eigh((y - mean).T @ (y - mean) / len(y))     # (D,), (D, D)
+    std = variance.clamp(min=0).sqrt()
+    A = axes * std.clamp(min=floor * std.max()).rsqrt() @ axes.T
+    A = A / ((y - mean) @ A).pow(2).sum(-1).mean().sqrt()
+    return mean.float(), A.float()
 
 
 def add_noise(z0, noise, alpha_bar):
@@ -70,17 +79,17 @@ def add_noise(z0, noise, alpha_bar):
 
 
 def training_queries(z0, t, noise, alpha_bar):
-    """What h is asked about each missing clip: x_j^t at a level t, and x_j^T = 0.
+    """What h is asked about the missing clip: x_j^t at a level t, and x_j^T = 0.
 
     The second is what approximate inference asks first ("replaced with a fixed zero vector"), so
     that it is trained, and not met for the first time at inference.
 
-    Args:    z0, noise (B, N, D), noise standard normal; t (B, N) int64; alpha_bar (T,).
-    Returns: zt (B, 2 N, D) and its levels (B, 2 N): first all clips noised, then all with zeros.
+    Args:    z0, noise (B, D), noise standard normal; t (B,) int64; alpha_bar (T,).
+    Returns: zt (B, 2, D) and its levels (B, 2): the noised clip, then zeros.
     """
-    zt = add_noise(z0, noise, alpha_bar[t])                                    # (B, N, D)
+    zt = add_noise(z0, noise, alpha_bar[t])                                    # (B, D)
     last = torch.full_like(t, len(alpha_bar) - 1)
-    return torch.cat([zt, torch.zeros_like(zt)], 1), torch.cat([t, last], 1)
+    return torch.stack([zt, torch.zeros_like(zt)], 1), torch.stack([t, last], 1)
 
 
 def input_scale(alpha_bar, dim):
@@ -90,6 +99,16 @@ def input_scale(alpha_bar, dim):
     scaling of Karras et al. 2022, arXiv:2206.00364).
     """
     return (alpha_bar / dim + 1 - alpha_bar).rsqrt()
+
+
+def skip_scale(alpha_bar):
+    """c_skip (T,): what x_j^t itself says of x_j^0, to be added to what h makes of it.
+
+    By Eq. 2, log q(x_j^t | z_k) = c_skip <x_j^t, z_k> + terms that (nearly) do not depend on k:
+    where this is given, h is left with log p(k | {x_i}). With no more to go by than its own
+    narrow layers h hardly reads x_j^t at D = 512, and all samples come out alike.
+    """
+    return alpha_bar.sqrt() / (1 - alpha_bar)
 
 
 def sample(predict, noise, alpha_bar):

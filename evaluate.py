@@ -105,6 +105,7 @@ def train_sequences(model, settings, device):
     import torch
 
     import data
+    import protocols
     from tqdm import tqdm
     if settings.data == "coin":
         source, _ = data.open_coin(settings, "train", needed=False)
@@ -120,7 +121,7 @@ def train_sequences(model, settings, device):
             requests = [request for request in requests if len(request[1])]
             counts += [len(windows) for _, windows in requests]
             rows.append(model.encode(source.clips(requests).to(device)))
-    return data.pad_clips(torch.cat(rows), torch.tensor(counts, device=device), data.CLIPS)
+    return data.pad_clips(torch.cat(rows), torch.tensor(counts, device=device), protocols.CLIPS)
 
 
 def bigrams(model, x, texts, settings, device):
@@ -174,6 +175,7 @@ def fitted_temperature(model, settings, texts, device):
     import dataclasses
 
     import data
+    import protocols
     import torch
     from metrics import fit_temperature
     from pseudo_labels import soft_targets
@@ -185,7 +187,7 @@ def fitted_temperature(model, settings, texts, device):
     x, _ = encode_samples(model, source, samples, settings, device, "validation")
     zero, _ = forecasts(model, x, texts, 1, settings.seed, settings.batch)
     steps = [(data.steps_of(source.videos[s.video])[s.step]) for s in samples]
-    windows = [data.classify_windows(start, end, end, 1) for start, end, _ in steps]
+    windows = [protocols.classify_windows(start, end, end, 1) for start, end, _ in steps]
     features = torch.cat([source.teacher([(s.video, w)]) for s, w in zip(samples, windows)])
     target = soft_targets(features.to(device), texts, model.teacher_tau)
     return fit_temperature(zero, target)

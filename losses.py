@@ -7,9 +7,9 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
     y^{1:K}                  phrases    (K, D)           embeddings of the phrase pool, any length
     tau                      tau        float            temperature; the paper's 0.02
     p(y_i | x_i)             match      (..., K)         Eq. 6, as log probabilities
-    p'_i                     targets    (B, N, K)        the teacher's soft targets, no gradient
-    x_j^0, x_hat_j^0         z0, z_hat  (B, Q, D)        as clean points, see diffusion.py
-    -                        missing    (B, Q) bool      the queries that count
+    p'_i                     targets    (..., K)         the teacher's soft targets, no gradient
+    x_j^0                    z0         (B, D)           as a clean point, see diffusion.py
+    x_hat_j^0                z_hat      (B, Q, D)        the same, one for each query of h
     L_XE, L_MSE, L_MC        xe, mse, mc                 Eqs. 8, 9, 10; scalars
     B videos, N clips, Q queries of h, K phrases, D embedding.
 
@@ -51,11 +51,6 @@ def cross_entropy(targets, log_p):
     return -(targets * log_p).sum(-1)
 
 
-def mean_over(values, chosen):
-    """Mean of values (B, ...) where chosen (B, ...), 0 or 1, is 1; 0 if it is nowhere."""
-    return (values * chosen).sum() / chosen.sum().clamp(min=1)
-
-
 def xe_loss(log_p, targets, observed):
     """L_XE (Eq. 8): match the observed clips to their soft targets.
 
@@ -67,29 +62,28 @@ def xe_loss(log_p, targets, observed):
     Args:
         log_p:    (B, N, K) from `match`.
         targets:  (B, N, K).
-        observed: (B, N) bool. True = a clip that is there. Where each clip in turn is the missing
-                  one (train.py), every clip is observed equally often.
-    Returns: scalar.
+        observed: (B, N) bool. True = a clip that is there and is not the missing one.
+    Returns: scalar; 0 where nothing is observed.
     """
-    return mean_over(cross_entropy(targets, log_p), observed)
+    return (cross_entropy(targets, log_p) * observed).sum() / observed.sum().clamp(min=1)
 
 
-def mse_loss(z_hat, z0, missing):
+def mse_loss(z_hat, z0):
     """L_MSE (Eq. 9): squared distance of the predicted and the true clean point.
 
-    Args:    z_hat, z0 (B, Q, D), one row per query; missing (B, Q) bool, the queries that count.
-    Returns: scalar: summed over D, averaged over queries: over clips j and, drawn, levels t.
+    Args:    z_hat (B, Q, D), one row per query; z0 (B, D).
+    Returns: scalar: summed over D, averaged over videos and queries (drawn levels t).
     """
-    return mean_over((z_hat - z0).pow(2).sum(-1), missing)
+    return (z_hat - z0[:, None]).pow(2).sum(-1).mean()
 
 
-def mc_loss(log_p, targets, missing):
+def mc_loss(log_p, targets):
     """L_MC (Eq. 10): match each denoised embedding to the missing clip's soft target.
 
-    Args:    log_p, targets (B, Q, K), one row per sampled noise; missing (B, Q) bool.
-    Returns: scalar: averaged over queries, the expectation over t of the paper.
+    Args:    log_p (B, Q, K), one row per sampled noise; targets (B, K).
+    Returns: scalar: averaged over videos and queries, the expectation over t of the paper.
     """
-    return mean_over(cross_entropy(targets, log_p), missing)
+    return cross_entropy(targets[:, None], log_p).mean()
 
 
 def total_loss(xe, mse, mc):

@@ -5,7 +5,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.
     p(Y | X) = p(y_j | x_j) p(x_j | {x_i}_{i != j}) prod_i p(y_i | x_i)                     (Eq. 1)
 
     paper          here        shape       meaning
-    f              encoder     nn.Module   clips -> x_i; the identity where clips are embeddings
+    f              encoder     nn.Module   clips -> x_i; None where clips are embeddings already
     h              denoiser    nn.Module   None with matching only
     p(y | x)       match       (..., K)    Eq. 6 over the phrase pool, log probabilities
     x_hat_j^0      x_hat       (B, Q, D)   prediction of h as an embedding: what is matched to texts
@@ -24,16 +24,8 @@ from denoiser import Denoiser
 from encoder import TimeSformer
 from settings import BadInput, write_atomically
 
-GAIN = 0.125              # of h's output beside the mean text: the start of training is gentle
-KAPPA = 0.7               # scale of the noise when sampling; below 1 the likelier steps come more
-
-
-class Identity(nn.Module):
-    """f where a features file holds the embeddings already; no parameters."""
-
-    def forward(self, clips):
-        """(C, D) -> the same; `encode` normalises."""
-        return clips
+GAIN = 0.5                # of h's output beside the mean text: the start of training is gentle
+KAPPA = 0.6               # scale of the noise when sampling; below 1 the likelier steps come more
 
 
 class ProcedureModel(nn.Module):
@@ -45,38 +37,42 @@ class ProcedureModel(nn.Module):
         denoiser: dict, arguments of Denoiser; None = matching only.
         order:   "diffusion", "mask" or "none".
         tau:     temperature of Eq. 6.
-        teacher_tau: temperature of the soft targets. Without f, observed clips are read with it.
+        teacher_tau: temperature of the soft targets.
+        clip_tau: temperature at which observed clips are read; tau, unless there is no f.
         pixels:  (mean, std) of pixels / 255 as f expects them; None without f.
     """
 
-    def __init__(self, phrases, encoder, denoiser, order, tau, pixels, teacher_tau=0.03):
+    def __init__(self, phrases, encoder, denoiser, order, tau, pixels, teacher_tau=0.03,
+                 clip_tau=None):
         super().__init__()
         self.order, self.tau, self.pixels = order, tau, pixels
-        self.teacher_tau, self.clip_tau = teacher_tau, tau if encoder else teacher_tau
+        self.teacher_tau, self.clip_tau = teacher_tau, clip_tau or tau
         self.arguments = {"encoder": encoder, "denoiser": denoiser, "order": order, "tau": tau,
-                          "pixels": pixels, "teacher_tau": teacher_tau}
+                          "pixels": pixels, "teacher_tau": teacher_tau, "clip_tau": clip_tau}
         D = phrases.shape[1]
-        self.encoder = TimeSformer(dim=D, **encoder) if encoder else Identity()
+        self.encoder = TimeSformer(dim=D, **encoder) if encoder else None
         self.denoiser = Denoiser(dim=D, **denoiser) if order != "none" else None
-        mean, scale = diffusion.affine_map(phrases)
+        mean, A = diffusion.affine_map(phrases)
         self.register_buffer("phrases", functional.normalize(phrases, dim=-1))      # (K, D)
         self.register_buffer("mean", mean)                                          # (D,)
-        self.register_buffer("points", scale * (self.phrases - mean))               # (K, D)  z_k
+        self.register_buffer("A", A)                                                # (D, D)
+        self.register_buffer("points", (self.phrases - mean) @ A)                   # (K, D)  z_k
         self.register_buffer("alpha_bar", diffusion.noise_levels())                 # (T,)
 
     def encode(self, clips):
         """x_i = f(v_i): clips (C, F, 3, H, W) uint8, or embeddings (C, D) -> (C, D), length 1."""
-        if self.pixels:
+        if clips.ndim > 2:
             mean, std = self.pixels
             clips = ((clips.float() / 255 - mean) / std).transpose(1, 2)       # (C, 3, F, H, W)
-        return functional.normalize(self.encoder(clips).float(), dim=-1)    # bf16 is not exact
+            clips = self.encoder(clips)
+        return functional.normalize(clips.float(), dim=-1)                  # bf16 is not exact
 
     def match(self, x, texts=None):
         """Eq. 6: log p(y | x) over the pool, or over other texts (K', D): (..., D) -> (..., K)."""
         return losses.match(x, self.phrases if texts is None else texts, self.tau)
 
     def read(self, x, texts=None):
-        """`match` for observed clips: at tau where f was trained with it, else at teacher_tau."""
+        """`match` for observed clips, at the temperature that fits them."""
         return losses.match(x, self.phrases if texts is None else texts, self.clip_tau)
 
     def context(self, x):
@@ -92,18 +88,24 @@ class ProcedureModel(nn.Module):
     def predictor(self, x, observed, j):
         """h with its context fixed: the `predict` of diffusion.sample.
 
+            x_hat = mean + GAIN h(c_in x_j^t, context, t) + tau c_skip A x_j^t
+
+        Matching divides by tau, so the last term adds c_skip <x_j^t, z_k> to the logit of text k,
+        up to the length of x_hat, by which a cosine divides as well.
+
         Args:
             x:        (B, N, D) embeddings of the clips.
-            observed: (B, 1 or N + Q, N) bool, True = h may read it (denoiser.py).
-            j:        (B, Q) int64, the missing clip of each query.
+            observed: (B, N) bool, True = h may read it.
+            j:        (B,) int64, the missing clip: past, present or future.
         Returns: callable, zt (B, Q, D) and t (B, Q) -> x_hat (B, Q, D), z_hat (B, Q, D).
         """
         context = self.context(x)
         c_in = diffusion.input_scale(self.alpha_bar, x.shape[-1])              # (T,)
+        c_skip = self.tau * diffusion.skip_scale(self.alpha_bar)               # (T,)
 
         def predict(zt, t):
             out = self.denoiser(context, observed, c_in[t].unsqueeze(-1) * zt, j, t)
-            x_hat = self.mean + GAIN * out                                     # (B, Q, D)
+            x_hat = self.mean + GAIN * out + c_skip[t].unsqueeze(-1) * zt @ self.A    # (B, Q, D)
             return x_hat, self.match(x_hat).exp() @ self.points
 
         return predict
@@ -115,7 +117,7 @@ class ProcedureModel(nn.Module):
         give the approximate inference. The mask model predicts once, whatever the noise.
         Draws with KAPPA = 1 reproduce the teacher's errors as well (README.md, Where we differ).
         """
-        predict = self.predictor(x, observed[:, None], j[:, None].expand(noise.shape[:2]))
+        predict = self.predictor(x, observed, j)
         if self.order == "mask":
             top = torch.full(noise.shape[:2], len(self.alpha_bar) - 1, device=noise.device)
             return predict(torch.zeros_like(noise), top)[0]

@@ -200,12 +200,12 @@ def render(video, fps=FPS):
 # ------------------------------------------------------------------------------------------------
 # Narration, as a speech recogniser would write it down.
 # ------------------------------------------------------------------------------------------------
-SENTENCE_SECONDS = (4, 5.5)                        # s per sentence; one rate per video
+SENTENCE_SECONDS = (4.4, 5.6)                       # s per sentence; one rate per video
 MISSING, MISALIGNED, MAX_SHIFT = .15, .2, 6.0      # shares of the sentences; shift in s
 PARAPHRASE = {                                     # how people say the steps nobody names
-    "add onion": "throw in the chopped onion", "cut cheese": "slice up the cheese",
-    "flip dough": "turn the dough over", "fry egg": "cook the egg in the hot pan",
-    "spread butter": "put the butter all over it"}
+    "add onion": "throw in the chopped onion", "bake bread": "put the bread in the oven",
+    "cut cheese": "slice up the cheese", "cut potato": "chop the potato up",
+    "fry egg": "cook the egg in the hot pan"}
 SAID = ("okay so now we're going to {}", "and then you {} like this", "go ahead and {}",
         "i like to {} really slowly", "you just want to {} here", "next up we {} right away",
         "so what i do is {}", "and i'm gonna {} just like that", "now it's time to {}")

@@ -18,17 +18,18 @@ from settings import BadInput, Interrupts, TrainSettings, pick_device, run, set_
 SIZES = {
     "toy": {"encoder": dict(image=32, patch=8, frames=4, width=64, depth=2, heads=2),
             "denoiser": dict(width=64, layers=2, heads=4)},
-    "coin": {"encoder": None, "denoiser": dict(width=128, layers=2, heads=4, dropout=0.2)},
+    "coin": {"encoder": None, "denoiser": dict(width=128, layers=2, heads=4, dropout=0.1)},
 }
-TEACHER_TAU = 0.03        # of the soft targets in the embedded world; see README.md
-FORECASTS = 0.5           # share of the missing clips of which all that follows is hidden
+CALIBRATED_TAU = 0.05     # of the embedded world's teacher: where its NLL is least (validation)
+SHARPER = 0.6             # temperature of the soft targets, as a share of the calibrated one
+GRID = 4.0                # s between two of the kept embeddings of a video
 
 
 def load_data(settings, device):
     """What a run learns from: videos, phrase pool (K, D), and what depends on their kind.
 
     Returns: source, phrases, pixels (how f wants them; None: clips are rows of a features file),
-             and the temperature of the soft targets.
+             and two temperatures: of the soft targets, and of observed clips (None: tau).
     """
     import data
     from pseudo_labels import estimate_tau
@@ -39,111 +40,77 @@ def load_data(settings, device):
         rng = np.random.default_rng(0)
         rows = source.clips([(video, source.pretrain_windows(video, rng))
                              for video in range(min(len(source), 1000))])
-        return source, texts, None, tau or estimate_tau(rows, texts)
+        calibrated = estimate_tau(rows, texts)
+        return source, texts, None, tau or SHARPER * calibrated, calibrated
     import toy
     import toy_render
     teacher = data.toy_teacher(device)
     frames = SIZES["toy"]["encoder"]["frames"]
     source = data.ToySource("train", settings.videos, frames, teacher.encode_frames)
     pixels = (toy_render.MEAN, toy_render.STD)
-    return source, teacher.encode_phrases(toy.PHRASES), pixels, tau or TEACHER_TAU
+    return (source, teacher.encode_phrases(toy.PHRASES), pixels, tau or SHARPER * CALIBRATED_TAU,
+            None)
 
 
-def draw_missing(there, generator=None):
-    """Which clips are missing, and what may be read of the others, for one pass of h.
+def encode_batch(model, source, videos, rng, device, ordering):
+    """Clips of some videos through f, and the teacher's soft targets for them.
 
-    Every clip is asked for, with its own view of the video. Half of the videos forecast: clip j is
-    predicted from the clips before it, for all j at once. In the others some clips are missing,
-    each with probability 1/3, and also all that follow a uniformly drawn position (the released
-    code hides such a tail: otherwise h would never see that the future is unknown).
-
-    Args:    there (B, N) bool, False = padding.
-    Returns: observed (B, N + N, N) bool, for the N clips and then the N queries; missing (B, N)
-             bool, the clips that h is to predict.
+    Returns: x (B, N, D); targets (B, N, K); observed (B, N) bool, j (B,) int64: without ordering
+             every clip is observed and j is None. Videos without a clip are left out.
     """
     import torch
-    B, N = there.shape
-    draw = torch.rand(B, N + 2, device=there.device, generator=generator)
-    clip = torch.arange(N, device=there.device)
-    before = clip[None, :] < clip[:, None]                          # (N, N)  [j, i]: i before j
-    causal = torch.cat([before, before])                            # clips, then queries
-    tail = clip >= draw[:, :1] * (there.sum(1, keepdim=True) + 1)   # (B, N)
-    gaps = there & ((draw[:, 2:] < 1 / 3) | tail)                   # (B, N)  missing ones
-    forecast = draw[:, 1] < FORECASTS                               # (B,)
-    shown = torch.where(forecast[:, None, None], causal, ~gaps[:, None])    # (B, 2 N, N)
-    return shown & there[:, None], torch.where(forecast[:, None], there, gaps)
+
+    import data
+    import protocols
+    from pseudo_labels import soft_targets
+    requests, observed, j = [], [], []
+    for video in videos:
+        windows = source.pretrain_windows(video, rng)
+        if len(windows):
+            windows, seen, missing = protocols.draw_row(windows, rng) if ordering else (windows, None, None)
+            requests.append((video, windows))
+            observed.append(torch.ones(len(windows), dtype=torch.bool) if seen is None
+                            else torch.from_numpy(seen))
+            j.append(missing)
+    count = torch.tensor([len(windows) for _, windows in requests], device=device)
+    x = model.encode(source.clips(requests).to(device))                        # x_i = f(v_i)
+    features = source.teacher(requests).to(device)                             # (C, D)
+    targets = soft_targets(features, model.phrases, model.teacher_tau)         # (C, K)  p'_i
+    x, targets, observed = (data.pad_clips(rows, count, protocols.CLIPS)[0] for rows in
+                            (x, targets, torch.cat(observed).to(device)))
+    return x, targets, observed, torch.tensor(j, device=device) if ordering else None
 
 
-def ordering_losses(model, x, there, targets):
-    """L_MSE and L_MC (Eqs. 9, 10) of every missing clip.
+def ordering_losses(model, x, target, observed, j):
+    """L_MSE and L_MC (Eqs. 9, 10) of one missing clip of each video.
 
-    Args:    x (B, N, D) embeddings; there (B, N) bool; targets (B, N, K) soft targets.
+    Args:    x (B, N, D) embeddings; target (B, K) soft target of clip j; observed (B, N) bool;
+             j (B,) int64.
     Returns: (mse, mc), scalars. The mask model has no levels and no L_MSE (0).
     """
     import torch
 
     import diffusion
     import losses
-    B, N, _ = x.shape
-    observed, missing = draw_missing(there)
-    j = torch.arange(N, device=x.device).expand(B, N)
-    z0 = targets @ model.points                                                # (B, N, D)  x_j^0
-    t = torch.randint(len(model.alpha_bar), (B, N), device=x.device)           # t ~ U[1, T]
+    z0 = target @ model.points                                                 # (B, D)  x_j^0
+    t = torch.randint(len(model.alpha_bar), j.shape, device=x.device)          # t ~ U[1, T]
     zt, t = diffusion.training_queries(z0, t, torch.randn_like(z0), model.alpha_bar)
     if model.order == "mask":                                                  # the zeros alone
-        x_hat, _ = model.predictor(x, observed, j)(zt[:, N:], t[:, N:])
-        return x_hat.new_zeros(()), losses.mc_loss(model.match(x_hat), targets, missing)
-    twice = torch.cat([observed, observed[:, N:]], 1)                          # (B, 3 N, N)
-    x_hat, z_hat = model.predictor(x, twice, j.repeat(1, 2))(zt, t)            # Eq. 5
-    z0, targets, missing = (torch.cat([rows, rows], 1) for rows in (z0, targets, missing))
-    return (losses.mse_loss(z_hat, z0, missing),                               # Eq. 9
-            losses.mc_loss(model.match(x_hat), targets, missing))              # Eq. 10
+        x_hat, _ = model.predictor(x, observed, j)(zt[:, 1:], t[:, 1:])
+        return x_hat.new_zeros(()), losses.mc_loss(model.match(x_hat), target)
+    x_hat, z_hat = model.predictor(x, observed, j)(zt, t)                      # Eq. 5
+    return losses.mse_loss(z_hat, z0), losses.mc_loss(model.match(x_hat), target)
 
 
-def encode_batch(model, source, videos, rng, device):
-    """Clips of some videos through f, and the teacher's soft targets for them.
-
-    Returns: x (B, N, D), there (B, N) bool, targets (B, N, K); videos without a clip are left out.
-    """
-    import torch
-
-    import data
-    from pseudo_labels import soft_targets
-    requests = [(video, source.pretrain_windows(video, rng)) for video in videos]
-    requests = [request for request in requests if len(request[1])]
-    count = torch.tensor([len(windows) for _, windows in requests], device=device)
-    x = model.encode(source.clips(requests).to(device))                        # x_i = f(v_i)
-    features = source.teacher(requests).to(device)                             # (C, D)
-    targets = soft_targets(features, model.phrases, model.teacher_tau)         # (C, K)  p'_i
-    x, there = data.pad_clips(x, count, data.CLIPS)                            # (B, N, D)
-    return x, there, data.pad_clips(targets, count, data.CLIPS)[0]
-
-
-def objective(model, x, there, targets, ordering):
-    """The three losses and their sum (Eqs. 7-10) as a dict; matching alone without ordering."""
+def objective(model, x, targets, observed, j):
+    """The three losses and their sum (Eqs. 7-10) as a dict; matching alone without a missing j."""
     import losses
-    xe = losses.xe_loss(model.match(x), targets, there)                        # Eq. 8
-    if not ordering:
+    xe = losses.xe_loss(model.match(x), targets, observed)                     # Eq. 8
+    if j is None:
         return {"loss": xe, "xe": xe}
-    mse, mc = ordering_losses(model, x, there, targets)
+    rows = j.new_tensor(range(len(j)))
+    mse, mc = ordering_losses(model, x, targets[rows, j], observed, j)
     return {"loss": losses.total_loss(xe, mse, mc), "xe": xe, "mse": mse, "mc": mc}    # Eq. 7
-
-
-def kept_batches(model, source, settings, device):
-    """Every video a few times through the finished f: x, there, targets of all, (V, N, ...).
-
-    The last stage trains h alone; f would compute the same again in every epoch.
-    """
-    import numpy as np
-    import torch
-    from tqdm import tqdm
-    rng, rows = np.random.default_rng((settings.seed, 3)), []
-    videos = np.tile(np.arange(len(source)), settings.keep)
-    with torch.no_grad():
-        for i in tqdm(range(0, len(videos), 128), desc="keep embeddings",
-                      mininterval=1):
-            rows.append(encode_batch(model, source, videos[i:i + 128], rng, device))
-    return tuple(torch.cat(column) for column in zip(*rows))
 
 
 def plan_stages(settings, has_encoder, count):
@@ -196,22 +163,36 @@ def videos_of_step(step, count, batch, seed):
     return order[place * batch:(place + 1) * batch]
 
 
-def take_batch(model, source, kept, videos, rng, device):
-    """x, there, targets of some videos: encoded now, or taken from the kept embeddings."""
+def keep_rows(model, source, settings, device):
+    """What h is trained on once f has finished: f would compute the same again in every epoch."""
+    import numpy as np
     import torch
-    if kept is None:
-        return encode_batch(model, source, videos, rng, device)
-    rows = torch.from_numpy(videos).to(device)
-    return tuple(column[rows] for column in kept)
+
+    import data
+    rng = np.random.default_rng((settings.seed, 3))
+    if model.encoder is None:
+        features, teacher = source.features, torch.from_numpy(source.features.embedding)
+    else:
+        with torch.no_grad():
+            features, teacher = data.embed_videos(source, model.encode, GRID, device)
+    return data.KeptRows(source, features, teacher, settings.keep, rng)
 
 
-def require_finite(loss, model, step, videos, settings):
+def order_terms(model, kept, batch, rng, device):
+    """L_MSE + L_MC (Eqs. 9, 10) of a batch of kept rows, as a dict."""
+    from pseudo_labels import soft_targets
+    x, features, observed, j = kept.batch(batch, rng, device)
+    target = soft_targets(features, model.phrases, model.teacher_tau)          # (B, K)  p'_j
+    mse, mc = ordering_losses(model, x, target, observed, j)
+    return {"loss": mse + mc, "mse": mse, "mc": mc}
+
+
+def require_finite(loss, model, step, batch, settings):
     """FloatingPointError that names step and batch unless the loss and all weights are finite."""
     if not (math.isfinite(loss) and all(bool(p.isfinite().all()) for p in model.parameters())):
         raise FloatingPointError(
-            f"step {step}: the loss ({loss}) or a weight is not finite (videos "
-            f"{videos[:4].tolist()}, ..); the last checkpoint in {settings.out} is kept; try a "
-            "smaller --lr")
+            f"step {step}: the loss ({loss}) or a weight is not finite ({batch}); the last "
+            f"checkpoint in {settings.out} is kept; try a smaller --lr or --order-lr")
 
 
 def set_up(settings):
@@ -222,7 +203,7 @@ def set_up(settings):
     from model import ProcedureModel
     resumed = prepare_run(settings)
     device = pick_device(settings.device)
-    source, phrases, pixels, teacher_tau = load_data(settings, device)
+    source, phrases, pixels, teacher_tau, clip_tau = load_data(settings, device)
     if source.missing:
         print(f"{len(source.missing)} of {len(source.listed)} videos have no features; see "
               f"{settings.out}/missing.json")
@@ -231,7 +212,7 @@ def set_up(settings):
     set_seed(settings.seed)
     model = ProcedureModel(phrases, sizes["encoder"],
                            sizes["denoiser"] if settings.order != "none" else None,
-                           settings.order, settings.tau, pixels, teacher_tau).to(device)
+                           settings.order, settings.tau, pixels, teacher_tau, clip_tau).to(device)
     if resumed:
         model.load_state_dict(resumed["model"])
     plan = plan_stages(settings, sizes["encoder"] is not None, len(source))
@@ -261,7 +242,7 @@ def main(settings):
             optimizer = make_optimizer(model, settings, stage)
             if resumed and resumed["stage"] == stage:
                 optimizer.load_state_dict(resumed["optimizer"])
-            kept = kept_batches(model, source, settings, device) if stage == "order" else None
+            kept = keep_rows(model, source, settings, device) if stage == "order" else None
             model.train()
             for step in todo:
                 in_stage = step - start + steps
@@ -269,16 +250,20 @@ def main(settings):
                     group["lr"] = group["peak"] * schedule(in_stage, steps)
                 torch.manual_seed(settings.seed * 1_000_003 + step)
                 rng = np.random.default_rng((settings.seed, 2, step))
-                videos = videos_of_step(in_stage, len(kept[0] if kept else source), batch,
-                                        settings.seed)
+                videos = videos_of_step(in_stage, len(source), batch, settings.seed)
                 with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                    x, there, targets = take_batch(model, source, kept, videos, rng, device)
-                    terms = objective(model, x, there, targets, ordering=stage in ("joint", "order")
-                                      and settings.order != "none")
+                    if stage == "order":
+                        terms, rows = order_terms(model, kept, batch, rng, device), batch
+                        name = f"{batch} kept rows"
+                    else:
+                        columns = encode_batch(model, source, videos, rng, device, ordering=
+                                               stage == "joint" and settings.order != "none")
+                        terms, rows = objective(model, *columns), columns[2].sum()
+                        name = f"videos {videos[:4].tolist()}, .."
                 optimizer.zero_grad(set_to_none=True)
                 terms["loss"].backward()
                 optimizer.step()
-                clips = clips + there.sum()                # a tensor: not waited for here
+                clips = clips + rows                       # a tensor: not waited for here
                 bar.update()
 
                 done = step + 1
@@ -288,7 +273,7 @@ def main(settings):
                     loss = log_row(log, done, (in_stage + 1) * batch / len(source), terms,
                                    optimizer.param_groups[-1]["lr"],
                                    float(clips) / (time.perf_counter() - began))
-                    require_finite(loss, model, done, videos, settings)
+                    require_finite(loss, model, done, name, settings)
                 if saves:
                     save_checkpoint(settings.out / "checkpoint.pt", model, step=done, stage=stage,
                                     optimizer=optimizer.state_dict())

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import data  # noqa: E402
 import evaluate  # noqa: E402
 import train  # noqa: E402
 from annotations import training_split  # noqa: E402
@@ -58,7 +59,8 @@ def coin_flags(folder="coin"):
 
 
 def call(program, *argv):
-    """Run a script's main in this process, by its command line."""
+    """Run a script's main in this process, by its command line; no file is remembered."""
+    data.read_features.cache_clear()
     sys.argv, kept = [f"/somewhere/{program}"], sys.argv
     try:
         return run(*SCRIPTS[program], list(argv))

@@ -260,25 +260,23 @@ def test_features_are_kept_as_stored(tmp_path, kind):
     assert file.embedding.dtype == kind and file.middle.dtype == np.float64
     np.testing.assert_array_equal(file.middle, [1, 3, 1, 3])
     assert file.video.tolist() == ["a", "a", "b", "b"]
-    found = file.nearest("b", [3.0])
-    assert found.dtype == np.float32 and found.tolist() == [[0, 0, 0]]     # row 3 of eye(4, 3)
-    found += 1                                         # the caller's own copy
-    assert file.nearest("b", [3.0]).tolist() == [[0, 0, 0]]
+    np.testing.assert_array_equal(file.embedding, np.eye(4, 3))
 
 
 def test_nearest_equals_a_slow_loop():
     """Catches: rows of another video, neighbours of the wrong side, unsorted rows, first and last
-    row left out, a video with one row, times outside all windows."""
+    row left out, a video with one row, times outside all windows, a table of times flattened."""
     rng = np.random.default_rng(0)
     video = rng.permutation(np.repeat([f"v{i}" for i in range(30)], rng.integers(1, 40, size=30)))
     middle = rng.uniform(0, 100, len(video))
-    embedding = np.arange(len(video), dtype=np.float32)[:, None]
-    file = FeaturesFile(video, middle, embedding)
+    file = FeaturesFile(video, middle, np.zeros((len(video), 1), np.float32))
     for name in sorted(set(video)):
-        times = rng.uniform(-20, 120, 50)
-        slow = [min((abs(m - time), row) for row, (v, m) in enumerate(zip(video, middle))
-                    if v == name)[1] for time in times]
-        assert file.nearest(name, times)[:, 0].tolist() == slow
+        times = rng.uniform(-20, 120, (10, 5))
+        slow = [[min((abs(m - time), row) for row, (v, m) in enumerate(zip(video, middle))
+                     if v == name)[1] for time in line] for line in times]
+        rows = file.nearest(name, times)
+        assert rows.dtype == np.int64 and rows.tolist() == slow
+        assert file.nearest(name, times[0, 0]) == slow[0][0]
 
 
 def test_nearest_does_not_depend_on_the_order_of_rows():
@@ -287,16 +285,19 @@ def test_nearest_does_not_depend_on_the_order_of_rows():
     for order in ([0, 1, 2, 3], [3, 1, 0, 2], [1, 3, 2, 0]):
         file = FeaturesFile(np.array(["a"] * 4)[order], np.array([1., 3., 5., 7.])[order],
                             np.array([[0], [1], [2], [3]], np.float16)[order])
-        assert file.nearest("a", times).tolist() == [[0], [0], [1], [3]]   # 2.0 is halfway
+        found = file.embedding[file.nearest("a", times)]
+        assert found.tolist() == [[0], [0], [1], [3]]                      # 2.0 is halfway
     file = FeaturesFile(np.array(["a"] * 3), np.array([1., 1., 5.]), np.float32([[0], [1], [2]]))
-    assert file.nearest("a", [0.0, 1.0, 2.0, 4.0]).tolist() == [[0], [0], [0], [2]]
+    assert file.nearest("a", [0.0, 1.0, 2.0, 4.0]).tolist() == [0, 0, 0, 2]
 
 
-def test_nearest_of_a_video_without_rows_is_none():
-    """Catches: a KeyError, or another video's row, for a listed video that has no features."""
+def test_nearest_of_a_video_without_rows_is_an_error():
+    """Catches: another video's row, in silence, for a video that has no features."""
     file = FeaturesFile(np.array(["b", "d"]), np.array([1., 1.]), np.ones((2, 3), np.float16))
-    assert file.nearest("c", [1.0]) is None and file.nearest("e", [1.0]) is None
-    assert file.nearest("b", []).shape == (0, 3)
+    for name in ("c", "e"):
+        with pytest.raises(KeyError, match=name):
+            file.nearest(name, [1.0])
+    assert file.nearest("b", []).shape == (0,)
 
 
 # ---- the real files ----------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def test_a_checkpoint_of_another_width(place, capsys):
 
 
 def test_a_checkpoint_of_the_other_data(place, capsys):
-    """Catches: AttributeError of the identity encoder; features read as pixels."""
+    """Catches: AttributeError of an encoder that is not there; features read as pixels."""
     line = fails(capsys, 2, "evaluate.py", "--checkpoint", str(place / "runs/coin"))
     assert "--data" in line
     from model import ProcedureModel, save_checkpoint

@@ -15,6 +15,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import protocols
 import data  # noqa: E402
 import toy  # noqa: E402
 from annotations import AnnotatedVideo, FeaturesFile, Step, load_coin  # noqa: E402
@@ -50,7 +51,7 @@ def at_9s(start, end, duration):
 def test_long_sentences_are_every_second_one():
     """Catches: a stride of 1, a window that is not centred on its sentence, or not 9 s."""
     sentences = say(*[12] * 11)
-    windows = data.sentence_windows(sentences, 200.0, First())
+    windows = protocols.sentence_windows(sentences, 200.0, First())
     expected = [at_9s(s, e, 200.0) for s, e, _ in sentences[::2]]
     assert windows.dtype == np.float64 and np.allclose(windows, expected)
     assert np.allclose(windows[:, 1] - windows[:, 0], 9)
@@ -62,35 +63,35 @@ def test_short_sentences_are_joined_until_twelve_words():
     The span is seen in the window's middle: 3 + 10 i for sentence i alone.
     """
     def middles(*counts):
-        return data.sentence_windows(say(*counts), 1000.0, First()).mean(1).tolist()[1:]
+        return protocols.sentence_windows(say(*counts), 1000.0, First()).mean(1).tolist()[1:]
     assert middles(12, 12, 12, 12, 12) == [23, 43]
     assert middles(12, 12, 11, 1, 12) == [28, 43]                # with the next: 12 words, enough
     assert middles(12, 1, 10, 1, 12) == [23, 43]                 # the next, then the one before
     assert middles(5, 1, 9, 1, 12) == [28, 43]                   # and the next but one
     assert middles(1, 1, 1, 1, 1) == [23, 23]                    # everything there is
     assert middles(9, 5, 1) == [13]                                 # at the end: only those before
-    first = data.sentence_windows(say(1, 5, 9, 12), 1000.0, First()).mean(1)[0]
+    first = protocols.sentence_windows(say(1, 5, 9, 12), 1000.0, First()).mean(1)[0]
     assert first == 13                                           # at the start: only those after
 
 
 def test_windows_stay_within_the_video():
     """Catches: frames asked for before 0 s or after the end; a window cut where it could move."""
-    windows = data.sentence_windows([(0, 2, "a " * 12), (5, 6, "a " * 12), (38, 44, "a " * 12)],
+    windows = protocols.sentence_windows([(0, 2, "a " * 12), (5, 6, "a " * 12), (38, 44, "a " * 12)],
                                     40.0, First())
     assert windows.tolist() == [[0, 9], [31, 40]]
-    assert data.sentence_windows([(1, 3, "a " * 12)], 5.0, First()).tolist() == [[0, 5]]
+    assert protocols.sentence_windows([(1, 3, "a " * 12)], 5.0, First()).tolist() == [[0, 5]]
 
 
 def test_sentences_without_words_are_not_there():
     """Catches: music ("", spaces) that takes a clip, or breaks the stride."""
     spoken = say(12, 12, 12, 12)
     silent = [spoken[0], (7, 8, "  "), *spoken[1:3], (27, 29, ""), spoken[3]]
-    same = [data.sentence_windows(s, 100.0, First()).tolist() for s in (spoken, silent)]
+    same = [protocols.sentence_windows(s, 100.0, First()).tolist() for s in (spoken, silent)]
     assert same[0] == same[1]
     for nothing in ([], [(0, 4, " ")]):
-        empty = data.sentence_windows(nothing, 100.0, np.random.default_rng(0))
+        empty = protocols.sentence_windows(nothing, 100.0, np.random.default_rng(0))
         assert empty.shape == (0, 2)
-    one = data.sentence_windows(say(1), 100.0, np.random.default_rng(0))
+    one = protocols.sentence_windows(say(1), 100.0, np.random.default_rng(0))
     assert one.tolist() == [[0, 9]]
 
 
@@ -99,12 +100,12 @@ def test_at_most_nine_consecutive_windows_uniformly():
     sentences, rng = say(*[12] * 25)[1:], np.random.default_rng(0)         # from 10 s on
     runs = Counter()
     for _ in range(1600):
-        middles = data.sentence_windows(sentences, 1000.0, rng).mean(1)
+        middles = protocols.sentence_windows(sentences, 1000.0, rng).mean(1)
         assert len(middles) == 9 and np.allclose(np.diff(middles), 20)     # every second
         runs[round((middles[0] - 13) / 10)] += 1
     assert sorted(runs) == list(range(8))              # first sentence 0 or 1, run 0 to 3
     assert min(runs.values()) > 140 and max(runs.values()) < 260     # 200 each; std 13
-    assert len(data.sentence_windows(say(*[12] * 10), 1000.0, rng)) == 5     # fewer: all kept
+    assert len(protocols.sentence_windows(say(*[12] * 10), 1000.0, rng)) == 5     # fewer: all kept
 
 
 def test_step_windows_are_a_uniform_run_of_the_segments():
@@ -112,41 +113,46 @@ def test_step_windows_are_a_uniform_run_of_the_segments():
     segments, rng = [(10.0 * i, 10.0 * i + 3) for i in range(12)], np.random.default_rng(0)
     runs = Counter()
     for _ in range(800):
-        windows = data.step_windows(segments, rng)
+        windows = protocols.step_windows(segments, rng)
         first = int(windows[0, 0] / 10)
         assert windows.tolist() == [list(s) for s in segments[first:first + 9]]
         runs[first] += 1
     assert sorted(runs) == [0, 1, 2, 3] and min(runs.values()) > 150
-    assert data.step_windows(segments[:4], rng).tolist() == [list(s) for s in segments[:4]]
-    assert data.step_windows([], rng).shape == (0, 2)
+    assert protocols.step_windows(segments[:4], rng).tolist() == [list(s) for s in segments[:4]]
+    assert protocols.step_windows([], rng).shape == (0, 2)
 
 
 # ---- windows of the two tasks ------------------------------------------------------------------
 @pytest.mark.parametrize("end, begin", [(100.0, 32.0), (68.0, 0.0), (20.0, 0.0), (68.5, 0.5)])
 def test_forecast_windows_are_eighths_of_the_last_68_seconds(end, begin):
     """Catches: the last 64 s, padding where the history is shorter, frames after the step's end."""
-    windows = data.forecast_windows(end)
+    windows = protocols.forecast_windows(end)
     part = (end - begin) / 8
     expected = [(begin + i * part, begin + (i + 1) * part) for i in range(8)]
     assert windows.shape == (8, 2) and np.allclose(windows, expected)
     assert windows.max() == end
+    ends = np.array([[end, 5.], [90., end]])
+    many = protocols.forecast_windows(ends)
+    assert many.shape == (2, 2, 8, 2)
+    for place in np.ndindex(2, 2):
+        assert np.array_equal(many[place], protocols.forecast_windows(ends[place]))
 
 
 def test_classify_windows_spread_over_the_step():
     """Catches: views that leave a long step, that do not touch its ends, or miss its middle."""
-    assert data.classify_windows(10, 40, 100, 3).tolist() == [[10, 19], [20.5, 29.5], [31, 40]]
-    assert data.classify_windows(10, 40, 100, 1).tolist() == [[20.5, 29.5]]
-    assert data.classify_windows(10, 19, 100, 3).tolist() == [[10, 19]] * 3
-    assert data.classify_windows(10, 12, 100, 3).tolist() == [[6.5, 15.5]] * 3   # centred
-    assert data.classify_windows(0, 2, 100, 3).tolist() == [[0, 9]] * 3          # within the video
-    assert data.classify_windows(1, 4, 5, 2).tolist() == [[0, 5]] * 2            # a short video
+    assert protocols.classify_windows(10, 40, 100, 3).tolist() == [[10, 19], [20.5, 29.5], [31, 40]]
+    assert protocols.classify_windows(10, 40, 100, 1).tolist() == [[20.5, 29.5]]
+    assert protocols.classify_windows(10, 19, 100, 3).tolist() == [[10, 19]] * 3
+    assert protocols.classify_windows(10, 12, 100, 3).tolist() == [[6.5, 15.5]] * 3   # centred
+    assert protocols.classify_windows(0, 2, 100, 3).tolist() == [[0, 9]] * 3          # within the video
+    assert protocols.classify_windows(1, 4, 5, 2).tolist() == [[0, 5]] * 2            # a short video
 
 
 def test_frame_times_are_middles_of_equal_parts():
     """Catches: frames at the edges of a clip, which two neighbouring clips would share."""
-    assert data.frame_times([(10, 18)], 4).tolist() == [[11, 13, 15, 17]]
-    assert data.frame_times([(0, 1), (5, 5)], 2).tolist() == [[.25, .75], [5, 5]]
-    assert data.frame_times([], 4).shape == (0, 4)
+    assert protocols.frame_times([(10, 18)], 4).tolist() == [[11, 13, 15, 17]]
+    assert protocols.frame_times([(0, 1), (5, 5)], 2).tolist() == [[.25, .75], [5, 5]]
+    assert protocols.frame_times([], 4).shape == (0, 4)
 
 
 # ---- the embedded world ------------------------------------------------------------------------
@@ -168,7 +174,7 @@ def test_frame_index_is_the_nearest_frame(source):
         start = rng.uniform(-5, source.videos[video].duration + 5, 50)
         windows = np.stack([start, start + rng.uniform(0, 20, 50)], 1)
         index = source.frame_index(video, windows).numpy() - source.first[video]
-        times = data.frame_times(windows, 4)
+        times = protocols.frame_times(windows, 4)
         distance = np.abs(times[..., None] - times_of_frames)                # (50, 4, count)
         chosen = np.take_along_axis(distance, index[..., None], -1)[..., 0]
         assert np.allclose(chosen, distance.min(-1))
@@ -198,7 +204,7 @@ def test_toy_source_holds_the_worlds_videos(source):
                           toy_render.render(source.videos[1]))
     for video in range(3):
         ours = source.pretrain_windows(video, np.random.default_rng(3))
-        same = data.sentence_windows(toy_render.narrate(source.videos[video]),
+        same = protocols.sentence_windows(toy_render.narrate(source.videos[video]),
                                      source.videos[video].duration, np.random.default_rng(3))
         assert np.array_equal(ours, same) and 1 <= len(ours) <= 9
         assert ours.min() >= 0 and ours.max() <= source.videos[video].duration
@@ -211,14 +217,15 @@ def video(name, *segments, split="train", duration=None):
 
 
 def test_feature_source_takes_the_nearest_row_of_its_video():
-    """Catches: rows of another video, of the next window, in the file's order instead of time's."""
+    """Catches: rows of another video, of the next window, in the file's order instead of time's,
+    or nearest to a window's start or end."""
     features = FeaturesFile(np.array(["b", "a", "a", "b"]), np.array([5., 20., 10., 50.]),
                             np.float32([[1, 0], [2, 0], [3, 0], [4, 0]]))
     a, b, gone = video("a", (8, 14, 1)), video("b", (0, 4, 2), (40, 60, 3)), video("c", (1, 2, 0))
     source = data.FeatureSource([gone, a, video("no steps"), b], features)
     assert source.videos == [a, b] and source.missing == ["c"] and len(source) == 2
     assert source.listed == [gone, a, b]
-    requests = [(1, np.array([[0., 4.], [40., 60.]])), (0, np.array([[8., 14.], [18., 30.]]))]
+    requests = [(1, np.array([[0., 4.], [40., 60.]])), (0, np.array([[2., 18.], [14., 30.]]))]
     assert source.clips(requests)[:, 0].tolist() == [1, 4, 3, 2]
     assert torch.equal(source.teacher(requests), source.clips(requests))
     assert source.clips(requests).dtype == torch.float32
@@ -249,6 +256,7 @@ def test_open_coin_gives_one_split(tmp_path):
         source, texts = data.open_coin(given, split)
         assert [v.name for v in source.videos] == [name] and source.missing == []
         assert torch.equal(texts, torch.eye(3, 4) + 1)
+    assert data.open_coin(given, "train")[0].features is source.features       # read once
 
 
 @pytest.mark.parametrize("change, named", [
@@ -311,7 +319,8 @@ def test_samples_of_the_real_coin():
 
 # ---- padding -----------------------------------------------------------------------------------
 def test_pad_clips():
-    """Catches: clips of one video in another's row; padding that is marked as there."""
+    """Catches: clips of one video in another's row; padding that is marked as there; rows of one
+    axis, or of three, refused."""
     x = torch.arange(1., 13).view(6, 2).requires_grad_()
     padded, there = data.pad_clips(x, torch.tensor([2, 0, 3, 1]), 3)
     assert there.tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 1], [1, 0, 0]]
@@ -320,6 +329,9 @@ def test_pad_clips():
     assert torch.equal(padded, expected)
     padded.sum().backward()
     assert torch.equal(x.grad, torch.ones(6, 2))       # the encoder learns through it
+    flags, _ = data.pad_clips(torch.ones(6, dtype=torch.bool), torch.tensor([2, 0, 3, 1]), 3)
+    assert torch.equal(flags, there)
+    assert data.pad_clips(torch.ones(6, 2, 5), torch.tensor([2, 4]), 4)[0].shape == (2, 4, 2, 5)
 
 
 def test_blank_frames_tell_nothing_about_the_next_step():

@@ -76,22 +76,36 @@ def test_schedule_falls_in_geometric_steps_of_the_signal_to_noise_ratio(levels):
     assert (0 < alpha).all() and (alpha < 1).all()                       # Eq. 2 has such steps
 
 
-def test_clean_points_have_mean_zero_and_mean_squared_length_one():
+def clean_points(phrases, **floor):
+    """(K, D), as float64: the map is made for float32."""
+    mean, A = diffusion.affine_map(phrases, **floor)
+    unit = torch.stack([y / math.sqrt(y @ y) for y in phrases])
+    return (unit - mean.double()) @ A.double()
+
+
+@pytest.mark.parametrize("K", [12, 3])
+def test_clean_points_are_half_whitened_with_mean_squared_length_one(K):
     """Catches: the common part left in, lengths of the texts left in, a scale per coordinate, a
-    mean over D in place of a sum (points sqrt(D) too long)."""
-    phrases = crowded(6, 5) * torch.arange(1, 7)[:, None]
-    mean, scale = diffusion.affine_map(phrases)
-    assert mean.shape == (5,) and scale.shape == ()
-    points = [scale * (y / math.sqrt(y @ y) - mean) for y in phrases]
-    assert sum(points).abs().max() < 1e-9
-    assert sum(float(z @ z) for z in points) / 6 == pytest.approx(1)
+    mean over D in place of a sum (points sqrt(D) too long), variance used for deviation (whitened),
+    axes transposed; with K < D: directions without any spread blown up."""
+    phrases = crowded(K, 5) * torch.arange(1, K + 1)[:, None]
+    points, (mean, A) = (make(phrases, floor=.02) for make in (clean_points, diffusion.affine_map))
+    assert mean.shape == (5,) and A.shape == (5, 5)
+    torch.testing.assert_close(A, A.T)
+    assert points.sum(0).abs().max() < 1e-5
+    assert sum(float(z @ z) for z in points) / K == pytest.approx(1, rel=1e-5)
+    unit = torch.stack([y / math.sqrt(y @ y) for y in phrases])
+    _, length, axes = torch.linalg.svd(unit - unit.mean(0))        # another way to the same axes
+    length = torch.cat([length, length.new_zeros(5)])[:5]
+    spread = [max(float(s), .02 * float(length[0])) for s in length]
+    for axis, s in zip(axes, spread):                              # shrunk by the root of it
+        expected = math.sqrt(spread[0] / s) * (A.double() @ axes[0]) @ axes[0] * axis
+        torch.testing.assert_close(A.double() @ axis, expected, rtol=1e-3, atol=1e-4)
 
 
 def bayes_accuracy(D, spread, draws=3000, K=32):
     """Share of right guesses of which of K points it was, from x_j^t alone, per level: (T,)."""
-    phrases = crowded(K, D, spread)
-    mean, scale = diffusion.affine_map(phrases)
-    points, hits = scale * (phrases - mean), []
+    points, hits = clean_points(crowded(K, D, spread)), []
     truth = torch.arange(draws) % K
     for t, a in enumerate(diffusion.noise_levels().double()):
         zt = diffusion.add_noise(points[truth], draw(draws, D, seed=9 + t), a.expand(draws))
@@ -111,28 +125,32 @@ def test_a_level_means_the_same_at_any_width_and_for_any_crowd():
 @pytest.mark.parametrize("D", [4, 64])
 def test_scaled_inputs_have_variance_one_at_every_level(D):
     """Catches: the deviation for its inverse, D left out, the variance not rooted."""
-    phrases = crowded(3 * D, D)
-    mean, scale = diffusion.affine_map(phrases)
-    points = scale * (phrases - mean)
+    points = clean_points(crowded(3 * D, D))
     for a, c in zip(ALPHA_BAR, diffusion.input_scale(ALPHA_BAR, D)):
         signal = sum(float(a * (z @ z)) for z in points) / (len(points) * D)    # variance each
-        assert float(c) ** 2 * (signal + 1 - float(a)) == pytest.approx(1)
+        assert float(c) ** 2 * (signal + 1 - float(a)) == pytest.approx(1, rel=1e-5)
+
+
+def test_skip_scale_is_what_the_noisy_point_says_of_the_clean_one():
+    """Catches: alpha_bar for its root, the deviation of the noise for its variance. Held against
+    the posterior of points of equal length under Eq. 2 and a flat prior."""
+    points, zt = functional.normalize(draw(6, 5), dim=-1), draw(5, seed=1)
+    for a, c in zip(ALPHA_BAR, diffusion.skip_scale(ALPHA_BAR)):
+        log_q = [-sum(float(v - math.sqrt(a) * w) ** 2 for v, w in zip(zt, z)) / (2 * (1 - a))
+                 for z in points]
+        torch.testing.assert_close((c * points @ zt).softmax(0), torch.stack(log_q).softmax(0))
 
 
 def test_training_asks_a_level_and_zeros_at_the_last():
     """Catches: levels and their numbers out of step; x_j^T = 0 asked at another level than
     inference asks it, or never."""
-    z0, noise = draw(2, 4, 3), draw(2, 4, 3, seed=1)
-    levels = torch.tensor([[2, 0, 3, 1], [1, 1, 0, 3]])
+    z0, noise, levels = draw(5, 3), draw(5, 3, seed=1), torch.tensor([2, 0, 3, 1, 1])
     zt, t = diffusion.training_queries(z0, levels, noise, ALPHA_BAR)
-    assert zt.shape == (2, 8, 3) and t.tolist() == [[2, 0, 3, 1, 3, 3, 3, 3],
-                                                    [1, 1, 0, 3, 3, 3, 3, 3]]
-    for b in range(2):
-        for j in range(4):
-            a = float(ALPHA_BAR[levels[b, j]])
-            torch.testing.assert_close(
-                zt[b, j], math.sqrt(a) * z0[b, j] + math.sqrt(1 - a) * noise[b, j])
-    assert (zt[:, 4:] == 0).all()
+    assert zt.shape == (5, 2, 3) and t.tolist() == [[2, 3], [0, 3], [3, 3], [1, 3], [1, 3]]
+    for b in range(5):
+        a = float(ALPHA_BAR[levels[b]])
+        torch.testing.assert_close(zt[b, 0], math.sqrt(a) * z0[b] + math.sqrt(1 - a) * noise[b])
+    assert (zt[:, 1] == 0).all()
 
 
 # ------------------------------------------------------------------------------------------------
@@ -195,9 +213,9 @@ def test_sec33_starts_with_the_variance_of_the_noise_in_training():
     diffusion.sample(h, noise, ALPHA_BAR)
     assert [t for _, t in asked] == [[[t, t]] for t in (3, 2, 1, 0)]
     for level, (point, _) in zip((3, 2, 1, 0), asked):          # z_hat = 0: noise alone is left
-        levels = torch.full((1, 2), level)
-        zt, _ = diffusion.training_queries(0 * noise, levels, noise, ALPHA_BAR)
-        torch.testing.assert_close(point, zt[:, :2])
+        levels = torch.full((2,), level)
+        zt, _ = diffusion.training_queries(0 * noise[0], levels, noise[0], ALPHA_BAR)
+        torch.testing.assert_close(point[0], zt[:, 0])
 
 
 def test_eq11_is_the_mean_of_probabilities_by_loops():

@@ -1,10 +1,12 @@
 """Nothing leaks: h trained on context that tells nothing predicts no better than the shares."""
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
+from protocols import missing_clip
 from model import ProcedureModel
-from train import draw_missing, ordering_losses
+from train import ordering_losses
 
 K, D, N = 6, 16, 5
 SHARES = torch.tensor([.05, .10, .15, .20, .20, .30])         # of the steps, everywhere in a video
@@ -13,7 +15,7 @@ TELLS, SILENT = 0.9, 0.0                                      # chance of a vide
 
 
 def batch(B, phrases, usual_share, generator):
-    """Embeddings of B videos (B, N, D), which are there (B, N), one-hot targets (B, N, K).
+    """Embeddings of B videos (B, N, D), one-hot targets of clip j (B, K), observed (B, N), j (B,).
 
     A clip shows the usual step of its video with the given chance, else any; both are drawn from
     SHARES, so that every position has these shares. With chance 0 the clips are strangers to each
@@ -25,11 +27,14 @@ def batch(B, phrases, usual_share, generator):
     same = torch.rand(B, N, generator=generator) < usual_share
     steps = torch.where(same, usual[:, None], other)                                # (B, N)
     x = phrases[steps] + 0.05 * torch.randn(B, N, D, generator=generator)
-    there = torch.ones(B, N, dtype=torch.bool)
-    return functional.normalize(x, dim=-1), there, functional.one_hot(steps, K).float()
+    rng = np.random.default_rng(torch.randint(2 ** 31, (1,), generator=generator).item())
+    j, observed = (torch.from_numpy(np.array(column))
+                   for column in zip(*(missing_clip(N, rng) for _ in range(B))))
+    target = functional.one_hot(steps[torch.arange(B), j], K).float()
+    return functional.normalize(x, dim=-1), target, observed, j
 
 
-def trained(usual_share, steps=150, B=64):
+def trained(usual_share, steps=150, B=192):
     """h after a brief training, and the generator of its videos."""
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
@@ -46,27 +51,26 @@ def trained(usual_share, steps=150, B=64):
     return model.eval(), generator
 
 
-def nll(model, generator, usual_share, kind, M=2500):
+def nll(model, generator, usual_share, kind, M=10_000):
     """Mean -log p(y_j) over the missing clips of M new videos, seen as in training.
 
     kind: "zero" or "noisiest", what h reads of clip j.
     Returns: h's, and the least possible from the noisy point and SHARES alone, in nats; both less
     the amount by which the shares of these very clips are off.
     """
-    x, there, targets = batch(M, model.phrases, usual_share, generator)
-    observed, missing = draw_missing(there, generator)
-    y, a, zt = targets.argmax(-1), model.alpha_bar[-1], torch.zeros(M, N, D)
-    best = SHARES.log().expand(M, N, K)
+    x, target, observed, j = batch(M, model.phrases, usual_share, generator)
+    y, a, zt = target.argmax(-1), model.alpha_bar[-1], torch.zeros(M, D)
+    best = SHARES.log().expand(M, K)
     if kind == "noisiest":
-        zt = a.sqrt() * model.points[y] + (1 - a).sqrt() * torch.randn(M, N, D, generator=generator)
+        zt = a.sqrt() * model.points[y] + (1 - a).sqrt() * torch.randn(M, D, generator=generator)
         far = torch.cdist(zt, a.sqrt() * model.points) ** 2 / (2 * (1 - a))
         best = (best - far).log_softmax(-1)
-    j, t = torch.arange(N).expand(M, N), torch.full((M, N), len(model.alpha_bar) - 1)
+    t = torch.full((M, 1), len(model.alpha_bar) - 1)
     with torch.no_grad():
-        log_p = model.match(model.predictor(x, observed, j)(zt, t)[0])
-    luck = -SHARES.log()[y[missing]].mean().item() - UNIGRAM
-    return tuple(-p.gather(-1, y[..., None])[..., 0][missing].mean().item() - luck
-                 for p in (log_p, best))
+        x_hat, _ = model.predictor(x, observed, j)(zt[:, None], t)
+    luck = -SHARES.log()[y].mean().item() - UNIGRAM
+    return tuple(-p.gather(-1, y[:, None]).mean().item() - luck
+                 for p in (model.match(x_hat[:, 0]), best))
 
 
 def test_h_learns_nothing_where_the_context_tells_nothing():

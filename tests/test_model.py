@@ -1,18 +1,21 @@
 """f and h together: losses, gradients, what is hidden, and forecasts."""
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
+import protocols
 import data
 import model as model_module
 import train
+from annotations import FeaturesFile
 from model import ProcedureModel
 from settings import TrainSettings
 
-K, D, N, TAU = 6, 8, data.CLIPS, 0.1
+K, D, N, TAU = 6, 8, protocols.CLIPS, 0.1
 H = dict(width=16, layers=2, heads=2)
 F = dict(image=8, patch=4, frames=2, width=8, depth=1, heads=2)
 PHRASES = torch.randn(K, D, generator=torch.Generator().manual_seed(5)) + 1
@@ -39,14 +42,11 @@ def rows(B=3, seed=0):
 J = torch.tensor([4, 5, 0])                            # a missing clip of each video
 
 
-def drawn(there, seed=0):
-    """What may be read, and which clips are missing: one video forecasts, the others have gaps."""
-    for generator in map(torch.Generator().manual_seed, range(seed, seed + 1000)):
-        observed, missing = train.draw_missing(there, generator)
-        gaps = observed.any(1).sum(1) > 0
-        forecasts = (missing == there).all(1) & gaps
-        if forecasts.tolist() == [True, False, False] and gaps.all() and missing.any(1).all():
-            return observed, missing
+def question():
+    """x (B, N, D), targets (B, N, K), observed (B, N) with clip J, padding and others hidden, J."""
+    x, there, targets = rows()
+    hidden = torch.arange(N) == torch.tensor([8, 1, 2])[:, None]
+    return x, targets, there & ~hidden & (torch.arange(N) != J[:, None]), J
 
 
 def noise_like(model, B=3, seed=1):
@@ -62,23 +62,22 @@ def slow_match(x, phrases, tau=TAU):
     return score.exp() / score.exp().sum()
 
 
-def slow_points():
-    """z_k by loops: unit texts less their mean, mean squared length 1."""
+def slow_points(model):
+    """z_k one by one, and the mean text."""
     unit = [y / y.norm() for y in PHRASES]
     mean = sum(unit) / K
-    scale = 1 / math.sqrt(sum(float((y - mean) @ (y - mean)) for y in unit) / K)
-    return [scale * (y - mean) for y in unit], mean
+    return [model.A @ (y - mean) for y in unit], mean
 
 
 def test_eq5_predictor_equals_h_asked_one_query_at_a_time():
     """Catches: the context or the noisy point not scaled, the mean text left out, z_hat not the
-    point that Eq. 6 expects of x_hat, level or j of another query."""
-    model, (x, there, _) = build(), rows()
-    points, mean = slow_points()
+    point that Eq. 6 expects of x_hat, the level of another query (also in what x_j^t itself says of
+    x_j^0), j of another video."""
+    model, (x, _, observed, j) = build(), question()
+    points, mean = slow_points(model)
     zt, t = noise_like(model), torch.tensor([[0, 1, 2, 3], [3, 3, 1, 0], [2, 0, 0, 1]])
-    j = torch.tensor([[4, 0, 1, 8], [5, 5, 2, 0], [0, 1, 2, 0]])
     with torch.no_grad():
-        x_hat, z_hat = model.predictor(x, there[:, None], j)(zt, t)
+        x_hat, z_hat = model.predictor(x, observed, j)(zt, t)
         for b in range(3):
             context = torch.stack([math.sqrt(D) * sum(p * z for p, z in
                                                       zip(slow_match(row, PHRASES, model.clip_tau),
@@ -86,130 +85,127 @@ def test_eq5_predictor_equals_h_asked_one_query_at_a_time():
                                    for row in x[b]])
             for q in range(4):
                 a = float(model.alpha_bar[t[b, q]])
-                out = model.denoiser(context[None], there[b:b + 1, None],
+                out = model.denoiser(context[None], observed[b:b + 1],
                                      zt[b:b + 1, q:q + 1] / math.sqrt(a / D + 1 - a),
-                                     j[b:b + 1, q:q + 1], t[b:b + 1, q:q + 1])[0, 0]
-                slow = mean + model_module.GAIN * out
+                                     j[b:b + 1], t[b:b + 1, q:q + 1])[0, 0]
+                slow = (mean + model_module.GAIN * out
+                        + TAU * math.sqrt(a) / (1 - a) * model.A @ zt[b, q])
                 torch.testing.assert_close(x_hat[b, q], slow, rtol=1e-4, atol=1e-5)
                 expected = sum(p * z for p, z in zip(slow_match(slow, PHRASES), points))
                 torch.testing.assert_close(z_hat[b, q], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_eq9_eq10_ordering_losses_by_loops(monkeypatch):
+def test_eq9_eq10_ordering_losses_by_loops():
     """Catches: the target or the clean point of another clip than j, a level noised as another,
-    sums for means, MSE between embeddings and points, the view of another clip, padding counted."""
-    model, (x, there, targets) = build(), rows()
-    points, _ = slow_points()
-    observed, missing = drawn(there)
-    monkeypatch.setattr(train, "draw_missing", lambda there: (observed, missing))
+    sums for means, MSE between embeddings and points, j of another video."""
+    model, (x, targets, observed, _) = build(), question()
+    points, _ = slow_points(model)
     torch.manual_seed(7)                                  # the order of the draws, as in the code
-    t, noise, mse, mc = torch.randint(4, (3, N)), torch.randn(3, N, D), 0.0, 0.0
+    t, noise, mse, mc = torch.randint(len(model.alpha_bar), (3,)), torch.randn(3, D), 0.0, 0.0
     with torch.no_grad():
-        for b, j in missing.nonzero().tolist():
+        for b, j in enumerate(J):
             z0 = sum(p * z for p, z in zip(targets[b, j], points))
-            a = float(model.alpha_bar[t[b, j]])
-            seen = torch.cat([observed[b, :N], observed[b, N + j:N + j + 1]])[None]
-            predict = model.predictor(x[b:b + 1], seen, torch.tensor([[j]]))
-            for zt, level in ((math.sqrt(a) * z0 + math.sqrt(1 - a) * noise[b, j], t[b, j]),
-                              (torch.zeros(D), 3)):
+            a = float(model.alpha_bar[t[b]])
+            predict = model.predictor(x[b:b + 1], observed[b:b + 1], J[b:b + 1])
+            for zt, level in ((math.sqrt(a) * z0 + math.sqrt(1 - a) * noise[b], t[b]),
+                              (torch.zeros(D), len(model.alpha_bar) - 1)):
                 x_hat, z_hat = predict(zt[None, None], torch.tensor([[level]]))
-                mse += float((z_hat[0, 0] - z0) @ (z_hat[0, 0] - z0)) / (2 * missing.sum())
+                mse += float((z_hat[0, 0] - z0) @ (z_hat[0, 0] - z0)) / 6
                 p = slow_match(x_hat[0, 0], PHRASES)
-                mc -= float(sum(w * math.log(v) for w, v in zip(targets[b, j], p))
-                            ) / (2 * missing.sum())
+                mc -= float(sum(w * math.log(v) for w, v in zip(targets[b, j], p))) / 6
         torch.manual_seed(7)
-        ours = train.ordering_losses(model, x, there, targets)
-    assert [value.item() for value in ours] == pytest.approx([float(mse), float(mc)], rel=1e-4)
+        terms = train.objective(model, x, targets, observed, J)
+    assert terms["mse"].item() == pytest.approx(mse, rel=1e-4)
+    assert terms["mc"].item() == pytest.approx(mc, rel=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------
-# What is missing, and who may read what
+# Who may read what
 # ------------------------------------------------------------------------------------------------
-def reached(observed, j):
-    """Clips that reach query j, directly or by way of other clips: a set of ints."""
-    found, new = set(), set(observed[N + j].nonzero()[:, 0].tolist())
-    while new:
-        found |= new
-        new = {k for i in new for k in observed[i].nonzero()[:, 0].tolist()} - found
-    return found
-
-
-def test_draws_never_let_a_missing_clip_be_reached():
-    """Catches: clip j, padding, another gap or the future read by query j, or by a clip that it
-    reads; a video that neither forecasts nor has gaps."""
-    counts = torch.tensor([1, 2, 5, 9]).repeat(200)
-    there = torch.arange(N) < counts[:, None]
-    observed, missing = train.draw_missing(there, torch.Generator().manual_seed(0))
-    assert observed.shape == (800, 2 * N, N) and not (missing & ~there).any()
-    causal = 0
-    for b in range(800):
-        count, gone = int(counts[b]), set(missing[b].nonzero()[:, 0].tolist())
-        seen = {j: reached(observed[b], j) for j in gone}
-        before = all(seen[j] == set(range(j)) for j in gone) and len(gone) == count
-        kept = all(seen[j] == set(range(count)) - gone for j in gone)
-        assert before or kept, (b, seen)
-        causal += before and count == 9
-    assert causal / 200 == pytest.approx(train.FORECASTS, abs=0.1)
-
-
-def test_draws_ask_for_every_position():
-    """Catches: a position that is never missing, or missing all the time; a tail never hidden."""
-    n, there = 6, (torch.arange(N) < 6).expand(6000, N)
-    _, missing = train.draw_missing(there, torch.Generator().manual_seed(0))
-    for i in range(n):                                    # a tail starts before i: i of n + 1
-        gap = 1 - 2 / 3 * (1 - i / (n + 1))
-        expected = train.FORECASTS + (1 - train.FORECASTS) * gap
-        assert missing[:, i].double().mean().item() == pytest.approx(expected, abs=0.03)
-
-
 @pytest.mark.parametrize("order", ["diffusion", "mask"])
-def test_hidden_clips_get_no_gradient_and_observed_ones_do(monkeypatch, order):
+def test_hidden_clips_get_no_gradient_and_observed_ones_do(order):
     """Catches: h reads the missing clip itself, a gap, the hidden future or padding; an observed
-    clip that it cannot read."""
-    model, (x, there, targets) = build(order), rows()
-    observed, missing = drawn(there)
-    for b, j in missing.nonzero().tolist():
-        one = torch.zeros_like(missing)
-        one[b, j] = True
-        monkeypatch.setattr(train, "draw_missing", lambda there: (observed, one))
-        x.requires_grad_().grad = None
-        train.ordering_losses(model, x, there, targets)[1].backward()
-        touched = x.grad.abs().amax(-1).nonzero().tolist()
-        assert touched == [[b, i] for i in sorted(reached(observed[b], j))], (b, j)
+    clip that it cannot read; videos that mix."""
+    model, (x, targets, observed, j) = build(order), question()
+    x.requires_grad_()
+    for b in range(3):
+        x.grad, only = None, observed & (torch.arange(3) == b)[:, None]
+        train.ordering_losses(model, x, targets[range(3), j], only, j)[1].backward()
+        assert torch.equal(x.grad.abs().amax(-1) > 0, only), b
 
 
 # ------------------------------------------------------------------------------------------------
 # A training step
 # ------------------------------------------------------------------------------------------------
 class Source:
-    """Videos of 9, 6, 1 and 0 clips, in the form that `train.step_losses` asks for."""
+    """Videos of 9, 6, 1 and 0 clips of 9 s, one every 10 s; what is seen changes every second."""
     counts = [9, 6, 1, 0]
 
     def __init__(self):
         generator = torch.Generator().manual_seed(2)
-        total = sum(self.counts)
-        self.pixels = torch.randint(256, (total, 2, 3, 8, 8), dtype=torch.uint8,
+        self.videos = [SimpleNamespace(name=f"v{i}", duration=90.0) for i in range(4)]
+        self.pixels = torch.randint(256, (4, 90, 2, 3, 8, 8), dtype=torch.uint8,
                                     generator=generator)
-        self.features = torch.randn(total, D, generator=generator).requires_grad_()
-        self.first = np.cumsum([0, *self.counts])
+        self.features = torch.randn(4, 90, D, generator=generator).requires_grad_()
+
+    def __len__(self):
+        return 4
 
     def pretrain_windows(self, video, rng):
-        return np.zeros((self.counts[video], 2))
-
-    def take(self, rows, requests):
-        return torch.cat([rows[self.first[v]:self.first[v + 1]] for v, _ in requests])
+        return np.arange(self.counts[video])[:, None] * 10. + [0, 9]
 
     def clips(self, requests):
-        return self.take(self.pixels, requests)
+        return torch.cat([self.pixels[v][windows.mean(-1).astype(int)] for v, windows in requests])
 
     def teacher(self, requests):
-        return self.take(self.features, requests)
+        return torch.cat([self.features[v][windows.mean(-1).astype(int)]
+                          for v, windows in requests])
 
 
-def step(model, source, ordering, videos=range(4)):
-    batch = train.encode_batch(model, source, videos, np.random.default_rng(3), "cpu")
+def step(model, source, ordering, videos=range(4), seed=3):
+    batch = train.encode_batch(model, source, videos, np.random.default_rng(seed), "cpu", ordering)
     torch.manual_seed(3)
-    return train.objective(model, *batch, ordering)
+    return train.objective(model, *batch)
+
+
+def slow_target(model, feature):
+    """p' of one clip: the softmax of its teacher's cosines."""
+    score = torch.stack([functional.cosine_similarity(feature, y, dim=0) for y in PHRASES])
+    return (score / model.teacher_tau).softmax(0).detach()
+
+
+@pytest.mark.parametrize("ordering", [True, False])
+def test_a_batch_is_the_rows_of_its_videos(ordering):
+    """Catches: clips, targets or views of another video, padding that is observed, a video without
+    clips that shifts the others, clips or observed kept by count of another video."""
+    model, source, kinds = build(encoder=F), Source(), set()
+    videos, drawn = [1, 3, 0, 2], np.random.default_rng(4)
+    for _ in range(4):
+        rng = np.random.default_rng(drawn.integers(1000))
+        same = np.random.default_rng()
+        same.bit_generator.state = rng.bit_generator.state
+        with torch.no_grad():
+            x, targets, observed, j = train.encode_batch(model, source, videos, rng, "cpu",
+                                                         ordering)
+        assert x.shape == (3, N, D) and targets.shape == (3, N, K) and observed.dtype == torch.bool
+        assert ordering or j is None
+        for b, video in enumerate([1, 0, 2]):
+            windows = source.pretrain_windows(video, same)
+            seen = np.ones(len(windows), bool)
+            if ordering:
+                windows, seen, missing = protocols.draw_row(windows, same)
+                assert j[b] == missing
+            n = len(windows)
+            kinds.add(n)
+            assert observed[b].tolist() == [*seen, *[False] * (N - n)]
+            assert (x[b, n:] == 0).all()
+            for i, second in enumerate(windows.mean(1).astype(int)):
+                with torch.no_grad():
+                    alone = model.encode(source.pixels[video, second][None])[0]
+                torch.testing.assert_close(x[b, i], alone, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(
+                    targets[b, i], slow_target(model, source.features[video, second]))
+    assert kinds == {9, 6, 1}
 
 
 @pytest.mark.parametrize("order", ["diffusion", "mask"])
@@ -226,7 +222,7 @@ def test_eq7_gradients_reach_f_and_h_and_nothing_else(order):
     assert source.features.grad is None
     assert not any(buffer.requires_grad for buffer in model.buffers())
     assert {name for name, _ in model.named_buffers()} == {
-        "phrases", "mean", "points", "alpha_bar"}
+        "phrases", "mean", "A", "points", "alpha_bar"}
 
 
 def test_eq7_every_term_trains_what_it_should():
@@ -240,25 +236,71 @@ def test_eq7_every_term_trains_what_it_should():
         assert (h.grad is not None and bool(h.grad.abs().max() > 0)) == of_h, name
 
 
-def test_eq8_is_its_mean_over_each_clip_in_turn_as_the_missing_one():
-    """Catches: L_XE of the observed clips of one draw alone, 1 / N^2, a clip or a video left out,
-    the teacher's temperature for the student's or the other way round."""
-    model, source = build(encoder=F), Source()
+def test_eq8_is_over_the_observed_clips():
+    """Catches: the missing clip, a hidden one or padding counted in L_XE, a video left out, the
+    teacher's temperature for the student's; matching alone that leaves clips out or knows h."""
+    model, (x, targets, observed, j) = build(encoder=F), question()
+    each = [[-float((targets[b, i] * slow_match(x[b, i], PHRASES).log()).sum()) for i in range(N)]
+            for b in range(3)]
     with torch.no_grad():
-        ours, alone = step(model, source, True)["xe"], step(model, source, False)
-        x, each = model.encode(source.pixels), []
-        for i in range(16):
-            p = slow_match(x[i], PHRASES)
-            score = torch.stack([functional.cosine_similarity(source.features[i], y, dim=0)
-                                 for y in PHRASES]) / model.teacher_tau
-            each.append(-float(sum(w * math.log(v) for w, v in zip(score.softmax(0), p))))
-        one = step(model, source, True, [0])["xe"]
-    expected = 0.0
-    for j in range(9):
-        expected += sum(each[i] for i in range(9) if i != j) / (9 - 1) / 9              # Eq. 8
-    assert one.item() == pytest.approx(expected, rel=1e-4)
-    assert ours.item() == pytest.approx(sum(each) / 16, rel=1e-4)
-    assert alone["loss"] == alone["xe"] == ours
+        terms = train.objective(model, x, targets, observed, j)
+        alone = train.objective(model, x, targets, observed, None)
+        one = train.objective(model, x[:1], targets[:1], torch.arange(N)[None] != 4, j[:1])
+    mean = sum(each[b][i] for b, i in observed.nonzero().tolist()) / observed.sum().item()
+    assert terms["xe"].item() == pytest.approx(mean, rel=1e-4)
+    assert set(alone) == {"loss", "xe"} and alone["loss"] == alone["xe"] == terms["xe"]
+    expected = sum(each[0][i] for i in range(9) if i != 4) / (9 - 1)                     # Eq. 8
+    assert one["xe"].item() == pytest.approx(expected, rel=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------
+# The last stage: h alone
+# ------------------------------------------------------------------------------------------------
+def test_kept_rows_are_those_of_the_finished_f():
+    """Catches: embeddings of an f that still learns (a graph kept for each), a teacher of other
+    rows, another draw when a run is resumed, a features file that is embedded again."""
+    model, source, settings = build(encoder=F), Source(), TrainSettings(keep=2)
+    kept, again = (train.keep_rows(model, source, settings, "cpu") for _ in range(2))
+    middle = np.arange(train.GRID / 2, 90, train.GRID)
+    assert not kept.x.requires_grad and kept.x.shape == (4 * len(middle), D)
+    seconds = np.clip(middle, 4.5, 85.5).astype(int)                       # windows within 0..90 s
+    with torch.no_grad():
+        x = torch.cat([model.encode(source.pixels[video, seconds]) for video in range(4)])
+    torch.testing.assert_close(kept.x, x, rtol=1e-4, atol=1e-5)
+    assert torch.equal(kept.teacher, source.features[:, seconds].flatten(0, 1))
+    assert torch.equal(kept.rows, again.rows) and torch.equal(kept.observed, again.observed)
+    assert len(kept.j) - kept.forecasts == 2 * 3                           # videos with a clip
+
+    table = FeaturesFile(np.array(["v0", "v1", "v2"]), np.ones(3), np.eye(3, D, dtype=np.float16))
+    source.features, source.counts = table, [2, 2, 2, 0]
+    kept = train.keep_rows(build(), source, settings, "cpu")
+    assert torch.equal(kept.x, torch.eye(3, D).half()) and torch.equal(kept.teacher, kept.x)
+
+
+@pytest.mark.parametrize("order", ["diffusion", "mask"])
+def test_eq9_eq10_of_kept_rows_train_h_alone(order):
+    """Catches: f or the kept rows trained along, L_XE in the sum, targets of another clip than j or
+    at the student's temperature."""
+    model, (x, _, observed, j) = build(order, F), question()
+    features = torch.randn(3, D, generator=torch.Generator().manual_seed(9)).requires_grad_()
+    asked = []
+
+    def batch(size, rng, device):
+        asked.append(size)
+        return x, features, observed, j
+    torch.manual_seed(7)
+    terms = train.order_terms(model, SimpleNamespace(batch=batch), 3, None, "cpu")
+    torch.manual_seed(7)
+    target = torch.stack([slow_target(model, feature) for feature in features])
+    mse, mc = train.ordering_losses(model, x, target, observed, j)
+    assert set(terms) == {"loss", "mse", "mc"} and asked == [3]
+    torch.testing.assert_close(terms["mse"], mse)
+    torch.testing.assert_close(terms["mc"], mc)
+    torch.testing.assert_close(terms["loss"], mse + mc)
+    terms["loss"].backward()
+    assert features.grad is None and all(p.grad is None for p in model.encoder.parameters())
+    dead = [name for name, p in model.denoiser.named_parameters() if p.grad.abs().max() == 0]
+    assert dead == (["read_noisy.weight"] if order == "mask" else [])
 
 
 # ------------------------------------------------------------------------------------------------
@@ -266,9 +308,9 @@ def test_eq8_is_its_mean_over_each_clip_in_turn_as_the_missing_one():
 # ------------------------------------------------------------------------------------------------
 def test_sec33_forecast_of_a_permuted_batch_and_of_single_samples():
     """Catches: samples or videos that mix; the zero vector treated apart from other noise."""
-    model, (x, there, _) = build(), rows()
+    model, (x, _, observed, _) = build(), question()
     noise = torch.cat([0 * noise_like(model)[:, :1], noise_like(model)], 1)
-    observed, turn = there & (torch.arange(N) != J[:, None]), torch.tensor([2, 0, 1])
+    turn = torch.tensor([2, 0, 1])
     with torch.no_grad():
         x_hat = model.forecast(x, observed, J, noise)
         torch.testing.assert_close(
@@ -300,18 +342,15 @@ def test_a_past_present_or_future_clip_can_be_forecast(order):
         assert all((results[a] - results[b]).abs().max() > 1e-5 for b in range(a))
 
 
-def test_mask_and_none_are_what_the_ablation_says(monkeypatch):
+def test_mask_and_none_are_what_the_ablation_says():
     """Catches: a mask model that reads the noise or has an L_MSE; matching alone with an h."""
-    model, (x, there, targets) = build("mask"), rows()
-    noise, one = noise_like(model), torch.arange(N) == J[:, None]
-    observed = there & ~one
+    model, (x, targets, observed, _) = build("mask"), question()
+    noise, target = noise_like(model), targets[torch.arange(3), J]
     x_hat = model.forecast(x, observed, J, noise)
     assert x_hat.shape == noise.shape
     assert torch.equal(x_hat, model.forecast(x, observed, J, 0 * noise))
-    monkeypatch.setattr(train, "draw_missing",
-                        lambda there: (observed[:, None].expand(3, 2 * N, N), one))
-    mse, mc = train.ordering_losses(model, x, there, targets)
-    expected = -(targets[torch.arange(3), J] * model.match(x_hat[:, 0])).sum(-1).mean()
+    mse, mc = train.ordering_losses(model, x, target, observed, J)
+    expected = -(target * model.match(x_hat[:, 0])).sum(-1).mean()
     assert mse == 0 and mc.item() == pytest.approx(expected.item(), rel=1e-5)
     none = build("none", F)
     assert none.denoiser is None and set(step(none, Source(), ordering=False)) == {"loss", "xe"}
@@ -319,9 +358,11 @@ def test_mask_and_none_are_what_the_ablation_says(monkeypatch):
 
 def test_encode_normalises_pixels_and_embeddings():
     """Catches: frames and channels exchanged, no division by 255, embeddings of other lengths."""
-    model, clips = build(encoder=F), Source().pixels[:2]
+    model, clips = build(encoder=F), Source().pixels[0, :2]
     pixels = torch.stack([torch.stack([(clips[:, f, c] / 255 - .4) / .25 for f in range(2)], 1)
                           for c in range(3)], 1)                           # (C, 3, F, H, W)
     torch.testing.assert_close(model.encode(clips), model.encoder(pixels))
     torch.testing.assert_close(model.encode(clips).norm(dim=-1), torch.ones(2))
-    torch.testing.assert_close(build().encode(3 * PHRASES), functional.normalize(PHRASES, dim=-1))
+    none = build()
+    assert none.encoder is None
+    torch.testing.assert_close(none.encode(3 * PHRASES), functional.normalize(PHRASES, dim=-1))

@@ -15,17 +15,18 @@ METHOD = {"encoder", "denoiser", "diffusion", "losses", "pseudo_labels"}
 MAY_IMPORT = {
     **dict.fromkeys(METHOD, set()),
     "settings": set(),
+    "protocols": set(),
     "annotations": {"settings"},
     "metrics": set(),
     "toy": set(),
     "toy_render": {"toy"},
     "model": METHOD | {"settings"},
-    "data": {"annotations", "toy", "toy_render", "pseudo_labels", "settings"},
+    "data": {"annotations", "protocols", "toy", "toy_render", "pseudo_labels", "settings"},
     "runs": {"settings", "model"},
     "train": METHOD | {"settings", "runs", "annotations", "metrics", "toy", "toy_render",
-                       "model", "data"},
+                       "model", "data", "protocols"},
     "evaluate": METHOD | {"settings", "annotations", "metrics", "toy", "toy_render", "model",
-                          "data"},
+                          "data", "protocols"},
 }
 TREES = {path.stem: ast.parse(path.read_text(encoding="utf-8"), path.name)
          for path in sorted(ROOT.glob("*.py"))}

@@ -107,7 +107,7 @@ def test_shares_of_missing_and_misaligned_sentences(monkeypatch):
     _, full_rate = said_share(VIDEOS)
     assert .03 < aligned - noisy < .20
     assert .12 < 1 - rate / full_rate < .18
-    assert 1 / 6 < full_rate < 1 / 4                     # about one sentence per 4.5 s
+    assert 1 / 6 < full_rate < 1 / 4                     # about one sentence per 5 s
 
 
 def test_held_out_steps_are_never_named():

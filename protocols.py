@@ -1,0 +1,123 @@
+"""Protocols: which windows of a video are its clips. Seconds in, seconds out; numpy only.
+
+    protocol (paper, appendix B)                    function             windows (start s, end s)
+    pre-training: around narrated sentences         sentence_windows     up to N = 9 of 9 s
+    pre-training on annotated steps (features)      step_windows         up to N = 9
+    a missing clip among these                      missing_clip         -
+    a forecast out of these, as at inference        history_windows      8, and the missing clip
+    step forecasting: the last 68 s, cut into 8     forecast_windows     8
+    step classification: 3 views of one step        classify_windows     3 of 9 s
+    F frames of a clip                              frame_times          -
+    N clips, n windows of one video, rng a numpy Generator.
+"""
+import numpy as np
+
+CLIPS = 9                     # N: clips per video in pre-training, and positions of h
+HISTORY, PIECES = 68.0, 8     # s of observed video in step forecasting, cut into so many clips
+CLIP_SECONDS = 9.0            # of a clip in pre-training and step classification
+MIN_WORDS = 12                # a shorter sentence is joined with its neighbours
+STRIDE = 2                    # every second sentence gives a clip
+FORECASTS = 0.75              # share of the videos of which a forecast is asked in training
+
+
+def around(start, end, seconds, duration):
+    """A window of `seconds` with the same middle as (start, end), moved into (0, duration)."""
+    first = max(0.0, min((start + end - seconds) / 2, duration - seconds))
+    return first, min(first + seconds, duration)
+
+
+def sentence_windows(sentences, duration, rng):
+    """Pre-training windows of one narrated video: 9 s around every second sentence.
+
+    A sentence of fewer than 12 words is joined with the next, then the one before, and so on; its
+    span grows with it. Of more than N windows a random run of N is kept; fewer are all kept, and
+    the batch is padded (the released code repeats the last sentence instead).
+
+    Args:
+        sentences: list of (start s, end s, text), by start. Those without words are left out.
+        duration:  s.
+        rng:       numpy Generator: which sentence is first, which run is kept.
+    Returns: (n, 2) float64, n <= N; n = 0 where nothing is said.
+    """
+    sentences = [s for s in sentences if s[2].split()]
+    words = [len(text.split()) for _, _, text in sentences]
+    windows = []
+    for i in range(rng.integers(min(STRIDE, max(len(sentences), 1))), len(sentences), STRIDE):
+        first = last = i
+        while sum(words[first:last + 1]) < MIN_WORDS and (first > 0 or last < len(words) - 1):
+            after = last < len(words) - 1 and (last - i <= i - first or first == 0)
+            first, last = (first, last + 1) if after else (first - 1, last)
+        windows.append(around(sentences[first][0], sentences[last][1], CLIP_SECONDS, duration))
+    return random_run(np.array(windows).reshape(-1, 2), rng)
+
+
+def step_windows(segments, rng):
+    """Pre-training windows of a video without narration: its annotated segments, labels unused."""
+    return random_run(np.asarray(segments, float).reshape(-1, 2), rng)
+
+
+def random_run(windows, rng):
+    """At most N consecutive windows, the first of them drawn uniformly."""
+    first = rng.integers(max(len(windows) - CLIPS, 0) + 1)
+    return windows[first:first + CLIPS]
+
+
+def missing_clip(count, rng):
+    """The paper's missing clip: j, uniform, and which of `count` clips may be read, (count,) bool.
+
+    As in the released code, also all that follow a uniformly drawn clip after j are hidden:
+    otherwise h would never see that the future is unknown.
+    """
+    j, place = rng.integers(count), np.arange(count)
+    return j, (place != j) & (place < rng.integers(j, count) + 1)
+
+
+def history_windows(windows, rng):
+    """Forecasts as they are asked at inference: each clip but the first as the missing one.
+
+    The observed history ends in the second half of the clip before, and is cut into 8 windows
+    however long it is. The clips themselves come one after another at the pace of the narration;
+    a model that has seen nothing else is lost where 8 windows show two steps.
+
+    Args:    windows (n, 2) s, of pre-training.
+    Returns: (n - 1, 9, 2) s: eight of the history, and the missing clip.
+    """
+    middle, end = windows[:-1].mean(1), windows[:-1, 1]
+    history = forecast_windows(rng.uniform(middle, end))                        # (n - 1, 8, 2)
+    return np.concatenate([history, windows[1:, None]], 1)
+
+
+def draw_row(windows, rng):
+    """What one video is asked in one step: windows (n, 2), which are observed (n,), missing clip j.
+
+    Most rows are forecasts as at inference: eight windows of the history up to a clip, and the next
+    clip. In the others any clip may be the missing one, as in the paper.
+    """
+    if rng.random() < FORECASTS and len(windows) > 1:
+        rows = history_windows(windows, rng)                              # (n - 1, 9, 2)
+        return rows[rng.integers(len(rows))], np.arange(CLIPS) < PIECES, PIECES
+    j, observed = missing_clip(len(windows), rng)
+    return windows, observed, j
+
+
+def forecast_windows(end):
+    """The observed history before `end` s: its last 68 s (or all there is) cut into 8 windows.
+
+    end (...) -> (..., 8, 2).
+    """
+    edges = np.linspace(np.maximum(0.0, end - HISTORY), end, PIECES + 1, axis=-1)
+    return np.stack([edges[..., :-1], edges[..., 1:]], -1)
+
+
+def classify_windows(start, end, duration, views):
+    """`views` windows of 9 s spread over a step; all around its middle where it is shorter."""
+    spare = max(end - start - CLIP_SECONDS, 0.0)
+    middles = (start + end) / 2 + spare * (np.arange(views) - (views - 1) / 2) / max(views - 1, 1)
+    return np.array([around(m, m, CLIP_SECONDS, duration) for m in middles])
+
+
+def frame_times(windows, frames):
+    """(n, F) s: the middles of F equal parts of each window (n, 2)."""
+    windows = np.asarray(windows, float).reshape(-1, 2)
+    part = (np.arange(frames) + 0.5) / frames
+    return windows[:, :1] + (windows[:, 1:] - windows[:, :1]) * part

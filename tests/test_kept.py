@@ -1,0 +1,194 @@
+"""What h is asked: the missing clip, forecasts as at inference, and rows of kept embeddings."""
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import protocols
+import data
+import train
+from annotations import FeaturesFile
+
+
+# ------------------------------------------------------------------------------------------------
+# One row
+# ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("count", [1, 2, 5, 9])
+def test_missing_clip_and_hidden_tail_by_counts(count):
+    """Catches: j never the first or the last, j or the future told, a clip before j hidden, a gap
+    within what is shown, a tail that is always or never hidden or begins at one place too often."""
+    rng, draws, found = np.random.default_rng(0), 2000 * count, Counter()
+    for _ in range(draws):
+        j, observed = protocols.missing_clip(count, rng)
+        assert observed.shape == (count,) and observed.dtype == bool
+        shown = int(observed[j + 1:].sum())
+        assert observed.tolist() == [i != j and i < j + 1 + shown for i in range(count)]
+        found[int(j), j + 1 + shown] += 1                    # the hidden tail begins there
+    for j in range(count):
+        assert sum(found[j, start] for start in range(count + 1)) == pytest.approx(2000, abs=200)
+        for start in range(j + 1, count + 1):                # count: none is hidden; std sqrt(n)
+            n = 2000 / (count - j)
+            assert found[j, start] == pytest.approx(n, abs=4.5 * n ** .5), (j, start)
+
+
+def test_history_windows_are_what_forecasts_read():
+    """Catches: a history that ends before the clip is half over or after it, always at one place,
+    or longer than 68 s; eight windows with holes; the clip before in place of the missing one; one
+    draw for all clips of a video."""
+    windows, places = np.array([[0., 9.], [14., 20.], [60., 75.], [99., 110.]]), []
+    quarter = SimpleNamespace(uniform=lambda low, high: low + .25 * (high - low))
+    rows = protocols.history_windows(windows, quarter)
+    assert rows.shape == (3, 9, 2) and np.array_equal(rows[:, 8], windows[1:])
+    for row, end in zip(rows, (5.625, 17.75, 69.375)):       # a quarter of the second half
+        edges = np.linspace(max(0, end - 68), end, 9)
+        assert np.allclose(row[:8, 0], edges[:-1]) and np.allclose(row[:8, 1], edges[1:])
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        rows = protocols.history_windows(windows, rng)
+        ends = rows[:, 7, 1]
+        places.append((ends - windows[:-1].mean(1)) / (windows[:-1, 1] - windows[:-1].mean(1)))
+        assert (ends - rows[:, 0, 0] <= 68 + 1e-9).all() and rows.min() >= 0
+    assert np.abs(np.corrcoef(np.array(places).T) - np.eye(3)).max() < .2
+    places = np.sort(places, 0)                              # (500, 3), uniform in 0..1
+    assert places.min() >= 0 and places.max() <= 1
+    assert np.abs(places - np.linspace(0, 1, 500)[:, None]).max() < .09     # Kolmogorov-Smirnov
+    assert protocols.history_windows(windows[:1], rng).shape == (0, 9, 2)
+
+
+def test_a_share_of_the_rows_are_forecasts_as_at_inference():
+    """Catches: one kind of row alone, the first clip or always the last forecast, the forecast clip
+    observed or a part of the history hidden, rows of the other kind resampled."""
+    windows = np.arange(5)[:, None] * 20. + [6, 15]
+    rng, asked, cut = np.random.default_rng(0), Counter(), 0
+    for _ in range(4000):
+        rows, observed, j = protocols.draw_row(windows, rng)
+        if len(rows) == 5:
+            assert rows is windows and not observed[j]
+            cut += observed.sum() < 4
+        else:
+            assert rows.shape == (9, 2) and j == 8 and observed.tolist() == [True] * 8 + [False]
+            asked[windows.tolist().index(rows[8].tolist())] += 1
+    share = sum(asked.values()) / 4000
+    assert share == pytest.approx(protocols.FORECASTS, abs=.04)                # std .008
+    assert sorted(asked) == [1, 2, 3, 4] and min(asked.values()) > 1000 * share * .8
+    assert cut > .4 * 4000 * (1 - share)               # a tail hidden as well: .54 are expected
+    for _ in range(20):
+        rows, observed, j = protocols.draw_row(windows[:1], rng)               # nothing comes before it
+        assert len(rows) == 1 and observed.tolist() == [False] and j == 0
+
+
+# ------------------------------------------------------------------------------------------------
+# Kept embeddings
+# ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("stride", [4.0, 7.5, 1000.0])
+def test_embed_videos_equals_encoding_each_window(stride):
+    """Catches: windows of other places or lengths than 9 s, rows counted to another video, the
+    teacher's rows in another order, a last window beyond the end, a short video without a row."""
+    def features_of(frames):
+        return frames[:, :, 8, 8:12].flatten(1).float()
+
+    def encode(clips):
+        return clips.float().mean((3, 4)).flatten(1)                       # (C, F * 3)
+
+    source = data.ToySource("train", 3, 4, features_of, progress=False)
+    features, teacher = data.embed_videos(source, encode, stride, "cpu")
+    row = 0
+    for video, script in enumerate(source.videos):
+        middle = stride / 2
+        while middle < script.duration or middle == stride / 2:
+            start = min(max(middle - 4.5, 0), script.duration - 9)         # within the video
+            window = [(video, np.array([[start, start + 9]]))]
+            assert features.video[row] == script.name and features.middle[row] == middle
+            assert np.array_equal(features.embedding[row], encode(source.clips(window))[0].numpy())
+            assert torch.equal(teacher[row], source.teacher(window)[0])
+            middle, row = middle + stride, row + 1
+    assert row == len(features.video) == len(features.embedding) == len(teacher)
+
+
+class Moments:
+    """Videos of 6, 2, 1 and 0 windows. They have no length, so that their history is not random;
+    each time a video is gone through, they are two seconds later."""
+    moments = [[3., 30., 31., 70., 110., 140.], [10., 90.], [77.], []]
+
+    def __init__(self, kept=(0, 1, 2, 3)):
+        self.moments = [self.moments[video] for video in kept]
+        self.videos = [SimpleNamespace(name=f"v{i}") for i in range(len(kept))]
+        self.passed = Counter()
+
+    def __len__(self):
+        return len(self.videos)
+
+    def pretrain_windows(self, video, rng):
+        self.passed[video] += 1
+        moments = np.array(self.moments[video]) + 2 * self.passed[video]
+        return np.stack([moments, moments], 1)
+
+
+def keep(source, passes=2):
+    """KeptRows whose embeddings say video and time (every 3 s), and the nearest row by a loop."""
+    rng = np.random.default_rng(0)
+    place = rng.permutation([(video, time) for video in range(4) for time in range(0, 151, 3)])
+    names, middles = [f"v{video}" for video, _ in place], place[:, 1].astype(float)
+    features = FeaturesFile(np.array(names), middles, place.astype(np.float16))
+    teacher = torch.from_numpy(place) @ torch.tensor([[1000], [1]])        # (R, 1)
+
+    def nearest(video, time):
+        return min((abs(t - time), t, row) for row, (v, t) in enumerate(place) if v == video)[2]
+    return data.KeptRows(source, features, teacher, passes, rng), nearest
+
+
+def test_kept_rows_are_the_nearest_embeddings():
+    """Catches: rows of another video or window, a pass that repeats the windows of the one before,
+    the first clip asked as a forecast, padding or clip j observed, a history that is hidden."""
+    (kept, nearest), forecasts, others = keep(Moments()), [], []
+    for turn in (1, 2):
+        for video, moments in enumerate(Moments.moments):
+            moments = [moment + 2 * turn for moment in moments]
+            for before, missing in zip(moments, moments[1:]):
+                begin = max(0, before - 68)
+                history = [begin + (i + .5) * (before - begin) / 8 for i in range(8)]
+                forecasts.append([nearest(video, time) for time in [*history, missing]])
+            if moments:
+                others.append([nearest(video, moment) for moment in moments])
+    F = kept.forecasts
+    assert kept.rows[:F].tolist() == forecasts and (kept.j[:F] == 8).all()
+    assert (kept.observed[:F] == (torch.arange(9) < 8)).all()
+    assert len(kept.rows) == len(kept.observed) == len(kept.j) == F + len(others)
+    for row, observed, j, expected in zip(kept.rows[F:], kept.observed[F:], kept.j[F:], others):
+        n = len(expected)
+        assert row[:n].tolist() == expected and j < n
+        assert not observed[j] and not observed[n:].any() and observed[:j].all()
+
+
+@pytest.mark.parametrize("share", [.25, .75])
+def test_kept_batches_are_forecasts_and_others(share, monkeypatch):
+    """Catches: a part of the wrong kind or size, a row that is never drawn, features of another
+    clip than j, columns out of step, float16 that reaches the model."""
+    monkeypatch.setattr(data, "FORECASTS", share)
+    kept, _ = keep(Moments())
+    rng, drawn, F = np.random.default_rng(1), Counter(), kept.forecasts
+    whole = [(kept.x[row].tolist(), observed.tolist(), int(j))
+             for row, observed, j in zip(kept.rows, kept.observed, kept.j)]
+    for _ in range(60):
+        x, features, observed, j = kept.batch(8, rng, "cpu")
+        assert x.shape == (8, 9, 2) and x.dtype == features.dtype == torch.float32
+        for b in range(8):
+            place = whole.index((x[b].tolist(), observed[b].tolist(), int(j[b])))
+            drawn[place] += 1
+            assert (place < F) == (b < 8 * share)
+            assert features[b].item() == x[b, j[b]] @ torch.tensor([1000., 1.])
+    assert len(drawn) == len(whole)
+    first = [kept.batch(9, np.random.default_rng(seed), "cpu")[0] for seed in (3, 3, 4)]
+    assert torch.equal(first[0], first[1]) and not torch.equal(first[0], first[2])
+
+
+def test_kept_batches_of_videos_with_one_clip():
+    """Catches: a forecast drawn where there is none; a lone clip that h may read."""
+    kept, _ = keep(Moments([2, 3]))
+    x, features, observed, j = kept.batch(6, np.random.default_rng(0), "cpu")
+    assert kept.forecasts == 0 and x.shape == (6, 9, 2)
+    assert (j == 0).all() and not observed.any()
+    assert set(features[:, 0].tolist()) == {78, 81}            # 79 s in one pass, 81 s in the other
+    assert kept.batch(1, np.random.default_rng(0), "cpu")[0].shape == (1, 9, 2)
