@@ -1,11 +1,12 @@
-"""From videos to what the model reads: the two sources of clips, and the samples of each task.
+"""From videos to what the model reads: the sources of clips, and the samples of each task.
 
     source                                          a clip is            teacher features are
     ToySource       the embedded world              F frames, uint8      the teacher's, per frame
     FeatureSource   COIN.json and a features file   its embedding (D,)   the same embedding
-    KeptRows        either, once f has finished     its embedding (D,)   the teacher's, kept
+    VideoSource     video files                     F frames, uint8      the teacher's, per frame
 
-Which windows of a video are its clips is settled in protocols.py.
+Which windows of a video are its clips is settled in protocols.py. The commands
+`python data.py check | shrink | export-toy` are in tools.py.
 B videos, N clips, F frames, D embedding. Clips of several videos are stacked, (C, ...).
 """
 import functools
@@ -18,15 +19,63 @@ from tqdm import tqdm
 
 import annotations
 import toy
-from protocols import (CLIP_SECONDS, CLIPS, FORECASTS, PIECES, around, classify_windows,
-                       forecast_windows, frame_times, history_windows, missing_clip,
-                       sentence_windows, step_windows)
+from listings import Listed
+from protocols import (classify_windows, forecast_windows, frame_times, sentence_windows,
+                       step_windows)
 from settings import BadInput, write_atomically
 
 
 # ------------------------------------------------------------------------------------------------
 # Sources: clips of windows
 # ------------------------------------------------------------------------------------------------
+@dataclass
+class Loaded:
+    """What a source gives for some requests, [(video, windows (n, 2) s), ...]."""
+    requests: list                # those that could be read
+    clips: torch.Tensor           # of all of them, (C, F, 3, H, W) uint8, or embeddings (C, D)
+    looks: torch.Tensor           # what the source's `teach` turns into the teacher's features
+    failed: dict                  # {id: reason} of the others
+
+
+@dataclass(frozen=True)
+class Narrated:
+    """A video with a narration and no annotation."""
+    name: str
+
+
+class Lazy(torch.utils.data.Dataset):
+    """Item i is make(items[i]), made when it is asked for (in a worker, where there are any)."""
+
+    def __init__(self, make, items):
+        self.make, self.items = make, items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, i):
+        try:
+            return self.make(self.items[i])
+        except (BadInput, OSError) as error:           # raised in a worker it would lose its line
+            return error
+
+
+def as_it_is(made):
+    """In place of what turns numpy into tensors."""
+    return made
+
+
+def prefetch(make, items, workers):
+    """Yield make(item) for each item, in order, made ahead by worker processes (0: none).
+
+    Raises: what `make` raises; RuntimeError if a worker dies.
+    """
+    for made in torch.utils.data.DataLoader(Lazy(make, items), batch_size=None,
+                                            num_workers=workers, collate_fn=as_it_is):
+        if isinstance(made, Exception):
+            raise made
+        yield made
+
+
 class ToySource:
     """The videos of one split of the embedded world, rendered into memory.
 
@@ -42,7 +91,7 @@ class ToySource:
         import toy_render
         self.frames_per_clip, self.fps = frames, toy_render.FPS
         self.videos = self.listed = [toy.make_video(split, i) for i in range(count)]
-        self.missing = []
+        self.missing, self.unreadable = [], {}
         bar = tqdm(self.videos, desc=f"render {split}", mininterval=1, disable=not progress)
         parts = [toy_render.render(video) for video in bar]
         self.first = np.cumsum([0] + [len(part) for part in parts])         # of each video's frames
@@ -63,18 +112,23 @@ class ToySource:
         index = np.floor(frame_times(windows, self.frames_per_clip) * self.fps).astype(np.int64)
         return torch.from_numpy(self.first[video] + np.clip(index, 0, count - 1))
 
+    def duration(self, video):
+        """s"""
+        return self.videos[video].duration
+
     def pretrain_windows(self, video, rng):
         """Windows of one pass over a video; see `sentence_windows`."""
         return sentence_windows(self.narration[video], self.videos[video].duration, rng)
 
-    def clips(self, requests):
-        """[(video, windows), ...] -> (C, F, 3, H, W) uint8."""
-        return self.pixels[torch.cat([self.frame_index(*request) for request in requests])]
+    def load(self, requests, rng=None):
+        """What f and the teacher see of the requests' clips -> Loaded; looks: rows of `pixels`."""
+        index = torch.cat([self.frame_index(*request) for request in requests])    # (C, F)
+        looks = index if self.frame_features is not None else index[:0]
+        return Loaded(requests, self.pixels[index], looks, {})
 
-    def teacher(self, requests):
-        """[(video, windows), ...] -> (C, D): mean over each clip's frames (Sec. 3.2)."""
-        index = torch.cat([self.frame_index(*request) for request in requests])
-        return self.frame_features[index].mean(1)
+    def teach(self, looks):
+        """The teacher's features of clips: the mean over their frames (Sec. 3.2) -> (C, D)."""
+        return self.frame_features[looks].mean(1)
 
 
 class FeatureSource:
@@ -92,6 +146,7 @@ class FeatureSource:
         self.listed = [video for video in videos if video.steps]
         self.videos = [video for video in self.listed if video.name in features.rows]
         self.missing = [video.name for video in self.listed if video.name not in features.rows]
+        self.unreadable = {}
 
     def __len__(self):
         return len(self.videos)
@@ -100,13 +155,82 @@ class FeatureSource:
         """Windows of one pass over a video: its annotated segments; their labels stay unused."""
         return step_windows([(s.start, s.end) for s in self.videos[video].steps], rng)
 
-    def clips(self, requests):
-        """[(video, windows), ...] -> (C, D) float32: the rows nearest to the windows' middles."""
+    def load(self, requests, rng=None):
+        """The rows (C, D) float32 nearest to the windows' middles -> Loaded; looks: the same."""
         rows = [self.features.nearest(self.videos[video].name, windows.mean(-1))
                 for video, windows in requests]
-        return torch.from_numpy(self.features.embedding[np.concatenate(rows)]).float()
+        x = torch.from_numpy(self.features.embedding[np.concatenate(rows)]).float()
+        return Loaded(requests, x, x, {})
 
-    teacher = clips                                # the embedding is its own teacher
+    def teach(self, looks):
+        """The embedding is its own teacher."""
+        return looks
+
+
+class VideoSource:
+    """Video files, read when they are asked for.
+
+    Args:
+        videos:   [annotations.AnnotatedVideo or Narrated].
+        paths:    {id: path}, see video.find_videos.
+        size:     side of the encoder's pictures, pixels.
+        frames:   F, frames per clip.
+        teacher:  pseudo_labels.Teacher, or None where its features are not needed.
+        captions: captions.Captions, in pre-training.
+    `listed` holds all videos; `missing` names those without a file, and `videos` holds the others.
+    """
+
+    def __init__(self, videos, paths, size, frames, teacher=None, captions=None):
+        self.paths, self.size, self.frames_per_clip = paths, size, frames
+        self.listed, self.model, self.captions = videos, teacher, captions
+        self.videos = [video for video in videos if video.name in paths]
+        self.missing = [video.name for video in videos if video.name not in paths]
+        self.unreadable = {}                            # {id: reason}, known once they were read
+
+    def __len__(self):
+        return len(self.videos)
+
+    def duration(self, video):
+        """s, as the file says. Raises video.Unreadable."""
+        from video import duration
+        return duration(self.paths[self.videos[video].name])
+
+    def pretrain_windows(self, video, rng):
+        """Windows of one pass over a narrated video; see `sentence_windows`."""
+        sentences = self.captions.sentences(self.videos[video].name)
+        end = max((end for _, end, _ in sentences), default=0.0)
+        return sentence_windows(sentences, end, rng)
+
+    def load(self, requests, rng=None):
+        """Each request's clips, from one opening of its file -> Loaded.
+
+        rng: numpy Generator, for the random views of training; None: the middle view.
+        looks: the middle views at the teacher's size (C, F, 3, H, W); empty without a teacher.
+        """
+        from video import Unreadable, evaluation_view, read_frames, training_view
+        good, clips, looks, failed = [], [], [], {}
+        sizes = [self.size] + ([self.model.size] if self.model else [])
+        short_side = round(max(sizes) * 320 / 224)              # enough for any view of any size
+        for request in requests:
+            name = self.videos[request[0]].name
+            times = frame_times(request[1], self.frames_per_clip)
+            try:
+                frames = read_frames(self.paths[name], times.reshape(-1), short_side)
+            except (Unreadable, OSError) as error:
+                failed[name] = str(error)
+                continue
+            good.append(request)
+            for clip in frames.split(self.frames_per_clip):
+                clips.append(evaluation_view(clip, self.size) if rng is None
+                             else training_view(clip, self.size, rng))
+                if self.model:
+                    looks.append(evaluation_view(clip, self.model.size))
+        return Loaded(good, *(torch.stack(views) if views else torch.empty(0)
+                              for views in (clips, looks)), failed)
+
+    def teach(self, looks):
+        """The teacher's features of clips: the mean over their frames (Sec. 3.2) -> (C, D)."""
+        return self.model.encode_frames(looks.flatten(0, 1)).view(*looks.shape[:2], -1).mean(1)
 
 
 TEACHER_FILE = Path("runs/toy_teacher.pt")         # trained once, by whichever command comes first
@@ -152,68 +276,54 @@ def open_coin(settings, split, needed=True):
     return source, torch.from_numpy(texts)
 
 
-# ------------------------------------------------------------------------------------------------
-# What h is trained on once f has finished: kept embeddings
-# ------------------------------------------------------------------------------------------------
-def embed_videos(source, encode, stride, device):
-    """Each video as embeddings of 9-s windows, one every `stride` s, and the teacher's features.
+def found(settings, videos, *args, needed=True):
+    """A VideoSource of the videos listed; BadInput if (needed and) there is no file for any."""
+    from video import find_videos
+    source = VideoSource(videos, find_videos(settings.videos), *args)
+    if needed and not len(source):
+        raise BadInput(f"--videos {settings.videos}: no file of any of the {len(videos)} videos "
+                       "listed; their names must be the ids")
+    return source
 
-    Returns: annotations.FeaturesFile, and (R, D) features of its rows.
+
+def open_videos(settings, model):
+    """All videos of a folder, or those of --ids; or a split of the embedded world -> a source."""
+    from listings import load_ids
+    from video import find_videos
+    if settings.videos is None:
+        return ToySource(settings.split, settings.toy_videos, model.encoder.frames)
+    names = load_ids(settings.ids) if settings.ids else sorted(find_videos(settings.videos))
+    return found(settings, [Narrated(name) for name in names], model.encoder.image,
+                 model.encoder.frames)
+
+
+def open_narrated(settings, size, frames, teacher):
+    """Videos with captions (HowTo100M, or a folder of one's own) -> VideoSource."""
+    from captions import open_captions
+    from listings import load_ids
+    captions = open_captions(settings.captions)
+    names = captions if settings.ids is None else [name for name in load_ids(settings.ids)
+                                                   if name in captions]
+    return found(settings, [Narrated(name) for name in names], size, frames, teacher, captions)
+
+
+def open_coin_videos(settings, size, frames, teacher, needed=True):
+    """COIN.json or a released csv, with video files: (VideoSource of the split, class names).
+
+    A csv is one split already. It has no names: they come from --steps.
     """
-    names, middles, x, features = [], [], [], []
-    for video in tqdm(range(len(source)), desc="keep embeddings", mininterval=1):
-        script = source.videos[video]
-        middle = np.arange(stride / 2, max(script.duration, stride), stride)
-        requests = [(video, np.array([around(m, m, CLIP_SECONDS, script.duration)
-                                      for m in middle]))]
-        names += [script.name] * len(middle)
-        middles.append(middle)
-        x.append(encode(source.clips(requests).to(device)).cpu())
-        features.append(source.teacher(requests))
-    return (annotations.FeaturesFile(np.array(names), np.concatenate(middles),
-                                     torch.cat(x).numpy()), torch.cat(features))
-
-
-class KeptRows:
-    """Kept embeddings, and which of them h is asked about: forecasts first, then any clip.
-
-    Args:
-        source:   gives the videos and their pre-training windows.
-        features: annotations.FeaturesFile of these videos.
-        teacher:  (R, D) the teacher's features of its rows.
-        passes:   how often each video is gone through, with other windows each time.
-        rng:      numpy Generator.
-    """
-
-    def __init__(self, source, features, teacher, passes, rng):
-        self.x, self.teacher = torch.from_numpy(features.embedding), teacher
-        forecasts, others = [], []                     # (rows (N,), observed (N,), j)
-        every = np.arange(CLIPS) < PIECES
-        for video in np.tile(np.arange(len(source)), passes):
-            name, windows = source.videos[video].name, source.pretrain_windows(video, rng)
-            if len(windows) > 1:
-                rows = features.nearest(name, history_windows(windows, rng).mean(-1))
-                forecasts += [(row, every, PIECES) for row in rows]
-            if len(windows):
-                j, observed = missing_clip(len(windows), rng)
-                rows = np.zeros(CLIPS, np.int64)       # padding: any row, as it is not observed
-                rows[:len(windows)] = features.nearest(name, windows.mean(-1))
-                others.append((rows, np.pad(observed, (0, CLIPS - len(windows))), j))
-        if not others:
-            raise BadInput(f"none of the {len(source)} videos has a clip to train on")
-        self.forecasts = len(forecasts)
-        self.rows, self.observed, self.j = (torch.from_numpy(np.array(column))
-                                            for column in zip(*forecasts, *others))
-
-    def batch(self, size, rng, device):
-        """x (B, N, D), features of clip j (B, D), observed (B, N), j (B,)."""
-        first = rng.integers(self.forecasts, size=round(FORECASTS * size)) if self.forecasts else []
-        then = rng.integers(self.forecasts, len(self.j), size=size - len(first))
-        chosen = torch.from_numpy(np.concatenate([first, then]).astype(np.int64))
-        rows, j = self.rows[chosen], self.j[chosen]
-        missing = rows.gather(1, j[:, None])[:, 0]                                  # (B,)
-        return (self.x[rows].float().to(device), self.teacher[missing].float().to(device),
-                self.observed[chosen].to(device), j.to(device))
+    import listings
+    names = listings.load_steps(settings.steps) if settings.steps else None
+    if settings.annotations.suffix == ".csv":
+        if names is None and settings.text_embeddings is None:
+            raise BadInput(f"{settings.annotations}: a csv has no class names; add --steps FILE "
+                           "or --text-embeddings FILE")
+        videos = listings.load_released(settings.annotations, settings.task)
+    else:
+        videos, own = annotations.load_coin(settings.annotations)
+        videos = [video for video in videos if video.split == settings.split and video.steps]
+        names = names or own
+    return found(settings, videos, size, frames, teacher, needed=needed), names
 
 
 # ------------------------------------------------------------------------------------------------
@@ -243,6 +353,9 @@ def forecast_samples(videos, min_steps=2):
     """
     samples = []
     for i, video in enumerate(videos):
+        if isinstance(video, Listed):
+            samples.append(Sample(i, forecast_windows(video.end), video.label, 1))
+            continue
         steps = steps_of(video)
         if len(steps) >= min_steps:
             samples += [Sample(i, forecast_windows(end), steps[k + 1][2], k + 1)
@@ -254,7 +367,8 @@ def classify_samples(videos, views=3):
     """One sample for every annotated step: see `classify_windows`."""
     samples = []
     for i, video in enumerate(videos):
-        steps = steps_of(video)
+        steps = [(video.start, video.end, video.label)] if isinstance(video, Listed) else \
+            steps_of(video)
         duration = max([video.duration or 0.0] + [end for _, end, _ in steps])
         samples += [Sample(i, classify_windows(start, end, duration, views), label, k)
                     for k, (start, end, label) in enumerate(steps)]
@@ -271,3 +385,8 @@ def pad_clips(x, counts, clips):
     padded = x.new_zeros(len(counts), clips, *x.shape[1:])
     padded[there] = x
     return padded, there
+
+
+if __name__ == "__main__":
+    from tools import main
+    main()

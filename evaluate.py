@@ -4,6 +4,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2.
 
     forecast    which step comes next, from the clips before it     (Tables 1, 5)
     classify    which step a clip shows                             (Table 2)
+    features    every 4 s of all videos, written to a features file
 
 Beside the model's rows stand the label-free baselines and, in the embedded world, the truth.
 M samples of a task, N = 8 observed clips, Q Monte Carlo samples, S steps (the label set), D.
@@ -11,89 +12,11 @@ M samples of a task, N = 8 observed clips, Q Monte Carlo samples, S steps (the l
 import math
 import time
 
-from settings import BadInput, EvaluateSettings, pick_device, run, set_seed, write_json
+from inference import distinct_texts, encode_samples, forecasts, in_batches, load_data, score
+from settings import (BadInput, EvaluateSettings, pick_device, run, set_seed, write_atomically,
+                      write_json)
 
 DRAWS = 200               # sampled steps per forecast for the total variation
-
-
-def load_data(settings, model, device, needed=True):
-    """The split's videos, and the text embeddings of its label set (S, D)."""
-    import data
-    if settings.data == "coin":
-        return data.open_coin(settings, settings.split, needed)
-    import toy
-    teacher = data.toy_teacher(device)
-    frames = model.encoder.frames
-    return (data.ToySource(settings.split, settings.videos, frames, teacher.encode_frames),
-            teacher.encode_phrases(toy.STEPS))
-
-
-def distinct_texts(texts):
-    """COIN has steps with the same text: which rows are the first of their kind.
-
-    Scores of equal texts must tie exactly (ties go to the lowest index), whatever a matrix product
-    does to two equal columns: so each text is scored once.
-
-    Returns: unique (U, D), and index (S,) with unique[index] == texts.
-    """
-    import torch
-    return torch.unique(texts, dim=0, return_inverse=True)
-
-
-def in_batches(size, *columns):
-    """Slices of `size` rows of lists and tensors of the same length, side by side."""
-    for i in range(0, len(columns[0]), size):
-        yield tuple(column[i:i + size] for column in columns)
-
-
-def encode_samples(model, source, samples, settings, device, title):
-    """Embeddings of the samples' windows, and the teacher's features: (M, N, D) twice.
-
-    All samples have the same number of windows N.
-    """
-    import torch
-    from tqdm import tqdm
-    ours, teachers = [], []
-    batches = list(in_batches(settings.batch, samples))
-    with torch.no_grad():
-        for (batch,) in tqdm(batches, desc=title, mininterval=1):
-            requests = [(sample.video, sample.windows) for sample in batch]
-            ours.append(model.encode(source.clips(requests).to(device)))
-            teachers.append(source.teacher(requests).to(device))
-    N = len(samples[0].windows)
-    return tuple(torch.cat(rows).view(len(samples), N, -1) for rows in (ours, teachers))
-
-
-def score(match, x, texts):
-    """log p over the label set, equal texts exactly equal: (..., D) -> (..., S).
-
-    match: model.match for predictions, model.read for clips that were observed.
-    """
-    unique, index = distinct_texts(texts)
-    log_p = match(x, unique)
-    return (log_p - log_p[..., index].logsumexp(-1, keepdim=True))[..., index]
-
-
-def forecasts(model, x, texts, samples, seed, batch):
-    """Zero-noise log p (M, S), and log p of Q Monte Carlo samples (M, Q, S): Sec. 3.3.
-
-    The noise of a sample depends on the seed and its place in the list, not on the batch.
-    """
-    import torch
-    M, N, D = x.shape
-    noise = torch.randn(M, samples, D, generator=torch.Generator().manual_seed(seed)).to(x.device)
-    zero, drawn = [], []
-    with torch.no_grad():
-        for clips, eps in in_batches(batch, x, noise):
-            B = len(clips)
-            padded = torch.cat([clips, clips.new_zeros(B, 1, D)], 1)           # j = N is missing
-            observed = torch.arange(N + 1, device=x.device).expand(B, -1) < N
-            j = torch.full((B,), N, device=x.device)
-            queries = torch.cat([torch.zeros_like(eps[:, :1]), eps], 1)        # (B, 1 + Q, D)
-            log_p = score(model.match, model.forecast(padded, observed, j, queries), texts)
-            zero.append(log_p[:, 0])
-            drawn.append(log_p[:, 1:])
-    return torch.cat(zero), torch.cat(drawn)
 
 
 def train_sequences(model, settings, device):
@@ -107,12 +30,14 @@ def train_sequences(model, settings, device):
     import data
     import protocols
     from tqdm import tqdm
+    if settings.videos:                            # what it was trained on is not at hand here
+        return None, None
     if settings.data == "coin":
         source, _ = data.open_coin(settings, "train", needed=False)
         if not len(source):
             return None, None
     else:
-        source = data.ToySource("train", settings.videos, model.encoder.frames)
+        source = data.ToySource("train", settings.toy_videos, model.encoder.frames)
     rng, rows, counts = np.random.default_rng(settings.seed), [], []
     with torch.no_grad():
         for (videos,) in tqdm(list(in_batches(settings.batch, range(len(source)))),
@@ -120,7 +45,7 @@ def train_sequences(model, settings, device):
             requests = [(video, source.pretrain_windows(video, rng)) for video in videos]
             requests = [request for request in requests if len(request[1])]
             counts += [len(windows) for _, windows in requests]
-            rows.append(model.encode(source.clips(requests).to(device)))
+            rows.append(model.encode(source.load(requests).clips.to(device)))
     return data.pad_clips(torch.cat(rows), torch.tensor(counts, device=device), protocols.CLIPS)
 
 
@@ -175,21 +100,27 @@ def fitted_temperature(model, settings, texts, device):
     import dataclasses
 
     import data
+    import numpy as np
     import protocols
-    import torch
     from metrics import fit_temperature
     from pseudo_labels import soft_targets
-    held = dataclasses.replace(settings, split="validation", videos=max(settings.videos // 5, 20))
+    if settings.annotations and settings.annotations.suffix == ".csv":     # one split, this one
+        return None
+    held = dataclasses.replace(settings, split="validation",
+                               toy_videos=max(settings.toy_videos // 5, 20))
     source, _ = load_data(held, model, device, needed=False)
     samples = data.forecast_samples(source.videos, settings.min_steps)
     if not samples:
         return None
-    x, _ = encode_samples(model, source, samples, settings, device, "validation")
-    zero, _ = forecasts(model, x, texts, 1, settings.seed, settings.batch)
-    steps = [(data.steps_of(source.videos[s.video])[s.step]) for s in samples]
-    windows = [protocols.classify_windows(start, end, end, 1) for start, end, _ in steps]
-    features = torch.cat([source.teacher([(s.video, w)]) for s, w in zip(samples, windows)])
-    target = soft_targets(features.to(device), texts, model.teacher_tau)
+    for i, sample in enumerate(samples):                   # a ninth window: the next step's
+        start, end, _ = data.steps_of(source.videos[sample.video])[sample.step]
+        windows = [sample.windows, protocols.classify_windows(start, end, end, 1)]
+        samples[i] = dataclasses.replace(sample, windows=np.concatenate(windows))
+    x, features, _ = encode_samples(model, source, samples, settings, device, "validation")
+    if features is None:
+        return None
+    zero, _ = forecasts(model, x[:, :-1], texts, 1, settings.seed, settings.batch)
+    target = soft_targets(features[:, -1], texts, model.teacher_tau)
     return fit_temperature(zero, target)
 
 
@@ -204,7 +135,7 @@ def forecast(model, source, texts, settings, device):
     if not samples:
         raise BadInput(f"--split {settings.split}: no video with {settings.min_steps} steps; "
                        "there is nothing to forecast")
-    x, teacher = encode_samples(model, source, samples, settings, device, "encode")
+    x, teacher, samples = encode_samples(model, source, samples, settings, device, "encode")
     y = torch.tensor([sample.label for sample in samples])
     zero, drawn = (log_p.cpu() for log_p in
                    forecasts(model, x, texts, settings.samples, settings.seed, settings.batch))
@@ -212,7 +143,8 @@ def forecast(model, source, texts, settings, device):
     picks = drawn.argmax(-1)                                                   # (M, Q)
     temperature = fitted_temperature(model, settings, texts, device)
     hard, soft = bigrams(model, x, texts, settings, device)
-    clip = torch.log_softmax(teacher.mean(1) @ torch.nn.functional.normalize(texts, dim=-1).T, -1)
+    clip = None if teacher is None else teacher.mean(1) @ torch.nn.functional.normalize(
+        texts, dim=-1).T                                                       # (M, S)
 
     def top(scores, k=1):
         return None if scores is None else percent(metrics.topk_correct(scores.cpu(), y, k))
@@ -268,27 +200,53 @@ def classify(model, source, texts, settings, device):
     samples = data.classify_samples(source.videos)
     if not samples:
         raise BadInput(f"--split {settings.split}: no annotated step; there is nothing to classify")
-    x, teacher = encode_samples(model, source, samples, settings, device, "encode")
+    x, teacher, samples = encode_samples(model, source, samples, settings, device, "encode")
     y = torch.tensor([sample.label for sample in samples])
     ours = score(model.read, x, texts).exp().mean(1).cpu()                     # (M, S)
-    unique, index = distinct_texts(texts)
-    theirs = soft_targets(teacher, unique, model.teacher_tau).mean(1)[:, index].cpu()  # (M, S)
-    hits = {name: metrics.topk_correct(p, y, 1) for name, p in (("ours", ours),
-                                                                ("teacher", theirs))}
+    p = {"ours": ours}
+    if teacher is not None:
+        unique, index = distinct_texts(texts)
+        p["teacher"] = soft_targets(teacher, unique, model.teacher_tau).mean(1)[:, index].cpu()
+    hits = {name: metrics.topk_correct(scores, y, 1) for name, scores in p.items()}
     groups = torch.tensor([sample.video for sample in samples])
-    difference = metrics.paired_bootstrap(hits["ours"].double(), hits["teacher"].double(),
-                                          groups=groups)
+    difference = None if teacher is None else metrics.paired_bootstrap(
+        hits["ours"].double(), hits["teacher"].double(), groups=groups)
     apart = {}
     if settings.data == "toy":
         import toy
         for kind, steps in (("held_out", toy.HELD_OUT), ("motion_only", sum(toy.MOTION_ONLY, ()))):
             of_kind = torch.isin(y, torch.tensor([toy.STEP_ID[step] for step in steps]))
             apart[kind] = {name: percent(hit[of_kind]) for name, hit in hits.items()}
-    return {"top1": {name: percent(hit) for name, hit in hits.items()}, **apart,
-            "top5": {"ours": percent(metrics.topk_correct(ours, y, 5)),
-                     "teacher": percent(metrics.topk_correct(theirs, y, 5))},
-            "ours_minus_teacher": [100 * value for value in difference]}, len(samples), len(
-                data.classify_samples(source.listed))
+    rows = {f"top{k}": {name: percent(metrics.topk_correct(p[name], y, k)) if name in p else None
+                        for name in ("ours", "teacher")} for k in (1, 5)}
+    return ({**rows, **apart, "ours_minus_teacher":
+             None if difference is None else [100 * value for value in difference]},
+            len(samples), len(data.classify_samples(source.listed)))
+
+
+def write_features(model, settings, device):
+    """Embeddings of 9-s windows of whole videos as a features file, beside it f's class token."""
+    import numpy as np
+    import torch
+
+    import data
+    import kept
+    source = data.open_videos(settings, model)
+
+    def encode(clips):
+        tokens = model.tokens(clips)                                           # (C, W)
+        return torch.cat([model.encode(model.encoder.head(tokens)), tokens], 1)
+
+    with torch.no_grad():
+        names, windows, x, _, failed = kept.embed_videos(source, encode, settings.stride,
+                                                         settings.workers, device)
+    D = model.phrases.shape[1]
+    write_atomically(settings.out, lambda file: np.savez(
+        file, video=names, start=windows[:, 0], end=windows[:, 1], embedding=x[:, :D].numpy(),
+        encoder_cls=x[:, D:].numpy(), stride=settings.stride))
+    print(f"{settings.out}: {len(x)} windows of 9 s, one every {settings.stride:g} s, of "
+          f"{len(source) - len(failed)} videos; {len(source.missing)} missing, "
+          f"{len(failed)} unreadable")
 
 
 def main(settings):
@@ -303,13 +261,15 @@ def main(settings):
     set_seed(settings.seed)
     model, _ = load_model(settings.checkpoint)
     model.to(device)
-    if bool(model.pixels) != (settings.data == "toy"):
+    if bool(model.pixels) != (settings.features is None):
         raise BadInput(f"--data {settings.data}: {settings.checkpoint} reads "
                        f"{'frames' if model.pixels else 'features'}; give the --data it was "
                        "trained on")
     if settings.task == "forecast" and model.order == "none":
         raise BadInput(f"{settings.checkpoint}: trained with --order none; matching alone has no "
                        "zero-shot forecasts (train with --order diffusion or mask)")
+    if settings.task == "features":
+        return write_features(model, settings, device)
     source, texts = load_data(settings, model, device)
     texts = texts.to(device)
     if texts.shape[1] != model.phrases.shape[1]:
@@ -320,7 +280,8 @@ def main(settings):
         result, evaluated, listed = task(model, source, texts, settings, device)
     head = {"task": settings.task, "data": settings.data, "split": settings.split,
             "setting": "zero-shot", "order": model.order, "listed": listed, "evaluated": evaluated,
-            "missing": len(source.missing), "unreadable": 0, "classes": len(texts)}
+            "missing": len(source.missing), "unreadable": len(source.unreadable),
+            "classes": len(texts)}
     if settings.task == "forecast":
         head["samples"] = settings.samples
     content = {**head, **result, "seed": settings.seed, "checkpoint": str(settings.checkpoint),

@@ -59,13 +59,15 @@ class ProcedureModel(nn.Module):
         self.register_buffer("points", (self.phrases - mean) @ A)                   # (K, D)  z_k
         self.register_buffer("alpha_bar", diffusion.noise_levels())                 # (T,)
 
+    def tokens(self, clips):
+        """Clips (C, F, 3, H, W) uint8 -> f's class token (C, W), before the projection."""
+        mean, std = self.pixels
+        return self.encoder.features(((clips.float() / 255 - mean) / std).transpose(1, 2))
+
     def encode(self, clips):
         """x_i = f(v_i): clips (C, F, 3, H, W) uint8, or embeddings (C, D) -> (C, D), length 1."""
-        if clips.ndim > 2:
-            mean, std = self.pixels
-            clips = ((clips.float() / 255 - mean) / std).transpose(1, 2)       # (C, 3, F, H, W)
-            clips = self.encoder(clips)
-        return functional.normalize(clips.float(), dim=-1)                  # bf16 is not exact
+        x = self.encoder.head(self.tokens(clips)) if clips.ndim > 2 else clips
+        return functional.normalize(x.float(), dim=-1)                      # bf16 is not exact
 
     def match(self, x, texts=None):
         """Eq. 6: log p(y | x) over the pool, or over other texts (K', D): (..., D) -> (..., K)."""

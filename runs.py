@@ -28,7 +28,7 @@ def prepare_run(settings):
         except (ValueError, KeyError, OSError):
             raise BadInput(f"{path}: missing or not readable; it is needed to resume") from None
         other = [name for name in config if config[name] != before.get(name)
-                 and name not in ("device", "out")]
+                 and name not in ("device", "out", "workers", "max_unreadable")]
         if other:
             name = other[0]
             raise BadInput(f"--{name.replace('_', '-')} {config[name]}: this run has "

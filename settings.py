@@ -26,19 +26,30 @@ class BadInput(ValueError):
 class TrainSettings:
     """Pre-train the encoder f and the denoiser h (paper, Sec. 3.2), without labels."""
     stage: str = opt("what to train", "pretrain", ("pretrain",))
-    data: str = opt("toy: the embedded world, nothing needed; coin: COIN.json with a features file",
-                    "toy", ("toy", "coin"))
+    data: str = opt("toy: the embedded world, nothing needed; howto100m: videos with captions; "
+                    "coin: COIN.json with a features file, h alone", "toy",
+                    ("toy", "howto100m", "coin"))
     order: str = opt("how h models the order of steps: a diffusion; mask: one masked prediction; "
                      "none: matching only (the paper's ablation)", "diffusion",
                      ("diffusion", "mask", "none"))
     annotations: Path = opt("COIN.json (--data coin)", None)
     features: Path = opt("npz of clip embeddings, one row per window (--data coin)", None)
     text_embeddings: Path = opt("npz of the classes' text embeddings (--data coin)", None)
+    videos: Path = opt("folder of videos, ID.mp4 and the like (--data howto100m)", None)
+    captions: Path = opt("folder of ID.csv, ID.srt or ID.vtt, or caption.json (--data howto100m)",
+                         None)
+    phrases: Path = opt("the pool: a phrase per line (--data howto100m)", None)
+    ids: Path = opt("use only these videos: an id per line", None)
+    clip: str = opt("the teacher: open_clip model, or local-dir:DIR (--data howto100m)",
+                    "ViT-B-16-quickgelu")
+    clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None)
+    size: str = opt("of f and h: paper, ViT-B on 8 frames of 224 x 224; small, 4 frames of "
+                    "32 x 32; default small for --data toy", None, ("small", "paper"))
     out: Path = opt("run folder: checkpoint.pt, config.json, metrics.jsonl", Path("runs/pretrain"))
     resume: bool = opt("go on from OUT/checkpoint.pt", False)
     seed: int = opt("of weights, batches and noise", 0)
     device: str = opt("auto: a CUDA GPU where there is one", "auto")
-    videos: int = opt("training videos of the embedded world", 6000)
+    toy_videos: int = opt("training videos of the embedded world", 6000)
     sgd_epochs: float = opt("epochs of SGD on the matching loss, the first stage", 0.25)
     match_epochs: float = opt("epochs of AdamW on the matching loss", 3.0)
     joint_epochs: float = opt("epochs of AdamW on the whole objective", 1.0)
@@ -54,11 +65,13 @@ class TrainSettings:
     teacher_tau: float = opt("temperature of the soft targets; smaller makes them sharper; default "
                              "0.6 of the calibrated one: 0.05 in the embedded world, estimated "
                              "from the clips of a features file", None)
+    workers: int = opt("processes that read videos ahead; 0: none", 0)
+    max_unreadable: float = opt("share of the videos found that may be unreadable", 0.05)
     log_every: int = opt("steps between two rows of metrics.jsonl", 20)
     save_every: int = opt("steps between two checkpoints", 500)
 
     def __post_init__(self):
-        for name in ("videos", "keep", "batch", "order_batch", "log_every", "save_every"):
+        for name in ("toy_videos", "keep", "batch", "order_batch", "log_every", "save_every"):
             check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
         for name in ("tau", "lr", "order_lr", "sgd_lr"):
             check(0 < getattr(self, name) < math.inf, name, getattr(self, name),
@@ -76,15 +89,24 @@ class TrainSettings:
 @dataclass(frozen=True)
 class EvaluateSettings:
     """Measure a checkpoint: zero-shot step classification and forecasting."""
-    task: str = opt("what to measure", "forecast", ("forecast", "classify"))
-    data: str = opt("toy: the embedded world; coin: COIN.json with a features file", "toy",
-                    ("toy", "coin"))
+    task: str = opt("what to measure; features: write a features file", "forecast",
+                    ("forecast", "classify", "features"))
+    data: str = opt("toy: the embedded world; coin: COIN with videos, or with a features file",
+                    "toy", ("toy", "coin"))
     checkpoint: Path = opt("run folder, or a checkpoint file", Path("runs/pretrain"))
     annotations: Path = opt("COIN.json (--data coin)", None)
     features: Path = opt("npz of clip embeddings, one row per window (--data coin)", None)
     text_embeddings: Path = opt("npz of the classes' text embeddings (--data coin)", None)
+    videos: Path = opt("folder of videos, ID.mp4 and the like (--data coin)", None)
+    ids: Path = opt("--task features: only these videos, an id per line", None)
+    out: Path = opt("--task features: the file to write", Path("features.npz"))
+    stride: float = opt("--task features: s between two windows", 4.0)
+    steps: Path = opt("names of the classes, line i is class i; default those in COIN.json", None)
+    clip: str = opt("open_clip model that embeds the names, and is compared with: or local-dir:DIR",
+                    "ViT-B-16-quickgelu")
+    clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None)
     split: str = opt("which videos", "test", ("test", "validation", "train"))
-    videos: int = opt("videos of the embedded world's split", 1000)
+    toy_videos: int = opt("videos of the embedded world's split", 1000)
     samples: int = opt("M, Monte Carlo samples per forecast (Eq. 11)", 5)
     oracle: int = opt("the same, for the oracle rows: --oracle 5 is --samples 5", None)
     min_steps: int = opt("leave out videos with fewer annotated steps", 2)
@@ -92,15 +114,104 @@ class EvaluateSettings:
     seed: int = opt("of the noise", 0)
     device: str = opt("auto: a CUDA GPU where there is one", "auto")
     batch: int = opt("samples per step; changes speed and memory, not the result", 64)
+    workers: int = opt("processes that read videos ahead; 0: none", 0)
+    max_unreadable: float = opt("share of the videos found that may be unreadable", 0.05)
 
     def __post_init__(self):
-        for name in ("videos", "samples", "batch"):
+        for name in ("toy_videos", "samples", "batch"):
             check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
         check(self.min_steps >= 2, "min_steps", self.min_steps, "a forecast needs 2 steps or more")
+        check(0 < self.stride < math.inf, "stride", self.stride, "must be above 0")
         if self.oracle is not None:
             check(self.oracle >= 1, "oracle", self.oracle, "must be at least 1")
             object.__setattr__(self, "samples", self.oracle)
         check_common(self)
+
+
+@dataclass(frozen=True)
+class PhrasesSettings:
+    """Collect verb phrases from narrations, for the pool that clips are matched with."""
+    captions: Path = opt("folder of ID.csv (start,end,text), ID.srt or ID.vtt, or caption.json",
+                         None)
+    out: Path = opt("file to write: phrase,count,concreteness per line", Path("phrases.txt"))
+    top: int = opt("keep so many, the most frequent; the paper's 9871", 9871)
+    min_count: int = opt("leave out phrases that were said less often", 12)
+    concreteness: Path = opt("table with columns Word and Conc.M (Brysbaert et al. 2014); without "
+                             "it the third column is empty", None)
+    min_concreteness: float = opt("leave out phrases whose most concrete word has less, 1 to 5; "
+                                  "those released have at least 4.2", 0.0)
+    spacy_model: str = opt("name or folder of a spaCy model with a parser", "en_core_web_sm")
+
+    def __post_init__(self):
+        check(self.captions is not None, "captions", "is missing", "a folder of narrations, or a "
+              "caption.json, is needed")
+        check(self.top >= 2, "top", self.top, "must be at least 2")
+        check(self.min_count >= 1, "min_count", self.min_count, "must be at least 1")
+        check(0 <= self.min_concreteness <= 5, "min_concreteness", self.min_concreteness,
+              "must be 0 to 5")
+        check(self.min_concreteness == 0 or self.concreteness is not None, "min_concreteness",
+              self.min_concreteness, "--concreteness is needed beside it")
+        check(self.out.parent.is_dir(), "out", self.out, f"there is no folder {self.out.parent}")
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """Embed phrases, or step names, with CLIP: the mean over 28 prompts, not normalised."""
+    phrases: Path = opt("file with a phrase per line, or phrase,count,concreteness", None)
+    out: Path = opt("npz to write: names (K,) and embeddings (K, D)", Path("texts.npz"))
+    clip: str = opt("open_clip model, or local-dir:DIR with open_clip_config.json and weights; "
+                    "OpenAI's weights need a -quickgelu model", "ViT-B-16-quickgelu")
+    clip_weights: str = opt("open_clip's tag of the weights (downloaded once), or a file; default "
+                            "openai, and DIR's own with local-dir:DIR", None)
+    device: str = opt("auto: a CUDA GPU where there is one", "auto")
+
+    def __post_init__(self):
+        check(self.phrases is not None, "phrases", "is missing", "a file with a phrase per line is "
+              "needed; phrases.py writes one")
+        check(self.out.parent.is_dir(), "out", self.out, f"there is no folder {self.out.parent}")
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """Count what a list of COIN holds, and what of it is there and readable."""
+    data: str = opt("kind of list", "coin", ("coin",))
+    annotations: Path = opt("COIN.json", None)
+    videos: Path = opt("folder of videos; without it only the list is counted", None)
+    min_steps: int = opt("of a forecast: leave out videos with fewer annotated steps", 2)
+    workers: int = opt("processes that read videos", 0)
+    json: Path = opt("also write the counts here", None)
+
+    def __post_init__(self):
+        check(self.annotations is not None, "annotations", "is missing", "COIN.json is needed")
+
+
+@dataclass(frozen=True)
+class ShrinkSettings:
+    """Small all-key-frame copies of videos; those that are there already are left as they are."""
+    videos: Path = opt("folder of videos", None)
+    out: Path = opt("folder for the copies, ID.mp4", None)
+    fps: float = opt("frames per second of the copies", 1.0)
+    short_side: int = opt("pixels", 256)
+    workers: int = opt("processes", 0)
+
+    def __post_init__(self):
+        for name in ("videos", "out"):
+            check(getattr(self, name) is not None, name, "is missing", "a folder is needed")
+        check(0 < self.fps <= 1000, "fps", self.fps, "must be above 0")
+        check(self.short_side >= 2, "short_side", self.short_side, "must be at least 2")
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """The embedded world as real files: videos, captions, COIN.json, phrases and its teacher."""
+    out: Path = opt("folder, empty or new", None)
+    train: int = opt("training videos; COIN.json makes a tenth of them validation", 6000)
+    test: int = opt("test videos", 1000)
+    workers: int = opt("processes", 0)
+
+    def __post_init__(self):
+        check(self.out is not None, "out", "is missing", "a folder is needed")
+        check(self.train >= 0 and self.test >= 0, "train", self.train, "must be 0 or more")
 
 
 def check(good, name, value, need):
@@ -111,11 +222,19 @@ def check(good, name, value, need):
 
 def check_common(settings):
     """What both scripts need: a seed that every generator takes, the three files of --data coin."""
+    check(settings.workers >= 0, "workers", settings.workers, "must be 0 or more")
+    check(0 <= settings.max_unreadable <= 1, "max_unreadable", settings.max_unreadable,
+          "must be 0 to 1")
     check(0 <= settings.seed < 2 ** 32, "seed", settings.seed, "must be 0 to 2^32 - 1")
-    for name in ("annotations", "features", "text_embeddings"):
-        given = getattr(settings, name) is not None
-        check(given or settings.data != "coin", name, "is missing", "--data coin needs it; "
-              "COIN.json, a features file and a text embeddings file (see README.md, Data)")
+    needs = {"toy": (), "howto100m": ("videos", "captions", "phrases"),
+             "coin": ("annotations", "text_embeddings", "features")}[settings.data]
+    if settings.data == "coin" and getattr(settings, "steps", 0) != 0 and settings.videos:
+        check(settings.features is None, "features", settings.features,
+              "--videos is given as well; give one of them")
+        needs = ("annotations",)
+    for name in needs:
+        check(getattr(settings, name) is not None, name, "is missing", f"--data {settings.data} "
+              f"needs --{', --'.join(needs).replace('_', '-')} (see README.md, Data)")
 
 
 class Parser(argparse.ArgumentParser):

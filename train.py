@@ -7,6 +7,7 @@ the whole objective (Eq. 7), and, once f has finished, AdamW on h with the embed
 random choice of a step is drawn from (seed, step), so that a resumed run goes on as if it had
 never stopped. B videos, N clips, C clips in all, T levels, K phrases, D embedding.
 """
+import functools
 import math
 import sys
 import time
@@ -14,71 +15,97 @@ import time
 from runs import keep_metrics, log_row, prepare_run
 from settings import BadInput, Interrupts, TrainSettings, pick_device, run, set_seed, write_json
 
-# Sizes of f and h for each kind of data. The embedded world's are small enough for two CPU cores.
+# Sizes of f and h. "small" is for two CPU cores, "h only" for features files.
 SIZES = {
-    "toy": {"encoder": dict(image=32, patch=8, frames=4, width=64, depth=2, heads=2),
-            "denoiser": dict(width=64, layers=2, heads=4)},
-    "coin": {"encoder": None, "denoiser": dict(width=128, layers=2, heads=4, dropout=0.1)},
+    "paper": {"encoder": dict(image=224, patch=16, frames=8, width=768, depth=12, heads=12),
+              "denoiser": dict(width=512, layers=4, heads=8)},
+    "small": {"encoder": dict(image=32, patch=8, frames=4, width=64, depth=2, heads=2),
+              "denoiser": dict(width=64, layers=2, heads=4)},
+    "h only": {"encoder": None, "denoiser": dict(width=128, layers=2, heads=4, dropout=0.1)},
 }
+PIXELS = 0.45, 0.225      # mean and deviation of pixels / 255, those of TimeSformer's weights
 CALIBRATED_TAU = 0.05     # of the embedded world's teacher: where its NLL is least (validation)
 SHARPER = 0.6             # temperature of the soft targets, as a share of the calibrated one
 GRID = 4.0                # s between two of the kept embeddings of a video
 
 
-def load_data(settings, device):
+def load_data(settings, sizes, device):
     """What a run learns from: videos, phrase pool (K, D), and what depends on their kind.
 
     Returns: source, phrases, pixels (how f wants them; None: clips are rows of a features file),
              and two temperatures: of the soft targets, and of observed clips (None: tau).
     """
+    import numpy as np
+
     import data
-    from pseudo_labels import estimate_tau
+    from pseudo_labels import estimate_tau, open_teacher
     tau = settings.teacher_tau
     if settings.data == "coin":
         source, texts = data.open_coin(settings, "train")
-        import numpy as np
         rng = np.random.default_rng(0)
-        rows = source.clips([(video, source.pretrain_windows(video, rng))
-                             for video in range(min(len(source), 1000))])
-        calibrated = estimate_tau(rows, texts)
+        some = source.load([(video, source.pretrain_windows(video, rng))
+                            for video in range(min(len(source), 1000))])
+        calibrated = estimate_tau(some.clips, texts)
         return source, texts, None, tau or SHARPER * calibrated, calibrated
+    size, frames = sizes["encoder"]["image"], sizes["encoder"]["frames"]
+    if settings.data == "howto100m":
+        from listings import load_phrases
+        phrases = [phrase.text for phrase in load_phrases(settings.phrases)]
+        teacher = open_teacher(settings.clip, settings.clip_weights, device)
+        source = data.open_narrated(settings, size, frames, teacher)
+        return source, teacher.encode_phrases(phrases), PIXELS, tau or settings.tau, None
     import toy
     import toy_render
     teacher = data.toy_teacher(device)
-    frames = SIZES["toy"]["encoder"]["frames"]
-    source = data.ToySource("train", settings.videos, frames, teacher.encode_frames)
+    source = data.ToySource("train", settings.toy_videos, frames, teacher.encode_frames)
     pixels = (toy_render.MEAN, toy_render.STD)
     return (source, teacher.encode_phrases(toy.PHRASES), pixels, tau or SHARPER * CALIBRATED_TAU,
             None)
 
 
-def encode_batch(model, source, videos, rng, device, ordering):
+def load_step(source, settings, batch, ordering, first, step):
+    """What f reads in one step, all of it drawn from (seed, step): in a worker, if there are any.
+
+    Args:    batch: videos; ordering: whether clips are missing; first: the stage's first step.
+    Returns: data.Loaded, and [(observed (n,) bool, j), ...], one for each video of it. Videos
+             without a clip are left out.
+    """
+    import numpy as np
+
+    import protocols
+    rng = np.random.default_rng((settings.seed, 2, step))
+    requests, asked = [], {}
+    for video in videos_of_step(step - first, len(source), batch, settings.seed):
+        windows = source.pretrain_windows(video, rng)
+        if len(windows):
+            row = (windows, np.ones(len(windows), bool), -1)
+            windows, *asked[video] = protocols.draw_row(windows, rng) if ordering else row
+            requests.append((video, windows))
+    loaded = source.load(requests, rng)
+    return loaded, [asked[video] for video, _ in loaded.requests]
+
+
+def encode_batch(model, source, loaded, asked, device):
     """Clips of some videos through f, and the teacher's soft targets for them.
 
-    Returns: x (B, N, D); targets (B, N, K); observed (B, N) bool, j (B,) int64: without ordering
-             every clip is observed and j is None. Videos without a clip are left out.
+    Returns: x (B, N, D); targets (B, N, K); observed (B, N) bool; j (B,) int64, -1 = no clip is
+             missing.
     """
+    import numpy as np
     import torch
 
     import data
     import protocols
     from pseudo_labels import soft_targets
-    requests, observed, j = [], [], []
-    for video in videos:
-        windows = source.pretrain_windows(video, rng)
-        if len(windows):
-            windows, seen, missing = protocols.draw_row(windows, rng) if ordering else (windows, None, None)
-            requests.append((video, windows))
-            observed.append(torch.ones(len(windows), dtype=torch.bool) if seen is None
-                            else torch.from_numpy(seen))
-            j.append(missing)
-    count = torch.tensor([len(windows) for _, windows in requests], device=device)
-    x = model.encode(source.clips(requests).to(device))                        # x_i = f(v_i)
-    features = source.teacher(requests).to(device)                             # (C, D)
+    observed, j = zip(*asked)
+    count = torch.tensor([len(seen) for seen in observed], device=device)
+    x = model.encode(loaded.clips.to(device))                                  # x_i = f(v_i)
+    features = source.teach(loaded.looks).to(device)                           # (C, D)
     targets = soft_targets(features, model.phrases, model.teacher_tau)         # (C, K)  p'_i
+    observed = torch.from_numpy(np.concatenate(observed)).to(device)
     x, targets, observed = (data.pad_clips(rows, count, protocols.CLIPS)[0] for rows in
-                            (x, targets, torch.cat(observed).to(device)))
-    return x, targets, observed, torch.tensor(j, device=device) if ordering else None
+                            (x, targets, observed))
+    return x, targets, observed, torch.tensor(j, device=device)
 
 
 def ordering_losses(model, x, target, observed, j):
@@ -102,11 +129,11 @@ def ordering_losses(model, x, target, observed, j):
     return losses.mse_loss(z_hat, z0), losses.mc_loss(model.match(x_hat), target)
 
 
-def objective(model, x, targets, observed, j):
-    """The three losses and their sum (Eqs. 7-10) as a dict; matching alone without a missing j."""
+def objective(model, x, targets, observed, j, ordering):
+    """The three losses and their sum (Eqs. 7-10) as a dict; matching alone without ordering."""
     import losses
     xe = losses.xe_loss(model.match(x), targets, observed)                     # Eq. 8
-    if j is None:
+    if not ordering:
         return {"loss": xe, "xe": xe}
     rows = j.new_tensor(range(len(j)))
     mse, mc = ordering_losses(model, x, targets[rows, j], observed, j)
@@ -164,35 +191,69 @@ def videos_of_step(step, count, batch, seed):
 
 
 def keep_rows(model, source, settings, device):
-    """What h is trained on once f has finished: f would compute the same again in every epoch."""
+    """What h is trained on once f has finished: f would compute the same again in every epoch.
+
+    Returns: kept.KeptRows, and {id: reason} of the videos that could not be read.
+    """
     import numpy as np
     import torch
 
-    import data
-    rng = np.random.default_rng((settings.seed, 3))
+    import annotations
+    import kept
     if model.encoder is None:
         features, teacher = source.features, torch.from_numpy(source.features.embedding)
+        failed = {}
     else:
         with torch.no_grad():
-            features, teacher = data.embed_videos(source, model.encode, GRID, device)
-    return data.KeptRows(source, features, teacher, settings.keep, rng)
+            names, windows, x, teacher, failed = kept.embed_videos(
+                source, model.encode, GRID, settings.workers, device)
+        features = annotations.FeaturesFile(names, windows.mean(1), x.numpy())
+    rng = np.random.default_rng((settings.seed, 3))
+    return kept.KeptRows(source, features, teacher, settings.keep, rng), failed
 
 
-def order_terms(model, kept, batch, rng, device):
-    """L_MSE + L_MC (Eqs. 9, 10) of a batch of kept rows, as a dict."""
+def order_terms(model, kept, settings, step, device):
+    """L_MSE + L_MC (Eqs. 9, 10) of a batch of kept rows, as a dict, and how many rows."""
+    import numpy as np
+
     from pseudo_labels import soft_targets
-    x, features, observed, j = kept.batch(batch, rng, device)
+    rng = np.random.default_rng((settings.seed, 2, step))
+    x, features, observed, j = kept.batch(settings.order_batch, rng, device)
     target = soft_targets(features, model.phrases, model.teacher_tau)          # (B, K)  p'_j
     mse, mc = ordering_losses(model, x, target, observed, j)
-    return {"loss": mse + mc, "mse": mse, "mc": mc}
+    return {"loss": mse + mc, "mse": mse, "mc": mc}, len(j)
 
 
-def require_finite(loss, model, step, batch, settings):
-    """FloatingPointError that names step and batch unless the loss and all weights are finite."""
+def video_terms(model, source, loaded, asked, ordering, device):
+    """The losses of a batch of videos, as a dict, and how many clips; None, 0 if nothing is said.
+
+    loaded, asked: from `load_step`.
+    """
+    if not asked:
+        return None, 0
+    x, targets, observed, j = encode_batch(model, source, loaded, asked, device)
+    return objective(model, x, targets, observed, j, ordering), observed.sum()
+
+
+def require_finite(loss, model, step, stage, settings):
+    """FloatingPointError that names the step unless the loss and all weights are finite."""
     if not (math.isfinite(loss) and all(bool(p.isfinite().all()) for p in model.parameters())):
         raise FloatingPointError(
-            f"step {step}: the loss ({loss}) or a weight is not finite ({batch}); the last "
-            f"checkpoint in {settings.out} is kept; try a smaller --lr or --order-lr")
+            f"step {step}, batch {step - 1} of --seed {settings.seed}, stage {stage}: the loss "
+            f"({loss}) or a weight is not finite; the last checkpoint in {settings.out} is kept; "
+            "try a smaller --lr or --order-lr")
+
+
+def count_unreadable(unreadable, failed, source, settings):
+    """Add {id: reason}, write them to the run folder; BadInput if they are too many."""
+    if failed.keys() <= unreadable.keys():
+        return
+    unreadable |= failed
+    write_json(settings.out / "unreadable.json", unreadable)
+    if len(unreadable) > settings.max_unreadable * len(source):
+        raise BadInput(f"{len(unreadable)} of {len(source)} videos cannot be read, more than "
+                       f"--max-unreadable {settings.max_unreadable}; see "
+                       f"{settings.out}/unreadable.json")
 
 
 def set_up(settings):
@@ -203,12 +264,13 @@ def set_up(settings):
     from model import ProcedureModel
     resumed = prepare_run(settings)
     device = pick_device(settings.device)
-    source, phrases, pixels, teacher_tau, clip_tau = load_data(settings, device)
+    sizes = SIZES["h only" if settings.data == "coin" else settings.size or
+                  ("small" if settings.data == "toy" else "paper")]
+    source, phrases, pixels, teacher_tau, clip_tau = load_data(settings, sizes, device)
     if source.missing:
-        print(f"{len(source.missing)} of {len(source.listed)} videos have no features; see "
+        print(f"{len(source.missing)} of {len(source.listed)} videos are missing; see "
               f"{settings.out}/missing.json")
         write_json(settings.out / "missing.json", source.missing)
-    sizes = SIZES[settings.data]
     set_seed(settings.seed)
     model = ProcedureModel(phrases, sizes["encoder"],
                            sizes["denoiser"] if settings.order != "none" else None,
@@ -227,12 +289,13 @@ def main(settings):
     import torch
     from tqdm import tqdm
 
+    import data
     from model import save_checkpoint
 
     model, source, device, plan, resumed = set_up(settings)
     first, total = resumed["step"] if resumed else 0, sum(steps for _, steps, _ in plan)
     keep_metrics(settings.out / "metrics.jsonl", first)
-    began, clips, start = time.perf_counter(), 0, 0
+    began, clips, start, unreadable = time.perf_counter(), 0, 0, {}
     with (open(settings.out / "metrics.jsonl", "a", encoding="utf-8") as log, Interrupts() as stop,
           tqdm(total=total, initial=first, desc="train", mininterval=1) as bar):
         for stage, steps, batch in plan:
@@ -242,38 +305,42 @@ def main(settings):
             optimizer = make_optimizer(model, settings, stage)
             if resumed and resumed["stage"] == stage:
                 optimizer.load_state_dict(resumed["optimizer"])
-            kept = keep_rows(model, source, settings, device) if stage == "order" else None
+            ordering = stage == "joint" and settings.order != "none"
+            if stage == "order":
+                kept, failed = keep_rows(model, source, settings, device)
+                count_unreadable(unreadable, failed, source, settings)
+                batches = todo
+            else:
+                make = functools.partial(load_step, source, settings, batch, ordering,
+                                         start - steps)
+                batches = data.prefetch(make, todo, settings.workers)
             model.train()
-            for step in todo:
+            for step, ready in zip(todo, batches):
                 in_stage = step - start + steps
                 for group in optimizer.param_groups:
                     group["lr"] = group["peak"] * schedule(in_stage, steps)
                 torch.manual_seed(settings.seed * 1_000_003 + step)
-                rng = np.random.default_rng((settings.seed, 2, step))
-                videos = videos_of_step(in_stage, len(source), batch, settings.seed)
                 with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                     if stage == "order":
-                        terms, rows = order_terms(model, kept, batch, rng, device), batch
-                        name = f"{batch} kept rows"
+                        terms, read = order_terms(model, kept, settings, step, device)
                     else:
-                        columns = encode_batch(model, source, videos, rng, device, ordering=
-                                               stage == "joint" and settings.order != "none")
-                        terms, rows = objective(model, *columns), columns[2].sum()
-                        name = f"videos {videos[:4].tolist()}, .."
-                optimizer.zero_grad(set_to_none=True)
-                terms["loss"].backward()
-                optimizer.step()
-                clips = clips + rows                       # a tensor: not waited for here
+                        count_unreadable(unreadable, ready[0].failed, source, settings)
+                        terms, read = video_terms(model, source, *ready, ordering, device)
+                if terms:
+                    optimizer.zero_grad(set_to_none=True)
+                    terms["loss"].backward()
+                    optimizer.step()
+                    clips = clips + read                   # a tensor: not waited for here
                 bar.update()
 
                 done = step + 1
                 ends = done == total or stop.status != 0
                 saves = ends or done % settings.save_every == 0
-                if saves or done % settings.log_every == 0:
+                if terms and (saves or done % settings.log_every == 0):
                     loss = log_row(log, done, (in_stage + 1) * batch / len(source), terms,
                                    optimizer.param_groups[-1]["lr"],
                                    float(clips) / (time.perf_counter() - began))
-                    require_finite(loss, model, done, name, settings)
+                    require_finite(loss, model, done, stage, settings)
                 if saves:
                     save_checkpoint(settings.out / "checkpoint.pt", model, step=done, stage=stage,
                                     optimizer=optimizer.state_dict())

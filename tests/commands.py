@@ -1,4 +1,4 @@
-"""What test_commands.py and test_bad_input.py share: COIN files made up, scripts run in-process."""
+"""What the tests of commands share: COIN files made up, scripts run in-process."""
 import json
 import sys
 from dataclasses import fields
@@ -6,18 +6,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402
 import evaluate  # noqa: E402
+import phrases  # noqa: E402
+import pseudo_labels  # noqa: E402
+import tools  # noqa: E402
 import train  # noqa: E402
 from annotations import training_split  # noqa: E402
-from settings import EvaluateSettings, TrainSettings, run  # noqa: E402
+from settings import (EvaluateSettings, PhrasesSettings, TextSettings, TrainSettings,  # noqa: E402
+                      run)
 
 SCRIPTS = {"train.py": (train.main, TrainSettings),
-           "evaluate.py": (evaluate.main, EvaluateSettings)}
+           "evaluate.py": (evaluate.main, EvaluateSettings),
+           "phrases.py": (phrases.main, PhrasesSettings),
+           "pseudo_labels.py": (pseudo_labels.main, TextSettings)}
 
 
 def flags_of(ending, value):
@@ -26,7 +33,7 @@ def flags_of(ending, value):
                  for text in ("--" + f.name.replace("_", "-"), str(value)))
 
 
-TINY = ("--videos", "16", *flags_of("batch", 4), *flags_of("epochs", 0.75), "--log-every", "1",
+TINY = ("--toy-videos", "16", *flags_of("batch", 4), *flags_of("epochs", 0.75), "--log-every", "1",
         "--save-every", "1", "--device", "cpu")
 
 
@@ -58,11 +65,29 @@ def coin_flags(folder="coin"):
             f"{folder}/features.npz", "--text-embeddings", f"{folder}/texts.npz")
 
 
+def cannot_read(monkeypatch, source, *names):
+    """From now on clips of these videos cannot be read: `source` is a class of data.py."""
+    whole = source.load
+
+    def load(self, requests, rng=None):
+        good = [request for request in requests if self.videos[request[0]].name not in names]
+        failed = {self.videos[video].name: "cut off" for video, _ in requests
+                  if self.videos[video].name in names}
+        if not good:
+            return data.Loaded([], torch.empty(0), torch.empty(0), failed)
+        loaded = whole(self, good, rng)
+        return data.Loaded(loaded.requests, loaded.clips, loaded.looks, failed | loaded.failed)
+    monkeypatch.setattr(source, "load", load)
+
+
 def call(program, *argv):
     """Run a script's main in this process, by its command line; no file is remembered."""
     data.read_features.cache_clear()
     sys.argv, kept = [f"/somewhere/{program}"], sys.argv
     try:
+        if program == "data.py":                               # its commands read sys.argv
+            sys.argv += argv
+            return tools.main()
         return run(*SCRIPTS[program], list(argv))
     finally:
         sys.argv = kept

@@ -15,7 +15,9 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from commands import TINY, call, coin_flags, fails, flags_of, make_coin  # noqa: E402
+import data  # noqa: E402
+from commands import (TINY, call, cannot_read, coin_flags, fails, flags_of,  # noqa: E402
+                      make_coin)
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +190,7 @@ def test_a_checkpoint_of_the_other_data(place, capsys):
     assert "--data" in line
     from model import ProcedureModel, save_checkpoint
     from train import SIZES
-    model = ProcedureModel(torch.eye(8), SIZES["toy"]["encoder"], SIZES["toy"]["denoiser"],
+    model = ProcedureModel(torch.eye(8), SIZES["small"]["encoder"], SIZES["small"]["denoiser"],
                            "diffusion", 0.02, (.4, .25))
     save_checkpoint("toy.pt", model)
     line = fails(capsys, 2, "evaluate.py", *coin_flags(), "--checkpoint", "toy.pt")
@@ -234,6 +236,21 @@ def test_places_that_cannot_be_written(place, capsys):
     line = fails(capsys, 2, "evaluate.py", *coin_flags(), "--checkpoint", str(place / "runs/coin"),
                  "--json", "no/such/o.json")
     assert "no/such" in line
+
+
+@pytest.mark.parametrize("names, share", [(["t2"], None), (["t0", "t1", "t2", "t3"], "1")])
+def test_too_many_unreadable_videos(place, capsys, monkeypatch, names, share):
+    """Catches: a score of the few files that can be read; a traceback where there is none."""
+    cannot_read(monkeypatch, data.FeatureSource, *names)
+    flags = () if share is None else ("--max-unreadable", share)
+    for task in ("forecast", "classify"):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            call("evaluate.py", *coin_flags(), "--task", task, "--checkpoint",
+                 str(place / "runs/coin"), "--json", "o.json", *flags)
+        err = capsys.readouterr().err
+        assert end.value.code == 2 and err.count("error: ") == 1 and "cut off" in err
+        assert f"{len(names)} of 4 videos" in err and not Path("o.json").exists()
 
 
 def test_missing_videos_are_named_in_the_run_folder(place):

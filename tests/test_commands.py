@@ -20,9 +20,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from commands import TINY, call, coin_flags, fails, flags_of, make_coin  # noqa: E402
+import data  # noqa: E402
+import toy  # noqa: E402
+from commands import (TINY, call, cannot_read, coin_flags, fails, flags_of,  # noqa: E402
+                      make_coin)
 from model import ProcedureModel, load_model  # noqa: E402
 from settings import TrainSettings  # noqa: E402
+from train import videos_of_step  # noqa: E402
 
 HEAD = ["task", "data", "split", "setting", "order", "listed", "evaluated", "missing",
         "unreadable", "classes"]
@@ -60,9 +64,9 @@ def here(place, monkeypatch):
 
 
 def script(program, *argv):
-    """The same in a process of its own."""
+    """The same in a process of its own, and what it starts in one group with it."""
     return subprocess.Popen([sys.executable, str(ROOT / program), *argv], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
                             env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
@@ -193,6 +197,72 @@ def test_sigterm_ends_with_143():
     assert load_model("runs/term")[1]["step"] >= 1 and not list(Path("runs/term").glob("*.part"))
 
 
+def test_ctrl_c_reaches_the_workers_too():
+    """Catches: workers that die of Ctrl-C first (a terminal sends it to all), so that the step is
+    lost and a traceback shown; workers that outlive the run."""
+    process = script("train.py", *TINY, *flags_of("epochs", 10_000), "--workers", "2", "--out",
+                     "runs/ctrl-c")
+    while not Path("runs/ctrl-c/checkpoint.pt").exists() and process.poll() is None:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err, err
+    assert load_model("runs/ctrl-c")[1]["step"] >= 1
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+
+
+def test_workers_change_nothing(trained):
+    """Catches: random choices that are drawn in a worker's order; a resumed run that differs."""
+    call("train.py", *TINY, "--workers", "2", "--out", "runs/workers")
+    assert same_weights("runs/workers", "runs/diffusion")
+    assert rows("runs/workers") == rows("runs/diffusion")
+
+
+def test_videos_that_cannot_be_read_are_named_and_left_out(trained, monkeypatch, capsys):
+    """Catches: a step that fails for one bad file, a bad video's name in no file, a last stage that
+    stumbles over a video without embeddings; a run that goes on with hardly any video left."""
+    names = [toy.make_video("train", i).name for i in videos_of_step(0, 16, 4, 0)[:3]]
+    cannot_read(monkeypatch, data.ToySource, names[0])
+    call("train.py", *TINY, "--max-unreadable", "0.1", "--out", "runs/broken")
+    assert read_json("runs/broken/unreadable.json") == {names[0]: "cut off"}
+    assert len(rows("runs/broken")) == len(rows("runs/diffusion"))
+    cannot_read(monkeypatch, data.ToySource, *names[1:])
+    call("train.py", *TINY, "--max-unreadable", "0.2", "--out", "runs/broken-3")
+    assert read_json("runs/broken-3/unreadable.json").keys() == set(names)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        call("train.py", *TINY, "--out", "runs/broken-more")
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and "Traceback" not in err
+    assert "3 of 16 videos cannot be read" in err and "runs/broken-more/unreadable.json" in err
+
+
+def test_the_last_stage_names_what_it_cannot_read(trained, monkeypatch):
+    """Catches: a video that no step has read before, left out of the kept embeddings in silence."""
+    last = [toy.make_video("train", i).name for i in videos_of_step(3, 16, 4, 0)]
+    cannot_read(monkeypatch, data.ToySource, last[0])      # not among three quarters of an epoch
+    call("train.py", *TINY, "--max-unreadable", "0.1", "--out", "runs/broken-last")
+    assert read_json("runs/broken-last/unreadable.json") == {last[0]: "cut off"}
+    cannot_read(monkeypatch, data.ToySource, *last)
+    with pytest.raises(SystemExit) as end:
+        call("train.py", *TINY, "--out", "runs/broken-end")
+    assert end.value.code == 2
+
+
+def test_steps_without_a_clip(trained, monkeypatch):
+    """Catches: a batch of videos in which nothing is said, or of which none can be read (nothing
+    to concatenate)."""
+    silent, whole = toy.make_video("train", 1).name, data.ToySource.pretrain_windows
+    monkeypatch.setattr(data.ToySource, "pretrain_windows", lambda self, video, rng: np.zeros(
+        (0, 2)) if self.videos[video].name == silent else whole(self, video, rng))
+    cannot_read(monkeypatch, data.ToySource, toy.make_video("train", 0).name)
+    call("train.py", *TINY, "--max-unreadable", "0.1", *flags_of("batch", 1), "--out", "runs/silent")
+    found = rows("runs/silent")
+    assert len(found) > 36 and all(row["loss"] > 0 for row in found)
+    assert load_model("runs/silent")[1]["step"] == 4 * 12
+
+
 def test_old_rows_of_a_run_without_checkpoint_are_dropped(trained):
     """Catches: metrics of a run that was killed before its first checkpoint, counted twice."""
     Path("runs/early").mkdir()
@@ -247,8 +317,8 @@ def test_a_machine_without_git(monkeypatch):
 
 def test_one_video_and_batches_of_one():
     """Catches: a division by the number of batches, a shape squeezed away."""
-    call("train.py", *TINY, "--videos", "1", *flags_of("batch", 1), "--out", "runs/1")
-    call("evaluate.py", "--videos", "1", "--batch", "1", "--samples", "1", "--checkpoint",
+    call("train.py", *TINY, "--toy-videos", "1", *flags_of("batch", 1), "--out", "runs/1")
+    call("evaluate.py", "--toy-videos", "1", "--batch", "1", "--samples", "1", "--checkpoint",
          "runs/1/checkpoint.pt", "--json", "one.json")
     assert read_json("one.json")["distinct"] == 1
 
@@ -266,14 +336,15 @@ def forecast_keys(content):
     assert 1 <= content["distinct"] <= content["samples"]
 
 
-def test_forecast_json_does_not_depend_on_the_batch(trained):
+def test_forecast_json_does_not_depend_on_batch_and_workers(trained):
     """Catches: keys renamed, NaN, noise drawn per batch, a command that only works from here."""
-    flags = ("--checkpoint", "runs/diffusion", "--videos", "4", "--oracle", "5", "--device", "cpu")
+    flags = ("--checkpoint", "runs/diffusion", "--toy-videos", "4", "--oracle", "5", "--device",
+             "cpu")
     process = script("evaluate.py", "--task", "forecast", *flags, "--json", "a.json")
     out, err = process.communicate()
     assert process.returncode == 0, err
     assert "zero_noise" in out and "Traceback" not in err
-    call("evaluate.py", *flags, "--batch", "3", "--json", "b.json")
+    call("evaluate.py", *flags, "--batch", "3", "--workers", "2", "--json", "b.json")
     a, b = read_json("a.json"), read_json("b.json")
     forecast_keys(a)
     assert list(a["truth"]) == ["bayes_top1", "bayes_top1_pixels", "ideal_oracle",
@@ -319,7 +390,7 @@ def test_forecast_on_coin(trained, order):
 @pytest.mark.parametrize("name", ["none", "coin-diffusion"])
 def test_classify(trained, name):
     """Catches: classification that needs h; teacher's row left out."""
-    flags = coin_flags() if "coin" in name else ("--videos", "4")
+    flags = coin_flags() if "coin" in name else ("--toy-videos", "4")
     call("evaluate.py", "--task", "classify", *flags, "--checkpoint", f"runs/{name}", "--json",
          "d.json")
     content = read_json("d.json")
@@ -342,3 +413,31 @@ def test_features_of_the_test_videos_are_enough(trained):
     forecast_keys(content)
     assert content["top1"]["zero_noise"] is not None
     assert content["top1"]["oracle_softmax"] is None and content["baselines"]["bigram"] is None
+
+
+@pytest.mark.parametrize("task", ["forecast", "classify"])
+def test_videos_that_cannot_be_read_are_counted(trained, monkeypatch, task):
+    """Catches: a video that cannot be read counted as measured or as missing, its samples' labels
+    kept; the other videos' numbers changed by it."""
+    flags = (*coin_flags(), "--task", task, "--checkpoint", "runs/coin-diffusion", "--json",
+             "u.json")
+    call("evaluate.py", *flags)
+    whole = read_json("u.json")
+    assert whole["unreadable"] == 0
+    cannot_read(monkeypatch, data.FeatureSource, "t1")
+    call("evaluate.py", *flags, "--max-unreadable", "0.25", "--batch", "2")
+    content = read_json("u.json")
+    entry = json.loads(Path("coin/COIN.json").read_text())["database"]["t1"]
+    gone = len(entry["annotation"]) - (task == "forecast")
+    assert content["unreadable"] == 1 and content["evaluated"] == whole["evaluated"] - gone
+    assert (content["listed"], content["missing"]) == (whole["listed"], whole["missing"])
+    database = json.loads(Path("coin/COIN.json").read_text())["database"]
+    database["t1"]["annotation"] = []                            # as if it had never been listed
+    Path("without.json").write_text(json.dumps({"database": database}))
+    monkeypatch.undo()
+    monkeypatch.chdir(trained.parent)
+    call("evaluate.py", *flags, "--annotations", "without.json")
+    without = read_json("u.json")
+    for key in ("evaluated", "top1", "top5"):
+        assert without[key] == (pytest.approx(content[key], rel=1e-4)
+                                if isinstance(content[key], dict) else content[key]), key

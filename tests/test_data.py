@@ -76,8 +76,8 @@ def test_short_sentences_are_joined_until_twelve_words():
 
 def test_windows_stay_within_the_video():
     """Catches: frames asked for before 0 s or after the end; a window cut where it could move."""
-    windows = protocols.sentence_windows([(0, 2, "a " * 12), (5, 6, "a " * 12), (38, 44, "a " * 12)],
-                                    40.0, First())
+    windows = protocols.sentence_windows([(0, 2, "a " * 12), (5, 6, "a " * 12),
+                                          (38, 44, "a " * 12)], 40.0, First())
     assert windows.tolist() == [[0, 9], [31, 40]]
     assert protocols.sentence_windows([(1, 3, "a " * 12)], 5.0, First()).tolist() == [[0, 5]]
 
@@ -144,8 +144,8 @@ def test_classify_windows_spread_over_the_step():
     assert protocols.classify_windows(10, 40, 100, 1).tolist() == [[20.5, 29.5]]
     assert protocols.classify_windows(10, 19, 100, 3).tolist() == [[10, 19]] * 3
     assert protocols.classify_windows(10, 12, 100, 3).tolist() == [[6.5, 15.5]] * 3   # centred
-    assert protocols.classify_windows(0, 2, 100, 3).tolist() == [[0, 9]] * 3          # within the video
-    assert protocols.classify_windows(1, 4, 5, 2).tolist() == [[0, 5]] * 2            # a short video
+    assert protocols.classify_windows(0, 2, 100, 3).tolist() == [[0, 9]] * 3          # inside
+    assert protocols.classify_windows(1, 4, 5, 2).tolist() == [[0, 5]] * 2         # a short video
 
 
 def test_frame_times_are_middles_of_equal_parts():
@@ -183,7 +183,10 @@ def test_frame_index_is_the_nearest_frame(source):
 def test_clips_and_teacher_of_the_same_frames(source):
     """Catches: clips of another video or order; a teacher that looked at one frame, or others."""
     requests = [(2, np.array([[10., 26.]])), (0, np.array([[40., 40.], [2., 30.]]))]
-    clips, features = source.clips(requests), source.teacher(requests)
+    loaded = source.load(requests)
+    clips, features = loaded.clips, source.teach(loaded.looks)
+    assert [id(request) for request in loaded.requests] == [id(request) for request in requests]
+    assert loaded.failed == {} and source.unreadable == {}
     assert clips.shape == (3, 4, 3, 32, 32) and clips.dtype == torch.uint8
     for row, (video, window) in enumerate([(2, (10, 26)), (0, (40, 40)), (0, (2, 30))]):
         total = torch.zeros(3)
@@ -226,9 +229,11 @@ def test_feature_source_takes_the_nearest_row_of_its_video():
     assert source.videos == [a, b] and source.missing == ["c"] and len(source) == 2
     assert source.listed == [gone, a, b]
     requests = [(1, np.array([[0., 4.], [40., 60.]])), (0, np.array([[2., 18.], [14., 30.]]))]
-    assert source.clips(requests)[:, 0].tolist() == [1, 4, 3, 2]
-    assert torch.equal(source.teacher(requests), source.clips(requests))
-    assert source.clips(requests).dtype == torch.float32
+    loaded = source.load(requests)
+    assert loaded.clips[:, 0].tolist() == [1, 4, 3, 2] and loaded.clips.dtype == torch.float32
+    assert torch.equal(source.teach(loaded.looks), loaded.clips)
+    assert [id(request) for request in loaded.requests] == [id(request) for request in requests]
+    assert loaded.failed == {} and source.unreadable == {}
     rng = np.random.default_rng(0)
     assert source.pretrain_windows(1, rng).tolist() == [[0, 4], [40, 60]]
 
@@ -338,7 +343,7 @@ def test_blank_frames_tell_nothing_about_the_next_step():
     """Catches: anything but pixels that reaches the forecast (durations, video length, position of
     the window, the seed): with blank frames no two forecasts may differ, so that the best of them
     is right as often as the most frequent next step, and no oftener."""
-    from evaluate import encode_samples, forecasts
+    from inference import encode_samples, forecasts
     from model import ProcedureModel
     from settings import EvaluateSettings
 
@@ -351,6 +356,7 @@ def test_blank_frames_tell_nothing_about_the_next_step():
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     samples = data.forecast_samples(source.videos)
-    x, _ = encode_samples(model, source, samples, EvaluateSettings(batch=16), "cpu", "blank")
+    x, _, read = encode_samples(model, source, samples, EvaluateSettings(batch=16), "cpu", "blank")
+    assert len(read) == len(samples) == len(x)
     zero, _ = forecasts(model, x, torch.randn(40, 8), 1, 0, 16)
     torch.testing.assert_close(zero, zero[:1].expand_as(zero), atol=1e-4, rtol=0)

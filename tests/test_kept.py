@@ -8,8 +8,10 @@ import torch
 
 import protocols
 import data
+from kept import KeptRows, embed_videos
 import train
 from annotations import FeaturesFile
+from settings import BadInput
 
 
 # ------------------------------------------------------------------------------------------------
@@ -75,7 +77,7 @@ def test_a_share_of_the_rows_are_forecasts_as_at_inference():
     assert sorted(asked) == [1, 2, 3, 4] and min(asked.values()) > 1000 * share * .8
     assert cut > .4 * 4000 * (1 - share)               # a tail hidden as well: .54 are expected
     for _ in range(20):
-        rows, observed, j = protocols.draw_row(windows[:1], rng)               # nothing comes before it
+        rows, observed, j = protocols.draw_row(windows[:1], rng)           # nothing before it
         assert len(rows) == 1 and observed.tolist() == [False] and j == 0
 
 
@@ -93,18 +95,19 @@ def test_embed_videos_equals_encoding_each_window(stride):
         return clips.float().mean((3, 4)).flatten(1)                       # (C, F * 3)
 
     source = data.ToySource("train", 3, 4, features_of, progress=False)
-    features, teacher = data.embed_videos(source, encode, stride, "cpu")
+    names, windows, x, teacher, failed = embed_videos(source, encode, stride, 0, "cpu")
     row = 0
     for video, script in enumerate(source.videos):
         middle = stride / 2
         while middle < script.duration or middle == stride / 2:
             start = min(max(middle - 4.5, 0), script.duration - 9)         # within the video
-            window = [(video, np.array([[start, start + 9]]))]
-            assert features.video[row] == script.name and features.middle[row] == middle
-            assert np.array_equal(features.embedding[row], encode(source.clips(window))[0].numpy())
-            assert torch.equal(teacher[row], source.teacher(window)[0])
+            window = np.array([[start, start + 9]])
+            assert names[row] == script.name and np.array_equal(windows[row], window[0])
+            loaded = source.load([(video, window)])
+            assert torch.equal(x[row], encode(loaded.clips)[0])
+            assert torch.equal(teacher[row], source.teach(loaded.looks)[0])
             middle, row = middle + stride, row + 1
-    assert row == len(features.video) == len(features.embedding) == len(teacher)
+    assert row == len(names) == len(windows) == len(x) == len(teacher) and failed == {}
 
 
 class Moments:
@@ -126,17 +129,21 @@ class Moments:
         return np.stack([moments, moments], 1)
 
 
-def keep(source, passes=2):
-    """KeptRows whose embeddings say video and time (every 3 s), and the nearest row by a loop."""
+def keep(source, passes=2, but=()):
+    """KeptRows whose embeddings say video and time (every 3 s), and the nearest row by a loop.
+
+    but: videos without embeddings.
+    """
     rng = np.random.default_rng(0)
     place = rng.permutation([(video, time) for video in range(4) for time in range(0, 151, 3)])
+    place = place[~np.isin(place[:, 0], but)]
     names, middles = [f"v{video}" for video, _ in place], place[:, 1].astype(float)
     features = FeaturesFile(np.array(names), middles, place.astype(np.float16))
     teacher = torch.from_numpy(place) @ torch.tensor([[1000], [1]])        # (R, 1)
 
     def nearest(video, time):
         return min((abs(t - time), t, row) for row, (v, t) in enumerate(place) if v == video)[2]
-    return data.KeptRows(source, features, teacher, passes, rng), nearest
+    return KeptRows(source, features, teacher, passes, rng), nearest
 
 
 def test_kept_rows_are_the_nearest_embeddings():
@@ -162,11 +169,25 @@ def test_kept_rows_are_the_nearest_embeddings():
         assert not observed[j] and not observed[n:].any() and observed[:j].all()
 
 
+def test_kept_rows_of_videos_that_could_be_embedded():
+    """Catches: a video without embeddings that ends the run, or stands in with those of another."""
+    (whole, _), (kept, _) = keep(Moments()), keep(Moments(), but=[1])
+    F = kept.forecasts
+    assert F == whole.forecasts - 2 and len(kept.rows) == len(whole.rows) - 2 * 2   # in two passes
+    asked = whole.x[whole.rows[:whole.forecasts]]                                   # (., 9, 2)
+    assert torch.equal(kept.x[kept.rows[:F]], asked[asked[:, 8, 0] == 0])
+    missing = kept.x[kept.rows.gather(1, kept.j[:, None])[F:, 0]]
+    assert missing[:, 0].tolist() == [0, 2, 0, 2]
+    assert set(kept.x[kept.rows[kept.observed]][:, 0].tolist()) == {0}              # v2 is one clip
+    with pytest.raises(BadInput, match="4 videos"):
+        keep(Moments(), but=[0, 1, 2])
+
+
 @pytest.mark.parametrize("share", [.25, .75])
 def test_kept_batches_are_forecasts_and_others(share, monkeypatch):
     """Catches: a part of the wrong kind or size, a row that is never drawn, features of another
     clip than j, columns out of step, float16 that reaches the model."""
-    monkeypatch.setattr(data, "FORECASTS", share)
+    monkeypatch.setattr("kept.FORECASTS", share)
     kept, _ = keep(Moments())
     rng, drawn, F = np.random.default_rng(1), Counter(), kept.forecasts
     whole = [(kept.x[row].tolist(), observed.tolist(), int(j))

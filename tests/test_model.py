@@ -114,7 +114,7 @@ def test_eq9_eq10_ordering_losses_by_loops():
                 p = slow_match(x_hat[0, 0], PHRASES)
                 mc -= float(sum(w * math.log(v) for w, v in zip(targets[b, j], p))) / 6
         torch.manual_seed(7)
-        terms = train.objective(model, x, targets, observed, J)
+        terms = train.objective(model, x, targets, observed, J, True)
     assert terms["mse"].item() == pytest.approx(mse, rel=1e-4)
     assert terms["mc"].item() == pytest.approx(mc, rel=1e-4)
 
@@ -138,10 +138,14 @@ def test_hidden_clips_get_no_gradient_and_observed_ones_do(order):
 # A training step
 # ------------------------------------------------------------------------------------------------
 class Source:
-    """Videos of 9, 6, 1 and 0 clips of 9 s, one every 10 s; what is seen changes every second."""
+    """Videos of 9, 6, 1 and 0 clips of 9 s, one every 10 s; what is seen changes every second.
+
+    Those in `broken` cannot be read.
+    """
     counts = [9, 6, 1, 0]
 
-    def __init__(self):
+    def __init__(self, broken=()):
+        self.broken = broken
         generator = torch.Generator().manual_seed(2)
         self.videos = [SimpleNamespace(name=f"v{i}", duration=90.0) for i in range(4)]
         self.pixels = torch.randint(256, (4, 90, 2, 3, 8, 8), dtype=torch.uint8,
@@ -154,18 +158,25 @@ class Source:
     def pretrain_windows(self, video, rng):
         return np.arange(self.counts[video])[:, None] * 10. + [0, 9]
 
-    def clips(self, requests):
-        return torch.cat([self.pixels[v][windows.mean(-1).astype(int)] for v, windows in requests])
+    def duration(self, video):
+        return self.videos[video].duration
 
-    def teacher(self, requests):
-        return torch.cat([self.features[v][windows.mean(-1).astype(int)]
-                          for v, windows in requests])
+    def load(self, requests, rng=None):
+        good = [request for request in requests if request[0] not in self.broken]
+        looks = torch.tensor([(video, int(middle)) for video, windows in good
+                              for middle in windows.mean(-1)])             # (C, 2)
+        return data.Loaded(good, self.pixels[tuple(looks.T)], looks,
+                           {f"v{video}": "broken" for video, _ in requests if video in self.broken})
+
+    def teach(self, looks):
+        return self.features[tuple(looks.T)]
 
 
-def step(model, source, ordering, videos=range(4), seed=3):
-    batch = train.encode_batch(model, source, videos, np.random.default_rng(seed), "cpu", ordering)
+def step(model, source, ordering, seed=3):
+    loaded, asked = train.load_step(source, TrainSettings(seed=seed), 4, ordering, 0, 0)
+    batch = train.encode_batch(model, source, loaded, asked, "cpu")
     torch.manual_seed(3)
-    return train.objective(model, *batch)
+    return train.objective(model, *batch, ordering)
 
 
 def slow_target(model, feature):
@@ -174,29 +185,28 @@ def slow_target(model, feature):
     return (score / model.teacher_tau).softmax(0).detach()
 
 
-@pytest.mark.parametrize("ordering", [True, False])
-def test_a_batch_is_the_rows_of_its_videos(ordering):
+@pytest.mark.parametrize("ordering, broken", [(True, ()), (False, ()), (True, (1,)), (False, (0,)),
+                                              (True, (0, 2))])
+def test_a_batch_is_the_rows_of_its_videos(ordering, broken):
     """Catches: clips, targets or views of another video, padding that is observed, a video without
-    clips that shifts the others, clips or observed kept by count of another video."""
-    model, source, kinds = build(encoder=F), Source(), set()
-    videos, drawn = [1, 3, 0, 2], np.random.default_rng(4)
-    for _ in range(4):
-        rng = np.random.default_rng(drawn.integers(1000))
-        same = np.random.default_rng()
-        same.bit_generator.state = rng.bit_generator.state
+    clips or one that cannot be read that shifts the others (or what is asked of them), clips or
+    observed kept by count of another video."""
+    model, source, kinds, settings = build(encoder=F), Source(broken), set(), TrainSettings(seed=4)
+    for step in range(20, 24):
+        loaded, asked = train.load_step(source, settings, 4, ordering, 20, step)
         with torch.no_grad():
-            x, targets, observed, j = train.encode_batch(model, source, videos, rng, "cpu",
-                                                         ordering)
-        assert x.shape == (3, N, D) and targets.shape == (3, N, K) and observed.dtype == torch.bool
-        assert ordering or j is None
-        for b, video in enumerate([1, 0, 2]):
+            x, targets, observed, j = train.encode_batch(model, source, loaded, asked, "cpu")
+        same, b = np.random.default_rng((4, 2, step)), 0
+        for video in train.videos_of_step(step - 20, 4, 4, 4):
             windows = source.pretrain_windows(video, same)
-            seen = np.ones(len(windows), bool)
-            if ordering:
+            seen, missing = np.ones(len(windows), bool), -1
+            if ordering and len(windows):
                 windows, seen, missing = protocols.draw_row(windows, same)
-                assert j[b] == missing
+            if not len(windows) or video in broken:
+                continue
             n = len(windows)
             kinds.add(n)
+            assert j[b] == missing
             assert observed[b].tolist() == [*seen, *[False] * (N - n)]
             assert (x[b, n:] == 0).all()
             for i, second in enumerate(windows.mean(1).astype(int)):
@@ -205,7 +215,10 @@ def test_a_batch_is_the_rows_of_its_videos(ordering):
                 torch.testing.assert_close(x[b, i], alone, rtol=1e-4, atol=1e-5)
                 torch.testing.assert_close(
                     targets[b, i], slow_target(model, source.features[video, second]))
-    assert kinds == {9, 6, 1}
+            b += 1
+        assert x.shape == (b, N, D) and targets.shape == (b, N, K) and observed.dtype == torch.bool
+        assert b == 3 - len(broken) and loaded.failed.keys() == {f"v{video}" for video in broken}
+    assert kinds >= {n for video, n in enumerate([9, 6, 1]) if video not in broken}
 
 
 @pytest.mark.parametrize("order", ["diffusion", "mask"])
@@ -243,9 +256,9 @@ def test_eq8_is_over_the_observed_clips():
     each = [[-float((targets[b, i] * slow_match(x[b, i], PHRASES).log()).sum()) for i in range(N)]
             for b in range(3)]
     with torch.no_grad():
-        terms = train.objective(model, x, targets, observed, j)
-        alone = train.objective(model, x, targets, observed, None)
-        one = train.objective(model, x[:1], targets[:1], torch.arange(N)[None] != 4, j[:1])
+        terms = train.objective(model, x, targets, observed, j, True)
+        alone = train.objective(model, x, targets, observed, j, False)
+        one = train.objective(model, x[:1], targets[:1], torch.arange(N)[None] != 4, j[:1], True)
     mean = sum(each[b][i] for b, i in observed.nonzero().tolist()) / observed.sum().item()
     assert terms["xe"].item() == pytest.approx(mean, rel=1e-4)
     assert set(alone) == {"loss", "xe"} and alone["loss"] == alone["xe"] == terms["xe"]
@@ -258,9 +271,11 @@ def test_eq8_is_over_the_observed_clips():
 # ------------------------------------------------------------------------------------------------
 def test_kept_rows_are_those_of_the_finished_f():
     """Catches: embeddings of an f that still learns (a graph kept for each), a teacher of other
-    rows, another draw when a run is resumed, a features file that is embedded again."""
-    model, source, settings = build(encoder=F), Source(), TrainSettings(keep=2)
-    kept, again = (train.keep_rows(model, source, settings, "cpu") for _ in range(2))
+    rows, another draw when a run is resumed or with workers, a features file that is embedded
+    again."""
+    model, source = build(encoder=F), Source()
+    kept, again = (train.keep_rows(model, source, TrainSettings(keep=2, workers=workers), "cpu")[0]
+                   for workers in (0, 2))
     middle = np.arange(train.GRID / 2, 90, train.GRID)
     assert not kept.x.requires_grad and kept.x.shape == (4 * len(middle), D)
     seconds = np.clip(middle, 4.5, 85.5).astype(int)                       # windows within 0..90 s
@@ -273,7 +288,7 @@ def test_kept_rows_are_those_of_the_finished_f():
 
     table = FeaturesFile(np.array(["v0", "v1", "v2"]), np.ones(3), np.eye(3, D, dtype=np.float16))
     source.features, source.counts = table, [2, 2, 2, 0]
-    kept = train.keep_rows(build(), source, settings, "cpu")
+    kept, _ = train.keep_rows(build(), source, TrainSettings(keep=2), "cpu")
     assert torch.equal(kept.x, torch.eye(3, D).half()) and torch.equal(kept.teacher, kept.x)
 
 
@@ -289,7 +304,8 @@ def test_eq9_eq10_of_kept_rows_train_h_alone(order):
         asked.append(size)
         return x, features, observed, j
     torch.manual_seed(7)
-    terms = train.order_terms(model, SimpleNamespace(batch=batch), 3, None, "cpu")
+    terms, rows = train.order_terms(model, SimpleNamespace(batch=batch),
+                                    TrainSettings(order_batch=3), 0, "cpu")
     torch.manual_seed(7)
     target = torch.stack([slow_target(model, feature) for feature in features])
     mse, mc = train.ordering_losses(model, x, target, observed, j)

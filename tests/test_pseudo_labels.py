@@ -1,12 +1,27 @@
-"""Soft targets by loops, the 28 prompts, and the teacher on an untrained open_clip model."""
-import math
+"""Soft targets by loops, the 28 prompts, the teacher on an untrained open_clip model, its loading.
 
+No test downloads: the model is saved as open_clip keeps models, and every download is refused.
+"""
+import json
+import logging
+import math
+import shutil
+import warnings
+from pathlib import Path
+
+import open_clip
 import pytest
 import torch
+from open_clip import image_transform
+from PIL import Image
+from safetensors.torch import save_file
 from torch.nn import functional
 
 import toy_render
-from pseudo_labels import PROMPTS, Teacher, estimate_tau, soft_targets
+from annotations import load_text_embeddings
+from commands import call, fails
+from pseudo_labels import PROMPTS, Teacher, estimate_tau, fit, open_teacher, soft_targets
+from settings import BadInput
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +123,181 @@ def test_estimated_temperature_is_the_one_of_least_nll():
     nll = {scale: float(functional.cross_entropy(x @ texts.T / (scale * tau), label))
            for scale in (.7, 1, 1.4)}
     assert nll[1] < nll[.7] and nll[1] < nll[1.4]
+
+
+# ---- frames of other sizes ---------------------------------------------------------------------
+@pytest.mark.parametrize("shape", [(40, 56), (64, 48), (20, 24), (33, 33)])
+def test_frames_are_made_to_fit_as_open_clip_does(shape):
+    """Catches: the long side resized, a corner kept in place of the middle, another interpolation,
+    aliasing, values beyond 0 and 255."""
+    y, x = torch.meshgrid(*(torch.arange(n) / n for n in shape), indexing="ij")
+    wave = 127.5 + 127.5 * (9 * x + 5 * y).sin()
+    frames = torch.stack([255 * x, 255 * y, wave]).round().to(torch.uint8)          # (3, H, W)
+    frames = torch.stack([frames, frames.flip(-1)])                                 # (2, 3, H, W)
+    resized = image_transform(32, False, mean=(0., 0., 0.), std=(1., 1., 1.))
+    for one, frame in zip(fit(frames.float(), 32), frames):
+        expected = resized(Image.fromarray(frame.permute(1, 2, 0).numpy()))
+        assert one.shape == (3, 32, 32) and (one >= 0).all() and (one <= 255).all()
+        assert (one / 255 - expected).abs().max() < 1.5 / 255          # Pillow rounds, twice
+
+
+def test_frames_that_fit_are_left_alone(teacher):
+    """Catches: a resize that blurs frames of the right size; frames of another size refused."""
+    frames = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8,
+                           generator=torch.Generator().manual_seed(0))
+    assert torch.equal(fit(frames.float(), 32), frames.float())
+    larger = frames.repeat_interleave(2, -1).repeat_interleave(2, -2)
+    assert teacher.encode_frames(larger).shape == (2, 64)
+
+
+# ---- the teacher by name -----------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def place(parts, tmp_path_factory):
+    """A folder with the untrained teacher as open_clip keeps models: clip/, tiny.json, weights."""
+    folder = tmp_path_factory.mktemp("teacher")
+    (folder / "clip").mkdir()
+    config = {**toy_render.TEACHER_CONFIG, "preprocess_cfg": {"mean": [.3, .4, .5],
+                                                              "std": [.2, .25, .3]}}
+    (folder / "clip" / "open_clip_config.json").write_text(json.dumps(config))
+    (folder / "tiny-test.json").write_text(json.dumps(config["model_cfg"]))
+    weights = {key: value.contiguous() for key, value in parts[0].state_dict().items()}
+    save_file(weights, folder / "clip" / "open_clip_model.safetensors")
+    torch.save(weights, folder / "weights.pt")
+    config["model_cfg"] = {**config["model_cfg"], "embed_dim": 32}
+    (folder / "other-test.json").write_text(json.dumps(config["model_cfg"]))
+    for name in ("tiny-test.json", "other-test.json"):
+        open_clip.add_model_config(folder / name)
+    with warnings.catch_warnings(action="ignore"):     # a kind of file that is going out of use
+        torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), folder / "script.pt")
+    return folder
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """Every attempt to download ends as it does without a network."""
+    def refuse(*args, **kwargs):
+        raise FileNotFoundError("Failed to download file\n(no network)")
+    for name in ("download_pretrained", "download_pretrained_from_hf"):
+        monkeypatch.setattr(open_clip.factory, name, refuse)
+
+
+def test_a_local_folder_gives_the_teacher_with_its_preprocessing(place, teacher, offline):
+    """Catches: weights left random, mean and deviation of OpenAI in place of the folder's, train
+    mode, another tokenizer."""
+    opened = open_teacher(f"local-dir:{place}/clip")
+    frames = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8,
+                           generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(opened.encode_frames(frames), teacher.encode_frames(frames))
+    torch.testing.assert_close(opened.encode_phrases(["cut tomato"]),
+                               teacher.encode_phrases(["cut tomato"]))
+    assert not any(weight.requires_grad for weight in opened.model.parameters())
+
+
+@pytest.mark.parametrize("weights", ["weights.pt", "clip/open_clip_model.safetensors"])
+def test_a_file_of_weights_for_a_named_model(place, teacher, offline, weights):
+    """Catches: a file taken for a tag, or left unread."""
+    opened = open_teacher("tiny-test", str(place / weights))
+    torch.testing.assert_close(opened.encode_phrases(["cut tomato"]),
+                               teacher.encode_phrases(["cut tomato"]))
+    assert opened.mean.flatten().tolist() == pytest.approx(open_clip.OPENAI_DATASET_MEAN)
+
+
+def spoiled(place, tmp_path, change):
+    """A copy of the folder clip/, changed."""
+    copy = shutil.copytree(place / "clip", tmp_path / "copy")
+    change(copy)
+    return f"local-dir:{copy}"
+
+
+class Malice:
+    """An object whose pickle, if it were executed, would make a file."""
+    def __reduce__(self):
+        return open, ("executed", "w")
+
+
+@pytest.mark.parametrize("clip, weights, message", [
+    ("ViT-B-16", "openai", "--clip ViT-B-16: the weights openai were trained with the activation "
+                           "QuickGELU, .*use --clip ViT-B-16-quickgelu"),
+    ("ViT-B-16", None, "use --clip ViT-B-16-quickgelu"),
+    ("ViT-L-14", "dfn2b", "use --clip ViT-L-14-quickgelu"),
+    ("ViT-B/16", None, "--clip ViT-B/16: no such model in open_clip; near: ViT-B-16"),
+    ("ViT-B-16-quickgelu", "laion400m_e32", "--clip-weights laion400m_e32: neither a file nor a "
+                                            "tag of ViT-B-16-quickgelu; its tags: openai"),
+    ("ViT-B-16-quickgelu", "absent.pt", "--clip-weights absent.pt: neither a file nor a tag"),
+    ("tiny-test", None, "--clip-weights openai: neither a file nor a tag of tiny-test; its tags: "
+                        "none"),
+    ("ViT-B-16-quickgelu", "openai", r"Failed to download file \(no network\); without a network, "
+                                     "give a downloaded file: --clip-weights FILE"),
+    ("local-dir:absent", None, "--clip local-dir:absent: no open_clip_config.json in absent"),
+    ("local-dir:", None, "no open_clip_config.json"),
+    ("local-dir:absent", "openai", "--clip-weights openai: local-dir:absent has its own"),
+    ("other-test", "weights.pt", "--clip other-test --clip-weights weights.pt: RuntimeError: .*"
+                                "state_dict.*; its file must be whole and hold tensors only"),
+    ("tiny-test", "text.pt", "--clip-weights text.pt: .* load failed; its file must be whole"),
+    ("tiny-test", "x.safetensors", "--clip-weights x.safetensors: .*; its file must be whole"),
+    ("tiny-test", "empty.pt", "--clip-weights empty.pt: .*; its file must be whole"),
+    ("tiny-test", "malice.pt", "--clip-weights malice.pt: .* load failed; its file must be whole"),
+    ("tiny-test", "script.pt", "--clip-weights script.pt: .*TorchScript.*; its file must be whole"),
+])
+def test_what_cannot_be_opened_is_one_line(place, tmp_path, monkeypatch, offline, caplog, recwarn,
+                                           clip, weights, message):
+    """Catches: a warning in place of an error, random weights used for a teacher, a traceback, a
+    pickle being executed, open_clip's log lines beside the one line."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(place / "weights.pt", "weights.pt")
+    for name in ("text.pt", "x.safetensors"):
+        Path(name).write_text("not weights\n" * 9)
+    Path("empty.pt").touch()
+    torch.save({"state_dict": Malice()}, "malice.pt")
+    shutil.copy(place / "script.pt", "script.pt")
+    with pytest.raises(BadInput, match=message) as caught:
+        open_teacher(clip, weights)
+    assert "\n" not in str(caught.value) and not Path("executed").exists()
+    assert not caplog.records and not recwarn.list and logging.root.manager.disable == 0
+
+
+@pytest.mark.parametrize("change", [
+    lambda copy: (copy / "open_clip_model.safetensors").unlink(),
+    lambda copy: (copy / "open_clip_model.safetensors").write_bytes(b"cut off"),
+    lambda copy: (copy / "open_clip_config.json").write_text("{"),
+    lambda copy: (copy / "open_clip_config.json").write_text('{"model_cfg": {"embed_dim": 3}}'),
+    lambda copy: (copy / "open_clip_config.json").write_text(json.dumps(
+        {"model_cfg": {**toy_render.TEACHER_CONFIG["model_cfg"], "embed_dim": 32}})),
+], ids=["no weights", "weights cut off", "config cut off", "config of nothing", "another size"])
+def test_a_folder_at_fault_is_one_line(place, tmp_path, offline, change):
+    """Catches: open_clip's warning about missing weights, after which they are random."""
+    clip = spoiled(place, tmp_path, change)
+    with pytest.raises(BadInput) as caught:
+        open_teacher(clip)
+    assert str(caught.value).startswith(f"--clip {clip}: ") and "\n" not in str(caught.value)
+
+
+# ---- the command -------------------------------------------------------------------------------
+def test_command_writes_a_text_embeddings_file(place, tmp_path, monkeypatch, teacher, capsys):
+    """Catches: rows in another order or normalised, counts kept in the names, a file that our own
+    reader refuses."""
+    monkeypatch.chdir(tmp_path)
+    Path("phrases.txt").write_text("cut tomato,30,4.9\nwash pan,20,\ncut tomato,12,4.9\n")
+    call("pseudo_labels.py", "--phrases", "phrases.txt", "--out", "t.npz", "--device", "cpu",
+         "--clip", f"local-dir:{place}/clip")
+    names, embeddings = load_text_embeddings("t.npz")
+    assert names == ["cut tomato", "wash pan", "cut tomato"]
+    torch.testing.assert_close(torch.from_numpy(embeddings), teacher.encode_phrases(names))
+    assert capsys.readouterr().out == "t.npz: 3 phrases, D = 64\n"
+
+
+@pytest.mark.parametrize("argv, message", [
+    ((), "--phrases is missing: a file with a phrase per line is needed"),
+    (("--phrases", "absent.txt"), "absent.txt: No such file"),
+    (("--phrases", "one.txt"), "one.txt: one phrase"),
+    (("--phrases", "two.txt", "--clip", "ViT-B-16"), "use --clip ViT-B-16-quickgelu"),
+    (("--phrases", "two.txt", "--out", "no/t.npz"), "--out no/t.npz: there is no folder no"),
+    (("--phrases", "two.txt", "--device", "abacus"), "--device abacus"),
+])
+def test_command_ends_with_one_line(tmp_path, monkeypatch, capsys, offline, argv, message):
+    """Catches: a traceback, or the missing folder noticed after an hour of embedding."""
+    monkeypatch.chdir(tmp_path)
+    Path("one.txt").write_text("stir\n")
+    Path("two.txt").write_text("stir\nfold\n")
+    assert message in fails(capsys, 2, "pseudo_labels.py", *argv)
+    assert not list(Path().glob("*.npz*"))

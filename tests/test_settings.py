@@ -65,7 +65,7 @@ def test_every_field_has_help_and_a_default(cls):
     for f in fields(cls):
         assert len(f.metadata["help"]) >= 4, f.name
         assert f.default is None or type(f.default) is f.type or isinstance(f.default, Path), f.name
-        assert not f.metadata["choices"] or f.default in f.metadata["choices"], f.name
+        assert not f.metadata["choices"] or f.default in (None, *f.metadata["choices"]), f.name
     assert parse(cls, []) == cls()
     for name in ("seed", "device", "data"):
         assert hasattr(cls(), name)
@@ -73,10 +73,10 @@ def test_every_field_has_help_and_a_default(cls):
 
 def test_values_arrive_with_their_types():
     """Catches: "3" for 3, str for Path, --order-lr that does not reach order_lr."""
-    given = parse(TrainSettings, ["--videos", "3", "--sgd-lr", "1e-4", "--out", "a/b"])
-    assert (given.videos, given.sgd_lr, given.out) == (3, 1e-4, Path("a/b"))
+    given = parse(TrainSettings, ["--toy-videos", "3", "--sgd-lr", "1e-4", "--out", "a/b"])
+    assert (given.toy_videos, given.sgd_lr, given.out) == (3, 1e-4, Path("a/b"))
     with pytest.raises(FrozenInstanceError):
-        given.videos = 4
+        given.toy_videos = 4
 
 
 def test_flags_without_value():
@@ -98,10 +98,11 @@ def test_oracle_sets_samples():
 
 
 @pytest.mark.parametrize("argv", [
-    ["--videos", "0"], ["--videos", "1.5"], ["--batch", "-1"], ["--tau", "0"],
+    ["--toy-videos", "0"], ["--toy-videos", "1.5"], ["--batch", "-1"], ["--tau", "0"],
     ["--teacher-tau", "-1"], ["--lr", "nan"], ["--lr", "inf"], ["--sgd-lr", "0"],
     ["--epochs", "-1"], ["--epochs", "inf"], ["--sgd-epochs", "nan"], ["--weight-decay", "inf"],
     ["--save-every", "0"], ["--log-every", "0"], ["--seed", "-1"], ["--seed", "4294967296"],
+    ["--workers", "-1"], ["--max-unreadable", "1.1"], ["--max-unreadable", "nan"],
     ["--order", "best"], ["--stage", "x"], ["--data", "imagenet"], ["--no-such-flag"],
     ["--video", "3"], ["--epochs"], ["stray"], ["--data", "coin"],
     ["--data", "coin", "--annotations", "a", "--features", "f"],
@@ -115,8 +116,9 @@ def test_wrong_values_are_one_line_and_status_2(argv, capsys):
 
 
 @pytest.mark.parametrize("argv", [
-    ["--samples", "0"], ["--videos", "0"], ["--batch", "0"], ["--min-steps", "1"],
-    ["--split", "all"], ["--task", "guess"], ["--oracle", "-5"], ["--seed", "-1"]], ids=" ".join)
+    ["--samples", "0"], ["--toy-videos", "0"], ["--batch", "0"], ["--min-steps", "1"],
+    ["--split", "all"], ["--task", "guess"], ["--oracle", "-5"], ["--seed", "-1"],
+    ["--workers", "-1"], ["--max-unreadable", "-0.1"]], ids=" ".join)
 def test_wrong_values_of_evaluate(argv, capsys):
     """Catches: a range that the help promises and nobody checks."""
     assert argv[0] in error_of(capsys, EvaluateSettings, *argv)
@@ -136,10 +138,10 @@ def test_missing_coin_files_are_named(capsys):
 def test_exit_statuses(error, status, capsys):
     """Catches: a user's mistake that looks like our bug; a message on two lines."""
     def main(given):
-        assert given == TrainSettings(videos=4)
+        assert given == TrainSettings(toy_videos=4)
         raise error
     with pytest.raises(SystemExit) as end:
-        run(main, TrainSettings, ["--videos", "4"])
+        run(main, TrainSettings, ["--toy-videos", "4"])
     assert end.value.code == status
     out, err = capsys.readouterr()
     assert out == ""

@@ -1,0 +1,133 @@
+"""What a checkpoint answers: embeddings of samples, scores against texts, forecasts.
+
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3. What is made of the answers is
+evaluate.py's. M samples of a task, N = 8 observed clips, Q Monte Carlo samples, S steps (the label
+set), D embedding.
+"""
+import functools
+
+from settings import BadInput
+
+
+def load_data(settings, model, device, needed=True):
+    """The split's videos, and the text embeddings of its label set (S, D)."""
+    import data
+    if settings.data == "coin" and settings.videos:
+        return load_videos(settings, model, device, needed)
+    if settings.data == "coin":
+        return data.open_coin(settings, settings.split, needed)
+    import toy
+    teacher = data.toy_teacher(device)
+    frames = model.encoder.frames
+    return (data.ToySource(settings.split, settings.toy_videos, frames, teacher.encode_frames),
+            teacher.encode_phrases(toy.STEPS))
+
+
+def load_videos(settings, model, device, needed):
+    """COIN from video files. With a text embeddings file no teacher is needed, nor compared."""
+    import torch
+
+    import annotations
+    import data
+    from pseudo_labels import open_teacher
+    teacher = None if settings.text_embeddings else open_teacher(settings.clip,
+                                                                 settings.clip_weights, device)
+    source, names = data.open_coin_videos(settings, model.encoder.image, model.encoder.frames,
+                                          teacher, needed)
+    texts = (teacher.encode_phrases(names) if teacher else
+             torch.from_numpy(annotations.load_text_embeddings(settings.text_embeddings)[1]))
+    largest = max((sample.label for sample in data.classify_samples(source.listed, 1)), default=-1)
+    if largest >= len(texts):
+        raise BadInput(f"{settings.annotations}: class {largest + 1}, but there are {len(texts)} "
+                       "names; row or line i must be class i")
+    return source, texts
+
+
+def distinct_texts(texts):
+    """COIN has steps with the same text: which rows are the first of their kind.
+
+    Scores of equal texts must tie exactly (ties go to the lowest index), whatever a matrix product
+    does to two equal columns: so each text is scored once.
+
+    Returns: unique (U, D), and index (S,) with unique[index] == texts.
+    """
+    import torch
+    return torch.unique(texts, dim=0, return_inverse=True)
+
+
+def in_batches(size, *columns):
+    """Slices of `size` rows of lists and tensors of the same length, side by side."""
+    for i in range(0, len(columns[0]), size):
+        yield tuple(column[i:i + size] for column in columns)
+
+
+def load_samples(source, samples):
+    """The clips of some samples -> data.Loaded, and the samples that could be read."""
+    requests = [(sample.video, sample.windows) for sample in samples]
+    loaded = source.load(requests)
+    read = {id(request) for request in loaded.requests}
+    return loaded, [s for s, request in zip(samples, requests) if id(request) in read]
+
+
+def encode_samples(model, source, samples, settings, device, title):
+    """Embeddings of the samples' windows, and the teacher's features: (M, N, D) twice.
+
+    All samples have the same number of windows N. Without a teacher its features are None.
+    Returns: x, features, and the samples that could be read: M of them.
+    Raises:  BadInput if too many of the videos are unreadable.
+    """
+    import torch
+    from tqdm import tqdm
+
+    import data
+    ours, teachers, good, N = [], [], [], len(samples[0].windows)
+    batches = list(samples[i:i + settings.batch] for i in range(0, len(samples), settings.batch))
+    make = functools.partial(load_samples, source)
+    with torch.no_grad():
+        for loaded, read in tqdm(data.prefetch(make, batches, settings.workers), desc=title,
+                                 total=len(batches), mininterval=1):
+            source.unreadable |= loaded.failed
+            if read:
+                good += read
+                ours.append(model.encode(loaded.clips.to(device)))
+                if len(loaded.looks):
+                    teachers.append(source.teach(loaded.looks).to(device))
+    if not good or len(source.unreadable) > settings.max_unreadable * len(source):
+        raise BadInput(f"{len(source.unreadable)} of {len(source)} videos cannot be read, more "
+                       f"than --max-unreadable {settings.max_unreadable}; the first: "
+                       f"{next(iter(source.unreadable.values()))}")
+    x, features = (torch.cat(rows).unflatten(0, (-1, N)) if rows else None
+                   for rows in (ours, teachers))
+    return x, features, good
+
+
+def score(match, x, texts):
+    """log p over the label set, equal texts exactly equal: (..., D) -> (..., S).
+
+    match: model.match for predictions, model.read for clips that were observed.
+    """
+    unique, index = distinct_texts(texts)
+    log_p = match(x, unique)
+    return (log_p - log_p[..., index].logsumexp(-1, keepdim=True))[..., index]
+
+
+def forecasts(model, x, texts, samples, seed, batch):
+    """Zero-noise log p (M, S), and log p of Q Monte Carlo samples (M, Q, S): Sec. 3.3.
+
+    The noise of a sample depends on the seed and its place in the list, not on the batch.
+    """
+    import torch
+    M, N, D = x.shape
+    noise = torch.randn(M, samples, D, generator=torch.Generator().manual_seed(seed)).to(x.device)
+    zero, drawn = [], []
+    with torch.no_grad():
+        for clips, eps in in_batches(batch, x, noise):
+            B = len(clips)
+            padded = torch.cat([clips, clips.new_zeros(B, 1, D)], 1)           # j = N is missing
+            observed = torch.arange(N + 1, device=x.device).expand(B, -1) < N
+            j = torch.full((B,), N, device=x.device)
+            queries = torch.cat([torch.zeros_like(eps[:, :1]), eps], 1)        # (B, 1 + Q, D)
+            log_p = score(model.match, model.forecast(padded, observed, j, queries), texts)
+            zero.append(log_p[:, 0])
+            drawn.append(log_p[:, 1:])
+    return torch.cat(zero), torch.cat(drawn)

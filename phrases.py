@@ -1,0 +1,110 @@
+"""Verb phrases from narrations: the pool y^{1:K} that clips are matched with.
+
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 ("a pool of step descriptions in the
+form of verb phrases") and 4; the rule is that of Shen et al., CVPR 2021, on a dependency parse.
+
+    rule                                            here           example
+    verb + particle + object                        verb_phrases   take off + the covers
+    verb + particle + object + preposition + its    verb_phrases   put + a link + in + the box
+      object, where the verb has one
+    most concrete word (Brysbaert et al. 2014)      concreteness   take off the covers: 4.2 of 5
+
+    python phrases.py --captions DIR --out phrases.txt     # phrase,count,concreteness by count
+
+Only this script needs spaCy (`pip install spacy`) and one of its English models. Each entry of a
+narration is parsed by itself: a phrase that a line break divides is not found. The 9,871 phrases
+released with the paper were said 12 times or more and have a concreteness of 4.2 or more.
+"""
+import re
+from collections import Counter
+
+from settings import BadInput, PhrasesSettings, run, write_atomically
+
+
+def verb_phrases(doc):
+    """The phrases of one parsed text, in lower case.
+
+    For each direct object (`dobj`) that is not a pronoun: lemma of its verb, the verb's particle
+    (`prt`), the object's noun chunk; then, where the verb has a preposition (`prep`) with an
+    object (`pobj`), the first such preposition and its object's noun chunk.
+
+    Args:    doc: a spacy Doc, or anything with its tokens' dep_, pos_, lemma_, text, i, head and
+                  children, and with noun_chunks that have root and text.
+    Returns: [str, ...]. A comma becomes a space, since the phrase file separates by commas.
+    """
+    chunks = {chunk.root.i: chunk.text for chunk in doc.noun_chunks}
+    phrases = []
+    for thing in doc:
+        if thing.dep_ == "dobj" and thing.pos_ != "PRON":
+            verb = thing.head
+            words = [verb.lemma_, *(child.text for child in verb.children if child.dep_ == "prt"),
+                     chunks.get(thing.i, thing.text)]
+            where = [(prep, place) for prep in verb.children if prep.dep_ == "prep"
+                     for place in prep.children if place.dep_ == "pobj"]
+            for prep, place in where[:1]:
+                words += [prep.text, chunks.get(place.i, place.text)]
+            phrases.append(" ".join(re.sub(r"[,\s]+", " ", " ".join(words)).split()).lower())
+    return phrases
+
+
+def concreteness(doc, ratings):
+    """The largest rating of a phrase's words or their lemmas; None where none is rated."""
+    rated = [ratings[word] for token in doc for word in (token.text.lower(), token.lemma_.lower())
+             if word in ratings]
+    return max(rated, default=None)
+
+
+def load_parser(name):
+    """A spaCy model with a dependency parser; BadInput if spaCy or the model is not installed."""
+    try:
+        import spacy
+    except ImportError:
+        raise BadInput("phrases.py needs spaCy, which is not installed: `pip install spacy`, then "
+                       "`python -m spacy download en_core_web_sm`; or take the released "
+                       "phrase file") from None
+    try:
+        nlp = spacy.load(name, exclude=["ner"])
+    except (OSError, ImportError, ValueError) as error:
+        raise BadInput(f"--spacy-model {name}: {str(error).splitlines()[0]} Install it with "
+                       f"`python -m spacy download {name}`, or name a model's folder") from None
+    if "parser" not in nlp.pipe_names:
+        raise BadInput(f"--spacy-model {name}: it has no dependency parser (it has: "
+                       f"{', '.join(nlp.pipe_names) or 'nothing'}); en_core_web_sm has one")
+    return nlp
+
+
+def main(settings):
+    from tqdm import tqdm
+
+    from captions import open_captions
+    from listings import load_ratings
+
+    # 1. What is said, and how concrete words are. Files are checked before the parser is loaded.
+    captions = open_captions(settings.captions)
+    ratings = load_ratings(settings.concreteness) if settings.concreteness else {}
+    nlp = load_parser(settings.spacy_model)
+    # 2. Count the phrases of all narrations, read one by one.
+    counts = Counter()
+    texts = (text for name in tqdm(captions, desc="narrations", mininterval=1)
+             for _, _, text in captions.sentences(name))
+    for doc in nlp.pipe(texts):
+        counts.update(verb_phrases(doc))
+    # 3. Keep the frequent and the concrete ones: by count, equal counts by alphabet.
+    frequent = sorted((-count, phrase) for phrase, count in counts.items()
+                      if count >= settings.min_count)
+    docs = nlp.pipe(phrase for _, phrase in frequent) if ratings else [()] * len(frequent)
+    lines = []
+    for (count, phrase), doc in zip(frequent, docs):
+        rating = concreteness(doc, ratings)
+        if len(lines) < settings.top and (rating or 0) >= settings.min_concreteness:
+            lines.append(f"{phrase},{-count},{'' if rating is None else rating}\n")
+    if len(lines) < 2:
+        raise BadInput(f"{settings.captions}: {len(lines)} of {len(counts)} phrases of "
+                       f"{len(captions)} narrations are kept, two are needed; lower --min-count "
+                       f"{settings.min_count} or --min-concreteness {settings.min_concreteness:g}")
+    write_atomically(settings.out, lambda file: file.write("".join(lines).encode()))
+    print(f"{settings.out}: {len(lines)} of {len(counts)} phrases of {len(captions)} narrations")
+
+
+if __name__ == "__main__":
+    run(main, PhrasesSettings)

@@ -1,0 +1,216 @@
+"""listings.py: each list in its real layout, each error with its line, mutated files.
+
+The real files are not part of this project; their test is skipped where they are absent.
+"""
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import listings  # noqa: E402
+from listings import (EpicSegment, Listed, Phrase, load_classes, load_epic, load_ids,  # noqa: E402
+                      load_phrases, load_ratings, load_released, load_steps)
+from settings import BadInput  # noqa: E402
+
+REAL = ROOT.parent / "shared"
+STEPS = "th2wZ0W8ulA.mp4 580 163.1434 59.0 65.0\n-INaRI8Nb_E 0 112.2917 0.5 1\n"
+NEXT = "th2wZ0W8ulA.mp4 581 130.0 0 65.0\nth2wZ0W8ulA.mp4 582 130.0 0 84.0\n"
+TASK = "coin/4bgWwnZQPaA.mkv 123 157.3572\n-INaRI8Nb_E 98 112.2917\n"
+EPIC = ("narration_id,participant_id,video_id,narration_timestamp,start_timestamp,stop_timestamp,"
+        "start_frame,stop_frame,narration,verb,verb_class,noun,noun_class,all_nouns,"
+        "all_noun_classes\n"
+        "P01_11_0,P01,P01_11,00:00:00.560,00:00:00.00,00:00:01.89,1,113,take plate,take,0,plate,2,"
+        "\"['plate', 'cup']\",\"[2, 13]\"\n"
+        "P01_11_1,P01,P01_11,,01:02:03.5,01:02:04,1,2,open tap,open,96,tap,299,['tap'],[0]\n")
+TEST = ("narration_id,participant_id,video_id,narration_timestamp,start_timestamp,stop_timestamp,"
+        "start_frame,stop_frame\nP01_12_0,P01,P01_12,00:00:01.000,00:00:01.50,00:00:02.00,1,2\n")
+CLASSES = "id,key,instances,category\n0,take,\"['grab', 'get']\",retrieve\n1,put,['lay'],leave\n"
+PHRASES = "add water,2878,5.0\nuse a q - tip,50,\n"
+RATINGS = "Word\tBigram\tConc.M\tConc.SD\nEgg\t0\t5\t0.1\nzip up\t1\t3.43\t1.2\n"
+
+
+def written(folder, text):
+    path = folder / "list"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+# ---- layouts -----------------------------------------------------------------------------------
+def test_released_lists(tmp_path):
+    """Catches: a path without suffix, or that begins with a minus, misread; columns exchanged; an
+    activity that does not span its video."""
+    assert load_released(written(tmp_path, STEPS), "classify") == [
+        Listed("th2wZ0W8ulA", 580, 163.1434, 59, 65), Listed("-INaRI8Nb_E", 0, 112.2917, .5, 1)]
+    assert load_released(written(tmp_path, NEXT), "forecast", 778) == [
+        Listed("th2wZ0W8ulA", 581, 130, 0, 65), Listed("th2wZ0W8ulA", 582, 130, 0, 84)]
+    assert load_released(written(tmp_path, TASK), "activity", 180) == [
+        Listed("4bgWwnZQPaA", 123, 157.3572, 0, 157.3572),
+        Listed("-INaRI8Nb_E", 98, 112.2917, 0, 112.2917)]
+
+
+def test_epic_list(tmp_path):
+    """Catches: frame numbers used for times, hours forgotten, commas in quotes, verb and noun
+    exchanged, a missing narration time that stops the reader."""
+    assert load_epic(written(tmp_path, EPIC)) == [
+        EpicSegment("P01_11_0", "P01_11", 0, 1.89, 0, 2),
+        EpicSegment("P01_11_1", "P01_11", 3723.5, 3724, 96, 299)]
+    assert load_epic(written(tmp_path, TEST)) == [
+        EpicSegment("P01_12_0", "P01_12", 1.5, 2, None, None)]
+
+
+def test_names_phrases_ratings_and_ids(tmp_path):
+    """Catches: lines out of order, equal names joined, commas within a phrase or step cut, an empty
+    rating read as 0, capital letters kept in the ratings, ids doubled."""
+    assert load_classes(written(tmp_path, CLASSES)) == ["take", "put"]
+    assert load_steps(written(tmp_path, "stir\nput honey, oil\nstir")) == [
+        "stir", "put honey, oil", "stir"]
+    assert load_phrases(written(tmp_path, PHRASES)) == [
+        Phrase("add water", 2878, 5.0), Phrase("use a q - tip", 50, None)]
+    assert load_phrases(written(tmp_path, "put honey, oil\n\n stir \nstir\n")) == [
+        Phrase("put honey, oil"), Phrase("stir"), Phrase("stir")]
+    ratings = {"egg": 5.0, "zip up": 3.43}
+    assert load_ratings(written(tmp_path, RATINGS)) == ratings
+    assert load_ratings(written(tmp_path, RATINGS.replace("\t", ","))) == ratings
+    assert load_ids(written(tmp_path, "-a\nmy video.v2\nb.webm\n\n-a\nsub/c.MP4\n")) == [
+        "-a", "my video.v2", "b", "c"]
+    assert load_ids(written(tmp_path, TASK)) == ["4bgWwnZQPaA", "-INaRI8Nb_E"]
+    assert load_ids(written(tmp_path, NEXT)) == ["th2wZ0W8ulA"]
+
+
+READERS = {
+    "steps": (lambda path: load_released(path, "classify", 778), STEPS),
+    "next": (lambda path: load_released(path, "forecast", 778), NEXT),
+    "task": (lambda path: load_released(path, "activity", 180), TASK),
+    "epic": (load_epic, EPIC), "epic test": (load_epic, TEST), "classes": (load_classes, CLASSES),
+    "step names": (load_steps, "stir\nfold in\n"), "phrases": (load_phrases, PHRASES),
+    "ratings": (load_ratings, RATINGS), "ids": (load_ids, "a\nb\n")}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_line_ends_and_byte_order_marks(tmp_path, name):
+    """Catches: a file from Windows: its mark in the first id, \\r in the last field."""
+    read, text = READERS[name]
+    expected = read(written(tmp_path, text))
+    assert read(written(tmp_path, "\ufeff" + text.replace("\n", "\r\n"))) == expected
+    assert read(written(tmp_path, text.rstrip() + "\n\n")) == expected
+
+
+# ---- errors ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name, text, message", [
+    ("steps", STEPS + TASK, "list:3: 3 columns; to classify, `path label duration start end`"),
+    ("steps", "my video.mp4 1 9 0 3\n", "list:1: 6 columns; .*no space within a path"),
+    ("task", STEPS, "list:1: 5 columns; to activity, `path label duration` is needed"),
+    ("steps", "a 1 9 5 4\n", "list:1: its end, 4 s, is before its start, 5 s"),
+    ("steps", "a 1 9 3 4\na 778 9 4 5\n", "list:2: label is '778'; .*from 0 to 777"),
+    ("steps", "a -1 9 3 4\n", "list:1: label is '-1'"),
+    ("steps", "a 1.5 9 3 4\n", "list:1: label is '1.5'"),
+    ("steps", "a 1 9 3 nan\n", "list:1: a time is 'nan'"),
+    ("steps", "a 1 9 -3 4\n", "list:1: a time is '-3'"),
+    ("steps", NEXT, "list:2: th2wZ0W8ulA from 0 s again, as in a list for forecasting"),
+    ("next", STEPS, "list:1: starts at 59 s; .*is it the list of steps"),
+    ("epic", EPIC.replace("01.89", "00.00").replace("00:00.00,", "01:00.00,", 1),
+     "list:2: its end, 0 s, is before its start, 60 s"),
+    ("epic", EPIC.replace(",96,", ",97,"), "list:3: verb_class is '97'; .*from 0 to 96"),
+    ("epic", EPIC.replace(",299,", ",300,"), "list:3: noun_class is '300'; .*from 0 to 299"),
+    ("epic", EPIC.replace(",take,0,", ",take,,"), "list:2: verb_class is ''"),
+    ("epic", EPIC.replace("01:02:04", "3724"), "list:3: '3724' is not a time HH:MM:SS.ss"),
+    ("epic", EPIC.replace("01:02:04", "01:62:04"), "list:3: '01:62:04' is not a time"),
+    ("epic", EPIC.replace("stop_timestamp", "stop"), "list:1: no column stop_timestamp; "),
+    ("epic", EPIC.replace("noun_class,", "n,", 1), "list:2: verb_class or noun_class alone"),
+    ("epic", EPIC.replace(",['tap'],", ","), "list:3: 14 columns, but the first line names 15"),
+    ("epic", EPIC.split("\n")[0], "list: nothing after the first line"),
+    ("epic", EPIC.rstrip() + ',"\n', "list:3: (not valid csv|16 columns)"),
+    ("epic", EPIC.replace(",take plate,", ',"take" plate,'), "list:2: not valid csv"),
+    ("classes", CLASSES.replace("\n1,", "\n2,"), "list:3: id is '2'; it must be 1"),
+    ("classes", "name\ntake\n", "list:1: no column id, key; id, key are needed"),
+    ("step names", "stir\n\nfold\n", "list:2: no text, which leaves the class"),
+    ("step names", "stir\n", "list: one class: nothing to choose from"),
+    ("phrases", "stir\n", "list: one phrase: nothing to choose from"),
+    ("phrases", PHRASES + "stir\n", "list:3: 'stir': `phrase` on every line, or"),
+    ("phrases", "stir\nadd water,3,4.5\n", "list:2: 'add water,3,4.5': `phrase` on every line"),
+    ("phrases", ",3,4.5\n", "list:1: no phrase before the first comma"),
+    ("phrases", "a,3,4.5.6\nb,2,1\n", "list:1: concreteness is '4.5.6'"),
+    ("ratings", RATINGS.replace("3.43", "high"), "list:3: Conc.M is 'high'"),
+    ("ratings", RATINGS.replace("Conc.M", "mean"), "list:1: no column Conc.M"),
+    *[(name, "", "list: the file is empty") for name in READERS],
+    *[(name, " \n\r\n", "list: the file is empty") for name in READERS],
+    *[(name, b"\xff\xfea\x00", "list: invalid start byte at byte 0; save it as UTF-8")
+      for name in READERS],
+])
+def test_list_at_fault_is_named_with_its_line(tmp_path, name, text, message):
+    """Catches: a bad value let through, a traceback, an error without its file and line; a list
+    for another task taken for this one."""
+    with pytest.raises(BadInput, match=message) as caught:
+        READERS[name][0](written(tmp_path, text))
+    assert str(caught.value).startswith(f"{tmp_path}/list:") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_no_such_list(tmp_path, name):
+    """Catches: FileNotFoundError, which looks like a bug of ours."""
+    with pytest.raises(BadInput, match="absent: No such file"):
+        READERS[name][0](tmp_path / "absent")
+
+
+def mutate(text, rng):
+    """A few bytes changed, put in, taken out or cut off."""
+    data = bytearray(text.encode())
+    for _ in range(rng.randint(1, 4)):
+        i = rng.randrange(len(data) + 1)
+        kind = rng.randrange(4)
+        if kind == 0:
+            data[i:i + 1] = bytes([rng.randrange(128)])
+        elif kind == 1:
+            data[i:i] = rng.choice((b'"', b",", b"\n", b"\0", b"9" * 400, b" ", b"nan", b"-"))
+        elif kind == 2:
+            del data[i:i + rng.randint(1, 9)]
+        elif rng.random() < .3:
+            del data[i:]
+    return bytes(data)
+
+
+def test_mutated_lists_end_in_data_or_one_line(tmp_path):
+    """Catches: a traceback for any file a disk or an editor may leave behind."""
+    rng, bad = random.Random(0), 0
+    for i in range(300):
+        read, text = list(READERS.values())[i % len(READERS)]
+        try:
+            read(written(tmp_path, mutate(text, rng)))
+        except BadInput as error:
+            bad += "\n" not in str(error) and str(error).startswith(str(tmp_path))
+    assert 60 < bad < 240                              # both ends are met
+
+
+# ---- real files --------------------------------------------------------------------------------
+@pytest.mark.skipif(not (REAL / "epic").is_dir(), reason="no shared/epic")
+def test_real_epic_files():
+    """Catches: a real row refused; classes that do not fit the tables."""
+    verbs, nouns = (load_classes(REAL / "epic" / f"EPIC_100_{kind}_classes.csv")
+                    for kind in ("verb", "noun"))
+    assert (len(verbs), len(nouns)) == (97, 300)
+    segments = load_epic(REAL / "epic" / "EPIC_100_validation_head.csv")
+    assert len(segments) == 400
+    assert {segment.video for segment in segments} == {f"P01_1{i}" for i in range(1, 5)}
+    assert (verbs[segments[0].verb], nouns[segments[0].noun]) == ("take", "plate")
+    assert segments[-1] == EpicSegment("P01_14_241", "P01_14", 870.55, 882.72, 10, 45)
+
+
+@pytest.mark.skipif(not (REAL / "phrases").is_dir(), reason="no shared/phrases")
+def test_real_phrases_and_steps():
+    """Catches: one of the 9,871 phrases, or of COIN's 778 steps (3 with commas), lost or cut."""
+    phrases = load_phrases(REAL / "phrases" / "ht100m_asr_verb_phrase.txt")
+    assert len(phrases) == 9871 and phrases[0] == Phrase("give up a thumbs", 2878, 5.0)
+    assert min(p.count for p in phrases) == 12 and min(p.concreteness for p in phrases) == 4.2
+    steps = load_steps(REAL / "coin" / "steps.txt")
+    assert len(steps) == 778 and len(set(steps)) == 749
+    assert [p.text for p in load_phrases(REAL / "coin" / "steps.txt")] == steps
+
+
+def test_video_suffixes_are_the_only_ones_taken_off():
+    """Catches: an id with a dot cut; a path of Windows kept whole."""
+    assert [listings.video_name(path) for path in ("a.mp4", "x/y.b.MKV", "c.d", "x\\e.mov")] == [
+        "a", "y.b", "c.d", "e"]

@@ -1,0 +1,206 @@
+"""phrases.py: the rule on parses typed by hand, counting and ratings, the command and its errors.
+
+The parses are given to the rule twice: as plain objects, and (where spaCy is installed) as real
+spacy Docs, whose noun chunks spaCy finds itself. No model is needed.
+"""
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import phrases  # noqa: E402
+from commands import call, fails  # noqa: E402
+from listings import Phrase, load_phrases  # noqa: E402
+
+# Per token: text, part of speech, relation, its head's position, lemma where it differs.
+PARSES = {
+    "Take off the covers": (
+        "Take VERB ROOT 0 take|off ADP prt 0|the DET det 3|covers NOUN dobj 0 cover",
+        [(2, 4)], ["take off the covers"]),
+    "take the lid off": (
+        "take VERB ROOT 0|the DET det 2|lid NOUN dobj 0|off ADP prt 0",
+        [(1, 3)], ["take off the lid"]),
+    "we put a link in the box for you": (
+        "we PRON nsubj 1|put VERB ROOT 1|a DET det 3|link NOUN dobj 1|in ADP prep 1|the DET det 6|"
+        "box NOUN pobj 4|for ADP prep 1|you PRON pobj 7",
+        [(0, 1), (2, 4), (5, 7), (8, 9)], ["put a link in the box"]),
+    "They poured the Sauce": (
+        "They PRON nsubj 1|poured VERB ROOT 1 pour|the DET det 3|Sauce NOUN dobj 1 sauce",
+        [(0, 1), (2, 4)], ["pour the sauce"]),
+    "stirring it gently": (
+        "stirring VERB ROOT 0 stir|it PRON dobj 0|gently ADV advmod 0", [(1, 2)], []),
+    "chain one and cut some red onions": (
+        "chain VERB ROOT 0|one NUM dobj 0|and CCONJ cc 0|cut VERB conj 0|some DET det 6|"
+        "red ADJ amod 6|onions NOUN dobj 3 onion",
+        [(4, 7)], ["chain one", "cut some red onions"]),
+    "heat the oil in": (
+        "heat VERB ROOT 0|the DET det 2|oil NOUN dobj 0|in ADP prep 0", [(1, 3)], ["heat the oil"]),
+    "the egg cooks in butter": (
+        "the DET det 1|egg NOUN nsubj 2|cooks VERB ROOT 2 cook|in ADP prep 2|butter NOUN pobj 3",
+        [(0, 2), (4, 5)], []),
+    "wash a big , red apple": (
+        "wash VERB ROOT 0|a DET det 5|big ADJ amod 5|, PUNCT punct 5|red ADJ amod 5|"
+        "apple NOUN dobj 0", [(1, 6)], ["wash a big red apple"]),
+}
+
+
+def plain_doc(words, chunks):
+    """What the rule reads of a spacy Doc."""
+    tokens = [SimpleNamespace(i=i, text=word[0], pos_=word[1], dep_=word[2],
+                              lemma_=(word + word[:1])[4]) for i, word in enumerate(words)]
+    for token, word in zip(tokens, words):
+        token.head = tokens[int(word[3])]
+        token.children = [t for t, w in zip(tokens, words) if int(w[3]) == token.i != t.i]
+
+    class Doc(list):
+        noun_chunks = [SimpleNamespace(root=tokens[b - 1],         # all end with their root here
+                                       text=" ".join(token.text for token in tokens[a:b]))
+                       for a, b in chunks]
+    return Doc(tokens)
+
+
+def spacy_doc(words, _):
+    """The same as a real Doc."""
+    spacy = pytest.importorskip("spacy")
+    return spacy.tokens.Doc(spacy.blank("en").vocab, words=[word[0] for word in words],
+                            pos=[word[1] for word in words], deps=[word[2] for word in words],
+                            heads=[int(word[3]) for word in words],
+                            lemmas=[(word + word[:1])[4] for word in words])
+
+
+def parse(text, make=plain_doc):
+    tokens, chunks, _ = PARSES[text]
+    return make([token.split() for token in tokens.split("|")], chunks)
+
+
+# ---- the rule ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("make", [plain_doc, spacy_doc])
+@pytest.mark.parametrize("text", PARSES)
+def test_verb_phrases_of_parses_by_hand(text, make):
+    """Catches: a particle lost or in the wrong place; the object without its chunk, or as its
+    lemma; the verb inflected; pronouns, subjects and prepositions without object taken; the last
+    preposition in place of the first; an object outside of all chunks lost; commas, capitals."""
+    assert phrases.verb_phrases(parse(text, make)) == PARSES[text][2]
+
+
+def test_concreteness_is_the_largest_of_words_and_lemmas():
+    """Catches: the mean or the first word in place of the largest; a plural that is not found;
+    0 in place of None."""
+    doc = parse("Take off the covers")
+    assert phrases.concreteness(doc, {"take": 3.06, "the": 1.43}) == 3.06
+    assert phrases.concreteness(doc, {"take": 3.06, "cover": 4.2}) == 4.2
+    assert phrases.concreteness(doc, {"lid": 5.0}) is None
+
+
+# ---- the command -------------------------------------------------------------------------------
+class FakeParser:
+    """A spaCy pipeline that knows the parses above, and splits every other text into words."""
+    pipe_names = ["parser"]
+
+    def pipe(self, texts):
+        for text in texts:
+            yield parse(text) if text in PARSES else plain_doc(
+                [[word, "X", "dep", "0"] for word in text.split()], [])
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Two narrations: take off the covers 3 times, the rest once; ratings; a parser."""
+    monkeypatch.chdir(tmp_path)
+    said = ["Take off the covers", "chain one and cut some red onions", "stirring it gently"]
+    for name, texts in (("a", [*said, said[0]]), ("b", [said[0], "take the lid off"])):
+        (tmp_path / "captions").mkdir(exist_ok=True)
+        rows = "".join(f"{i},{i + 1},{text}\n" for i, text in enumerate(texts))
+        (tmp_path / "captions" / f"{name}.csv").write_text("start,end,text\n" + rows)
+    (tmp_path / "ratings.txt").write_text("Word\tConc.M\ncovers\t4.2\nred\t4.24\nlid\t5\n")
+    monkeypatch.setattr(phrases, "load_parser", lambda name: FakeParser())
+    return tmp_path
+
+
+def test_phrases_are_counted_and_sorted(folder, capsys):
+    """Catches: counts per video, ties in another order, a line cut off, --out not honoured."""
+    call("phrases.py", "--captions", "captions", "--out", "pool.txt", "--min-count", "1")
+    assert Path("pool.txt").read_text() == ("take off the covers,3,\nchain one,1,\n"
+                                            "cut some red onions,1,\ntake off the lid,1,\n")
+    assert load_phrases("pool.txt")[0] == Phrase("take off the covers", 3, None)
+    assert capsys.readouterr().out == "pool.txt: 4 of 4 phrases of 2 narrations\n"
+
+
+def test_top_and_ratings(folder):
+    """Catches: --top before the ratings are asked; a phrase without a rating kept; a rating in
+    another column or of another phrase."""
+    flags = ("phrases.py", "--captions", "captions", "--min-count", "1")
+    call(*flags, "--concreteness", "ratings.txt")
+    assert Path("phrases.txt").read_text() == (
+        "take off the covers,3,4.2\nchain one,1,\ncut some red onions,1,4.24\n"
+        "take off the lid,1,5.0\n")
+    call(*flags, "--concreteness", "ratings.txt", "--min-concreteness", "4.2", "--top", "3")
+    assert [p.text for p in load_phrases("phrases.txt")] == [
+        "take off the covers", "cut some red onions", "take off the lid"]
+    call(*flags, "--concreteness", "ratings.txt", "--top", "2")
+    assert [p.text for p in load_phrases("phrases.txt")] == ["take off the covers", "chain one"]
+
+
+@pytest.mark.parametrize("argv, message", [
+    ((), "--captions is missing: a folder of narrations"),
+    (("--captions", "absent"), "absent: No such file"),
+    (("--captions", "captions"), "captions: 0 of 4 phrases of 2 narrations .*lower --min-count 12"),
+    (("--captions", "captions", "--min-count", "2"), "captions: 1 of 4 phrases"),
+    (("--captions", "captions", "--min-count", "0"), "--min-count 0: must be at least 1"),
+    (("--captions", "captions", "--top", "1"), "--top 1: must be at least 2"),
+    (("--captions", "captions", "--min-concreteness", "4"), "--concreteness is needed"),
+    (("--captions", "captions", "--concreteness", "ratings.txt", "--min-concreteness", "6"),
+     "--min-concreteness 6.0: must be 0 to 5"),
+    (("--captions", "captions", "--concreteness", "captions/a.csv"), "a.csv:1: no column Word"),
+    (("--captions", "captions", "--out", "no/folder.txt"), "--out no/folder.txt: there is no"),
+])
+def test_wrong_input_is_one_line_and_status_2(folder, capsys, argv, message):
+    """Catches: a traceback; hours of parsing before a mistyped flag; half a file left behind."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        call("phrases.py", *argv)
+    line = capsys.readouterr().err.rstrip("\n").split("\n")[-1].split("\r")[-1]
+    assert end.value.code == 2 and line.startswith("phrases.py: error: ")
+    assert re.search(message, line), line
+    assert not Path("phrases.txt").exists() and not list(Path().glob("*.part"))
+
+
+def fake_spacy(load):
+    module = ModuleType("spacy")
+    module.load = load
+    return module
+
+
+def no_model(name, exclude):
+    raise OSError(f"[E050] Can't find model '{name}'.\nmore lines")
+
+
+@pytest.mark.parametrize("module, message", [
+    (None, "phrases.py needs spaCy, which is not installed: `pip install spacy`, then"),
+    (fake_spacy(no_model), "--spacy-model en_core_web_sm: [E050] Can't find model "
+                           "'en_core_web_sm'. Install it with `python -m spacy download"),
+    (fake_spacy(lambda name, exclude: SimpleNamespace(pipe_names=["tagger"])),
+     "--spacy-model en_core_web_sm: it has no dependency parser (it has: tagger)"),
+], ids=["no spaCy", "no model", "no parser"])
+def test_what_is_not_installed_is_named(tmp_path, monkeypatch, capsys, module, message):
+    """Catches: ImportError or spaCy's own error as a traceback; a pool of no phrases because the
+    model only tags."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("start,end,text\n0,1,add salt\n")
+    monkeypatch.setitem(sys.modules, "spacy", module)
+    assert message in fails(capsys, 2, "phrases.py", "--captions", ".")
+
+
+def test_real_spacy_without_a_model(tmp_path, monkeypatch, capsys):
+    """Catches: an error class of spaCy that is not the one expected."""
+    pytest.importorskip("spacy")
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("start,end,text\n0,1,add salt\n")
+    for name in ("no_such_model", "/no/such/folder", "."):
+        line = fails(capsys, 2, "phrases.py", "--captions", ".", "--spacy-model", name)
+        assert line.startswith(f"phrases.py: error: --spacy-model {name}: ")

@@ -1,0 +1,175 @@
+"""Real files from end to end: exported, checked, shrunk, trained on and evaluated by the commands.
+
+The files are those of `data.py export-toy`: real mp4, captions, COIN.json, a CLIP in a folder.
+"""
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import settings as s  # noqa: E402
+import tools  # noqa: E402
+import toy  # noqa: E402
+import toy_render  # noqa: E402
+from commands import call, fails, flags_of  # noqa: E402
+from video import read_frames  # noqa: E402
+
+TINY = (*flags_of("batch", 4), *flags_of("epochs", 0.5), "--size", "small", "--device", "cpu")
+VIDEOS = ("--videos", "ex/videos")
+TRAIN = ("--data", "howto100m", *VIDEOS, "--captions", "ex/captions", "--phrases",
+         "ex/phrases.txt", "--clip", "local-dir:ex/clip", *TINY)
+COIN = ("--data", "coin", *VIDEOS, "--clip", "local-dir:ex/clip", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with the exported world in ex/ and a run trained on it in runs/real."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("real")
+    (folder / "runs").mkdir()
+    model, _ = toy_render.train_teacher(images=64, steps=2, batch_size=16, progress=False)
+    torch.save(model.state_dict(), folder / "runs" / "toy_teacher.pt")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        tools.export_toy(s.ExportSettings(out=Path("ex"), train=12, test=3))
+        call("train.py", *TRAIN, "--ids", "ex/train.txt", "--out", "runs/real", "--workers", "2")
+    yield folder
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def here(place, monkeypatch):
+    """Work in that folder."""
+    monkeypatch.chdir(place)
+
+
+def evaluate(*flags):
+    """The JSON of an evaluation of runs/real."""
+    call("evaluate.py", *COIN, "--checkpoint", "runs/real", "--json", "out.json", *flags)
+    return json.loads(Path("out.json").read_text())
+
+
+def test_exported_pictures_are_those_of_the_embedded_world():
+    """Catches: lossy files, a border that the middle view does not cut off, times that drift."""
+    from video import evaluation_view
+    video = toy.make_video("train", 1)
+    frames = toy_render.render(video).astype(int)
+    times = (np.arange(len(frames)) + .5) / toy_render.FPS
+    read = read_frames(Path("ex/videos") / f"{video.name}.mp4", times)
+    shown = evaluation_view(read, toy_render.SIZE).numpy().astype(int)
+    assert abs(shown - frames).mean() < 1 < abs(shown[1:] - frames[:-1]).mean()
+
+
+def test_exported_lists_are_those_of_the_embedded_world():
+    """Catches: ids that start at 0, a split in the wrong place, captions without words."""
+    database = json.loads(Path("ex/COIN.json").read_text())["database"]
+    assert len(database) == 15 and Path("ex/steps.txt").read_text().split("\n")[:-1] == [*toy.STEPS]
+    for split, index in (("train", 3), ("test", 2)):
+        video = toy.make_video(split, index)
+        entry = database[video.name]
+        assert entry["subset"] == {"train": "training", "test": "testing"}[split]
+        assert [int(row["id"]) - 1 for row in entry["annotation"]] == list(video.steps)
+        said = Path(f"ex/captions/{video.name}.csv").read_text().splitlines()
+        assert len(said) == len(toy_render.narrate(video)) + 1
+
+
+@pytest.mark.parametrize("task", ["forecast", "classify"])
+def test_coin_videos_are_evaluated(task):
+    """Catches: samples or classes that go astray between a file and the table."""
+    result = evaluate("--task", task, "--annotations", "ex/COIN.json")
+    steps = [len(toy.make_video("test", i).steps) for i in range(3)]
+    listed = sum(steps) - 3 * (task == "forecast")
+    assert (result["listed"], result["evaluated"], result["classes"]) == (listed, listed, 40)
+    assert result["missing"] == result["unreadable"] == 0
+    if task == "forecast":
+        assert result["baselines"]["clip"] is not None and result["baselines"]["bigram"] is None
+    else:
+        assert result["top1"]["teacher"] is not None
+
+
+def test_a_released_list_is_evaluated():
+    """Catches: the history cut at the wrong end, labels counted from 1."""
+    rows = []
+    for i in range(3):
+        video = toy.make_video("test", i)
+        rows += [f"some/where/{video.name} {video.steps[k + 1]} {video.duration} 0 "
+                 f"{video.segments[k][1]}" for k in range(len(video.steps) - 1)]
+    Path("next.csv").write_text("\n".join(rows) + "\n")
+    by_json = evaluate("--annotations", "ex/COIN.json", "--steps", "ex/steps.txt")
+    by_csv = evaluate("--annotations", "next.csv", "--steps", "ex/steps.txt")
+    assert by_csv["listed"] == by_csv["evaluated"] == len(rows)
+    assert by_csv["top1"]["zero_noise"] == by_json["top1"]["zero_noise"]
+    assert by_csv["top5"] == by_json["top5"]
+
+
+def test_missing_and_unreadable_videos_are_counted(capsys):
+    """Catches: another video in place of a broken one, a score without its count."""
+    names = [toy.make_video("test", i).name for i in range(3)]
+    shutil.copytree("ex/videos", "some", dirs_exist_ok=True)
+    Path(f"some/{names[0]}.mp4").unlink()
+    whole = Path(f"some/{names[1]}.mp4").read_bytes()
+    Path(f"some/{names[1]}.mp4").write_bytes(whole[:len(whole) // 3])
+    some = ("--videos", "some", "--annotations", "ex/COIN.json", "--task", "classify")
+    result = evaluate(*some, "--max-unreadable", "0.6")
+    assert (result["missing"], result["unreadable"]) == (1, 1)
+    assert result["evaluated"] == len(toy.make_video("test", 2).steps) < result["listed"]
+    with pytest.raises(SystemExit) as end:
+        evaluate(*some)
+    assert end.value.code == 2 and names[1] in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_check_counts_what_is_there():
+    """Catches: samples counted for videos, an unreadable file that is no longer found."""
+    call("data.py", "check", "--annotations", "ex/COIN.json", "--json", "check.json")
+    listed = json.loads(Path("check.json").read_text())
+    assert listed["forecast"]["test"]["found"] is None and listed["classes"] == 40
+    shutil.copytree("ex/videos", "few", dirs_exist_ok=True)
+    Path(f"few/{toy.make_video('test', 0).name}.mp4").unlink()
+    Path(f"few/{toy.make_video('test', 1).name}.mp4").write_bytes(b"no video")
+    call("data.py", "check", "--annotations", "ex/COIN.json", "--videos", "few", "--json",
+         "check.json")
+    row = json.loads(Path("check.json").read_text())["classify"]["test"]
+    steps = sum(len(toy.make_video("test", i).steps) for i in range(3))
+    assert row == {"listed": steps, "videos": 3, "found": 2, "missing": 1, "unreadable": 1}
+
+
+def test_shrink_makes_copies_and_goes_on_where_it_stopped(capsys):
+    """Catches: a copy made twice, a broken file that ends the run, a half-written copy."""
+    shutil.copytree("ex/videos", "large", dirs_exist_ok=True)
+    for path in sorted(Path("large").iterdir())[3:]:
+        path.unlink()
+    Path("large/broken.mp4").write_bytes(b"no video")
+    flags = ("shrink", "--videos", "large", "--out", "small", "--short-side", "16")
+    call("data.py", *flags)
+    made = {path: path.stat().st_mtime_ns for path in Path("small").iterdir()}
+    assert len(made) == 3 and "broken" in capsys.readouterr().out
+    next(iter(made)).unlink()
+    call("data.py", *flags)
+    again = {path: path.stat().st_mtime_ns for path in Path("small").iterdir()}
+    assert sum(again[path] != made[path] for path in made) == 1
+    assert read_frames(next(iter(made)), [0.0]).shape[-1] <= 18
+
+
+@pytest.mark.parametrize("flags, naming", [
+    (("--videos", "nowhere"), "nowhere"), (("--captions", "nowhere"), "nowhere"),
+    (("--phrases", "nowhere"), "nowhere"), (("--clip", "local-dir:nowhere"), "nowhere"),
+    (("--ids", "nowhere"), "nowhere"), (("--captions", "ex/clip"), "ex/clip")])
+def test_training_on_files_that_are_not_there(flags, naming, capsys):
+    """Catches: a traceback where a flag is wrong."""
+    assert naming in fails(capsys, 2, "train.py", *TRAIN, *flags, "--out", "runs/never")
+
+
+@pytest.mark.parametrize("argv, naming", [
+    (("shrunk",), "shrunk"), (("check",), "--annotations"), (("export-toy", "--out", "ex"), "ex"),
+    (("shrink", "--videos", "ex/clip", "--out", "none"), "ex/clip")])
+def test_data_commands_refuse_in_one_line(argv, naming, capsys):
+    """Catches: a folder that is overwritten, a command nobody knows."""
+    assert naming in fails(capsys, 2, "data.py", *argv)

@@ -1,0 +1,662 @@
+"""video.py on files written here: frames against decoding everything, damage, copies, views.
+
+Every frame of a file is different, so a frame too early or too late is seen. Nothing is downloaded.
+"""
+import io
+import math
+import os
+import struct
+import sys
+import time
+from fractions import Fraction
+from itertools import islice
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms import v2
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import video  # noqa: E402
+from settings import BadInput  # noqa: E402
+from video import Unreadable, read_frames  # noqa: E402
+
+REAL = ROOT.parent / "shared" / "videos"
+FPS, SIZE = 25, (48, 64)                               # frames/s; H, W
+BLOCK = 8                                              # pixels; a picture is grey squares
+H264 = {"preset": "ultrafast", "x264-params": "bframes=3:keyint=50:scenecut=0"}
+PLAIN = {"preset": "ultrafast", "x264-params": "bframes=0:keyint=1000:scenecut=0"}
+MPEG4 = {"sc_threshold": "1000000000"}                 # key frames only where `gop` says
+
+
+def pictures(count, size=SIZE, seed=0):
+    """`count` different pictures (H, W, 3) uint8: random grey squares, which encode well."""
+    rng = np.random.default_rng(seed)
+    squares = rng.integers(0, 256, (count, math.ceil(size[0] / BLOCK), math.ceil(size[1] / BLOCK)))
+    grey = squares.repeat(BLOCK, 1).repeat(BLOCK, 2)[:, :size[0], :size[1]]
+    return np.repeat(grey[..., None], 3, axis=-1).astype(np.uint8)
+
+
+def write(path, codec="libx264", count=100, ticks=None, base=Fraction(1, FPS), size=SIZE,
+          pixels="yuv420p", options=H264, gop=None, b_frames=None, container=None, sound=0.0,
+          format=None):
+    """A video of `count` pictures, number i at ticks[i] * base s; `sound`: s of silence, from 0."""
+    ticks = range(count) if ticks is None else ticks
+    with av.open(str(path), "w", format=format, options=container or {}) as file:
+        stream = file.add_stream(codec, rate=FPS, options=options)
+        stream.height, stream.width, stream.pix_fmt = *size, pixels
+        stream.codec_context.time_base, stream.codec_context.thread_count = base, 1
+        if gop is not None:
+            stream.codec_context.gop_size = gop
+        if b_frames is not None:
+            stream.codec_context.max_b_frames = b_frames
+        if sound:
+            write_silence(file, sound)
+        for tick, picture in zip(ticks, pictures(len(ticks), size)):
+            frame = av.VideoFrame.from_ndarray(picture, "rgb24")
+            frame.pts, frame.time_base = tick, base
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    return path
+
+
+def write_silence(file, seconds):
+    stream = file.add_stream("pcm_s16le", rate=8000)
+    for i in range(round(seconds * 10)):
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), "s16", "mono")
+        frame.sample_rate, frame.pts, frame.time_base = 8000, i * 800, Fraction(1, 8000)
+        file.mux(stream.encode(frame))
+    file.mux(stream.encode())
+
+
+def decode_all(path, limit=None):
+    """The slow, obvious version: times (s from the start) and pictures (H, W, 3) of all frames."""
+    with av.open(str(path)) as file:
+        frames = [(frame.time - (file.start_time or 0) / 1e6, frame.to_ndarray(format="rgb24"))
+                  for frame in islice(file.decode(video=0), limit)]
+    return [t for t, _ in frames], [picture for _, picture in frames]
+
+
+def look(frames, wanted):
+    """The picture of the last frame that is not later than `wanted`; of the first, if all are."""
+    shown = frames[1][0]
+    for t, picture in zip(*frames):
+        if t <= wanted + 1e-6:
+            shown = picture
+    return shown.transpose(2, 0, 1)
+
+
+def assert_shows(path, times, frames):
+    got = read_frames(path, times)
+    assert got.dtype == torch.uint8 and got.shape == (len(times), 3, *frames[1][0].shape[:2])
+    wrong = [t for t, picture in zip(times, got) if not np.array_equal(picture, look(frames, t))]
+    assert not wrong, f"{path.name}: wrong picture at {wrong}"
+
+
+class Counting:
+    """Stands for av.open: what it opened, how often it sought and how many frames it decoded."""
+
+    def __init__(self, monkeypatch):
+        self.opened, self.seeks, self.decoded, self.timeless = [], 0, 0, set()
+        self.real = av.open
+        monkeypatch.setattr(av, "open", self.open)
+
+    def open(self, *arguments, **options):
+        counter, file = self, self.real(*arguments, **options)
+        self.opened.append(file)
+
+        class Container:
+            def __getattr__(self, name):
+                return getattr(file, name)
+
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *exception):
+                file.close()
+
+            def seek(self, *arguments, **options):
+                counter.seeks += 1
+                file.seek(*arguments, **options)
+
+            def decode(self, *streams):
+                for frame in file.decode(*streams):
+                    frame.pts = None if counter.decoded in counter.timeless else frame.pts
+                    counter.decoded += 1
+                    yield frame
+        return Container()
+
+    def all_closed(self):
+        return all(len(file.streams) == 0 for file in self.opened)          # close() empties them
+
+
+# ---- frames at times ---------------------------------------------------------------------------
+VARIABLE = (np.cumsum([30, 40, 40, 500, 33, 33, 1700, 20, 20, 25] * 6) - 30).tolist()      # ms
+X265 = {"preset": "ultrafast", "x265-params": "log-level=none:keyint=25:bframes=3:open-gop=1"}
+FAST = {"deadline": "realtime", "cpu-used": "8"}
+FILES = {
+    "b_frames.mp4": {},
+    "one_long_gop.mp4": {"options": {**H264, "x264-params": "bframes=3:keyint=250:scenecut=0"}},
+    "all_key_frames.mp4": {"options": {}, "gop": 1},
+    "open_gop.mkv": {"options": {"x264-params": "open-gop=1:bframes=3:keyint=20:scenecut=0"}},
+    "hevc_open_gop.mp4": {"codec": "libx265", "options": X265},
+    "ten_bit.mkv": {"pixels": "yuv420p10le"},
+    "mpeg4.avi": {"codec": "mpeg4", "options": MPEG4, "gop": 12, "b_frames": 2},
+    "mjpeg.mov": {"codec": "mjpeg", "options": {}, "pixels": "yuvj420p"},
+    "vp8.webm": {"codec": "libvpx", "options": FAST, "gop": 20},
+    "vp9.webm": {"codec": "libvpx-vp9", "options": FAST, "gop": 20},
+    "fragments.mp4": {"container": {"movflags": "frag_keyframe+empty_moov"}},
+    "fragments_listed.mp4": {"container": {
+        "movflags": "frag_keyframe+empty_moov+default_base_moof+global_sidx"}},
+    "recorded.mkv": {"container": {"live": "1"}},
+    "variable.mkv": {"ticks": VARIABLE, "base": Fraction(1, 1000)},
+    "variable.mp4": {"ticks": VARIABLE, "base": Fraction(1, 1000)},
+    "starts_late.mp4": {"ticks": range(70, 170)},
+    "starts_late.mkv": {"ticks": range(1000, 1100)},
+    "sound_first.mkv": {"ticks": range(20, 120), "sound": 4.0},
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_frames_at_times_equal_decoding_everything(tmp_path, name):
+    """Catches: a frame before or after; pts and dts, or two kinds of start, taken for each other;
+    a seek that lands behind the target; B-frames after a key frame of an open group; 10 bits."""
+    path = write(tmp_path / name, **FILES[name])
+    frames = decode_all(path)
+    assert len({picture.tobytes() for picture in frames[1]}) == len(frames[1])
+    rng = np.random.default_rng(0)
+    between = rng.uniform(0, frames[0][-1], 30)
+    exact = np.maximum(rng.choice(frames[0], 15), 0)
+    times = np.concatenate([between, exact, between[:5], [0.0]])             # unsorted, repeated
+    assert_shows(path, times, frames)
+    for t in times[:45:3]:                             # one alone: each is its own seek
+        assert_shows(path, [t], frames)
+    assert_shows(path, np.maximum(frames[0], 0), frames)                     # every frame, one walk
+
+
+def test_times_count_from_the_start_of_the_file(tmp_path):
+    """Catches: times counted from the timestamp 0, or from the video's first frame."""
+    written = torch.from_numpy(pictures(100)).permute(0, 3, 1, 2).float()
+    path = write(tmp_path / "late.mkv", ticks=range(1000, 1100))             # all of it at 40 s
+    assert (read_frames(path, [5.5 / FPS])[0] - written[5]).abs().mean() < 10
+    path = write(tmp_path / "sound.mkv", ticks=range(20, 120), sound=4.0)    # sound at 0 s
+    assert (read_frames(path, [35.5 / FPS])[0] - written[15]).abs().mean() < 10
+    path = write(tmp_path / "late.mp4", ticks=range(70, 170))
+    assert 2.8 + 8 / FPS < 78 / FPS                    # in floats: frame 8 would be missed
+    assert (read_frames(path, np.arange(100) / FPS) - written).abs().mean((1, 2, 3)).max() < 10
+
+
+def test_rotation_is_applied(tmp_path):
+    """Catches: rotation metadata of phones ignored, or turned the other way.
+
+    The matrix (a b c d) = (0 1 -1 0) takes right (1, 0) to (0, 1), down: clockwise.
+    """
+    path = write(tmp_path / "phone.mp4", count=5)
+    upright = read_frames(path, [0.1], short_side=24)
+    data = bytearray(path.read_bytes())
+    at = data.index(b"tkhd") + 4 + 40                  # ISO 14496-12, 8.3.2: the matrix of a track
+    matrix = np.array([0, 1 << 16, 0, -1 << 16, 0, 0, 0, 0, 1 << 30], ">i4").tobytes()
+    data[at:at + 36] = matrix
+    path.write_bytes(data)
+    turned = read_frames(path, [0.1], short_side=24)
+    assert upright.shape == (1, 3, 24, 32) and turned.shape == (1, 3, 32, 24)
+    assert torch.equal(turned, upright.rot90(-1, (2, 3)))
+    video.shrink(path, tmp_path / "copy.mp4", fps=5, short_side=24)
+    copy = read_frames(tmp_path / "copy.mp4", [0.0])
+    assert (copy - read_frames(path, [0.0], 24).float()).abs().mean() < 6
+
+
+@pytest.mark.parametrize("size, short, expected", [
+    ((48, 64), 24, (24, 32)), ((64, 48), 24, (32, 24)), ((48, 64), 33, (33, 44)),
+    ((48, 64), 100, (48, 64)), ((48, 64), None, (48, 64)), ((16, 320), 2, (2, 40))])
+def test_short_side(tmp_path, size, short, expected):
+    """Catches: width and height exchanged, small pictures enlarged, the wrong side made short."""
+    path = write(tmp_path / "a.mp4", count=3, size=size)
+    got = read_frames(path, [0.0, 0.05], short)
+    assert got.shape == (2, 3, *expected) and got.is_contiguous()
+    if short == 24:
+        usual = v2.functional.resize(read_frames(path, [0.0, 0.05]), 24, antialias=True)
+        assert (got.float() - usual.float()).abs().mean() < 4
+
+
+def test_pictures_that_change_size_get_the_size_of_the_first(tmp_path):
+    """Catches: a stream that changes size ending in a traceback."""
+    path = tmp_path / "sizes.mkv"
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("mjpeg", rate=FPS)
+        stream.height, stream.width, stream.pix_fmt = 48, 64, "yuvj420p"
+        for i, size in enumerate([(48, 64)] * 3 + [(96, 64)] * 3):
+            encoder = av.CodecContext.create("mjpeg", "w")
+            encoder.height, encoder.width = size
+            encoder.pix_fmt, encoder.time_base = "yuvj420p", Fraction(1, FPS)
+            frame = av.VideoFrame.from_ndarray(pictures(1, size)[0], "rgb24").reformat(
+                format="yuvj420p")
+            frame.pts, frame.time_base = i, Fraction(1, FPS)
+            for packet in encoder.encode(frame) + encoder.encode():
+                packet.stream = stream
+                file.mux(packet)
+    assert read_frames(path, [0.0, 0.2]).shape == (2, 3, 48, 64)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="no shared/videos")
+@pytest.mark.parametrize("name", ["flipping_a_pancake.mkv", "cockatoo.mp4"])
+def test_real_videos(name):
+    """Catches: what files written here do not have (sound, edit lists, other encoders)."""
+    frames = decode_all(REAL / name, limit=90)
+    times = np.random.default_rng(1).uniform(0, frames[0][-1] - 0.1, 6)
+    assert_shows(REAL / name, np.append(times, frames[0][80]), frames)
+    assert 10 < video.duration(REAL / name) <= 14
+
+
+# ---- one opening, few frames decoded -----------------------------------------------------------
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.avi"])
+def test_one_opening_and_no_frame_decoded_that_is_not_needed(tmp_path, monkeypatch, name):
+    """Catches: an opening per clip; a seek back for every time; no seek where it saves decoding."""
+    options = {"codec": "mpeg4", "options": MPEG4, "gop": 50} if name == "a.avi" else {}
+    path = write(tmp_path / name, count=500, **options)                      # a key every 2 s
+    count = Counting(monkeypatch)
+    read_frames(path, [10.1, 10.7, 10.3, 11.9, 11.1])                        # within one group
+    assert (len(count.opened), count.seeks) == (1, 1) and count.all_closed()
+    assert 48 <= count.decoded <= 53
+    count.seeks = count.decoded = 0
+    read_frames(path, [0.1, 15.1, 10.1, 18.1])                               # far: decode 3 or so
+    assert len(count.opened) == 2 and count.seeks == 4 and count.decoded < 4 * 33
+
+
+def test_a_single_group_is_walked_through_once(tmp_path, monkeypatch):
+    """Catches: a seek wherever the target is far, though the only key frame is the first."""
+    path = write(tmp_path / "a.mp4", count=750, options=PLAIN)
+    count = Counting(monkeypatch)
+    read_frames(path, [0.1, 11.0, 22.0, 29.0])
+    assert count.seeks == 1 and count.decoded <= 29 * FPS + 2
+
+
+def test_far_targets_are_sought_where_no_index_tells(tmp_path, monkeypatch):
+    """Catches: all of a file that lists its parts, not its frames, decoded for two pictures."""
+    path = write(tmp_path / "a.mp4", count=750, **FILES["fragments_listed.mp4"])
+    count = Counting(monkeypatch)
+    read_frames(path, [0.1, 25.1])
+    assert count.seeks == 2 and count.decoded < 70
+
+
+def test_decoding_uses_one_thread(tmp_path):
+    """Catches: threads of a decoder inside a loader's worker (they are known to hang)."""
+    with video.open_video(write(tmp_path / "a.mp4", count=3)) as (_, stream):
+        assert stream.codec_context.thread_count == 1
+        assert stream.codec_context.thread_type == av.codec.context.ThreadType.NONE
+
+
+# ---- the ends, and what is wrong with a file ---------------------------------------------------
+def test_the_first_and_last_frame_hold_for_a_second(tmp_path, monkeypatch):
+    """Catches: annotations that end a little late refused; a video that ended long ago accepted."""
+    path = write(tmp_path / "a.mp4")                                         # 0 to 4 s
+    frames = decode_all(path)
+    assert_shows(path, [3.99, 4.9], frames)
+    count = Counting(monkeypatch)
+    late = r"ends 1\.2 s before the picture asked for, at 5\.2 s$"
+    with pytest.raises(Unreadable, match=late) as error:
+        read_frames(path, [5.2, 0.0])
+    assert count.all_closed() and error                # held, and with it all that read_frames held
+    monkeypatch.undo()
+    path = write(tmp_path / "b.mkv", ticks=range(20, 120), sound=4.0)        # video from 0.8 s
+    assert_shows(path, [0.0], decode_all(path))
+    path = write(tmp_path / "c.mkv", ticks=range(50, 150), sound=4.0)        # video from 2 s
+    with pytest.raises(Unreadable, match=r"begins 1\.5 s after the picture asked for, at 0\.5 s$"):
+        read_frames(path, [0.5, 3.0])
+
+
+def test_a_slide_may_be_shown_for_long(tmp_path):
+    """Catches: a frame refused for its age, though another follows or its length is known."""
+    path = write(tmp_path / "a.mp4", ticks=[0, 1, 1000, 1030])               # the last: 1.2 s
+    assert_shows(path, [39.0, 39.99, 40.0, 41.19 + 1.1], decode_all(path))
+    path = write(tmp_path / "b.mkv", ticks=[0, 10, 20], base=Fraction(1, 2), options=PLAIN)
+    assert_shows(path, [4.0, 9.0], decode_all(path))
+
+
+def cut(source, target, share):
+    data = source.read_bytes()
+    target.write_bytes(data[:int(len(data) * share)])
+    return target
+
+
+@pytest.mark.parametrize("name, options", [
+    ("a.mkv", {}), ("a.webm", {"codec": "libvpx", "options": FAST, "gop": 20}),
+    ("a.mp4", {"container": {"movflags": "faststart"}}),
+    ("a.avi", {"codec": "mpeg4", "options": MPEG4, "gop": 12})])
+def test_a_file_cut_off_gives_what_it_has_and_no_more(tmp_path, name, options):
+    """Catches: the last frame of a truncated mkv returned for every later time."""
+    whole = write(tmp_path / name, count=250, **options)                     # 10 s
+    part = cut(whole, tmp_path / ("cut" + Path(name).suffix), 0.5)
+    frames = decode_all(whole)
+    assert_shows(part, [0.5, 1.5, 3.0], frames)
+    with pytest.raises(Unreadable, match="ends .* s before|cannot be decoded"):
+        read_frames(part, [3.0, 9.0])
+    if name != "a.avi":                                # a header still tells the whole length
+        assert video.duration(part) == pytest.approx(10, abs=0.1)
+
+
+def make_bad(kind, folder):
+    """A bad file of some kind, and what its error must say."""
+    path = folder / f"{kind}.mp4"
+    if kind == "absent":
+        return path, "cannot be opened: No such file"
+    if kind == "empty":
+        path.write_bytes(b"")
+        return path, "cannot be opened: "
+    if kind == "text":
+        path.write_text("<html>Sign in to confirm your age</html>\n" * 50)
+        return path, "cannot be opened: Invalid data"
+    if kind == "no_index":                             # the index is at the end
+        return cut(write(folder / "whole.mp4"), path, 0.8), "cannot be opened: Invalid data"
+    if kind == "sound_only":
+        with av.open(str(path), "w", format="matroska") as file:
+            write_silence(file, 1.0)
+        return path, "no video stream"
+    if kind == "sound_and_cover":
+        with av.open(str(path), "w", format="mp4") as file:
+            cover = file.add_stream("mjpeg", rate=1)
+            cover.height, cover.width, cover.pix_fmt = 48, 64, "yuvj420p"
+            cover.disposition = av.stream.Disposition.attached_pic.value
+            sound = file.add_stream("aac", rate=8000)
+            frame = av.VideoFrame.from_ndarray(pictures(1)[0], "rgb24")
+            file.mux(cover.encode(frame) + cover.encode())
+            for i in range(8):
+                frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
+                frame.sample_rate, frame.pts = 8000, i * 1024
+                file.mux(sound.encode(frame))
+            file.mux(sound.encode())
+        return path, "no video stream"
+    if kind == "no_frame":
+        data = write(folder / "whole.mkv").read_bytes()
+        path.write_bytes(data[:data.index(bytes.fromhex("1f43b675")) + 40])  # the first cluster
+        return path, r"cannot be decoded: no frame found at 0\.0 s$"
+    if kind == "no_key_frame":                         # in the list: no seek succeeds
+        data = bytearray(write(path, format="avi", codec="mpeg4", options=MPEG4).read_bytes())
+        index = data.index(b"idx1") + 8                # name, flags, offset, size: 4 bytes each
+        for at in range(index, index + 16 * 96, 16):   # all but the last key frame
+            data[at + 4:at + 8] = bytes(4)
+        path.write_bytes(data)
+        return path, r"cannot be decoded: no frame found at 0\.0 s$"
+    if kind == "unknown_codec":
+        path.write_bytes(write(path).read_bytes().replace(b"avc1", b"zzzz"))
+        return path, "no decoder for its video"
+    data = bytearray(write(path).read_bytes())         # "damaged": the middle overwritten
+    noise = np.random.default_rng(0).integers(0, 256, len(data) // 2, np.uint8).tobytes()
+    data[2000:2000 + len(noise)] = noise
+    path.write_bytes(data)
+    return path, "cannot be decoded: |damaged at "
+
+
+@pytest.mark.parametrize("kind", ["absent", "empty", "text", "no_index", "sound_only",
+                                  "sound_and_cover", "unknown_codec", "no_frame", "no_key_frame",
+                                  "damaged"])
+def test_each_bad_file_is_named_with_its_reason_and_closed(tmp_path, monkeypatch, kind):
+    """Catches: FFmpeg's exception in place of one line; a file left open after an error."""
+    path, reason = make_bad(kind, tmp_path)
+    count = Counting(monkeypatch)
+    calls = [lambda: read_frames(path, np.arange(0, 4, 0.1)),
+             lambda: video.shrink(path, tmp_path / "copy.mp4", fps=25)]
+    if kind not in ("damaged", "no_frame", "no_key_frame"):          # whose header is whole
+        calls.append(lambda: video.duration(path))
+    for call in calls:
+        with pytest.raises(Unreadable, match=reason) as error:
+            call()
+        text = str(error.value)
+        assert text.startswith(f"{path}: ") and "\n" not in text
+    assert count.all_closed() and not (tmp_path / "copy.mp4").exists()
+
+
+def test_a_damaged_picture_is_not_returned(tmp_path):
+    """Catches: what a decoder makes up for a damaged frame taken for a picture of the video."""
+    path = write(tmp_path / "a.mp4", codec="mpeg4", options=MPEG4, gop=25, ticks=range(50, 150))
+    with av.open(str(path)) as file:
+        keys = [packet for packet in file.demux(video=0) if packet.is_keyframe]
+        middle = keys[2].pos + keys[2].size // 2
+    data = bytearray(path.read_bytes())
+    data[middle] ^= 0x5a
+    path.write_bytes(data)
+    read_frames(path, [1.9])
+    with pytest.raises(Unreadable, match=r"damaged at 2\.\d s$"):
+        read_frames(path, [1.9, 2.01])
+
+
+def test_frames_without_a_time_are_passed_over(tmp_path, monkeypatch):
+    """Catches: a TypeError where damage took a frame's timestamp."""
+    path = write(tmp_path / "a.mp4")
+    frames = decode_all(path)
+    count = Counting(monkeypatch)
+    count.timeless = {0, 11}                           # of those decoded
+    assert np.array_equal(read_frames(path, [11.5 / FPS])[0], look(frames, 10.5 / FPS))
+
+
+def test_metadata_may_be_in_any_encoding(tmp_path):
+    """Catches: a title that is not UTF-8 ending in a UnicodeDecodeError."""
+    path = write(tmp_path / "a.mkv", count=3)
+    data = path.read_bytes()
+    assert b"Lavf" in data
+    path.write_bytes(data.replace(b"Lavf", b"L\xffv\xfe"))
+    assert len(read_frames(path, [0.0])) == 1
+
+
+@pytest.mark.parametrize("times", [[], [-0.1], [math.nan], [math.inf], [[0.0]], [2e9], 1.0])
+def test_wrong_times_are_not_the_files_fault(tmp_path, times):
+    """Catches: a bug of the caller counted as a bad video and skipped."""
+    path = write(tmp_path / "a.mp4", count=3)
+    with pytest.raises(ValueError, match="times must be"):
+        read_frames(path, times)
+    assert not issubclass(Unreadable, ValueError) and not issubclass(Unreadable, BadInput)
+
+
+def test_a_bug_of_ours_is_not_the_files_fault(tmp_path, monkeypatch):
+    """Catches: `except Exception` around the decoding."""
+    path = write(tmp_path / "a.mp4", count=3)
+    count = Counting(monkeypatch)
+    monkeypatch.setattr(video, "key_frame_ahead", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        read_frames(path, [0.0, 0.1])
+    assert count.all_closed()
+
+
+@pytest.mark.parametrize("name, options", [
+    ("a.mp4", {}), ("a.mkv", {}), ("a.webm", {"codec": "libvpx", "options": FAST, "gop": 20}),
+    ("a.avi", {"codec": "mpeg4", "options": MPEG4, "gop": 12})])
+def test_flipped_bits_give_frames_or_unreadable(tmp_path, name, options):
+    """Catches: an exception of another kind, or a hang, on damage nobody thought of (64 cases)."""
+    data = np.frombuffer(write(tmp_path / name, count=200, **options).read_bytes(), np.uint8)
+    rng = np.random.default_rng(0)
+    path = tmp_path / ("flipped" + Path(name).suffix)
+    for case in range(16):
+        flipped = data.copy()
+        part = [slice(0, len(data)), slice(0, 1500), slice(-3000, None)][case % 3]
+        places = rng.integers(0, len(flipped[part]), [1, 4, 40][case // 3 % 3])
+        flipped[part][places] ^= (1 << rng.integers(0, 8, len(places))).astype(np.uint8)
+        path.write_bytes(flipped[:rng.integers(len(data) // 2, len(data) + 1)]
+                         if case % 4 == 3 else flipped)
+        began = time.monotonic()
+        try:
+            assert video.duration(path) >= 0
+            assert len(read_frames(path, rng.uniform(0, 8, 5), short_side=24)) == 5
+        except Unreadable as error:
+            assert "\n" not in str(error)
+        assert time.monotonic() - began < 5, f"case {case}"
+
+
+# ---- files -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name, options, seconds", [
+    ("a.mp4", {}, 4), ("a.mkv", {}, 4), ("late.mp4", {"ticks": range(70, 170)}, 4),
+    ("late.mkv", {"ticks": range(1000, 1100)}, 4),
+    ("recorded.mkv", {"container": {"live": "1"}}, 4),
+    ("late_recorded.mkv", {"container": {"live": "1"}, "ticks": range(1000, 1100)}, 4),
+    ("sound_first.mkv", {"ticks": range(50, 150), "sound": 4.0}, 6),
+    ("a.avi", {"codec": "mpeg4", "options": MPEG4}, 4),
+    ("fragments.mp4", {"container": {"movflags": "frag_keyframe+empty_moov"}}, 4)])
+def test_duration(tmp_path, name, options, seconds):
+    """Catches: no length for an mkv or a recorded webm; the start counted in; ticks for seconds."""
+    path = write(tmp_path / name, **options)
+    assert video.duration(path) == pytest.approx(seconds, abs=0.03)
+    read_frames(path, [video.duration(path)])
+
+
+def test_no_duration_is_negative(tmp_path):
+    """Catches: a damaged header that turns into times before the start, an error of the caller."""
+    path = write(tmp_path / "late.mkv", ticks=range(1000, 1100))
+    data = bytearray(path.read_bytes())
+    at = data.index(b"\x44\x89\x88") + 3               # Duration, 8 bytes, ms
+    data[at:at + 8] = struct.pack(">d", 100.0)
+    path.write_bytes(data)
+    assert video.duration(path) == 0
+
+
+def test_find_videos(tmp_path):
+    """Catches: other files taken, subfolders or capitals missed, an order that the disk decides."""
+    for name in ["b/x.mp4", "a/x.mkv", "P01/videos/P01_101.MP4", "-id.webm", "y.part", "y.mp4.part",
+                 "z.txt", "c.v1.MoV", "d.avi", "no_extension"]:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "folder.mp4").mkdir()
+    found = {stem: path.relative_to(tmp_path).as_posix()
+             for stem, path in video.find_videos(tmp_path).items()}
+    assert found == {"x": "a/x.mkv", "P01_101": "P01/videos/P01_101.MP4", "-id": "-id.webm",
+                     "c.v1": "c.v1.MoV", "d": "d.avi"}
+    with pytest.raises(BadInput, match="nowhere: no such folder"):
+        video.find_videos(tmp_path / "nowhere")
+
+
+def test_any_name_can_be_opened(tmp_path, monkeypatch):
+    """Catches: "a:" taken for a protocol, "-" for an option."""
+    write(tmp_path / "a.mp4", count=3).rename(tmp_path / "-a:b%d #?.mp4")
+    monkeypatch.chdir(tmp_path)
+    assert len(read_frames("-a:b%d #?.mp4", [0.0])) == 1
+
+
+# ---- shrink ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name, options, size", [
+    ("b_frames.mp4", {}, (24, 32)), ("late.mkv", {"ticks": range(1000, 1100)}, (24, 32)),
+    ("variable.mp4", FILES["variable.mp4"], (24, 32)),
+    ("sound_first.mkv", {"ticks": range(20, 120), "sound": 4.0}, (24, 32)),
+    ("odd.mkv", {"codec": "libvpx", "options": FAST, "size": (41, 63)}, (24, 36))])
+def test_a_small_copy_shows_the_same_at_the_same_time(tmp_path, name, options, size):
+    """Catches: times shifted by the start or a frame, frames that need others, a wrong length."""
+    source, copy = write(tmp_path / name, **options), tmp_path / "copy.mp4"
+    video.shrink(source, copy, fps=2.5, short_side=24)
+    with av.open(str(copy)) as file:
+        frames = list(file.decode(video=0))
+        assert not file.streams.audio
+    assert all(frame.key_frame for frame in frames)
+    assert [round(frame.time, 6) for frame in frames] == [round(k / 2.5, 6)
+                                                          for k in range(len(frames))]
+    length = video.duration(source)
+    assert length <= video.duration(copy) < length + 0.4 and len(os.listdir(tmp_path)) == 2
+    times = np.arange(len(frames)) / 2.5
+    old, new = read_frames(source, times, 24).float(), read_frames(copy, times).float()
+    assert new.shape[2:] == size
+    old = old[..., :size[0], :size[1]]
+    error = (old[:, None] - new[None]).abs().mean((2, 3, 4))                 # (n, n)
+    same = (old[:, None] == old[None]).flatten(2).all(2)                     # slides
+    assert error[same].max() < 12 and error[~same].min() > 25
+    later = np.clip(times + 0.3, 0, length - 0.01)                           # shown until the next
+    assert torch.equal(read_frames(copy, later), read_frames(copy, times))
+
+
+def test_a_cut_source_gives_a_copy_of_what_there_is(tmp_path):
+    """Catches: a copy that repeats the last frame to the length that the header tells."""
+    part = cut(write(tmp_path / "a.mkv", count=500), tmp_path / "b.mkv", 0.5)
+    video.shrink(part, tmp_path / "copy.mp4", fps=2, short_side=24)
+    end = decode_all(part)[0][-1]
+    assert end < 15 and video.duration(tmp_path / "copy.mp4") == pytest.approx(end, abs=0.55)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Unreadable, SystemExit])
+def test_a_copy_is_whole_or_absent(tmp_path, monkeypatch, error):
+    """Catches: half a copy, which a later run takes for a whole one; an old one lost."""
+    source, copy = write(tmp_path / "a.mp4"), tmp_path / "copy.mp4"
+    real = video.shown
+
+    def interrupted(*arguments):
+        for i, shown in enumerate(real(*arguments)):
+            assert not copy.exists() or copy.read_bytes() == b"old"
+            if i == 5:
+                raise error("enough")
+            yield shown
+    monkeypatch.setattr(video, "shown", interrupted)
+    for before in (["a.mp4"], ["a.mp4", "copy.mp4"]):
+        with pytest.raises(error):
+            video.shrink(source, copy, fps=5, short_side=24)
+        assert sorted(os.listdir(tmp_path)) == before
+        copy.write_bytes(b"old")
+
+
+def test_a_full_disk_is_an_oserror(tmp_path):
+    """Catches: a full disk counted as an unreadable video."""
+    class Full(io.BytesIO):
+        def write(self, data):
+            raise OSError(28, "No space left on device")
+    with pytest.raises(OSError, match="No space left"):
+        video.encode(Full(), ((picture, 0.0) for picture in pictures(30)), Fraction(1))
+    with pytest.raises(OSError):
+        video.shrink(write(tmp_path / "a.mp4", count=3), tmp_path / "no" / "copy.mp4")
+
+
+# ---- views -------------------------------------------------------------------------------------
+def ramp(frames=3, height=160, width=240):
+    """(F, 3, H, W) uint8 whose channels are the column, the row and the number of the frame."""
+    clip = torch.zeros(frames, 3, height, width, dtype=torch.uint8)
+    clip[:, 0] = torch.arange(width)
+    clip[:, 1] = torch.arange(height)[:, None]
+    clip[:, 2] = torch.arange(frames)[:, None, None]
+    return clip
+
+
+def test_a_training_view_is_one_square_for_the_whole_clip():
+    """Catches: a crop or flip per frame, a squeezed rectangle, a wrong range, no flips."""
+    sides, flips, lefts, clip = [], [], [], ramp()
+    for seed in range(60):
+        view = video.training_view(clip, 112, np.random.default_rng(seed))
+        assert view.shape == (3, 3, 112, 112) and view.dtype == torch.uint8
+        assert (view[:, :2] == view[:1, :2]).all() and view[:, 2, 5, 5].tolist() == [0, 1, 2]
+        columns, rows = view[0, 0, 50].float(), view[0, 1, :, 50].float()
+        assert (view[0, 0].float() - columns).abs().max() <= 1               # not sheared
+        wide = (columns[-6] - columns[5]).abs() * 112 / 101
+        high = (rows[-6] - rows[5]) * 112 / 101
+        assert abs(wide - high) < 4
+        sides.append(float(high))
+        flips.append(bool(columns[-1] < columns[0]))
+        lefts.append(float(columns.min()))
+    low, top = 160 * 224 / 320, 160 * 224 / 256        # 112 to 140 pixels of the short side
+    assert low - 3 < min(sides) < low + 4 and top - 4 < max(sides) < top + 3
+    assert 18 <= sum(flips) <= 42 and min(lefts) < 15 and max(lefts) > 85
+
+
+def test_views_come_from_their_generator_alone():
+    """Catches: torchvision's own draws, which depend on what was drawn before and by whom."""
+    clip = ramp()
+    torch.manual_seed(0)
+    first = video.training_view(clip, 56, np.random.default_rng(3))
+    torch.manual_seed(1)
+    np.random.seed(1)
+    assert torch.equal(first, video.training_view(clip, 56, np.random.default_rng(3)))
+    state = torch.get_rng_state()
+    other = video.training_view(clip, 56, np.random.default_rng(4))
+    assert not torch.equal(first, other) and torch.equal(state, torch.get_rng_state())
+    assert torch.equal(clip, ramp())                   # the caller's frames are left alone
+
+
+@pytest.mark.parametrize("size, short", [(224, 256), (112, 128), (32, 37)])
+def test_an_evaluation_view_is_the_usual_resize_and_centre_crop(size, short):
+    """Catches: a corner for the centre, the whole short side for 224 / 256 of it."""
+    clip = ramp()                                      # a difference of 1 is one pixel of the clip
+    usual = v2.functional.center_crop(v2.functional.resize(clip, short, antialias=True), size)
+    view = video.evaluation_view(clip, size)
+    assert view.shape == usual.shape and view.dtype == torch.uint8
+    assert (view.int() - usual.int()).abs().max() <= 1 + 160 / short         # a pixel of the view
+
+
+def test_a_picture_read_at_256_is_only_cropped():
+    """Catches: a second interpolation of frames that already have the usual size."""
+    clip = torch.from_numpy(pictures(2, (256, 340))).permute(0, 3, 1, 2)
+    assert torch.equal(video.evaluation_view(clip, 224), clip[..., 16:240, 58:282])
