@@ -42,6 +42,14 @@ def prepare_run(settings):
     return None
 
 
+def earlier_unreadable(out):
+    """{id: reason} of the videos that a run could not read before it was interrupted."""
+    try:
+        return json.loads((out / "unreadable.json").read_text())
+    except (OSError, ValueError):                      # none, or cut off: they will be met again
+        return {}
+
+
 def versions():
     """What the run was made with: versions of python, torch and numpy, and the commit."""
     import numpy

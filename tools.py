@@ -44,7 +44,8 @@ def check(settings):
         ends = {video.name: max(step.end for step in video.steps) for video in videos}
         there = [name for name in ends if name in paths]
         read = data.prefetch(functools.partial(readable, paths, ends), there, settings.workers)
-        bad = {name: reason for name, reason in tqdm(read, desc="read", total=len(there), mininterval=1) if reason}
+        read = tqdm(read, desc="read", total=len(there), mininterval=1)
+        bad = {name: reason for name, reason in read if reason}
     tasks = {"classify": data.classify_samples,
              "forecast": lambda videos: data.forecast_samples(videos, settings.min_steps),
              "activity": lambda videos: [data.Sample(i, None, video.activity, 0)

@@ -12,7 +12,7 @@ import math
 import sys
 import time
 
-from runs import keep_metrics, log_row, prepare_run
+from runs import earlier_unreadable, keep_metrics, log_row, prepare_run
 from settings import BadInput, Interrupts, TrainSettings, pick_device, run, set_seed, write_json
 
 # Sizes of f and h. "small" is for two CPU cores, "h only" for features files.
@@ -295,7 +295,8 @@ def main(settings):
     model, source, device, plan, resumed = set_up(settings)
     first, total = resumed["step"] if resumed else 0, sum(steps for _, steps, _ in plan)
     keep_metrics(settings.out / "metrics.jsonl", first)
-    began, clips, start, unreadable = time.perf_counter(), 0, 0, {}
+    began, clips, start = time.perf_counter(), 0, 0
+    unreadable = earlier_unreadable(settings.out) if resumed else {}
     with (open(settings.out / "metrics.jsonl", "a", encoding="utf-8") as log, Interrupts() as stop,
           tqdm(total=total, initial=first, desc="train", mininterval=1) as bar):
         for stage, steps, batch in plan:

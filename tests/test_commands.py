@@ -257,7 +257,8 @@ def test_steps_without_a_clip(trained, monkeypatch):
     monkeypatch.setattr(data.ToySource, "pretrain_windows", lambda self, video, rng: np.zeros(
         (0, 2)) if self.videos[video].name == silent else whole(self, video, rng))
     cannot_read(monkeypatch, data.ToySource, toy.make_video("train", 0).name)
-    call("train.py", *TINY, "--max-unreadable", "0.1", *flags_of("batch", 1), "--out", "runs/silent")
+    call("train.py", *TINY, *flags_of("batch", 1), "--max-unreadable", "0.1", "--out",
+         "runs/silent")
     found = rows("runs/silent")
     assert len(found) > 36 and all(row["loss"] > 0 for row in found)
     assert load_model("runs/silent")[1]["step"] == 4 * 12

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-import protocols
 import data
-from kept import KeptRows, embed_videos
+import protocols
 import train
 from annotations import FeaturesFile
+from kept import KeptRows, embed_videos
 from settings import BadInput
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from protocols import missing_clip
 from model import ProcedureModel
+from protocols import missing_clip
 from train import ordering_losses
 
 K, D, N = 6, 16, 5

@@ -19,10 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402
-from kept import embed_videos  # noqa: E402
 import inference  # noqa: E402
 import train  # noqa: E402
 import video as video_module  # noqa: E402
+from kept import embed_videos  # noqa: E402
+from runs import earlier_unreadable  # noqa: E402
 from settings import BadInput, EvaluateSettings, TrainSettings  # noqa: E402
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
@@ -370,3 +371,12 @@ def test_video_source_windows_are_those_of_the_captions(files):
     protocols.sentence_windows([], 0.0, same)
     assert np.array_equal(source.pretrain_windows(1, ours),
                           protocols.sentence_windows(spoken, 47.0, same))
+
+
+def test_a_resumed_run_knows_what_could_not_be_read(tmp_path):
+    """Catches: earlier names that are lost from unreadable.json; a cut-off file that ends a run."""
+    assert earlier_unreadable(tmp_path) == {}
+    (tmp_path / "unreadable.json").write_text('{"a": "cut off"}')
+    assert earlier_unreadable(tmp_path) == {"a": "cut off"}
+    (tmp_path / "unreadable.json").write_text('{"a": "cu')
+    assert earlier_unreadable(tmp_path) == {}
