@@ -177,14 +177,17 @@ class VideoSource:
         frames:   F, frames per clip.
         teacher:  pseudo_labels.Teacher, or None where its features are not needed.
         captions: captions.Captions, in pre-training.
-    `listed` holds all videos; `missing` names those without a file, and `videos` holds the others.
+    `listed` holds all videos; `missing` names those without a file or (in pre-training) a
+    narration, and `videos` holds the others.
     """
 
     def __init__(self, videos, paths, size, frames, teacher=None, captions=None):
         self.paths, self.size, self.frames_per_clip = paths, size, frames
         self.listed, self.model, self.captions = videos, teacher, captions
-        self.videos = [video for video in videos if video.name in paths]
-        self.missing = [video.name for video in videos if video.name not in paths]
+        there = {video.name for video in videos if video.name in paths
+                 and (captions is None or video.name in captions)}
+        self.videos = [video for video in videos if video.name in there]
+        self.missing = [video.name for video in videos if video.name not in there]
         self.unreadable = {}                            # {id: reason}, known once they were read
 
     def __len__(self):
@@ -281,8 +284,8 @@ def found(settings, videos, *args, needed=True):
     from video import find_videos
     source = VideoSource(videos, find_videos(settings.videos), *args)
     if needed and not len(source):
-        raise BadInput(f"--videos {settings.videos}: no file of any of the {len(videos)} videos "
-                       "listed; their names must be the ids")
+        raise BadInput(f"--videos {settings.videos}: no file (with a narration, in training) of "
+                       f"any of the {len(videos)} videos listed; their names must be the ids")
     return source
 
 
@@ -302,8 +305,7 @@ def open_narrated(settings, size, frames, teacher):
     from captions import open_captions
     from listings import load_ids
     captions = open_captions(settings.captions)
-    names = captions if settings.ids is None else [name for name in load_ids(settings.ids)
-                                                   if name in captions]
+    names = load_ids(settings.ids) if settings.ids else captions
     return found(settings, [Narrated(name) for name in names], size, frames, teacher, captions)
 
 

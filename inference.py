@@ -23,18 +23,30 @@ def load_data(settings, model, device, needed=True):
             teacher.encode_phrases(toy.STEPS))
 
 
+@functools.lru_cache(maxsize=1)
+def teacher_of(clip, weights, device):
+    """The teacher of --clip, loaded once: a forecast table reads two splits."""
+    from pseudo_labels import open_teacher
+    return open_teacher(clip, weights, device)
+
+
+@functools.lru_cache(maxsize=1)
+def texts_of(teacher, names):
+    """The teacher's embeddings of class names, a tuple: (S, D). COIN's are 22,000 prompts: once."""
+    return teacher.encode_phrases(names)
+
+
 def load_videos(settings, model, device, needed):
     """COIN from video files. With a text embeddings file no teacher is needed, nor compared."""
     import torch
 
     import annotations
     import data
-    from pseudo_labels import open_teacher
-    teacher = None if settings.text_embeddings else open_teacher(settings.clip,
-                                                                 settings.clip_weights, device)
+    teacher = None if settings.text_embeddings else teacher_of(settings.clip,
+                                                               settings.clip_weights, device)
     source, names = data.open_coin_videos(settings, model.encoder.image, model.encoder.frames,
                                           teacher, needed)
-    texts = (teacher.encode_phrases(names) if teacher else
+    texts = (texts_of(teacher, tuple(names)) if teacher else
              torch.from_numpy(annotations.load_text_embeddings(settings.text_embeddings)[1]))
     largest = max((sample.label for sample in data.classify_samples(source.listed, 1)), default=-1)
     if largest >= len(texts):

@@ -43,8 +43,8 @@ class TrainSettings:
     clip: str = opt("the teacher: open_clip model, or local-dir:DIR (--data howto100m)",
                     "ViT-B-16-quickgelu")
     clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None)
-    size: str = opt("of f and h: paper, ViT-B on 8 frames of 224 x 224; small, 4 frames of "
-                    "32 x 32; default small for --data toy", None, ("small", "paper"))
+    size: str = opt("of f and h (--data howto100m): paper, ViT-B on 8 frames of 224 x 224; small, "
+                    "4 frames of 32 x 32, as with --data toy", "paper", ("small", "paper"))
     out: Path = opt("run folder: checkpoint.pt, config.json, metrics.jsonl", Path("runs/pretrain"))
     resume: bool = opt("go on from OUT/checkpoint.pt", False)
     seed: int = opt("of weights, batches and noise", 0)
@@ -81,7 +81,8 @@ class TrainSettings:
                   "must be 0 or more, and finite")
         check(self.teacher_tau is None or 0 < self.teacher_tau < math.inf, "teacher_tau",
               self.teacher_tau, "must be above 0, and finite")
-        check_common(self)
+        check_common(self, {"toy": (), "howto100m": ("videos", "captions", "phrases"),
+                            "coin": FEATURES}[self.data])
         check(self.order != "none" or self.data != "coin", "order", "none",
               "--data coin trains h alone: without it there is nothing to train")
 
@@ -125,7 +126,10 @@ class EvaluateSettings:
         if self.oracle is not None:
             check(self.oracle >= 1, "oracle", self.oracle, "must be at least 1")
             object.__setattr__(self, "samples", self.oracle)
-        check_common(self)
+        check(self.videos is None or self.features is None, "features", self.features,
+              "--videos is given as well; give one of them")
+        check_common(self, () if self.data == "toy" else ("annotations",) if self.videos
+                     else FEATURES)
 
 
 @dataclass(frozen=True)
@@ -220,18 +224,15 @@ def check(good, name, value, need):
         raise BadInput(f"--{name.replace('_', '-')} {value}: {need}")
 
 
-def check_common(settings):
-    """What both scripts need: a seed that every generator takes, the three files of --data coin."""
+FEATURES = ("annotations", "text_embeddings", "features")      # a features file and what it needs
+
+
+def check_common(settings, needs):
+    """What both scripts need: a seed that every generator takes, and the files named in `needs`."""
     check(settings.workers >= 0, "workers", settings.workers, "must be 0 or more")
     check(0 <= settings.max_unreadable <= 1, "max_unreadable", settings.max_unreadable,
           "must be 0 to 1")
     check(0 <= settings.seed < 2 ** 32, "seed", settings.seed, "must be 0 to 2^32 - 1")
-    needs = {"toy": (), "howto100m": ("videos", "captions", "phrases"),
-             "coin": ("annotations", "text_embeddings", "features")}[settings.data]
-    if settings.data == "coin" and getattr(settings, "steps", 0) != 0 and settings.videos:
-        check(settings.features is None, "features", settings.features,
-              "--videos is given as well; give one of them")
-        needs = ("annotations",)
     for name in needs:
         check(getattr(settings, name) is not None, name, "is missing", f"--data {settings.data} "
               f"needs --{', --'.join(needs).replace('_', '-')} (see README.md, Data)")

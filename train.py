@@ -131,11 +131,13 @@ def ordering_losses(model, x, target, observed, j):
 
 def objective(model, x, targets, observed, j, ordering):
     """The three losses and their sum (Eqs. 7-10) as a dict; matching alone without ordering."""
+    import torch
+
     import losses
     xe = losses.xe_loss(model.match(x), targets, observed)                     # Eq. 8
     if not ordering:
         return {"loss": xe, "xe": xe}
-    rows = j.new_tensor(range(len(j)))
+    rows = torch.arange(len(j), device=j.device)
     mse, mc = ordering_losses(model, x, targets[rows, j], observed, j)
     return {"loss": losses.total_loss(xe, mse, mc), "xe": xe, "mse": mse, "mc": mc}    # Eq. 7
 
@@ -264,8 +266,7 @@ def set_up(settings):
     from model import ProcedureModel
     resumed = prepare_run(settings)
     device = pick_device(settings.device)
-    sizes = SIZES["h only" if settings.data == "coin" else settings.size or
-                  ("small" if settings.data == "toy" else "paper")]
+    sizes = SIZES[{"toy": "small", "coin": "h only"}.get(settings.data, settings.size)]
     source, phrases, pixels, teacher_tau, clip_tau = load_data(settings, sizes, device)
     if source.missing:
         print(f"{len(source.missing)} of {len(source.listed)} videos are missing; see "

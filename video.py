@@ -25,9 +25,9 @@ from av.stream import Disposition
 from av.video.reformatter import VideoReformatter
 from torchvision.transforms.v2 import functional as transform
 
+from listings import VIDEO_SUFFIXES
 from settings import BadInput, write_atomically
 
-EXTENSIONS = {".mp4", ".mkv", ".webm", ".avi", ".mov"}
 SLACK = 1.0               # s outside the video in which its first or last frame still counts
 BLIND = 10.0              # s from a key frame to the next: rarely more
 JITTER = 256, 320         # short side before a crop of 224, pixels; the first in evaluation
@@ -49,7 +49,7 @@ def find_videos(folder):
     if not Path(folder).is_dir():
         raise BadInput(f"{folder}: no such folder; a folder of videos is needed")
     files = sorted(path for path in Path(folder).rglob("*")
-                   if path.suffix.lower() in EXTENSIONS and path.is_file())
+                   if path.suffix.lower() in VIDEO_SUFFIXES and path.is_file())
     return {path.stem: path for path in reversed(files)}
 
 

@@ -16,6 +16,7 @@ import evaluate  # noqa: E402
 import phrases  # noqa: E402
 import pseudo_labels  # noqa: E402
 import tools  # noqa: E402
+import toy_render  # noqa: E402
 import train  # noqa: E402
 from annotations import training_split  # noqa: E402
 from settings import (EvaluateSettings, PhrasesSettings, TextSettings, TrainSettings,  # noqa: E402
@@ -35,6 +36,13 @@ def flags_of(ending, value):
 
 TINY = ("--toy-videos", "16", *flags_of("batch", 4), *flags_of("epochs", 0.75), "--log-every", "1",
         "--save-every", "1", "--device", "cpu")
+
+
+def make_teacher(folder):
+    """runs/toy_teacher.pt in a folder: a teacher of the embedded world that is barely trained."""
+    (folder / "runs").mkdir()
+    model, _ = toy_render.train_teacher(images=64, steps=2, batch_size=16, progress=False)
+    torch.save(model.state_dict(), folder / "runs" / "toy_teacher.pt")
 
 
 def make_coin(folder, D=8, classes=6):

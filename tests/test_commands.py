@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 import data  # noqa: E402
 import toy  # noqa: E402
 from commands import (TINY, call, cannot_read, coin_flags, fails, flags_of,  # noqa: E402
-                      make_coin)
+                      make_coin, make_teacher)
 from model import ProcedureModel, load_model  # noqa: E402
 from settings import TrainSettings  # noqa: E402
 from train import videos_of_step  # noqa: E402
@@ -41,13 +41,10 @@ def place(tmp_path_factory):
     One thread: on a busy machine several are much slower at this size, and a run repeated in
     another process adds in the same order.
     """
-    import toy_render
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("commands")
-    (folder / "runs").mkdir()
-    model, _ = toy_render.train_teacher(images=64, steps=2, batch_size=16, progress=False)
-    torch.save(model.state_dict(), folder / "runs" / "toy_teacher.pt")
+    make_teacher(folder)
     (folder / "coin").mkdir()
     make_coin(folder / "coin")
     yield folder

@@ -22,6 +22,7 @@ import data  # noqa: E402
 import inference  # noqa: E402
 import train  # noqa: E402
 import video as video_module  # noqa: E402
+from captions import Captions  # noqa: E402
 from kept import embed_videos  # noqa: E402
 from runs import earlier_unreadable  # noqa: E402
 from settings import BadInput, EvaluateSettings, TrainSettings  # noqa: E402
@@ -363,7 +364,7 @@ def test_video_source_windows_are_those_of_the_captions(files):
     """Catches: sentences of another video, windows beyond the last sentence."""
     import protocols
     spoken = [(0., 6., "word " * 12), (20., 24., "word " * 12), (40., 47., "word " * 12)]
-    captions = SimpleNamespace(sentences={"a": spoken, "b": []}.get)
+    captions = Captions(None, {"a": spoken, "b": []}, lambda path, name, entry: entry)
     source = data.VideoSource([data.Narrated(name) for name in "cba"], {"a": "a.mp4", "b": "b.mp4"},
                               8, 2, None, captions)
     ours, same = (np.random.default_rng(1) for _ in range(2))

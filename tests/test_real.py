@@ -18,7 +18,7 @@ import settings as s  # noqa: E402
 import tools  # noqa: E402
 import toy  # noqa: E402
 import toy_render  # noqa: E402
-from commands import call, fails, flags_of  # noqa: E402
+from commands import call, fails, flags_of, make_teacher  # noqa: E402
 from video import read_frames  # noqa: E402
 
 TINY = (*flags_of("batch", 4), *flags_of("epochs", 0.5), "--size", "small", "--device", "cpu")
@@ -34,9 +34,7 @@ def place(tmp_path_factory):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("real")
-    (folder / "runs").mkdir()
-    model, _ = toy_render.train_teacher(images=64, steps=2, batch_size=16, progress=False)
-    torch.save(model.state_dict(), folder / "runs" / "toy_teacher.pt")
+    make_teacher(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         tools.export_toy(s.ExportSettings(out=Path("ex"), train=12, test=3))
@@ -173,3 +171,26 @@ def test_training_on_files_that_are_not_there(flags, naming, capsys):
 def test_data_commands_refuse_in_one_line(argv, naming, capsys):
     """Catches: a folder that is overwritten, a command nobody knows."""
     assert naming in fails(capsys, 2, "data.py", *argv)
+
+
+def test_listed_videos_without_a_file_or_a_narration_are_missing():
+    """Catches: an id of --ids that is forgotten without a word."""
+    names = Path("ex/train.txt").read_text().split()[:4]
+    Path("ids.txt").write_text("\n".join([*names, "nowhere"]))
+    shutil.copytree("ex/captions", "said", dirs_exist_ok=True)
+    Path(f"said/{names[0]}.csv").unlink()
+    call("train.py", *TRAIN, "--captions", "said", "--ids", "ids.txt",
+         *flags_of("epochs", 1), "--out", "runs/ids")
+    assert json.loads(Path("runs/ids/missing.json").read_text()) == [names[0], "nowhere"]
+
+
+def test_a_forecast_table_loads_one_teacher(monkeypatch):
+    """Catches: CLIP and 28 prompts of every class read anew for the second split."""
+    import inference
+    import pseudo_labels
+    opened, whole = [], pseudo_labels.open_teacher
+    monkeypatch.setattr(pseudo_labels, "open_teacher",
+                        lambda *args: opened.append(args) or whole(*args))
+    inference.teacher_of.cache_clear()
+    evaluate("--annotations", "ex/COIN.json", "--steps", "ex/steps.txt")
+    assert len(opened) == 1

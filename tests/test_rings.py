@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "annotations": {"settings"},
     "listings": {"settings", "annotations"},
     "captions": {"settings"},
-    "video": {"settings"},
+    "video": {"listings", "settings"},
     "phrases": {"settings", "listings", "captions"},
     "toy_render": {"toy"},
     "model": METHOD | {"settings"},
