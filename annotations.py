@@ -4,6 +4,7 @@
     COIN.json                         load_coin             [AnnotatedVideo, ...] and class names
     text embeddings (npz)             load_text_embeddings  K names and (K, D); row i is class i
     features, one row a window (npz)  load_features         FeaturesFile: row by video and time
+    teacher's features (npy)          load_teacher_rows     (n, D), row i is second i of one video
     K classes, N windows, D embedding. Times are seconds. Rows of npz files count from 0.
 
 Every problem of a file is a BadInput, a ValueError, of one line that begins with the file's name.
@@ -195,6 +196,22 @@ def load_features(path):
     check_rows(path, start <= end, "end is before start")
     check_rows(path, finite_rows(embedding), "embedding holds NaN or infinity")
     return FeaturesFile(video, (start + end) / 2, embedding)
+
+
+def load_teacher_rows(path, width):
+    """The teacher's features of one video, (n, D) float32, a row a second: see `data.py teach`.
+
+    BadInput if the file is no npy of finite float16 or float32 rows of this width.
+    """
+    try:
+        rows = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise BadInput(f"{path}: {error}; remove it, or make it again with data.py teach") from None
+    require(rows.dtype.kind == "f" and rows.ndim == 2 and len(rows) and rows.shape[1] == width,
+            f"{path}: {rows.dtype} {rows.shape}; floats (n, {width}) are needed, n at least 1: was "
+            "it made with another --clip?")
+    check_rows(path, finite_rows(rows), "holds NaN or infinity")
+    return rows.astype(np.float32)
 
 
 def read_arrays(path, keys):

@@ -6,7 +6,7 @@
     VideoSource     video files                     F frames, uint8      the teacher's, per frame
 
 Which windows of a video are its clips is settled in protocols.py. The commands
-`python data.py check | shrink | export-toy` are in tools.py.
+`python data.py check | shrink | teach | export-toy` are in tools.py.
 B videos, N clips, F frames, D embedding. Clips of several videos are stacked, (C, ...).
 """
 import functools
@@ -177,11 +177,15 @@ class VideoSource:
         frames:   F, frames per clip.
         teacher:  pseudo_labels.Teacher, or None where its features are not needed.
         captions: captions.Captions, in pre-training.
+        kept:     folder of the teacher's features, ID.npy, one row a second (`data.py teach`); a
+                  video without such a file is shown to the teacher when it is read.
     `listed` holds all videos; `missing` names those without a file or (in pre-training) a
     narration, and `videos` holds the others.
     """
 
-    def __init__(self, videos, paths, size, frames, teacher=None, captions=None):
+    def __init__(self, videos, paths, size, frames, teacher=None, captions=None, kept=None):
+        self.kept = {path.stem: path for path in kept.glob("*.npy")} if kept else {}
+        self.width = teacher.encode_phrases(["a"]).shape[1] if kept else None
         self.paths, self.size, self.frames_per_clip = paths, size, frames
         self.listed, self.model, self.captions = videos, teacher, captions
         there = {video.name for video in videos if video.name in paths
@@ -208,7 +212,8 @@ class VideoSource:
         """Each request's clips, from one opening of its file -> Loaded.
 
         rng: numpy Generator, for the random views of training; None: the middle view.
-        looks: the middle views at the teacher's size (C, F, 3, H, W); empty without a teacher.
+        looks: for each video the middle views at the teacher's size (n, F, 3, H, W), or the kept
+        features of these frames (n, F, D); empty without a teacher.
         """
         from video import Unreadable, evaluation_view, read_frames, training_view
         good, clips, looks, failed = [], [], [], {}
@@ -223,17 +228,24 @@ class VideoSource:
                 failed[name] = str(error)
                 continue
             good.append(request)
-            for clip in frames.split(self.frames_per_clip):
-                clips.append(evaluation_view(clip, self.size) if rng is None
-                             else training_view(clip, self.size, rng))
-                if self.model:
-                    looks.append(evaluation_view(clip, self.model.size))
-        return Loaded(good, *(torch.stack(views) if views else torch.empty(0)
-                              for views in (clips, looks)), failed)
+            split = frames.split(self.frames_per_clip)
+            clips += [evaluation_view(clip, self.size) if rng is None
+                      else training_view(clip, self.size, rng) for clip in split]
+            if name in self.kept:
+                rows = annotations.load_teacher_rows(self.kept[name], self.width)
+                second = np.minimum(times.astype(np.int64), len(rows) - 1)           # (n, F)
+                looks.append(torch.from_numpy(rows[second]))
+            elif self.model:
+                looks.append(torch.stack([evaluation_view(clip, self.model.size)
+                                          for clip in split]))
+        return Loaded(good, torch.stack(clips) if clips else torch.empty(0), looks, failed)
 
     def teach(self, looks):
         """The teacher's features of clips: the mean over their frames (Sec. 3.2) -> (C, D)."""
-        return self.model.encode_frames(looks.flatten(0, 1)).view(*looks.shape[:2], -1).mean(1)
+        return torch.cat([
+            (look if look.ndim == 3 else
+             self.model.encode_frames(look.flatten(0, 1)).unflatten(0, look.shape[:2])).mean(1)
+            for look in looks])
 
 
 TEACHER_FILE = Path("runs/toy_teacher.pt")         # trained once, by whichever command comes first
@@ -306,7 +318,8 @@ def open_narrated(settings, size, frames, teacher):
     from listings import load_ids
     captions = open_captions(settings.captions)
     names = load_ids(settings.ids) if settings.ids else captions
-    return found(settings, [Narrated(name) for name in names], size, frames, teacher, captions)
+    return found(settings, [Narrated(name) for name in names], size, frames, teacher, captions,
+                 settings.teacher_features)
 
 
 def open_coin_videos(settings, size, frames, teacher, needed=True):

@@ -43,6 +43,8 @@ class TrainSettings:
     clip: str = opt("the teacher: open_clip model, or local-dir:DIR (--data howto100m)",
                     "ViT-B-16-quickgelu")
     clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None)
+    teacher_features: Path = opt("folder of the teacher's features, a row a second (`data.py teach` "
+                                 "writes them), used where present (--data howto100m)", None)
     size: str = opt("of f and h (--data howto100m): paper, ViT-B on 8 frames of 224 x 224; small, "
                     "4 frames of 32 x 32, as with --data toy", "paper", ("small", "paper"))
     out: Path = opt("run folder: checkpoint.pt, config.json, metrics.jsonl", Path("runs/pretrain"))
@@ -81,6 +83,8 @@ class TrainSettings:
                   "must be 0 or more, and finite")
         check(self.teacher_tau is None or 0 < self.teacher_tau < math.inf, "teacher_tau",
               self.teacher_tau, "must be above 0, and finite")
+        check(self.teacher_features is None or self.teacher_features.is_dir(), "teacher_features",
+              self.teacher_features, "no such folder; `python data.py teach` makes one")
         check_common(self, {"toy": (), "howto100m": ("videos", "captions", "phrases"),
                             "coin": FEATURES}[self.data])
         check(self.order != "none" or self.data != "coin", "order", "none",
@@ -203,6 +207,21 @@ class ShrinkSettings:
             check(getattr(self, name) is not None, name, "is missing", "a folder is needed")
         check(0 < self.fps <= 1000, "fps", self.fps, "must be above 0")
         check(self.short_side >= 2, "short_side", self.short_side, "must be at least 2")
+
+
+@dataclass(frozen=True)
+class TeachSettings:
+    """Keep the teacher's features of videos, one row a second, for train.py --teacher-features."""
+    videos: Path = opt("folder of videos", None)
+    out: Path = opt("folder of ID.npy; videos that have one are left out", None)
+    clip: str = opt("the teacher: open_clip model, or local-dir:DIR", "ViT-B-16-quickgelu")
+    clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None)
+    device: str = opt("auto: a CUDA GPU where there is one", "auto")
+    workers: int = opt("processes that read videos ahead; 0: none", 0)
+
+    def __post_init__(self):
+        for name in ("videos", "out"):
+            check(getattr(self, name) is not None, name, "is missing", "a folder is needed")
 
 
 @dataclass(frozen=True)

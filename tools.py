@@ -1,7 +1,8 @@
-"""Look after data: `python data.py check | shrink | export-toy`.
+"""Look after data: `python data.py check | shrink | teach | export-toy`.
 
     check       what of a list is there, found, missing and unreadable, before anything is trained
     shrink      small copies of videos, all key frames: fast to read at any time
+    teach       the teacher's features of videos, kept: each epoch would compute them again
     export-toy  the embedded world as the files that real data come as
 """
 import functools
@@ -10,7 +11,7 @@ import sys
 from fractions import Fraction
 
 import settings as s
-from settings import BadInput, run, write_atomically, write_json
+from settings import BadInput, pick_device, run, write_atomically, write_json
 
 SPLITS = ("train", "validation", "test")
 BORDER = 2, 3                 # pixels around an exported picture of 32: the middle view (video.py)
@@ -71,21 +72,14 @@ def check(settings):
 
 
 # ------------------------------------------------------------------------------------------------
-# shrink
+# shrink and teach: a file in --out for each video of --videos
 # ------------------------------------------------------------------------------------------------
-def shrink_one(settings, item):
-    """(id, None), or (id, reason) where the source cannot be read."""
-    from video import Unreadable, shrink
-    name, source = item
-    try:
-        shrink(source, settings.out / f"{name}.mp4", settings.fps, settings.short_side)
-    except Unreadable as error:
-        return name, str(error)
-    return name, None
+def for_each_video(settings, suffix, make, keep):
+    """Fill the folder --out; videos that have ID`suffix` there are left out, unreadable ones named.
 
-
-def shrink_all(settings):
-    """Copies of all videos of a folder that are not in --out yet; the unreadable are named."""
+    make: callable, (id, path) -> (id, made, None) or (id, None, reason), called in the workers.
+    keep: callable, (path of ID`suffix`, made), called here.
+    """
     import data
     from tqdm import tqdm
     from video import find_videos
@@ -94,16 +88,63 @@ def shrink_all(settings):
         raise BadInput(f"--videos {settings.videos}: no video below it")
     settings.out.mkdir(parents=True, exist_ok=True)
     todo = [(name, path) for name, path in found.items()
-            if not (settings.out / f"{name}.mp4").exists()]
-    made = data.prefetch(functools.partial(shrink_one, settings), todo, settings.workers)
-    bad = {name: reason for name, reason in tqdm(made, total=len(todo), desc="shrink",
-                                                 mininterval=1) if reason}
+            if not (settings.out / f"{name}{suffix}").exists()]
+    bad = {}
+    for name, made, reason in tqdm(data.prefetch(make, todo, settings.workers), total=len(todo),
+                                   desc=f"write {suffix}", mininterval=1):
+        if reason:
+            bad[name] = reason
+        else:
+            keep(settings.out / f"{name}{suffix}", made)
     for name, reason in bad.items():
         print(f"unreadable: {name}: {reason}")
-    print(f"{settings.out}: {len(todo) - len(bad)} copies made, {len(found) - len(todo)} were "
-          f"there, {len(bad)} unreadable")
+    print(f"{settings.out}: {len(todo) - len(bad)} made, {len(found) - len(todo)} were there, "
+          f"{len(bad)} unreadable")
     if bad and len(bad) == len(found):
         raise BadInput(f"--videos {settings.videos}: not one of {len(found)} videos can be read")
+
+
+def shrink_one(settings, item):
+    """The copy of one video, written here: (id, None, None), or (id, None, reason)."""
+    from video import Unreadable, shrink
+    name, source = item
+    try:
+        shrink(source, settings.out / f"{name}.mp4", settings.fps, settings.short_side)
+    except Unreadable as error:
+        return name, None, str(error)
+    return name, None, None
+
+
+def shrink_all(settings):
+    """Small copies of all videos of a folder."""
+    for_each_video(settings, ".mp4", functools.partial(shrink_one, settings),
+                   lambda path, made: None)
+
+
+def every_second(size, item):
+    """One video as the teacher sees it, at 0.5, 1.5, ... s: (id, (n, 3, size, size) uint8, None)."""
+    import numpy as np
+    from video import Unreadable, duration, evaluation_view, read_frames
+    name, path = item
+    try:
+        times = np.arange(0.5, max(duration(path), 1.0))
+        frames = read_frames(path, times, round(size * 320 / 224))
+    except (Unreadable, OSError) as error:
+        return name, None, str(error)
+    return name, evaluation_view(frames, size), None
+
+
+def teach_all(settings):
+    """The teacher's features of all videos of a folder: ID.npy, (n, D) float16, row i = second i."""
+    import numpy as np
+    from pseudo_labels import open_teacher
+    teacher = open_teacher(settings.clip, settings.clip_weights, pick_device(settings.device))
+
+    def keep(path, frames):
+        rows = np.concatenate([teacher.encode_frames(part).numpy() for part in frames.split(256)])
+        write_atomically(path, lambda file: np.save(file, rows.astype(np.float16)))
+
+    for_each_video(settings, ".npy", functools.partial(every_second, teacher.size), keep)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -180,7 +221,7 @@ def export_toy(settings):
 def main():
     """`python data.py COMMAND ...`"""
     commands = {"check": (check, s.CheckSettings), "shrink": (shrink_all, s.ShrinkSettings),
-                "export-toy": (export_toy, s.ExportSettings)}
+                "teach": (teach_all, s.TeachSettings), "export-toy": (export_toy, s.ExportSettings)}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         given = sys.argv[1] if len(sys.argv) > 1 else "nothing"
         if given in ("-h", "--help"):

@@ -2,6 +2,7 @@
 
 The files are those of `data.py export-toy`: real mp4, captions, COIN.json, a CLIP in a folder.
 """
+import dataclasses
 import json
 import shutil
 import sys
@@ -14,12 +15,14 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import data  # noqa: E402
 import settings as s  # noqa: E402
 import tools  # noqa: E402
 import toy  # noqa: E402
 import toy_render  # noqa: E402
 from commands import call, fails, flags_of, make_teacher  # noqa: E402
-from video import read_frames  # noqa: E402
+from pseudo_labels import open_teacher  # noqa: E402
+from video import duration, evaluation_view, read_frames  # noqa: E402
 
 TINY = (*flags_of("batch", 4), *flags_of("epochs", 0.5), "--size", "small", "--device", "cpu")
 VIDEOS = ("--videos", "ex/videos")
@@ -57,7 +60,6 @@ def evaluate(*flags):
 
 def test_exported_pictures_are_those_of_the_embedded_world():
     """Catches: lossy files, a border that the middle view does not cut off, times that drift."""
-    from video import evaluation_view
     video = toy.make_video("train", 1)
     frames = toy_render.render(video).astype(int)
     times = (np.arange(len(frames)) + .5) / toy_render.FPS
@@ -154,6 +156,71 @@ def test_shrink_makes_copies_and_goes_on_where_it_stopped(capsys):
     again = {path: path.stat().st_mtime_ns for path in Path("small").iterdir()}
     assert sum(again[path] != made[path] for path in made) == 1
     assert read_frames(next(iter(made)), [0.0]).shape[-1] <= 18
+
+
+TEACH = ("teach", "--videos", "some", "--out", "kept", "--clip", "local-dir:ex/clip")
+
+
+def test_kept_teacher_features_are_those_of_the_frames(capsys):
+    """Catches: a row of another second, a file made twice, a broken video that ends the run."""
+    shutil.copytree("ex/videos", "some", dirs_exist_ok=True)
+    Path("some/broken.mp4").write_bytes(b"no video")
+    call("data.py", *TEACH)
+    assert "broken" in capsys.readouterr().out
+    made = {path: path.stat().st_mtime_ns for path in sorted(Path("kept").iterdir())}
+    assert len(made) == len(list(Path("ex/videos").iterdir()))
+    path, gone, *_ = made
+    gone.unlink()
+    call("data.py", *TEACH)
+    assert path.stat().st_mtime_ns == made[path] and gone.stat().st_mtime_ns != made[gone]
+    teacher = open_teacher("local-dir:ex/clip")
+    rows, source = np.load(path), Path(f"ex/videos/{path.stem}.mp4")
+    assert rows.dtype == np.float16 and len(rows) == round(duration(source))
+    for second in (0, 7, len(rows) - 1):
+        frame = evaluation_view(read_frames(source, [second + 0.5]), teacher.size)
+        np.testing.assert_allclose(teacher.encode_frames(frame)[0], rows[second], atol=2e-3)
+
+
+def test_kept_teacher_features_are_used_where_present(capsys):
+    """Catches: features of another second or video, frames decoded for nothing, a file of another
+    teacher or none at all that is taken for good."""
+    call("data.py", *TEACH)
+    teacher = open_teacher("local-dir:ex/clip")
+    Path("kept/broken.npy").unlink(missing_ok=True)
+    first, *_, last = sorted(Path("kept").iterdir())
+    last.unlink()                                      # it is shown to the teacher instead
+    settings = s.TrainSettings(data="howto100m", videos=Path("ex/videos"), phrases=Path("none"),
+                               captions=Path("ex/captions"), teacher_features=Path("kept"))
+    source = data.open_narrated(settings, 32, 4, teacher)
+    windows = np.array([[2.0, 10.0], [5.0, 9.0]])      # frames at 3, 5, 7, 9 and 5.5, 6.5, 7.5, 8.5
+    requests = [(v, windows) for v in range(len(source))
+                if source.videos[v].name in (first.stem, last.stem)]
+    loaded = source.load(requests)
+    ours = dict(zip((source.videos[v].name for v, _ in requests),
+                    source.teach(loaded.looks).split(2)))
+    rows = np.load(first).astype(np.float32)
+    np.testing.assert_allclose(ours[first.stem], [rows[[3, 5, 7, 9]].mean(0), rows[5:9].mean(0)],
+                               rtol=1e-5)
+    settings = dataclasses.replace(settings, teacher_features=None)
+    source = data.open_narrated(settings, 32, 4, teacher)
+    looked = source.teach(source.load(requests).looks).split(2)
+    looked = dict(zip((source.videos[v].name for v, _ in requests), looked))
+    assert torch.equal(ours[last.stem], looked[last.stem])
+    assert not torch.equal(ours[first.stem], looked[first.stem])
+
+    kept = (*TRAIN, "--teacher-features", "kept")
+    call("train.py", *kept, "--out", "runs/kept")
+    source = data.open_narrated(dataclasses.replace(settings, teacher_features=Path("kept")), 32, 4,
+                                teacher)
+    for content in (rows[:, 1:], rows * np.nan, rows[0], rows[:0]):
+        np.save(first, content)
+        with pytest.raises(s.BadInput, match=first.name):
+            source.load(requests)
+    first.write_bytes(b"no npy")
+    with pytest.raises(s.BadInput, match=first.name):
+        source.load(requests)
+    assert "nowhere" in fails(capsys, 2, "train.py", *TRAIN, "--teacher-features", "nowhere",
+                              "--out", "runs/never")
 
 
 @pytest.mark.parametrize("flags, naming", [
