@@ -17,7 +17,6 @@ HISTORY, PIECES = 68.0, 8     # s of observed video in step forecasting, cut int
 CLIP_SECONDS = 9.0            # of a clip in pre-training and step classification
 MIN_WORDS = 12                # a shorter sentence is joined with its neighbours
 STRIDE = 2                    # every second sentence gives a clip
-FORECASTS = 0.75              # share of the videos of which a forecast is asked in training
 
 
 def around(start, end, seconds, duration):
@@ -85,19 +84,6 @@ def history_windows(windows, rng):
     middle, end = windows[:-1].mean(1), windows[:-1, 1]
     history = forecast_windows(rng.uniform(middle, end))                        # (n - 1, 8, 2)
     return np.concatenate([history, windows[1:, None]], 1)
-
-
-def draw_row(windows, rng):
-    """What one video is asked in one step: windows (n, 2), which are observed (n,), missing clip j.
-
-    Most rows are forecasts as at inference: eight windows of the history up to a clip, and the next
-    clip. In the others any clip may be the missing one, as in the paper.
-    """
-    if rng.random() < FORECASTS and len(windows) > 1:
-        rows = history_windows(windows, rng)                              # (n - 1, 9, 2)
-        return rows[rng.integers(len(rows))], np.arange(CLIPS) < PIECES, PIECES
-    j, observed = missing_clip(len(windows), rng)
-    return windows, observed, j
 
 
 def forecast_windows(end):

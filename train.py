@@ -78,9 +78,10 @@ def load_step(source, settings, batch, ordering, first, step):
     for video in videos_of_step(step - first, len(source), batch, settings.seed):
         windows = source.pretrain_windows(video, rng)
         if len(windows):
-            row = (windows, np.ones(len(windows), bool), -1)
-            windows, *asked[video] = protocols.draw_row(windows, rng) if ordering else row
             requests.append((video, windows))
+            j, seen = (protocols.missing_clip(len(windows), rng) if ordering
+                       else (-1, np.ones(len(windows), bool)))
+            asked[video] = seen, j
     loaded = source.load(requests, rng)
     return loaded, [asked[video] for video, _ in loaded.requests]
 

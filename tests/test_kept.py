@@ -59,28 +59,6 @@ def test_history_windows_are_what_forecasts_read():
     assert protocols.history_windows(windows[:1], rng).shape == (0, 9, 2)
 
 
-def test_a_share_of_the_rows_are_forecasts_as_at_inference():
-    """Catches: one kind of row alone, the first clip or always the last forecast, the forecast clip
-    observed or a part of the history hidden, rows of the other kind resampled."""
-    windows = np.arange(5)[:, None] * 20. + [6, 15]
-    rng, asked, cut = np.random.default_rng(0), Counter(), 0
-    for _ in range(4000):
-        rows, observed, j = protocols.draw_row(windows, rng)
-        if len(rows) == 5:
-            assert rows is windows and not observed[j]
-            cut += observed.sum() < 4
-        else:
-            assert rows.shape == (9, 2) and j == 8 and observed.tolist() == [True] * 8 + [False]
-            asked[windows.tolist().index(rows[8].tolist())] += 1
-    share = sum(asked.values()) / 4000
-    assert share == pytest.approx(protocols.FORECASTS, abs=.04)                # std .008
-    assert sorted(asked) == [1, 2, 3, 4] and min(asked.values()) > 1000 * share * .8
-    assert cut > .4 * 4000 * (1 - share)               # a tail hidden as well: .54 are expected
-    for _ in range(20):
-        rows, observed, j = protocols.draw_row(windows[:1], rng)           # nothing before it
-        assert len(rows) == 1 and observed.tolist() == [False] and j == 0
-
-
 # ------------------------------------------------------------------------------------------------
 # Kept embeddings
 # ------------------------------------------------------------------------------------------------

@@ -201,7 +201,7 @@ def test_a_batch_is_the_rows_of_its_videos(ordering, broken):
             windows = source.pretrain_windows(video, same)
             seen, missing = np.ones(len(windows), bool), -1
             if ordering and len(windows):
-                windows, seen, missing = protocols.draw_row(windows, same)
+                missing, seen = protocols.missing_clip(len(windows), same)
             if not len(windows) or video in broken:
                 continue
             n = len(windows)
