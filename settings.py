@@ -55,7 +55,7 @@ class TrainSettings:
     sgd_epochs: float = opt("epochs of SGD on the matching loss, the first stage", 0.25)
     match_epochs: float = opt("epochs of AdamW on the matching loss", 3.0)
     joint_epochs: float = opt("epochs of AdamW on the whole objective", 1.0)
-    order_epochs: float = opt("epochs of AdamW on h alone, embeddings kept", 60.0)
+    order_epochs: float = opt("epochs of AdamW on h alone, embeddings kept", 120.0)
     keep: int = opt("times each video is gone through for these, with other windows", 6)
     batch: int = opt("videos per step; the paper's 128", 16)
     order_batch: int = opt("rows per step of that stage", 256)
