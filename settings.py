@@ -53,7 +53,7 @@ class TrainSettings:
     device: str = opt("auto: a CUDA GPU where there is one", "auto")
     toy_videos: int = opt("training videos of the embedded world", 6000)
     sgd_epochs: float = opt("epochs of SGD on the matching loss, the first stage", 0.25)
-    match_epochs: float = opt("epochs of AdamW on the matching loss", 3.0)
+    match_epochs: float = opt("epochs of AdamW on the matching loss", 4.0)
     joint_epochs: float = opt("epochs of AdamW on the whole objective", 1.0)
     order_epochs: float = opt("epochs of AdamW on h alone, embeddings kept", 120.0)
     keep: int = opt("times each video is gone through for these, with other windows", 6)
