@@ -135,8 +135,7 @@ class ProcedureModel(nn.Module):
         return diffusion.sample(predict, KAPPA * noise, self.alpha_bar)
 
     def forecast_next(self, x, noise):
-        """`forecast` of the clip after all N observed ones: x (B, N, D), noise and result (B, Q, D).
-        """
+        """`forecast` of the clip after all N: x (B, N, D), noise (B, Q, D) -> x_hat (B, Q, D)."""
         B, N, D = x.shape
         observed = torch.arange(N + 1, device=x.device).expand(B, -1) < N
         return self.forecast(torch.cat([x, x.new_zeros(B, 1, D)], 1), observed,
@@ -198,7 +197,7 @@ def read_checkpoint(path):
 def load_model(path):
     """A checkpoint as a model in eval mode, and the rest of its content.
 
-    One of ours gives a ProcedureModel; a released one a weights.Released, which answers the same
+    One of ours gives a ProcedureModel; a released one a released.Released, which answers the same
     questions.
     Raises: BadInput as `read_content`, and if the weights do not fit the arguments.
     """
@@ -208,7 +207,7 @@ def load_model(path):
         return build_released(path, content), {}
     try:
         if "released" in content["arguments"]:                 # written by `python weights.py`
-            from weights import Released
+            from released import Released
             model = Released(**content["arguments"]["released"])
         else:
             model = ProcedureModel(content["model"]["phrases"], **content["arguments"])
