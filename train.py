@@ -275,6 +275,9 @@ def set_up(settings):
     sizes = SIZES[size]
     if settings.encoder == "mvit":
         sizes = {**sizes, "encoder": MVIT[size]}
+    if settings.init and not resumed:
+        import weights
+        start = weights.open_start(settings.init)      # what is wrong with it is said before long
     source, phrases, pixels, teacher_tau, clip_tau = load_data(settings, sizes, device)
     if source.missing:
         print(f"{len(source.missing)} of {len(source.listed)} videos are missing; see "
@@ -287,8 +290,7 @@ def set_up(settings):
     if resumed:
         model.load_state_dict(resumed["model"])
     elif settings.init:
-        from weights import init_model
-        init_model(model, settings.init)
+        weights.fill(settings.init, model, start)
     plan = plan_stages(settings, sizes["encoder"] is not None, len(source))
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(source)} videos, "
           + ", ".join(f"{steps} steps {name}" for name, steps, _ in plan) + f", on {device}")

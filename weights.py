@@ -13,7 +13,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4; the released code and
 
 Each of them as {"model_state"}, {"state_dict"}, {"model"} or plain, with `module.` before its names
 or not, as a torch file or safetensors. Two things are done with them: --init starts a training with
-what fits (`init_model`); --checkpoint and `load_released` give the model as released (released.py):
+what fits (`fill`); --checkpoint and `load_released` give the model as released (released.py):
 
     model = load_released("procedurevrl.pyth")
     x = model.encode(clips)                 # (B, 3, F, H, W) float, normalised -> (B, D)
@@ -268,14 +268,14 @@ def timm_weights():
                        "without a network, download it elsewhere and give the file") from None
 
 
-def init_model(model, source):
-    """--init of training: start a ProcedureModel from a run folder, a file of ours or from outside.
+def open_start(source):
+    """--init of training: a run folder, a file of ours or from outside, or "timm" -> for `fill`.
 
-    What the file has of f, and of h if it is ours, is taken; the rest begins anew, and is printed.
-    Raises: BadInput if the source cannot be read, or nothing of it fits.
+    Of f, and of h if it is ours, what fits is then taken; the rest begins anew.
+    Raises: BadInput if the source cannot be read.
     """
     content = timm_weights() if str(source) == "timm" else read_content(source)
-    fill(source, model, rename(tensors_of(content)))
+    return rename(tensors_of(content))
 
 
 def main(settings):
