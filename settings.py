@@ -104,7 +104,8 @@ class EvaluateSettings:
                     ("forecast", "classify", "features"))
     data: str = opt("toy: the embedded world; coin: COIN with videos, or with a features file",
                     "toy", ("toy", "coin"))
-    checkpoint: Path = opt("run folder, or a checkpoint file", Path("runs/pretrain"))
+    checkpoint: Path = opt("run folder, a checkpoint file of ours, or a published one",
+                           Path("runs/pretrain"))
     annotations: Path = opt("COIN.json (--data coin)", None)
     features: Path = opt("npz of clip embeddings, one row per window (--data coin)", None)
     text_embeddings: Path = opt("npz of the classes' text embeddings (--data coin)", None)

@@ -175,6 +175,9 @@ def build_released(path, content, heads=None):
         raise BadInput(f"{path}: missing or of another shape: {shorten([*missing, *reshaped])}; a "
                        f"{encoder.get('kind', 'timesformer')} of width {encoder['width']} and "
                        "divided space-time attention is needed")
+    if not heads and "kind" not in encoder:
+        print(f"  it does not say how many attention heads: {encoder['heads']}, each {HEAD_WIDTH} "
+              "wide as in the release")
     return model.eval()
 
 

@@ -1,7 +1,10 @@
 """MViT-v2 as the encoder: torchvision's own settings, the interface of TimeSformer, its frames."""
+import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torchvision.models.video import mvit as theirs
@@ -9,6 +12,9 @@ from torchvision.models.video import mvit as theirs
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import annotations  # noqa: E402
+import data  # noqa: E402
+import video  # noqa: E402
 from model import build_encoder  # noqa: E402
 from mvit import MViT, block_settings  # noqa: E402
 from protocols import frame_times  # noqa: E402
@@ -104,3 +110,26 @@ def test_sixteen_frames_have_a_stride_of_six():
     assert times[0].mean() == pytest.approx(14.5)
     assert times[1, 0] == pytest.approx(4 + 1 / 16) and times[1, -1] == pytest.approx(6 - 1 / 16)
     assert build_encoder(8, **MVIT["small"]).seconds is None
+
+
+def test_the_middle_of_a_window_is_read_from_a_file(tmp_path, monkeypatch):
+    """Catches: seconds that stop on the way from the encoder to the reader."""
+    asked = []
+    monkeypatch.setattr(video, "read_frames", lambda path, times, short_side: asked.append(
+        times) or torch.zeros(len(times), 3, 40, 40, dtype=torch.uint8))
+    name = next(name for name in "abcdefgh" if annotations.training_split(name) == "train")
+    (tmp_path / f"{name}.mp4").touch()
+    (tmp_path / f"{name}.csv").write_text("start,end,text\n0,9,pour the milk\n")
+    (tmp_path / "COIN.json").write_text(json.dumps({"database": {name: {
+        "subset": "training", "recipe_type": 0,
+        "annotation": [{"id": "1", "segment": [1, 9], "label": "pour"}]}}}))
+    settings = SimpleNamespace(videos=tmp_path, ids=None, captions=tmp_path, steps=None,
+                               split="train", task="classify", text_embeddings=None,
+                               annotations=tmp_path / "COIN.json")
+    f = SimpleNamespace(image=32, frames=4, seconds=2.0)
+    sources = [data.open_videos(settings, SimpleNamespace(encoder=f)),
+               data.open_narrated(settings, 32, 4, None, 2.0),
+               data.open_coin_videos(settings, 32, 4, None, True, 2.0)[0]]
+    for source in sources:
+        source.load([(0, np.array([[10., 19.]]))])
+        np.testing.assert_allclose(asked.pop(), [13.75, 14.25, 14.75, 15.25])

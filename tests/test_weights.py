@@ -239,7 +239,7 @@ def test_every_layout_gives_the_same_model(tmp_path, capsys, encoder, layout):
 @pytest.mark.parametrize("sizes", [
     dict(dim=48, image=24, patch=6, width=40, frames=2, depth=1, heads=5),
     dict(dim=16, image=32, patch=16, width=128, frames=6, depth=3, heads=2)])
-def test_sizes_are_read_from_the_weights(tmp_path, sizes):
+def test_sizes_are_read_from_the_weights(tmp_path, capsys, sizes):
     """Catches: width, depth, patch, frames, image or D of the paper taken for granted; 12 heads
     whatever the width."""
     model = made(sizes, None)
@@ -251,6 +251,8 @@ def test_sizes_are_read_from_the_weights(tmp_path, sizes):
     loaded = load_released(tmp_path / "x.pyth")
     assert loaded.arguments == model.arguments | {"released": {**model.arguments["released"],
                                                                "heads": {}}}
+    said = "does not say how many attention heads: 2, each 64 wide" in capsys.readouterr().out
+    assert said == (sizes["width"] == 128)
     clips = torch.randn(2, 3, sizes["frames"], sizes["image"], sizes["image"])
     assert torch.equal(loaded.encode(clips), model.encode(clips))
 
