@@ -177,16 +177,18 @@ class VideoSource:
         frames:   F, frames per clip.
         teacher:  pseudo_labels.Teacher, or None where its features are not needed.
         captions: captions.Captions, in pre-training.
+        seconds:  of the middle of a window, what the encoder sees; None: all of it.
         kept:     folder of the teacher's features, ID.npy, one row a second (`data.py teach`); a
                   video without such a file is shown to the teacher when it is read.
     `listed` holds all videos; `missing` names those without a file or (in pre-training) a
     narration, and `videos` holds the others.
     """
 
-    def __init__(self, videos, paths, size, frames, teacher=None, captions=None, kept=None):
+    def __init__(self, videos, paths, size, frames, teacher=None, captions=None, seconds=None,
+                 kept=None):
+        self.paths, self.size, self.frames_per_clip, self.seconds = paths, size, frames, seconds
         self.kept = {path.stem: path for path in kept.glob("*.npy")} if kept else {}
         self.width = teacher.encode_phrases(["a"]).shape[1] if kept else None
-        self.paths, self.size, self.frames_per_clip = paths, size, frames
         self.listed, self.model, self.captions = videos, teacher, captions
         there = {video.name for video in videos if video.name in paths
                  and (captions is None or video.name in captions)}
@@ -221,7 +223,7 @@ class VideoSource:
         short_side = round(max(sizes) * 320 / 224)              # enough for any view of any size
         for request in requests:
             name = self.videos[request[0]].name
-            times = frame_times(request[1], self.frames_per_clip)
+            times = frame_times(request[1], self.frames_per_clip, self.seconds)
             try:
                 frames = read_frames(self.paths[name], times.reshape(-1), short_side)
             except (Unreadable, OSError) as error:
@@ -291,10 +293,10 @@ def open_coin(settings, split, needed=True):
     return source, torch.from_numpy(texts)
 
 
-def found(settings, videos, *args, needed=True):
+def found(settings, videos, *args, needed=True, **more):
     """A VideoSource of the videos listed; BadInput if (needed and) there is no file for any."""
     from video import find_videos
-    source = VideoSource(videos, find_videos(settings.videos), *args)
+    source = VideoSource(videos, find_videos(settings.videos), *args, **more)
     if needed and not len(source):
         raise BadInput(f"--videos {settings.videos}: no file (with a narration, in training) of "
                        f"any of the {len(videos)} videos listed; their names must be the ids")
@@ -309,20 +311,20 @@ def open_videos(settings, model):
         return ToySource(settings.split, settings.toy_videos, model.encoder.frames)
     names = load_ids(settings.ids) if settings.ids else sorted(find_videos(settings.videos))
     return found(settings, [Narrated(name) for name in names], model.encoder.image,
-                 model.encoder.frames)
+                 model.encoder.frames, seconds=model.encoder.seconds)
 
 
-def open_narrated(settings, size, frames, teacher):
+def open_narrated(settings, size, frames, teacher, seconds=None):
     """Videos with captions (HowTo100M, or a folder of one's own) -> VideoSource."""
     from captions import open_captions
     from listings import load_ids
     captions = open_captions(settings.captions)
     names = load_ids(settings.ids) if settings.ids else captions
     return found(settings, [Narrated(name) for name in names], size, frames, teacher, captions,
-                 settings.teacher_features)
+                 seconds=seconds, kept=settings.teacher_features)
 
 
-def open_coin_videos(settings, size, frames, teacher, needed=True):
+def open_coin_videos(settings, size, frames, teacher, needed=True, seconds=None):
     """COIN.json or a released csv, with video files: (VideoSource of the split, class names).
 
     A csv is one split already. It has no names: they come from --steps.
@@ -338,7 +340,7 @@ def open_coin_videos(settings, size, frames, teacher, needed=True):
         videos, own = annotations.load_coin(settings.annotations)
         videos = [video for video in videos if video.split == settings.split and video.steps]
         names = names or own
-    return found(settings, videos, size, frames, teacher, needed=needed), names
+    return found(settings, videos, size, frames, teacher, needed=needed, seconds=seconds), names
 
 
 # ------------------------------------------------------------------------------------------------

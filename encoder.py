@@ -167,6 +167,8 @@ class TimeSformer(nn.Module):
     Raises: ValueError if image or width cannot be split evenly.
     """
 
+    seconds = None             # of a window's middle that a clip covers: all of it
+
     def __init__(self, image=224, patch=16, frames=8, width=768, depth=12, heads=12, dim=512):
         super().__init__()
         if image % patch:

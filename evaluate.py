@@ -240,7 +240,7 @@ def write_features(model, settings, device):
     with torch.no_grad():
         names, windows, x, _, failed = kept.embed_videos(source, encode, settings.stride,
                                                          settings.workers, device)
-    D = model.phrases.shape[1]
+    D = model.dim
     write_atomically(settings.out, lambda file: np.savez(
         file, video=names, start=windows[:, 0], end=windows[:, 1], embedding=x[:, :D].numpy(),
         encoder_cls=x[:, D:].numpy(), stride=settings.stride))
@@ -272,8 +272,8 @@ def main(settings):
         return write_features(model, settings, device)
     source, texts = load_data(settings, model, device)
     texts = texts.to(device)
-    if texts.shape[1] != model.phrases.shape[1]:
-        raise BadInput(f"{settings.checkpoint}: embeddings of width {model.phrases.shape[1]}, the "
+    if texts.shape[1] != model.dim:
+        raise BadInput(f"{settings.checkpoint}: embeddings of width {model.dim}, the "
                        f"texts have {texts.shape[1]}; give the --data it was trained on")
     task = {"forecast": forecast, "classify": classify}[settings.task]
     with torch.no_grad():

@@ -17,6 +17,10 @@ def load_data(settings, model, device, needed=True):
     if settings.data == "coin":
         return data.open_coin(settings, settings.split, needed)
     import toy
+    import toy_render
+    if model.encoder.image != toy_render.SIZE:
+        raise BadInput(f"--data toy: its pictures are {toy_render.SIZE} pixels wide, "
+                       f"{settings.checkpoint} reads {model.encoder.image}; give it --data coin")
     teacher = data.toy_teacher(device)
     frames = model.encoder.frames
     return (data.ToySource(settings.split, settings.toy_videos, frames, teacher.encode_frames),
@@ -45,7 +49,7 @@ def load_videos(settings, model, device, needed):
     teacher = None if settings.text_embeddings else teacher_of(settings.clip,
                                                                settings.clip_weights, device)
     source, names = data.open_coin_videos(settings, model.encoder.image, model.encoder.frames,
-                                          teacher, needed)
+                                          teacher, needed, model.encoder.seconds)
     texts = (texts_of(teacher, tuple(names)) if teacher else
              torch.from_numpy(annotations.load_text_embeddings(settings.text_embeddings)[1]))
     largest = max((sample.label for sample in data.classify_samples(source.listed, 1)), default=-1)
@@ -134,12 +138,8 @@ def forecasts(model, x, texts, samples, seed, batch):
     zero, drawn = [], []
     with torch.no_grad():
         for clips, eps in in_batches(batch, x, noise):
-            B = len(clips)
-            padded = torch.cat([clips, clips.new_zeros(B, 1, D)], 1)           # j = N is missing
-            observed = torch.arange(N + 1, device=x.device).expand(B, -1) < N
-            j = torch.full((B,), N, device=x.device)
             queries = torch.cat([torch.zeros_like(eps[:, :1]), eps], 1)        # (B, 1 + Q, D)
-            log_p = score(model.match, model.forecast(padded, observed, j, queries), texts)
+            log_p = score(model.match, model.forecast_next(clips, queries), texts)
             zero.append(log_p[:, 0])
             drawn.append(log_p[:, 1:])
     return torch.cat(zero), torch.cat(drawn)

@@ -12,6 +12,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.
     -              z_hat       (B, Q, D)   its clean point: what is noised again (diffusion.py)
     B videos, N clips, Q queries, T levels, K phrases, D embedding.
 """
+import re
 from pathlib import Path
 
 import torch
@@ -28,12 +29,20 @@ GAIN = 0.5                # of h's output beside the mean text: the start of tra
 KAPPA = 0.6               # scale of the noise when sampling; below 1 the likelier steps come more
 
 
+def build_encoder(dim, kind="timesformer", **arguments):
+    """f: a TimeSformer, or with kind "mvit" the other backbone of the paper's appendix."""
+    if kind == "mvit":
+        from mvit import MViT
+        return MViT(dim=dim, **arguments)
+    return TimeSformer(dim=dim, **arguments)
+
+
 class ProcedureModel(nn.Module):
     """The pair of a video encoder f and a denoiser h, with the texts they were trained on.
 
     Args:
         phrases: (K, D) float, embeddings of the phrase pool, of any length.
-        encoder: dict, arguments of TimeSformer; None = clips are embeddings already.
+        encoder: dict, arguments of `build_encoder`; None = clips are embeddings already.
         denoiser: dict, arguments of Denoiser; None = matching only.
         order:   "diffusion", "mask" or "none".
         tau:     temperature of Eq. 6.
@@ -49,8 +58,8 @@ class ProcedureModel(nn.Module):
         self.teacher_tau, self.clip_tau = teacher_tau, clip_tau or tau
         self.arguments = {"encoder": encoder, "denoiser": denoiser, "order": order, "tau": tau,
                           "pixels": pixels, "teacher_tau": teacher_tau, "clip_tau": clip_tau}
-        D = phrases.shape[1]
-        self.encoder = TimeSformer(dim=D, **encoder) if encoder else None
+        self.dim = D = phrases.shape[1]
+        self.encoder = build_encoder(D, **encoder) if encoder else None
         self.denoiser = Denoiser(dim=D, **denoiser) if order != "none" else None
         mean, A = diffusion.affine_map(phrases)
         self.register_buffer("phrases", functional.normalize(phrases, dim=-1))      # (K, D)
@@ -125,6 +134,13 @@ class ProcedureModel(nn.Module):
             return predict(torch.zeros_like(noise), top)[0]
         return diffusion.sample(predict, KAPPA * noise, self.alpha_bar)
 
+    def forecast_next(self, x, noise):
+        """`forecast` of the clip after all N: x (B, N, D), noise (B, Q, D) -> x_hat (B, Q, D)."""
+        B, N, D = x.shape
+        observed = torch.arange(N + 1, device=x.device).expand(B, -1) < N
+        return self.forecast(torch.cat([x, x.new_zeros(B, 1, D)], 1), observed,
+                             torch.full((B,), N, device=x.device), noise)
+
 
 # ------------------------------------------------------------------------------------------------
 # Checkpoints: tensors and plain types, so that weights_only=True loads them
@@ -135,10 +151,11 @@ def save_checkpoint(path, model, **more):
     write_atomically(path, lambda file: torch.save(content, file))
 
 
-def read_checkpoint(path):
-    """The content of a checkpoint of ours: a run folder or a file -> dict on the CPU.
+def read_content(path):
+    """What a file of weights holds, ours or not: a run folder, a torch file or safetensors -> dict.
 
-    Raises: BadInput if there is none, it is cut off, or it is not one of ours.
+    Nothing in the file is executed: tensors and plain types are read, anything else is refused.
+    Raises: BadInput if there is none, it is cut off, or it would have to run code.
     """
     path = Path(path)
     path = path / "checkpoint.pt" if path.is_dir() else path
@@ -146,23 +163,54 @@ def read_checkpoint(path):
         raise BadInput(f"{path}: no such checkpoint; make one with "
                        "`python train.py --stage pretrain`")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:                 # torch names no class for a file it cannot load
+        code = re.search(r"(?<=GLOBAL )[\w.]+|TorchScript", str(error))
+        if code:
+            raise BadInput(f"{path}: holds {code[0]}, which only code can read, and a file's code "
+                           "is never run here; if you trust the file, save its tensors alone: "
+                           "torch.save(torch.load(FILE, weights_only=False)['model_state'], NEW)"
+                           ) from None
         raise BadInput(f"{path}: cannot be read as a checkpoint ({type(error).__name__}); "
                        "is it cut off, or not a file of tensors and plain types?") from None
-    if not isinstance(content, dict) or not {"arguments", "model"} <= content.keys():
+
+
+def is_ours(content):
+    """Whether the content of a file was written by `save_checkpoint`."""
+    return isinstance(content, dict) and {"arguments", "model"} <= content.keys()
+
+
+def read_checkpoint(path):
+    """The content of a checkpoint of ours: a run folder or a file -> dict on the CPU.
+
+    Raises: BadInput as `read_content`, and if it is not one of ours.
+    """
+    content = read_content(path)
+    if not is_ours(content):
         raise BadInput(f"{path}: not a checkpoint of train.py: it has no arguments and model")
     return content
 
 
 def load_model(path):
-    """A checkpoint of ours as a ProcedureModel in eval mode, and the rest of its content.
+    """A checkpoint as a model in eval mode, and the rest of its content.
 
-    Raises: BadInput as `read_checkpoint`, and if the weights do not fit the arguments.
+    One of ours gives a ProcedureModel; a released one a released.Released, which answers the same
+    questions.
+    Raises: BadInput as `read_content`, and if the weights do not fit the arguments.
     """
-    content = read_checkpoint(path)
+    content = read_content(path)
+    if not is_ours(content):
+        from weights import build_released
+        return build_released(path, content), {}
     try:
-        model = ProcedureModel(content["model"]["phrases"], **content["arguments"])
+        if "released" in content["arguments"]:                 # written by `python weights.py`
+            from released import Released
+            model = Released(**content["arguments"]["released"])
+        else:
+            model = ProcedureModel(content["model"]["phrases"], **content["arguments"])
         model.load_state_dict(content["model"])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -102,8 +102,11 @@ def classify_windows(start, end, duration, views):
     return np.array([around(m, m, CLIP_SECONDS, duration) for m in middles])
 
 
-def frame_times(windows, frames):
-    """(n, F) s: the middles of F equal parts of each window (n, 2)."""
+def frame_times(windows, frames, seconds=None):
+    """(n, F) s: the middles of F equal parts of each window (n, 2), or of its middle `seconds`."""
     windows = np.asarray(windows, float).reshape(-1, 2)
+    if seconds is not None:
+        spare = np.maximum(windows[:, 1] - windows[:, 0] - seconds, 0.0) / 2
+        windows = windows + np.stack([spare, -spare], -1)
     part = (np.arange(frames) + 0.5) / frames
     return windows[:, :1] + (windows[:, 1:] - windows[:, :1]) * part

@@ -22,6 +22,7 @@ if __name__ == "__main__":       # --help and a mistyped flag do not wait for to
     parse(TextSettings)
 
 import difflib
+import json
 import logging
 import warnings
 from pathlib import Path
@@ -148,6 +149,28 @@ def check_weights(clip, weights):
                        f"QuickGELU, which this model has not; use --clip {clip}-quickgelu")
 
 
+def require_activation(model, clip, given):
+    """BadInput if these are OpenAI's weights, trained with QuickGELU, in a model without it.
+
+    A file does not say whose weights it has. OpenAI's are known by their values, all of which are
+    those of float16. Other weights that were stored so are taken for theirs, unless the config of
+    a local-dir says "quick_gelu": false. Others' weights in a -quickgelu model cannot be told.
+    """
+    import open_clip
+
+    folder = clip.removeprefix("local-dir:")
+    config = (open_clip.get_model_config(clip) if folder == clip else
+              json.loads((Path(folder) / "open_clip_config.json").read_text())["model_cfg"])
+    layers = [weight for name, weight in model.named_parameters() if name.endswith("c_fc.weight")]
+    if (layers and "quick_gelu" not in config
+            and all(torch.equal(weight, weight.half().float()) for weight in layers)):
+        use = (f"use --clip {clip}-quickgelu" if folder == clip else
+               'write "quick_gelu": true into the model_cfg of its config (or false, if they are '
+               "not OpenAI's)")
+        raise BadInput(f"--clip {clip}{given}: by their values (of float16) these weights are "
+                       f"OpenAI's, trained with QuickGELU, which this model has not; {use}")
+
+
 def open_teacher(clip, weights=None, device="cpu"):
     """A pre-trained image-language model by name -> Teacher.
 
@@ -156,12 +179,12 @@ def open_teacher(clip, weights=None, device="cpu"):
                  open_clip_config.json and weights.
         weights: a tag of open_clip, by default "openai" (downloaded once, then kept by open_clip);
                  or a file, safetensors or a torch file of tensors. Nothing in it is executed, so
-                 OpenAI's own ViT-B-16.pt, which is a program (TorchScript), is refused. A file does
-                 not say its activation: OpenAI's weights need a -quickgelu model.
+                 OpenAI's own ViT-B-16.pt, which is a program (TorchScript), is refused.
                  None with local-dir:DIR.
         device:  where to run.
     Mean, deviation and size of the pictures are those of the weights' preprocessing.
-    Raises: BadInput, one line, if there is no such model, tag or file, or the weights do not fit.
+    Raises: BadInput, one line, if there is no such model, tag or file, if the weights do not fit or
+            were trained with another activation, or if they are not here and there is no network.
     """
     import open_clip
 
@@ -175,6 +198,7 @@ def open_teacher(clip, weights=None, device="cpu"):
     else:
         weights = "openai" if weights is None else weights
         check_weights(clip, weights)
+    given = "" if weights is None else f" --clip-weights {weights}"
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)             # what is logged or warned of is in the exception too
     try:
@@ -182,7 +206,6 @@ def open_teacher(clip, weights=None, device="cpu"):
             model = open_clip.create_model(clip, weights, require_pretrained=True)
             tokenizer = open_clip.get_tokenizer(clip)
     except Exception as error:                 # as many classes as there are kinds of weights
-        given = "" if weights is None else f" --clip-weights {weights}"
         need = ("its file must be whole and hold tensors only, those of this model"
                 if weights is None or Path(weights).is_file() else
                 "without a network, give a downloaded file: --clip-weights FILE")
@@ -190,6 +213,7 @@ def open_teacher(clip, weights=None, device="cpu"):
         raise BadInput(f"--clip {clip}{given}: {type(error).__name__}: {problem}; {need}") from None
     finally:
         logging.disable(before)
+    require_activation(model, clip, given)
     pictures = model.visual.preprocess_cfg
     return Teacher(model, tokenizer, pictures["mean"], pictures["std"], device)
 

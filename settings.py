@@ -14,7 +14,10 @@ from pathlib import Path
 
 
 def opt(help, default=MISSING, choices=None):
-    """A field of a settings class: its help says effect, unit, range; choices if there are few."""
+    """A field of a settings class: its help says effect, unit, range; choices if there are few.
+
+    Without a default it is no flag but an argument by its place.
+    """
     return field(default=default, metadata={"help": help, "choices": choices})
 
 
@@ -47,6 +50,11 @@ class TrainSettings:
                                  "writes them), used where present (--data howto100m)", None)
     size: str = opt("of f and h (--data howto100m): paper, ViT-B on 8 frames of 224 x 224; small, "
                     "4 frames of 32 x 32, as with --data toy", "paper", ("small", "paper"))
+    encoder: str = opt("f: TimeSformer, or MViT-v2 (the paper's appendix)", "timesformer",
+                       ("timesformer", "mvit"))
+    init: Path = opt("start from these weights, as far as they fit: a run folder, a file of ours, "
+                     "TimeSformer, DistantSup or ProcedureVRL, a ViT of ImageNet; or timm: the one "
+                     "that the paper starts from, downloaded once", None)
     out: Path = opt("run folder: checkpoint.pt, config.json, metrics.jsonl", Path("runs/pretrain"))
     resume: bool = opt("go on from OUT/checkpoint.pt", False)
     seed: int = opt("of weights, batches and noise", 0)
@@ -87,6 +95,8 @@ class TrainSettings:
               self.teacher_features, "no such folder; `python data.py teach` makes one")
         check_common(self, {"toy": (), "howto100m": ("videos", "captions", "phrases"),
                             "coin": FEATURES}[self.data])
+        check(self.encoder != "mvit" or self.data != "coin", "encoder", "mvit",
+              "--data coin trains h alone: a features file is read by no encoder")
         check(self.order != "none" or self.data != "coin", "order", "none",
               "--data coin trains h alone: without it there is nothing to train")
 
@@ -98,7 +108,8 @@ class EvaluateSettings:
                     ("forecast", "classify", "features"))
     data: str = opt("toy: the embedded world; coin: COIN with videos, or with a features file",
                     "toy", ("toy", "coin"))
-    checkpoint: Path = opt("run folder, or a checkpoint file", Path("runs/pretrain"))
+    checkpoint: Path = opt("run folder, a checkpoint file of ours, or a published one",
+                           Path("runs/pretrain"))
     annotations: Path = opt("COIN.json (--data coin)", None)
     features: Path = opt("npz of clip embeddings, one row per window (--data coin)", None)
     text_embeddings: Path = opt("npz of the classes' text embeddings (--data coin)", None)
@@ -177,6 +188,20 @@ class TextSettings:
         check(self.phrases is not None, "phrases", "is missing", "a file with a phrase per line is "
               "needed; phrases.py writes one")
         check(self.out.parent.is_dir(), "out", self.out, f"there is no folder {self.out.parent}")
+
+
+@dataclass(frozen=True)
+class WeightsSettings:
+    """Write a checkpoint of TimeSformer, DistantSup or ProcedureVRL as a file of ours."""
+    source: Path = opt("the file: .pyth, .pth, .safetensors")
+    target: Path = opt("the file to write, for --checkpoint and --init")
+    heads: int = opt("attention heads of TimeSformer, which its weights do not tell; default what "
+                     "the file says, else 64 wide each (12 at 768)", None)
+
+    def __post_init__(self):
+        check(self.heads is None or self.heads >= 1, "heads", self.heads, "must be at least 1")
+        check(self.target.parent.is_dir(), "target", self.target,
+              f"there is no folder {self.target.parent}")
 
 
 @dataclass(frozen=True)
@@ -272,6 +297,9 @@ def parse(cls, argv=None):
         kind = ({"action": argparse.BooleanOptionalAction} if f.type is bool else
                 {"type": f.type, "choices": f.metadata["choices"], "metavar": None
                  if f.metadata["choices"] else f.type.__name__.upper()})
+        if f.default is MISSING:
+            parser.add_argument(f.name, help=f.metadata["help"], type=f.type)
+            continue
         parser.add_argument("--" + f.name.replace("_", "-"), default=f.default,
                             help=f.metadata["help"], **kind)
     try:

@@ -23,6 +23,11 @@ SIZES = {
               "denoiser": dict(width=64, layers=2, heads=4)},
     "h only": {"encoder": None, "denoiser": dict(width=128, layers=2, heads=4, dropout=0.1)},
 }
+MVIT = {                  # --encoder mvit: f of these two; 16 of 96 frames, as in the paper
+    "paper": dict(kind="mvit", image=224, frames=16, seconds=3.2),
+    "small": dict(kind="mvit", image=32, frames=4, seconds=None, width=16, heads=1,
+                  stages=[1, 1, 1], kv_stride=4),
+}
 PIXELS = 0.45, 0.225      # mean and deviation of pixels / 255, those of TimeSformer's weights
 CALIBRATED_TAU = 0.05     # of the embedded world's teacher: where its NLL is least (validation)
 SHARPER = 0.6             # temperature of the soft targets, as a share of the calibrated one
@@ -47,17 +52,17 @@ def load_data(settings, sizes, device):
                             for video in range(min(len(source), 1000))])
         calibrated = estimate_tau(some.clips, texts)
         return source, texts, None, tau or SHARPER * calibrated, calibrated
-    size, frames = sizes["encoder"]["image"], sizes["encoder"]["frames"]
+    f = sizes["encoder"]
     if settings.data == "howto100m":
         from listings import load_phrases
         phrases = [phrase.text for phrase in load_phrases(settings.phrases)]
         teacher = open_teacher(settings.clip, settings.clip_weights, device)
-        source = data.open_narrated(settings, size, frames, teacher)
+        source = data.open_narrated(settings, f["image"], f["frames"], teacher, f.get("seconds"))
         return source, teacher.encode_phrases(phrases), PIXELS, tau or settings.tau, None
     import toy
     import toy_render
     teacher = data.toy_teacher(device)
-    source = data.ToySource("train", settings.toy_videos, frames, teacher.encode_frames)
+    source = data.ToySource("train", settings.toy_videos, f["frames"], teacher.encode_frames)
     pixels = (toy_render.MEAN, toy_render.STD)
     return (source, teacher.encode_phrases(toy.PHRASES), pixels, tau or SHARPER * CALIBRATED_TAU,
             None)
@@ -267,7 +272,13 @@ def set_up(settings):
     from model import ProcedureModel
     resumed = prepare_run(settings)
     device = pick_device(settings.device)
-    sizes = SIZES[{"toy": "small", "coin": "h only"}.get(settings.data, settings.size)]
+    size = {"toy": "small", "coin": "h only"}.get(settings.data, settings.size)
+    sizes = SIZES[size]
+    if settings.encoder == "mvit":
+        sizes = {**sizes, "encoder": MVIT[size]}
+    if settings.init and not resumed:
+        import weights
+        start = weights.open_start(settings.init)      # what is wrong with it is said before long
     source, phrases, pixels, teacher_tau, clip_tau = load_data(settings, sizes, device)
     if source.missing:
         print(f"{len(source.missing)} of {len(source.listed)} videos are missing; see "
@@ -279,6 +290,8 @@ def set_up(settings):
                            settings.order, settings.tau, pixels, teacher_tau, clip_tau).to(device)
     if resumed:
         model.load_state_dict(resumed["model"])
+    elif settings.init:
+        weights.fill(settings.init, model, start)
     plan = plan_stages(settings, sizes["encoder"] is not None, len(source))
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(source)} videos, "
           + ", ".join(f"{steps} steps {name}" for name, steps, _ in plan) + f", on {device}")

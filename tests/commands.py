@@ -18,14 +18,16 @@ import pseudo_labels  # noqa: E402
 import tools  # noqa: E402
 import toy_render  # noqa: E402
 import train  # noqa: E402
+import weights  # noqa: E402
 from annotations import training_split  # noqa: E402
 from settings import (EvaluateSettings, PhrasesSettings, TextSettings, TrainSettings,  # noqa: E402
-                      run)
+                      WeightsSettings, run)
 
 SCRIPTS = {"train.py": (train.main, TrainSettings),
            "evaluate.py": (evaluate.main, EvaluateSettings),
            "phrases.py": (phrases.main, PhrasesSettings),
-           "pseudo_labels.py": (pseudo_labels.main, TextSettings)}
+           "pseudo_labels.py": (pseudo_labels.main, TextSettings),
+           "weights.py": (weights.main, WeightsSettings)}
 
 
 def flags_of(ending, value):

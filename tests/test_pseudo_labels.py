@@ -272,6 +272,65 @@ def test_a_folder_at_fault_is_one_line(place, tmp_path, offline, change):
     assert str(caught.value).startswith(f"--clip {clip}: ") and "\n" not in str(caught.value)
 
 
+# ---- its activation ----------------------------------------------------------------------------
+VIT = {"embed_dim": 16, "vision_cfg": {"image_size": 16, "layers": 1, "width": 16, "patch_size": 8,
+                                       "head_width": 8},
+       "text_cfg": {"context_length": 8, "vocab_size": 49408, "width": 8, "heads": 2, "layers": 1}}
+
+
+@pytest.fixture(scope="module")
+def openai(tmp_path_factory):
+    """Models vit-test and vit-test-quickgelu, and weights as OpenAI's: values of float16."""
+    folder = tmp_path_factory.mktemp("openai")
+    for name, more in (("vit-test", {}), ("vit-test-quickgelu", {"quick_gelu": True})):
+        (folder / f"{name}.json").write_text(json.dumps(VIT | more))
+        open_clip.add_model_config(folder / f"{name}.json")
+    torch.manual_seed(0)
+    model = open_clip.CLIP(**VIT, quick_gelu=True)
+    weights = {name: value.contiguous() for name, value in model.state_dict().items()}
+    save_file(weights, folder / "others.safetensors")
+    weights = {name: value.half().float() if value.is_floating_point() else value
+               for name, value in weights.items()}
+    save_file(weights, folder / "openai.safetensors")
+    model.load_state_dict(weights)
+    return folder, Teacher(model, open_clip.get_tokenizer("vit-test"), .5, .5)
+
+
+def as_folder(openai, target, config):
+    """A local-dir with OpenAI's weights and this model_cfg."""
+    target.mkdir()
+    shutil.copy(openai / "openai.safetensors", target / "open_clip_model.safetensors")
+    (target / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
+    return f"local-dir:{target}"
+
+
+def test_openais_weights_by_name_file_and_folder(openai, tmp_path, monkeypatch):
+    """Catches: a tag that is not downloaded or read, QuickGELU lost on one of the three ways."""
+    folder, expected = openai
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "vit-test-quickgelu", {
+        "openai": {"url": "https://nowhere/openai.pt", "quick_gelu": True}})
+    monkeypatch.setattr(open_clip.factory, "download_pretrained",
+                        lambda *args, **kwargs: str(folder / "openai.safetensors"))
+    ways = [("vit-test-quickgelu", None), ("vit-test-quickgelu", "openai"),
+            ("vit-test-quickgelu", str(folder / "openai.safetensors")),
+            (as_folder(folder, tmp_path / "clip", VIT | {"quick_gelu": True}), None)]
+    for clip, weights in ways:
+        torch.testing.assert_close(open_teacher(clip, weights).encode_phrases(["cut tomato"]),
+                                   expected.encode_phrases(["cut tomato"]))
+
+
+def test_openais_weights_without_quickgelu_are_an_error(openai, tmp_path, offline):
+    """Catches: a teacher with the wrong activation, of which open_clip does not even warn."""
+    folder, _ = openai
+    with pytest.raises(BadInput, match="--clip vit-test --clip-weights .*openai.safetensors: by "
+                                       "their values .*QuickGELU.*use --clip vit-test-quickgelu"):
+        open_teacher("vit-test", str(folder / "openai.safetensors"))
+    open_teacher("vit-test", str(folder / "others.safetensors"))       # nobody knows: not refused
+    with pytest.raises(BadInput, match='local-dir.*write "quick_gelu": true into the model_cfg'):
+        open_teacher(as_folder(folder, tmp_path / "silent", VIT))
+    open_teacher(as_folder(folder, tmp_path / "said", VIT | {"quick_gelu": False}))
+
+
 # ---- the command -------------------------------------------------------------------------------
 def test_command_writes_a_text_embeddings_file(place, tmp_path, monkeypatch, teacher, capsys):
     """Catches: rows in another order or normalised, counts kept in the names, a file that our own

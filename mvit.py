@@ -1,0 +1,84 @@
+"""The other video encoder f of the paper's ablation: MViT-v2, from torchvision.
+
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), appendix, "Backbone Architecture of Video
+Encoder" and Table C. Model: Li et al., CVPR 2022 (arXiv:2112.01526).
+
+    paper     here         shape              meaning
+    v_i       clips        (B, 3, F, H, W)    float pixels, already normalised
+    x_i       MViT(clips)  (B, D)             embedding in text space, length 1
+    f         MViT         nn.Module          the encoder; the interface is TimeSformer's
+    B clips per batch, D = 512, F = 16 frames (of 96 consecutive ones: 3.2 s), H = W = 224 pixels.
+
+A token covers 2 frames of 4 x 4 pixels. Stages of blocks follow each other; each but the first
+halves height and width of the tokens and doubles their width and the heads.
+"""
+from torch import nn
+from torch.nn import functional
+from torchvision.models.video import mvit
+
+
+def block_settings(stages, width, heads, kv_stride):
+    """torchvision's settings of each block: the doubling above, and pooling by 3 x 3 x 3.
+
+    kv_stride: by how much keys and values are thinned out, in height and width, in the first
+    stage; half as much in each one after it, so that all stages have equally many.
+    """
+    settings = []
+    for stage, blocks in enumerate(stages):
+        for block in range(blocks):
+            first = stage > 0 and block == 0
+            out, q, kv = width * (2 if first else 1), 2 if first else 1, max(kv_stride >> stage, 1)
+            settings.append(mvit.MSBlockConfig(heads << stage, width, out, [3, 3, 3], [3, 3, 3],
+                                               [1, q, q], [1, kv, kv]))
+            width = out
+    return settings
+
+
+class MViT(nn.Module):
+    """f: clips to unit vectors in the text space. Defaults are MViT-v2-S (torchvision mvit_v2_s).
+
+    Args:
+        image:   H = W, pixels; a multiple of 4, and of 4 * 2^(stages - 1).
+        frames:  F, frames per clip; even.
+        seconds: what a clip covers at most, around the middle of its window; None: all of it. The
+                 paper's is 16 frames with a stride of 6, at 30 frames/s.
+        width:   of a token in the first stage; a multiple of heads.
+        heads:   of attention in the first stage.
+        stages:  blocks in each stage.
+        kv_stride: see `block_settings`.
+        dim:     D, width of the text space.
+    Raises: ValueError if image, frames or width cannot be split evenly.
+    """
+
+    def __init__(self, image=224, frames=16, seconds=3.2, width=96, heads=1, stages=(1, 2, 11, 2),
+                 kv_stride=8, dim=512):
+        super().__init__()
+        if image % (4 << (len(stages) - 1)) or frames % 2 or width % heads:
+            raise ValueError(f"image {image}, frames {frames}, width {width}: must be multiples of "
+                             f"{4 << (len(stages) - 1)}, 2 and heads {heads}; choose others")
+        self.image, self.frames, self.seconds = image, frames, seconds
+        self.body = mvit.MViT((image, image), frames,
+                              block_settings(stages, width, heads, kv_stride), residual_pool=True,
+                              residual_with_cls_embed=False, rel_pos_embed=True,
+                              proj_after_attn=True, num_classes=1)
+        self.body.head = nn.Identity()
+        self.head = nn.Linear(width << (len(stages) - 1), dim)
+        nn.init.trunc_normal_(self.head.weight, std=0.02)
+        nn.init.zeros_(self.head.bias)
+
+    def features(self, clips):
+        """The class token after the last LayerNorm, before the head.
+
+        Args:    clips (B, 3, F, H, W) float: RGB, normalised as the weights expect.
+        Returns: (B, width of the last stage) float, of any length.
+        Raises:  ValueError if clips has another shape.
+        """
+        F, H = self.frames, self.image
+        if clips.shape[1:] != (3, F, H, H):
+            raise ValueError(f"clips are {tuple(clips.shape)}, need (B, 3, {F}, {H}, {H}): clips, "
+                             "RGB, frames, height, width; sample and resize the frames to that")
+        return self.body(clips)
+
+    def forward(self, clips):
+        """x_i = f(v_i): clips (B, 3, F, H, W) float -> (B, D), length 1; raises as `features`."""
+        return functional.normalize(self.head(self.features(clips)), dim=-1)

@@ -1,0 +1,166 @@
+"""The released model: h, its schedule and its sampling as published checkpoints have them.
+
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1-3.3, Eqs. 2-5; the released code.
+
+    paper          here                shape       meaning
+    {x_i}          x                   (B, N, D)   embeddings of the N observed clips, length 1
+    x_j^t          xt                  (B, D)      noisy version of the clip after them, j = N + 1
+    t              t                   int         noise level, 0 (least) to T - 1 (most)
+    alpha_bar_t    alpha_bar           (T,)        running product of 1 - beta_t
+    h              ReleasedDenoiser    nn.Module   x_hat_j^0, and the chain of Sec. 3.3 (`sample`)
+    f, h           Released            nn.Module   in the place of model.ProcedureModel
+    B videos, N = 8 clips, Q noises, T = 4 levels, D = 512, S classes.
+
+Ours (denoiser.py, diffusion.py, model.py) differs from it in most details: README.md, Where we
+differ. So that published weights give what was published it stands here by itself; nothing else
+uses it. Files are read in weights.py, whose `load_released` gives a Released.
+"""
+import math
+
+import torch
+from open_clip.transformer import QuickGELU, Transformer
+from torch import nn
+from torch.nn import functional
+
+import diffusion
+import losses
+from model import build_encoder
+
+# Facts of the release that its files do not hold.
+HEADS = 8                      # of h, at any width
+TAU = 0.02
+PIXELS = 0.45, 0.225           # mean and deviation of pixels / 255
+ACTIVITIES = 180               # COIN's: how a classifier of activities is told from one of steps
+
+
+def sinusoids(t, width):
+    """Noise level t, a number -> (width,): sin and cos at periods from 2 pi to 20,000 pi."""
+    half = width // 2
+    angle = t * torch.exp(torch.arange(half) * (-math.log(10000) / (half - 1)))
+    return torch.cat([angle.sin(), angle.cos()])
+
+
+class ReleasedDenoiser(nn.Module):
+    """h of Eq. 5 and the chain of Sec. 3.3 in the released code; names of the released parameters.
+
+    Beside denoiser.py and diffusion.py: x_j^t stands in the place of clip j, the last one; places
+    are N + 1 learned vectors; the level is added to every token; levels are as many as layers,
+    with betas from 1e-4 to 0.02 (T = 4: alpha_bar = .9999, .9932, .9799, .9603); x_j^T is the noise
+    itself, zeros unless it is given; x_hat is noised again as it comes, with the same noise.
+
+    Args:
+        dim:    D, a multiple of 8 and at least 16.
+        layers: of the Transformer, and T.
+        clips:  N + 1.
+    """
+
+    def __init__(self, dim=512, layers=4, clips=9):
+        super().__init__()
+        self.type_embedding = nn.Embedding(2, dim)                      # 0 = observed, 1 = missing
+        self.temporalEmbedding = nn.Embedding(clips, dim)
+        self.temporalModelling = Transformer(dim, layers, HEADS, act_layer=QuickGELU)
+        self.time_mlp = nn.Sequential(nn.Identity(), nn.Linear(dim // 4, dim), nn.GELU(),
+                                      nn.Linear(dim, dim))              # after the sinusoids
+        beta = torch.linspace(1e-4, 0.02, layers)
+        self.register_buffer("alpha_bar", (1 - beta).cumprod(0), persistent=False)      # (T,)
+
+    def forward(self, x, xt, t):
+        """x (B, N, D) observed, xt (B, D), t an int from 0 (least noise) -> x_hat_j^0 (B, D)."""
+        kind = self.type_embedding.weight[[0] * x.shape[1] + [1]]                  # (N + 1, D)
+        wave = sinusoids(t, self.time_mlp[1].in_features).to(x)
+        tokens = torch.cat([x, xt[:, None]], 1)                                    # (B, N + 1, D)
+        tokens = tokens + kind + self.temporalEmbedding.weight + self.time_mlp(wave)
+        return self.temporalModelling(tokens)[:, -1]
+
+    def sample(self, x, noise):
+        """Denoise clip N + 1 step by step: x (B, N, D), noise (B, D) -> x_hat (B, D), any length.
+
+            x_j^T = noise;   x_hat_j^0 = h(x_j^t, {x_i}, t);
+            x_j^{t-1} = sqrt(alpha_bar_{t-1}) x_hat_j^0 + sqrt(1 - alpha_bar_{t-1}) noise
+        """
+        xt = noise
+        for t in reversed(range(len(self.alpha_bar))):
+            x_hat = self(x, xt, t)
+            xt = diffusion.add_noise(x_hat, noise, self.alpha_bar[max(t - 1, 0)])
+        return x_hat
+
+
+class Released(nn.Module):
+    """A published model: f and, where it was trained with order, h; in the place of ProcedureModel.
+
+    Args:
+        encoder:  dict, arguments of model.build_encoder.
+        denoiser: dict, arguments of ReleasedDenoiser; None without h (TimeSformer, DistantSup).
+        heads:    {name: S} of classifiers after fine-tuning: "cls", or "v" and "n".
+    `task` is what it was fine-tuned for ("classify", "forecast", "activity"), None zero-shot.
+    """
+
+    def __init__(self, encoder, denoiser=None, heads=None):
+        super().__init__()
+        self.arguments = {"released": {"encoder": encoder, "denoiser": denoiser, "heads": heads}}
+        self.encoder = build_encoder(**encoder)
+        self.denoiser = ReleasedDenoiser(**denoiser) if denoiser else None
+        self.dim = D = encoder["dim"]
+        self.heads = nn.ModuleDict({name: nn.Linear(D, S) for name, S in (heads or {}).items()})
+        self.classes = list((heads or {}).values())
+        self.order = "diffusion" if denoiser else "none"
+        self.task = (None if not heads else "classify" if not denoiser else
+                     "activity" if self.classes == [ACTIVITIES] else "forecast")
+        self.pixels, self.tau, self.teacher_tau = PIXELS, TAU, TAU
+
+    def tokens(self, clips):
+        """Clips (C, F, 3, H, W) uint8, or as `encode` -> f's class token, before the projection."""
+        if clips.dtype == torch.uint8:
+            mean, std = self.pixels
+            clips = ((clips.float() / 255 - mean) / std).transpose(1, 2)
+        return self.encoder.features(clips)
+
+    def encode(self, clips):
+        """x_i = f(v_i): clips (B, 3, F, H, W) float, normalised by PIXELS -> (B, D), length 1.
+
+        Frames (B, F, 3, H, W) uint8, as a source of data.py gives them, are normalised here;
+        embeddings (B, D) are as well.
+        """
+        x = self.encoder.head(self.tokens(clips)) if clips.ndim > 2 else clips
+        return functional.normalize(x.float(), dim=-1)
+
+    def forecast(self, x, noise=None):
+        """The clip after N = 8 others: x (B, N, D) of length 1 -> x_hat (B, D), of any length.
+
+        Args:    noise (B, D); None is zeros, as released; a standard normal, as in the paper, is
+                 about five times as large as the largest noise of its training.
+        Raises:  ValueError if this model has no h, or another number of clips is given.
+        """
+        if self.denoiser is None:
+            raise ValueError("these weights have no order_tfm.*: they forecast nothing")
+        N = self.denoiser.temporalEmbedding.num_embeddings - 1
+        if x.shape[1:] != (N, self.dim):
+            raise ValueError(f"x is {tuple(x.shape)}, need (B, {N}, {self.dim}): {N} clips")
+        return self.denoiser.sample(x, torch.zeros_like(x[:, 0]) if noise is None else noise)
+
+    def forecast_next(self, x, noise):
+        """`forecast` of Q noises at once: x (B, N, D), noise (B, Q, D) -> (B, Q, D)."""
+        Q = noise.shape[1]
+        return self.forecast(x.repeat_interleave(Q, 0), noise.flatten(0, 1)).unflatten(0, (-1, Q))
+
+    def match(self, x, texts):
+        """Eq. 6: log p over texts (S, D), both normalised: (..., D) -> (..., S)."""
+        return losses.match(x, texts, self.tau)
+
+    read = match
+
+    def probabilities(self, x, texts):
+        """p over texts (S, D) *as they come*: (..., D) -> (..., S).
+
+        The released code brings texts to length 1 only where they lie on another device than the
+        model: on a GPU, so `match` gives what was published; on a CPU it computes this.
+        """
+        return (functional.normalize(x, dim=-1) @ texts.T / self.tau).softmax(-1)
+
+    def classify(self, x):
+        """The heads' log p: (..., D) -> [(..., S), ...].
+
+        Of embeddings of clips, divided by tau; where there is an h, of what it forecasts, as it is.
+        """
+        scale = 1 if self.denoiser else self.tau
+        return [(head(x) / scale).log_softmax(-1) for head in self.heads.values()]

@@ -1,0 +1,293 @@
+"""Weights from outside: read, renamed, checked; to be evaluated as they are, or to start from.
+
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4; the released code and its checkpoints.
+
+    file                                            what is in it                  becomes
+    TimeSformer, DistantSup .pyth                   model.*                        encoder.*
+    ProcedureVRL .pyth, pre-trained                 model.*, model.order_tfm.*     denoiser.*
+    the same, fine-tuned                            model.head_cls                 heads.cls
+    the same, EPIC-Kitchens                         model.head_v, model.head_n     heads.v, heads.n
+    the same, with MViT-v2                          model.video_encoder.*          encoder.body.*
+    an image model of timm, or torchvision's vit    blocks.*; encoder.layers.*     encoder.*
+    torchvision's mvit_v2_s                         conv_proj.*, blocks.*          encoder.body.*
+
+Each of them as {"model_state"}, {"state_dict"}, {"model"} or plain, with `module.` before its names
+or not, as a torch file or safetensors. Two things are done with them: --init starts a training with
+what fits (`fill`); --checkpoint and `load_released` give the model as released (released.py):
+
+    model = load_released("procedurevrl.pyth")
+    x = model.encode(clips)                 # (B, 3, F, H, W) float, normalised -> (B, D)
+    x_hat = model.forecast(x)               # (B, 8, D) -> (B, D), the clip after these eight
+
+    python weights.py IN OUT                # the same as a file of ours: tensors and plain types
+
+B videos or clips, D embedding.
+"""
+if __name__ == "__main__":       # --help and a mistyped flag do not wait for torch to be imported
+    from settings import WeightsSettings, parse
+    parse(WeightsSettings)
+
+import math
+import re
+from collections import Counter
+from itertools import groupby
+
+import torch
+from torch.nn import functional
+
+from model import is_ours, read_content, save_checkpoint
+from released import Released
+from settings import BadInput, WeightsSettings, run
+
+TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"       # where the released TimeSformers start from
+# Facts of the release that its files do not hold.
+HEAD_WIDTH = 64                # of TimeSformer: 12 heads at 768
+KV_STRIDE = 8                  # of MViT's first stage
+LEFT_OUT = ("text_model.", "order_tfm.pad_embedding.")     # CLIP's text tower; padding in training
+# Names of other libraries -> those of encoder.py and mvit.py: (regular expression, replacement).
+VIT = ((r"^class_token$", "cls_token"), (r"^encoder\.pos_embedding$", "pos_embed"),
+       (r"^conv_proj\.", "patch_embed.proj."), (r"^encoder\.ln\.", "norm."),
+       (r"^encoder\.layers\.encoder_layer_(\d+)\.", r"blocks.\1."),
+       (r"\.ln_([12])\.", r".norm\1."), (r"\.self_attention\.in_proj_", ".attn.qkv."),
+       (r"\.self_attention\.out_proj\.", ".attn.proj."), (r"\.mlp\.(0|linear_1)\.", ".mlp.fc1."),
+       (r"\.mlp\.(3|linear_2)\.", ".mlp.fc2."), (r"^heads\.head\.", "head."))
+SLOWFAST_MVIT = ((r"^cls_token$", "pos_encoding.class_token"),
+                 (r"^patch_embed\.proj\.", "conv_proj."),
+                 (r"\.attn\.proj\.", ".attn.project.0."),
+                 (r"\.attn\.pool_([qkv])\.", r".attn.pool_\1.pool."),
+                 (r"\.attn\.norm_([qkv])\.", r".attn.pool_\1.norm_act.0."),
+                 (r"\.mlp\.fc1\.", ".mlp.0."), (r"\.mlp\.fc2\.", ".mlp.3."),
+                 (r"^(blocks\.\d+)\.proj\.", r"\1.project."))
+
+
+# ------------------------------------------------------------------------------------------------
+# From a file to names and sizes of ours
+# ------------------------------------------------------------------------------------------------
+def tensors_of(content):
+    """Content of a file -> {bare name: tensor}: out of its dict, without `module.` and `model.`.
+
+    Empty if there is no tensor in it.
+    """
+    for key in ("model_state", "state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    found = content.items() if isinstance(content, dict) else ()
+    return {re.sub(r"^(module\.|model\.)+", "", name): value for name, value in found
+            if isinstance(name, str) and isinstance(value, torch.Tensor)}
+
+
+def rename(tensors):
+    """Bare names of any kind of the header's table -> names of ours, see there."""
+    def mapped(prefix, pairs, names):
+        for old, new in pairs:
+            names = {re.sub(old, new, name): value for name, value in names.items()}
+        return {prefix + name: value for name, value in names.items()}
+
+    tensors = {name: value for name, value in tensors.items() if not name.startswith(LEFT_OUT)}
+    if any(re.match(r"encoder\.(patch_embed|body)\.|denoiser\.", name) for name in tensors):
+        return tensors                                                      # ours
+    if "encoder.pos_embedding" in tensors:
+        tensors = mapped("", VIT, tensors)
+    if "pos_encoding.class_token" in tensors:                               # mvit_v2_s
+        return mapped("encoder.body.", (), {name: value for name, value in tensors.items()
+                                            if not name.startswith("head.")})
+    parts = {"denoiser.": {}, "heads.": {}, "encoder.body.": {}, "encoder.": {}}
+    for name, value in tensors.items():
+        for start, part in (("order_tfm.", "denoiser."), ("head_", "heads."),
+                            ("video_encoder.", "encoder.body."), ("", "encoder.")):
+            if name.startswith(start):
+                parts[part][name.removeprefix(start)] = value
+                break
+    token = parts["encoder.body."].get("cls_token")
+    if token is not None:
+        parts["encoder.body."]["cls_token"] = token.flatten()
+    elif "time_embed" not in parts["encoder."]:
+        parts["encoder."] = video_from_image(parts["encoder."])
+    return {new: value for part, names in parts.items() for new, value in
+            mapped(part, SLOWFAST_MVIT if part == "encoder.body." else (), names).items()}
+
+
+def video_from_image(tensors):
+    """An image model's tensors for TimeSformer: temporal attention and its norm from the spatial.
+
+    temporal_fc is left to the new model: zero but in block 0, so that the others begin as they
+    were. The classifier of images is left out.
+    """
+    copies = {re.sub(r"^(blocks\.\d+\.)(attn|norm1)\.", r"\1temporal_\2.", name): value
+              for name, value in tensors.items()}
+    return {name: value for name, value in (copies | tensors).items()
+            if not name.startswith(("head.", "pre_logits."))}
+
+
+def count(names, start):
+    """How many numbered parts there are: 1 + the largest i of the names `start`i.*"""
+    numbers = [int(found[1]) for found in (re.match(re.escape(start) + r"(\d+)\.", name)
+                                           for name in names) if found]
+    return max(numbers) + 1
+
+
+def encoder_sizes(w, heads):
+    """Arguments of build_encoder, read from the shapes; heads of a TimeSformer cannot be."""
+    dim = len(w["encoder.head.weight"])
+    if "encoder.body.conv_proj.weight" in w:
+        block = "encoder.body.blocks.{}.attn."
+        blocks = range(count(w, "encoder.body.blocks."))
+        widths = [len(w[block.format(i) + "project.0.weight"]) for i in blocks]
+        tall, head = w[block.format(0) + "rel_pos_h"].shape
+        return {"kind": "mvit", "dim": dim, "image": 2 * (tall + 1),
+                "frames": len(w[block.format(0) + "rel_pos_t"]) + 1, "width": widths[0],
+                "heads": widths[0] // head, "kv_stride": KV_STRIDE,
+                "stages": [len(list(same)) for _, same in groupby(widths)]}
+    width, _, patch, _ = w["encoder.patch_embed.proj.weight"].shape
+    if not heads and width % HEAD_WIDTH:
+        raise ValueError(f"width {width}, but how many heads? `python weights.py IN OUT --heads N`")
+    side = math.isqrt(w["encoder.pos_embed"].shape[1] - 1)
+    return {"dim": dim, "image": side * patch, "patch": patch, "width": width,
+            "frames": w["encoder.time_embed"].shape[1], "depth": count(w, "encoder.blocks."),
+            "heads": heads or width // HEAD_WIDTH}
+
+
+def build_released(path, content, heads=None):
+    """The content of a file from outside as a Released in eval mode, its sizes read from it.
+
+    Args:    heads: of TimeSformer, if neither the file nor the release's 64 per head says it.
+    Raises:  BadInput if it is no video model, or its tensors do not fit each other.
+    """
+    w = {name: value.float() for name, value in rename(tensors_of(content)).items()}
+    says = [content.get(key) for key in ("config", "cfg")] if isinstance(content, dict) else []
+    heads = heads or next((kept["heads"] for kept in says if isinstance(kept, dict)
+                           and "heads" in kept), None)         # released: text, without them
+    try:
+        encoder = encoder_sizes(w, heads)
+        denoiser = {"dim": encoder["dim"],
+                    "layers": count(w, "denoiser.temporalModelling.resblocks."),
+                    "clips": len(w["denoiser.temporalEmbedding.weight"])} \
+            if any(name.startswith("denoiser.") for name in w) else None
+        classes = {name.split(".")[1]: len(value) for name, value in w.items()
+                   if re.fullmatch(r"heads\.\w+\.weight", name)}
+        model = Released(encoder, denoiser, dict(sorted(classes.items(), reverse=True)))
+    except (KeyError, ValueError, TypeError, AssertionError, ZeroDivisionError) as error:
+        raise BadInput(f"{path}: not a checkpoint of train.py, nor one of TimeSformer, DistantSup "
+                       f"or ProcedureVRL ({type(error).__name__}: {error}, among {len(w)} tensors)"
+                       "; image models are for --init of train.py") from None
+    missing, _, reshaped = fill(path, model, w)
+    if missing or reshaped:
+        raise BadInput(f"{path}: missing or of another shape: {shorten([*missing, *reshaped])}; a "
+                       f"{encoder.get('kind', 'timesformer')} of width {encoder['width']} and "
+                       "divided space-time attention is needed")
+    if not heads and "kind" not in encoder:
+        print(f"  it does not say how many attention heads: {encoder['heads']}, each {HEAD_WIDTH} "
+              "wide as in the release")
+    return model.eval()
+
+
+def load_released(path, heads=None):
+    """A published checkpoint -> Released, computing what it computed there; see the header.
+
+    Sizes are read from the tensors. The number of TimeSformer's heads is not in them: it is the
+    file's config["heads"] where that is written, else width / 64, as all published ones have it;
+    `heads` sets it.
+    Raises: BadInput, one line, if the file is none or cannot be read.
+    """
+    content = read_content(path)
+    if is_ours(content):
+        raise BadInput(f"{path}: a checkpoint of ours; model.load_model reads it")
+    return build_released(path, content, heads)
+
+
+# ------------------------------------------------------------------------------------------------
+# Into a model: what fits is taken, what does not is said
+# ------------------------------------------------------------------------------------------------
+def shorten(names):
+    """blocks.0.norm1.weight, blocks.1.norm1.weight -> "blocks.*.norm1.weight (2)"."""
+    kinds = Counter(re.sub(r"\.\d+(?=\.)", ".*", name) for name in names)
+    return ", ".join(kind if n == 1 else f"{kind} ({n})" for kind, n in kinds.items())
+
+
+def fit_positions(name, value, shape):
+    """pos_embed and time_embed for another number of places, by the nearest; None if it is neither.
+
+    Places of patches are a square, class token first: the nearest in it (the released code takes
+    the nearest in the list of all rows, which mixes left and right).
+    """
+    if value.ndim != 3 or value.shape[::2] != tuple(shape)[::2]:
+        return None
+    if name.endswith("time_embed"):
+        return functional.interpolate(value.transpose(1, 2), shape[1]).transpose(1, 2)
+    if name.endswith("pos_embed"):
+        old, new = (math.isqrt(n - 1) for n in (value.shape[1], shape[1]))
+        if old ** 2 != value.shape[1] - 1 or new ** 2 != shape[1] - 1:
+            return None
+        square = value[:, 1:].transpose(1, 2).unflatten(2, (old, old))     # (1, W, old, old)
+        places = functional.interpolate(square, (new, new)).flatten(2).transpose(1, 2)
+        return torch.cat([value[:, :1], places], 1)
+    return None
+
+
+@torch.no_grad()
+def fill(path, model, tensors):
+    """Copy into the parameters of the model what fits, and print what was not taken.
+
+    Returns: names of the parameters that are missing in the file, of its tensors that are
+             unexpected, and of those that have another shape.
+    Raises:  BadInput if nothing fits.
+    """
+    own, others = dict(model.named_parameters()), dict(model.named_buffers())
+    unexpected, reshaped, taken = [], [], set()
+    for name, value in tensors.items():
+        if name in others:                                   # ours: texts, not trained
+            continue
+        if name not in own:
+            unexpected.append(name)
+            continue
+        if value.shape != own[name].shape:
+            value = fit_positions(name, value.float(), own[name].shape)
+        if value is None:
+            reshaped.append(name)
+        else:
+            own[name].copy_(value)
+            taken.add(name)
+    missing = [name for name in own if name not in taken and name not in reshaped]
+    if not taken:
+        raise BadInput(f"{path}: none of its {len(tensors)} tensors fits; it has "
+                       f"{', '.join(list(tensors)[:4]) or 'none'}, needed are "
+                       f"{', '.join(list(own)[:4])} ...")
+    print(f"{path}: {len(taken)} of {len(own)} parameters taken")
+    for what, names in (("missing in it", missing), ("unexpected", unexpected),
+                        ("of another shape", reshaped)):
+        if names:
+            print(f"  {what}: {shorten(names)}")
+    return missing, unexpected, reshaped
+
+
+def timm_weights():
+    """The state dict of timm's ViT-B/16, downloaded once; BadInput without a network."""
+    import timm
+    try:
+        return timm.create_model(TIMM, pretrained=True).state_dict()
+    except Exception as error:                 # of the network, the hub, the file: many classes
+        reason = (str(error).strip().splitlines() or [""])[0][:200]
+        raise BadInput(f"--init timm: {TIMM} cannot be had ({type(error).__name__}: {reason}); "
+                       "without a network, download it elsewhere and give the file") from None
+
+
+def open_start(source):
+    """--init of training: a run folder, a file of ours or from outside, or "timm" -> for `fill`.
+
+    Of f, and of h if it is ours, what fits is then taken; the rest begins anew.
+    Raises: BadInput if the source cannot be read.
+    """
+    content = timm_weights() if str(source) == "timm" else read_content(source)
+    return rename(tensors_of(content))
+
+
+def main(settings):
+    """Read a checkpoint from outside and write it as a file of ours."""
+    model = build_released(settings.source, read_content(settings.source), settings.heads)
+    save_checkpoint(settings.target, model)
+    print(f"{settings.target}: {sum(p.numel() for p in model.parameters()):,} parameters, "
+          f"{model.arguments['released']}")
+
+
+if __name__ == "__main__":
+    run(main, WeightsSettings)
