@@ -65,6 +65,14 @@ def count_unreadable(unreadable, failed, source, settings):
                        f"{settings.out}/unreadable.json")
 
 
+def report_missing(source, settings):
+    """Say how many of the listed videos are missing, and name them in the run folder."""
+    if source.missing:
+        print(f"{len(source.missing)} of {len(source.listed)} videos are missing; see "
+              f"{settings.out}/missing.json")
+        write_json(settings.out / "missing.json", source.missing)
+
+
 def versions():
     """What the run was made with: versions of python, torch and numpy, and the commit."""
     import numpy

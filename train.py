@@ -8,10 +8,12 @@ random choice of a step is drawn from (seed, step), so that a resumed run goes o
 never stopped. B videos, N clips, C clips in all, T levels, K phrases, D embedding.
 """
 import functools
+import sys
 import time
 
-from runs import Run, count_unreadable, earlier_unreadable, prepare_run, videos_of_step
-from settings import BadInput, TrainSettings, pick_device, run, set_seed, write_json
+from runs import (Run, count_unreadable, earlier_unreadable, prepare_run, report_missing,
+                  videos_of_step)
+from settings import BadInput, TrainSettings, pick_device, run, set_seed
 
 # Sizes of f and h. "small" is for two CPU cores, "h only" for features files.
 SIZES = {
@@ -233,14 +235,10 @@ def set_up(settings):
     device = pick_device(settings.device)
     sizes = SIZES[{"toy": "small", "coin": "h only"}.get(settings.data, settings.size)]
     source, phrases, pixels, teacher_tau, clip_tau = load_data(settings, sizes, device)
-    if source.missing:
-        print(f"{len(source.missing)} of {len(source.listed)} videos are missing; see "
-              f"{settings.out}/missing.json")
-        write_json(settings.out / "missing.json", source.missing)
+    report_missing(source, settings)
     set_seed(settings.seed)
-    model = ProcedureModel(phrases, sizes["encoder"],
-                           sizes["denoiser"] if settings.order != "none" else None,
-                           settings.order, settings.tau, pixels, teacher_tau, clip_tau).to(device)
+    model = ProcedureModel(phrases, sizes["encoder"], sizes["denoiser"], settings.order,
+                           settings.tau, pixels, teacher_tau, clip_tau).to(device)
     if resumed:
         model.load_state_dict(resumed["model"])
     plan = plan_stages(settings, sizes["encoder"] is not None, len(source))
@@ -281,5 +279,16 @@ def main(settings):
     print(f"{settings.out}/checkpoint.pt: {total} steps, {time.perf_counter() - began:.0f} s")
 
 
+def stage_of(argv):
+    """What `--stage` asks for -> its main and its settings; both stages are one command."""
+    from settings import FinetuneSettings, Parser
+    parser = Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--stage")
+    if parser.parse_known_args(argv)[0].stage != "finetune":
+        return main, TrainSettings
+    import finetune
+    return finetune.main, FinetuneSettings
+
+
 if __name__ == "__main__":
-    run(main, TrainSettings)
+    run(*stage_of(sys.argv[1:]))
