@@ -41,9 +41,6 @@ def extend(init, settings, texts, classes):
     state = init.state_dict()
     if arguments["denoiser"]:
         arguments["denoiser"] = {**arguments["denoiser"], "dropout": settings.dropout}
-    elif settings.task != "classify":
-        raise BadInput(f"--init {settings.init}: holds no size of h; --task {settings.task} trains "
-                       "one (pre-train again, or give a checkpoint of --order diffusion or mask)")
     if settings.data == "epic":
         from protocols import EPIC_FRAMES
         arguments["encoder"] = {**arguments["encoder"], "frames": EPIC_FRAMES}
@@ -129,6 +126,9 @@ def set_up(settings):
     if init.task and not resumed:
         raise BadInput(f"--init {settings.init}: is fine-tuned already, to {init.task}; give a "
                        "checkpoint of --stage pretrain")
+    if settings.task != "classify" and init.arguments["denoiser"] is None:
+        raise BadInput(f"--init {settings.init}: holds no size of h; --task {settings.task} trains "
+                       "one (pre-train again, or give a checkpoint of --order diffusion or mask)")
     source, texts = open_data(settings, init, device)
     samples = labelled_samples(settings, source)
     set_seed(settings.seed)
