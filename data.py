@@ -20,8 +20,8 @@ from tqdm import tqdm
 import annotations
 import toy
 from listings import Listed
-from protocols import (classify_windows, forecast_windows, frame_times, sentence_windows,
-                       step_windows)
+from protocols import (activity_windows, classify_windows, forecast_windows, frame_times,
+                       sentence_windows, step_windows)
 from settings import BadInput, write_atomically
 
 
@@ -332,7 +332,7 @@ def open_coin_videos(settings, size, frames, teacher, needed=True, seconds=None)
     import listings
     names = listings.load_steps(settings.steps) if settings.steps else None
     if settings.annotations.suffix == ".csv":
-        if names is None and settings.text_embeddings is None:
+        if names is None and settings.text_embeddings is None and settings.task != "activity":
             raise BadInput(f"{settings.annotations}: a csv has no class names; add --steps FILE "
                            "or --text-embeddings FILE")
         videos = listings.load_released(settings.annotations, settings.task)
@@ -344,14 +344,14 @@ def open_coin_videos(settings, size, frames, teacher, needed=True, seconds=None)
 
 
 # ------------------------------------------------------------------------------------------------
-# Samples of the two tasks
+# Samples of the tasks
 # ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Sample:
     """One thing to predict: what is observed of which video, and what is right."""
     video: int                    # position in source.videos
     windows: np.ndarray           # (n, 2) s
-    label: int
+    label: int                    # a class; (verb, noun) of EPIC-Kitchens-100
     step: int                     # which step of the video: the labelled one
 
 
@@ -390,6 +390,27 @@ def classify_samples(videos, views=3):
         samples += [Sample(i, classify_windows(start, end, duration, views), label, k)
                     for k, (start, end, label) in enumerate(steps)]
     return samples
+
+
+def activity_samples(videos):
+    """One sample for every video: the whole of it, and its activity (COIN's recipe_type)."""
+    samples = []
+    for i, video in enumerate(videos):
+        if isinstance(video, Listed):
+            label, end = video.label, video.duration
+        elif isinstance(video, toy.Video):
+            label, end = list(toy.PROCEDURES).index(video.procedure), video.duration
+        else:
+            label, end = video.activity, video.duration or max(step.end for step in video.steps)
+        samples.append(Sample(i, activity_windows(end), label, 0))
+    return samples
+
+
+def samples_of(task, videos, min_steps=2):
+    """The samples of "classify", "forecast" or "activity"."""
+    if task == "forecast":
+        return forecast_samples(videos, min_steps)
+    return classify_samples(videos) if task == "classify" else activity_samples(videos)
 
 
 def pad_clips(x, counts, clips):

@@ -1,9 +1,11 @@
-"""Measure a checkpoint, zero-shot: `python evaluate.py --task forecast --oracle 5`.
+"""Measure a checkpoint, zero-shot or fine-tuned: `python evaluate.py --task forecast --oracle 5`.
 
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2.
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2, appendix C.
 
     forecast    which step comes next, from the clips before it     (Tables 1, 5)
     classify    which step a clip shows                             (Table 2)
+    activity    which activity a video shows, fine-tuned            (App. C)
+    classify, --data epic    verb, noun and action, fine-tuned      (Table 3)
     features    every 4 s of all videos, written to a features file
 
 Beside the model's rows stand the label-free baselines and, in the embedded world, the truth.
@@ -12,11 +14,13 @@ M samples of a task, N = 8 observed clips, Q Monte Carlo samples, S steps (the l
 import math
 import time
 
-from inference import distinct_texts, encode_samples, forecasts, in_batches, load_data, score
+from inference import (answer, distinct_texts, encode_samples, forecasts, in_batches, load_data,
+                       score)
 from settings import (BadInput, EvaluateSettings, pick_device, run, set_seed, write_atomically,
                       write_json)
 
 DRAWS = 200               # sampled steps per forecast for the total variation
+SAMPLINGS = 5             # times M samples are drawn for a standard deviation; the paper's
 
 
 def train_sequences(model, settings, device):
@@ -94,24 +98,31 @@ def percent(fraction):
 def fitted_temperature(model, settings, texts, device):
     """Temperature of least NLL of the zero-noise softmax, on validation, against pseudo labels.
 
-    The pseudo label of a forecast is the soft target of the clip that shows the next step. None
-    where no validation video has features.
+    The pseudo label of a forecast is the soft target of the clip that shows the next step. Once
+    fine-tuned, labels were seen in training, and the label it is. None where no validation video
+    has features.
     """
     import dataclasses
 
     import data
     import numpy as np
     import protocols
+    import torch
+
     from metrics import fit_temperature
     from pseudo_labels import soft_targets
     if settings.annotations and settings.annotations.suffix == ".csv":     # one split, this one
         return None
     held = dataclasses.replace(settings, split="validation",
                                toy_videos=max(settings.toy_videos // 5, 20))
-    source, _ = load_data(held, model, device, needed=False)
+    source, _ = load_data(held, model, device, needed=False, compare=not model.task)
     samples = data.forecast_samples(source.videos, settings.min_steps)
     if not samples:
         return None
+    if model.task:
+        x, _, samples = encode_samples(model, source, samples, settings, device, "validation")
+        zero, _ = forecasts(model, x, texts, 1, settings.seed, settings.batch)
+        return fit_temperature(zero.cpu(), torch.tensor([sample.label for sample in samples]))
     for i, sample in enumerate(samples):                   # a ninth window: the next step's
         start, end, _ = data.steps_of(source.videos[sample.video])[sample.step]
         windows = [sample.windows, protocols.classify_windows(start, end, end, 1)]
@@ -141,6 +152,11 @@ def forecast(model, source, texts, settings, device):
                    forecasts(model, x, texts, settings.samples, settings.seed, settings.batch))
     mean = diffusion.expectation(drawn)                                        # Eq. 11  (M, S)
     picks = drawn.argmax(-1)                                                   # (M, Q)
+    again = [(mean, picks)]
+    for i in range(1, SAMPLINGS):
+        other = forecasts(model, x, texts, settings.samples, settings.seed * 1000 + 500 + i,
+                          settings.batch)[1].cpu()
+        again.append((diffusion.expectation(other), other.argmax(-1)))
     temperature = fitted_temperature(model, settings, texts, device)
     hard, soft = bigrams(model, x, texts, settings, device)
     clip = None if teacher is None else teacher.mean(1) @ torch.nn.functional.normalize(
@@ -149,12 +165,20 @@ def forecast(model, source, texts, settings, device):
     def top(scores, k=1):
         return None if scores is None else percent(metrics.topk_correct(scores.cpu(), y, k))
 
+    def deviation(values):
+        return float(torch.tensor(values, dtype=torch.float64).std())
+
     result = {
         "top1": {"zero_noise": top(zero), "expectation": top(mean),
                  "oracle": percent(metrics.oracle_correct(picks, y)),
                  "oracle_softmax": None if temperature is None else percent(metrics.oracle_softmax(
                      (zero / temperature).softmax(-1), y, settings.samples))},
         "top5": {"zero_noise": top(zero, 5), "expectation": top(mean, 5)},
+        "mean_class": {name: 100 * metrics.mean_class(metrics.topk_correct(p, y, 1), y)
+                       for name, p in (("zero_noise", zero), ("expectation", mean))},
+        "deviation": {"expectation": deviation([top(p) for p, _ in again]),
+                      "oracle": deviation([percent(metrics.oracle_correct(draws, y))
+                                           for _, draws in again])},
         "distinct": float(metrics.distinct(picks).double().mean()),
         "baselines": {"random": 100 / len(texts),
                       "unigram": percent((y == y.mode().values).double()),
@@ -202,7 +226,8 @@ def classify(model, source, texts, settings, device):
         raise BadInput(f"--split {settings.split}: no annotated step; there is nothing to classify")
     x, teacher, samples = encode_samples(model, source, samples, settings, device, "encode")
     y = torch.tensor([sample.label for sample in samples])
-    ours = score(model.read, x, texts).exp().mean(1).cpu()                     # (M, S)
+    log_p = answer(model, x, None) if model.task else score(model.read, x, texts)
+    ours = log_p.exp().mean(1).cpu()                                           # (M, S)
     p = {"ours": ours}
     if teacher is not None:
         unique, index = distinct_texts(texts)
@@ -219,9 +244,81 @@ def classify(model, source, texts, settings, device):
             apart[kind] = {name: percent(hit[of_kind]) for name, hit in hits.items()}
     rows = {f"top{k}": {name: percent(metrics.topk_correct(p[name], y, k)) if name in p else None
                         for name in ("ours", "teacher")} for k in (1, 5)}
+    rows["mean_class"] = {name: 100 * metrics.mean_class(hits[name], y) if name in hits else None
+                          for name in ("ours", "teacher")}
     return ({**rows, **apart, "ours_minus_teacher":
              None if difference is None else [100 * value for value in difference]},
             len(samples), len(data.classify_samples(source.listed)))
+
+
+def activity(model, source, _, settings, device):
+    """Activity classification of whole videos: the classifier on h's zero-noise prediction."""
+    import data
+    import torch
+
+    import metrics
+    samples = data.activity_samples(source.videos)
+    if not samples:
+        raise BadInput(f"--split {settings.split}: no annotated video; there is nothing to classify")
+    x, _, samples = encode_samples(model, source, samples, settings, device, "encode")
+    y = torch.tensor([sample.label for sample in samples])
+    p, _ = forecasts(model, x, None, 1, settings.seed, settings.batch)         # (M, S)
+    hits = [metrics.topk_correct(p.cpu(), y, k) for k in (1, 5)]
+    return ({"top1": {"ours": percent(hits[0])}, "top5": {"ours": percent(hits[1])},
+             "mean_class": {"ours": 100 * metrics.mean_class(hits[0], y)}},
+            len(samples), len(source.listed))
+
+
+def actions(model, source, _, settings, device):
+    """Verbs, nouns and both of EPIC-Kitchens-100: the softmax averaged over clips of an action."""
+    import epic
+    samples = epic.samples(source.videos, epic.VIEWS)
+    x, _, samples = encode_samples(model, source, samples, settings, device, "encode")
+    verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(x))    # (M, 97), (M, 300)
+    if settings.submission:
+        names = [source.videos[sample.video].actions[sample.step].name for sample in samples]
+        epic.write_submission(settings.submission, names, verb.log(), noun.log())
+    return (epic.rows(verb, noun, [sample.label for sample in samples]), len(samples),
+            sum(len(video.actions) for video in source.listed))
+
+
+def require_task(model, settings):
+    """BadInput unless the checkpoint can answer what is asked."""
+    path, epic = settings.checkpoint, settings.data == "epic"
+    if bool(model.pixels) != (settings.features is None):
+        raise BadInput(f"--data {settings.data}: {path} reads "
+                       f"{'frames' if model.pixels else 'features'}; give the --data it was "
+                       "trained on")
+    if settings.task == "features":
+        return
+    finetune = f"python train.py --stage finetune --task {settings.task}" + " --data epic" * epic
+    if model.task is None and (settings.task == "activity" or epic):
+        raise BadInput(f"{path}: is not fine-tuned, and there is no zero-shot --task "
+                       f"{settings.task} of --data {settings.data}; `{finetune}` does it")
+    if model.task not in (None, settings.task) or model.task and epic != (len(model.classes) > 1):
+        what = "verbs and nouns" if len(model.classes) > 1 else f"--task {model.task}"
+        raise BadInput(f"{path}: is fine-tuned for {what}; `{finetune}` makes what is asked for "
+                       "here")
+    if settings.task == "forecast" and model.denoiser is None:
+        raise BadInput(f"{path}: trained with --order none; matching alone has no "
+                       "zero-shot forecasts (train with --order diffusion or mask)")
+
+
+def require_classes(model, source, texts, settings):
+    """BadInput unless labels, texts and checkpoint fit each other."""
+    import data
+    path = settings.checkpoint
+    if texts is not None and texts.shape[1] != model.dim:
+        raise BadInput(f"{path}: embeddings of width {model.dim}, the texts have "
+                       f"{texts.shape[1]}; give the --data it was trained on")
+    if model.task is None or settings.data == "epic":
+        return
+    labels = [sample.label for sample in data.samples_of(settings.task, source.listed)]
+    count = len(texts) if texts is not None else model.classes[0]
+    if count != model.classes[0] or max(labels, default=0) >= count:
+        raise BadInput(f"{path}: is fine-tuned to {model.classes[0]} classes, there are "
+                       f"{max([count, *(label + 1 for label in labels)])} here; give the --data "
+                       "it was fine-tuned on")
 
 
 def write_features(model, settings, device):
@@ -255,33 +352,32 @@ def main(settings):
 
     from model import load_model
     began = time.perf_counter()
-    if settings.json and not settings.json.parent.is_dir():
-        raise BadInput(f"--json {settings.json}: there is no folder {settings.json.parent}")
+    for name, path in (("json", settings.json), ("submission", settings.submission)):
+        if path and not path.parent.is_dir():
+            raise BadInput(f"--{name} {path}: there is no folder {path.parent}")
     device = pick_device(settings.device)
     set_seed(settings.seed)
     model, _ = load_model(settings.checkpoint)
     model.to(device)
-    if bool(model.pixels) != (settings.features is None):
-        raise BadInput(f"--data {settings.data}: {settings.checkpoint} reads "
-                       f"{'frames' if model.pixels else 'features'}; give the --data it was "
-                       "trained on")
-    if settings.task == "forecast" and model.order == "none":
-        raise BadInput(f"{settings.checkpoint}: trained with --order none; matching alone has no "
-                       "zero-shot forecasts (train with --order diffusion or mask)")
+    require_task(model, settings)
     if settings.task == "features":
         return write_features(model, settings, device)
     source, texts = load_data(settings, model, device)
-    texts = texts.to(device)
-    if texts.shape[1] != model.dim:
-        raise BadInput(f"{settings.checkpoint}: embeddings of width {model.dim}, the "
-                       f"texts have {texts.shape[1]}; give the --data it was trained on")
-    task = {"forecast": forecast, "classify": classify}[settings.task]
+    require_classes(model, source, texts, settings)
+    texts = None if texts is None else texts.to(device)
+    task = actions if settings.data == "epic" else {
+        "forecast": forecast, "classify": classify, "activity": activity}[settings.task]
     with torch.no_grad():
         result, evaluated, listed = task(model, source, texts, settings, device)
-    head = {"task": settings.task, "data": settings.data, "split": settings.split,
-            "setting": "zero-shot", "order": model.order, "listed": listed, "evaluated": evaluated,
+    split = settings.split
+    if settings.data == "epic":
+        import epic
+        split = epic.split_of(settings.annotations)
+    head = {"task": settings.task, "data": settings.data, "split": split,
+            "setting": "fine-tuned" if model.task else "zero-shot", "order": model.order,
+            "listed": listed, "evaluated": evaluated,
             "missing": len(source.missing), "unreadable": len(source.unreadable),
-            "classes": len(texts)}
+            "classes": sum(model.classes) if texts is None else len(texts)}
     if settings.task == "forecast":
         head["samples"] = settings.samples
     content = {**head, **result, "seed": settings.seed, "checkpoint": str(settings.checkpoint),

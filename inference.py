@@ -9,21 +9,32 @@ import functools
 from settings import BadInput
 
 
-def load_data(settings, model, device, needed=True):
-    """The split's videos, and the text embeddings of its label set (S, D)."""
+def load_data(settings, model, device, needed=True, compare=True):
+    """The split's videos, and the text embeddings of its label set (S, D).
+
+    Activities and the actions of EPIC-Kitchens-100 are matched with no texts: None.
+    compare: whether the teacher's features of clips are wanted beside ours.
+    """
     import data
-    if settings.data == "coin" and settings.videos:
-        return load_videos(settings, model, device, needed)
+    import epic
+    if settings.data == "epic":
+        return epic.open_actions(settings, model.encoder.image, model.encoder.frames, needed), None
+    named = settings.task != "activity"
     if settings.data == "coin":
-        return data.open_coin(settings, settings.split, needed)
+        source, texts = (load_videos(settings, model, device, needed, compare) if settings.videos
+                         else data.open_coin(settings, settings.split, needed))
+        return source, texts if named else None
     import toy
     import toy_render
     if model.encoder.image != toy_render.SIZE:
-        raise BadInput(f"--data toy: its pictures are {toy_render.SIZE} pixels wide, "
-                       f"{settings.checkpoint} reads {model.encoder.image}; give it --data coin")
-    teacher = data.toy_teacher(device)
+        raise BadInput(f"--data toy: its pictures are {toy_render.SIZE} pixels wide, the "
+                       f"checkpoint reads {model.encoder.image}; give it --data coin")
     frames = model.encoder.frames
-    return (data.ToySource(settings.split, settings.toy_videos, frames, teacher.encode_frames),
+    if not named:
+        return data.ToySource(settings.split, settings.toy_videos, frames), None
+    teacher = data.toy_teacher(device)
+    return (data.ToySource(settings.split, settings.toy_videos, frames,
+                           teacher.encode_frames if compare else None),
             teacher.encode_phrases(toy.STEPS))
 
 
@@ -40,16 +51,20 @@ def texts_of(teacher, names):
     return teacher.encode_phrases(names)
 
 
-def load_videos(settings, model, device, needed):
+def load_videos(settings, model, device, needed, compare):
     """COIN from video files. With a text embeddings file no teacher is needed, nor compared."""
     import torch
 
     import annotations
     import data
-    teacher = None if settings.text_embeddings else teacher_of(settings.clip,
-                                                               settings.clip_weights, device)
+    named = settings.task != "activity"
+    teacher = (teacher_of(settings.clip, settings.clip_weights, device)
+               if named and not settings.text_embeddings else None)
     source, names = data.open_coin_videos(settings, model.encoder.image, model.encoder.frames,
-                                          teacher, needed, model.encoder.seconds)
+                                          teacher if compare else None, needed,
+                                          model.encoder.seconds)
+    if not named:
+        return source, None
     texts = (texts_of(teacher, tuple(names)) if teacher else
              torch.from_numpy(annotations.load_text_embeddings(settings.text_embeddings)[1]))
     largest = max((sample.label for sample in data.classify_samples(source.listed, 1)), default=-1)
@@ -127,6 +142,15 @@ def score(match, x, texts):
     return (log_p - log_p[..., index].logsumexp(-1, keepdim=True))[..., index]
 
 
+def answer(model, x, texts):
+    """log p over the label set, (..., D) -> (..., S), for embeddings of clips or of h.
+
+    Fine-tuned it is the classifier's. Zero-shot it is that of the texts (S, D), which are matched
+    at the temperature of a prediction.
+    """
+    return model.classify(x)[0] if model.task else score(model.match, x, texts)
+
+
 def forecasts(model, x, texts, samples, seed, batch):
     """Zero-noise log p (M, S), and log p of Q Monte Carlo samples (M, Q, S): Sec. 3.3.
 
@@ -139,7 +163,7 @@ def forecasts(model, x, texts, samples, seed, batch):
     with torch.no_grad():
         for clips, eps in in_batches(batch, x, noise):
             queries = torch.cat([torch.zeros_like(eps[:, :1]), eps], 1)        # (B, 1 + Q, D)
-            log_p = score(model.match, model.forecast_next(clips, queries), texts)
+            log_p = answer(model, model.forecast_next(clips, queries), texts)
             zero.append(log_p[:, 0])
             drawn.append(log_p[:, 1:])
     return torch.cat(zero), torch.cat(drawn)

@@ -22,6 +22,7 @@ from annotations import require
 from settings import BadInput
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
+VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100
 RELEASED = {"classify": "path label duration start end", "activity": "path label duration",
             "forecast": "path label duration start end"}                   # task: its columns
 
@@ -87,7 +88,7 @@ def load_released(path, task, classes=None):
     return rows
 
 
-def load_epic(path, verbs=97, nouns=300):
+def load_epic(path, verbs=VERBS, nouns=NOUNS):
     """Read EPIC_100_train.csv, _validation.csv or _test_timestamps.csv (8 columns, no labels).
 
     Only the timestamps are used: the frame numbers belong to frames cut out at a rate of their own.

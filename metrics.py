@@ -36,6 +36,17 @@ def topk_correct(scores, labels, k):
     return ahead.sum(1) < min(k, K)
 
 
+def mean_class(correct, labels):
+    """Accuracy within each class that occurs, averaged over these classes: rare ones count as much.
+
+    Args:    correct (M,) bool or float, labels (M,) int64.
+    Returns: float.
+    """
+    _, member, size = labels.unique(return_inverse=True, return_counts=True)
+    hits = torch.zeros(len(size), dtype=torch.float64, device=labels.device)
+    return float((hits.scatter_add_(0, member, correct.double()) / size).mean())
+
+
 def oracle_correct(draws, labels):
     """Is any of the R draws right? draws (M, R) int64, labels (M,) int64 -> (M,) bool."""
     return (draws == labels[:, None]).any(1)

@@ -10,7 +10,8 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.
     p(y | x)       match       (..., K)    Eq. 6 over the phrase pool, log probabilities
     x_hat_j^0      x_hat       (B, Q, D)   prediction of h as an embedding: what is matched to texts
     -              z_hat       (B, Q, D)   its clean point: what is noised again (diffusion.py)
-    B videos, N clips, Q queries, T levels, K phrases, D embedding.
+    -              classifier  nn.Linear   in place of the texts, once fine-tuned (finetune.py)
+    B videos, N clips, Q queries, T levels, K phrases, D embedding, S classes.
 """
 import re
 from pathlib import Path
@@ -43,24 +44,30 @@ class ProcedureModel(nn.Module):
     Args:
         phrases: (K, D) float, embeddings of the phrase pool, of any length.
         encoder: dict, arguments of `build_encoder`; None = clips are embeddings already.
-        denoiser: dict, arguments of Denoiser; None = matching only.
+        denoiser: dict, arguments of Denoiser; not built with order "none", unless `task` needs h.
         order:   "diffusion", "mask" or "none".
         tau:     temperature of Eq. 6.
         teacher_tau: temperature of the soft targets.
         clip_tau: temperature at which observed clips are read; tau, unless there is no f.
         pixels:  (mean, std) of pixels / 255 as f expects them; None without f.
+        task:    what it is fine-tuned for: "classify", "forecast" or "activity"; None = zero-shot.
+        classes: of that task, one number for each label set: (S,), or verbs and nouns.
     """
 
     def __init__(self, phrases, encoder, denoiser, order, tau, pixels, teacher_tau=0.03,
-                 clip_tau=None):
+                 clip_tau=None, task=None, classes=()):
         super().__init__()
         self.order, self.tau, self.pixels = order, tau, pixels
         self.teacher_tau, self.clip_tau = teacher_tau, clip_tau or tau
         self.arguments = {"encoder": encoder, "denoiser": denoiser, "order": order, "tau": tau,
-                          "pixels": pixels, "teacher_tau": teacher_tau, "clip_tau": clip_tau}
+                          "pixels": pixels, "teacher_tau": teacher_tau, "clip_tau": clip_tau,
+                          "task": task, "classes": list(classes)}
+        self.task, self.classes = task, list(classes)
         self.dim = D = phrases.shape[1]
         self.encoder = build_encoder(D, **encoder) if encoder else None
-        self.denoiser = Denoiser(dim=D, **denoiser) if order != "none" else None
+        needs_h = order != "none" or task in ("forecast", "activity")
+        self.denoiser = Denoiser(dim=D, **denoiser) if needs_h else None
+        self.classifier = nn.Linear(D, sum(classes)) if task else None
         mean, A = diffusion.affine_map(phrases)
         self.register_buffer("phrases", functional.normalize(phrases, dim=-1))      # (K, D)
         self.register_buffer("mean", mean)                                          # (D,)
@@ -129,7 +136,7 @@ class ProcedureModel(nn.Module):
         Draws with KAPPA = 1 reproduce the teacher's errors as well (README.md, Where we differ).
         """
         predict = self.predictor(x, observed, j)
-        if self.order == "mask":
+        if self.order != "diffusion":
             top = torch.full(noise.shape[:2], len(self.alpha_bar) - 1, device=noise.device)
             return predict(torch.zeros_like(noise), top)[0]
         return diffusion.sample(predict, KAPPA * noise, self.alpha_bar)
@@ -140,6 +147,17 @@ class ProcedureModel(nn.Module):
         observed = torch.arange(N + 1, device=x.device).expand(B, -1) < N
         return self.forecast(torch.cat([x, x.new_zeros(B, 1, D)], 1), observed,
                              torch.full((B,), N, device=x.device), noise)
+
+    def classify(self, x):
+        """The classifier's log p for embeddings x, of clips or of h: (..., D) -> [(..., S), ...].
+
+            log softmax((W x / |x| + b) / tau)
+
+        In float32, as `match`. One tensor for each label set.
+        """
+        with torch.autocast(x.device.type, enabled=False):
+            logits = self.classifier(functional.normalize(x.float(), dim=-1)) / self.tau
+            return [part.log_softmax(-1) for part in logits.split(self.classes, -1)]
 
 
 # ------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@
     a forecast out of these, as at inference        history_windows      8, and the missing clip
     step forecasting: the last 68 s, cut into 8     forecast_windows     8
     step classification: 3 views of one step        classify_windows     3 of 9 s
+    activity classification: the whole video        activity_windows     8
+    EPIC-Kitchens-100: views of one action          classify_windows     of 2 s
     F frames of a clip                              frame_times          -
     N clips, n windows of one video, rng a numpy Generator.
 """
@@ -15,6 +17,7 @@ import numpy as np
 CLIPS = 9                     # N: clips per video in pre-training, and positions of h
 HISTORY, PIECES = 68.0, 8     # s of observed video in step forecasting, cut into so many clips
 CLIP_SECONDS = 9.0            # of a clip in pre-training and step classification
+EPIC_FRAMES, EPIC_SECONDS = 32, 2.0                # of a clip of an action: 16 frames/s
 MIN_WORDS = 12                # a shorter sentence is joined with its neighbours
 STRIDE = 2                    # every second sentence gives a clip
 
@@ -95,11 +98,23 @@ def forecast_windows(end):
     return np.stack([edges[..., :-1], edges[..., 1:]], -1)
 
 
-def classify_windows(start, end, duration, views):
-    """`views` windows of 9 s spread over a step; all around its middle where it is shorter."""
-    spare = max(end - start - CLIP_SECONDS, 0.0)
+def classify_windows(start, end, duration, views, seconds=CLIP_SECONDS):
+    """`views` windows spread over a step; all around its middle where it is shorter than one."""
+    spare = max(end - start - seconds, 0.0)
     middles = (start + end) / 2 + spare * (np.arange(views) - (views - 1) / 2) / max(views - 1, 1)
-    return np.array([around(m, m, CLIP_SECONDS, duration) for m in middles])
+    return np.array([around(m, m, seconds, duration) for m in middles])
+
+
+def random_window(start, end, seconds, rng):
+    """(1, 2) s: a window anywhere within (start, end), or around its middle where it is longer."""
+    middle = (start + end) / 2 + max(end - start - seconds, 0.0) * (rng.random() - 0.5)
+    return np.array([around(middle, middle, seconds, np.inf)])
+
+
+def activity_windows(duration):
+    """The whole of a video cut into 8 windows: duration s -> (8, 2)."""
+    edges = np.linspace(0.0, duration, PIECES + 1)
+    return np.stack([edges[:-1], edges[1:]], -1)
 
 
 def frame_times(windows, frames, seconds=None):

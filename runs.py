@@ -1,15 +1,18 @@
-"""A run folder: config.json, metrics.jsonl, and whether a run may begin or go on in it.
+"""A run: its folder, whether it may begin or go on there, and the loop that all stages share.
 
-The checkpoint is model.py's. Nothing here knows the method.
+The checkpoint is model.py's. Nothing here knows the method: what a step's loss is made of is said
+by train.py and finetune.py. Every random choice of a step is drawn from (seed, step).
 """
 import json
 import math
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from settings import BadInput, write_atomically, write_json
+from settings import BadInput, Interrupts, write_atomically, write_json
 
 
 def prepare_run(settings):
@@ -50,6 +53,26 @@ def earlier_unreadable(out):
         return {}
 
 
+def count_unreadable(unreadable, failed, source, settings):
+    """Add {id: reason}, write them to the run folder; BadInput if they are too many."""
+    if failed.keys() <= unreadable.keys():
+        return
+    unreadable |= failed
+    write_json(settings.out / "unreadable.json", unreadable)
+    if len(unreadable) > settings.max_unreadable * len(source):
+        raise BadInput(f"{len(unreadable)} of {len(source)} videos cannot be read, more than "
+                       f"--max-unreadable {settings.max_unreadable}; see "
+                       f"{settings.out}/unreadable.json")
+
+
+def report_missing(source, settings):
+    """Say how many of the listed videos are missing, and name them in the run folder."""
+    if source.missing:
+        print(f"{len(source.missing)} of {len(source.listed)} videos are missing; see "
+              f"{settings.out}/missing.json")
+        write_json(settings.out / "missing.json", source.missing)
+
+
 def versions():
     """What the run was made with: versions of python, torch and numpy, and the commit."""
     import numpy
@@ -86,3 +109,103 @@ def log_row(log, step, epoch, terms, lr, speed):
     if math.isfinite(values["loss"]):
         print(json.dumps(row), file=log, flush=True)
     return values["loss"]
+
+
+def schedule(step, steps):
+    """Share of the peak learning rate: linear warm-up over 5 % of a stage, then linear decay."""
+    return min(1.0, (step + 1) / (0.05 * steps + 1), (steps - step) / (0.95 * steps))
+
+
+def videos_of_step(step, count, batch, seed):
+    """(batch,) int: which of `count` videos step number `step` takes; every epoch a new order."""
+    import numpy as np
+    per_epoch = max(count // batch, 1)
+    epoch, place = divmod(step, per_epoch)
+    order = np.random.default_rng((seed, 1, epoch)).permutation(count)
+    return order[place * batch:(place + 1) * batch]
+
+
+def require_finite(loss, model, step, stage, settings):
+    """FloatingPointError that names the step unless the loss and all weights are finite."""
+    if not (math.isfinite(loss) and all(bool(p.isfinite().all()) for p in model.parameters())):
+        raise FloatingPointError(
+            f"step {step}, batch {step - 1} of --seed {settings.seed}, stage {stage}: the loss "
+            f"({loss}) or a weight is not finite; the last checkpoint in {settings.out} is kept; "
+            "try a smaller learning rate (--lr and the like)")
+
+
+class Run:
+    """A training run between its first and its last step: a log, a bar, checkpoints, the loop.
+
+    Within it Ctrl-C and SIGTERM let a step end, save, and then end the program.
+
+    Args:
+        first: steps that are done already; the rows of metrics.jsonl after them are dropped.
+        total: steps of all stages.
+        count: videos (or samples) in an epoch.
+    """
+
+    def __init__(self, settings, model, device, first, total, count):
+        self.settings, self.model, self.device, self.count = settings, model, device, count
+        self.first, self.total, self.clips = first, total, 0
+
+    def __enter__(self):
+        from tqdm import tqdm
+        path = self.settings.out / "metrics.jsonl"
+        keep_metrics(path, self.first)
+        with ExitStack() as stack:
+            self.log = stack.enter_context(open(path, "a", encoding="utf-8"))
+            self.stop = stack.enter_context(Interrupts())
+            self.bar = stack.enter_context(tqdm(total=self.total, initial=self.first, desc="train",
+                                                mininterval=1))
+            self.stack = stack.pop_all()
+        self.began = time.perf_counter()
+        return self
+
+    def __exit__(self, *exception):
+        return self.stack.__exit__(*exception)
+
+    def train(self, stage, span, batch, optimizer, batches, terms_of):
+        """One stage, or what is left of it.
+
+        Args:
+            stage:    its name, kept in the checkpoint.
+            span:     range of its steps; those before `first` are done.
+            batch:    videos (or samples) per step.
+            optimizer: its groups have a peak learning rate, "peak".
+            batches:  iterable, one item for each step that is left.
+            terms_of: callable, step and item -> the losses by name, "loss" among them (None: this
+                      step has nothing to learn from), and how many clips were read.
+        """
+        import torch
+        self.model.train()
+        for step, ready in zip(range(max(self.first, span.start), span.stop), batches):
+            in_stage = step - span.start
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak"] * schedule(in_stage, len(span))
+            torch.manual_seed(self.settings.seed * 1_000_003 + step)
+            with torch.autocast(self.device.type, torch.bfloat16,
+                                enabled=self.device.type == "cuda"):
+                terms, read = terms_of(step, ready)
+            if terms:
+                optimizer.zero_grad(set_to_none=True)
+                terms["loss"].backward()
+                optimizer.step()
+                self.clips = self.clips + read             # a tensor: not waited for here
+            self.bar.update()
+            self.record(stage, step + 1, (in_stage + 1) * batch / self.count, terms, optimizer)
+
+    def record(self, stage, done, epoch, terms, optimizer):
+        """After a step: a row, a checkpoint, or the end, where it is time for them."""
+        from model import save_checkpoint
+        settings = self.settings
+        saves = (done == self.total or self.stop.status != 0 or done % settings.save_every == 0)
+        if terms and (saves or done % settings.log_every == 0):
+            loss = log_row(self.log, done, epoch, terms, optimizer.param_groups[-1]["lr"],
+                           float(self.clips) / (time.perf_counter() - self.began))
+            require_finite(loss, self.model, done, stage, settings)
+        if saves:
+            save_checkpoint(settings.out / "checkpoint.pt", self.model, step=done, stage=stage,
+                            optimizer=optimizer.state_dict())
+        if self.stop.status:
+            sys.exit(self.stop.status)

@@ -28,7 +28,8 @@ class BadInput(ValueError):
 @dataclass(frozen=True)
 class TrainSettings:
     """Pre-train the encoder f and the denoiser h (paper, Sec. 3.2), without labels."""
-    stage: str = opt("what to train", "pretrain", ("pretrain",))
+    stage: str = opt("what to train; finetune has settings of its own: --stage finetune --help",
+                     "pretrain", ("pretrain", "finetune"))
     data: str = opt("toy: the embedded world, nothing needed; howto100m: videos with captions; "
                     "coin: COIN.json with a features file, h alone", "toy",
                     ("toy", "howto100m", "coin"))
@@ -102,18 +103,73 @@ class TrainSettings:
 
 
 @dataclass(frozen=True)
-class EvaluateSettings:
-    """Measure a checkpoint: zero-shot step classification and forecasting."""
-    task: str = opt("what to measure; features: write a features file", "forecast",
-                    ("forecast", "classify", "features"))
-    data: str = opt("toy: the embedded world; coin: COIN with videos, or with a features file",
-                    "toy", ("toy", "coin"))
-    checkpoint: Path = opt("run folder, a checkpoint file of ours, or a published one",
-                           Path("runs/pretrain"))
-    annotations: Path = opt("COIN.json (--data coin)", None)
+class FinetuneSettings:
+    """Fine-tune a checkpoint with labels (paper, Sec. 4): a classifier, and h or f with it."""
+    stage: str = opt("what to train; pretrain has settings of its own: --help", "finetune",
+                     ("pretrain", "finetune"))
+    task: str = opt("classify: the classifier on f's embedding; forecast, activity: h and the "
+                    "classifier; f stays as it is, but with --data epic", "classify",
+                    ("classify", "forecast", "activity"))
+    init: Path = opt("what to begin with: run folder, or a checkpoint file", Path("runs/pretrain"))
+    data: str = opt("toy: the embedded world; coin: COIN with videos, or with a features file; "
+                    "epic: EPIC-Kitchens-100, verbs and nouns, f and the classifier", "toy",
+                    ("toy", "coin", "epic"))
+    annotations: Path = opt("COIN.json or a released csv (--data coin), EPIC_100_train.csv (epic)",
+                            None)
     features: Path = opt("npz of clip embeddings, one row per window (--data coin)", None)
     text_embeddings: Path = opt("npz of the classes' text embeddings (--data coin)", None)
-    videos: Path = opt("folder of videos, ID.mp4 and the like (--data coin)", None)
+    videos: Path = opt("folder of videos, ID.mp4 and the like (--data coin, epic)", None)
+    steps: Path = opt("names of the classes, line i is class i; default those in COIN.json", None)
+    clip: str = opt("open_clip model that embeds the names: or local-dir:DIR", "ViT-B-16-quickgelu")
+    clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None)
+    labels: float = opt("share of the labelled videos that is used, 0 to 1", 1.0)
+    out: Path = opt("run folder; default runs/finetune-TASK", None)
+    resume: bool = opt("go on from OUT/checkpoint.pt", False)
+    seed: int = opt("of weights, batches, dropout and which labels are used", 0)
+    device: str = opt("auto: a CUDA GPU where there is one", "auto")
+    toy_videos: int = opt("training videos of the embedded world", 6000)
+    min_steps: int = opt("of a forecast: leave out videos with fewer annotated steps", 2)
+    epochs: float = opt("times each sample is seen", 15.0)
+    batch: int = opt("samples per step; the paper's 64", 64)
+    lr: float = opt("peak learning rate of AdamW", 1e-3)
+    weight_decay: float = opt("of AdamW", 1e-2)
+    dropout: float = opt("share of each block's output in h that is set to zero", 0.1)
+    workers: int = opt("processes that read videos ahead; 0: none", 0)
+    max_unreadable: float = opt("share of the videos found that may be unreadable", 0.05)
+    log_every: int = opt("steps between two rows of metrics.jsonl", 20)
+    save_every: int = opt("steps between two checkpoints", 500)
+    split = "train"                                    # not a setting: what the loaders ask for
+
+    def __post_init__(self):
+        for name in ("toy_videos", "batch", "log_every", "save_every"):
+            check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+        for name in ("lr", "epochs"):
+            check(0 < getattr(self, name) < math.inf, name, getattr(self, name),
+                  "must be above 0, and finite")
+        check(0 < self.labels <= 1, "labels", self.labels, "must be above 0 and at most 1")
+        check(0 <= self.dropout < 1, "dropout", self.dropout, "must be 0 or more, and below 1")
+        check(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay,
+              "must be 0 or more, and finite")
+        check(self.min_steps >= 2, "min_steps", self.min_steps, "a forecast needs 2 steps or more")
+        if self.out is None:
+            object.__setattr__(self, "out", Path(f"runs/finetune-{self.task}"))
+        check_labelled(self)
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """Measure a checkpoint: classification and forecasting, zero-shot or fine-tuned."""
+    task: str = opt("what to measure; features: write a features file; default forecast, and "
+                    "classify with --data epic", None,
+                    ("forecast", "classify", "activity", "features"))
+    data: str = opt("toy: the embedded world; coin: COIN with videos, or with a features file; "
+                    "epic: EPIC-Kitchens-100, verbs and nouns", "toy", ("toy", "coin", "epic"))
+    checkpoint: Path = opt("run folder, a checkpoint file of ours, or a published one",
+                           Path("runs/pretrain"))
+    annotations: Path = opt("COIN.json or a released csv (--data coin), EPIC's csv (epic)", None)
+    features: Path = opt("npz of clip embeddings, one row per window (--data coin)", None)
+    text_embeddings: Path = opt("npz of the classes' text embeddings (--data coin)", None)
+    videos: Path = opt("folder of videos, ID.mp4 and the like (--data coin, epic)", None)
     ids: Path = opt("--task features: only these videos, an id per line", None)
     out: Path = opt("--task features: the file to write", Path("features.npz"))
     stride: float = opt("--task features: s between two windows", 4.0)
@@ -127,6 +183,7 @@ class EvaluateSettings:
     oracle: int = opt("the same, for the oracle rows: --oracle 5 is --samples 5", None)
     min_steps: int = opt("leave out videos with fewer annotated steps", 2)
     json: Path = opt("also write the numbers here", None)
+    submission: Path = opt("--data epic: also write the challenge's file here, FILE.zip", None)
     seed: int = opt("of the noise", 0)
     device: str = opt("auto: a CUDA GPU where there is one", "auto")
     batch: int = opt("samples per step; changes speed and memory, not the result", 64)
@@ -141,10 +198,12 @@ class EvaluateSettings:
         if self.oracle is not None:
             check(self.oracle >= 1, "oracle", self.oracle, "must be at least 1")
             object.__setattr__(self, "samples", self.oracle)
-        check(self.videos is None or self.features is None, "features", self.features,
-              "--videos is given as well; give one of them")
-        check_common(self, () if self.data == "toy" else ("annotations",) if self.videos
-                     else FEATURES)
+        if self.task is None:
+            task = "classify" if self.data == "epic" else "forecast"
+            object.__setattr__(self, "task", task)
+        check(self.submission is None or self.data == "epic", "submission", self.submission,
+              "it is the challenge of --data epic")
+        check_labelled(self)
 
 
 @dataclass(frozen=True)
@@ -207,15 +266,16 @@ class WeightsSettings:
 @dataclass(frozen=True)
 class CheckSettings:
     """Count what a list of COIN holds, and what of it is there and readable."""
-    data: str = opt("kind of list", "coin", ("coin",))
-    annotations: Path = opt("COIN.json", None)
+    data: str = opt("kind of list", "coin", ("coin", "epic"))
+    annotations: Path = opt("COIN.json, or EPIC_100_validation.csv and the like (epic)", None)
     videos: Path = opt("folder of videos; without it only the list is counted", None)
     min_steps: int = opt("of a forecast: leave out videos with fewer annotated steps", 2)
     workers: int = opt("processes that read videos", 0)
     json: Path = opt("also write the counts here", None)
 
     def __post_init__(self):
-        check(self.annotations is not None, "annotations", "is missing", "COIN.json is needed")
+        check(self.annotations is not None, "annotations", "is missing",
+              "COIN.json, or with --data epic one of its csv, is needed")
 
 
 @dataclass(frozen=True)
@@ -269,6 +329,17 @@ def check(good, name, value, need):
 
 
 FEATURES = ("annotations", "text_embeddings", "features")      # a features file and what it needs
+
+
+def check_labelled(settings):
+    """What labelled data needs: COIN's lists with videos or a features file, EPIC's with videos."""
+    check(settings.videos is None or settings.features is None, "features", settings.features,
+          "--videos is given as well; give one of them")
+    check(settings.data != "epic" or settings.task in ("classify", "features"), "task",
+          settings.task, "--data epic has actions to classify")
+    needs = {"toy": (), "epic": ("annotations", "videos"),
+             "coin": ("annotations",) if settings.videos else FEATURES}[settings.data]
+    check_common(settings, needs)
 
 
 def check_common(settings, needs):

@@ -31,44 +31,73 @@ def readable(paths, ends, name):
     return name, None
 
 
-def check(settings):
-    """COIN.json: what each task and split lists, and (with --videos) what is there of it."""
-    import annotations
+def read_ends(settings, ends):
+    """Which videos can be read to where their annotations end: ends {id: s}.
+
+    Returns: {id: path} of those found, and {id: reason} of the unreadable; None, {} without
+             --videos.
+    """
     import data
     from tqdm import tqdm
-    videos, names = annotations.load_coin(settings.annotations)
-    videos = [video for video in videos if video.steps]
-    paths, bad = None, {}
-    if settings.videos:
-        from video import find_videos
-        paths = find_videos(settings.videos)
-        ends = {video.name: max(step.end for step in video.steps) for video in videos}
-        there = [name for name in ends if name in paths]
-        read = data.prefetch(functools.partial(readable, paths, ends), there, settings.workers)
-        read = tqdm(read, desc="read", total=len(there), mininterval=1)
-        bad = {name: reason for name, reason in read if reason}
-    tasks = {"classify": data.classify_samples,
-             "forecast": lambda videos: data.forecast_samples(videos, settings.min_steps),
-             "activity": lambda videos: [data.Sample(i, None, video.activity, 0)
-                                         for i, video in enumerate(videos)]}
-    result = {}
-    for task, samples_of in tasks.items():
-        result[task] = {}
-        for split in SPLITS:
-            chosen = [video for video in videos if video.split == split]
-            samples = samples_of(chosen)
-            listed = {chosen[sample.video].name for sample in samples}
-            found = None if paths is None else len(listed & paths.keys())
-            result[task][split] = {
-                "listed": len(samples), "videos": len(listed), "found": found,
-                "missing": None if paths is None else len(listed) - found,
-                "unreadable": None if paths is None else len(listed & bad.keys())}
-    result |= {"classes": len(names), "distinct_texts": len(set(names))}
+    if settings.videos is None:
+        return None, {}
+    from video import find_videos
+    paths = find_videos(settings.videos)
+    there = [name for name in ends if name in paths]
+    read = data.prefetch(functools.partial(readable, paths, ends), there, settings.workers)
+    read = tqdm(read, desc="read", total=len(there), mininterval=1)
+    return paths, {name: reason for name, reason in read if reason}
+
+
+def count_videos(listed, paths, bad):
+    """{"videos", "found", "missing", "unreadable"} of a set of ids."""
+    found = None if paths is None else len(listed & paths.keys())
+    return {"videos": len(listed), "found": found,
+            "missing": None if paths is None else len(listed) - found,
+            "unreadable": None if paths is None else len(listed & bad.keys())}
+
+
+def check(settings):
+    """What a list holds, and (with --videos) what is there of it."""
+    result, bad = {"coin": check_coin, "epic": check_epic}[settings.data](settings)
     print(json.dumps(result, indent=2))
     for name, reason in bad.items():
         print(f"unreadable: {name}: {reason}")
     if settings.json:
         write_json(settings.json, result)
+
+
+def check_epic(settings):
+    """A csv of EPIC-Kitchens-100: its actions, its videos, and the number of classes."""
+    import epic
+    import listings
+    segments = listings.load_epic(settings.annotations)
+    ends = {}
+    for segment in segments:
+        ends[segment.video] = max(segment.end, ends.get(segment.video, 0.0))
+    paths, bad = read_ends(settings, ends)
+    return {"segments": {epic.split_of(settings.annotations): len(segments)},
+            "verbs": listings.VERBS, "nouns": listings.NOUNS,
+            **count_videos(ends.keys(), paths, bad)}, bad
+
+
+def check_coin(settings):
+    """COIN.json: what each task and split lists, and of how many videos."""
+    import annotations
+    import data
+    videos, names = annotations.load_coin(settings.annotations)
+    videos = [video for video in videos if video.steps]
+    paths, bad = read_ends(settings, {video.name: max(step.end for step in video.steps)
+                                      for video in videos})
+    result = {}
+    for task in ("classify", "forecast", "activity"):
+        result[task] = {}
+        for split in SPLITS:
+            chosen = [video for video in videos if video.split == split]
+            samples = data.samples_of(task, chosen, settings.min_steps)
+            listed = {chosen[sample.video].name for sample in samples}
+            result[task][split] = {"listed": len(samples), **count_videos(listed, paths, bad)}
+    return result | {"classes": len(names), "distinct_texts": len(set(names))}, bad
 
 
 # ------------------------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ random choice of a step is drawn from (seed, step), so that a resumed run goes o
 never stopped. B videos, N clips, C clips in all, T levels, K phrases, D embedding.
 """
 import functools
-import math
 import sys
 import time
 
-from runs import earlier_unreadable, keep_metrics, log_row, prepare_run
-from settings import BadInput, Interrupts, TrainSettings, pick_device, run, set_seed, write_json
+from runs import (Run, count_unreadable, earlier_unreadable, prepare_run, report_missing,
+                  videos_of_step)
+from settings import BadInput, TrainSettings, pick_device, run, set_seed
 
 # Sizes of f and h. "small" is for two CPU cores, "h only" for features files.
 SIZES = {
@@ -184,20 +184,6 @@ def make_optimizer(model, settings, stage):
     return torch.optim.AdamW(groups, lr=0.0, weight_decay=settings.weight_decay)
 
 
-def schedule(step, steps):
-    """Share of the peak learning rate: linear warm-up over 5 % of a stage, then linear decay."""
-    return min(1.0, (step + 1) / (0.05 * steps + 1), (steps - step) / (0.95 * steps))
-
-
-def videos_of_step(step, count, batch, seed):
-    """(batch,) int: which videos step number `step` takes; every epoch a new order of all."""
-    import numpy as np
-    per_epoch = max(count // batch, 1)
-    epoch, place = divmod(step, per_epoch)
-    order = np.random.default_rng((seed, 1, epoch)).permutation(count)
-    return order[place * batch:(place + 1) * batch]
-
-
 def keep_rows(model, source, settings, device):
     """What h is trained on once f has finished: f would compute the same again in every epoch.
 
@@ -220,7 +206,7 @@ def keep_rows(model, source, settings, device):
     return kept.KeptRows(source, features, teacher, settings.keep, rng), failed
 
 
-def order_terms(model, kept, settings, step, device):
+def order_terms(model, kept, settings, device, step, _):
     """L_MSE + L_MC (Eqs. 9, 10) of a batch of kept rows, as a dict, and how many rows."""
     import numpy as np
 
@@ -232,36 +218,17 @@ def order_terms(model, kept, settings, step, device):
     return {"loss": mse + mc, "mse": mse, "mc": mc}, len(j)
 
 
-def video_terms(model, source, loaded, asked, ordering, device):
+def video_terms(model, source, settings, unreadable, ordering, device, _, ready):
     """The losses of a batch of videos, as a dict, and how many clips; None, 0 if nothing is said.
 
-    loaded, asked: from `load_step`.
+    ready: from `load_step`. unreadable: {id: reason}, what it could not read is added.
     """
+    loaded, asked = ready
+    count_unreadable(unreadable, loaded.failed, source, settings)
     if not asked:
         return None, 0
     x, targets, observed, j = encode_batch(model, source, loaded, asked, device)
     return objective(model, x, targets, observed, j, ordering), observed.sum()
-
-
-def require_finite(loss, model, step, stage, settings):
-    """FloatingPointError that names the step unless the loss and all weights are finite."""
-    if not (math.isfinite(loss) and all(bool(p.isfinite().all()) for p in model.parameters())):
-        raise FloatingPointError(
-            f"step {step}, batch {step - 1} of --seed {settings.seed}, stage {stage}: the loss "
-            f"({loss}) or a weight is not finite; the last checkpoint in {settings.out} is kept; "
-            "try a smaller --lr or --order-lr")
-
-
-def count_unreadable(unreadable, failed, source, settings):
-    """Add {id: reason}, write them to the run folder; BadInput if they are too many."""
-    if failed.keys() <= unreadable.keys():
-        return
-    unreadable |= failed
-    write_json(settings.out / "unreadable.json", unreadable)
-    if len(unreadable) > settings.max_unreadable * len(source):
-        raise BadInput(f"{len(unreadable)} of {len(source)} videos cannot be read, more than "
-                       f"--max-unreadable {settings.max_unreadable}; see "
-                       f"{settings.out}/unreadable.json")
 
 
 def set_up(settings):
@@ -280,14 +247,10 @@ def set_up(settings):
         import weights
         start = weights.open_start(settings.init)      # what is wrong with it is said before long
     source, phrases, pixels, teacher_tau, clip_tau = load_data(settings, sizes, device)
-    if source.missing:
-        print(f"{len(source.missing)} of {len(source.listed)} videos are missing; see "
-              f"{settings.out}/missing.json")
-        write_json(settings.out / "missing.json", source.missing)
+    report_missing(source, settings)
     set_seed(settings.seed)
-    model = ProcedureModel(phrases, sizes["encoder"],
-                           sizes["denoiser"] if settings.order != "none" else None,
-                           settings.order, settings.tau, pixels, teacher_tau, clip_tau).to(device)
+    model = ProcedureModel(phrases, sizes["encoder"], sizes["denoiser"], settings.order,
+                           settings.tau, pixels, teacher_tau, clip_tau).to(device)
     if resumed:
         model.load_state_dict(resumed["model"])
     elif settings.init:
@@ -300,70 +263,46 @@ def set_up(settings):
 
 def main(settings):
     """Pre-training, stage by stage. A step is one optimiser update."""
-    import numpy as np
-    import torch
-    from tqdm import tqdm
-
     import data
-    from model import save_checkpoint
 
     model, source, device, plan, resumed = set_up(settings)
     first, total = resumed["step"] if resumed else 0, sum(steps for _, steps, _ in plan)
-    keep_metrics(settings.out / "metrics.jsonl", first)
-    began, clips, start = time.perf_counter(), 0, 0
+    began, start = time.perf_counter(), 0
     unreadable = earlier_unreadable(settings.out) if resumed else {}
-    with (open(settings.out / "metrics.jsonl", "a", encoding="utf-8") as log, Interrupts() as stop,
-          tqdm(total=total, initial=first, desc="train", mininterval=1) as bar):
+    with Run(settings, model, device, first, total, len(source)) as going:
         for stage, steps, batch in plan:
-            todo, start = range(max(first, start), start + steps), start + steps
+            span, start = range(start, start + steps), start + steps
+            todo = range(max(first, span.start), span.stop)
             if not todo:                               # done before the run was interrupted
                 continue
             optimizer = make_optimizer(model, settings, stage)
             if resumed and resumed["stage"] == stage:
                 optimizer.load_state_dict(resumed["optimizer"])
-            ordering = stage == "joint" and settings.order != "none"
             if stage == "order":
                 kept, failed = keep_rows(model, source, settings, device)
                 count_unreadable(unreadable, failed, source, settings)
+                terms_of = functools.partial(order_terms, model, kept, settings, device)
                 batches = todo
             else:
-                make = functools.partial(load_step, source, settings, batch, ordering,
-                                         start - steps)
+                ordering = stage == "joint" and settings.order != "none"
+                make = functools.partial(load_step, source, settings, batch, ordering, span.start)
+                terms_of = functools.partial(video_terms, model, source, settings, unreadable,
+                                             ordering, device)
                 batches = data.prefetch(make, todo, settings.workers)
-            model.train()
-            for step, ready in zip(todo, batches):
-                in_stage = step - start + steps
-                for group in optimizer.param_groups:
-                    group["lr"] = group["peak"] * schedule(in_stage, steps)
-                torch.manual_seed(settings.seed * 1_000_003 + step)
-                with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                    if stage == "order":
-                        terms, read = order_terms(model, kept, settings, step, device)
-                    else:
-                        count_unreadable(unreadable, ready[0].failed, source, settings)
-                        terms, read = video_terms(model, source, *ready, ordering, device)
-                if terms:
-                    optimizer.zero_grad(set_to_none=True)
-                    terms["loss"].backward()
-                    optimizer.step()
-                    clips = clips + read                   # a tensor: not waited for here
-                bar.update()
-
-                done = step + 1
-                ends = done == total or stop.status != 0
-                saves = ends or done % settings.save_every == 0
-                if terms and (saves or done % settings.log_every == 0):
-                    loss = log_row(log, done, (in_stage + 1) * batch / len(source), terms,
-                                   optimizer.param_groups[-1]["lr"],
-                                   float(clips) / (time.perf_counter() - began))
-                    require_finite(loss, model, done, stage, settings)
-                if saves:
-                    save_checkpoint(settings.out / "checkpoint.pt", model, step=done, stage=stage,
-                                    optimizer=optimizer.state_dict())
-                if stop.status:
-                    sys.exit(stop.status)
+            going.train(stage, span, batch, optimizer, batches, terms_of)
     print(f"{settings.out}/checkpoint.pt: {total} steps, {time.perf_counter() - began:.0f} s")
 
 
+def stage_of(argv):
+    """What `--stage` asks for -> its main and its settings; both stages are one command."""
+    from settings import FinetuneSettings, Parser
+    parser = Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--stage")
+    if parser.parse_known_args(argv)[0].stage != "finetune":
+        return main, TrainSettings
+    import finetune
+    return finetune.main, FinetuneSettings
+
+
 if __name__ == "__main__":
-    run(main, TrainSettings)
+    run(*stage_of(sys.argv[1:]))

@@ -23,8 +23,7 @@ from annotations import training_split  # noqa: E402
 from settings import (EvaluateSettings, PhrasesSettings, TextSettings, TrainSettings,  # noqa: E402
                       WeightsSettings, run)
 
-SCRIPTS = {"train.py": (train.main, TrainSettings),
-           "evaluate.py": (evaluate.main, EvaluateSettings),
+SCRIPTS = {"evaluate.py": (evaluate.main, EvaluateSettings),
            "phrases.py": (phrases.main, PhrasesSettings),
            "pseudo_labels.py": (pseudo_labels.main, TextSettings),
            "weights.py": (weights.main, WeightsSettings)}
@@ -59,7 +58,7 @@ def make_coin(folder, D=8, classes=6):
         steps = [{"id": str((i + k) % classes + 1), "segment": [20. * k + 5, 20. * k + 15],
                   "label": f"step {(i + k) % classes}"} for k in range(3 + i % 3)]
         database[name] = {"subset": "testing" if name in ("t0", "t1", "t2", "t3", "gone")
-                          else "training", "recipe_type": 0, "annotation": steps}
+                          else "training", "recipe_type": i % 3, "annotation": steps}
         rows += [(name, t) for t in range(0, 110, 10) if name not in ("gone", "unseen")]
     (folder / "COIN.json").write_text(json.dumps({"database": database}, indent=1))
     start = np.array([t for _, t in rows], float)
@@ -98,7 +97,7 @@ def call(program, *argv):
         if program == "data.py":                               # its commands read sys.argv
             sys.argv += argv
             return tools.main()
-        return run(*SCRIPTS[program], list(argv))
+        return run(*(SCRIPTS[program] if program in SCRIPTS else train.stage_of(argv)), list(argv))
     finally:
         sys.argv = kept
 

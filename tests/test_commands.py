@@ -324,8 +324,8 @@ def test_one_video_and_batches_of_one():
 # ---- measuring ---------------------------------------------------------------------------------
 def forecast_keys(content):
     """The forecast JSON has exactly SPEC's keys, in its order; every number is one or null."""
-    assert list(content) == HEAD + ["samples", "top1", "top5", "distinct", "baselines",
-                                    "truth"] + TAIL
+    assert list(content) == HEAD + ["samples", "top1", "top5", "mean_class", "deviation",
+                                    "distinct", "baselines", "truth"] + TAIL
     assert list(content["top1"]) == ["zero_noise", "expectation", "oracle", "oracle_softmax"]
     assert list(content["top5"]) == ["zero_noise", "expectation"]
     assert list(content["baselines"]) == ["random", "unigram", "clip", "bigram", "bigram_soft"]

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from metrics import (bigram_counts, bigram_forecast, distinct, fit_temperature, oracle_correct,
-                     oracle_softmax, paired_bootstrap, topk_correct, total_variation)
+from metrics import (bigram_counts, bigram_forecast, distinct, fit_temperature, mean_class,
+                     oracle_correct, oracle_softmax, paired_bootstrap, topk_correct,
+                     total_variation)
 
 
 def random(*shape, seed=0):
@@ -35,6 +36,17 @@ def test_topk_degenerate_cases():
     broken = torch.tensor([[0., math.nan, 1.], [math.nan, 0., 1.]])
     assert topk_correct(broken, torch.tensor([1, 2]), 1).tolist() == [False, False]
     assert topk_correct(broken, torch.tensor([1, 2]), 5).tolist() == [False, True]
+
+
+def test_mean_class_equals_a_loop_over_the_classes_there_are():
+    """Catches: an average over samples; a class that does not occur counted as 0."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(5, (60,), generator=generator) * 2
+    labels[:30] = 4
+    correct = torch.rand(60, generator=generator) < .5
+    rows = [[bool(c) for c, y in zip(correct, labels) if y == k] for k in set(labels.tolist())]
+    expected = sum(sum(row) / len(row) for row in rows) / len(rows)
+    assert mean_class(correct, labels) == pytest.approx(expected)
 
 
 def test_oracle_and_distinct_equal_python_sets():

@@ -305,7 +305,7 @@ def test_eq9_eq10_of_kept_rows_train_h_alone(order):
         return x, features, observed, j
     torch.manual_seed(7)
     terms, rows = train.order_terms(model, SimpleNamespace(batch=batch),
-                                    TrainSettings(order_batch=3), 0, "cpu")
+                                    TrainSettings(order_batch=3), "cpu", 0, None)
     torch.manual_seed(7)
     target = torch.stack([slow_target(model, feature) for feature in features])
     mse, mc = train.ordering_losses(model, x, target, observed, j)

@@ -110,6 +110,38 @@ def test_a_released_list_is_evaluated():
     assert by_csv["top5"] == by_json["top5"]
 
 
+FINETUNE = ("--stage", "finetune", *COIN, "--epochs", "1", "--batch", "8", "--init", "runs/real")
+
+
+def test_steps_are_fine_tuned_from_video_files():
+    """Catches: windows of the frozen path that are not those of evaluation; a teacher that is
+    asked about every clip."""
+    call("train.py", *FINETUNE, "--task", "classify", "--annotations", "ex/COIN.json", "--workers",
+         "2", "--out", "runs/steps")
+    result = evaluate("--task", "classify", "--annotations", "ex/COIN.json", "--checkpoint",
+                      "runs/steps")
+    assert result["setting"] == "fine-tuned" and result["top1"]["teacher"] is not None
+    assert result["evaluated"] == sum(len(toy.make_video("test", i).steps) for i in range(3))
+
+
+def test_activities_of_a_released_list():
+    """Catches: class names or a teacher asked for where there is nothing to match; a label that
+    the checkpoint does not have."""
+    kinds, rows = list(toy.PROCEDURES), {}
+    for split, count in (("train", 12), ("test", 3)):
+        videos = [toy.make_video(split, i) for i in range(count)]
+        rows[split] = [f"a/{v.name} {kinds.index(v.procedure)} {v.duration}" for v in videos]
+        Path(f"{split}.csv").write_text("\n".join(rows[split]) + "\n")
+    flags = ("--data", "coin", *VIDEOS, "--device", "cpu")
+    call("train.py", "--stage", "finetune", *flags, "--task", "activity", "--annotations",
+         "train.csv", "--epochs", "1", "--batch", "8", "--init", "runs/real", "--out",
+         "runs/kinds")
+    call("evaluate.py", *flags, "--task", "activity", "--annotations", "test.csv", "--checkpoint",
+         "runs/kinds", "--json", "out.json")
+    result = json.loads(Path("out.json").read_text())
+    assert result["listed"] == result["evaluated"] == 3 and list(result["top1"]) == ["ours"]
+
+
 def test_missing_and_unreadable_videos_are_counted(capsys):
     """Catches: another video in place of a broken one, a score without its count."""
     names = [toy.make_video("test", i).name for i in range(3)]

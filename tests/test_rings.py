@@ -32,13 +32,16 @@ MAY_IMPORT = {
     "data": {"annotations", "captions", "listings", "protocols", "pseudo_labels", "settings",
              "toy", "toy_render", "tools", "video"},
     "kept": {"data", "protocols", "settings", "video"},
-    "tools": {"annotations", "data", "pseudo_labels", "settings", "toy", "toy_render",
-              "video"},
+    "tools": {"annotations", "data", "epic", "listings", "pseudo_labels", "settings", "toy",
+              "toy_render", "video"},
+    "epic": {"data", "listings", "metrics", "protocols", "settings"},
     "train": METHOD | {"settings", "runs", "annotations", "listings", "metrics", "toy",
-                       "toy_render", "model", "data", "kept", "protocols", "weights"},
-    "inference": METHOD | {"settings", "annotations", "data", "toy", "toy_render"},
+                       "toy_render", "model", "data", "kept", "protocols", "weights", "finetune"},
+    "inference": METHOD | {"settings", "annotations", "data", "epic", "toy", "toy_render"},
+    "finetune": {"settings", "runs", "inference", "model", "data", "epic", "listings",
+                 "protocols"},
     "evaluate": METHOD | {"settings", "inference", "kept", "metrics", "toy", "model", "data",
-                          "protocols"},
+                          "epic", "protocols"},
 }
 OPTIONAL = {"spacy"}           # packages of one command: imported in a function, named when missing
 TREES = {path.stem: ast.parse(path.read_text(encoding="utf-8"), path.name)

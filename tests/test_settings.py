@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import settings  # noqa: E402
-from settings import (BadInput, EvaluateSettings, TrainSettings, parse, run,  # noqa: E402
-                      write_atomically, write_json)
+from settings import (BadInput, EvaluateSettings, FinetuneSettings, TrainSettings,  # noqa: E402
+                      parse, run, write_atomically, write_json)
 
-CLASSES = pytest.mark.parametrize("cls", [TrainSettings, EvaluateSettings])
+CLASSES = pytest.mark.parametrize("cls", [TrainSettings, FinetuneSettings, EvaluateSettings])
 
 
 def error_of(capsys, cls, *argv):
@@ -40,11 +40,12 @@ def program(monkeypatch):
 
 
 # ---- the command line --------------------------------------------------------------------------
-@pytest.mark.parametrize("script", ["train.py", "evaluate.py"])
-def test_help_is_there_at_once(script, tmp_path):
+@pytest.mark.parametrize("script, flags", [("train.py", []), ("evaluate.py", []),
+                                           ("train.py", ["--stage", "finetune"])])
+def test_help_is_there_at_once(script, flags, tmp_path):
     """Catches: torch imported at the top of a script (4 s before --help), a wrong % in a help."""
     code = ("import runpy, sys\n"
-            f"sys.argv = ['{script}', '--help']\n"
+            f"sys.argv = {[script, *flags, '--help']}\n"
             "try:\n"
             f"    runpy.run_path({str(ROOT / script)!r}, run_name='__main__')\n"
             "except SystemExit as end:\n"

@@ -488,7 +488,7 @@ def test_published_weights_are_evaluated(here, capsys):
 
 
 @pytest.mark.parametrize("encoder, sizes, says", [
-    (dict(F, image=64), H, "--data toy: its pictures are 32 pixels wide, big.pyth reads 64"),
+    (dict(F, image=64), H, "--data toy: its pictures are 32 pixels wide, the checkpoint reads 64"),
     (F, None, "big.pyth: trained with --order none"),
 ])
 def test_weights_that_do_not_fit_the_data_are_one_line(here, capsys, encoder, sizes, says):
