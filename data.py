@@ -210,10 +210,11 @@ class VideoSource:
         rng: numpy Generator, for the random views of training; None: the middle view.
         looks: the middle views at the teacher's size (C, F, 3, H, W); empty without a teacher.
         """
-        from video import Unreadable, evaluation_view, read_frames, training_view
+        from video import (Unreadable, evaluation_view, read_frames, short_side_for,
+                           training_view)
         good, clips, looks, failed = [], [], [], {}
         sizes = [self.size] + ([self.model.size] if self.model else [])
-        short_side = round(max(sizes) * 320 / 224)              # enough for any view of any size
+        short_side = short_side_for(max(sizes))
         for request in requests:
             name = self.videos[request[0]].name
             times = frame_times(request[1], self.frames_per_clip)

@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "inference": METHOD | {"settings", "annotations", "data", "toy"},
     "evaluate": METHOD | {"settings", "inference", "kept", "metrics", "toy", "model", "data",
                           "protocols"},
+    "benchmark": {"captions", "data", "listings", "protocols", "settings", "video"},
 }
 OPTIONAL = {"spacy"}           # packages of one command: imported in a function, named when missing
 TREES = {path.stem: ast.parse(path.read_text(encoding="utf-8"), path.name)
