@@ -27,9 +27,9 @@ FRAMES = 8                    # F of the paper's TimeSformer
 SIZE = 224                    # and the side of its pictures, pixels
 PACE = 7.0                    # s between neighbouring clips: every second sentence of HowTo100M,
                               # 136 M in 1.22 M videos of 6.5 minutes
-SAMPLES, ROUND = 10_000, 1_000                                   # of `memory`, and between two looks
+SAMPLES, ROUND = 10_000, 1_000          # of `memory`, and between two looks at it
 LISTED = 1_200_000            # videos of `start`
-SPOKEN = 3_000, 110           # videos of a caption.json, sentences of each
+SENTENCES = 110               # of each of them in a caption.json
 
 
 # ------------------------------------------------------------------------------------------------
@@ -46,13 +46,19 @@ def seconds(work):
 
 
 def in_turn(ways, repeats):
-    """{name: (clock, processors)}: medians of `ways`, {name: function of the round}, alternating."""
+    """{name: (clock, processors)}, medians of `ways`, {name: function of the round}, in turn."""
     taken = {name: [] for name in ways}
     for round in range(-1, repeats):
         for name, work in ways.items():
             taken[name].append(seconds(functools.partial(work, round)))
     return {name: tuple(statistics.median(column) for column in zip(*rows[1:]))    # one to warm up
             for name, rows in taken.items()}
+
+
+def resident():
+    """MiB of this process that are in memory (Linux)."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2 ** 20
 
 
 def machine():
@@ -159,7 +165,8 @@ def loader(settings, folder):
         raise BadInput("ffmpeg: not found; it is what the released code reads videos with, to be "
                        "compared with (Debian: apt-get install ffmpeg)")
     make_video(folder / "made.mp4", settings.seconds)
-    paths = {"made": folder / "made.mp4"} | (find_videos(settings.videos) if settings.videos else {})
+    paths = {"made": str(folder / "made.mp4")}
+    paths |= find_videos(settings.videos) if settings.videos else {}
     result = {}
     for name, path in paths.items():
         small = folder / "small.mp4"
@@ -171,7 +178,8 @@ def loader(settings, folder):
             taken = in_turn(ways, settings.repeats)
         except Unreadable as error:
             raise BadInput(str(error)) from None
-        row = {"seconds": length, "bytes": path.stat().st_size, "bytes_small": small.stat().st_size}
+        row = {"seconds": length, "bytes": os.path.getsize(path),
+               "bytes_small": os.path.getsize(small)}
         for way, (clock, processors) in taken.items():
             row |= {f"{way}_s": clock, f"{way}_cpu_s": processors}
         result[name] = row
@@ -196,12 +204,11 @@ def sample_and_memory(source, number):
     rng = np.random.default_rng(number)
     video = int(rng.integers(len(source)))
     source.load([(video, source.pretrain_windows(video, rng))], rng)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2 ** 20
+    return resident()
 
 
 def memory(settings, folder):
-    """{samples: MiB of a worker that has read so many}, of small files of which a third is broken."""
+    """{samples: MiB of a worker that has read so many} of small files; a third is broken."""
     import data
     from captions import open_captions
     from tqdm import tqdm
@@ -236,8 +243,10 @@ def memory(settings, folder):
 # start
 # ------------------------------------------------------------------------------------------------
 def start(settings, folder):
-    """s until the source of a list as long as HowTo100M's stands; files are empty, none is read."""
-    import numpy as np
+    """s until the source of a list as long as HowTo100M's stands; files are empty, none is read.
+
+    And, for a hundredth of its videos, s and MiB of a caption.json, which is read whole.
+    """
     from captions import open_captions
     from data import Narrated, VideoSource
     from listings import load_ids
@@ -245,33 +254,37 @@ def start(settings, folder):
     from video import find_videos
     names = [f"{number:011x}" for number in range(LISTED)]
     for kind, suffix in (("videos", "mp4"), ("captions", "csv")):
-        (folder / kind).mkdir(exist_ok=True)
+        (folder / kind).mkdir()
         for name in tqdm(names, desc=f"make {kind}", mininterval=1):
             os.close(os.open(folder / kind / f"{name}.{suffix}", os.O_CREAT | os.O_WRONLY))
     (folder / "ids.txt").write_text("\n".join(names) + "\n")
-    sentences = [f"and then we add {word} cups of flour to the bowl" for word in range(SPOKEN[1])]
-    times = (np.arange(SPOKEN[1]) * 3.5).tolist()
-    spoken = {name: {"start": times, "end": times, "text": sentences} for name in names[:SPOKEN[0]]}
-    (folder / "caption.json").write_text(json.dumps(spoken))
-    made, before = {}, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    steps = {"captions": lambda: open_captions(folder / "captions"),
+    spoken = {"start": [3.54 * i for i in range(SENTENCES)],
+              "end": [3.54 * i + 5.12 for i in range(SENTENCES)],
+              "text": [f"and then we add {i} cups of flour to it" for i in range(SENTENCES)]}
+    (folder / "caption.json").write_text(json.dumps(dict.fromkeys(names[:LISTED // 100], spoken)))
+    made, result = {}, {"listed": LISTED, "json_listed": LISTED // 100,
+                        "json_bytes": (folder / "caption.json").stat().st_size}
+    steps = {"json": lambda: open_captions(folder / "caption.json"),
+             "captions": lambda: open_captions(folder / "captions"),
              "videos": lambda: find_videos(folder / "videos"),
              "ids": lambda: load_ids(folder / "ids.txt"),
              "source": lambda: VideoSource([Narrated(name) for name in made["ids"]],
                                            made["videos"], SIZE, FRAMES, None, made["captions"])}
-    result = {"listed": LISTED}
+    print(f"\n{LISTED} listed videos; {result['json_listed']} of them in a caption.json of "
+          f"{result['json_bytes'] / 1e6:.0f} MB\n"
+          f"{'':16}{'clock s':>9}{'processor s':>13}{'MiB':>7}")
     for name, step in steps.items():
-        result[f"{name}_s"] = seconds(lambda: made.update({name: step()}))[0]
-    result["total_s"] = sum(result[f"{name}_s"] for name in steps)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    result["mib"] = (peak - before) / 1024
+        before = resident()
+        clock, processors = seconds(lambda: made.update({name: step()}))
+        result |= {f"{name}_s": clock, f"{name}_cpu_s": processors,
+                   f"{name}_mib": resident() - before}
+        print(f"{name:16}{clock:9.1f}{processors:13.1f}{result[f'{name}_mib']:7.0f}")
+        made.pop("json", None)
     assert len(made["source"]) == LISTED
-    result["json_s"] = seconds(lambda: open_captions(folder / "caption.json"))[0]
-    result["json_videos"], result["json_bytes"] = SPOKEN[0], (folder / "caption.json").stat().st_size
-    print(f"\n{LISTED} listed videos: " + ", ".join(
-        f"{name} {result[f'{name}_s']:.1f} s" for name in (*steps, "total"))
-          + f", {result['mib']:.0f} MiB; a caption.json of {SPOKEN[0]} videos, "
-          f"{result['json_bytes'] / 1e6:.0f} MB: {result['json_s']:.1f} s")
+    for what in "s", "cpu_s", "mib":
+        result[f"total_{what}"] = sum(result[f"{name}_{what}"] for name in list(steps)[1:])
+    print(f"{'without json':16}{result['total_s']:9.1f}{result['total_cpu_s']:13.1f}"
+          f"{result['total_mib']:7.0f}")
     return result
 
 
@@ -279,7 +292,7 @@ PARTS = {"loader": loader, "memory": memory, "start": start}
 
 
 def main(settings):
-    """Each part in a folder of its own that is removed, its table printed as soon as it is known."""
+    """Each part in a folder of its own, removed at its end; its table is printed at once."""
     result = {}
     for part in settings.parts.split(","):
         with tempfile.TemporaryDirectory() as folder:

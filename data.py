@@ -37,7 +37,7 @@ class Loaded:
     failed: dict                  # {id: reason} of the others
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Narrated:
     """A video with a narration and no annotation."""
     name: str

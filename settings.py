@@ -283,7 +283,8 @@ def run(main, cls, argv=None):
     """Parse, call main(settings), and end as SPEC says: what went wrong is one line on stderr.
 
     BadInput and OSError end with 2 (a full disk, a read-only folder), FloatingPointError with 1 (a
-    loss that is not finite), Ctrl-C with 130, SIGTERM with 143. A bug of ours keeps its traceback.
+    loss that is not finite), Ctrl-C with 130, SIGTERM with 143. So does a process that read ahead
+    and was killed (2); a bug of ours keeps its traceback.
     """
     def terminate(signum, frame):
         raise SystemExit(143)
@@ -297,6 +298,10 @@ def run(main, cls, argv=None):
         sys.exit(fail(program, error, 2))
     except FloatingPointError as error:
         sys.exit(fail(program, error, 1))
+    except RuntimeError as error:          # torch raises it wherever the program happens to be
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        sys.exit(fail(program, f"{error} It read ahead; is memory short? Use fewer --workers", 2))
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -14,6 +14,7 @@ says what; a wrong argument is a ValueError; anything else is a bug of ours.
 """
 import math
 import os
+from collections import deque
 from contextlib import closing, contextmanager, suppress
 from fractions import Fraction
 from itertools import chain
@@ -42,7 +43,7 @@ class Unreadable(Exception):
 # Files
 # ------------------------------------------------------------------------------------------------
 def find_videos(folder):
-    """{stem: path} of all videos below a folder, by extension, in any case.
+    """{stem: path, a str} of all videos below a folder, by extension, in any case.
 
     Of several files with the same stem the first path in sorted order counts. Links to folders
     are not followed. BadInput if there is no such folder.
@@ -58,7 +59,7 @@ def find_videos(folder):
                 elif (os.path.splitext(entry.name)[1].lower() in VIDEO_SUFFIXES
                       and entry.is_file()):
                     files.append(entry.path)
-    return {os.path.splitext(os.path.basename(path))[0]: Path(path)
+    return {os.path.splitext(os.path.basename(path))[0]: path
             for path in sorted(files, reverse=True)}
 
 
@@ -186,8 +187,8 @@ def key_frame_ahead(stream, time, reached):
 def frames_around(container, stream, time, start, asked):
     """Seek: the frames from a key frame at or before `time` on; from the first, where none is.
 
-    `asked` is for `decode`. A seek may end at a key frame *after* `time` (an index is in order of decoding, and B-frames are
-    shown before what they need): then it is repeated from ever further back.
+    A seek may end at a key frame *after* `time` (an index is in order of decoding, and B-frames are
+    shown before what they need): then it is repeated from ever further back. `asked`: see `decode`.
     """
     back = 0.0
     while True:
@@ -208,14 +209,23 @@ def decode(container, stream, asked):
     A frame is passed over, undecoded, if no frame refers to it and a later one is known that is
     shown no later than `asked()` (s), the earliest time still to be answered. Other codecs give
     all frames: HEVC calls frames unreferenced to which its higher temporal layers refer.
+
+    An avi only tells when frames are decoded. H.264 shows them in another order, though at the same
+    times: the n-th that comes out is shown when the n-th was to be decoded.
     """
     context, tick, newest = stream.codec_context, float(stream.time_base), -math.inf
+    h264 = context.name == "h264"
+    avi, ticks = h264 and container.format.name == "avi", deque()
     for packet in container.demux(stream):
-        if context.name == "h264" and packet.pts is not None:
+        if avi and packet.dts is not None:
+            ticks.append(packet.dts)
+        elif h264 and packet.pts is not None:
             unasked = packet.pts < newest and newest * tick + 1e-6 <= asked()
             context.skip_frame = "NONREF" if unasked else "DEFAULT"
             newest = max(newest, packet.pts)
         for frame in packet.decode():
+            if avi:
+                frame.pts = ticks.popleft() if ticks else None
             if frame.pts is not None:
                 yield frame
 
