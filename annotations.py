@@ -15,6 +15,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 
@@ -222,7 +223,8 @@ def read_arrays(path, keys):
             absent = [key for key in keys if key not in file.files]
             require(not absent, f"no array {', '.join(absent)} (it has {', '.join(file.files)})")
             return [np.asarray(file[key]) for key in keys]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, EOFError, MemoryError, RuntimeError, TokenError,
+            zipfile.BadZipFile, zlib.error) as error:
         raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}; an npz file with "
                          f"{', '.join(keys)} is needed, without object arrays") from None
 

@@ -37,7 +37,7 @@ class Loaded:
     failed: dict                  # {id: reason} of the others
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Narrated:
     """A video with a narration and no annotation."""
     name: str
@@ -217,10 +217,11 @@ class VideoSource:
         looks: for each video the middle views at the teacher's size (n, F, 3, H, W), or the kept
         features of these frames (n, F, D); empty without a teacher.
         """
-        from video import Unreadable, evaluation_view, read_frames, training_view
+        from video import (Unreadable, evaluation_view, read_frames, short_side_for,
+                           training_view)
         good, clips, looks, failed = [], [], [], {}
         sizes = [self.size] + ([self.model.size] if self.model else [])
-        short_side = round(max(sizes) * 320 / 224)              # enough for any view of any size
+        short_side = short_side_for(max(sizes))
         for request in requests:
             name = self.videos[request[0]].name
             times = frame_times(request[1], self.frames_per_clip, self.seconds)

@@ -322,6 +322,24 @@ class ExportSettings:
         check(self.train >= 0 and self.test >= 0, "train", self.train, "must be 0 or more")
 
 
+@dataclass(frozen=True)
+class BenchmarkSettings:
+    """Measure speed and memory on this machine, ours beside others, in one run."""
+    parts: str = opt("what to measure, separated by commas: loader (needs ffmpeg), memory, start",
+                     "loader")
+    videos: Path = opt("loader: folder of videos to be read, besides the one made here", None)
+    seconds: float = opt("loader: length of that one", 180.0)
+    repeats: int = opt("loader: rounds, after one to warm up; medians are shown", 5)
+    json: Path = opt("also write the numbers here", None)
+
+    def __post_init__(self):
+        for part in self.parts.split(","):
+            check(part in ("loader", "memory", "start"), "parts", self.parts,
+                  "must be some of loader, memory, start")
+        check(1 <= self.seconds <= 3600, "seconds", self.seconds, "must be 1 to 3600")
+        check(self.repeats >= 1, "repeats", self.repeats, "must be at least 1")
+
+
 def check(good, name, value, need):
     """BadInput that names the flag unless `good`."""
     if not good:
@@ -383,7 +401,8 @@ def run(main, cls, argv=None):
     """Parse, call main(settings), and end as SPEC says: what went wrong is one line on stderr.
 
     BadInput and OSError end with 2 (a full disk, a read-only folder), FloatingPointError with 1 (a
-    loss that is not finite), Ctrl-C with 130, SIGTERM with 143. A bug of ours keeps its traceback.
+    loss that is not finite), Ctrl-C with 130, SIGTERM with 143. So does a process that read ahead
+    and was killed (2); a bug of ours keeps its traceback.
     """
     def terminate(signum, frame):
         raise SystemExit(143)
@@ -397,6 +416,10 @@ def run(main, cls, argv=None):
         sys.exit(fail(program, error, 2))
     except FloatingPointError as error:
         sys.exit(fail(program, error, 1))
+    except RuntimeError as error:          # torch raises it wherever the program happens to be
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        sys.exit(fail(program, f"{error} It read ahead; is memory short? Use fewer --workers", 2))
     except KeyboardInterrupt:
         sys.exit(130)
 

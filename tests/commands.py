@@ -11,6 +11,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import benchmark  # noqa: E402
 import data  # noqa: E402
 import evaluate  # noqa: E402
 import phrases  # noqa: E402
@@ -20,10 +21,11 @@ import toy_render  # noqa: E402
 import train  # noqa: E402
 import weights  # noqa: E402
 from annotations import training_split  # noqa: E402
-from settings import (EvaluateSettings, PhrasesSettings, TextSettings, TrainSettings,  # noqa: E402
-                      WeightsSettings, run)
+from settings import (BenchmarkSettings, EvaluateSettings, PhrasesSettings,  # noqa: E402
+                      TextSettings, TrainSettings, WeightsSettings, run)
 
 SCRIPTS = {"evaluate.py": (evaluate.main, EvaluateSettings),
+           "benchmark.py": (benchmark.main, BenchmarkSettings),
            "phrases.py": (phrases.main, PhrasesSettings),
            "pseudo_labels.py": (pseudo_labels.main, TextSettings),
            "weights.py": (weights.main, WeightsSettings)}

@@ -283,6 +283,29 @@ def test_listed_videos_without_a_file_or_a_narration_are_missing():
     assert json.loads(Path("runs/ids/missing.json").read_text()) == [names[0], "nowhere"]
 
 
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGSEGV"])
+@pytest.mark.parametrize("program, flags", [
+    ("train.py", (*TRAIN, "--out", "runs/killed")),
+    ("data.py", ("check", "--annotations", "ex/COIN.json", *VIDEOS)),
+    ("data.py", ("shrink", *VIDEOS, "--out", "killed"))])
+def test_a_worker_that_is_killed_is_reported(program, flags, signal, monkeypatch, capsys):
+    """Catches: a command that waits for ever for a process that memory or a codec has ended."""
+    import os
+    import signal as signals
+    import video
+
+    def killed(*arguments):
+        os.kill(os.getpid(), getattr(signals, signal))
+    monkeypatch.setattr(video, "read_frames", killed)
+    monkeypatch.setattr(video, "shrink", killed)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        call(program, *flags, "--workers", "2")
+    line = capsys.readouterr().err.rstrip("\n").split("\n")[-1]
+    assert end.value.code == 2 and "--workers" in line
+    assert line.split("\r")[-1].startswith(f"{program}: error: DataLoader worker (pid")
+
+
 def test_a_forecast_table_loads_one_teacher(monkeypatch):
     """Catches: CLIP and 28 prompts of every class read anew for the second split."""
     import inference

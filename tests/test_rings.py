@@ -42,6 +42,7 @@ MAY_IMPORT = {
                  "protocols"},
     "evaluate": METHOD | {"settings", "inference", "kept", "metrics", "toy", "model", "data",
                           "epic", "protocols"},
+    "benchmark": {"captions", "data", "listings", "protocols", "settings", "video"},
 }
 OPTIONAL = {"spacy"}           # packages of one command: imported in a function, named when missing
 TREES = {path.stem: ast.parse(path.read_text(encoding="utf-8"), path.name)

@@ -7,7 +7,6 @@ import math
 import os
 import struct
 import sys
-import time
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -123,8 +122,15 @@ class Counting:
                 counter.seeks += 1
                 file.seek(*arguments, **options)
 
-            def decode(self, *streams):
-                for frame in file.decode(*streams):
+            def demux(self, *streams):
+                return map(Packet, file.demux(*streams))
+
+        class Packet:
+            def __init__(self, packet):
+                self.packet, self.pts, self.dts = packet, packet.pts, packet.dts
+
+            def decode(self):
+                for frame in self.packet.decode():
                     frame.pts = None if counter.decoded in counter.timeless else frame.pts
                     counter.decoded += 1
                     yield frame
@@ -188,6 +194,16 @@ def test_times_count_from_the_start_of_the_file(tmp_path):
     path = write(tmp_path / "late.mp4", ticks=range(70, 170))
     assert 2.8 + 8 / FPS < 78 / FPS                    # in floats: frame 8 would be missed
     assert (read_frames(path, np.arange(100) / FPS) - written).abs().mean((1, 2, 3)).max() < 10
+
+
+def test_h264_in_avi_is_shown_in_its_order(tmp_path):
+    """Catches: the order of decoding, which is all that an avi tells, taken for that of showing."""
+    written = torch.from_numpy(pictures(100)).permute(0, 3, 1, 2).float()
+    path = write(tmp_path / "a.avi")
+    times = np.arange(100) / FPS
+    assert (read_frames(path, times) - written).abs().mean((1, 2, 3)).max() < 10
+    for i in (0, 7, 49, 50, 51, 73, 99):               # one alone, after a seek
+        assert (read_frames(path, times[[i]])[0] - written[i]).abs().mean() < 10
 
 
 def test_rotation_is_applied(tmp_path):
@@ -255,16 +271,30 @@ def test_real_videos(name):
 # ---- one opening, few frames decoded -----------------------------------------------------------
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.avi"])
 def test_one_opening_and_no_frame_decoded_that_is_not_needed(tmp_path, monkeypatch, name):
-    """Catches: an opening per clip; a seek back for every time; no seek where it saves decoding."""
+    """Catches: an opening per clip; a seek back for every time; no seek where it saves decoding;
+    B-frames of H.264 decoded that nothing refers to and nobody asks for."""
     options = {"codec": "mpeg4", "options": MPEG4, "gop": 50} if name == "a.avi" else {}
     path = write(tmp_path / name, count=500, **options)                      # a key every 2 s
     count = Counting(monkeypatch)
     read_frames(path, [10.1, 10.7, 10.3, 11.9, 11.1])                        # within one group
     assert (len(count.opened), count.seeks) == (1, 1) and count.all_closed()
-    assert 48 <= count.decoded <= 53
+    assert 48 <= count.decoded <= 53 if options else 24 < count.decoded < 40
     count.seeks = count.decoded = 0
     read_frames(path, [0.1, 15.1, 10.1, 18.1])                               # far: decode 3 or so
     assert len(count.opened) == 2 and count.seeks == 4 and count.decoded < 4 * 33
+
+
+def test_no_group_is_decoded_twice(tmp_path, monkeypatch):
+    """Catches: a seek for a key frame that is decoded before the time, but shown after it."""
+    path = write(tmp_path / "a.mp4")
+    with av.open(str(path)) as file:                   # a key frame shown at 2 s, listed at 1.92 s
+        entries = file.streams.video[0].index_entries
+        assert file.streams.video[0].time_base * entries[50].timestamp < 1.95
+    count = Counting(monkeypatch)
+    read_frames(path, [1.8, 1.95, 1.99])
+    assert count.seeks == 1
+    read_frames(path, [1.8, 2.01])
+    assert count.seeks == 3
 
 
 def test_a_single_group_is_walked_through_once(tmp_path, monkeypatch):
@@ -426,7 +456,7 @@ def test_a_damaged_picture_is_not_returned(tmp_path):
 
 def test_frames_without_a_time_are_passed_over(tmp_path, monkeypatch):
     """Catches: a TypeError where damage took a frame's timestamp."""
-    path = write(tmp_path / "a.mp4")
+    path = write(tmp_path / "a.mp4", options=PLAIN)
     frames = decode_all(path)
     count = Counting(monkeypatch)
     count.timeless = {0, 11}                           # of those decoded
@@ -459,30 +489,6 @@ def test_a_bug_of_ours_is_not_the_files_fault(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         read_frames(path, [0.0, 0.1])
     assert count.all_closed()
-
-
-@pytest.mark.parametrize("name, options", [
-    ("a.mp4", {}), ("a.mkv", {}), ("a.webm", {"codec": "libvpx", "options": FAST, "gop": 20}),
-    ("a.avi", {"codec": "mpeg4", "options": MPEG4, "gop": 12})])
-def test_flipped_bits_give_frames_or_unreadable(tmp_path, name, options):
-    """Catches: an exception of another kind, or a hang, on damage nobody thought of (64 cases)."""
-    data = np.frombuffer(write(tmp_path / name, count=200, **options).read_bytes(), np.uint8)
-    rng = np.random.default_rng(0)
-    path = tmp_path / ("flipped" + Path(name).suffix)
-    for case in range(16):
-        flipped = data.copy()
-        part = [slice(0, len(data)), slice(0, 1500), slice(-3000, None)][case % 3]
-        places = rng.integers(0, len(flipped[part]), [1, 4, 40][case // 3 % 3])
-        flipped[part][places] ^= (1 << rng.integers(0, 8, len(places))).astype(np.uint8)
-        path.write_bytes(flipped[:rng.integers(len(data) // 2, len(data) + 1)]
-                         if case % 4 == 3 else flipped)
-        began = time.monotonic()
-        try:
-            assert video.duration(path) >= 0
-            assert len(read_frames(path, rng.uniform(0, 8, 5), short_side=24)) == 5
-        except Unreadable as error:
-            assert "\n" not in str(error)
-        assert time.monotonic() - began < 5, f"case {case}"
 
 
 # ---- files -------------------------------------------------------------------------------------
@@ -519,7 +525,9 @@ def test_find_videos(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     (tmp_path / "folder.mp4").mkdir()
-    found = {stem: path.relative_to(tmp_path).as_posix()
+    (tmp_path / "gone.mp4").symlink_to("nowhere")
+    (tmp_path / ".mp4").touch()
+    found = {stem: Path(path).relative_to(tmp_path).as_posix()
              for stem, path in video.find_videos(tmp_path).items()}
     assert found == {"x": "a/x.mkv", "P01_101": "P01/videos/P01_101.MP4", "-id": "-id.webm",
                      "c.v1": "c.v1.MoV", "d": "d.avi"}
