@@ -135,7 +135,7 @@ def encode_samples(model, source, samples, settings, device, title):
 def score(match, x, texts):
     """log p over the label set, equal texts exactly equal: (..., D) -> (..., S).
 
-    match: model.match for predictions, model.read for clips that were observed.
+    match: model.match_predicted for predictions, model.read for clips that were observed.
     """
     unique, index = distinct_texts(texts)
     log_p = match(x, unique)
@@ -148,7 +148,7 @@ def answer(model, x, texts):
     Fine-tuned it is the classifier's. Zero-shot it is that of the texts (S, D), which are matched
     at the temperature of a prediction.
     """
-    return model.classify(x)[0] if model.task else score(model.match, x, texts)
+    return model.classify(x)[0] if model.task else score(model.match_predicted, x, texts)
 
 
 def forecasts(model, x, texts, samples, seed, batch):

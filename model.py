@@ -89,6 +89,14 @@ class ProcedureModel(nn.Module):
         """Eq. 6: log p(y | x) over the pool, or over other texts (K', D): (..., D) -> (..., K)."""
         return losses.match(x, self.phrases if texts is None else texts, self.tau)
 
+    def match_predicted(self, x_hat, texts=None):
+        """Eq. 6 for what h predicts, at the temperature tau / |x_hat|: the longer, the surer.
+
+        log softmax_k <x_hat, y_k> / tau for texts of length 1; see `predictor`.
+        """
+        return losses.match(x_hat, self.phrases if texts is None else texts,
+                            self.tau / x_hat.norm(dim=-1, keepdim=True))
+
     def read(self, x, texts=None):
         """`match` for observed clips, at the temperature that fits them."""
         return losses.match(x, self.phrases if texts is None else texts, self.clip_tau)
@@ -106,10 +114,11 @@ class ProcedureModel(nn.Module):
     def predictor(self, x, observed, j):
         """h with its context fixed: the `predict` of diffusion.sample.
 
-            x_hat = mean + GAIN h(c_in x_j^t, context, t) + tau c_skip A x_j^t
+            x_hat = u / |u| + tau c_skip A x_j^t,    u = mean + GAIN h(c_in x_j^t, context, t)
 
-        Matching divides by tau, so the last term adds c_skip <x_j^t, z_k> to the logit of text k,
-        up to the length of x_hat, by which a cosine divides as well.
+        Then <x_hat, y_k> / tau = cos(u, y_k) / tau + c_skip <x_j^t, z_k> + what all k share: the
+        second is what x_j^t itself says of text k (Bayes' rule on Eq. 2), so that h is left with
+        log p(k | context). Both are of one kind at any D.
 
         Args:
             x:        (B, N, D) embeddings of the clips.
@@ -122,9 +131,11 @@ class ProcedureModel(nn.Module):
         c_skip = self.tau * diffusion.skip_scale(self.alpha_bar)               # (T,)
 
         def predict(zt, t):
-            out = self.denoiser(context, observed, c_in[t].unsqueeze(-1) * zt, j, t)
-            x_hat = self.mean + GAIN * out + c_skip[t].unsqueeze(-1) * zt @ self.A    # (B, Q, D)
-            return x_hat, self.match(x_hat).exp() @ self.points
+            u = self.mean + GAIN * self.denoiser(context, observed, c_in[t].unsqueeze(-1) * zt, j, t)
+            with torch.autocast(x.device.type, enabled=False):         # bf16 is not exact
+                x_hat = (functional.normalize(u.float(), dim=-1)
+                         + c_skip[t].unsqueeze(-1) * zt @ self.A)      # (B, Q, D)
+                return x_hat, self.match_predicted(x_hat).exp() @ self.points
 
         return predict
 
@@ -151,12 +162,13 @@ class ProcedureModel(nn.Module):
     def classify(self, x):
         """The classifier's log p for embeddings x, of clips or of h: (..., D) -> [(..., S), ...].
 
-            log softmax((W x / |x| + b) / tau)
+            log softmax((W x + b) / tau)
 
-        In float32, as `match`. One tensor for each label set.
+        x as `encode` and `forecast` give it: of length 1, or the longer the surer. In float32, as
+        `match`. One tensor for each label set.
         """
         with torch.autocast(x.device.type, enabled=False):
-            logits = self.classifier(functional.normalize(x.float(), dim=-1)) / self.tau
+            logits = self.classifier(x.float()) / self.tau
             return [part.log_softmax(-1) for part in logits.split(self.classes, -1)]
 
 

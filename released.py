@@ -147,7 +147,7 @@ class Released(nn.Module):
         """Eq. 6: log p over texts (S, D), both normalised: (..., D) -> (..., S)."""
         return losses.match(x, texts, self.tau)
 
-    read = match
+    read = match_predicted = match
 
     def probabilities(self, x, texts):
         """p over texts (S, D) *as they come*: (..., D) -> (..., S).

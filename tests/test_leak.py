@@ -70,7 +70,7 @@ def nll(model, generator, usual_share, kind, M=10_000):
         x_hat, _ = model.predictor(x, observed, j)(zt[:, None], t)
     luck = -SHARES.log()[y].mean().item() - UNIGRAM
     return tuple(-p.gather(-1, y[:, None]).mean().item() - luck
-                 for p in (model.match(x_hat[:, 0]), best))
+                 for p in (model.match_predicted(x_hat[:, 0]), best))
 
 
 def test_h_learns_nothing_where_the_context_tells_nothing():

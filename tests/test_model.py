@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 import protocols
@@ -62,6 +63,13 @@ def slow_match(x, phrases, tau=TAU):
     return score.exp() / score.exp().sum()
 
 
+def slow_predicted(x_hat, phrases):
+    """The same for a prediction, whose length counts: a list of K."""
+    logits = [float(x_hat @ y / y.norm()) / TAU for y in phrases]
+    total = sum(math.exp(value - max(logits)) for value in logits)
+    return [math.exp(value - max(logits)) / total for value in logits]
+
+
 def slow_points(model):
     """z_k one by one, and the mean text."""
     unit = [y / y.norm() for y in PHRASES]
@@ -88,11 +96,35 @@ def test_eq5_predictor_equals_h_asked_one_query_at_a_time():
                 out = model.denoiser(context[None], observed[b:b + 1],
                                      zt[b:b + 1, q:q + 1] / math.sqrt(a / D + 1 - a),
                                      j[b:b + 1], t[b:b + 1, q:q + 1])[0, 0]
-                slow = (mean + model_module.GAIN * out
-                        + TAU * math.sqrt(a) / (1 - a) * model.A @ zt[b, q])
+                u = mean + model_module.GAIN * out
+                slow = u / u.norm() + TAU * math.sqrt(a) / (1 - a) * model.A @ zt[b, q]
                 torch.testing.assert_close(x_hat[b, q], slow, rtol=1e-4, atol=1e-5)
-                expected = sum(p * z for p, z in zip(slow_match(slow, PHRASES), points))
+                expected = sum(p * z for p, z in zip(slow_predicted(slow, PHRASES), points))
                 torch.testing.assert_close(z_hat[b, q], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [16, 512])
+def test_eq2_a_prediction_is_what_h_says_times_what_the_noisy_clip_says(dim):
+    """Catches: evidence of x_j^t that is weaker or stronger than Eq. 2 makes it, at one D or all,
+    divided by the length of the prediction, or read at another level."""
+    torch.manual_seed(0)
+    phrases = torch.randn(12, dim) + 2                       # crowded, of any length
+    model = ProcedureModel(phrases, None, dict(width=8, layers=1, heads=2), "diffusion", TAU, None)
+    x, observed = torch.randn(2, 3, dim), torch.tensor([[True, True, False]] * 2)
+    zt, t = torch.randn(2, 4, dim), torch.arange(4).expand(2, 4)
+    predict = model.predictor(x, observed, torch.tensor([2, 2]))
+    with torch.no_grad():
+        nn.init.normal_(model.denoiser.out.weight, std=dim ** -.5)
+        model.denoiser.read_noisy.weight.zero_()             # h reads the context alone
+        says, log_p = (model.match_predicted(predict(z, t)[0]) for z in (0 * zt, zt))
+    for level, a in enumerate(model.alpha_bar.tolist()):
+        for b in range(2):
+            slow = []
+            for k, z in enumerate(model.points):             # log N(x_t; sqrt(a) z, 1 - a)
+                far = ((zt[b, level] - math.sqrt(a) * z) ** 2).sum() / (2 * (1 - a))
+                slow.append(says[b, level, k] - far + a * (z ** 2).sum() / (2 * (1 - a)))
+            torch.testing.assert_close(log_p[b, level], torch.stack(slow).log_softmax(0),
+                                       rtol=1e-3, atol=2e-3)
 
 
 def test_eq9_eq10_ordering_losses_by_loops():
@@ -111,7 +143,7 @@ def test_eq9_eq10_ordering_losses_by_loops():
                               (torch.zeros(D), len(model.alpha_bar) - 1)):
                 x_hat, z_hat = predict(zt[None, None], torch.tensor([[level]]))
                 mse += float((z_hat[0, 0] - z0) @ (z_hat[0, 0] - z0)) / 6
-                p = slow_match(x_hat[0, 0], PHRASES)
+                p = slow_predicted(x_hat[0, 0], PHRASES)
                 mc -= float(sum(w * math.log(v) for w, v in zip(targets[b, j], p))) / 6
         torch.manual_seed(7)
         terms = train.objective(model, x, targets, observed, J, True)
@@ -366,7 +398,7 @@ def test_mask_and_none_are_what_the_ablation_says():
     assert x_hat.shape == noise.shape
     assert torch.equal(x_hat, model.forecast(x, observed, J, 0 * noise))
     mse, mc = train.ordering_losses(model, x, target, observed, J)
-    expected = -(target * model.match(x_hat[:, 0])).sum(-1).mean()
+    expected = -(target * model.match_predicted(x_hat[:, 0])).sum(-1).mean()
     assert mse == 0 and mc.item() == pytest.approx(expected.item(), rel=1e-5)
     none = build("none", F)
     assert none.denoiser is None and set(step(none, Source(), ordering=False)) == {"loss", "xe"}
