@@ -9,6 +9,10 @@ Which windows of a video are its clips is settled in protocols.py. The commands
 `python data.py check | shrink | teach | export-toy` are in tools.py.
 B videos, N clips, F frames, D embedding. Clips of several videos are stacked, (C, ...).
 """
+if __name__ == "__main__":       # before torch is imported: --help does not wait for it
+    from tools import main
+    raise SystemExit(main())
+
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -424,8 +428,3 @@ def pad_clips(x, counts, clips):
     padded = x.new_zeros(len(counts), clips, *x.shape[1:])
     padded[there] = x
     return padded, there
-
-
-if __name__ == "__main__":
-    from tools import main
-    main()

@@ -234,7 +234,7 @@ def classify(model, source, texts, settings, device):
         p["teacher"] = soft_targets(teacher, unique, model.teacher_tau).mean(1)[:, index].cpu()
     hits = {name: metrics.topk_correct(scores, y, 1) for name, scores in p.items()}
     groups = torch.tensor([sample.video for sample in samples])
-    difference = None if teacher is None else metrics.paired_bootstrap(
+    difference = None if teacher is None or settings.features else metrics.paired_bootstrap(
         hits["ours"].double(), hits["teacher"].double(), groups=groups)
     apart = {}
     if settings.data == "toy":
@@ -290,6 +290,9 @@ def require_task(model, settings):
                        f"{'frames' if model.pixels else 'features'}; give the --data it was "
                        "trained on")
     if settings.task == "features":
+        if model.encoder is None:
+            raise BadInput(f"{path}: was trained on features and has no encoder; --task features "
+                           "needs one that was trained on videos")
         return
     finetune = f"python train.py --stage finetune --task {settings.task}" + " --data epic" * epic
     if model.task is None and (settings.task == "activity" or epic):
@@ -352,9 +355,11 @@ def main(settings):
 
     from model import load_model
     began = time.perf_counter()
-    for name, path in (("json", settings.json), ("submission", settings.submission)):
-        if path and not path.parent.is_dir():
-            raise BadInput(f"--{name} {path}: there is no folder {path.parent}")
+    for name in ("json", "submission", "out"):
+        path = getattr(settings, name)
+        if path and (path.is_dir() or not path.parent.is_dir()):
+            raise BadInput(f"--{name} {path}: is a folder, or there is none to put it in; name a "
+                           "file in a folder that is there")
     device = pick_device(settings.device)
     set_seed(settings.seed)
     model, _ = load_model(settings.checkpoint)

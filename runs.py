@@ -200,9 +200,9 @@ class Run:
         from model import save_checkpoint
         settings = self.settings
         saves = (done == self.total or self.stop.status != 0 or done % settings.save_every == 0)
-        if terms and (saves or done % settings.log_every == 0):
+        if saves or done % settings.log_every == 0:
             loss = log_row(self.log, done, epoch, terms, optimizer.param_groups[-1]["lr"],
-                           float(self.clips) / (time.perf_counter() - self.began))
+                           float(self.clips) / (time.perf_counter() - self.began)) if terms else 0.0
             require_finite(loss, self.model, done, stage, settings)
         if saves:
             save_checkpoint(settings.out / "checkpoint.pt", self.model, step=done, stage=stage,

@@ -249,6 +249,9 @@ def set_up(settings):
         start = weights.open_start(settings.init)      # what is wrong with it is said before long
     source, phrases, pixels, teacher_tau, clip_tau = load_data(settings, sizes, device)
     report_missing(source, settings)
+    if len(phrases.unique(dim=0)) < 2:
+        raise BadInput(f"{settings.phrases or settings.text_embeddings}: all texts are the same; "
+                       "at least two different ones are needed")
     set_seed(settings.seed)
     model = ProcedureModel(phrases, sizes["encoder"], sizes["denoiser"], settings.order,
                            settings.tau, pixels, teacher_tau, clip_tau).to(device)

@@ -197,6 +197,26 @@ def test_a_checkpoint_of_the_other_data(place, capsys):
     assert "--data" in line
 
 
+def test_features_of_a_checkpoint_that_has_no_encoder(place, capsys):
+    """Catches: AttributeError of an encoder that is not there."""
+    flags = ("--task", "features", *coin_flags(), "--checkpoint", str(place / "runs/coin"))
+    assert "encoder" in fails(capsys, 2, "evaluate.py", *flags)
+
+
+@pytest.mark.parametrize("flag, path", [("--json", "coin"), ("--json", "no/o.json"),
+                                        ("--out", "no/f.npz"), ("--submission", "coin")])
+def test_a_result_without_a_place_is_said_before_it_is_made(place, capsys, flag, path):
+    """Catches: an hour of measuring, and then no file."""
+    line = fails(capsys, 2, "evaluate.py", *coin_flags(), flag, path, "--checkpoint", "none")
+    assert f"{flag} {path}" in line
+
+
+def test_texts_that_are_all_the_same(capsys):
+    """Catches: a division by their spread, 0, that ends as a loss of NaN."""
+    change_npz("texts.npz", embeddings=lambda a: np.repeat(a[:1], len(a), 0))
+    assert "texts.npz" in fails(capsys, 2, "train.py", *TINY, *coin_flags(), "--out", "run")
+
+
 def test_a_damaged_checkpoint_is_not_resumed(place, capsys):
     """Catches: --resume that starts again from nothing over a checkpoint it cannot read."""
     call("train.py", *TINY, *coin_flags(), "--out", "run")

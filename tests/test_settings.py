@@ -41,7 +41,8 @@ def program(monkeypatch):
 
 # ---- the command line --------------------------------------------------------------------------
 @pytest.mark.parametrize("script, flags", [("train.py", []), ("evaluate.py", []),
-                                           ("train.py", ["--stage", "finetune"])])
+                                           ("train.py", ["--stage", "finetune"]),
+                                           ("pseudo_labels.py", []), ("data.py", ["teach"])])
 def test_help_is_there_at_once(script, flags, tmp_path):
     """Catches: torch imported at the top of a script (4 s before --help), a wrong % in a help."""
     code = ("import runpy, sys\n"
