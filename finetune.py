@@ -123,8 +123,8 @@ def set_up(settings):
     device = pick_device(settings.device)
     init, _ = load_model(settings.out if resumed else settings.init)
     if "released" in init.arguments:
-        raise BadInput(f"--init {settings.init}: is a published checkpoint; fine-tuning begins with "
-                       "one of ours (train.py --stage pretrain --init takes its weights)")
+        raise BadInput(f"--init {settings.init}: is a published checkpoint; fine-tuning begins "
+                       "with one of ours (train.py --stage pretrain --init takes its weights)")
     if settings.data == "epic" and init.arguments["encoder"].get("kind") == "mvit":
         raise BadInput(f"--init {settings.init}: its encoder is MViT-v2, whose number of frames is "
                        "fixed; --data epic needs a TimeSformer")

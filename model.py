@@ -131,9 +131,10 @@ class ProcedureModel(nn.Module):
         c_skip = self.tau * diffusion.skip_scale(self.alpha_bar)               # (T,)
 
         def predict(zt, t):
-            u = self.mean + GAIN * self.denoiser(context, observed, c_in[t].unsqueeze(-1) * zt, j, t)
+            out = self.denoiser(context, observed, c_in[t].unsqueeze(-1) * zt, j, t)
             with torch.autocast(x.device.type, enabled=False):         # bf16 is not exact
-                x_hat = (functional.normalize(u.float(), dim=-1)
+                u = self.mean + GAIN * out.float()
+                x_hat = (functional.normalize(u, dim=-1)
                          + c_skip[t].unsqueeze(-1) * zt @ self.A)      # (B, Q, D)
                 return x_hat, self.match_predicted(x_hat).exp() @ self.points
 

@@ -47,8 +47,8 @@ class TrainSettings:
     clip: str = opt("the teacher: open_clip model, or local-dir:DIR (--data howto100m)",
                     "ViT-B-16-quickgelu")
     clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None)
-    teacher_features: Path = opt("folder of the teacher's features, a row a second (`data.py teach` "
-                                 "writes them), used where present (--data howto100m)", None)
+    teacher_features: Path = opt("folder of the teacher's features, a row a second: `data.py "
+                                 "teach` writes it; used where present (--data howto100m)", None)
     size: str = opt("of f and h (--data howto100m): paper, ViT-B on 8 frames of 224 x 224; small, "
                     "4 frames of 32 x 32, as with --data toy", "paper", ("small", "paper"))
     encoder: str = opt("f: TimeSformer, or MViT-v2 (the paper's appendix)", "timesformer",

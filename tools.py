@@ -151,20 +151,20 @@ def shrink_all(settings):
 
 
 def every_second(size, item):
-    """One video as the teacher sees it, at 0.5, 1.5, ... s: (id, (n, 3, size, size) uint8, None)."""
+    """One video as the teacher sees it at 0.5, 1.5, ... s: id, (n, 3, size, size) uint8, None."""
     import numpy as np
-    from video import Unreadable, duration, evaluation_view, read_frames
+    from video import Unreadable, duration, evaluation_view, read_frames, short_side_for
     name, path = item
     try:
         times = np.arange(0.5, max(duration(path), 1.0))
-        frames = read_frames(path, times, round(size * 320 / 224))
+        frames = read_frames(path, times, short_side_for(size))
     except (Unreadable, OSError) as error:
         return name, None, str(error)
     return name, evaluation_view(frames, size), None
 
 
 def teach_all(settings):
-    """The teacher's features of all videos of a folder: ID.npy, (n, D) float16, row i = second i."""
+    """The teacher's features of a folder's videos: ID.npy, (n, D) float16, row i = second i."""
     import numpy as np
     from pseudo_labels import open_teacher
     teacher = open_teacher(settings.clip, settings.clip_weights, pick_device(settings.device))
