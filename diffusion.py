@@ -20,7 +20,8 @@ it the large common part of CLIP's embeddings hides what tells them apart.
 Where this file leaves the paper:
   - the affine map above; what is noised again is the prediction as a clean point, z_hat, the mean
     of the texts' points under p(y | x_hat), which has the norm that training saw;
-  - x_j^T is drawn with the variance that noise has at level T, not with 1;
+  - x_j^T is drawn with the variance that noise has at level T in training, not with 1 (and when
+    forecasting with less: model.py, KAPPA);
   - h is also trained on x_j^T = 0, the approximate inference's first question;
   - t counts from 0, so level t is the paper's t + 1.
 """
@@ -117,13 +118,13 @@ def sample(predict, noise, alpha_bar):
         x_j^T = sqrt(1 - alpha_bar_T) noise;   x_hat_j^0 = h(x_j^t, {x_i}, t);
         x_j^{t-1} = sqrt(alpha_bar_{t-1}) x_hat_j^0 + sqrt(1 - alpha_bar_{t-1}) noise
 
-    The same noise is used at every level, as the paper says. x_j^T is drawn with the variance that
-    noise has at level T in training, not with 1.
+    The same noise is used at every level, as the paper says. x_j^T has the variance that noise has
+    at level T in training, not 1.
 
     Args:
         predict:   callable, zt (B, Q, D) and t (B, Q) int64 -> x_hat (B, Q, D), the prediction as
                    an embedding, and z_hat (B, Q, D), the clean point that is noised again.
-        noise:     (B, Q, D) standard normal; zeros give the approximate inference.
+        noise:     (B, Q, D) standard normal, or less of it; zeros give the approximate inference.
         alpha_bar: (T,).
     Returns: x_hat (B, Q, D) of the last step.
     """

@@ -27,7 +27,7 @@ from encoder import TimeSformer
 from settings import BadInput, write_atomically
 
 GAIN = 0.5                # of h's output beside the mean text: the start of training is gentle
-KAPPA = 0.6               # scale of the noise when sampling; below 1 the likelier steps come more
+KAPPA = 0.45              # scale of the noise in forecasts; below 1 the likelier steps come more
 
 
 def build_encoder(dim, kind="timesformer", **arguments):
