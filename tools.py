@@ -61,6 +61,11 @@ def check(settings):
     """What a list holds, and (with --videos) what is there of it."""
     result, bad = {"coin": check_coin, "epic": check_epic}[settings.data](settings)
     print(json.dumps(result, indent=2))
+    unnamed = [number for number, name in enumerate(names, start=1) if not name]
+    if unnamed:
+        print(f"unnamed: {len(unnamed)} of {len(names)} classes, that no step has (id "
+              f"{', '.join(map(str, unnamed[:5]))}{', ..' * (len(unnamed) > 5)}): they are chosen "
+              "among with an empty text; --steps FILE names all")
     for name, reason in bad.items():
         print(f"unreadable: {name}: {reason}")
     if settings.json:

@@ -219,10 +219,11 @@ def decode(container, stream, asked):
     for packet in container.demux(stream):
         if avi and packet.dts is not None:
             ticks.append(packet.dts)
-        elif h264 and packet.pts is not None:
-            unasked = packet.pts < newest and newest * tick + 1e-6 <= asked()
+        elif h264:
+            pts = newest if packet.pts is None else packet.pts
+            unasked = pts < newest and newest * tick + 1e-6 <= asked()
             context.skip_frame = "NONREF" if unasked else "DEFAULT"
-            newest = max(newest, packet.pts)
+            newest = max(newest, pts)
         for frame in packet.decode():
             if avi:
                 frame.pts = ticks.popleft() if ticks else None

@@ -10,6 +10,7 @@ import sys
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import numpy as np
@@ -295,6 +296,30 @@ def test_no_group_is_decoded_twice(tmp_path, monkeypatch):
     assert count.seeks == 1
     read_frames(path, [1.8, 2.01])
     assert count.seeks == 3
+
+
+def test_only_what_is_neither_shown_nor_referred_to_is_passed_over():
+    """Catches: the newest frame passed over, which may be the one that is shown (it need not be
+    referred to), or one that is shown later than what is asked for; HEVC, whose rules differ."""
+    def kept(order, asked, codec="h264"):
+        context, full = SimpleNamespace(name=codec, skip_frame="DEFAULT"), []
+
+        class Packet:
+            def __init__(self, pts):
+                self.pts = self.dts = pts
+
+            def decode(self):
+                full.extend([self.pts] if context.skip_frame == "DEFAULT" else [])
+                return []
+        container = SimpleNamespace(demux=lambda stream: map(Packet, order),
+                                    format=SimpleNamespace(name="mov"))
+        stream = SimpleNamespace(codec_context=context, time_base=Fraction(1, 10))
+        assert list(video.decode(container, stream, lambda: asked)) == []
+        return full
+    order = [0, 4, 2, 1, 3, 8, 6, 5, 7, None]
+    assert kept(order, 1.0) == [0, 4, 8, None]
+    assert kept(order, 0.41) == [0, 4, 8, 6, 5, 7, None]
+    assert kept(order, 0.3) == kept(order, 1.0, "hevc") == order
 
 
 def test_a_single_group_is_walked_through_once(tmp_path, monkeypatch):
