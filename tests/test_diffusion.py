@@ -1,5 +1,6 @@
 """Eqs. 2 and 11, the chain of Sec. 3.3 by hand, and what the schedule's levels mean."""
 import inspect
+import itertools
 import math
 
 import pytest
@@ -101,6 +102,20 @@ def test_clean_points_are_half_whitened_with_mean_squared_length_one(K):
     for axis, s in zip(axes, spread):                              # shrunk by the root of it
         expected = math.sqrt(spread[0] / s) * (A.double() @ axes[0]) @ axes[0] * axis
         torch.testing.assert_close(A.double() @ axis, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_hundredth_of_the_largest_spread_is_the_least_that_counts():
+    """Catches: a floor that leaves directions as they are in which texts do differ, or none.
+
+    Texts at the corners of a box around the common part: its edges are the axes.
+    """
+    spread = torch.tensor([1, .5, .1, .03, .001], dtype=torch.float64)
+    corners = torch.tensor(list(itertools.product((-1., 1.), repeat=5)))
+    _, A = diffusion.affine_map(torch.cat([torch.full((32, 1), 9.), corners * spread], 1))
+    gain = (A.diagonal() / A[1, 1]).double()
+    expected = [math.sqrt(1 / max(s, .01)) for s in (0, *spread.tolist())]
+    torch.testing.assert_close(gain, torch.tensor(expected).double(), rtol=1e-3, atol=1e-3)
+    assert (A - A.diag().diag()).abs().max() < 1e-3 * A[1, 1]
 
 
 def bayes_accuracy(D, spread, draws=3000, K=32):

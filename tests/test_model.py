@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import diffusion
 import protocols
 import data
 import model as model_module
@@ -125,6 +126,21 @@ def test_eq2_a_prediction_is_what_h_says_times_what_the_noisy_clip_says(dim):
                 slow.append(says[b, level, k] - far + a * (z ** 2).sum() / (2 * (1 - a)))
             torch.testing.assert_close(log_p[b, level], torch.stack(slow).log_softmax(0),
                                        rtol=1e-3, atol=2e-3)
+
+
+def test_observed_clips_are_read_at_a_temperature_of_their_own():
+    """Catches: clip_tau left out, of the reading or of what h reads; taken for the student's tau;
+    clips read at a temperature of 0 where there is none."""
+    x, _, _ = rows()
+    for clip_tau, expected in ((.4, .4), (None, TAU)):
+        model = ProcedureModel(PHRASES, None, H, "diffusion", TAU, None, clip_tau=clip_tau)
+        points, _ = slow_points(model)
+        for b, i in ((0, 0), (2, 5)):
+            p = slow_match(x[b, i], PHRASES, expected)
+            torch.testing.assert_close(model.read(x)[b, i].exp(), p)
+            torch.testing.assert_close(model.match(x)[b, i].exp(), slow_match(x[b, i], PHRASES))
+            torch.testing.assert_close(model.context(x)[b, i],
+                                       math.sqrt(D) * sum(w * z for w, z in zip(p, points)))
 
 
 def test_eq9_eq10_ordering_losses_by_loops():
@@ -298,6 +314,24 @@ def test_eq8_is_over_the_observed_clips():
     assert one["xe"].item() == pytest.approx(expected, rel=1e-4)
 
 
+def test_sgd_comes_first_and_f_and_h_have_rates_of_their_own():
+    """Catches: AdamW from the start, SGD without momentum, a stage that trains another part or at
+    the rate of another, a weight decay that does not arrive, a rate before the schedule sets it."""
+    model = build(encoder=F)
+    given = TrainSettings(sgd_lr=.1, lr=.2, order_lr=.3, weight_decay=.4)
+    f, h = (list(part.parameters()) for part in (model.encoder, model.denoiser))
+    stages = {"sgd": (torch.optim.SGD, [(f, .1)]), "match": (torch.optim.AdamW, [(f, .2)]),
+              "joint": (torch.optim.AdamW, [(f, .2), (h, .3)]),
+              "order": (torch.optim.AdamW, [(h, .3)])}
+    for stage, (kind, expected) in stages.items():
+        optimizer = train.make_optimizer(model, given, stage)
+        assert type(optimizer) is kind and len(optimizer.param_groups) == len(expected)
+        for group, (parameters, peak) in zip(optimizer.param_groups, expected):
+            assert list(map(id, group["params"])) == list(map(id, parameters))
+            assert (group["peak"], group["lr"], group["weight_decay"]) == (peak, 0, .4)
+            assert group.get("momentum") == (.9 if stage == "sgd" else None)
+
+
 # ------------------------------------------------------------------------------------------------
 # The last stage: h alone
 # ------------------------------------------------------------------------------------------------
@@ -367,6 +401,18 @@ def test_sec33_forecast_of_a_permuted_batch_and_of_single_samples():
             alone = model.forecast(x, observed, J, noise[:, q:q + 1])
             torch.testing.assert_close(alone, x_hat[:, q:q + 1])
     assert (x_hat[:, 1:] - x_hat[:, :1]).abs().amax(-1).min() > 1e-4       # samples do differ
+
+
+@pytest.mark.parametrize("kappa", [model_module.KAPPA, .37])
+def test_sec33_forecasts_begin_with_scaled_noise(kappa, monkeypatch):
+    """Catches: KAPPA left out of the draws, at the start or at later levels."""
+    monkeypatch.setattr(model_module, "KAPPA", kappa)
+    model, (x, _, observed, _) = build(), question()
+    noise = noise_like(model)
+    with torch.no_grad():
+        predict = model.predictor(x, observed, J)
+        expected = diffusion.sample(predict, kappa * noise, model.alpha_bar)
+        torch.testing.assert_close(model.forecast(x, observed, J, noise), expected)
 
 
 @pytest.mark.parametrize("order", ["diffusion", "mask"])

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import settings  # noqa: E402
+import train  # noqa: E402
 from settings import (BadInput, EvaluateSettings, FinetuneSettings, TrainSettings,  # noqa: E402
                       parse, run, write_atomically, write_json)
 
@@ -71,6 +72,16 @@ def test_every_field_has_help_and_a_default(cls):
     assert parse(cls, []) == cls()
     for name in ("seed", "device", "data"):
         assert hasattr(cls(), name)
+
+
+def test_defaults_are_what_their_help_says():
+    """Catches: another temperature or rate than the paper's where its own is promised; a share of
+    the calibrated temperature, or that temperature, that the help does not know."""
+    given, help_of = TrainSettings(), {f.name: f.metadata["help"] for f in fields(TrainSettings)}
+    assert given.tau == 0.02 and help_of["tau"].endswith("; the paper's 0.02")
+    assert given.sgd_lr == 5e-3 and help_of["sgd_lr"].endswith("; the paper's 5e-3")
+    assert given.teacher_tau is None and (f"{train.SHARPER} of the calibrated one: "
+                                          f"{train.CALIBRATED_TAU} in") in help_of["teacher_tau"]
 
 
 def test_values_arrive_with_their_types():
