@@ -15,7 +15,7 @@ from collections import Counter
 
 from tqdm import tqdm
 
-BATCH = 200                   # cases of one process
+BATCH = 1000                  # cases of one process
 LIMIT = 60                    # s for a case
 MEMORY = 8 * 2 ** 30          # bytes of address space for a process
 
