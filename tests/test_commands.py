@@ -21,7 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402
+import pseudo_labels  # noqa: E402
+import runs  # noqa: E402
 import toy  # noqa: E402
+import train  # noqa: E402
 from commands import (TINY, call, cannot_read, coin_flags, fails, flags_of,  # noqa: E402
                       make_coin, make_teacher)
 from model import ProcedureModel, load_model  # noqa: E402
@@ -121,6 +124,65 @@ def test_a_run_folder_is_complete(trained, name):
     assert bool(row["mc"]) == (name != "none") and bool(row["mse"]) == ("diffusion" in name)
     model, content = load_model(out)
     assert content["step"] == steps > 1 and (model.denoiser is None) == (name == "none")
+
+
+def test_each_stage_trains_its_terms_at_its_rate(trained):
+    """Catches: a joint stage of L_XE alone, a last stage with L_XE, a stage left out or in another
+    order, a loss that is not the sum of its terms, a rate that is constant or another stage's."""
+    given, found = TrainSettings(), rows("runs/diffusion")
+    terms = (["xe"], ["xe"], ["xe", "mse", "mc"], ["mse", "mc"])
+    peaks = (given.sgd_lr, given.lr, given.order_lr, given.order_lr)
+    assert len(found) == 4 * 3                             # 0.75 epochs of 16 videos, 4 a step
+    for i, row in enumerate(found):
+        stage, step = divmod(i, 3)
+        assert [name for name in ("xe", "mse", "mc") if row[name] is not None] == terms[stage]
+        assert row["loss"] == pytest.approx(sum(row[name] for name in terms[stage]), rel=1e-5)
+        rate = min(1, (step + 1) / (.05 * 3 + 1), (3 - step) / (.95 * 3))
+        assert row["lr"] == pytest.approx(peaks[stage] * rate)
+
+
+def test_temperatures_of_a_run(trained):
+    """Catches: soft targets as flat as the teacher is calibrated, clips of a features file read at
+    the student's temperature, the two exchanged, a --teacher-tau without effect."""
+    toy_model, coin_model = (load_model(f"runs/{name}")[0] for name in ("mask", "coin-mask"))
+    assert toy_model.teacher_tau == pytest.approx(train.SHARPER * train.CALIBRATED_TAU)
+    assert (toy_model.tau, toy_model.clip_tau) == (TrainSettings().tau, TrainSettings().tau)
+    source, texts = data.open_coin(TrainSettings(data="coin", **{
+        flag[2:].replace("-", "_"): Path(value) for flag, value in
+        zip(coin_flags()[2::2], coin_flags()[3::2])}), "train")
+    middles = [np.array([(step.start + step.end) / 2 for step in video.steps])
+               for video in source.videos]
+    x = np.concatenate([source.features.embedding[source.features.nearest(video.name, middle)]
+                        for video, middle in zip(source.videos, middles)])
+    calibrated = pseudo_labels.estimate_tau(torch.from_numpy(x), texts)
+    assert coin_model.clip_tau == pytest.approx(calibrated, rel=1e-5)
+    assert coin_model.teacher_tau == pytest.approx(train.SHARPER * calibrated, rel=1e-5)
+    assert coin_model.tau == TrainSettings().tau
+
+
+def test_rates_rise_and_fall_within_a_stage(tmp_path):
+    """Catches: a constant rate, one schedule for all stages, groups that share a rate, dropout that
+    never acts (the model left in eval mode). The loss has slope 1: a step is as long as its rate.
+    """
+    model, used = torch.nn.Linear(1, 1).eval(), []
+    model.arguments, start = {}, [float(p) for p in model.parameters()]
+    optimizer = torch.optim.SGD([{"params": [p], "peak": peak} for p, peak in
+                                 zip(model.parameters(), (2.0, 0.5))], lr=0.0)
+
+    def terms_of(step, _):
+        assert model.training
+        used.append([float(p) for p in model.parameters()])
+        return {"loss": model(torch.ones(1, 1)).sum()}, 1
+    with runs.Run(TrainSettings(out=tmp_path), model, torch.device("cpu"), 0, 50, 1) as going:
+        going.train("match", range(10, 50), 1, optimizer, range(40), terms_of)
+    used.append([float(p) for p in model.parameters()])
+    share = [min(1, (i + 1) / 3, (40 - i) / 38) for i in range(40)]      # 2 of 40 steps to warm up
+    for part, peak in enumerate((2.0, 0.5)):
+        moved = [before[part] - after[part] for before, after in zip(used, used[1:])]
+        assert used[0][part] == start[part]
+        assert moved == pytest.approx([peak * value for value in share], abs=1e-4)
+    assert [runs.schedule(step, 100) for step in (0, 5, 50, 99)] == pytest.approx(
+        [1 / 6, 1, 50 / 95, 1 / 95])
 
 
 def test_a_folder_with_a_checkpoint_is_refused(trained, capsys):

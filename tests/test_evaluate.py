@@ -1,0 +1,367 @@
+"""evaluate.py: every number of its tables, counted again from embeddings that are known.
+
+In place of f, h and the teacher stand made-up embeddings, one for each second of the embedded
+world's videos. All is float64, so that no rounding decides which step comes first.
+"""
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import data
+import evaluate
+import inference
+import losses
+import metrics
+import pseudo_labels
+import toy
+from settings import EvaluateSettings
+
+S, D, Q, SEED = len(toy.STEPS), 16, 3, 2
+TAU, READ_TAU, TEACHER_TAU, SPREAD = 0.2, 0.3, 0.15, 0.25
+TWINS = toy.STEP_ID["melt butter"], toy.STEP_ID["pour oil"]    # two steps with the same text
+
+
+def draw(*shape, seed):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+TEXTS = functional.normalize(draw(S, D, seed=1), dim=-1) * (1 + draw(S, 1, seed=2).abs())
+TEXTS[TWINS[1]] = TEXTS[TWINS[0]]
+UNIT = functional.normalize(TEXTS, dim=-1).numpy()
+TURN = torch.linalg.qr(draw(D, D, seed=3))[0]
+
+
+def tilted(p):
+    """As a matrix product may do: of two equal texts the later one scores a little higher."""
+    return p + 1e-10 * torch.arange(p.shape[-1])
+
+
+class Source:
+    """Videos of the embedded world; a clip is its middle second: what is shown, what comes, noise.
+
+    The second training video has nothing that a window lies around.
+    """
+
+    def __init__(self, split, count, *_):
+        self.split, self.videos = split, [toy.make_video(split, i) for i in range(count)]
+        self.listed, self.missing, self.unreadable = self.videos, [], {}
+        self.ours, self.teachers = ([self.seconds(video, turn) for video in self.videos]
+                                    for turn in (TURN.numpy(), np.eye(D)))
+
+    def seconds(self, video, turn):
+        """(seconds, D): the text of the step shown, that of the next one turned, and noise."""
+        rng = np.random.default_rng((video.seed, int(turn[0, 0] == 1)))
+        rows = .3 * rng.standard_normal((math.ceil(video.duration), D))
+        for k, (start, end) in enumerate(video.segments):
+            for second in range(math.floor(start), math.floor(end) + 1):
+                rows[second] += UNIT[video.steps[k]]
+                if k + 1 < len(video.steps):
+                    rows[second] += UNIT[video.steps[k + 1]] @ turn.T
+        return rows
+
+    def __len__(self):
+        return len(self.videos)
+
+    def pretrain_windows(self, video, rng):
+        if self.split == "train" and video == 1:
+            return np.zeros((0, 2))
+        return np.array(self.videos[video].segments)[:9]
+
+    def load(self, requests, rng=None):
+        places = [(video, int(middle)) for video, windows in requests
+                  for middle in windows.mean(-1)]
+        clips, looks = (torch.from_numpy(np.array([rows[video][i] for video, i in places]))
+                        for rows in (self.ours, self.teachers))
+        return data.Loaded(requests, clips, looks, {})
+
+    def teach(self, looks):
+        return looks
+
+
+class Model:
+    """In place of ProcedureModel: predictions and clips are read at temperatures of their own."""
+    task, teacher_tau, encoder = None, TEACHER_TAU, SimpleNamespace(frames=1)
+
+    def encode(self, clips):
+        return clips
+
+    def read(self, x, texts):
+        return tilted(losses.match(x, texts, READ_TAU))
+
+    def match_predicted(self, x_hat, texts):
+        return tilted(losses.match(x_hat, texts, TAU))
+
+    def forecast_next(self, x, noise):
+        return x[:, -1:] @ TURN + SPREAD * noise
+
+
+@pytest.fixture(autouse=True)
+def world(monkeypatch):
+    """All that the tables are made of: the sources of the three splits, and the teacher."""
+    def load_data(settings, *_, **__):
+        return Source(settings.split, settings.toy_videos), TEXTS
+    soft_targets = pseudo_labels.soft_targets
+    monkeypatch.setattr(evaluate, "load_data", load_data)
+    monkeypatch.setattr(data, "ToySource", Source)
+    monkeypatch.setattr(pseudo_labels, "soft_targets", lambda *args: tilted(soft_targets(*args)))
+
+
+SETTINGS = EvaluateSettings(seed=SEED, samples=Q, batch=7, toy_videos=25)
+
+
+# ------------------------------------------------------------------------------------------------
+# The same, slowly
+# ------------------------------------------------------------------------------------------------
+def softmax(logits):
+    weights = np.exp(logits - np.max(logits))
+    return weights / weights.sum()
+
+
+def cosines(x):
+    """(D,) -> (S,), those of equal texts equal."""
+    values = UNIT @ x / math.sqrt(x @ x)
+    values[TWINS[1]] = values[TWINS[0]]
+    return values
+
+
+def best(scores, k=1):
+    """The k best steps, the first of equal ones first."""
+    return sorted(range(S), key=lambda s: (-scores[s], s))[:k]
+
+
+def share(hits):
+    return 100 * sum(hits) / len(hits)
+
+
+def top(scores, labels, k=1):
+    return share([label in best(row, k) for row, label in zip(scores, labels)])
+
+
+def mean_class(scores, labels):
+    return np.mean([share([best(row)[0] == own for row, label in zip(scores, labels)
+                           if label == own]) for own in set(labels)])
+
+
+def forecasts_of(source):
+    """Each forecast: its video, how many steps came before, the second its window begins, the
+    middles of its 8 clips (s)."""
+    for v, video in enumerate(source.videos):
+        for k in range(1, len(video.steps)):
+            end = video.segments[k - 1][1]
+            begin = max(0.0, end - 68)
+            yield v, k, begin, [begin + (end - begin) * (i + .5) / 8 for i in range(8)]
+
+
+def last_clips(source):
+    """Embedding of the last observed clip of each forecast, and what comes next."""
+    found = [(source.ours[v][int(middles[-1])], source.videos[v].steps[k])
+             for v, k, _, middles in forecasts_of(source)]
+    return [x for x, _ in found], [label for _, label in found]
+
+
+def predictions(clips, noise):
+    """p(next step) for each last clip and each of its noises (M, R, D): (M, R, S)."""
+    return np.array([[softmax(cosines(x @ TURN.numpy() + SPREAD * eps) / TAU) for eps in row]
+                     for x, row in zip(clips, noise)])
+
+
+def noise_of(count, samples, seed):
+    return torch.randn(count, samples, D, generator=torch.Generator().manual_seed(seed)).numpy()
+
+
+def slow_temperature(held):
+    """Where the NLL of the zero-noise softmax is least, by ternary search on 1 / T: it is convex.
+
+    Against what the teacher makes of the clip in the middle of the next step.
+    """
+    clips, _ = last_clips(held)
+    logits = np.log(predictions(clips, np.zeros((len(clips), 1, D)))[:, 0])
+    target = [softmax(cosines(held.teachers[v][int(sum(held.videos[v].segments[k]) / 2)])
+                      / TEACHER_TAU) for v, k, _, _ in forecasts_of(held)]
+    low, high = 0.01, 100.0
+    for _ in range(80):
+        a, b = low + (high - low) / 3, high - (high - low) / 3
+        at = [sum(-t @ np.log(softmax(row * inverse)) for t, row in zip(target, logits))
+              for inverse in (a, b)]
+        low, high = (low, b) if at[0] < at[1] else (a, high)
+    return 1 / low
+
+
+def slow_bigrams(train, clips):
+    """What follows the nearest step of each last clip, and what follows its softmax: counted."""
+    follows = np.zeros((S, S))
+    for v, video in enumerate(train.videos):
+        steps = [best(cosines(train.ours[v][int((start + end) / 2)]))[0]
+                 for start, end in video.segments[:9]] if v != 1 else []
+        for a, b in zip(steps, steps[1:]):
+            follows[a, b] += 1
+    after = [row / row.sum() if row.sum() else follows.sum(0) / follows.sum() for row in follows]
+    soft = [softmax(cosines(x) / READ_TAU) for x in clips]
+    return [after[best(p)[0]] for p in soft], [sum(p[a] * after[a] for a in range(S)) for p in soft]
+
+
+# ------------------------------------------------------------------------------------------------
+# The forecast table
+# ------------------------------------------------------------------------------------------------
+def test_the_forecast_table_equals_counting():
+    """Catches: zero noise among the samples of the expectation or the oracle; an oracle_softmax
+    without its temperature, or fitted to the last observed clip; a clip baseline of one clip;
+    unigram as class 0; bigram and bigram_soft exchanged; equal texts that do not tie; --seed or M
+    that does not arrive."""
+    source = Source("test", 25)
+    result, evaluated, listed = evaluate.forecast(Model(), source, TEXTS, SETTINGS, "cpu")
+    clips, y = last_clips(source)
+    M = len(y)
+    zero = predictions(clips, np.zeros((M, 1, D)))[:, 0]
+    rounds = [predictions(clips, noise_of(M, Q, seed)) for seed in
+              (SEED, *(SEED * 1000 + 500 + i for i in range(1, 5)))]
+    means = [p.mean(1) for p in rounds]
+    picks = [[[best(p)[0] for p in row] for row in drawn] for drawn in rounds]
+    oracle = [share([label in row for row, label in zip(drawn, y)]) for drawn in picks]
+    fitted = slow_temperature(Source("validation", 20))
+    lucky = [1 - (1 - softmax(np.log(p) / fitted)[label]) ** Q for p, label in zip(zero, y)]
+    teacher = [UNIT @ np.mean([source.teachers[v][int(m)] for m in middles], 0)
+               for v, _, _, middles in forecasts_of(source)]
+    hard, soft = slow_bigrams(Source("train", 25), clips)
+    commonest = max(sorted(set(y)), key=y.count)
+    assert evaluated == listed == M > 100 and commonest != 0
+    expected = {
+        "top1": {"zero_noise": top(zero, y), "expectation": top(means[0], y), "oracle": oracle[0],
+                 "oracle_softmax": share(lucky)},
+        "top5": {"zero_noise": top(zero, y, 5), "expectation": top(means[0], y, 5)},
+        "mean_class": {"zero_noise": mean_class(zero, y), "expectation": mean_class(means[0], y)},
+        "deviation": {"expectation": np.std([top(p, y) for p in means], ddof=1),
+                      "oracle": np.std(oracle, ddof=1)},
+        "baselines": {"random": 100 / S, "unigram": share([label == commonest for label in y]),
+                      "clip": top(teacher, y), "bigram": top(hard, y), "bigram_soft": top(soft, y)}}
+    for part, values in expected.items():
+        assert result[part] == pytest.approx(values, rel=1e-6), part
+    assert result["distinct"] == pytest.approx(np.mean([len(set(row)) for row in picks[0]]))
+    assert result.keys() == expected.keys() | {"distinct", "truth"}
+
+
+def test_bigrams_equal_counting():
+    """Catches: padding, or the order of a pair, counted; the first observed clip in place of the
+    last; the posterior in place of the nearest step; a video without a clip that shifts others."""
+    source = Source("test", 6)
+    samples = data.forecast_samples(source.videos)
+    x, _, _ = inference.encode_samples(Model(), source, samples, SETTINGS, "cpu", "encode")
+    for ours, slow in zip(evaluate.bigrams(Model(), x, TEXTS, SETTINGS, "cpu"),
+                          slow_bigrams(Source("train", 25), last_clips(source)[0])):
+        np.testing.assert_allclose(ours, slow, rtol=1e-7, atol=1e-12)
+
+
+def shown_steps(video, k, begin):
+    """Of the steps before step k those with a second or more in the window; is the first there?"""
+    shown = [i for i in range(k) if video.segments[i][1] - max(begin, video.segments[i][0]) >= 1]
+    return [video.steps[i] for i in shown], 0 in shown
+
+
+def test_the_rows_of_the_exact_truth_equal_counting():
+    """Catches: a step that is shown for some seconds left out of the truth, or one shown for less
+    than one in it; the filter fed with posteriors that are not P(clip | step) relative to the
+    background (times S), or without the clips' length; tv of the truth's draws in place of ours,
+    or its floor of ours; other draws than --samples in the ideal oracle."""
+    source, grammar = Source("test", 30), toy.Grammar()
+    samples = data.forecast_samples(source.videos)
+    x, _, samples = inference.encode_samples(Model(), source, samples, SETTINGS, "cpu", "encode")
+    clips, y = last_clips(source)
+    rows = evaluate.toy_rows(Model(), x, TEXTS, samples, source.videos, torch.tensor(y), SETTINGS)
+    truth, believed, cut = [], [], []
+    for v, k, begin, middles in forecasts_of(source):
+        video = source.videos[v]
+        shown, from_start = shown_steps(video, k, begin)
+        truth.append(grammar.next_step(shown, from_start))
+        likelihood = [S * softmax(cosines(source.ours[v][int(m)]) / READ_TAU) for m in middles]
+        believed.append(grammar.next_step_from_clips(
+            np.array([likelihood]), np.array([from_start]), np.array([middles[1] - middles[0]]))[0])
+        cut += [end - begin for _, end in video.segments if begin < end < begin + 6]
+    assert min(cut) < 1 < sorted(cut)[-1]                   # steps that the window cuts, both kinds
+    generator = torch.Generator().manual_seed(SEED)
+    ideal = torch.multinomial(torch.tensor(np.array(truth)), 200, replacement=True,
+                              generator=generator).tolist()
+    drawn = [[] for _ in y]
+    for i in range(4):
+        for row, p in zip(drawn, predictions(clips, noise_of(len(y), 50, SEED * 1000 + 1 + i))):
+            row += p.argmax(1).tolist()
+
+    def tv(draws):
+        return np.mean([sum(abs(row.count(s) / 200 - p[s]) for s in range(S)) / 2
+                        for row, p in zip(draws, truth)])
+    few = [row[:Q] for row in ideal]
+    assert rows == pytest.approx({
+        "bayes_top1": top(truth, y), "bayes_top1_pixels": top(believed, y),
+        "ideal_oracle": share([label in row for row, label in zip(few, y)]),
+        "ideal_distinct": np.mean([len(set(row)) for row in few]),
+        "tv": tv(drawn), "tv_ideal": tv(ideal), "tv_draws": 200}, rel=1e-6)
+
+
+def test_a_step_is_shown_from_a_second_on():
+    """Catches: another threshold, seconds of the video in place of seconds of the window."""
+    video, found = toy.make_video("test", 4), {}
+    for inside in (.5, .99, 1.01, 5., 8.):                  # s of step 1 in the window of step 4
+        begin = video.segments[1][1] - inside
+        windows = np.array([[begin + 8 * i, begin + 8 * i + 8] for i in range(8)])
+        sample = data.Sample(0, windows, video.steps[4], 4)
+        grammar, truth, from_start, seconds = evaluate.toy_truth([sample], [video])
+        shown = video.steps[2 if inside < 1 else 1:4]
+        np.testing.assert_allclose(truth[0], grammar.next_step(shown, False))
+        assert not from_start[0] and seconds[0] == pytest.approx(8)
+        found[inside] = truth[0]
+    assert np.abs(found[.5] - found[5.]).max() > .01        # it does matter here
+
+
+# ------------------------------------------------------------------------------------------------
+# The classification table
+# ------------------------------------------------------------------------------------------------
+def test_the_classification_table_equals_counting():
+    """Catches: one view for three, logarithms averaged in place of probabilities, the teacher's row
+    made of our embedding or at our temperature, equal texts that do not tie, kinds of steps mixed
+    up, the difference of other samples or resampled by sample. The teacher's softmax is over the
+    distinct texts."""
+    source = Source("test", 25)
+    result, evaluated, listed = evaluate.classify(Model(), source, TEXTS, SETTINGS, "cpu")
+    p, y, videos = {"ours": [], "teacher": []}, [], []
+    for v, video in enumerate(source.videos):
+        for (start, end), step in zip(video.segments, video.steps):
+            views = [(start + end) / 2 + i * max(end - start - 9, 0) / 2 for i in (-1, 0, 1)]
+            ours = [softmax(cosines(source.ours[v][int(m)]) / READ_TAU) for m in views]
+            teacher = [softmax(cosines(source.teachers[v][int(m)]) / TEACHER_TAU) for m in views]
+            p["ours"].append(np.mean(ours, 0))
+            p["teacher"].append(np.mean([row / (1 - row[TWINS[1]]) for row in teacher], 0))
+            y, videos = [*y, step], [*videos, v]
+    kinds = {"held_out": toy.HELD_OUT, "motion_only": sum(toy.MOTION_ONLY, ())}
+    ids = {kind: [toy.STEP_ID[step] for step in steps] for kind, steps in kinds.items()}
+    expected = {**{f"top{k}": {name: top(p[name], y, k) for name in p} for k in (1, 5)},
+                "mean_class": {name: mean_class(p[name], y) for name in p},
+                **{kind: {name: top(*zip(*[(row, label) for row, label in zip(p[name], y)
+                                           if label in own])) for name in p}
+                   for kind, own in ids.items()}}
+    hits = [torch.tensor([best(row)[0] == label for row, label in zip(p[name], y)]).double()
+            for name in ("ours", "teacher")]
+    assert evaluated == listed == len(y) and result.keys() == {*expected, "ours_minus_teacher"}
+    for part, values in expected.items():
+        assert result[part] == pytest.approx(values), part
+    apart = metrics.paired_bootstrap(*hits, groups=torch.tensor(videos))
+    assert result["ours_minus_teacher"] == pytest.approx([100 * value for value in apart])
+
+
+def test_equal_texts_tie_and_each_of_them_counts():
+    """Catches: equal texts told apart by rounding, one of them left out of the softmax."""
+    x = draw(2, 3, D, seed=7)
+    p = inference.score(Model().read, x, TEXTS).exp()
+    for row, ours in zip(x.flatten(0, 1).numpy(), p.flatten(0, 1)):
+        assert ours[TWINS[0]] == ours[TWINS[1]]
+        np.testing.assert_allclose(ours, softmax(cosines(row) / READ_TAU), rtol=1e-6)
+
+
+def test_percent():
+    """Catches: a fraction that is not multiplied, a rounded one, NaN in a JSON, None as 0."""
+    assert evaluate.percent(None) is None and evaluate.percent(math.nan) is None
+    assert evaluate.percent(torch.empty(0)) is None                        # nothing of a kind
+    assert evaluate.percent(0.123456) == pytest.approx(12.3456)
+    assert evaluate.percent(torch.tensor([True, False, True])) == pytest.approx(200 / 3)
