@@ -59,11 +59,10 @@ def count_videos(listed, paths, bad):
 
 def check(settings):
     """What a list holds, and (with --videos) what is there of it."""
-    result, bad = {"coin": check_coin, "epic": check_epic}[settings.data](settings)
+    result, bad, unnamed = {"coin": check_coin, "epic": check_epic}[settings.data](settings)
     print(json.dumps(result, indent=2))
-    unnamed = [number for number, name in enumerate(names, start=1) if not name]
     if unnamed:
-        print(f"unnamed: {len(unnamed)} of {len(names)} classes, that no step has (id "
+        print(f"unnamed: {len(unnamed)} of {result['classes']} classes, that no step has (id "
               f"{', '.join(map(str, unnamed[:5]))}{', ..' * (len(unnamed) > 5)}): they are chosen "
               "among with an empty text; --steps FILE names all")
     for name, reason in bad.items():
@@ -73,7 +72,7 @@ def check(settings):
 
 
 def check_epic(settings):
-    """A csv of EPIC-Kitchens-100: its actions, its videos, and the number of classes."""
+    """A csv of EPIC-Kitchens-100: its actions and videos -> counts, unreadable, unnamed classes."""
     import epic
     import listings
     segments = listings.load_epic(settings.annotations)
@@ -83,11 +82,11 @@ def check_epic(settings):
     paths, bad = read_ends(settings, ends)
     return {"segments": {epic.split_of(settings.annotations): len(segments)},
             "verbs": listings.VERBS, "nouns": listings.NOUNS,
-            **count_videos(ends.keys(), paths, bad)}, bad
+            **count_videos(ends.keys(), paths, bad)}, bad, []
 
 
 def check_coin(settings):
-    """COIN.json: what each task and split lists, and of how many videos."""
+    """COIN.json: what each task and split lists -> counts, unreadable videos, unnamed classes."""
     import annotations
     import data
     videos, names = annotations.load_coin(settings.annotations)
@@ -102,7 +101,8 @@ def check_coin(settings):
             samples = data.samples_of(task, chosen, settings.min_steps)
             listed = {chosen[sample.video].name for sample in samples}
             result[task][split] = {"listed": len(samples), **count_videos(listed, paths, bad)}
-    return result | {"classes": len(names), "distinct_texts": len(set(names))}, bad
+    unnamed = [number for number, name in enumerate(names, start=1) if not name]
+    return result | {"classes": len(names), "distinct_texts": len(set(names))}, bad, unnamed
 
 
 # ------------------------------------------------------------------------------------------------
