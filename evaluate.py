@@ -11,11 +11,11 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2, appendix 
 Beside the model's rows stand the label-free baselines and, in the embedded world, the truth.
 M samples of a task, N = 8 observed clips, Q Monte Carlo samples, S steps (the label set), D.
 """
+import functools
 import math
 import time
 
-from inference import (answer, distinct_texts, encode_samples, forecasts, in_batches, load_data,
-                       score)
+from inference import answer, encode_samples, forecasts, in_batches, load_data, score
 from settings import (BadInput, EvaluateSettings, pick_device, run, set_seed, write_atomically,
                       write_json)
 
@@ -141,6 +141,7 @@ def forecast(model, source, texts, settings, device):
 
     import data
     import diffusion
+    import losses
     import metrics
     samples = data.forecast_samples(source.videos, settings.min_steps)
     if not samples:
@@ -159,8 +160,8 @@ def forecast(model, source, texts, settings, device):
         again.append((diffusion.expectation(other), other.argmax(-1)))
     temperature = fitted_temperature(model, settings, texts, device)
     hard, soft = bigrams(model, x, texts, settings, device)
-    clip = None if teacher is None else teacher.mean(1) @ torch.nn.functional.normalize(
-        texts, dim=-1).T                                                       # (M, S)
+    read = functools.partial(losses.match, tau=model.teacher_tau)
+    clip = None if teacher is None else score(read, teacher.mean(1), texts)    # (M, S)
 
     def top(scores, k=1):
         return None if scores is None else percent(metrics.topk_correct(scores.cpu(), y, k))
@@ -217,10 +218,9 @@ def toy_rows(model, x, texts, samples, videos, y, settings):
 def classify(model, source, texts, settings, device):
     """Step classification: the softmax averaged over 3 views; ours beside the teacher."""
     import data
-    import torch
-
+    import losses
     import metrics
-    from pseudo_labels import soft_targets
+    import torch
     samples = data.classify_samples(source.videos)
     if not samples:
         raise BadInput(f"--split {settings.split}: no annotated step; there is nothing to classify")
@@ -230,8 +230,8 @@ def classify(model, source, texts, settings, device):
     ours = log_p.exp().mean(1).cpu()                                           # (M, S)
     p = {"ours": ours}
     if teacher is not None:
-        unique, index = distinct_texts(texts)
-        p["teacher"] = soft_targets(teacher, unique, model.teacher_tau).mean(1)[:, index].cpu()
+        read = functools.partial(losses.match, tau=model.teacher_tau)
+        p["teacher"] = score(read, teacher, texts).exp().mean(1).cpu()
     hits = {name: metrics.topk_correct(scores, y, 1) for name, scores in p.items()}
     groups = torch.tensor([sample.video for sample in samples])
     difference = None if teacher is None or settings.features else metrics.paired_bootstrap(
