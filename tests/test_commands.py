@@ -165,17 +165,17 @@ def test_rates_rise_and_fall_within_a_stage(tmp_path):
     never acts (the model left in eval mode). The loss has slope 1: a step is as long as its rate.
     """
     model, used = torch.nn.Linear(1, 1).eval(), []
-    model.arguments, start = {}, [float(p) for p in model.parameters()]
+    model.arguments, start = {}, [p.item() for p in model.parameters()]
     optimizer = torch.optim.SGD([{"params": [p], "peak": peak} for p, peak in
                                  zip(model.parameters(), (2.0, 0.5))], lr=0.0)
 
     def terms_of(step, _):
         assert model.training
-        used.append([float(p) for p in model.parameters()])
+        used.append([p.item() for p in model.parameters()])
         return {"loss": model(torch.ones(1, 1)).sum()}, 1
     with runs.Run(TrainSettings(out=tmp_path), model, torch.device("cpu"), 0, 50, 1) as going:
         going.train("match", range(10, 50), 1, optimizer, range(40), terms_of)
-    used.append([float(p) for p in model.parameters()])
+    used.append([p.item() for p in model.parameters()])
     share = [min(1, (i + 1) / 3, (40 - i) / 38) for i in range(40)]      # 2 of 40 steps to warm up
     for part, peak in enumerate((2.0, 0.5)):
         moved = [before[part] - after[part] for before, after in zip(used, used[1:])]
