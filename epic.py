@@ -106,7 +106,7 @@ def mix(clips, labels, classes):
 # Testing
 # ------------------------------------------------------------------------------------------------
 def rows(verb, noun, labels):
-    """Rows of Table 3 from p(verb) (M, V) and p(noun) (M, U): {"top1": {"verb", ...}, ...}, percent.
+    """Rows of Table 3 from p(verb) (M, V) and p(noun) (M, U): {"top1": {"verb", ...}, ...}, %.
 
     An action is right if both are; of the top 5 are the pairs with the largest p(verb) p(noun).
     Args: labels: [(verb, noun), ...]; all rows are None where there are none (the test list).

@@ -259,7 +259,7 @@ def activity(model, source, _, settings, device):
     import metrics
     samples = data.activity_samples(source.videos)
     if not samples:
-        raise BadInput(f"--split {settings.split}: no annotated video; there is nothing to classify")
+        raise BadInput(f"--split {settings.split}: no annotated video; nothing to classify")
     x, _, samples = encode_samples(model, source, samples, settings, device, "encode")
     y = torch.tensor([sample.label for sample in samples])
     p, _ = forecasts(model, x, None, 1, settings.seed, settings.batch)         # (M, S)

@@ -133,7 +133,7 @@ class ProcedureModel(nn.Module):
         return diffusion.sample(predict, KAPPA * noise, self.alpha_bar)
 
     def forecast_next(self, x, noise):
-        """`forecast` of the clip after all N observed ones: x (B, N, D), noise and result (B, Q, D).
+        """`forecast` of the clip after all N observed: x (B, N, D), noise and result (B, Q, D).
         """
         B, N, D = x.shape
         observed = torch.arange(N + 1, device=x.device).expand(B, -1) < N
