@@ -21,7 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from settings import BadInput, BenchmarkSettings, run, write_json
+from program import BadInput, run, write_json
+from settings import BenchmarkSettings
 
 FRAMES = 8                    # F of the paper's TimeSformer
 SIZE = 224                    # and the side of its pictures, pixels

@@ -1,12 +1,12 @@
-"""From videos to what the model reads: the sources of clips, and the samples of each task.
+"""From videos to what the model reads: the sources of clips.
 
     source                                          a clip is            teacher features are
     ToySource       the embedded world              F frames, uint8      the teacher's, per frame
     FeatureSource   COIN.json and a features file   its embedding (D,)   the same embedding
     VideoSource     video files                     F frames, uint8      the teacher's, per frame
 
-Which windows of a video are its clips is settled in protocols.py. The commands
-`python data.py check | shrink | teach | export-toy` are in tools.py.
+Which windows of a video are its clips is settled in protocols.py, and what is asked of them in
+tasks.py. The commands `python data.py check | shrink | teach | export-toy` are in tools.py.
 B videos, N clips, F frames, D embedding. Clips of several videos are stacked, (C, ...).
 """
 if __name__ == "__main__":       # before torch is imported: --help does not wait for it
@@ -23,15 +23,10 @@ from tqdm import tqdm
 
 import annotations
 import toy
-from listings import Listed
-from protocols import (activity_windows, classify_windows, forecast_windows, frame_times,
-                       sentence_windows, step_windows)
-from settings import BadInput, write_atomically
+from program import BadInput, write_atomically
+from protocols import frame_times, sentence_windows, step_windows
 
 
-# ------------------------------------------------------------------------------------------------
-# Sources: clips of windows
-# ------------------------------------------------------------------------------------------------
 @dataclass
 class Loaded:
     """What a source gives for some requests, [(video, windows (n, 2) s), ...]."""
@@ -346,76 +341,6 @@ def open_coin_videos(settings, size, frames, teacher, needed=True, seconds=None)
         videos = [video for video in videos if video.split == settings.split and video.steps]
         names = names or own
     return found(settings, videos, size, frames, teacher, needed=needed, seconds=seconds), names
-
-
-# ------------------------------------------------------------------------------------------------
-# Samples of the tasks
-# ------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Sample:
-    """One thing to predict: what is observed of which video, and what is right."""
-    video: int                    # position in source.videos
-    windows: np.ndarray           # (n, 2) s
-    label: int                    # a class; (verb, noun) of EPIC-Kitchens-100
-    step: int                     # which step of the video: the labelled one
-
-
-def steps_of(video):
-    """[(start s, end s, label), ...] of a toy.Video or an annotations.AnnotatedVideo."""
-    if isinstance(video, toy.Video):
-        return [(*segment, step) for segment, step in zip(video.segments, video.steps)]
-    return [(step.start, step.end, step.label) for step in video.steps]
-
-
-def forecast_samples(videos, min_steps=2):
-    """One sample for every pair of consecutive steps (k, k + 1): see `forecast_windows`.
-
-    Videos with fewer than min_steps steps are left out. A step that ends at 0 s shows nothing and
-    is left out too.
-    """
-    samples = []
-    for i, video in enumerate(videos):
-        if isinstance(video, Listed):
-            samples.append(Sample(i, forecast_windows(video.end), video.label, 1))
-            continue
-        steps = steps_of(video)
-        if len(steps) >= min_steps:
-            samples += [Sample(i, forecast_windows(end), steps[k + 1][2], k + 1)
-                        for k, (_, end, _) in enumerate(steps[:-1]) if end > 0]
-    return samples
-
-
-def classify_samples(videos, views=3):
-    """One sample for every annotated step: see `classify_windows`."""
-    samples = []
-    for i, video in enumerate(videos):
-        steps = [(video.start, video.end, video.label)] if isinstance(video, Listed) else \
-            steps_of(video)
-        duration = max([video.duration or 0.0] + [end for _, end, _ in steps])
-        samples += [Sample(i, classify_windows(start, end, duration, views), label, k)
-                    for k, (start, end, label) in enumerate(steps)]
-    return samples
-
-
-def activity_samples(videos):
-    """One sample for every video: the whole of it, and its activity (COIN's recipe_type)."""
-    samples = []
-    for i, video in enumerate(videos):
-        if isinstance(video, Listed):
-            label, end = video.label, video.duration
-        elif isinstance(video, toy.Video):
-            label, end = list(toy.PROCEDURES).index(video.procedure), video.duration
-        else:
-            label, end = video.activity, video.duration or max(step.end for step in video.steps)
-        samples.append(Sample(i, activity_windows(end), label, 0))
-    return samples
-
-
-def samples_of(task, videos, min_steps=2):
-    """The samples of "classify", "forecast" or "activity"."""
-    if task == "forecast":
-        return forecast_samples(videos, min_steps)
-    return classify_samples(videos) if task == "classify" else activity_samples(videos)
 
 
 def pad_clips(x, counts, clips):

@@ -18,9 +18,10 @@ import torch
 
 import listings
 import metrics
-from data import Sample, found
+from data import found
+from program import BadInput, write_atomically
 from protocols import EPIC_SECONDS, classify_windows, random_window
-from settings import BadInput, write_atomically
+from tasks import Sample
 
 VIEWS = 10                # clips of an action in testing; the released configuration's
 MIXUP = 0.1               # alpha of MixUp; the released configuration's

@@ -16,8 +16,8 @@ import math
 import time
 
 from inference import answer, encode_samples, forecasts, in_batches, load_data, score
-from settings import (BadInput, EvaluateSettings, pick_device, run, set_seed, write_atomically,
-                      write_json)
+from program import BadInput, pick_device, run, set_seed, write_atomically, write_json
+from settings import EvaluateSettings
 
 DRAWS = 200               # sampled steps per forecast for the total variation
 SAMPLINGS = 5             # times M samples are drawn for a standard deviation; the paper's
@@ -104,7 +104,7 @@ def fitted_temperature(model, settings, texts, device):
     """
     import dataclasses
 
-    import data
+    import tasks
     import numpy as np
     import protocols
     import torch
@@ -116,7 +116,7 @@ def fitted_temperature(model, settings, texts, device):
     held = dataclasses.replace(settings, split="validation",
                                toy_videos=max(settings.toy_videos // 5, 20))
     source, _ = load_data(held, model, device, needed=False, compare=not model.task)
-    samples = data.forecast_samples(source.videos, settings.min_steps)
+    samples = tasks.forecast_samples(source.videos, settings.min_steps)
     if not samples:
         return None
     if model.task:
@@ -124,7 +124,7 @@ def fitted_temperature(model, settings, texts, device):
         zero, _ = forecasts(model, x, texts, 1, settings.seed, settings.batch)
         return fit_temperature(zero.cpu(), torch.tensor([sample.label for sample in samples]))
     for i, sample in enumerate(samples):                   # a ninth window: the next step's
-        start, end, _ = data.steps_of(source.videos[sample.video])[sample.step]
+        start, end, _ = tasks.steps_of(source.videos[sample.video])[sample.step]
         windows = [sample.windows, protocols.classify_windows(start, end, end, 1)]
         samples[i] = dataclasses.replace(sample, windows=np.concatenate(windows))
     x, features, _ = encode_samples(model, source, samples, settings, device, "validation")
@@ -139,11 +139,11 @@ def forecast(model, source, texts, settings, device):
     """Every row of the forecast table: the numbers that SPEC's JSON names."""
     import torch
 
-    import data
+    import tasks
     import diffusion
     import losses
     import metrics
-    samples = data.forecast_samples(source.videos, settings.min_steps)
+    samples = tasks.forecast_samples(source.videos, settings.min_steps)
     if not samples:
         raise BadInput(f"--split {settings.split}: no video with {settings.min_steps} steps; "
                        "there is nothing to forecast")
@@ -187,7 +187,7 @@ def forecast(model, source, texts, settings, device):
         "truth": None}
     if settings.data == "toy":
         result["truth"] = toy_rows(model, x, texts, samples, source.videos, y, settings)
-    return result, len(samples), len(data.forecast_samples(source.listed, settings.min_steps))
+    return result, len(samples), len(tasks.forecast_samples(source.listed, settings.min_steps))
 
 
 def toy_rows(model, x, texts, samples, videos, y, settings):
@@ -217,11 +217,11 @@ def toy_rows(model, x, texts, samples, videos, y, settings):
 
 def classify(model, source, texts, settings, device):
     """Step classification: the softmax averaged over 3 views; ours beside the teacher."""
-    import data
+    import tasks
     import losses
     import metrics
     import torch
-    samples = data.classify_samples(source.videos)
+    samples = tasks.classify_samples(source.videos)
     if not samples:
         raise BadInput(f"--split {settings.split}: no annotated step; there is nothing to classify")
     x, teacher, samples = encode_samples(model, source, samples, settings, device, "encode")
@@ -248,16 +248,16 @@ def classify(model, source, texts, settings, device):
                           for name in ("ours", "teacher")}
     return ({**rows, **apart, "ours_minus_teacher":
              None if difference is None else [100 * value for value in difference]},
-            len(samples), len(data.classify_samples(source.listed)))
+            len(samples), len(tasks.classify_samples(source.listed)))
 
 
 def activity(model, source, _, settings, device):
     """Activity classification of whole videos: the classifier on h's zero-noise prediction."""
-    import data
+    import tasks
     import torch
 
     import metrics
-    samples = data.activity_samples(source.videos)
+    samples = tasks.activity_samples(source.videos)
     if not samples:
         raise BadInput(f"--split {settings.split}: no annotated video; there is nothing to "
                        "classify")
@@ -310,14 +310,14 @@ def require_task(model, settings):
 
 def require_classes(model, source, texts, settings):
     """BadInput unless labels, texts and checkpoint fit each other."""
-    import data
+    import tasks
     path = settings.checkpoint
     if texts is not None and texts.shape[1] != model.dim:
         raise BadInput(f"{path}: embeddings of width {model.dim}, the texts have "
                        f"{texts.shape[1]}; give the --data it was trained on")
     if model.task is None or settings.data == "epic":
         return
-    labels = [sample.label for sample in data.samples_of(settings.task, source.listed)]
+    labels = [sample.label for sample in tasks.samples_of(settings.task, source.listed)]
     count = len(texts) if texts is not None else model.classes[0]
     if count != model.classes[0] or max(labels, default=0) >= count:
         raise BadInput(f"{path}: is fine-tuned to {model.classes[0]} classes, there are "

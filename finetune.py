@@ -22,7 +22,7 @@ import time
 from inference import encode_samples, load_data
 from runs import (Run, count_unreadable, earlier_unreadable, prepare_run, report_missing,
                   videos_of_step)
-from settings import BadInput, pick_device, set_seed, write_json
+from program import BadInput, pick_device, set_seed, write_json
 
 
 def extend(init, settings, texts, classes):
@@ -60,13 +60,13 @@ def extend(init, settings, texts, classes):
 
 def count_classes(settings, source, texts):
     """Sizes of the label sets: as many as texts, or as the labels of all listed videos need."""
-    import data
+    import tasks
     import listings
     if settings.data == "epic":
         return [listings.VERBS, listings.NOUNS]
     if texts is not None:
         return [len(texts)]
-    labels = {sample.label for sample in data.activity_samples(source.listed)}
+    labels = {sample.label for sample in tasks.activity_samples(source.listed)}
     if max(labels) < 1:
         raise BadInput(f"{settings.annotations}: one activity: nothing to choose from; at least "
                        "two are needed")
@@ -95,14 +95,14 @@ def open_data(settings, init, device):
 
 def labelled_samples(settings, source):
     """The samples of --labels of the videos, drawn by the seed: at least one video."""
-    import data
+    import tasks
     import epic
     import numpy as np
     if settings.data == "epic":
         every = epic.samples(source.videos, 1)
         epic.require_labels(every, settings.annotations)
     else:
-        every = data.samples_of(settings.task, source.videos, settings.min_steps)
+        every = tasks.samples_of(settings.task, source.videos, settings.min_steps)
     videos = sorted({sample.video for sample in every})
     order = np.random.default_rng((settings.seed, 4)).permutation(videos)
     chosen = set(order[:math.ceil(settings.labels * len(videos))].tolist())

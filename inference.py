@@ -6,7 +6,7 @@ set), D embedding.
 """
 import functools
 
-from settings import BadInput
+from program import BadInput
 
 
 def load_data(settings, model, device, needed=True, compare=True):
@@ -57,6 +57,7 @@ def load_videos(settings, model, device, needed, compare):
 
     import annotations
     import data
+    import tasks
     named = settings.task != "activity"
     teacher = (teacher_of(settings.clip, settings.clip_weights, device)
                if named and not settings.text_embeddings else None)
@@ -67,7 +68,7 @@ def load_videos(settings, model, device, needed, compare):
         return source, None
     texts = (texts_of(teacher, tuple(names)) if teacher else
              torch.from_numpy(annotations.load_text_embeddings(settings.text_embeddings)[1]))
-    largest = max((sample.label for sample in data.classify_samples(source.listed, 1)), default=-1)
+    largest = max((sample.label for sample in tasks.classify_samples(source.listed, 1)), default=-1)
     if largest >= len(texts):
         raise BadInput(f"{settings.annotations}: class {largest + 1}, but there are {len(texts)} "
                        "names; row or line i must be class i")

@@ -10,8 +10,8 @@ import torch
 from tqdm import tqdm
 
 from data import Loaded, prefetch
+from program import BadInput
 from protocols import CLIP_SECONDS, CLIPS, PIECES, around, history_windows, missing_clip
-from settings import BadInput
 
 FORECASTS = 0.75          # share of the rows that are forecasts as at inference
 

@@ -24,7 +24,7 @@ import diffusion
 import losses
 from denoiser import Denoiser
 from encoder import TimeSformer
-from settings import BadInput, write_atomically
+from program import BadInput, write_atomically
 
 GAIN = 0.5                # of h's output beside the mean text: the start of training is gentle
 KAPPA = 0.45              # scale of the noise in forecasts; below 1 the likelier steps come more

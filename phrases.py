@@ -18,7 +18,8 @@ released with the paper were said 12 times or more and have a concreteness of 4.
 import re
 from collections import Counter
 
-from settings import BadInput, PhrasesSettings, run, write_atomically
+from program import BadInput, run, write_atomically
+from settings import PhrasesSettings
 
 
 def verb_phrases(doc):

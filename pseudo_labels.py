@@ -18,7 +18,8 @@ data has ViT-B/16 with OpenAI's weights. Both are reached through the class belo
     python pseudo_labels.py --phrases phrases.txt --out texts.npz       # g, once for all phrases
 """
 if __name__ == "__main__":       # --help and a mistyped flag do not wait for torch to be imported
-    from settings import TextSettings, parse
+    from program import parse
+    from settings import TextSettings
     parse(TextSettings)
 
 import difflib
@@ -31,7 +32,8 @@ from textwrap import shorten
 import torch
 from torch.nn import functional
 
-from settings import BadInput, TextSettings, pick_device, run, write_atomically
+from program import BadInput, pick_device, run, write_atomically
+from settings import TextSettings
 
 # 4 x 7 action templates (the paper's footnote: those of CLIP for Kinetics-700).
 PROMPTS = tuple(f"{what} of {how}" for what in ("a photo", "a video", "a example",

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from settings import BadInput, Interrupts, write_atomically, write_json
+from program import BadInput, Interrupts, write_atomically, write_json
 
 
 def prepare_run(settings):

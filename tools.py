@@ -11,7 +11,7 @@ import sys
 from fractions import Fraction
 
 import settings as s
-from settings import BadInput, pick_device, run, write_atomically, write_json
+from program import BadInput, fail, pick_device, run, write_atomically, write_json
 
 SPLITS = ("train", "validation", "test")
 BORDER = 2, 3                 # pixels around an exported picture of 32: the middle view (video.py)
@@ -88,7 +88,7 @@ def check_epic(settings):
 def check_coin(settings):
     """COIN.json: what each task and split lists -> counts, unreadable videos, unnamed classes."""
     import annotations
-    import data
+    import tasks
     videos, names = annotations.load_coin(settings.annotations)
     videos = [video for video in videos if video.steps]
     paths, bad = read_ends(settings, {video.name: max(step.end for step in video.steps)
@@ -98,7 +98,7 @@ def check_coin(settings):
         result[task] = {}
         for split in SPLITS:
             chosen = [video for video in videos if video.split == split]
-            samples = data.samples_of(task, chosen, settings.min_steps)
+            samples = tasks.samples_of(task, chosen, settings.min_steps)
             listed = {chosen[sample.video].name for sample in samples}
             result[task][split] = {"listed": len(samples), **count_videos(listed, paths, bad)}
     unnamed = [number for number, name in enumerate(names, start=1) if not name]
@@ -261,6 +261,6 @@ def main():
         if given in ("-h", "--help"):
             print(__doc__)
             return
-        sys.exit(s.fail("data.py", f"{given}: not a command; one of {', '.join(commands)} is", 2))
+        sys.exit(fail("data.py", f"{given}: not a command; one of {', '.join(commands)} is", 2))
     function, cls = commands[sys.argv[1]]
     run(function, cls, sys.argv[2:])

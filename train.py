@@ -13,7 +13,8 @@ import time
 
 from runs import (Run, count_unreadable, earlier_unreadable, prepare_run, report_missing,
                   videos_of_step)
-from settings import BadInput, TrainSettings, pick_device, run, set_seed
+from program import BadInput, pick_device, run, set_seed
+from settings import TrainSettings
 
 # Sizes of f and h. "small" is for two CPU cores, "h only" for features files.
 SIZES = {
@@ -299,7 +300,8 @@ def main(settings):
 
 def stage_of(argv):
     """What `--stage` asks for -> its main and its settings; both stages are one command."""
-    from settings import FinetuneSettings, Parser
+    from program import Parser
+    from settings import FinetuneSettings
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--stage")
     if parser.parse_known_args(argv)[0].stage != "finetune":

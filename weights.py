@@ -24,7 +24,8 @@ what fits (`fill`); --checkpoint and `load_released` give the model as released 
 B videos or clips, D embedding.
 """
 if __name__ == "__main__":       # --help and a mistyped flag do not wait for torch to be imported
-    from settings import WeightsSettings, parse
+    from program import parse
+    from settings import WeightsSettings
     parse(WeightsSettings)
 
 import math
@@ -37,7 +38,8 @@ from torch.nn import functional
 
 from model import is_ours, read_content, save_checkpoint
 from released import Released
-from settings import BadInput, WeightsSettings, run
+from program import BadInput, run
+from settings import WeightsSettings
 
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"       # where the released TimeSformers start from
 # Facts of the release that its files do not hold.

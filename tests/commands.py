@@ -21,8 +21,9 @@ import toy_render  # noqa: E402
 import train  # noqa: E402
 import weights  # noqa: E402
 from annotations import training_split  # noqa: E402
-from settings import (BenchmarkSettings, EvaluateSettings, PhrasesSettings,  # noqa: E402
-                      TextSettings, TrainSettings, WeightsSettings, run)
+from program import run  # noqa: E402
+from settings import (BenchmarkSettings, EvaluateSettings, PhrasesSettings, TextSettings,  # noqa: E402
+                      TrainSettings, WeightsSettings)
 
 SCRIPTS = {"evaluate.py": (evaluate.main, EvaluateSettings),
            "benchmark.py": (benchmark.main, BenchmarkSettings),

@@ -1,4 +1,4 @@
-"""data.py: each protocol against a slow, obvious version; both sources; counts on the real COIN.
+"""data.py, tasks.py: each protocol against a slow, obvious version; both sources; counts on the real COIN.
 
 The real file is not part of this project; its tests are skipped where it is absent.
 """
@@ -15,11 +15,12 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import protocols
 import data  # noqa: E402
+import protocols  # noqa: E402
+import tasks  # noqa: E402
 import toy  # noqa: E402
 from annotations import AnnotatedVideo, FeaturesFile, Step, load_coin  # noqa: E402
-from settings import BadInput  # noqa: E402
+from program import BadInput  # noqa: E402
 
 COIN = ROOT.parent / "shared" / "coin" / "COIN_dev.json"
 
@@ -287,37 +288,37 @@ def test_forecast_samples_are_consecutive_pairs():
     videos = [video("a", (0, 5, 7)), video("b", (0, 10, 1), (12, 90, 2), (95, 99, 1)),
               video("c", (0, 0, 4), (0, 0, 5), (3, 8, 6))]
     found = [(s.video, s.label, s.step, s.windows[0, 0], s.windows[-1, 1])
-             for s in data.forecast_samples(videos)]
+             for s in tasks.forecast_samples(videos)]
     assert found == [(1, 2, 1, 0, 10), (1, 1, 2, 22, 90)]        # c: nothing shown before 0 s
-    assert [s.video for s in data.forecast_samples(videos[:2], min_steps=3)] == [1, 1]
-    assert data.forecast_samples(videos[:2], min_steps=4) == []
+    assert [s.video for s in tasks.forecast_samples(videos[:2], min_steps=3)] == [1, 1]
+    assert tasks.forecast_samples(videos[:2], min_steps=4) == []
 
 
 def test_classify_samples_are_all_steps():
     """Catches: a step of a one-step video lost, a window beyond a video whose length is known."""
     videos = [video("a", (0, 5, 7)), video("b", (0, 10, 1), (20, 22, 2), duration=24.0)]
-    found = [(s.video, s.label, s.step, s.windows.shape) for s in data.classify_samples(videos)]
+    found = [(s.video, s.label, s.step, s.windows.shape) for s in tasks.classify_samples(videos)]
     assert found == [(0, 7, 0, (3, 2)), (1, 1, 0, (3, 2)), (1, 2, 1, (3, 2))]
-    assert data.classify_samples(videos)[2].windows.tolist() == [[15, 24]] * 3
+    assert tasks.classify_samples(videos)[2].windows.tolist() == [[15, 24]] * 3
 
 
 def test_toy_and_coin_steps_look_alike():
     """Catches: a label's step and segment taken from different lists."""
     world = toy.make_video("test", 3)
-    rows = data.steps_of(world)
+    rows = tasks.steps_of(world)
     assert [row[2] for row in rows] == list(world.steps)
     assert [row[:2] for row in rows] == [tuple(segment) for segment in world.segments]
-    assert data.steps_of(video("a", (1, 2, 3))) == [(1, 2, 3)]
-    assert len(data.forecast_samples([world])) == len(rows) - 1
+    assert tasks.steps_of(video("a", (1, 2, 3))) == [(1, 2, 3)]
+    assert len(tasks.forecast_samples([world])) == len(rows) - 1
 
 
 @pytest.mark.skipif(not COIN.is_file(), reason="no shared/coin/COIN_dev.json")
 def test_samples_of_the_real_coin():
     """Catches: any pair or step lost: the benchmark's counts are 24,493 pairs and 32,905 steps."""
     videos, _ = load_coin(COIN)
-    assert len(data.forecast_samples(videos)) == 24_493
-    assert len(data.classify_samples(videos)) == 32_905
-    longer = len(data.forecast_samples(videos, min_steps=3))
+    assert len(tasks.forecast_samples(videos)) == 24_493
+    assert len(tasks.classify_samples(videos)) == 32_905
+    longer = len(tasks.forecast_samples(videos, min_steps=3))
     assert longer == 24_493 - sum(len(v.steps) == 2 for v in videos)
     assert abs(longer - 22_037) < 0.02 * 22_037        # the released list is about the same
 
@@ -355,7 +356,7 @@ def test_blank_frames_tell_nothing_about_the_next_step():
                            dict(width=16, layers=1, heads=2), "diffusion", 0.02, (.4, .25)).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    samples = data.forecast_samples(source.videos)
+    samples = tasks.forecast_samples(source.videos)
     x, _, read = encode_samples(model, source, samples, EvaluateSettings(batch=16), "cpu", "blank")
     assert len(read) == len(samples) == len(x)
     zero, _ = forecasts(model, x, torch.randn(40, 8), 1, 0, 16)

@@ -17,6 +17,7 @@ import inference
 import losses
 import metrics
 import pseudo_labels
+import tasks
 import toy
 from settings import EvaluateSettings
 
@@ -248,7 +249,7 @@ def test_bigrams_equal_counting():
     """Catches: padding, or the order of a pair, counted; the first observed clip in place of the
     last; the posterior in place of the nearest step; a video without a clip that shifts others."""
     source = Source("test", 6)
-    samples = data.forecast_samples(source.videos)
+    samples = tasks.forecast_samples(source.videos)
     x, _, _ = inference.encode_samples(Model(), source, samples, SETTINGS, "cpu", "encode")
     for ours, slow in zip(evaluate.bigrams(Model(), x, TEXTS, SETTINGS, "cpu"),
                           slow_bigrams(Source("train", 25), last_clips(source)[0])):
@@ -267,7 +268,7 @@ def test_the_rows_of_the_exact_truth_equal_counting():
     background (times S), or without the clips' length; tv of the truth's draws in place of ours,
     or its floor of ours; other draws than --samples in the ideal oracle."""
     source, grammar = Source("test", 30), toy.Grammar()
-    samples = data.forecast_samples(source.videos)
+    samples = tasks.forecast_samples(source.videos)
     x, _, samples = inference.encode_samples(Model(), source, samples, SETTINGS, "cpu", "encode")
     clips, y = last_clips(source)
     rows = evaluate.toy_rows(Model(), x, TEXTS, samples, source.videos, torch.tensor(y), SETTINGS)
@@ -306,7 +307,7 @@ def test_a_step_is_shown_from_a_second_on():
     for inside in (.5, .99, 1.01, 5., 8.):                  # s of step 1 in the window of step 4
         begin = video.segments[1][1] - inside
         windows = np.array([[begin + 8 * i, begin + 8 * i + 8] for i in range(8)])
-        sample = data.Sample(0, windows, video.steps[4], 4)
+        sample = tasks.Sample(0, windows, video.steps[4], 4)
         grammar, truth, from_start, seconds = evaluate.toy_truth([sample], [video])
         shown = video.steps[2 if inside < 1 else 1:4]
         np.testing.assert_allclose(truth[0], grammar.next_step(shown, False))

@@ -18,10 +18,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import data  # noqa: E402
 import epic  # noqa: E402
 import finetune  # noqa: E402
 import protocols  # noqa: E402
+import tasks  # noqa: E402
 import toy  # noqa: E402
 from annotations import AnnotatedVideo, Step  # noqa: E402
 from commands import call, coin_flags, fails, make_coin, make_teacher  # noqa: E402
@@ -132,7 +132,7 @@ def test_activity_samples_of_every_kind_of_list():
     given = [world, Listed("a", 17, 50.0, 0.0, 50.0),
              AnnotatedVideo("b", "train", 5, 80.0, (Step(1.0, 2.0, 0),)),
              AnnotatedVideo("c", "train", 6, None, (Step(1.0, 2.0, 0), Step(3.0, 30.0, 1)))]
-    found = data.activity_samples(given)
+    found = tasks.activity_samples(given)
     assert [s.label for s in found] == [list(toy.PROCEDURES).index(world.procedure), 17, 5, 6]
     assert [s.windows[-1, 1] for s in found] == [world.duration, 50, 80, 30]
     assert [s.video for s in found] == [0, 1, 2, 3]

@@ -8,10 +8,9 @@ import torch
 
 import data
 import protocols
-import train
 from annotations import FeaturesFile
 from kept import KeptRows, embed_videos
-from settings import BadInput
+from program import BadInput
 
 
 # ------------------------------------------------------------------------------------------------

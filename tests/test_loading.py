@@ -20,12 +20,14 @@ sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402
 import inference  # noqa: E402
+import tasks  # noqa: E402
 import train  # noqa: E402
 import video as video_module  # noqa: E402
 from captions import Captions  # noqa: E402
 from kept import embed_videos  # noqa: E402
+from program import BadInput  # noqa: E402
 from runs import earlier_unreadable  # noqa: E402
-from settings import BadInput, EvaluateSettings, TrainSettings  # noqa: E402
+from settings import EvaluateSettings, TrainSettings  # noqa: E402
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
@@ -238,7 +240,7 @@ def test_embed_videos_of_nothing_readable_is_bad_input():
 # ------------------------------------------------------------------------------------------------
 def samples_of(source, each=3):
     """Samples of 2 windows, `each` of every video, one after another in time."""
-    return [data.Sample(video, np.array([[k, k + 1.], [20. + k, 40. + k]]), 10 * video + k, k)
+    return [tasks.Sample(video, np.array([[k, k + 1.], [20. + k, 40. + k]]), 10 * video + k, k)
             for video in range(len(source)) for k in range(each)]
 
 

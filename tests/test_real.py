@@ -21,6 +21,7 @@ import tools  # noqa: E402
 import toy  # noqa: E402
 import toy_render  # noqa: E402
 from commands import call, fails, flags_of, make_teacher  # noqa: E402
+from program import BadInput  # noqa: E402
 from pseudo_labels import open_teacher  # noqa: E402
 from video import duration, evaluation_view, read_frames  # noqa: E402
 
@@ -260,10 +261,10 @@ def test_kept_teacher_features_are_used_where_present(capsys):
                                 teacher)
     for content in (rows[:, 1:], rows * np.nan, rows[0], rows[:0]):
         np.save(first, content)
-        with pytest.raises(s.BadInput, match=first.name):
+        with pytest.raises(BadInput, match=first.name):
             source.load(requests)
     first.write_bytes(b"no npy")
-    with pytest.raises(s.BadInput, match=first.name):
+    with pytest.raises(BadInput, match=first.name):
         source.load(requests)
     assert "nowhere" in fails(capsys, 2, "train.py", *TRAIN, "--teacher-features", "nowhere",
                               "--out", "runs/never")

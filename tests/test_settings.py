@@ -1,4 +1,4 @@
-"""settings.py: the command line, its one-line errors, exit statuses, files whole or absent."""
+"""settings.py, program.py: the command line, its one-line errors, exit statuses, files whole or absent."""
 import json
 import os
 import signal
@@ -13,10 +13,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import settings  # noqa: E402
 import train  # noqa: E402
-from settings import (BadInput, EvaluateSettings, FinetuneSettings, TrainSettings,  # noqa: E402
-                      parse, run, write_atomically, write_json)
+from program import (BadInput, parse, pick_device, run, set_seed, write_atomically,  # noqa: E402
+                     write_json)
+from settings import EvaluateSettings, FinetuneSettings, TrainSettings  # noqa: E402
 
 CLASSES = pytest.mark.parametrize("cls", [TrainSettings, FinetuneSettings, EvaluateSettings])
 
@@ -225,7 +225,7 @@ def test_seed_fixes_all_three_generators():
     import torch
 
     def draw(seed):
-        settings.set_seed(seed)
+        set_seed(seed)
         return random.random(), np.random.random(), torch.rand(1).item()
     first, again, other = draw(5), draw(5), draw(6)
     assert first == again and all(a != b for a, b in zip(first, other))
@@ -234,8 +234,8 @@ def test_seed_fixes_all_three_generators():
 
 def test_unknown_device_is_bad_input():
     """Catches: a traceback of torch's for `--device gpu`."""
-    assert settings.pick_device("cpu").type == "cpu"
-    assert settings.pick_device("auto").type in ("cpu", "cuda")
+    assert pick_device("cpu").type == "cpu"
+    assert pick_device("auto").type in ("cpu", "cuda")
     for name in ("gpu", "cuda:99"):
         with pytest.raises(BadInput, match=f"--device {name}"):
-            settings.pick_device(name)
+            pick_device(name)
