@@ -12,7 +12,7 @@
     S steps, N windows, M samples.
 
 Only this file needs matplotlib (`pip install matplotlib`). What is sampled is solid blue, what is
-true is hatched: they differ in print, and to every eye.
+true hatched: they differ in print, and to every eye.
 """
 import json
 import math
@@ -49,10 +49,10 @@ def save(figure, path):
     """Write a figure as the suffix says, whole or not at all; hatches thin, text as text."""
     matplotlib = require()
     with matplotlib.rc_context({"hatch.linewidth": 0.5, "svg.fonttype": "none"}):
-        write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:], dpi=120))
+        write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:], dpi=125))
 
 
-def bare(axes, keep=()):
+def bare(axes, keep=("left", "bottom")):
     """Take away the frame of axes but for the sides in `keep`."""
     for side in ("left", "right", "top", "bottom"):
         axes.spines[side].set_visible(side in keep)
@@ -61,6 +61,11 @@ def bare(axes, keep=()):
 def percent(p):
     """0.234 -> 23 %"""
     return f"{100 * p:.0f} %"
+
+
+def folded(text, width=15, lines=2):
+    """Text as at most so many lines of `width` characters, "..." where it is longer: a list."""
+    return textwrap.wrap(text, width, max_lines=lines, placeholder=" ...")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -75,21 +80,27 @@ def plot_forecast(content, pictures, painted=None):
         painted:  {step: (3, H, W) uint8} of keyframes.py, or None.
     Returns: matplotlib Figure.
     """
-    forecasts, rows = bool(content["next"]), [1.0]
-    rows += [1.75] * forecasts + [1.2] * bool(painted)
-    figure = new_figure(10, 2.1 * sum(rows))
+    height, width = pictures.shape[2:]
+    rows = [7.6 / len(pictures) * height / width + (1.0 if "truth" in content else 0.75)]
+    if content["next"]:
+        drawn = content["futures"][:LEAVES]
+        lines = max(len(folded(step)) for future in drawn for step in future["steps"])
+        rows.append(max(2.0, 0.3 + len(drawn) * (0.14 * lines + 0.28)))
+    rows += [2.2] * bool(painted)                                              # all in inches
+    figure = new_figure(8, sum(rows))
     parts = figure.subfigures(len(rows), 1, height_ratios=rows, squeeze=False)[:, 0]
     plot_strip(parts[0], content, pictures)
-    if forecasts:
-        bars, tree = parts[1].subplots(1, 2, width_ratios=(1, 1.9))
+    if content["next"]:
+        bars, tree = parts[1].subplots(1, 2, width_ratios=(1, 2))
         plot_bars(bars, content)
         plot_tree(tree, content)
     if painted:
+        parts[-1].suptitle("Painted from the last frame", fontsize=10, x=0.01, ha="left")
         for axes, (step, picture) in zip(parts[-1].subplots(1, len(painted), squeeze=False)[0],
                                          painted.items()):
             axes.imshow(picture.transpose(1, 2, 0))
-            axes.set_title(step, fontsize=9)
-            axes.axis("off")
+            axes.set(xticks=[], yticks=[])
+            axes.set_xlabel(step, fontsize=8)
     return figure
 
 
@@ -97,24 +108,24 @@ def plot_strip(figure, content, pictures):
     """The observed windows: a frame of each, when it was, the likeliest step, and the true one."""
     truth = content.get("truth")
     begin, end = content["clips"][0]["start"], content["clips"][-1]["end"]
-    figure.suptitle(f"Observed: {content['video']}, {begin:.0f} to {end:.0f} s", fontsize=10,
-                    x=0.01, ha="left")
+    name = content["video"].replace("\\", "/").rsplit("/", 1)[-1]
+    figure.suptitle(f"Observed: {name}, {begin:.0f} to {end:.0f} s", fontsize=10, x=0.01,
+                    ha="left")
     for i, axes in enumerate(figure.subplots(1, len(pictures))):
         clip = content["clips"][i]
         axes.imshow(pictures[i].transpose(1, 2, 0))
         axes.set(xticks=[], yticks=[])
         best = clip["steps"][0]
-        label = "\n".join([*textwrap.wrap(best["step"], 16)[:3], percent(best["p"])])
+        lines = [*folded(best["step"], 14, 3), percent(best["p"])]
         if truth:
-            label += f"\ntrue: {truth['clips'][i] or 'none'}"
-        axes.set_xlabel(label, fontsize=8)
+            lines += folded(f"true: {truth['clips'][i] or 'none'}", 14)
+        axes.set_xlabel("\n".join(lines), fontsize=8)
 
 
 def plot_bars(axes, content):
     """p of the likeliest next steps; beneath each the true one, where it is known."""
     rows, truth = content["next"][:NEXT], content.get("truth")
-    places = range(len(rows))
-    high = 0.4 if truth else 0.7
+    places, high = range(len(rows)), 0.4 if truth else 0.7
     axes.barh([i - high / 2 * bool(truth) for i in places], [row["p"] for row in rows], high,
               color=BLUE, label="forecast")
     largest = rows[0]["p"]
@@ -127,7 +138,7 @@ def plot_bars(axes, content):
     for i, row in enumerate(rows):
         axes.text(row["p"] + 0.02 * largest, i - high / 2 * bool(truth), percent(row["p"]),
                   va="center", fontsize=8)
-    axes.set_yticks(places, ["\n".join(textwrap.wrap(row["step"], 24)[:2]) for row in rows])
+    axes.set_yticks(places, ["\n".join(folded(row["step"])) for row in rows])
     axes.tick_params(labelsize=8, left=False)
     axes.set(xticks=[], xlim=(0, 1.2 * largest), ylim=(len(rows) - 0.4, -0.6))
     axes.set_title("Next step", fontsize=10, loc="left")
@@ -168,7 +179,7 @@ def plot_tree(axes, content):
             axes.plot([len(prefix) - 1, len(prefix) - 0.6, len(prefix)], [above, row, row],
                       color=BLUE, alpha=0.45, linewidth=1 + 12 * share, solid_capstyle="round",
                       zorder=1)
-        text = "\n".join([*textwrap.wrap(prefix[-1], 18)[:2], percent(share)]) if prefix else "now"
+        text = "\n".join([*folded(prefix[-1]), percent(share)]) if prefix else "now"
         axes.text(len(prefix), row, text, ha="center", va="center", fontsize=8, zorder=2,
                   bbox={"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE,
                         "linewidth": 0.8})
@@ -178,8 +189,8 @@ def plot_tree(axes, content):
     drawn = sum(share for prefix, (_, share) in tree.items() if len(prefix) == horizon)
     last = max(row for row, _ in tree.values())
     axes.set(xlim=(-0.25, horizon + (1.0 if true else 0.5)), ylim=(last + 0.6, -0.6))
-    axes.set_title(f"Futures: {len(futures)} different ones, those shown are {percent(drawn)} of "
-                   "the samples", fontsize=10, loc="left")
+    axes.set_title(f"Futures: {len(futures)} different ones, these are {percent(drawn)} of the "
+                   "samples", fontsize=10, loc="left")
     axes.axis("off")
 
 
@@ -208,7 +219,7 @@ def smooth(values, width=5):
 def plot_training(rows):
     """The terms of the loss by step: a median of five rows, and the rows themselves behind it.
 
-    Dotted lines are where a stage begins: `epoch` counts from 0 again there.
+    A stage begins where `epoch` counts from 0 again. rows: of `load_metrics`.
     """
     figure = new_figure(7, 3.6)
     losses, rate = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -220,8 +231,7 @@ def plot_training(rows):
             steps, values = zip(*known)
             losses.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
             losses.plot(steps, smooth(values), style, color=colour, linewidth=1.6, label=label)
-    losses.set_ylabel("loss, nats", fontsize=9)
-    losses.legend(fontsize=8, frameon=False)
+    losses.set_ylabel("loss", fontsize=9)
     rate.plot([row["step"] for row in rows], [row["lr"] for row in rows], color="black",
               linewidth=1)
     rate.set_ylabel("learning\nrate", fontsize=9)
@@ -229,11 +239,13 @@ def plot_training(rows):
     begins = [(a["step"] + b["step"]) / 2 for a, b in zip(rows, rows[1:])
               if b["epoch"] < a["epoch"]]
     for axes in (losses, rate):
-        for step in begins:
-            axes.axvline(step, color=GREY, linestyle=":", linewidth=1)
+        for i, step in enumerate(begins):
+            axes.axvline(step, color=GREY, linestyle=":", linewidth=1,
+                         label="a stage begins" if i == 0 else None)
         axes.set_ylim(bottom=0)
         axes.tick_params(labelsize=8)
-        bare(axes, keep=("left", "bottom"))
+        bare(axes)
+    losses.legend(fontsize=8, frameon=False)
     return figure
 
 
@@ -258,14 +270,14 @@ def plot_open_vocabulary(bleu, accuracy):
             if group:
                 mean = sum(group) / len(group)
                 axes.plot((low, min(high, 1)), (mean, mean), color="black", linewidth=2)
-                axes.text((low + min(high, 1)) / 2, 103, f"{name}: {len(group)} steps,\n{mean:.1f} %",
-                          ha="center", va="bottom", fontsize=8)
+                axes.text((low + min(high, 1)) / 2, 103, f"{name}: {len(group)} steps,\n"
+                          f"{mean:.1f} %", ha="center", va="bottom", fontsize=8)
         axes.axvline(NOVEL, color=GREY, linestyle=":", linewidth=1)
         axes.set(xlim=(-0.03, 1.03), ylim=(-3, 103))
         axes.set_xlabel("BLEU-1 with the nearest phrase", fontsize=9)
         axes.set_title(task, fontsize=10, loc="left", pad=30)
         axes.tick_params(labelsize=8)
-        bare(axes, keep=("left", "bottom"))
+        bare(axes)
     panels[0].set_ylabel("top-1 of the step, %", fontsize=9)
     return figure
 
@@ -278,9 +290,9 @@ def plot_distributions(forecasts):
 
     Args: forecasts: [(title, names, sampled (S,), true (S,)), ...], shares that sum to 1.
     """
-    columns = 3
-    figure = new_figure(9, 2.3 * math.ceil(len(forecasts) / columns))
-    panels = figure.subplots(math.ceil(len(forecasts) / columns), columns, squeeze=False).ravel()
+    rows = math.ceil(len(forecasts) / 3)
+    figure = new_figure(8, 2.2 * rows)
+    panels = figure.subplots(rows, 3, squeeze=False).ravel()
     for axes, (title, names, sampled, true) in zip(panels, forecasts):
         order = sorted(range(len(names)), key=lambda s: -max(sampled[s], true[s]))[:NEXT]
         places = range(len(order))
@@ -292,9 +304,9 @@ def plot_distributions(forecasts):
         axes.set_xticklabels(("0", "50 %", "100 %"))
         axes.tick_params(labelsize=8, left=False)
         distance = sum(abs(a - b) for a, b in zip(sampled, true)) / 2
-        axes.set_title("\n".join([*textwrap.wrap(title, 40)[:2],
+        axes.set_title("\n".join([*folded(title, 36),
                                   f"total variation {distance:.2f}"]), fontsize=8, loc="left")
-        bare(axes, keep=("left", "bottom"))
+        bare(axes)
     for axes in panels[len(forecasts):]:
         axes.axis("off")
     panels[0].legend(fontsize=8, frameon=False, loc="lower right")
@@ -321,8 +333,8 @@ def toy_distributions(settings):
         sampled = Counter()
         for future in content["futures"]:
             sampled[future["steps"][0]] += future["share"]
-        seen = dict.fromkeys(step for step in content["truth"]["clips"] if step)
-        drawn.append((f"after {', '.join(seen)}", names, [sampled[name] for name in names],
+        seen = ", ".join(dict.fromkeys(step for step in content["truth"]["clips"] if step))
+        drawn.append((f"after {seen}", names, [sampled[name] for name in names],
                       [true.get(name, 0.0) for name in names]))
     return drawn
 

@@ -151,18 +151,17 @@ def paint_steps(painter, picture, steps, settings):
     Writes observed.png and 1_first_step.png, 2_second_step.png, ...; all from the same noise.
     Returns: {step: (3, H', W') uint8 numpy}.
     """
-    from torchvision.io import encode_png
+    from PIL import Image                      # comes with diffusers
     from tqdm import tqdm
 
     def keep(name, pixels):
-        data = encode_png(pixels).numpy().tobytes()
-        write_atomically(settings.keyframes / f"{name}.png", lambda file: file.write(data))
+        image = Image.fromarray(pixels.transpose(1, 2, 0))
+        write_atomically(settings.keyframes / f"{name}.png", lambda file: image.save(file, "PNG"))
 
-    picture, painted = torch.from_numpy(picture), {}
+    painted = {}
     settings.keyframes.mkdir(parents=True, exist_ok=True)
-    keep("observed", picture.contiguous())
+    keep("observed", picture)
     for i, step in enumerate(tqdm(steps, desc="paint", mininterval=1), start=1):
-        pixels = painter.paint(picture, step, settings.seed)
-        keep(f"{i}_{re.sub(r'[^A-Za-z0-9]+', '_', step)[:60]}", pixels)
-        painted[step] = pixels.numpy()
+        painted[step] = painter.paint(torch.from_numpy(picture), step, settings.seed).numpy()
+        keep(f"{i}_{re.sub(r'[^A-Za-z0-9]+', '_', step)[:60]}", painted[step])
     return painted

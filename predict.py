@@ -8,7 +8,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
     p(y_i | x_i)   clips      (N, S)      which step each window shows (Eq. 6)
     p(y_j | ..)    first      (M, S)      the next step, one row per Monte Carlo sample; their mean
                                           is the forecast (Eq. 11)
-    -              picks      (M, H)      a future per sample: H steps, each the likeliest of a row
+    -              picks      (M, H)      a future per sample: of each row the likeliest step
     M samples, H steps ahead (the horizon), S steps, D embedding.
 
 What is observed is what h was trained on: the last 68 s before --at, cut into 8 windows. In Python:
@@ -18,10 +18,11 @@ What is observed is what h was trained on: the last 68 s before --at, cut into 8
     print(table(forecast))
 """
 import time
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, namedtuple
+from dataclasses import fields
+from pathlib import Path
 
-from program import BadInput, pick_device, run, set_seed, write_json
+from program import BadInput, pick_device, run, write_json
 from settings import PredictSettings
 
 SHOWN = 5                 # steps listed for a window; rows of the printed table
@@ -29,16 +30,9 @@ PICTURE = 512             # pixels, short side of the frames kept for figures an
 TOY_WARNING = ("this checkpoint knows only the embedded world, rendered pictures of 32 pixels: on "
                "any other video its answers mean nothing")
 NO_ORDER_WARNING = "this checkpoint was trained without order: it recognises steps, but no next one"
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What is seen of a video: 8 windows, as the encoder reads them and as people do."""
-    name: str
-    windows: object           # (8, 2) s
-    clips: object             # (8, F, 3, S, S) uint8, the encoder's view
-    pictures: object          # (8, 3, H, W) uint8, the middle of each window; None if unasked
-    script: object = None     # toy.Video, where the truth is known
+# What is seen of a video: windows (8, 2) s; clips (8, F, 3, S, S) uint8, the encoder's view;
+# pictures (8, 3, H, W) uint8, the middle of each window, or None; script, a toy.Video, or None.
+Observed = namedtuple("Observed", "name windows clips pictures script")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -77,10 +71,10 @@ def open_steps(settings, model, of_toy, device):
     if settings.text_embeddings:
         names, texts = annotations.load_text_embeddings(settings.text_embeddings)
         texts = torch.from_numpy(texts)
+    elif settings.steps is None and not of_toy:
+        raise BadInput("--steps is missing: a file with a step per line, or --text-embeddings "
+                       "FILE, is needed")
     else:
-        if settings.steps is None and not of_toy:
-            raise BadInput("--steps is missing: a file with a step per line is needed, or "
-                           "--text-embeddings FILE")
         names = (toy.STEPS if settings.steps is None else settings.steps
                  if isinstance(settings.steps, (list, tuple)) else load_steps(settings.steps))
         if len(names) < 2:
@@ -89,15 +83,15 @@ def open_steps(settings, model, of_toy, device):
                    teacher_of(settings.clip, settings.clip_weights, device))
         texts = texts_of(teacher, tuple(names))
     if texts.shape[1] != model.dim:
-        raise BadInput(f"{settings.checkpoint}: embeddings of width {model.dim}, those of the steps "
-                       f"have {texts.shape[1]}; use the teacher it was trained with (--clip)")
+        raise BadInput(f"{settings.checkpoint}: embeddings of width {model.dim}, those of the "
+                       f"steps have {texts.shape[1]}; use the teacher it was trained with: --clip")
     return list(names), texts.to(device)
 
 
 def observe_file(settings, model):
     """The last 68 s of a video file before --at, as evaluate.py reads them -> Observed.
 
-    Raises: BadInput if there is no such file, it cannot be read, or --at lies after its end.
+    Raises: BadInput if there is no such file, or --at lies after its end; video.Unreadable.
     """
     import data
     import protocols
@@ -105,23 +99,20 @@ def observe_file(settings, model):
     path = settings.video
     if not path.is_file():
         raise BadInput(f"{path}: no such file; a video is needed")
-    try:
-        length = duration(path)
-        end = settings.at or length
-        if not 0 < end <= length:
-            raise BadInput(f"--at {end:g}: {path} ends at {length:.1f} s")
-        windows = protocols.forecast_windows(end)                               # (8, 2)
-        source = data.VideoSource([data.Narrated(path.stem)], {path.stem: str(path)},
-                                  model.encoder.image, model.encoder.frames,
-                                  seconds=model.encoder.seconds)
-        loaded = source.load([(0, windows)])
-        if loaded.failed:
-            raise Unreadable(loaded.failed[path.stem])
-        pictures = (read_frames(path, windows.mean(1), PICTURE).numpy()
-                    if settings.figure or settings.keyframes else None)
-    except Unreadable as error:
-        raise BadInput(f"{error}; --at SECONDS says where the observed part ends") from None
-    return Observed(str(path), windows, loaded.clips, pictures)
+    length = duration(path)
+    end = settings.at or length
+    if not 0 < end <= length:
+        raise BadInput(f"--at {end:g}: {path} ends at {length:.1f} s")
+    windows = protocols.forecast_windows(end)                                   # (8, 2)
+    source = data.VideoSource([data.Narrated(path.stem)], {path.stem: str(path)},
+                              model.encoder.image, model.encoder.frames,
+                              seconds=model.encoder.seconds)
+    loaded = source.load([(0, windows)])
+    if loaded.failed:
+        raise Unreadable(loaded.failed[path.stem])
+    pictures = (read_frames(path, windows.mean(1), PICTURE).numpy()
+                if settings.figure or settings.keyframes else None)
+    return Observed(str(path), windows, loaded.clips, pictures, None)
 
 
 def observe_toy(settings, model):
@@ -199,7 +190,7 @@ def sample_futures(model, x, seconds, texts, samples, horizon, seed):
 
 
 def ranked(p, names, count=None):
-    """[{"step", "p"}, ...] of probabilities (S,), the largest first; equal ones in the list's order."""
+    """[{"step", "p"}, ...] of probabilities (S,), the largest first; equal ones as listed."""
     pairs = sorted(zip(names, p.tolist()), key=lambda pair: -pair[1])
     return [{"step": name, "p": value} for name, value in pairs[:count]]
 
@@ -218,7 +209,7 @@ def truth_of(observed, futures):
     P(next step | steps shown, procedure unknown); that of a future is the product over its steps.
 
     Returns: {"clips": [step or None, ...], "next": [{"step", "p"}], "futures": [{"steps",
-             "share"}], "follows": [step, ...]}; next and futures are empty once all steps are shown.
+             "share"}], "follows": [step, ...]}; next and futures are empty once all are shown.
     """
     import toy
     script, windows = observed.script, observed.windows
@@ -235,24 +226,10 @@ def truth_of(observed, futures):
         p = grammar.next_step(shown, from_start)
         result["next"] = [row for row in ranked(p, toy.STEPS) if row["p"] > 0]
         result["futures"] = [{"steps": future["steps"],
-                              "share": chance(grammar, shown, from_start, future["steps"])}
+                              "share": grammar.chance(shown, from_start, [
+                                  toy.STEP_ID.get(step, -1) for step in future["steps"]])}
                              for future in futures]
     return result
-
-
-def chance(grammar, shown, from_start, future):
-    """P(these steps follow in this order), given that the video does not end before: a float."""
-    import toy
-    p, shown = 1.0, list(shown)
-    for step in (toy.STEP_ID.get(name) for name in future):
-        try:
-            p *= 0.0 if step is None else float(grammar.next_step(shown, from_start)[step])
-        except ValueError:                                     # the last step was: nothing follows
-            p = 0.0
-        if p == 0:
-            break
-        shown.append(step)
-    return p
 
 
 # ------------------------------------------------------------------------------------------------
@@ -264,15 +241,18 @@ def forecast(settings):
 
     import diffusion
     from inference import score
+    from video import Unreadable
     device = pick_device(settings.device)
-    set_seed(settings.seed)
     model, of_toy = open_model(settings, device)
     if settings.video is None and not of_toy:
         raise BadInput(f"VIDEO is missing: {settings.checkpoint} was trained on real videos; one "
                        "of the embedded world is taken only for a checkpoint of it")
     names, texts = open_steps(settings, model, of_toy, device)
     began = time.perf_counter()
-    observed = (observe_file if settings.video else observe_toy)(settings, model)
+    try:
+        observed = (observe_file if settings.video else observe_toy)(settings, model)
+    except Unreadable as error:
+        raise BadInput(f"{error}; --at SECONDS says where the observed part ends") from None
     windows, warnings = observed.windows, [TOY_WARNING] * bool(of_toy and settings.video)
     following, futures = [], []
     with torch.no_grad():
@@ -287,50 +267,76 @@ def forecast(settings):
             following = ranked(diffusion.expectation(first[None])[0].cpu(), names)
             futures = shared(picks.cpu(), names)
     content = {"video": observed.name,
-               "clips": [{"start": float(start), "end": float(end), "steps": ranked(p, names, SHOWN)}
-                         for (start, end), p in zip(windows, clips)],
+               "clips": [{"start": start, "end": end, "steps": ranked(p, names, SHOWN)}
+                         for (start, end), p in zip(windows.tolist(), clips)],
                "next": following, "futures": futures, "warning": "; ".join(warnings) or None}
     if observed.script:
         content["truth"] = truth_of(observed, futures)
     return content, observed, read - began, time.perf_counter() - read
 
 
+def produce(settings):
+    """`forecast`, and the files that were asked for: JSON, key frames, figure.
+
+    Returns: the JSON's content, s of reading and encoding, s of forecasting.
+    """
+    painter, painted = None, {}
+    if settings.figure:
+        import figures
+        figures.require()                              # before the work, not after it
+    if settings.keyframes:
+        import keyframes
+        painter = keyframes.open_painter(settings)
+    content, observed, reading, forecasting = forecast(settings)
+    if settings.json:
+        write_json(settings.json, content)
+    if painter:
+        steps = [row["step"] for row in content["next"][:keyframes.PAINTED]]
+        painted = keyframes.paint_steps(painter, observed.pictures[-1], steps, settings)
+    if settings.figure:
+        figures.save(figures.plot_forecast(content, observed.pictures, painted), settings.figure)
+    return content, reading, forecasting
+
+
 def predict(video=None, **flags):
-    """The command as a function: a path, and the flags by their names -> the JSON's content, a dict.
+    """The command as a function: a path, and the flags by name -> the JSON's content, a dict.
 
     `steps` may be a list of texts. Raises BadInput (a ValueError) where the command ends with 2.
     """
-    from pathlib import Path
-    return forecast(PredictSettings(video=video and Path(video), **flags))[0]
+    kinds = {field.name: field.type for field in fields(PredictSettings)}
+    flags = {name: Path(value) if kinds.get(name) is Path and isinstance(value, str) else value
+             for name, value in {"video": video, **flags}.items()}
+    return produce(PredictSettings(**flags))[0]
 
 
-def aligned(rows):
-    """Rows of strings as lines, their columns aligned."""
+def aligned(head, lines, true):
+    """Rows of strings as lines of a table; with a last column where the truth is known."""
+    rows = [[*row, end] for row, end in zip([head, *lines], ["truth", *true])] if true else \
+        [head, *lines]
     widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return ["", *("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)]
 
 
 def table(content, rows=SHOWN):
-    """The JSON's content as text: the windows, and the first rows of the next steps and futures."""
+    """The JSON's content as text: the windows, and the first `rows` of next steps and futures."""
     def percent(p):
         return f"{100 * p:.0f} %"
 
-    truth, clips = content.get("truth"), content["clips"]
-    lines = [[f"{clip['start']:.1f} - {clip['end']:.1f} s",
-              ", ".join(f"{row['step']} {percent(row['p'])}" for row in clip["steps"][:2])]
-             + ([truth["clips"][i] or "-"] if truth else []) for i, clip in enumerate(clips)]
-    text = [content["video"] + " of the embedded world" * bool(truth), "", *aligned([["observed", "shows"] + ["truth"] * bool(truth), *lines])]
-    if content["next"]:
-        bayes = {row["step"]: row["p"] for row in truth["next"]} if truth else {}
-        lines = [[row["step"], percent(row["p"])] + ([percent(bayes.get(row["step"], 0.0))]
-                 if truth else []) for row in content["next"][:rows]]
-        text += ["", *aligned([["next", "p"] + ["truth"] * bool(truth), *lines])]
-        lines = [[", ".join(future["steps"]), percent(future["share"])]
-                 + ([percent(truth["futures"][i]["share"])] if truth and truth["futures"] else [])
-                 for i, future in enumerate(content["futures"][:rows])]
-        head = ["futures", "share"] + ["truth"] * bool(truth and truth["futures"])
-        text += ["", *aligned([head, *lines])]
-    if truth:
+    truth = content.get("truth", {"clips": [], "next": [], "futures": []})
+    bayes, following = {row["step"]: row["p"] for row in truth["next"]}, content["next"][:rows]
+    text = [content["video"] + " of the embedded world" * ("truth" in content), *aligned(
+        ["observed", "shows"],
+        [[f"{clip['start']:.1f} - {clip['end']:.1f} s",
+          ", ".join(f"{row['step']} {percent(row['p'])}" for row in clip["steps"][:2])]
+         for clip in content["clips"]], [step or "-" for step in truth["clips"]])]
+    if following:
+        text += aligned(["next", "p"], [[row["step"], percent(row["p"])] for row in following],
+                        [percent(bayes.get(row["step"], 0.0)) for row in following if bayes])
+        text += aligned(["futures", "share"],
+                        [[", ".join(future["steps"]), percent(future["share"])]
+                         for future in content["futures"][:rows]],
+                        [percent(future["share"]) for future in truth["futures"][:rows]])
+    if "truth" in content:
         text += ["", "  what follows: " + (", ".join(truth["follows"]) or "nothing")]
     if content["warning"]:
         text += ["", f"  warning: {content['warning']}"]
@@ -338,23 +344,10 @@ def table(content, rows=SHOWN):
 
 
 def main(settings):
-    """Forecast, print, and write what was asked for: JSON, key frames, figure."""
-    import figures
-    import keyframes
-    if settings.figure:
-        figures.require()
-    painter = keyframes.open_painter(settings) if settings.keyframes else None
-    content, observed, reading, forecasting = forecast(settings)
+    """Forecast, write what was asked for, and print."""
+    content, reading, forecasting = produce(settings)
     print(table(content))
     print(f"\n  {reading:.2f} s to read and encode, {forecasting:.2f} s to forecast")
-    if settings.json:
-        write_json(settings.json, content)
-    painted = {}
-    if painter:
-        steps = [row["step"] for row in content["next"][:keyframes.PAINTED]]
-        painted = keyframes.paint_steps(painter, observed.pictures[-1], steps, settings)
-    if settings.figure:
-        figures.save(figures.plot_forecast(content, observed.pictures, painted), settings.figure)
 
 
 if __name__ == "__main__":

@@ -343,7 +343,7 @@ class ExportSettings:
 
 @dataclass(frozen=True)
 class PredictSettings:
-    """The steps that one video shows, and several futures it may take; any list of steps will do."""
+    """The steps that one video shows, and several futures it may take; any list of steps does."""
     video: Path = opt("the video; without one, a test video of the embedded world, and the truth "
                       "beside the forecast", None, flag=False)
     steps: Path = opt("the steps to choose among, one per line; default those of the embedded "
