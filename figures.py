@@ -18,6 +18,7 @@ import json
 import math
 import textwrap
 from collections import Counter
+from pathlib import Path
 
 from program import BadInput, run, write_atomically
 from settings import FiguresSettings, PredictSettings
@@ -64,8 +65,12 @@ def percent(p):
 
 
 def folded(text, width=15, lines=2):
-    """Text as at most so many lines of `width` characters, "..." where it is longer: a list."""
-    return textwrap.wrap(text, width, max_lines=lines, placeholder=" ...")
+    """Text as at most so many lines of `width` characters, "..." where it is longer: a list.
+
+    A dollar is shown as it is: matplotlib would read a formula between two.
+    """
+    wrapped = textwrap.wrap(text, width, max_lines=lines, placeholder=" ...")
+    return [line.replace("$", r"\$") for line in wrapped]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -81,7 +86,7 @@ def plot_forecast(content, pictures, painted=None):
     Returns: matplotlib Figure.
     """
     height, width = pictures.shape[2:]
-    rows = [7.6 / len(pictures) * height / width + (1.0 if "truth" in content else 0.75)]
+    rows = [7.6 / len(pictures) * height / width + 0.8]
     if content["next"]:
         drawn = content["futures"][:LEAVES]
         lines = max(len(folded(step)) for future in drawn for step in future["steps"])
@@ -100,7 +105,7 @@ def plot_forecast(content, pictures, painted=None):
                                          painted.items()):
             axes.imshow(picture.transpose(1, 2, 0))
             axes.set(xticks=[], yticks=[])
-            axes.set_xlabel(step, fontsize=8)
+            axes.set_xlabel("\n".join(folded(step, 30)), fontsize=8)
     return figure
 
 
@@ -108,9 +113,8 @@ def plot_strip(figure, content, pictures):
     """The observed windows: a frame of each, when it was, the likeliest step, and the true one."""
     truth = content.get("truth")
     begin, end = content["clips"][0]["start"], content["clips"][-1]["end"]
-    name = content["video"].replace("\\", "/").rsplit("/", 1)[-1]
-    figure.suptitle(f"Observed: {name}, {begin:.0f} to {end:.0f} s", fontsize=10, x=0.01,
-                    ha="left")
+    title = f"Observed: {Path(content['video']).name}, {begin:.0f} to {end:.0f} s"
+    figure.suptitle("\n".join(folded(title, 90)), fontsize=10, x=0.01, ha="left")
     for i, axes in enumerate(figure.subplots(1, len(pictures))):
         clip = content["clips"][i]
         axes.imshow(pictures[i].transpose(1, 2, 0))
@@ -189,7 +193,7 @@ def plot_tree(axes, content):
     drawn = sum(share for prefix, (_, share) in tree.items() if len(prefix) == horizon)
     last = max(row for row, _ in tree.values())
     axes.set(xlim=(-0.25, horizon + (1.0 if true else 0.5)), ylim=(last + 0.6, -0.6))
-    axes.set_title(f"Futures: {len(futures)} different ones, these are {percent(drawn)} of the "
+    axes.set_title(f"Futures: {len(futures)} different, shown are {percent(drawn)} of the "
                    "samples", fontsize=10, loc="left")
     axes.axis("off")
 
@@ -204,7 +208,8 @@ def load_metrics(path):
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: {type(error).__name__}; a run folder of train.py has such a "
                        "file") from None
-    if not rows or not all(isinstance(row, dict) and "step" in row for row in rows):
+    if not rows or not all(isinstance(row, dict) and {"step", "epoch", "lr"} <= row.keys()
+                           for row in rows):
         raise BadInput(f"{path}: no rows of steps; has the run reached its first --log-every?")
     return rows
 
@@ -304,7 +309,7 @@ def plot_distributions(forecasts):
         axes.set_xticklabels(("0", "50 %", "100 %"))
         axes.tick_params(labelsize=8, left=False)
         distance = sum(abs(a - b) for a, b in zip(sampled, true)) / 2
-        axes.set_title("\n".join([*folded(title, 36),
+        axes.set_title("\n".join([*folded(title, 30, 3),
                                   f"total variation {distance:.2f}"]), fontsize=8, loc="left")
         bare(axes)
     for axes in panels[len(forecasts):]:

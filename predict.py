@@ -292,7 +292,7 @@ def produce(settings):
     if settings.json:
         write_json(settings.json, content)
     if painter:
-        steps = [row["step"] for row in content["next"][:keyframes.PAINTED]]
+        steps = list(dict.fromkeys(row["step"] for row in content["next"]))[:keyframes.PAINTED]
         painted = keyframes.paint_steps(painter, observed.pictures[-1], steps, settings)
     if settings.figure:
         figures.save(figures.plot_forecast(content, observed.pictures, painted), settings.figure)

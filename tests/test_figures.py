@@ -66,9 +66,10 @@ def test_long_steps_are_cut():
     lines = figures.folded("put the batter into the very hot frying pan")
     assert len(lines) == 2 and max(map(len, lines)) <= 15 and lines[-1].endswith("...")
     assert figures.folded("pour egg") == ["pour egg"]
+    assert figures.folded("pay $5 or $6") == [r"pay \$5 or \$6"]       # no formula
 
 
-@pytest.mark.parametrize("text", [None, "", "{}\n", "no json\n", "3\n"])
+@pytest.mark.parametrize("text", [None, "", "{}\n", '{"step": 1}\n', "no json\n", "3\n"])
 def test_metrics_that_are_none(tmp_path, text):
     """Catches: a traceback for a run that has not logged yet, or another folder."""
     if text is not None:

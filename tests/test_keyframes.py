@@ -56,13 +56,13 @@ def test_sdedit_between_the_guide_and_the_world():
 
     def of_gaussian(x, t):                                 # of deviation 1 around `only`
         return (1 - ALPHA_BAR[t]).sqrt() * (x - ALPHA_BAR[t].sqrt() * only)
-    far = [(sdedit(guide, 0 * noise, levels(20, strength, 20), ALPHA_BAR, of_gaussian) - only).norm()
-           for strength in (0.2, 0.5, 0.9)]
+    far = [(sdedit(guide, 0 * noise, levels(20, strength, 20), ALPHA_BAR, of_gaussian)
+            - only).norm() for strength in (0.2, 0.5, 0.9)]
     assert far[0] > far[1] > far[2]
 
 
 def test_levels_by_hand():
-    """Catches: the first levels kept instead of the last, or the noisiest left out at strength 1."""
+    """Catches: the first levels kept instead of the last, the noisiest left out at strength 1."""
     assert levels(1000, 0.6, 5).tolist() == [400, 200, 0]
     assert levels(1000, 1, 4).tolist() == [750, 500, 250, 0]
     assert levels(1000, 0, 50).tolist() == []

@@ -266,9 +266,10 @@ def test_a_file_any_steps_and_the_warning(capsys):
     assert first == content
 
 
-def test_real_checkpoints_with_their_teacher(capsys):
+def test_real_checkpoints_with_their_teacher(monkeypatch):
     """Catches: the toy's teacher for a checkpoint of real videos; embeddings from a file that give
     another answer than the teacher itself; a warning where there is nothing to warn of."""
+    monkeypatch.setattr(data, "toy_teacher", None)
     content = run_predict(VIDEO, "--checkpoint", "real", "--steps", "own.txt", *CLIP)
     check_content(content, ["feed the bird", "sing a song", "pour egg", "feed the bird"], 50, 3)
     assert content["warning"] is None
