@@ -85,12 +85,14 @@ def training_queries(z0, t, noise, alpha_bar):
     The second is what approximate inference asks first ("replaced with a fixed zero vector"), so
     that it is trained, and not met for the first time at inference.
 
-    Args:    z0, noise (B, D), noise standard normal; t (B,) int64; alpha_bar (T,).
-    Returns: zt (B, 2, D) and its levels (B, 2): the noised clip, then zeros.
+    Args:    z0, noise (B, P, D) of P clips that are missing together, noise standard normal;
+             t (B,) int64, one level for all of them; alpha_bar (T,).
+    Returns: zt (B, 2 P, D) and its levels (B, 2 P): the noised clips, then as many zeros.
     """
-    zt = add_noise(z0, noise, alpha_bar[t])                                    # (B, D)
+    t = t[:, None].expand(z0.shape[:2])                                        # (B, P)
+    zt = add_noise(z0, noise, alpha_bar[t])                                    # (B, P, D)
     last = torch.full_like(t, len(alpha_bar) - 1)
-    return torch.stack([zt, torch.zeros_like(zt)], 1), torch.stack([t, last], 1)
+    return torch.cat([zt, torch.zeros_like(zt)], 1), torch.cat([t, last], 1)
 
 
 def input_scale(alpha_bar, dim):

@@ -5,6 +5,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2, appendix 
     forecast    which step comes next, from the clips before it     (Tables 1, 5)
     classify    which step a clip shows                             (Table 2)
     activity    which activity a video shows, fine-tuned            (App. C)
+    infill      which step is missing, from the others              (Sec. 3.1)
     classify, --data epic    verb, noun and action, fine-tuned      (Table 3)
     features    every 4 s of all videos, written to a features file
 
@@ -162,6 +163,7 @@ def main(settings):
     import torch
 
     import forecasting
+    import missing
     from model import load_model
     began = time.perf_counter()
     for name in ("json", "submission", "out"):
@@ -180,7 +182,8 @@ def main(settings):
     require_classes(model, source, texts, settings)
     texts = None if texts is None else texts.to(device)
     task = actions if settings.data == "epic" else {
-        "forecast": forecasting.forecast, "classify": classify, "activity": activity}[settings.task]
+        "forecast": forecasting.forecast, "classify": classify, "activity": activity,
+        "infill": missing.infill}[settings.task]
     with torch.no_grad():
         result, evaluated, listed = task(model, source, texts, settings, device)
     split = settings.split

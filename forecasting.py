@@ -16,6 +16,7 @@ import data
 import diffusion
 import losses
 import metrics
+import missing
 import protocols
 import tasks
 import toy
@@ -64,20 +65,24 @@ def bigrams(model, x, texts, settings, device):
     return metrics.bigram_forecast(counts, nearest), metrics.bigram_forecast(counts, posterior)
 
 
+def shown_steps(sample, video):
+    """The steps that a forecast is shown, and whether the first of them is the video's first.
+
+    A step is shown if at least a second of it lies in the window.
+    """
+    shown = [k for k in range(sample.step) if video.segments[k][1] - sample.windows[0, 0] >= 1]
+    return [video.steps[k] for k in shown], shown[0] == 0
+
+
 def toy_truth(samples, videos):
     """The exact next-step distribution of each forecast, (M, S), and what the filter must know.
 
-    A step is shown if at least a second of it lies in the window.
     Returns: truth (M, S); from_start (M,) bool; clip_seconds (M,).
     """
-    grammar, truth, from_start, seconds = toy.Grammar(), [], [], []
-    for sample in samples:
-        video, begin = videos[sample.video], sample.windows[0, 0]
-        shown = [k for k in range(sample.step) if video.segments[k][1] - begin >= 1]
-        truth.append(grammar.next_step([video.steps[k] for k in shown], shown[0] == 0))
-        from_start.append(shown[0] == 0)
-        seconds.append(sample.windows[0, 1] - begin)
-    return grammar, np.array(truth), np.array(from_start), np.array(seconds)
+    grammar, shown = toy.Grammar(), [shown_steps(s, videos[s.video]) for s in samples]
+    return (grammar, np.array([grammar.next_step(*steps) for steps in shown]),
+            np.array([from_start for _, from_start in shown]),
+            np.array([s.windows[0, 1] - s.windows[0, 0] for s in samples]))
 
 
 def fitted_temperature(model, settings, texts, device):
@@ -158,6 +163,8 @@ def forecast(model, source, texts, settings, device):
         "truth": None}
     if settings.data == "toy":
         result["truth"] = toy_rows(model, x, texts, samples, source.videos, y, settings)
+    if settings.horizon > 1:
+        result |= missing.horizon(model, x, samples, source.videos, texts, temperature, settings)
     return result, len(samples), len(tasks.forecast_samples(source.listed, settings.min_steps))
 
 

@@ -123,15 +123,16 @@ class ProcedureModel(nn.Module):
         Args:
             x:        (B, N, D) embeddings of the clips.
             observed: (B, N) bool, True = h may read it.
-            j:        (B,) int64, the missing clip: past, present or future.
+            j:        (B, P) int64, the missing clips: past, present or future. With several the
+                      queries come in groups of P.
         Returns: callable, zt (B, Q, D) and t (B, Q) -> x_hat (B, Q, D), z_hat (B, Q, D).
         """
-        context = self.context(x)
+        memory = self.denoiser.remember(self.context(x), observed)
         c_in = diffusion.input_scale(self.alpha_bar, x.shape[-1])              # (T,)
         c_skip = self.tau * diffusion.skip_scale(self.alpha_bar)               # (T,)
 
         def predict(zt, t):
-            out = self.denoiser(context, observed, c_in[t].unsqueeze(-1) * zt, j, t)
+            out = self.denoiser(memory, observed, c_in[t].unsqueeze(-1) * zt, j, t)
             with torch.autocast(x.device.type, enabled=False):         # bf16 is not exact
                 u = self.mean + GAIN * out.float()
                 x_hat = (functional.normalize(u, dim=-1)
@@ -141,10 +142,11 @@ class ProcedureModel(nn.Module):
         return predict
 
     def forecast(self, x, observed, j, noise):
-        """Predict clip j of each video, one prediction per noise: (B, Q, D) -> x_hat (B, Q, D).
+        """Predict missing clips of each video, once per noise: (B, Q, D) -> x_hat (B, Q, D).
 
-        The clip may be past, present or future: j (B,) and `observed` (B, N) say. Zeros for noise
-        give the approximate inference. The mask model predicts once, whatever the noise.
+        They may be past, present or future: j (B, P) and `observed` (B, N) say. Several are
+        denoised together: noise holds groups of P. Zeros for noise give the approximate inference.
+        The mask model predicts once, whatever the noise.
         Draws with KAPPA = 1 reproduce the teacher's errors as well (README.md, Where we differ).
         """
         predict = self.predictor(x, observed, j)
@@ -158,7 +160,7 @@ class ProcedureModel(nn.Module):
         B, N, D = x.shape
         observed = torch.arange(N + 1, device=x.device).expand(B, -1) < N
         return self.forecast(torch.cat([x, x.new_zeros(B, 1, D)], 1), observed,
-                             torch.full((B,), N, device=x.device), noise)
+                             torch.full((B, 1), N, device=x.device), noise)
 
     def classify(self, x):
         """The classifier's log p for embeddings x, of clips or of h: (..., D) -> [(..., S), ...].

@@ -169,7 +169,7 @@ class EvaluateSettings:
     """Measure a checkpoint: classification and forecasting, zero-shot or fine-tuned."""
     task: str = opt("what to measure; features: write a features file; default forecast, and "
                     "classify with --data epic", None,
-                    ("forecast", "classify", "activity", "features"))
+                    ("forecast", "classify", "activity", "infill", "features"))
     data: str = opt("toy: the embedded world; coin: COIN with videos, or with a features file; "
                     "epic: EPIC-Kitchens-100, verbs and nouns", "toy", ("toy", "coin", "epic"))
     checkpoint: Path = opt("run folder, a checkpoint file of ours, or a published one",
@@ -189,6 +189,7 @@ class EvaluateSettings:
     toy_videos: int = opt("videos of the embedded world's split", 1000)
     samples: int = opt("M, Monte Carlo samples per forecast (Eq. 11)", 5)
     oracle: int = opt("the same, for the oracle rows: --oracle 5 is --samples 5", None)
+    horizon: int = opt("--task forecast: how many of the next steps, denoised together, 1 to 3", 1)
     min_steps: int = opt("leave out videos with fewer annotated steps", 2)
     json: Path = opt("also write the numbers here", None)
     submission: Path = opt("--data epic: also write the challenge's file here, FILE.zip", None)
@@ -202,6 +203,7 @@ class EvaluateSettings:
         for name in ("toy_videos", "samples", "batch"):
             check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
         check(self.min_steps >= 2, "min_steps", self.min_steps, "a forecast needs 2 steps or more")
+        check(1 <= self.horizon <= 3, "horizon", self.horizon, "must be 1 to 3")
         check(0 < self.stride < math.inf, "stride", self.stride, "must be above 0")
         if self.oracle is not None:
             check(self.oracle >= 1, "oracle", self.oracle, "must be at least 1")
