@@ -65,21 +65,12 @@ def bigrams(model, x, texts, settings, device):
     return metrics.bigram_forecast(counts, nearest), metrics.bigram_forecast(counts, posterior)
 
 
-def shown_steps(sample, video):
-    """The steps that a forecast is shown, and whether the first of them is the video's first.
-
-    A step is shown if at least a second of it lies in the window.
-    """
-    shown = [k for k in range(sample.step) if video.segments[k][1] - sample.windows[0, 0] >= 1]
-    return [video.steps[k] for k in shown], shown[0] == 0
-
-
 def toy_truth(samples, videos):
     """The exact next-step distribution of each forecast, (M, S), and what the filter must know.
 
     Returns: truth (M, S); from_start (M,) bool; clip_seconds (M,).
     """
-    grammar, shown = toy.Grammar(), [shown_steps(s, videos[s.video]) for s in samples]
+    grammar, shown = toy.Grammar(), [tasks.shown_steps(s, videos[s.video]) for s in samples]
     return (grammar, np.array([grammar.next_step(*steps) for steps in shown]),
             np.array([from_start for _, from_start in shown]),
             np.array([s.windows[0, 1] - s.windows[0, 0] for s in samples]))
@@ -162,14 +153,15 @@ def forecast(model, source, texts, settings, device):
                       "clip": top(clip), "bigram": top(hard), "bigram_soft": top(soft)},
         "truth": None}
     if settings.data == "toy":
-        result["truth"] = toy_rows(model, x, texts, samples, source.videos, y, settings)
+        drawn = torch.cat([draws for _, draws in again], 1)
+        result["truth"] = toy_rows(model, x, texts, samples, source.videos, y, drawn, settings)
     if settings.horizon > 1:
         result |= missing.horizon(model, x, samples, source.videos, texts, temperature, settings)
     return result, len(samples), len(tasks.forecast_samples(source.listed, settings.min_steps))
 
 
-def toy_rows(model, x, texts, samples, videos, y, settings):
-    """Rows against the exact truth of the embedded world."""
+def toy_rows(model, x, texts, samples, videos, y, drawn, settings):
+    """Rows against the exact truth of the embedded world. drawn (M, R): steps sampled so far."""
     grammar, truth, from_start, seconds = toy_truth(samples, videos)
     believed = torch.cat([                     # P(clip | step) is the posterior times S, flat prior
         torch.from_numpy(grammar.next_step_from_clips(p.numpy(), start, gap)) for p, start, gap in
@@ -178,9 +170,11 @@ def toy_rows(model, x, texts, samples, videos, y, settings):
     truth = torch.from_numpy(truth)
     generator = torch.Generator().manual_seed(settings.seed)
     ideal = torch.multinomial(truth, DRAWS, replacement=True, generator=generator)
-    rounds = -(-DRAWS // 50)
-    drawn = torch.cat([forecasts(model, x, texts, 50, settings.seed * 1000 + 1 + i,
-                                 settings.batch)[1].argmax(-1).cpu() for i in range(rounds)], 1)
+    while drawn.shape[1] < DRAWS:
+        more = min(DRAWS - drawn.shape[1], 50)
+        log_p = forecasts(model, x, texts, more, settings.seed * 1000 + drawn.shape[1],
+                          settings.batch)[1]
+        drawn = torch.cat([drawn, log_p.argmax(-1).cpu()], 1)
     few = ideal[:, :settings.samples]
     return {"bayes_top1": percent(metrics.topk_correct(truth, y, 1)),
             "bayes_top1_pixels": percent(metrics.topk_correct(believed, y, 1)),

@@ -15,7 +15,6 @@ from program import BadInput
 from protocols import CLIP_SECONDS, PIECES, around, history_windows, missing_clips
 
 FORECASTS = 0.75          # share of the rows that are forecasts as at inference
-MISSING = 1, 1, 2, 3      # P, how many clips are missing in a batch: drawn from these
 
 
 def load_grid(source, stride, video):
@@ -68,12 +67,13 @@ class KeptRows:
         teacher:  (R, D) the teacher's features of its rows.
         steps:    (R,) int64, the phrase that f sees in each row; None where the windows are steps.
         passes:   how often each video is gone through, with other windows each time.
+        missing:  the most clips that are missing together.
         rng:      numpy Generator.
     """
 
-    def __init__(self, source, features, teacher, steps, passes, rng):
+    def __init__(self, source, features, teacher, steps, passes, missing, rng):
         self.x, self.teacher = torch.from_numpy(features.embedding), teacher
-        forecasts, others = ({P: [] for P in set(MISSING)} for _ in range(2))
+        forecasts, others = ({P: [] for P in range(1, missing + 1)} for _ in range(2))
         for video in np.tile(np.arange(len(source)), passes):
             name, windows = source.videos[video].name, source.pretrain_windows(video, rng)
             if name not in features.rows or not len(windows):      # it could not be read, or is mute
@@ -94,8 +94,12 @@ class KeptRows:
             raise BadInput(f"none of the {len(source)} videos has a clip to train on")
 
     def batch(self, size, rng, device):
-        """x (B, N, D), features of clips j (B, P, D), observed (B, N), j (B, P); N = 8 + P."""
-        P = rng.choice([P for P in MISSING if P in self.tables])
+        """x (B, N, D), features of clips j (B, P, D), observed (B, N), j (B, P); N = 8 + P.
+
+        One clip is missing in half of the batches, several in the others; always one, if at most
+        one may be.
+        """
+        P = rng.choice([*self.tables][1:]) if len(self.tables) > 1 and rng.random() < 0.5 else 1
         rows, observed, j, forecasts = self.tables[P]
         first = rng.integers(forecasts, size=round(FORECASTS * size)) if forecasts else []
         then = rng.integers(forecasts, len(j), size=size - len(first))

@@ -103,7 +103,10 @@ def horizon(model, x, samples, videos, texts, temperature, settings):
     Args:    x (M, 8, D) and samples, M of them, as of a forecast; temperature of its softmax.
     Returns: {"by_step": top-1 of each of the H steps, "pairs": the first two beside their truth}.
     """
-    H = settings.horizon
+    H, places = settings.horizon, model.denoiser.clips - x.shape[1]
+    if H > places:
+        raise BadInput(f"--horizon {H}: {settings.checkpoint} was trained with at most {places} "
+                       f"clips missing together; train with --missing {H}")
     steps = [[step for _, _, step in tasks.steps_of(videos[s.video])[s.step:s.step + H]]
              for s in samples]
     long = [i for i, next_steps in enumerate(steps) if len(next_steps) == H]
@@ -131,10 +134,9 @@ def pair_rows(zero, picks, samples, videos, temperature, seed):
         tv_repaired     the draws of tv, each first step with the second of another draw
         tv_ideal        as many draws from the truth: the floor
     """
-    from forecasting import shown_steps
     grammar, S = toy.Grammar(), zero.shape[-1]
     truth = torch.from_numpy(np.stack([                                        # (M, S * S)
-        grammar.next_two_steps(*shown_steps(sample, videos[sample.video])).ravel()
+        grammar.next_two_steps(*tasks.shown_steps(sample, videos[sample.video])).ravel()
         for sample in samples]))
     generator = torch.Generator().manual_seed(seed)
 

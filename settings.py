@@ -74,6 +74,8 @@ class TrainSettings:
     joint_epochs: float = opt("epochs of AdamW on the whole objective", 1.0)
     order_epochs: float = opt("epochs of AdamW on h alone, embeddings kept", 120.0)
     keep: int = opt("times each video is gone through for these, with other windows", 6)
+    missing: int = opt("the most clips that are missing together in that stage, 1 to 3; the "
+                       "paper's 1; evaluate.py --horizon H needs H", 1)
     batch: int = opt("videos per step; the paper's 128", 16)
     order_batch: int = opt("rows per step of that stage", 256)
     sgd_lr: float = opt("peak learning rate of SGD; the paper's 5e-3", 5e-3)
@@ -92,6 +94,7 @@ class TrainSettings:
     def __post_init__(self):
         for name in ("toy_videos", "keep", "batch", "order_batch", "log_every", "save_every"):
             check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+        check(1 <= self.missing <= 3, "missing", self.missing, "must be 1 to 3")
         for name in ("tau", "lr", "order_lr", "sgd_lr"):
             check(0 < getattr(self, name) < math.inf, name, getattr(self, name),
                   "must be above 0, and finite")

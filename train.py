@@ -11,20 +11,18 @@ import functools
 import sys
 import time
 
+from program import BadInput, pick_device, run, set_seed
 from runs import (Run, count_unreadable, earlier_unreadable, prepare_run, report_missing,
                   videos_of_step)
-from program import BadInput, pick_device, run, set_seed
 from settings import TrainSettings
 
-# Sizes of f and h. "small" is for two CPU cores, "h only" for features files. h has places for 8
-# observed clips and 3 missing ones.
+# Sizes of f and h. "small" is for two CPU cores, "h only" for features files.
 SIZES = {
     "paper": {"encoder": dict(image=224, patch=16, frames=8, width=768, depth=12, heads=12),
-              "denoiser": dict(width=512, layers=4, heads=8, clips=11)},
+              "denoiser": dict(width=512, layers=4, heads=8)},
     "small": {"encoder": dict(image=32, patch=8, frames=4, width=64, depth=2, heads=2),
-              "denoiser": dict(width=64, layers=2, heads=4, clips=11)},
-    "h only": {"encoder": None,
-               "denoiser": dict(width=128, layers=2, heads=4, clips=11, dropout=0.1)},
+              "denoiser": dict(width=64, layers=2, heads=4)},
+    "h only": {"encoder": None, "denoiser": dict(width=128, layers=2, heads=4, dropout=0.1)},
 }
 MVIT = {                  # --encoder mvit: f of these two; 16 of 96 frames, as in the paper
     "paper": dict(kind="mvit", image=224, frames=16, seconds=3.2),
@@ -211,7 +209,8 @@ def keep_rows(model, source, settings, device):
         steps = torch.cat([model.match(part.to(device)).argmax(-1).cpu()
                            for part in x.split(10_000)]).numpy()
     rng = np.random.default_rng((settings.seed, 3))
-    return kept.KeptRows(source, features, teacher, steps, settings.keep, rng), failed
+    return kept.KeptRows(source, features, teacher, steps, settings.keep, settings.missing,
+                         rng), failed
 
 
 def order_terms(model, kept, settings, device, step, _):
@@ -245,12 +244,12 @@ def set_up(settings):
     Returns: model, source, device, plan of stages, and the checkpoint to resume from or None.
     """
     from model import ProcedureModel
+    from protocols import PIECES
     resumed = prepare_run(settings)
     device = pick_device(settings.device)
     size = {"toy": "small", "coin": "h only"}.get(settings.data, settings.size)
-    sizes = SIZES[size]
-    if settings.encoder == "mvit":
-        sizes = {**sizes, "encoder": MVIT[size]}
+    sizes = {"encoder": MVIT[size] if settings.encoder == "mvit" else SIZES[size]["encoder"],
+             "denoiser": {**SIZES[size]["denoiser"], "clips": PIECES + settings.missing}}
     if settings.init and not resumed:
         import weights
         start = weights.open_start(settings.init)      # what is wrong with it is said before long

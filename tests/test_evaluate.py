@@ -272,7 +272,9 @@ def test_the_rows_of_the_exact_truth_equal_counting():
     samples = tasks.forecast_samples(source.videos)
     x, _, samples = inference.encode_samples(Model(), source, samples, SETTINGS, "cpu", "encode")
     clips, y = last_clips(source)
-    rows = forecasting.toy_rows(Model(), x, TEXTS, samples, source.videos, torch.tensor(y), SETTINGS)
+    some = torch.randint(S, (len(y), 30), generator=torch.Generator().manual_seed(1))
+    rows = forecasting.toy_rows(Model(), x, TEXTS, samples, source.videos, torch.tensor(y), some,
+                                SETTINGS)
     truth, believed, cut = [], [], []
     for v, k, begin, middles in forecasts_of(source):
         video = source.videos[v]
@@ -286,9 +288,10 @@ def test_the_rows_of_the_exact_truth_equal_counting():
     generator = torch.Generator().manual_seed(SEED)
     ideal = torch.multinomial(torch.tensor(np.array(truth)), 200, replacement=True,
                               generator=generator).tolist()
-    drawn = [[] for _ in y]
-    for i in range(4):
-        for row, p in zip(drawn, predictions(clips, noise_of(len(y), 50, SEED * 1000 + 1 + i))):
+    drawn = some.tolist()
+    for more in (50, 50, 50, 20):
+        noise = noise_of(len(y), more, SEED * 1000 + len(drawn[0]))
+        for row, p in zip(drawn, predictions(clips, noise)):
             row += p.argmax(1).tolist()
 
     def tv(draws):

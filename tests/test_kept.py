@@ -114,7 +114,7 @@ class Moments:
         return np.stack([moments, moments], 1)
 
 
-def keep(source, passes=2, but=(), steps=None):
+def keep(source, passes=2, but=(), steps=None, missing=3):
     """KeptRows whose embeddings say video and time (every 3 s), and the nearest row by a loop.
 
     but: videos without embeddings. steps: callable, video and time -> the step seen there.
@@ -129,7 +129,7 @@ def keep(source, passes=2, but=(), steps=None):
 
     def nearest(video, time):
         return min((abs(t - time), t, row) for row, (v, t) in enumerate(place) if v == video)[2]
-    return KeptRows(source, features, teacher, seen, passes, rng), nearest
+    return KeptRows(source, features, teacher, seen, passes, missing, rng), nearest
 
 
 def expected_rows(nearest, P, same=lambda video, a, b: False):
@@ -222,6 +222,8 @@ def test_kept_batches_are_forecasts_and_others(share, monkeypatch):
     assert all(len(drawn[P]) == len(whole[P]) for P in drawn)
     batches = [sum(count.values()) for count in drawn.values()]
     assert batches[0] == pytest.approx(8 * 80, abs=8 * 25)     # one is missing in half of them
+    alone, _ = keep(Moments(), missing=1)
+    assert alone.tables.keys() == {1} and alone.batch(8, rng, "cpu")[3].shape == (8, 1)
     first = [kept.batch(9, np.random.default_rng(seed), "cpu")[0] for seed in (3, 3, 4)]
     assert torch.equal(first[0], first[1])
     assert first[0].shape != first[2].shape or not torch.equal(first[0], first[2])

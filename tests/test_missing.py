@@ -11,8 +11,8 @@ import missing
 import tasks
 import toy
 from annotations import AnnotatedVideo, Step
-from forecasting import shown_steps
 from losses import match
+from program import BadInput
 from settings import EvaluateSettings
 
 S = len(toy.STEPS)
@@ -23,7 +23,7 @@ SETTINGS = EvaluateSettings(samples=3, batch=7, seed=5)
 class Model:
     """A forecast of clip j is the step after the last observed one before it, or before the first
     observed one after it, by number; where nothing is observed step 0. Noise is added to it."""
-    task = None
+    task, denoiser = None, SimpleNamespace(clips=10)
 
     def forecast(self, x, observed, j, noise):
         rows = []
@@ -126,14 +126,17 @@ def test_infill_equals_counting():
 
 
 def test_the_next_steps_together_equal_counting():
-    """Catches: a forecast with too few steps after it, by_step of one step for all, pairs counted
+    """Catches: a horizon that h never learnt, a forecast with too few steps after it, pairs counted
     by their first step, repaired draws that stay together, softmax draws without temperature."""
     source = Source()
-    source.videos = source.listed = source.videos[:-1]
+    source.videos = source.listed = source.videos[:-1]                     # without an exact truth
     samples = tasks.forecast_samples(source.videos)
     x = torch.stack([source.load([(s.video, s.windows)]).clips for s in samples])
     settings = EvaluateSettings(horizon=2, samples=3, batch=7, seed=5)
     result = missing.horizon(Model(), x, samples, source.videos, TEXTS, 2.0, settings)
+    with pytest.raises(BadInput, match="at most 2 clips missing.*--missing 3"):
+        missing.horizon(Model(), x, samples, source.videos, TEXTS, 2.0,
+                        EvaluateSettings(horizon=3))
     hits, grammar, truth, log_p, kept = [[], []], toy.Grammar(), [], [], []
     for clips, sample in zip(x, samples):
         after = source.videos[sample.video].steps[sample.step:sample.step + 2]
@@ -141,7 +144,7 @@ def test_the_next_steps_together_equal_counting():
             last = Model().step(clips[-1])
             for k in range(2):
                 hits[k].append((last + k + 1) % S == after[k])
-            truth.append(grammar.next_two_steps(*shown_steps(sample, source.videos[sample.video])))
+            truth.append(grammar.next_two_steps(*tasks.shown_steps(sample, source.videos[sample.video])))
             log_p.append([match(TEXTS[(last + k + 1) % S], TEXTS, .1) for k in range(2)])
             kept.append([(last + k + 1) % S for k in range(2)])
     assert result["by_step"] == pytest.approx([100 * np.mean(row) for row in hits])

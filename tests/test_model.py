@@ -341,8 +341,8 @@ def test_kept_rows_are_those_of_the_finished_f():
     rows, another draw when a run is resumed or with workers, a features file that is embedded
     again; steps that another than the finished f sees, or that follow themselves."""
     model, source = build(encoder=F), Source()
-    kept, again = (train.keep_rows(model, source, TrainSettings(keep=2, workers=workers), "cpu")[0]
-                   for workers in (0, 2))
+    kept, again = (train.keep_rows(model, source, TrainSettings(keep=2, missing=3, workers=workers),
+                                   "cpu")[0] for workers in (0, 2))
     middle = np.arange(train.GRID / 2, 90, train.GRID)
     assert not kept.x.requires_grad and kept.x.shape == (4 * len(middle), D)
     seconds = np.clip(middle, 4.5, 85.5).astype(int)                       # windows within 0..90 s

@@ -44,10 +44,11 @@ MAY_IMPORT = {
                   "toy_render"},
     "finetune": {"program", "runs", "inference", "model", "data", "epic", "listings", "protocols",
                  "tasks"},
-    "forecasting": {"program", "inference", "data", "diffusion", "losses", "metrics", "protocols",
-                    "pseudo_labels", "tasks", "toy"},
+    "missing": {"program", "inference", "metrics", "protocols", "tasks", "toy"},
+    "forecasting": {"program", "inference", "data", "diffusion", "losses", "metrics", "missing",
+                    "protocols", "pseudo_labels", "tasks", "toy"},
     "evaluate": {"program", "settings", "inference", "forecasting", "data", "epic", "kept", "losses",
-                 "metrics", "model", "tasks", "toy"},
+                 "metrics", "missing", "model", "tasks", "toy"},
     "benchmark": {"program", "settings", "captions", "data", "listings", "protocols", "video"},
 }
 OPTIONAL = {"spacy"}           # packages of one command: imported in a function, named when missing
