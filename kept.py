@@ -76,7 +76,7 @@ class KeptRows:
         forecasts, others = ({P: [] for P in range(1, missing + 1)} for _ in range(2))
         for video in np.tile(np.arange(len(source)), passes):
             name, windows = source.videos[video].name, source.pretrain_windows(video, rng)
-            if name not in features.rows or not len(windows):      # it could not be read, or is mute
+            if name not in features.rows or not len(windows):      # unreadable, or nothing is said
                 continue
             rows = features.nearest(name, windows.mean(-1))
             new = np.arange(len(rows)) if steps is None else np.flatnonzero(

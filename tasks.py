@@ -80,7 +80,7 @@ def samples_of(task, videos, min_steps=2):
 
 
 def shown_steps(sample, video):
-    """The steps that a forecast is shown of a toy.Video, and whether the first of them is the video's first.
+    """The steps that a forecast is shown of a toy.Video, and whether they begin with its first.
 
     A step is shown if at least a second of it lies in the window.
     """
