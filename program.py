@@ -16,12 +16,14 @@ class BadInput(ValueError):
     """What was given cannot be used: the user's to mend, so the program ends with one line."""
 
 
-def opt(help, default=MISSING, choices=None):
+def opt(help, default=MISSING, choices=None, data=()):
     """A field of a settings class: its help says effect, unit, range; choices if there are few.
 
-    Without a default it is no flag but an argument by its place.
+    Without a default it is no flag but an argument by its place. data: the kinds of --data that it
+    has an effect on; with another kind it is refused. None named: all.
     """
-    return field(default=default, metadata={"help": help, "choices": choices})
+    help += f" (--data {', '.join(data)})" if data else ""
+    return field(default=default, metadata={"help": help, "choices": choices, "data": data})
 
 
 def check(good, name, value, need):

@@ -3,11 +3,12 @@
 How they are read from a command line, and how a script ends on a wrong one, is in program.py.
 """
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from program import check, opt
 
+HOWTO, COIN, EPIC = ("howto100m",), ("coin",), ("epic",)                 # kinds of --data
 FEATURES = ("annotations", "text_embeddings", "features")      # a features file and what it needs
 
 
@@ -28,6 +29,11 @@ def check_common(settings, needs):
     check(0 <= settings.max_unreadable <= 1, "max_unreadable", settings.max_unreadable,
           "must be 0 to 1")
     check(0 <= settings.seed < 2 ** 32, "seed", settings.seed, "must be 0 to 2^32 - 1")
+    for f in fields(settings):
+        kinds = f.metadata["data"]
+        value = getattr(settings, f.name)
+        check(not kinds or settings.data in kinds or value == f.default, f.name, value,
+              f"has no effect with --data {settings.data}, but with {' or '.join(kinds)}")
     for name in needs:
         check(getattr(settings, name) is not None, name, "is missing", f"--data {settings.data} "
               f"needs --{', --'.join(needs).replace('_', '-')} (see README.md, Data)")
@@ -44,21 +50,21 @@ class TrainSettings:
     order: str = opt("how h models the order of steps: a diffusion; mask: one masked prediction; "
                      "none: matching only (the paper's ablation)", "diffusion",
                      ("diffusion", "mask", "none"))
-    annotations: Path = opt("COIN.json (--data coin)", None)
-    features: Path = opt("npz of clip embeddings, one row per window (--data coin)", None)
-    text_embeddings: Path = opt("npz of the classes' text embeddings (--data coin)", None)
-    videos: Path = opt("folder of videos, ID.mp4 and the like (--data howto100m)", None)
-    captions: Path = opt("folder of ID.csv, ID.srt or ID.vtt, or caption.json (--data howto100m)",
-                         None)
-    phrases: Path = opt("the pool: a phrase per line (--data howto100m)", None)
-    ids: Path = opt("use only these videos: an id per line", None)
-    clip: str = opt("the teacher: open_clip model, or local-dir:DIR (--data howto100m)",
-                    "ViT-B-16-quickgelu")
-    clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None)
+    annotations: Path = opt("COIN.json", None, data=COIN)
+    features: Path = opt("npz of clip embeddings, one row per window", None, data=COIN)
+    text_embeddings: Path = opt("npz of the classes' text embeddings", None, data=COIN)
+    videos: Path = opt("folder of videos, ID.mp4 and the like", None, data=HOWTO)
+    captions: Path = opt("folder of ID.csv, ID.srt or ID.vtt, or caption.json", None, data=HOWTO)
+    phrases: Path = opt("the pool: a phrase per line", None, data=HOWTO)
+    ids: Path = opt("use only these videos: an id per line", None, data=HOWTO)
+    clip: str = opt("the teacher: open_clip model, or local-dir:DIR", "ViT-B-16-quickgelu",
+                    data=HOWTO)
+    clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None,
+                            data=HOWTO)
     teacher_features: Path = opt("folder of the teacher's features, a row a second: `data.py "
-                                 "teach` writes it; used where present (--data howto100m)", None)
-    size: str = opt("of f and h (--data howto100m): paper, ViT-B on 8 frames of 224 x 224; small, "
-                    "4 frames of 32 x 32, as with --data toy", "paper", ("small", "paper"))
+                                 "teach` writes it; used where present", None, data=HOWTO)
+    size: str = opt("of f and h: paper, ViT-B on 8 frames of 224 x 224; small, 4 frames of 32 x "
+                    "32, as with --data toy", "paper", ("small", "paper"), data=HOWTO)
     encoder: str = opt("f: TimeSformer, or MViT-v2 (the paper's appendix)", "timesformer",
                        ("timesformer", "mvit"))
     init: Path = opt("start from these weights, as far as they fit: a run folder, a file of ours, "
@@ -78,10 +84,10 @@ class TrainSettings:
                        "paper's 1; evaluate.py --horizon H needs H", 1)
     batch: int = opt("videos per step; the paper's 128", 16)
     order_batch: int = opt("rows per step of that stage", 256)
-    sgd_lr: float = opt("peak learning rate of SGD; the paper's 5e-3", 5e-3)
-    lr: float = opt("peak learning rate of f with AdamW", 2e-3)
+    sgd_lr: float = opt("peak learning rate of SGD; the release's 5e-3", 5e-3)
+    lr: float = opt("peak learning rate of f with AdamW; the release's 5e-5", 2e-3)
     order_lr: float = opt("peak learning rate of h with AdamW", 4e-3)
-    weight_decay: float = opt("of every stage; the paper's 1e-4", 1e-2)
+    weight_decay: float = opt("of every stage; the release's 1e-4", 1e-2)
     tau: float = opt("temperature of the student's matching (Eq. 6); the paper's 0.02", 0.02)
     teacher_tau: float = opt("temperature of the soft targets; smaller makes them sharper; default "
                              "0.6 of the calibrated one: 0.05 in the embedded world, estimated "
@@ -177,14 +183,16 @@ class EvaluateSettings:
                     "epic: EPIC-Kitchens-100, verbs and nouns", "toy", ("toy", "coin", "epic"))
     checkpoint: Path = opt("run folder, a checkpoint file of ours, or a published one",
                            Path("runs/pretrain"))
-    annotations: Path = opt("COIN.json or a released csv (--data coin), EPIC's csv (epic)", None)
-    features: Path = opt("npz of clip embeddings, one row per window (--data coin)", None)
-    text_embeddings: Path = opt("npz of the classes' text embeddings (--data coin)", None)
+    annotations: Path = opt("COIN.json or a released csv, or EPIC's csv", None,
+                            data=COIN + EPIC)
+    features: Path = opt("npz of clip embeddings, one row per window", None, data=COIN)
+    text_embeddings: Path = opt("npz of the classes' text embeddings", None, data=COIN)
     videos: Path = opt("folder of videos, ID.mp4 and the like (--data coin, epic)", None)
     ids: Path = opt("--task features: only these videos, an id per line", None)
     out: Path = opt("--task features: the file to write", Path("features.npz"))
     stride: float = opt("--task features: s between two windows", 4.0)
-    steps: Path = opt("names of the classes, line i is class i; default those in COIN.json", None)
+    steps: Path = opt("names of the classes, line i is class i; default those in COIN.json", None,
+                      data=COIN)
     clip: str = opt("open_clip model that embeds the names, and is compared with: or local-dir:DIR",
                     "ViT-B-16-quickgelu")
     clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None)
@@ -195,7 +203,7 @@ class EvaluateSettings:
     horizon: int = opt("--task forecast: how many of the next steps, denoised together, 1 to 3", 1)
     min_steps: int = opt("leave out videos with fewer annotated steps", 2)
     json: Path = opt("also write the numbers here", None)
-    submission: Path = opt("--data epic: also write the challenge's file here, FILE.zip", None)
+    submission: Path = opt("also write the challenge's file here, FILE.zip", None, data=EPIC)
     seed: int = opt("of the noise", 0)
     device: str = opt("auto: a CUDA GPU where there is one", "auto")
     batch: int = opt("samples per step; changes speed and memory, not the result", 64)
@@ -214,8 +222,6 @@ class EvaluateSettings:
         if self.task is None:
             task = "classify" if self.data == "epic" else "forecast"
             object.__setattr__(self, "task", task)
-        check(self.submission is None or self.data == "epic", "submission", self.submission,
-              "it is the challenge of --data epic")
         check_labelled(self)
 
 
