@@ -95,21 +95,13 @@ def training_queries(z0, t, noise, alpha_bar):
     return torch.cat([zt, torch.zeros_like(zt)], 1), torch.cat([t, last], 1)
 
 
-def input_scale(alpha_bar, dim):
-    """c_in (T,): what makes each coordinate of x_j^t have variance 1 at every level.
-
-    A clean point's squared norm is 1 on average, so 1 / D per coordinate; noise has 1 (the input
-    scaling of Karras et al. 2022, arXiv:2206.00364).
-    """
-    return (alpha_bar / dim + 1 - alpha_bar).rsqrt()
-
-
 def skip_scale(alpha_bar):
-    """c_skip (T,): what x_j^t itself says of x_j^0, to be added to what h makes of it.
+    """c_skip (T,): what x_j^t itself says of x_j^0.
 
-    By Eq. 2, log q(x_j^t | z_k) = c_skip <x_j^t, z_k> + terms that (nearly) do not depend on k:
-    where this is given, h is left with log p(k | {x_i}). With no more to go by than its own
-    narrow layers h hardly reads x_j^t at D = 512, and all samples come out alike.
+    By Eq. 2, log q(x_j^t | z_k) = c_skip <x_j^t, z_k> + terms that (nearly) do not depend on k.
+    Where this is added to what h makes of x_j^t, h is left with log p(k | {x_i}). With no more to
+    go by than its own narrow layers h hardly reads x_j^t at D = 512, and all samples come out
+    alike.
     """
     return alpha_bar.sqrt() / (1 - alpha_bar)
 

@@ -109,16 +109,19 @@ class ProcedureModel(nn.Module):
         Two clips of one step look alike to h, whatever else differs between them; the factor
         gives each coordinate a variance of about 1.
         """
-        return self.read(x).exp() @ self.points * x.shape[-1] ** 0.5
+        return self.read(x).exp() @ self.points * self.dim ** 0.5
 
     def predictor(self, x, observed, j):
         """h with its context fixed: the `predict` of diffusion.sample.
 
-            x_hat = u / |u| + tau c_skip A x_j^t,    u = mean + GAIN h(c_in x_j^t, context, t)
+            x_hat = u / |u| + tau c_skip A x_j^t,    u = mean + GAIN h(point, context, t)
 
         Then <x_hat, y_k> / tau = cos(u, y_k) / tau + c_skip <x_j^t, z_k> + what all k share: the
         second is what x_j^t itself says of text k (Bayes' rule on Eq. 2), so that h is left with
-        log p(k | context). Both are of one kind at any D.
+        log p(k | context). Both are of one kind at any D. What h reads of x_j^t is the same, as the
+        clean point that it lets expect, so that noisy clips look to it like observed ones:
+
+            point = sqrt(D) sum_k softmax_k(c_skip <x_j^t, z_k>) z_k
 
         Args:
             x:        (B, N, D) embeddings of the clips.
@@ -128,15 +131,16 @@ class ProcedureModel(nn.Module):
         Returns: callable, zt (B, Q, D) and t (B, Q) -> x_hat (B, Q, D), z_hat (B, Q, D).
         """
         memory = self.denoiser.remember(self.context(x), observed)
-        c_in = diffusion.input_scale(self.alpha_bar, x.shape[-1])              # (T,)
-        c_skip = self.tau * diffusion.skip_scale(self.alpha_bar)               # (T,)
+        c_skip = diffusion.skip_scale(self.alpha_bar)                          # (T,)
 
         def predict(zt, t):
-            out = self.denoiser(memory, observed, c_in[t].unsqueeze(-1) * zt, j, t)
             with torch.autocast(x.device.type, enabled=False):         # bf16 is not exact
+                says = c_skip[t].unsqueeze(-1) * zt                    # (B, Q, D)
+                point = (says @ self.points.T).softmax(-1) @ self.points * self.dim ** 0.5
+            out = self.denoiser(memory, observed, point, j, t)
+            with torch.autocast(x.device.type, enabled=False):
                 u = self.mean + GAIN * out.float()
-                x_hat = (functional.normalize(u, dim=-1)
-                         + c_skip[t].unsqueeze(-1) * zt @ self.A)      # (B, Q, D)
+                x_hat = functional.normalize(u, dim=-1) + self.tau * says @ self.A
                 return x_hat, self.match_predicted(x_hat).exp() @ self.points
 
         return predict

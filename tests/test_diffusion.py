@@ -137,15 +137,6 @@ def test_a_level_means_the_same_at_any_width_and_for_any_crowd():
     assert (bayes_accuracy(64, 0.05) - reference).abs().max() < 0.04
 
 
-@pytest.mark.parametrize("D", [4, 64])
-def test_scaled_inputs_have_variance_one_at_every_level(D):
-    """Catches: the deviation for its inverse, D left out, the variance not rooted."""
-    points = clean_points(crowded(3 * D, D))
-    for a, c in zip(ALPHA_BAR, diffusion.input_scale(ALPHA_BAR, D)):
-        signal = sum(float(a * (z @ z)) for z in points) / (len(points) * D)    # variance each
-        assert float(c) ** 2 * (signal + 1 - float(a)) == pytest.approx(1, rel=1e-5)
-
-
 def test_skip_scale_is_what_the_noisy_point_says_of_the_clean_one():
     """Catches: alpha_bar for its root, the deviation of the noise for its variance. Held against
     the posterior of points of equal length under Eq. 2 and a flat prior."""
