@@ -30,26 +30,33 @@ def sizes_of(init):
     return init.arguments.get("released", init.arguments)
 
 
+def matches_texts(init):
+    """Whether embeddings of f lie among those of texts.
+
+    Those of a published f without h do not: TimeSformer's and DistantSup's heads are classifiers.
+    """
+    return "released" not in init.arguments or init.denoiser is not None
+
+
 def extend(init, settings, texts, classes):
     """The checkpoint's model with a classifier, as the task needs it -> a new model of its kind.
 
-    A published f without h is no match for texts: its head is a classifier of other classes, and
-    the class token before it becomes the embedding, as where TimeSformer is fine-tuned.
+    Where the head of f is a classifier of other classes, the class token before it becomes the
+    embedding, as where TimeSformer is fine-tuned.
 
     Args:
         init:    ProcedureModel or released.Released that is not fine-tuned.
-        texts:   (S, D) embeddings of the classes, of any length. None, or of another D than the
-                 model's: the classifier starts at 0.
+        texts:   (S, D) embeddings of the classes, of any length. None, or with an f that does not
+                 match texts: the classifier starts at 0.
         classes: sizes of the label sets.
     """
     import torch
     from torch.nn import functional
 
     from model import ProcedureModel
-    from released import Released
     arguments = {**sizes_of(init), "task": settings.task, "classes": classes}
-    state, published = init.state_dict(), isinstance(init, Released)
-    if published and not init.denoiser:
+    state, published = init.state_dict(), "released" in init.arguments
+    if not matches_texts(init):
         width = init.encoder.head.in_features
         arguments["encoder"] = {**arguments["encoder"], "dim": width}
         state["encoder.head.weight"] = torch.eye(width)
@@ -61,14 +68,14 @@ def extend(init, settings, texts, classes):
         arguments["encoder"] = {**arguments["encoder"], "frames": EPIC_FRAMES}
         place = state["encoder.time_embed"].transpose(1, 2)                    # (1, width, F)
         state["encoder.time_embed"] = functional.interpolate(place, EPIC_FRAMES).transpose(1, 2)
-    model = Released(**arguments) if published else ProcedureModel(init.phrases, **arguments)
+    model = type(init)(**arguments) if published else ProcedureModel(init.phrases, **arguments)
     new, _ = model.load_state_dict(state, strict=False)
     parts = {name.split(".")[0] for name in new}
     assert parts <= {"classifier", "denoiser"}, parts
     with torch.no_grad():
         for parameter in model.classifier.parameters():
             parameter.zero_()
-        if texts is not None and texts.shape[1] == model.dim:
+        if texts is not None and matches_texts(init):
             weight = next(model.classifier.parameters())                       # (S, D)
             weight.copy_(functional.normalize(texts, dim=-1))
     return model
@@ -102,8 +109,7 @@ def open_data(settings, init, device):
     else:
         source, texts = load_data(settings, init, device, compare=False)
     given = source.features.embedding if settings.features else texts
-    matched = "released" not in init.arguments or init.denoiser            # see `extend`
-    if matched and given is not None and given.shape[1] != init.dim:
+    if given is not None and given.shape[1] != init.dim and matches_texts(init):
         raise BadInput(f"--init {settings.init}: embeddings of width {init.dim}, those given have "
                        f"{given.shape[1]}; give the --data it was trained on")
     report_missing(source, settings)

@@ -3,6 +3,7 @@
 All weights here are random and small; nothing is downloaded.
 """
 import json
+import logging
 import math
 import re
 import signal
@@ -214,6 +215,8 @@ LAYOUTS = {"model_state": lambda state: {"epoch": 1, "model_state": state, "cfg"
            "model": lambda state: {"model": {name.removeprefix("model."): value for name, value in
                                              state.items()}},
            "plain": lambda state: state,
+           "compiled": lambda state: {"model": {"_orig_mod.module." + name: value
+                                                for name, value in state.items()}},
            "half": lambda state: {name: value.half() for name, value in state.items()}}
 
 
@@ -227,7 +230,7 @@ def test_every_layout_gives_the_same_model(tmp_path, capsys, encoder, layout):
         model.load_state_dict({name: value.half() for name, value in model.state_dict().items()})
     state = {name: value.contiguous() for name, value in released_names(model).items()}
     if layout == "safetensors":
-        save_file(state, tmp_path / "x.safetensors")
+        save_file(state, tmp_path / "x.safetensors", {"format": "pt"})
     else:
         torch.save(LAYOUTS[layout](state), tmp_path / "x.pyth")
     loaded = load_released(next(tmp_path.iterdir()), heads=2)
@@ -257,6 +260,16 @@ def test_sizes_are_read_from_the_weights(tmp_path, capsys, sizes):
     assert torch.equal(loaded.encode(clips), model.encode(clips))
 
 
+@pytest.mark.parametrize("kept, heads", [({"heads": 4}, 4), ({"heads": 1}, 1), ({}, 2),
+                                         ({"heads": "4"}, 2), ({"heads": 0}, 2), ({"heads": -1}, 2),
+                                         ({"heads": None}, 2), ({"heads": 4.0}, 2)])
+def test_heads_are_those_that_the_file_names(tmp_path, kept, heads):
+    """Catches: 64 per head in place of what the file says; a number that is none taken as it is."""
+    sizes = dict(F, width=128, heads=heads)
+    torch.save({"model_state": released_names(made(sizes)), "config": kept}, tmp_path / "x.pyth")
+    assert same_outputs(load_released(tmp_path / "x.pyth"), made(sizes))
+
+
 class Malice:
     """An object whose pickle, if it were executed, would make a file."""
     def __reduce__(self):
@@ -278,24 +291,45 @@ def without(*words):
     (lambda: {"lr": 3}, "not a checkpoint of train.py, nor one of TimeSformer.*among 0 tensors"),
     (lambda: {"a.weight": torch.ones(2)}, "nor one of TimeSformer"),
     (without("time_embed"), "nor one of TimeSformer.*image models are for --init"),
-    (without("temporal_attn"), r"missing or .*blocks.\*.temporal_attn.qkv.weight \(2\)"),
+    (without("temporal_attn"), r"missing or .*blocks.\*.temporal_attn.qkv.weight \(2\).*divided"),
     (without("resblocks.1.ln_1"), r"missing or of another shape: denoiser.*ln_1.weight"),
     (without("model.head.w"), "encoder.head.weight"),
     (lambda: {**released_names(made()), "model.pos_embed": torch.zeros(1, 14, 32)}, "pos_embed"),
+    (lambda: {**released_names(made()), "model.pos_embed": torch.zeros(17)}, "IndexError"),
+    (lambda: {**released_names(made()), "model.head.weight": torch.tensor(1.)}, "TypeError"),
+    (lambda: {**released_names(made()), "model.norm.bias": torch.full((32,), math.nan)},
+     "encoder.norm.bias holds NaN or infinity"),
+    (lambda: {**released_names(made()), "model.blocks.99999999.norm1.weight": torch.ones(32)},
+     r"missing or of another shape: encoder.blocks.\*.temporal_norm1.weight"),
+    (lambda: torch.jit.script(torch.nn.Linear(2, 2)), r"TorchScript.*torch.jit.load\(FILE\).state_"),
     (lambda: released_names(made()), "width 32, but how many heads"),
 ])
-def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, make, says):
-    """Catches: a traceback, a pickle executed, weights left random where the file has none."""
+def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, make, says):
+    """Catches: a traceback, a pickle executed, weights left random where the file has none, torch's
+    warning beside the one line."""
     monkeypatch.chdir(tmp_path)
     content = make()
+    recwarn.clear()
     if isinstance(content, bytes):
         Path("x.pyth").write_bytes(content)
+    elif isinstance(content, torch.jit.ScriptModule):
+        content.save("x.pyth")
     elif content is not None:
         torch.save(content, "x.pyth")
     heads = None if "how many" in says else 2
     with pytest.raises(BadInput, match=says) as caught:
         load_released("x.pyth", heads)
-    assert "\n" not in str(caught.value) and not Path("executed").exists()
+    assert "\n" not in str(caught.value) and not Path("executed").exists() and not recwarn.list
+
+
+def test_what_the_command_wrote_is_loaded_as_well(tmp_path):
+    """Catches: a file of `python weights.py` refused by the documented call, or one of training
+    taken for a published one."""
+    save_checkpoint(tmp_path / "x.pt", made())
+    assert same_outputs(load_released(tmp_path / "x.pt"), made())
+    save_checkpoint(tmp_path / "ours.pt", fresh(F))
+    with pytest.raises(BadInput, match="ours.pt: a checkpoint of ours; model.load_model reads it"):
+        load_released(tmp_path / "ours.pt")
 
 
 # ---- a start for training ----------------------------------------------------------------------
@@ -421,8 +455,43 @@ def test_nothing_that_fits_is_an_error(tmp_path):
         init_model(fresh(F), tmp_path / "resnet.pth")
 
 
-def test_timm_by_name(monkeypatch):
-    """Catches: another model than the release's, a traceback of the hub without a network."""
+@pytest.mark.parametrize("encoder, sizes", [(MVIT, dict(F, width=16)), (F, dict(F, width=64)),
+                                            (F, MVIT | {"width": 16})])
+def test_a_projection_alone_is_no_start(tmp_path, encoder, sizes):
+    """Catches: a run from random weights because the head, or its bias, happens to fit: TimeSformer
+    and MViT-v2 are both 768 wide before it."""
+    save_released(tmp_path / "x.pyth", made(encoder, None))
+    with pytest.raises(BadInput, match=r"fits a block .*; it has encoder\.\S*blocks.0.norm2.weight "
+                                       r"\(|it has encoder.blocks.0.temporal_norm1.weight \("):
+        init_model(fresh(sizes), tmp_path / "x.pyth")
+
+
+def test_numbers_that_are_none_are_refused(tmp_path):
+    """Catches: a training that ends at step 1 with advice on the learning rate."""
+    state = released_names(made())
+    state["model.blocks.1.mlp.fc1.bias"][3] = math.inf
+    torch.save(state, tmp_path / "x.pyth")
+    with pytest.raises(BadInput, match="encoder.blocks.1.mlp.fc1.bias holds NaN or infinity"):
+        init_model(fresh(F), tmp_path / "x.pyth")
+
+
+@pytest.mark.parametrize("kind", ["joint", "space only"])
+def test_a_timesformer_of_another_kind_gets_attention_over_time(tmp_path, kind):
+    """Catches: temporal attention left random beside a spatial one that is trained."""
+    state = {name: value for name, value in released_names(made(denoiser=None)).items()
+             if "temporal" not in name and (kind == "joint" or "time_embed" not in name)}
+    torch.save({"model_state": state}, tmp_path / "x.pyth")
+    model = fresh(F)
+    init_model(model, tmp_path / "x.pyth")
+    for block in model.encoder.blocks:
+        assert torch.equal(block.temporal_attn.qkv.weight, block.attn.qkv.weight)
+    assert torch.equal(block.attn.qkv.weight, state["model.blocks.1.attn.qkv.weight"])
+    assert not block.temporal_fc.weight.any()
+
+
+def test_timm_by_name(monkeypatch, caplog):
+    """Catches: another model than the release's, a traceback of the hub without a network, the
+    hub's log of its retries beside the one line."""
     _, state = image_model("timm")
     asked = []
 
@@ -436,11 +505,13 @@ def test_timm_by_name(monkeypatch):
     assert torch.equal(model.encoder.blocks[1].attn.qkv.weight, state["blocks.1.attn.qkv.weight"])
 
     def refuse(name, pretrained):
+        logging.getLogger("huggingface_hub.utils").warning("Retrying in 1s [Retry 1/5].")
         raise OSError("no network\nand no file in the cache")
     monkeypatch.setattr(timm, "create_model", refuse)
     with pytest.raises(BadInput, match=r"--init timm: vit_base.*\(OSError: no network\); without a "
                                        "network, download it elsewhere and give the file"):
         init_model(model, Path("timm"))
+    assert not caplog.records
 
 
 def test_the_name_of_the_start_is_one_of_timms():
