@@ -75,31 +75,33 @@ RELEASED = (
 # ------------------------------------------------------------------------------------------------
 # From a file to names and sizes of ours
 # ------------------------------------------------------------------------------------------------
-def replaced(tensors, pairs):
-    """{name: tensor} with each of the pairs replaced in all names, in turn."""
-    for old, new in pairs:
-        tensors = {re.sub(old, new, name): value for name, value in tensors.items()}
-    return tensors
-
-
 def tensors_of(content):
-    """Content of a file -> {name of ours: tensor}, see the header; empty if there is no tensor."""
+    """Content of a file -> {bare name: tensor}, out of its dict; empty if there is no tensor."""
     for key in ("model_state", "state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
     found = content.items() if isinstance(content, dict) else ()
-    tensors = replaced({name: value for name, value in found if isinstance(name, str)
-                        and isinstance(value, torch.Tensor) and value.is_floating_point()
-                        and value.layout == torch.strided}, [(WRAPPER, "")])
+    return {re.sub(WRAPPER, "", name): value for name, value in found if isinstance(name, str)
+            and isinstance(value, torch.Tensor) and value.is_floating_point()
+            and value.layout == torch.strided}
+
+
+def rename(tensors):
+    """Bare names of any kind of the header's table -> names of ours, see there."""
+    def replaced(pairs, tensors):
+        for old, new in pairs:
+            tensors = {re.sub(old, new, name): value for name, value in tensors.items()}
+        return tensors
+
     tensors = {name: value for name, value in tensors.items() if not name.startswith(LEFT_OUT)}
     if any(re.match(r"encoder\.(patch_embed|body)\.|denoiser\.", name) for name in tensors):
         return tensors                                                      # ours
     if "encoder.pos_embedding" in tensors:
-        tensors = replaced(tensors, TORCHVISION_VIT)
+        tensors = replaced(TORCHVISION_VIT, tensors)
     if "pos_encoding.class_token" in tensors:                               # torchvision's MViT
         tensors = {f"video_encoder.{name}": value for name, value in tensors.items()
                    if not name.startswith("head.")}
-    tensors = replaced(tensors, RELEASED)
+    tensors = replaced(RELEASED, tensors)
     token = "encoder.body.pos_encoding.class_token"
     return tensors | ({token: tensors[token].flatten()} if token in tensors else {})
 
@@ -114,12 +116,12 @@ def encoder_sizes(w, heads):
     """Arguments of build_encoder, read from the shapes; heads of a TimeSformer cannot be."""
     dim = len(w["encoder.head.weight"])
     if "encoder.body.conv_proj.weight" in w:
-        block = "encoder.body.blocks.{}.attn."
-        blocks = range(count(w, "encoder.body.blocks."))
-        widths = [len(w[block.format(i) + "project.0.weight"]) for i in blocks]
-        tall, head = w[block.format(0) + "rel_pos_h"].shape
+        attention = [f"encoder.body.blocks.{i}.attn."
+                     for i in range(count(w, "encoder.body.blocks."))]
+        widths = [len(w[block + "project.0.weight"]) for block in attention]
+        tall, head = w[attention[0] + "rel_pos_h"].shape
         return {"kind": "mvit", "dim": dim, "image": 2 * (tall + 1),
-                "frames": len(w[block.format(0) + "rel_pos_t"]) + 1, "width": widths[0],
+                "frames": len(w[attention[0] + "rel_pos_t"]) + 1, "width": widths[0],
                 "heads": widths[0] // head, "kv_stride": KV_STRIDE,
                 "stages": [len(list(same)) for _, same in groupby(widths)]}
     width, _, patch, _ = w["encoder.patch_embed.proj.weight"].shape
@@ -131,58 +133,67 @@ def encoder_sizes(w, heads):
             "heads": heads or width // HEAD_WIDTH}
 
 
+def released_sizes(w, heads):
+    """Arguments of Released, as a dict, read from the shapes of {name of ours: tensor}."""
+    encoder, denoiser = encoder_sizes(w, heads), None
+    if any(name.startswith("denoiser.") for name in w):
+        denoiser = {"dim": encoder["dim"],
+                    "layers": count(w, "denoiser.temporalModelling.resblocks."),
+                    "clips": len(w["denoiser.temporalEmbedding.weight"])}
+    classes = [len(w[name]) for name in ("classifier.0.weight", "classifier.1.weight") if name in w]
+    task = (None if not classes else "classify" if not denoiser else
+            "activity" if classes == [ACTIVITIES] else "forecast")
+    return {"encoder": encoder, "denoiser": denoiser, "task": task, "classes": classes}
+
+
+def heads_of(content):
+    """The number of TimeSformer's heads where a file names it, or None; the release's do not."""
+    kept = [content.get(key) for key in ("config", "cfg")] if isinstance(content, dict) else []
+    named = [config.get("heads") for config in kept if isinstance(config, dict)]
+    return next((heads for heads in named if isinstance(heads, int) and heads > 0), None)
+
+
 def build_released(path, content, heads=None):
     """The content of a file from outside as a Released in eval mode, its sizes read from it.
 
     Args:    heads: of TimeSformer, if neither the file nor the release's 64 per head says it.
     Raises:  BadInput if it is no video model, or its tensors do not fit each other.
     """
-    w = {name: value.float() for name, value in tensors_of(content).items()}
-    says = [content.get(key) for key in ("config", "cfg")] if isinstance(content, dict) else []
-    says = [kept.get("heads") for kept in says if isinstance(kept, dict)]    # released: a text
-    heads = heads or next((n for n in says if isinstance(n, int) and n > 0), None)
+    w, heads = rename(tensors_of(content)), heads or heads_of(content)
     try:
-        encoder = encoder_sizes(w, heads)
-        denoiser = {"dim": encoder["dim"],
-                    "layers": count(w, "denoiser.temporalModelling.resblocks."),
-                    "clips": len(w["denoiser.temporalEmbedding.weight"])} \
-            if any(name.startswith("denoiser.") for name in w) else None
-        classes = [len(w[name]) for name in ("classifier.0.weight", "classifier.1.weight")
-                   if name in w]
-        task = (None if not classes else "classify" if not denoiser else
-                "activity" if classes == [ACTIVITIES] else "forecast")
-        model = Released(encoder, denoiser, task, classes)
+        sizes = released_sizes(w, heads)
+        model = Released(**sizes)
     except (LookupError, ArithmeticError, ValueError, TypeError, AssertionError,
             RuntimeError) as error:
         raise BadInput(f"{path}: not a checkpoint of train.py, nor one of TimeSformer, DistantSup "
                        f"or ProcedureVRL ({type(error).__name__}: {error}, among {len(w)} tensors)"
                        "; image models are for --init of pre-training") from None
     missing, _, reshaped = fill(path, model, w)
+    f = sizes["encoder"]
     if missing or reshaped:
-        raise BadInput(f"{path}: missing or of another shape: {shorten([*missing, *reshaped])}; a "
-                       f"{encoder.get('kind', 'timesformer')} of width {encoder['width']} and "
-                       "divided space-time attention is needed")
-    if not heads and "kind" not in encoder:
-        print(f"  it does not say how many attention heads: {encoder['heads']}, each {HEAD_WIDTH} "
-              "wide as in the release")
+        raise BadInput(f"{path}: missing or of another shape: {shorten([*missing, *reshaped])}; "
+                       f"needed is a {f.get('kind', 'timesformer')} of width {f['width']} with "
+                       f"divided space-time attention, and heads on its embedding of {f['dim']}")
+    if not heads and "kind" not in f:
+        print(f"  it does not say how many attention heads: {f['heads']}, each {HEAD_WIDTH} wide "
+              "as in the release")
     return model.eval()
 
 
 def load_released(path, heads=None):
     """A published checkpoint -> Released, computing what it computed there; see the header.
 
-    Sizes are read from the tensors. The number of TimeSformer's heads is not in them: it is the
-    file's config["heads"] where that is written, else width / 64, as all published ones have it;
-    `heads` sets it. A file that `python weights.py` wrote is read as well.
+    In eval mode, its parameters without gradients. Sizes are read from the tensors. The number of
+    TimeSformer's heads is not in them: it is the file's config["heads"] where that is written, else
+    width / 64, as all published ones have it; `heads` sets it. A file that `python weights.py`
+    wrote is read as well.
     Raises: BadInput, one line, if the file is none or cannot be read.
     """
     content = read_content(path)
-    if not is_ours(content):
-        return build_released(path, content, heads)
-    model, _ = load_model(path)
+    model = load_model(path)[0] if is_ours(content) else build_released(path, content, heads)
     if not isinstance(model, Released):
         raise BadInput(f"{path}: a checkpoint of ours; model.load_model reads it")
-    return model
+    return model.requires_grad_(False)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -191,12 +202,11 @@ def load_released(path, heads=None):
 def shorten(names, every=()):
     """Names by kind: blocks.0.norm1.weight, blocks.1.norm1.weight -> "blocks.*.norm1.weight (2)".
 
-    Of a part of which all in `every` are among them: "denoiser.* (48)".
+    every: all names there are; of a part that is among `names` as a whole: "denoiser.* (48)".
     """
-    whole = {name.split(".")[0] for name in names} - {name.split(".")[0] for name in every
-                                                     if name not in names}
-    kinds = Counter(f"{part}.*" if (part := name.split(".")[0]) in whole and every else
-                    re.sub(r"\.\d+(?=\.)", ".*", name) for name in names)
+    split = {name.split(".")[0] for name in every if name not in names}        # parts in both
+    kinds = Counter(re.sub(r"\.\d+(?=\.)", ".*", name) if not every or part in split else
+                    f"{part}.*" for name in names for part in [name.split(".")[0]])
     return ", ".join(kind if n == 1 else f"{kind} ({n})" for kind, n in kinds.items())
 
 
@@ -287,7 +297,8 @@ def open_start(source):
     attention over time, of images or TimeSformer's "joint" and "space only", gets it.
     Raises: BadInput if the source cannot be read.
     """
-    tensors = tensors_of(timm_weights() if str(source) == "timm" else read_content(source))
+    content = timm_weights() if str(source) == "timm" else read_content(source)
+    tensors = rename(tensors_of(content))
     block = "encoder.blocks.0.{}.qkv.weight"
     flat = block.format("attn") in tensors and block.format("temporal_attn") not in tensors
     return video_from_image(tensors) if flat else tensors
@@ -295,7 +306,9 @@ def open_start(source):
 
 def main(settings):
     """Read a checkpoint from outside and write it as a file of ours."""
-    model = build_released(settings.source, read_content(settings.source), settings.heads)
+    if settings.target.resolve() == settings.source.resolve():
+        raise BadInput(f"{settings.target}: is the file to be read; name another for the result")
+    model = load_released(settings.source, settings.heads)
     save_checkpoint(settings.target, model)
     print(f"{settings.target}: {sum(p.numel() for p in model.parameters()):,} parameters, "
           f"{model.arguments['released']}")
