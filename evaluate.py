@@ -120,7 +120,8 @@ def require_classes(model, source, texts, settings):
     """BadInput unless labels, texts and checkpoint fit each other."""
     import tasks
     path = settings.checkpoint
-    if texts is not None and texts.shape[1] != model.dim:
+    matched = model.task != "classify" or settings.features        # else texts are not matched
+    if texts is not None and matched and texts.shape[1] != model.dim:
         raise BadInput(f"{path}: embeddings of width {model.dim}, the texts have "
                        f"{texts.shape[1]}; give the --data it was trained on")
     if model.task is None or settings.data == "epic":

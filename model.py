@@ -24,7 +24,7 @@ import diffusion
 import losses
 from denoiser import Denoiser
 from encoder import TimeSformer
-from program import BadInput, write_atomically
+from program import BadInput, quiet, write_atomically
 
 GAIN = 0.5                # of h's output beside the mean text: the start of training is gentle
 KAPPA = 0.45              # scale of the noise in forecasts; below 1 the likelier steps come more
@@ -203,14 +203,16 @@ def read_content(path):
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
             return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with quiet():                          # torch also warns of what it then refuses
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:                 # torch names no class for a file it cannot load
         code = re.search(r"(?<=GLOBAL )[\w.]+|TorchScript", str(error))
         if code:
+            tensors = ("torch.jit.load(FILE).state_dict()" if code[0] == "TorchScript" else
+                       "torch.load(FILE, weights_only=False)['model_state']")
             raise BadInput(f"{path}: holds {code[0]}, which only code can read, and a file's code "
                            "is never run here; if you trust the file, save its tensors alone: "
-                           "torch.save(torch.load(FILE, weights_only=False)['model_state'], NEW)"
-                           ) from None
+                           f"torch.save({tensors}, NEW)") from None
         raise BadInput(f"{path}: cannot be read as a checkpoint ({type(error).__name__}); "
                        "is it cut off, or not a file of tensors and plain types?") from None
 

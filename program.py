@@ -4,10 +4,13 @@ Nothing here knows the method; what the flags of each script are is in settings.
 """
 import argparse
 import json
+import logging
 import os
 import random
 import signal
 import sys
+import warnings
+from contextlib import contextmanager
 from dataclasses import MISSING, field, fields
 from pathlib import Path
 
@@ -108,6 +111,18 @@ def fail(program, error, status):
     text = " ".join(str(error).split())
     print(f"{program}: error: {text}", file=sys.stderr)
     return status
+
+
+@contextmanager
+def quiet():
+    """Within it libraries neither log nor warn: what went wrong is in their exception too."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def write_atomically(path, write):

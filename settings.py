@@ -127,7 +127,8 @@ class FinetuneSettings:
     task: str = opt("classify: the classifier on f's embedding; forecast, activity: h and the "
                     "classifier; f stays as it is, but with --data epic", "classify",
                     ("classify", "forecast", "activity"))
-    init: Path = opt("what to begin with: run folder, or a checkpoint file", Path("runs/pretrain"))
+    init: Path = opt("begin with this checkpoint: a run folder, or a file, also a published one",
+                     Path("runs/pretrain"))
     data: str = opt("toy: the embedded world; coin: COIN with videos, or with a features file; "
                     "epic: EPIC-Kitchens-100, verbs and nouns, f and the classifier", "toy",
                     ("toy", "coin", "epic"))
@@ -150,7 +151,8 @@ class FinetuneSettings:
     batch: int = opt("samples per step; the paper's 64", 64)
     lr: float = opt("peak learning rate of AdamW", 1e-3)
     weight_decay: float = opt("of AdamW", 1e-2)
-    dropout: float = opt("share of each block's output in h that is set to zero", 0.1)
+    dropout: float = opt("share of each block's output in h that is set to zero; a published h "
+                         "has none", 0.1)
     workers: int = opt("processes that read videos ahead; 0: none", 0)
     max_unreadable: float = opt("share of the videos found that may be unreadable", 0.05)
     log_every: int = opt("steps between two rows of metrics.jsonl", 20)
