@@ -19,14 +19,16 @@ class BadInput(ValueError):
     """What was given cannot be used: the user's to mend, so the program ends with one line."""
 
 
-def opt(help, default=MISSING, choices=None, data=()):
+def opt(help, default=MISSING, choices=None, data=(), flag=True):
     """A field of a settings class: its help says effect, unit, range; choices if there are few.
 
-    Without a default it is no flag but an argument by its place. data: the kinds of --data that it
-    has an effect on; with another kind it is refused. None named: all.
+    Without a default, or with flag=False, it is no flag but an argument by its place: one that must
+    be given, or one that may be left out. data: the kinds of --data that it has an effect on; with
+    another kind it is refused. None named: all.
     """
     help += f" (--data {', '.join(data)})" if data else ""
-    return field(default=default, metadata={"help": help, "choices": choices, "data": data})
+    return field(default=default,
+                 metadata={"help": help, "choices": choices, "data": data, "flag": flag})
 
 
 def check(good, name, value, need):
@@ -50,8 +52,10 @@ def parse(cls, argv=None):
         kind = ({"action": argparse.BooleanOptionalAction} if f.type is bool else
                 {"type": f.type, "choices": f.metadata["choices"], "metavar": None
                  if f.metadata["choices"] else f.type.__name__.upper()})
-        if f.default is MISSING:
-            parser.add_argument(f.name, help=f.metadata["help"], type=f.type)
+        if f.default is MISSING or not f.metadata["flag"]:
+            absent = {} if f.default is MISSING else {"nargs": "?", "default": f.default}
+            parser.add_argument(f.name, help=f.metadata["help"], type=f.type,
+                                choices=f.metadata["choices"], **absent)
             continue
         parser.add_argument("--" + f.name.replace("_", "-"), default=f.default,
                             help=f.metadata["help"], **kind)

@@ -10,6 +10,7 @@ from program import check, opt
 
 HOWTO, COIN, EPIC = ("howto100m",), ("coin",), ("epic",)                 # kinds of --data
 FEATURES = ("annotations", "text_embeddings", "features")      # a features file and what it needs
+PICTURES = (".png", ".pdf", ".svg")                            # kinds of figures
 
 
 def check_labelled(settings):
@@ -37,6 +38,16 @@ def check_common(settings, needs):
     for name in needs:
         check(getattr(settings, name) is not None, name, "is missing", f"--data {settings.data} "
               f"needs --{', --'.join(needs).replace('_', '-')} (see README.md, Data)")
+
+
+def check_files(settings, *names, suffixes=None):
+    """BadInput now, not after the work, if a file could not be written, or is of no such kind."""
+    for name in names:
+        path = getattr(settings, name)
+        check(path is None or path.parent.is_dir() and not path.is_dir(), name, path,
+              "is a folder, or there is none to put it in; name a file in a folder that is there")
+        check(path is None or not suffixes or path.suffix in suffixes, name, path,
+              f"must end in {', '.join(suffixes or ())}")
 
 
 @dataclass(frozen=True)
@@ -341,6 +352,65 @@ class ExportSettings:
     def __post_init__(self):
         check(self.out is not None, "out", "is missing", "a folder is needed")
         check(self.train >= 0 and self.test >= 0, "train", self.train, "must be 0 or more")
+
+
+@dataclass(frozen=True)
+class PredictSettings:
+    """The steps that one video shows, and several futures it may take; any list of steps does."""
+    video: Path = opt("the video; without one, a test video of the embedded world, and the truth "
+                      "beside the forecast", None, flag=False)
+    steps: Path = opt("the steps to choose among, one per line; default those of the embedded "
+                      "world, for a checkpoint of it", None)
+    text_embeddings: Path = opt("npz of such steps and their embeddings, in place of --steps and "
+                                "the teacher: pseudo_labels.py writes it once", None)
+    checkpoint: Path = opt("run folder, a checkpoint file of ours, or a published one",
+                           Path("runs/pretrain"))
+    clip: str = opt("open_clip model that embeds the steps, that of the checkpoint's training: or "
+                    "local-dir:DIR", "ViT-B-16-quickgelu")
+    clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None)
+    samples: int = opt("M, Monte Carlo samples (Eq. 11): so many futures", 50)
+    horizon: int = opt("steps of a future", 3)
+    at: float = opt("s: forecast from here, where the observed part ends; default the end of the "
+                    "video", None)
+    json: Path = opt("also write the forecast here", None)
+    figure: Path = opt("also draw it: FILE.png, .pdf or .svg (needs matplotlib)", None)
+    keyframes: Path = opt("also paint the likeliest next steps from the last observed frame, into "
+                          "this folder (needs diffusers and transformers)", None)
+    keyframe_model: str = opt("a Stable Diffusion model of diffusers: a name of the hub, or a "
+                              "folder", "stable-diffusion-v1-5/stable-diffusion-v1-5")
+    seed: int = opt("of the noise; without a video also which test video, and of its pixels", 0)
+    device: str = opt("auto: a CUDA GPU where there is one", "auto")
+
+    def __post_init__(self):
+        for name in ("samples", "horizon"):
+            check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+        check(self.at is None or 0 < self.at < math.inf, "at", self.at, "must be above 0 s")
+        check(0 <= self.seed < 2 ** 32, "seed", self.seed, "must be 0 to 2^32 - 1")
+        check(self.steps is None or self.text_embeddings is None, "steps", self.steps,
+              "--text-embeddings is given as well, with steps of its own; give one of them")
+        check_files(self, "json")
+        check_files(self, "figure", suffixes=PICTURES)
+        check(self.keyframes is None or not self.keyframes.is_file(), "keyframes", self.keyframes,
+              "is a file; name a folder")
+
+
+@dataclass(frozen=True)
+class FiguresSettings:
+    """Draw a run's training curves, or its sampled next steps beside the true ones."""
+    what: str = opt("training: curves of RUN/metrics.jsonl; distributions: next steps, sampled and "
+                    "true, in the embedded world", choices=("training", "distributions"))
+    run: Path = opt("the run folder", Path("runs/pretrain"))
+    out: Path = opt("file to write: .png, .pdf or .svg; default WHAT.png", None)
+    samples: int = opt("distributions: Monte Carlo samples per forecast", 200)
+    seed: int = opt("distributions: of the noise, and the first of six test videos", 0)
+    device: str = opt("auto: a CUDA GPU where there is one", "auto")
+
+    def __post_init__(self):
+        check(self.samples >= 1, "samples", self.samples, "must be at least 1")
+        check(0 <= self.seed < 2 ** 32, "seed", self.seed, "must be 0 to 2^32 - 1")
+        if self.out is None:
+            object.__setattr__(self, "out", Path(f"{self.what}.png"))
+        check_files(self, "out", suffixes=PICTURES)
 
 
 @dataclass(frozen=True)

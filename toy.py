@@ -232,6 +232,23 @@ class Grammar:
             nodes, node = nodes[keep], self.parent[node[keep]]
         return nodes
 
+    def chance(self, shown, from_start, future):
+        """P(these steps follow in this order), given that the video goes on for as long.
+
+        The product of `next_step` over them. Args as there; future: step ids, others (-1) have no
+        chance. Returns: float.
+        """
+        p, shown = 1.0, list(shown)
+        for step in future:
+            try:
+                p *= float(self.next_step(shown, from_start)[step]) if step >= 0 else 0.0
+            except ValueError:                                 # the last step was the video's last
+                p = 0.0
+            if p == 0:
+                break
+            shown.append(step)
+        return p
+
     def next_step_from_clips(self, likelihood, from_start, clip_seconds):
         """The same filter, fed with what an encoder believes about each clip instead of the truth.
 

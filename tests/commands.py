@@ -14,7 +14,9 @@ sys.path.insert(0, str(ROOT))
 import benchmark  # noqa: E402
 import data  # noqa: E402
 import evaluate  # noqa: E402
+import figures  # noqa: E402
 import phrases  # noqa: E402
+import predict  # noqa: E402
 import pseudo_labels  # noqa: E402
 import tools  # noqa: E402
 import toy_render  # noqa: E402
@@ -22,10 +24,13 @@ import train  # noqa: E402
 import weights  # noqa: E402
 from annotations import training_split  # noqa: E402
 from program import run  # noqa: E402
-from settings import (BenchmarkSettings, EvaluateSettings, PhrasesSettings, TextSettings,  # noqa: E402
-                      TrainSettings, WeightsSettings)
+from settings import (BenchmarkSettings, EvaluateSettings, FiguresSettings,  # noqa: E402
+                      PhrasesSettings, PredictSettings, TextSettings, TrainSettings,
+                      WeightsSettings)
 
 SCRIPTS = {"evaluate.py": (evaluate.main, EvaluateSettings),
+           "predict.py": (predict.main, PredictSettings),
+           "figures.py": (figures.main, FiguresSettings),
            "benchmark.py": (benchmark.main, BenchmarkSettings),
            "phrases.py": (phrases.main, PhrasesSettings),
            "pseudo_labels.py": (pseudo_labels.main, TextSettings),

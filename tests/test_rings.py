@@ -49,9 +49,14 @@ MAY_IMPORT = {
                     "protocols", "pseudo_labels", "tasks", "toy"},
     "evaluate": {"program", "settings", "inference", "forecasting", "data", "epic", "kept", "losses",
                  "metrics", "missing", "model", "tasks", "toy"},
+    "keyframes": {"program"},
+    "figures": {"program", "settings", "predict"},                # lazily, as predict does figures
+    "predict": {"program", "settings", "inference", "annotations", "data", "diffusion", "figures",
+                "keyframes", "listings", "model", "protocols", "toy", "toy_render", "video"},
     "benchmark": {"program", "settings", "captions", "data", "listings", "protocols", "video"},
 }
-OPTIONAL = {"spacy"}           # packages of one command: imported in a function, named when missing
+# Packages of one command: imported in a function, named when missing. PIL comes with diffusers.
+OPTIONAL = {"spacy", "matplotlib", "diffusers", "transformers", "PIL"}
 TREES = {path.stem: ast.parse(path.read_text(encoding="utf-8"), path.name)
          for path in sorted(ROOT.glob("*.py"))}
 
@@ -99,7 +104,7 @@ def test_every_package_is_in_requirements():
 
 @pytest.mark.parametrize("name", TREES)
 def test_optional_packages_are_imported_in_functions(name):
-    """Catches: a command that needs spaCy for its --help."""
+    """Catches: a command that needs spaCy, or matplotlib, for its --help."""
     top = ast.Module([node for node in TREES[name].body
                       if isinstance(node, (ast.Import, ast.ImportFrom))], [])
     assert not imports(top) & OPTIONAL

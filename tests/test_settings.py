@@ -16,7 +16,8 @@ sys.path.insert(0, str(ROOT))
 import train  # noqa: E402
 from program import (BadInput, parse, pick_device, run, set_seed, write_atomically,  # noqa: E402
                      write_json)
-from settings import EvaluateSettings, FinetuneSettings, TrainSettings  # noqa: E402
+from settings import (EvaluateSettings, FiguresSettings, FinetuneSettings,  # noqa: E402
+                      PredictSettings, TrainSettings)
 
 CLASSES = pytest.mark.parametrize("cls", [TrainSettings, FinetuneSettings, EvaluateSettings])
 
@@ -43,7 +44,8 @@ def program(monkeypatch):
 # ---- the command line --------------------------------------------------------------------------
 @pytest.mark.parametrize("script, flags", [("train.py", []), ("evaluate.py", []),
                                            ("train.py", ["--stage", "finetune"]),
-                                           ("pseudo_labels.py", []), ("data.py", ["teach"])])
+                                           ("pseudo_labels.py", []), ("data.py", ["teach"]),
+                                           ("predict.py", []), ("figures.py", [])])
 def test_help_is_there_at_once(script, flags, tmp_path):
     """Catches: torch imported at the top of a script (4 s before --help), a wrong % in a help."""
     code = ("import runpy, sys\n"
@@ -147,6 +149,28 @@ def test_flags_of_another_kind_of_data_are_refused(cls, argv, capsys):
     line = error_of(capsys, cls, *argv)
     assert "no effect with --data" in line or "--videos is given as well" in line
     assert argv[-2] in line
+
+
+@pytest.mark.parametrize("argv", [
+    ["--samples", "0"], ["--horizon", "0"], ["--at", "0"], ["--at", "nan"], ["--at", "inf"],
+    ["--seed", "-1"], ["--steps", "a", "--text-embeddings", "b"], ["--json", "nowhere/out.json"],
+    ["--json", "."], ["--figure", "a.txt"], ["--figure", "nowhere/a.png"],
+    ["--keyframes", "settings.py"]], ids=" ".join)
+def test_wrong_values_of_predict(argv, capsys, monkeypatch):
+    """Catches: a file that cannot be written, found out after the forecast."""
+    monkeypatch.chdir(ROOT)
+    assert argv[0] in error_of(capsys, PredictSettings, *argv)
+
+
+def test_an_argument_by_its_place_may_be_left_out():
+    """Catches: predict.py that needs a video; a video taken for a flag; any kind of figure."""
+    assert parse(PredictSettings, []).video is None
+    assert parse(PredictSettings, ["a/b.mp4", "--samples", "7"]).video == Path("a/b.mp4")
+    assert parse(PredictSettings, ["--samples", "7", "b.mp4"]).samples == 7
+    assert parse(FiguresSettings, ["training"]).out == Path("training.png")
+    for argv in ([], ["tables"]):
+        with pytest.raises(SystemExit):
+            parse(FiguresSettings, argv)
 
 
 def test_missing_coin_files_are_named(capsys):

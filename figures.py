@@ -1,0 +1,352 @@
+"""Pictures: a forecast as in the paper's Fig. 3, training curves, open vocabulary, distributions.
+
+    python predict.py --figure forecast.png                  # a video and its futures
+    python figures.py training --run runs/pretrain           # the terms of the loss
+    python figures.py distributions --run runs/pretrain      # next steps, sampled and true
+
+    function              shows                                               paper
+    plot_forecast         observed frames, next steps, a tree of futures      Fig. 3
+    plot_training         the terms of the loss by step, and the stages       Eq. 7
+    plot_open_vocabulary  accuracy of steps by their BLEU-1 with the pool     App. D, the chart
+    plot_distributions    sampled beside true next steps                      Eq. 11
+    S steps, N windows, M samples.
+
+Only this file needs matplotlib (`pip install matplotlib`). What is sampled is solid blue, what is
+true hatched: they differ in print, and to every eye.
+"""
+import json
+import math
+import textwrap
+from collections import Counter
+
+from program import BadInput, run, write_atomically
+from settings import FiguresSettings, PredictSettings
+
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#007A5A", "#666666"     # Okabe and Ito's, darker
+TRUE = {"facecolor": "white", "edgecolor": "black", "hatch": "/////", "linewidth": 0.6}
+NEXT, LEAVES = 6, 7           # next steps, and futures, that a figure has room for
+PANELS = 6                    # forecasts of plot_distributions
+NOVEL = 0.7                   # BLEU-1 below which the paper calls a step novel
+
+
+def require():
+    """BadInput unless matplotlib is installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise BadInput("figures need matplotlib: pip install matplotlib") from None
+    return matplotlib
+
+
+def new_figure(width, height):
+    """An empty figure of inches, to be read at the width of a page."""
+    require()
+    from matplotlib.figure import Figure
+    return Figure((width, height), layout="constrained")
+
+
+def save(figure, path):
+    """Write a figure as the suffix says, whole or not at all; hatches thin, text as text."""
+    matplotlib = require()
+    with matplotlib.rc_context({"hatch.linewidth": 0.5, "svg.fonttype": "none"}):
+        write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:], dpi=125))
+
+
+def bare(axes, keep=("left", "bottom")):
+    """Take away the frame of axes but for the sides in `keep`."""
+    for side in ("left", "right", "top", "bottom"):
+        axes.spines[side].set_visible(side in keep)
+
+
+def percent(p):
+    """0.234 -> 23 %"""
+    return f"{100 * p:.0f} %"
+
+
+def folded(text, width=15, lines=2):
+    """Text as at most so many lines of `width` characters, "..." where it is longer: a list."""
+    return textwrap.wrap(text, width, max_lines=lines, placeholder=" ...")
+
+
+# ------------------------------------------------------------------------------------------------
+# A forecast: Fig. 3
+# ------------------------------------------------------------------------------------------------
+def plot_forecast(content, pictures, painted=None):
+    """Observed frames, the next steps as bars, futures as a tree; below, key frames if there are.
+
+    Args:
+        content:  predict.py's answer, SPEC's JSON, with or without "truth".
+        pictures: (N, 3, H, W) uint8, one of each window.
+        painted:  {step: (3, H, W) uint8} of keyframes.py, or None.
+    Returns: matplotlib Figure.
+    """
+    height, width = pictures.shape[2:]
+    rows = [7.6 / len(pictures) * height / width + (1.0 if "truth" in content else 0.75)]
+    if content["next"]:
+        drawn = content["futures"][:LEAVES]
+        lines = max(len(folded(step)) for future in drawn for step in future["steps"])
+        rows.append(max(2.0, 0.3 + len(drawn) * (0.14 * lines + 0.28)))
+    rows += [2.2] * bool(painted)                                              # all in inches
+    figure = new_figure(8, sum(rows))
+    parts = figure.subfigures(len(rows), 1, height_ratios=rows, squeeze=False)[:, 0]
+    plot_strip(parts[0], content, pictures)
+    if content["next"]:
+        bars, tree = parts[1].subplots(1, 2, width_ratios=(1, 2))
+        plot_bars(bars, content)
+        plot_tree(tree, content)
+    if painted:
+        parts[-1].suptitle("Painted from the last frame", fontsize=10, x=0.01, ha="left")
+        for axes, (step, picture) in zip(parts[-1].subplots(1, len(painted), squeeze=False)[0],
+                                         painted.items()):
+            axes.imshow(picture.transpose(1, 2, 0))
+            axes.set(xticks=[], yticks=[])
+            axes.set_xlabel(step, fontsize=8)
+    return figure
+
+
+def plot_strip(figure, content, pictures):
+    """The observed windows: a frame of each, when it was, the likeliest step, and the true one."""
+    truth = content.get("truth")
+    begin, end = content["clips"][0]["start"], content["clips"][-1]["end"]
+    name = content["video"].replace("\\", "/").rsplit("/", 1)[-1]
+    figure.suptitle(f"Observed: {name}, {begin:.0f} to {end:.0f} s", fontsize=10, x=0.01,
+                    ha="left")
+    for i, axes in enumerate(figure.subplots(1, len(pictures))):
+        clip = content["clips"][i]
+        axes.imshow(pictures[i].transpose(1, 2, 0))
+        axes.set(xticks=[], yticks=[])
+        best = clip["steps"][0]
+        lines = [*folded(best["step"], 14, 3), percent(best["p"])]
+        if truth:
+            lines += folded(f"true: {truth['clips'][i] or 'none'}", 14)
+        axes.set_xlabel("\n".join(lines), fontsize=8)
+
+
+def plot_bars(axes, content):
+    """p of the likeliest next steps; beneath each the true one, where it is known."""
+    rows, truth = content["next"][:NEXT], content.get("truth")
+    places, high = range(len(rows)), 0.4 if truth else 0.7
+    axes.barh([i - high / 2 * bool(truth) for i in places], [row["p"] for row in rows], high,
+              color=BLUE, label="forecast")
+    largest = rows[0]["p"]
+    if truth:
+        bayes = {row["step"]: row["p"] for row in truth["next"]}
+        true = [bayes.get(row["step"], 0.0) for row in rows]
+        axes.barh([i + high / 2 for i in places], true, high, label="true", **TRUE)
+        largest = max(largest, *true)
+        axes.legend(fontsize=8, frameon=False, loc="lower right")
+    for i, row in enumerate(rows):
+        axes.text(row["p"] + 0.02 * largest, i - high / 2 * bool(truth), percent(row["p"]),
+                  va="center", fontsize=8)
+    axes.set_yticks(places, ["\n".join(folded(row["step"])) for row in rows])
+    axes.tick_params(labelsize=8, left=False)
+    axes.set(xticks=[], xlim=(0, 1.2 * largest), ylim=(len(rows) - 0.4, -0.6))
+    axes.set_title("Next step", fontsize=10, loc="left")
+    bare(axes, keep=("left",))
+
+
+def grow_tree(futures, leaves=LEAVES):
+    """The most frequent futures as a tree of prefixes.
+
+    Args:    futures: [{"steps": H of them, "share"}, ...], the largest share first.
+    Returns: {prefix: (row, share)}: `leaves` futures at rows 0, 1, ..., their prefixes in the
+             middle of their own; the share of a prefix is that of all futures that begin with it,
+             drawn or not.
+    """
+    drawn = [tuple(future["steps"]) for future in futures[:leaves]]
+    share = {}
+    for future in futures:
+        for depth in range(len(future["steps"]) + 1):
+            prefix = tuple(future["steps"][:depth])
+            share[prefix] = share.get(prefix, 0.0) + future["share"]
+    order = sorted(drawn, key=lambda steps: [(-share[steps[:d + 1]], steps[d])
+                                             for d in range(len(steps))])
+    rows = {}
+    for row, steps in enumerate(order):
+        for depth in range(len(steps) + 1):
+            rows.setdefault(steps[:depth], []).append(row)
+    return {prefix: (sum(own) / len(own), share[prefix]) for prefix, own in rows.items()}
+
+
+def plot_tree(axes, content):
+    """Sampled futures, the thicker the more samples took it; at the ends what is true of them."""
+    futures, truth = content["futures"], content.get("truth")
+    tree, horizon = grow_tree(futures), len(futures[0]["steps"])
+    true = {tuple(future["steps"]): future["share"] for future in truth["futures"]} if truth else {}
+    for prefix, (row, share) in tree.items():
+        if prefix:
+            above = tree[prefix[:-1]][0]
+            axes.plot([len(prefix) - 1, len(prefix) - 0.6, len(prefix)], [above, row, row],
+                      color=BLUE, alpha=0.45, linewidth=1 + 12 * share, solid_capstyle="round",
+                      zorder=1)
+        text = "\n".join([*folded(prefix[-1]), percent(share)]) if prefix else "now"
+        axes.text(len(prefix), row, text, ha="center", va="center", fontsize=8, zorder=2,
+                  bbox={"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE,
+                        "linewidth": 0.8})
+        if len(prefix) == horizon and true:
+            axes.text(horizon + 0.45, row, f"true: {percent(true[prefix])}", va="center",
+                      fontsize=8)
+    drawn = sum(share for prefix, (_, share) in tree.items() if len(prefix) == horizon)
+    last = max(row for row, _ in tree.values())
+    axes.set(xlim=(-0.25, horizon + (1.0 if true else 0.5)), ylim=(last + 0.6, -0.6))
+    axes.set_title(f"Futures: {len(futures)} different ones, these are {percent(drawn)} of the "
+                   "samples", fontsize=10, loc="left")
+    axes.axis("off")
+
+
+# ------------------------------------------------------------------------------------------------
+# Training curves
+# ------------------------------------------------------------------------------------------------
+def load_metrics(path):
+    """The rows of a run's metrics.jsonl. BadInput if there are none."""
+    try:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: {type(error).__name__}; a run folder of train.py has such a "
+                       "file") from None
+    if not rows or not all(isinstance(row, dict) and "step" in row for row in rows):
+        raise BadInput(f"{path}: no rows of steps; has the run reached its first --log-every?")
+    return rows
+
+
+def smooth(values, width=5):
+    """Medians of up to `width` neighbours, as many at the ends as there are: list -> list."""
+    half = width // 2
+    near = [sorted(values[max(i - half, 0):i + half + 1]) for i in range(len(values))]
+    return [part[len(part) // 2] for part in near]
+
+
+def plot_training(rows):
+    """The terms of the loss by step: a median of five rows, and the rows themselves behind it.
+
+    A stage begins where `epoch` counts from 0 again. rows: of `load_metrics`.
+    """
+    figure = new_figure(7, 3.6)
+    losses, rate = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    for name, label, colour, style in (("xe", "L_XE, clips", BLUE, "-"),
+                                       ("mc", "L_MC, missing clip", ORANGE, "--"),
+                                       ("mse", "L_MSE", GREEN, "-.")):
+        known = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+        if known:
+            steps, values = zip(*known)
+            losses.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
+            losses.plot(steps, smooth(values), style, color=colour, linewidth=1.6, label=label)
+    losses.set_ylabel("loss", fontsize=9)
+    rate.plot([row["step"] for row in rows], [row["lr"] for row in rows], color="black",
+              linewidth=1)
+    rate.set_ylabel("learning\nrate", fontsize=9)
+    rate.set_xlabel("step", fontsize=9)
+    begins = [(a["step"] + b["step"]) / 2 for a, b in zip(rows, rows[1:])
+              if b["epoch"] < a["epoch"]]
+    for axes in (losses, rate):
+        for i, step in enumerate(begins):
+            axes.axvline(step, color=GREY, linestyle=":", linewidth=1,
+                         label="a stage begins" if i == 0 else None)
+        axes.set_ylim(bottom=0)
+        axes.tick_params(labelsize=8)
+        bare(axes)
+    losses.legend(fontsize=8, frameon=False)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------
+# Open vocabulary
+# ------------------------------------------------------------------------------------------------
+def plot_open_vocabulary(bleu, accuracy):
+    """Accuracy of each step by its overlap with the phrases of pre-training (the paper's chart).
+
+    Args:
+        bleu:     (S,) 0 to 1: the largest BLEU-1 of each step with any phrase of the pool.
+        accuracy: {task: (S,) fractions}, NaN for steps that do not occur; one panel for each.
+    Lines are the means of novel steps (below 0.7, as in the paper) and of the others.
+    """
+    figure = new_figure(3.6 * len(accuracy) + 0.4, 3.2)
+    panels = figure.subplots(1, len(accuracy), squeeze=False, sharey=True)[0]
+    for axes, (task, values) in zip(panels, accuracy.items()):
+        pairs = [(b, 100 * a) for b, a in zip(bleu, values) if math.isfinite(a)]
+        axes.plot(*zip(*pairs), "o", color=BLUE, alpha=0.5, markersize=4, markeredgewidth=0)
+        for low, high, name in ((0, NOVEL, "novel"), (NOVEL, 1.0001, "seen")):
+            group = [a for b, a in pairs if low <= b < high]
+            if group:
+                mean = sum(group) / len(group)
+                axes.plot((low, min(high, 1)), (mean, mean), color="black", linewidth=2)
+                axes.text((low + min(high, 1)) / 2, 103, f"{name}: {len(group)} steps,\n"
+                          f"{mean:.1f} %", ha="center", va="bottom", fontsize=8)
+        axes.axvline(NOVEL, color=GREY, linestyle=":", linewidth=1)
+        axes.set(xlim=(-0.03, 1.03), ylim=(-3, 103))
+        axes.set_xlabel("BLEU-1 with the nearest phrase", fontsize=9)
+        axes.set_title(task, fontsize=10, loc="left", pad=30)
+        axes.tick_params(labelsize=8)
+        bare(axes)
+    panels[0].set_ylabel("top-1 of the step, %", fontsize=9)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------
+# Distributions of the next step in the embedded world
+# ------------------------------------------------------------------------------------------------
+def plot_distributions(forecasts):
+    """Sampled beside true next steps, a panel for each forecast.
+
+    Args: forecasts: [(title, names, sampled (S,), true (S,)), ...], shares that sum to 1.
+    """
+    rows = math.ceil(len(forecasts) / 3)
+    figure = new_figure(8, 2.2 * rows)
+    panels = figure.subplots(rows, 3, squeeze=False).ravel()
+    for axes, (title, names, sampled, true) in zip(panels, forecasts):
+        order = sorted(range(len(names)), key=lambda s: -max(sampled[s], true[s]))[:NEXT]
+        places = range(len(order))
+        axes.barh([i - 0.2 for i in places], [sampled[s] for s in order], 0.4, color=BLUE,
+                  label="sampled")
+        axes.barh([i + 0.2 for i in places], [true[s] for s in order], 0.4, label="true", **TRUE)
+        axes.set_yticks(places, [names[s] for s in order])
+        axes.set(xlim=(0, 1), xticks=(0, 0.5, 1), ylim=(len(order) - 0.4, -0.6))
+        axes.set_xticklabels(("0", "50 %", "100 %"))
+        axes.tick_params(labelsize=8, left=False)
+        distance = sum(abs(a - b) for a, b in zip(sampled, true)) / 2
+        axes.set_title("\n".join([*folded(title, 36),
+                                  f"total variation {distance:.2f}"]), fontsize=8, loc="left")
+        bare(axes)
+    for axes in panels[len(forecasts):]:
+        axes.axis("off")
+    panels[0].legend(fontsize=8, frameon=False, loc="lower right")
+    return figure
+
+
+def toy_distributions(settings):
+    """PANELS forecasts of test videos from number --seed on: what plot_distributions draws.
+
+    Sampled are the likeliest steps of --samples draws; true is the exact distribution given the
+    steps shown, of which a perfect model would draw.
+    """
+    from tqdm import tqdm
+
+    from predict import forecast
+    drawn = []
+    for seed in tqdm(range(settings.seed, settings.seed + PANELS), desc="forecast", mininterval=1):
+        content = forecast(PredictSettings(checkpoint=settings.run, samples=settings.samples,
+                                           seed=seed, device=settings.device))[0]
+        if not content["futures"]:
+            raise BadInput(f"{settings.run}: {content['warning']}; there is nothing to draw")
+        names = [row["step"] for row in content["next"]]
+        true = {row["step"]: row["p"] for row in content["truth"]["next"]}
+        sampled = Counter()
+        for future in content["futures"]:
+            sampled[future["steps"][0]] += future["share"]
+        seen = ", ".join(dict.fromkeys(step for step in content["truth"]["clips"] if step))
+        drawn.append((f"after {seen}", names, [sampled[name] for name in names],
+                      [true.get(name, 0.0) for name in names]))
+    return drawn
+
+
+def main(settings):
+    """Draw what was asked for."""
+    require()
+    figure = (plot_training(load_metrics(settings.run / "metrics.jsonl"))
+              if settings.what == "training" else plot_distributions(toy_distributions(settings)))
+    save(figure, settings.out)
+    print(settings.out)
+
+
+if __name__ == "__main__":
+    run(main, FiguresSettings)

@@ -1,0 +1,152 @@
+"""figures.py: what is drawn is what was given; files whole. Drawing needs matplotlib (optional)."""
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import figures  # noqa: E402
+from commands import call, fails  # noqa: E402
+from program import BadInput  # noqa: E402
+
+
+@pytest.fixture
+def drawing():
+    """For tests that draw."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+
+
+def make_content(truth=False):
+    """An answer of predict.py."""
+    clips = [{"start": 8.0 * i, "end": 8.0 * i + 8, "steps": [{"step": f"step {i}", "p": 0.5}]}
+             for i in range(8)]
+    futures = [{"steps": ["a", "b"], "share": 0.5}, {"steps": ["c", "b"], "share": 0.3},
+               {"steps": ["a", "c"], "share": 0.2}]
+    content = {"video": "folder/x.mp4", "clips": clips, "warning": None, "futures": futures,
+               "next": [{"step": name, "p": p} for name, p in (("a", 0.6), ("c", 0.3), ("b", 0.1))]}
+    if truth:
+        content["truth"] = {"clips": ["a"] * 7 + [None], "follows": ["a"],
+                            "next": [{"step": "b", "p": 0.9}, {"step": "a", "p": 0.1}],
+                            "futures": [{**future, "share": 0.25} for future in futures]}
+    return content
+
+
+def texts(axes):
+    """Everything written in axes."""
+    return [text.get_text() for text in axes.texts]
+
+
+# ---- what is drawn, without matplotlib -----------------------------------------------------------
+def test_the_tree_of_futures_by_hand():
+    """Catches: the share of a prefix counted from the drawn futures alone; crossing branches."""
+    futures = [{"steps": list(steps), "share": share} for steps, share in
+               (("ab", 0.4), ("cd", 0.2), ("ac", 0.2), ("cc", 0.1), ("ad", 0.1))]
+    tree = figures.grow_tree(futures, leaves=3)
+    a, b, c, d = "abcd"
+    expected = {(): (1.0, 1.0), (a,): (0.5, 0.7), (c,): (2.0, 0.3), (a, b): (0.0, 0.4),
+                (a, c): (1.0, 0.2), (c, d): (2.0, 0.2)}
+    assert tree.keys() == expected.keys()
+    for prefix, (row, share) in tree.items():
+        assert (row, share) == pytest.approx(expected[prefix]), prefix
+
+
+def test_medians():
+    """Catches: a window off by one, ends that are cut off."""
+    assert figures.smooth([5, 1, 9, 2, 2, 100], 3) == [5, 5, 2, 2, 2, 100]
+    assert figures.smooth([3.0], 5) == [3.0]
+
+
+def test_long_steps_are_cut():
+    """Catches: labels that run into each other."""
+    lines = figures.folded("put the batter into the very hot frying pan")
+    assert len(lines) == 2 and max(map(len, lines)) <= 15 and lines[-1].endswith("...")
+    assert figures.folded("pour egg") == ["pour egg"]
+
+
+@pytest.mark.parametrize("text", [None, "", "{}\n", "no json\n", "3\n"])
+def test_metrics_that_are_none(tmp_path, text):
+    """Catches: a traceback for a run that has not logged yet, or another folder."""
+    if text is not None:
+        (tmp_path / "metrics.jsonl").write_text(text)
+    with pytest.raises(BadInput, match="metrics.jsonl"):
+        figures.load_metrics(tmp_path / "metrics.jsonl")
+
+
+# ---- with matplotlib -----------------------------------------------------------------------------
+@pytest.mark.parametrize("truth", [False, True])
+def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
+    """Catches: bars of other lengths than the numbers, true ones beside the wrong step, a frame or
+    a branch left out."""
+    pictures = np.random.default_rng(0).integers(0, 255, (8, 3, 9, 16), np.uint8)
+    painted = {"a": pictures[0], "c": pictures[1]}
+    figure = figures.plot_forecast(make_content(truth), pictures, painted)
+    strip, (bars, tree), below = figure.axes[:8], figure.axes[8:10], figure.axes[10:]
+    for axes, picture in zip(strip, pictures):
+        assert np.array_equal(axes.images[0].get_array(), picture.transpose(1, 2, 0))
+    assert [axes.get_xlabel() for axes in below] == ["a", "c"]
+    assert strip[3].get_xlabel() == "step 3\n50 %" + ("\ntrue: a" if truth else "")
+    widths = [bar.get_width() for bar in bars.patches]
+    assert widths == [0.6, 0.3, 0.1] + ([0.1, 0.0, 0.9] if truth else [])
+    assert [label.get_text() for label in bars.get_yticklabels()] == ["a", "c", "b"]
+    assert sorted(text for text in texts(tree) if not text.startswith("true")) == [
+        "a\n70 %", "b\n30 %", "b\n50 %", "c\n20 %", "c\n30 %", "now"]
+    assert texts(tree).count("true: 25 %") == 3 * truth
+    figures.save(figure, tmp_path / "a.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_forecast_without_next_steps(drawing, tmp_path):
+    """Catches: a figure that needs a forecast, of a checkpoint that makes none."""
+    content = {**make_content(), "next": [], "futures": []}
+    figure = figures.plot_forecast(content, np.zeros((8, 3, 16, 9), np.uint8))
+    assert len(figure.axes) == 8
+    figures.save(figure, tmp_path / "a.svg")
+
+
+def test_training_curves_by_one_command(drawing, tmp_path, monkeypatch, capsys):
+    """Catches: a null drawn as 0, a stage that is not marked, a term that is left out."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"step": 20 * i, "epoch": i / 10 if i < 5 else (i - 4) / 10, "loss": 1.0, "lr": 0.1,
+             "xe": 9.0 - i, "mse": None if i < 5 else 0.5, "mc": None, "clips_per_s": 1.0}
+            for i in range(1, 10)]
+    figure = figures.plot_training(rows)
+    losses, rate = figure.axes
+    curves = {line.get_label(): line for line in losses.lines}
+    assert [label for label in curves if not label.startswith("_")] == [
+        "L_XE, clips", "L_MSE", "a stage begins"]
+    assert list(curves["L_MSE"].get_xdata()) == [100, 120, 140, 160, 180]
+    assert list(curves["a stage begins"].get_xdata()) == [90, 90]
+    assert len(rate.lines[0].get_xdata()) == 9
+    Path("run").mkdir()
+    Path("run/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    call("figures.py", "training", "--run", "run", "--out", "curves.pdf")
+    assert Path("curves.pdf").read_bytes().startswith(b"%PDF")
+    assert capsys.readouterr().out == "curves.pdf\n"
+    assert "metrics.jsonl" in fails(capsys, 2, "figures.py", "training", "--run", "nowhere")
+
+
+def test_open_vocabulary_means(drawing):
+    """Catches: a step of BLEU-1 .7 among the novel ones, NaN in a mean, 1 left out."""
+    figure = figures.plot_open_vocabulary(
+        [0.0, 0.5, 0.7, 1.0, 0.2], {"classification": [0.1, 0.3, 0.5, 0.7, math.nan],
+                                    "forecasting": [0.0, 0.0, 1.0, math.nan, math.nan]})
+    said = [texts(axes) for axes in figure.axes]
+    assert said == [["novel: 2 steps,\n20.0 %", "seen: 2 steps,\n60.0 %"],
+                    ["novel: 2 steps,\n0.0 %", "seen: 1 steps,\n100.0 %"]]
+    assert len(figure.axes[0].lines[0].get_xdata()) == 4
+
+
+def test_distributions_side_by_side(drawing):
+    """Catches: sampled and true exchanged, bars of one step beside another's name."""
+    names = ["a", "b", "c"]
+    figure = figures.plot_distributions([("after x", names, [0.1, 0.9, 0.0], [0.5, 0.3, 0.2])] * 4)
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["b", "a", "c"]
+    assert [bar.get_width() for bar in axes.patches] == [0.9, 0.1, 0.0, 0.3, 0.5, 0.2]
+    assert axes.get_title(loc="left") == "after x\ntotal variation 0.60"
