@@ -227,12 +227,11 @@ def test_training_starts_from_the_published_model(task):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("texts, classes", [(torch.randn(40, 64), [40]), (torch.randn(40, 7), [40]),
-                                            (None, [97, 300])])
+@pytest.mark.parametrize("texts, classes", [(64, [40]), (32, [40]), (None, [97, 300])])
 def test_without_h_the_class_token_is_classified(texts, classes):
     """Catches: a linear layer on the logits of other classes; texts as the start of one that reads
     no texts' space, even where the widths agree by chance."""
-    init = make_published(Path("x.pt"), 7, None)
+    init, texts = make_published(Path("x.pt"), 7, None), texts and torch.randn(40, texts)
     model = finetune.extend(init, FinetuneSettings(), texts, classes).eval()
     frames = torch.randint(256, (2, 4, 3, 32, 32), dtype=torch.uint8)
     tokens = init.encoder.features(((frames / 255 - .45) / .225).transpose(1, 2))
