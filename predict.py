@@ -102,14 +102,15 @@ def observe_file(settings, model):
     length = duration(path)
     end = settings.at or length
     if not 0 < end <= length:
-        raise BadInput(f"--at {end:g}: {path} ends at {length:.1f} s")
+        raise BadInput(f"--at {end:g}: {path} ends at {length:.1f} s, as its header says")
     windows = protocols.forecast_windows(end)                                   # (8, 2)
     source = data.VideoSource([data.Narrated(path.stem)], {path.stem: str(path)},
                               model.encoder.image, model.encoder.frames,
                               seconds=model.encoder.seconds)
     loaded = source.load([(0, windows)])
     if loaded.failed:
-        raise Unreadable(loaded.failed[path.stem])
+        raise Unreadable(f"{loaded.failed[path.stem]}; --at SECONDS says where the observed part "
+                         "ends")
     pictures = (read_frames(path, windows.mean(1), PICTURE).numpy()
                 if settings.figure or settings.keyframes else None)
     return Observed(str(path), windows, loaded.clips, pictures, None)
@@ -252,7 +253,7 @@ def forecast(settings):
     try:
         observed = (observe_file if settings.video else observe_toy)(settings, model)
     except Unreadable as error:
-        raise BadInput(f"{error}; --at SECONDS says where the observed part ends") from None
+        raise BadInput(error) from None
     windows, warnings = observed.windows, [TOY_WARNING] * bool(of_toy and settings.video)
     following, futures = [], []
     with torch.no_grad():

@@ -3,6 +3,7 @@ import json
 import sys
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -45,6 +46,18 @@ def save_model(folder, pixels, order="diffusion", encoder=F, dim=64, **more):
     save_checkpoint(folder / "checkpoint.pt", model)
 
 
+def cut_off(source, target):
+    """Copy a video into an mkv and leave out the second half of it; its header still says all."""
+    with av.open(str(source)) as old, av.open(str(target), "w") as new:
+        stream = new.add_stream_from_template(old.streams.video[0])
+        for packet in old.demux(video=0):
+            if packet.dts is not None:
+                packet.stream = stream
+                new.mux(packet)
+    whole = target.read_bytes()
+    target.write_bytes(whole[:len(whole) // 2])
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with the exported world in ex/, checkpoints of several kinds, a list of steps."""
@@ -58,6 +71,7 @@ def place(tmp_path_factory):
     save_model(folder / "runs/pretrain", TOY)
     save_model(folder / "real", REAL)
     save_model(folder / "none", REAL, order="none")
+    save_model(folder / "mask", REAL, order="mask")
     save_model(folder / "tuned", REAL, task="forecast", classes=[5])
     save_model(folder / "features", None, encoder=None)
     save_model(folder / "narrow", REAL, dim=32)
@@ -66,6 +80,7 @@ def place(tmp_path_factory):
     (folder / "own.txt").write_text("feed the bird\nsing a song\npour egg\nfeed the bird\n")
     (folder / "one.txt").write_text("feed the bird\n")
     (folder / "broken.mp4").write_bytes(b"no video")
+    cut_off(folder / VIDEO, folder / "cut.mkv")
     yield folder
     torch.set_num_threads(threads)
 
@@ -264,6 +279,12 @@ def test_real_checkpoints_with_their_teacher(capsys):
     check_content(released, ["feed the bird", "sing a song", "pour egg", "feed the bird"], 50, 3)
 
 
+def test_the_mask_model_has_one_future():
+    """Catches: samples that differ where nothing is drawn."""
+    content = run_predict(VIDEO, "--checkpoint", "mask", "--steps", "own.txt", *CLIP)
+    assert len(content["futures"]) == 1 and content["futures"][0]["share"] == 1
+
+
 def test_matching_alone_recognises_and_forecasts_nothing():
     """Catches: a crash, or a made-up forecast, where a checkpoint has no h."""
     content = run_predict(VIDEO, "--checkpoint", "none", "--steps", "own.txt", *CLIP)
@@ -275,6 +296,8 @@ def test_matching_alone_recognises_and_forecasts_nothing():
     (["nowhere.mp4"], "nowhere.mp4: no such file"),
     (["broken.mp4"], "broken.mp4: cannot be opened"),
     (["own.txt"], "own.txt"),
+    (["."], "no such file"),
+    (["cut.mkv"], "--at SECONDS"),
     ([VIDEO, "--at", "900"], "--at 900"),
     ([VIDEO, "--steps", "nowhere.txt"], "nowhere.txt: No such file"),
     ([VIDEO, "--steps", "one.txt"], "one class"),
