@@ -204,9 +204,13 @@ def shorten(names, every=()):
 
     every: all names there are; of a part that is among `names` as a whole: "denoiser.* (48)".
     """
-    split = {name.split(".")[0] for name in every if name not in names}        # parts in both
-    kinds = Counter(re.sub(r"\.\d+(?=\.)", ".*", name) if not every or part in split else
-                    f"{part}.*" for name in names for part in [name.split(".")[0]])
+    split = {name.split(".")[0] for name in every if name not in names}
+
+    def kind(name):
+        part = name.split(".")[0]
+        return f"{part}.*" if every and part not in split else re.sub(r"\.\d+(?=\.)", ".*", name)
+
+    kinds = Counter(map(kind, names))
     return ", ".join(kind if n == 1 else f"{kind} ({n})" for kind, n in kinds.items())
 
 

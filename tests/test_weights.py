@@ -369,9 +369,9 @@ def without(*words):
     (lambda: {**released_names(made()), "model.head.weight": torch.tensor(1.)}, "TypeError"),
     (lambda: {**released_names(made()), "model.norm.bias": torch.full((32,), math.nan)},
      "encoder.norm.bias holds NaN or infinity"),
-    (lambda: {**released_names(made()), "model.blocks.99999999.norm1.weight": torch.ones(32)},
-     r"missing or of another shape: encoder.blocks.\*.temporal_norm1.weight"),
-    (lambda: torch.jit.script(torch.nn.Linear(2, 2)), r"TorchScript.*torch.jit.load\(FILE\).state_"),
+    (lambda: {**released_names(made()), "model.blocks.300.norm1.weight": torch.ones(32)},
+     r"missing or of another shape: encoder.blocks.\*.temporal_norm1.weight, "),     # not 301
+    (lambda: torch.jit.script(torch.nn.Linear(2, 2)), r"TorchScript.*jit.load\(FILE\).state_dict"),
     (lambda: released_names(made()), "width 32, but how many heads"),
 ])
 def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, make, says):
