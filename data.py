@@ -14,6 +14,7 @@ if __name__ == "__main__":       # before torch is imported: --help does not wai
     raise SystemExit(main())
 
 import functools
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -253,17 +254,31 @@ class VideoSource:
 TEACHER_FILE = Path("runs/toy_teacher.pt")         # trained once, by whichever command comes first
 
 
+def world_digest():
+    """Which embedded world this is: SHA-256 of the two files that make it."""
+    import toy_render
+    return hashlib.sha256(b"".join(Path(module.__file__).read_bytes()
+                                   for module in (toy, toy_render))).hexdigest()
+
+
 def toy_teacher(device):
-    """The embedded world's teacher as a pseudo_labels.Teacher: from its cache, or trained now."""
+    """The embedded world's teacher as a pseudo_labels.Teacher: from its cache, or trained now.
+
+    It is trained again when toy.py or toy_render.py is not what it was trained on.
+    """
     import toy_render
     from pseudo_labels import Teacher
     model, tokenizer = toy_render.build_teacher()
     try:
-        model.load_state_dict(torch.load(TEACHER_FILE, weights_only=True))
+        kept = torch.load(TEACHER_FILE, weights_only=True)
+        if kept["world"] != world_digest():
+            raise ValueError("of another world")
+        model.load_state_dict(kept["model"])
     except Exception:                              # absent, cut off, or of another version: again
         model, tokenizer = toy_render.train_teacher()
         TEACHER_FILE.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(TEACHER_FILE, lambda file: torch.save(model.state_dict(), file))
+        kept = {"model": model.state_dict(), "world": world_digest()}
+        write_atomically(TEACHER_FILE, lambda file: torch.save(kept, file))
     return Teacher(model, tokenizer, toy_render.MEAN, toy_render.STD, device)
 
 

@@ -1,4 +1,4 @@
-"""Predict the embedding of a missing clip from the clips around it: the denoising model h.
+"""Predict the embeddings of missing clips from the clips around them: the denoising model h.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eq. 5) and appendix B.
 Model: the Transformer of CLIP's text encoder (pre-norm, QuickGELU) with bidirectional attention.
@@ -6,19 +6,21 @@ Model: the Transformer of CLIP's text encoder (pre-norm, QuickGELU) with bidirec
     paper          here       shape        meaning
     {x_i}, i != j  context    (B, N, C)    what is known of each clip
     -              observed   (B, N)       bool; False = missing, hidden or padding
-    j              j          (B,)         which clip is missing, 0 to N - 1
-    x_j^t          xt         (B, Q, D)    noisy versions of clip j, Q queries per video
+    j              j          (B, P)       which clips are missing, 0 to N - 1; the paper's P is 1
+    x_j^t          xt         (B, Q, D)    noisy versions of these clips: G groups of P, Q = G P
     t              t          (B, Q)       noise level of each query, 0 (least) to T - 1 (most)
     h              Denoiser   nn.Module    one D-vector per query
-    B videos, N clips, Q queries, T noise levels, D embedding, C context width, W width.
+    B videos, N clips, P missing ones, G groups, T levels, D embedding, C context width, W width,
+    w = W / heads.
 
 Where this file leaves the paper:
-  - Queries stand beside the clips, not in place of one. A token attends to the observed clips and
-    to itself: so several noise levels (in training) or Monte Carlo samples (at inference) go
-    through in one pass, and no query sees another.
-  - Position enters as a bias on attention by the distance of two clips (N = 9 clips: -8 to 8), not
-    as 9 absolute vectors: a window may start anywhere in a video, so that "the one before" means
-    something and "the third" does not. Measured in README.md.
+  - Queries stand beside the clips, not in place of them. Clips attend to the observed clips, so
+    that they go through once for all levels (`remember`); a query attends to the observed clips and
+    to its own group: several noise levels (in training) or Monte Carlo samples (at inference) go
+    through in one pass, and none sees another. Clips missing together see each other.
+  - Position enters as a bias on attention by the distance of two clips, not as absolute vectors: a
+    window may start anywhere in a video, so that "the one before" means something and "the third"
+    does not. Measured in README.md.
 """
 import math
 
@@ -52,19 +54,36 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), QuickGELU(),
                                  nn.Linear(4 * width, width))
 
-    def forward(self, tokens, offset, hidden):
-        """tokens (B, L, W), offset (B, L, L) int64 in 0..2N-2, hidden (B, L, L) bool -> (B, L, W).
+    def forward(self, tokens, offset, hidden, memory=None):
+        """Groups of tokens that do not see each other; all of them see what is remembered.
 
-        hidden: True = this query (second axis) does not attend to this key (third axis).
+        Plain softmax attention: for ten keys or so it is faster than the fused one.
+
+        Args:
+            tokens: (B, G, L, W).
+            offset: (B, L, N + L) int64, which `distance` lies between a token and a key; the N
+                    remembered keys come first. N = 0 without a memory.
+            hidden: (B, L, N + L) bool, True = this token does not attend to this key.
+            memory: keys and values, (B, heads, N, w) each; or None.
+        Returns: tokens (B, G, L, W), and their own keys and values, (B, heads, G, L, w) each.
         """
-        B, L, W = tokens.shape
-        qkv = self.qkv(self.ln_1(tokens)).view(B, L, 3, self.heads, W // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)                            # (B, heads, L, W / heads)
-        bias = self.distance[:, offset].transpose(0, 1)                 # (B, heads, L, L)
-        bias = bias.masked_fill(hidden[:, None], -torch.inf).to(q.dtype)
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        tokens = tokens + self.dropout(self.proj(mixed.transpose(1, 2).reshape(B, L, W)))
-        return tokens + self.dropout(self.mlp(self.ln_2(tokens)))
+        B, G, L, W = tokens.shape
+        qkv = self.qkv(self.ln_1(tokens)).view(B, G, L, 3, self.heads, W // self.heads)
+        q, k, v = qkv.permute(3, 0, 4, 1, 2, 5)                         # (B, heads, G, L, w)
+        bias = self.distance[:, offset].transpose(0, 1)                 # (B, heads, L, N + L)
+        bias = bias.masked_fill(hidden[:, None], -torch.inf)[:, :, None]
+        logits = q @ k.mT                                               # (B, heads, G, L, L)
+        if memory:
+            keys, values = memory
+            far = (q.flatten(2, 3) @ keys.mT).unflatten(2, (G, L))      # (B, heads, G, L, N)
+            logits = torch.cat([far, logits], -1)
+        weight = (logits * q.shape[-1] ** -0.5 + bias).softmax(-1).to(v.dtype)
+        mixed = weight[..., -L:] @ v                                    # (B, heads, G, L, w)
+        if memory:
+            mixed = mixed + (weight[..., :-L].flatten(2, 3) @ values).unflatten(2, (G, L))
+        mixed = mixed.permute(0, 2, 3, 1, 4).reshape(B, G, L, W)
+        tokens = tokens + self.dropout(self.proj(mixed))
+        return tokens + self.dropout(self.mlp(self.ln_2(tokens))), (k, v)
 
 
 class Denoiser(nn.Module):
@@ -79,7 +98,7 @@ class Denoiser(nn.Module):
         context: C, width of the context; D by default.
         width:   W, width of a token; a multiple of heads.
         layers, heads: of the Transformer. The paper has 4 layers of CLIP's width, 512.
-        clips:   N, the most clips a video can have.
+        clips:   N, the most clips a video can have, the missing ones included.
         dropout: share of each block's output set to zero in training.
     Raises: ValueError if width is not a multiple of heads.
     """
@@ -102,31 +121,49 @@ class Denoiser(nn.Module):
         nn.init.zeros_(self.out.weight)                                 # h starts by saying nothing
         nn.init.zeros_(self.out.bias)
 
-    def forward(self, context, observed, xt, j, t):
-        """Shapes in the header. Returns (B, Q, D); the caller says what it means (diffusion.py).
+    def remember(self, context, observed):
+        """What the queries read of the clips, whatever their noise and level.
 
-        Raises: ValueError if shapes do not fit, or there are more clips than positions.
+        Args:    context (B, N, C), observed (B, N) bool.
+        Returns: keys and values at every layer, [((B, heads, N, w), (B, heads, N, w)), ...].
+        Raises:  ValueError if shapes do not fit, or there are more clips than positions.
         """
-        (B, N, _), Q = context.shape, xt.shape[1]
+        B, N, _ = context.shape
         if N > self.clips:
             raise ValueError(f"{N} clips per video, but h has positions for {self.clips}; "
                              f"give it at most {self.clips}")
-        if observed.shape != (B, N) or j.shape != (B,) or t.shape != (B, Q):
-            raise ValueError(f"observed {tuple(observed.shape)}, j {tuple(j.shape)}, "
-                             f"t {tuple(t.shape)} do not fit context {tuple(context.shape)} and "
-                             f"xt {tuple(xt.shape)}; need (B, N), (B,), (B, Q)")
-        clips = self.read_context(context) + self.role.weight[0]        # (B, N, W)
-        queries = self.read_noisy(xt) + self.role.weight[1] + self.level(sinusoids(t))  # (B, Q, W)
-        tokens = torch.cat([clips, queries], 1)                         # (B, N + Q, W)
-
-        position = torch.cat([torch.arange(N, device=j.device).expand(B, N),
-                              j[:, None].expand(B, Q)], 1)              # (B, N + Q)
-        offset = position[:, None, :] - position[:, :, None] + self.clips - 1
-        own = torch.eye(N + Q, dtype=torch.bool, device=j.device)       # each token sees itself
-        seen = functional.pad(observed, (0, Q))[:, None] | own          # (B, N + Q, N + Q)
+        if observed.shape != (B, N):
+            raise ValueError(f"observed {tuple(observed.shape)} does not fit context "
+                             f"{tuple(context.shape)}; need (B, N)")
+        place = torch.arange(N, device=context.device)
+        offset = (place - place[:, None] + self.clips - 1).expand(B, N, N)
+        own = torch.eye(N, dtype=torch.bool, device=context.device)     # each clip sees itself
+        tokens = (self.read_context(context) + self.role.weight[0])[:, None]     # (B, 1, N, W)
+        memory = []
         for block in self.blocks:
-            tokens = block(tokens, offset, ~seen)
-        return self.out(self.ln(tokens[:, N:]))                         # (B, Q, D)
+            tokens, (k, v) = block(tokens, offset, ~(observed[:, None] | own))
+            memory.append((k[:, :, 0], v[:, :, 0]))
+        return memory
+
+    def forward(self, memory, observed, xt, j, t):
+        """Shapes in the header. Returns (B, Q, D); the caller says what it means (diffusion.py).
+
+        memory: from `remember`.
+        Raises: ValueError if shapes do not fit.
+        """
+        (B, N), (_, Q, _), P = observed.shape, xt.shape, j.shape[-1]
+        if j.shape != (B, P) or t.shape != (B, Q) or Q % P:
+            raise ValueError(f"j {tuple(j.shape)}, t {tuple(t.shape)} do not fit observed "
+                             f"{tuple(observed.shape)} and xt {tuple(xt.shape)}; need (B, P), "
+                             "(B, Q), and groups of P queries")
+        place = torch.cat([torch.arange(N, device=j.device).expand(B, N), j], 1)    # (B, N + P)
+        offset = place[:, None] - j[:, :, None] + self.clips - 1        # (B, P, N + P)
+        hidden = ~functional.pad(observed, (0, P), value=True)          # (B, N + P)
+        tokens = self.read_noisy(xt) + self.role.weight[1] + self.level(sinusoids(t))  # (B, Q, W)
+        tokens = tokens.unflatten(1, (-1, P))                           # (B, G, P, W)
+        for block, layer in zip(self.blocks, memory):
+            tokens, _ = block(tokens, offset, hidden[:, None].expand(-1, P, -1), layer)
+        return self.out(self.ln(tokens)).flatten(1, 2)                  # (B, Q, D)
 
 
 def sinusoids(t, width=16):

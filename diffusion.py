@@ -85,29 +85,23 @@ def training_queries(z0, t, noise, alpha_bar):
     The second is what approximate inference asks first ("replaced with a fixed zero vector"), so
     that it is trained, and not met for the first time at inference.
 
-    Args:    z0, noise (B, D), noise standard normal; t (B,) int64; alpha_bar (T,).
-    Returns: zt (B, 2, D) and its levels (B, 2): the noised clip, then zeros.
+    Args:    z0, noise (B, P, D) of P clips that are missing together, noise standard normal;
+             t (B,) int64, one level for all of them; alpha_bar (T,).
+    Returns: zt (B, 2 P, D) and its levels (B, 2 P): the noised clips, then as many zeros.
     """
-    zt = add_noise(z0, noise, alpha_bar[t])                                    # (B, D)
+    t = t[:, None].expand(z0.shape[:2])                                        # (B, P)
+    zt = add_noise(z0, noise, alpha_bar[t])                                    # (B, P, D)
     last = torch.full_like(t, len(alpha_bar) - 1)
-    return torch.stack([zt, torch.zeros_like(zt)], 1), torch.stack([t, last], 1)
-
-
-def input_scale(alpha_bar, dim):
-    """c_in (T,): what makes each coordinate of x_j^t have variance 1 at every level.
-
-    A clean point's squared norm is 1 on average, so 1 / D per coordinate; noise has 1 (the input
-    scaling of Karras et al. 2022, arXiv:2206.00364).
-    """
-    return (alpha_bar / dim + 1 - alpha_bar).rsqrt()
+    return torch.cat([zt, torch.zeros_like(zt)], 1), torch.cat([t, last], 1)
 
 
 def skip_scale(alpha_bar):
-    """c_skip (T,): what x_j^t itself says of x_j^0, to be added to what h makes of it.
+    """c_skip (T,): what x_j^t itself says of x_j^0.
 
-    By Eq. 2, log q(x_j^t | z_k) = c_skip <x_j^t, z_k> + terms that (nearly) do not depend on k:
-    where this is given, h is left with log p(k | {x_i}). With no more to go by than its own
-    narrow layers h hardly reads x_j^t at D = 512, and all samples come out alike.
+    By Eq. 2, log q(x_j^t | z_k) = c_skip <x_j^t, z_k> + terms that (nearly) do not depend on k.
+    Where this is added to what h makes of x_j^t, h is left with log p(k | {x_i}). With no more to
+    go by than its own narrow layers h hardly reads x_j^t at D = 512, and all samples come out
+    alike.
     """
     return alpha_bar.sqrt() / (1 - alpha_bar)
 

@@ -25,36 +25,59 @@ from runs import (Run, count_unreadable, earlier_unreadable, prepare_run, report
 from program import BadInput, pick_device, set_seed, write_json
 
 
+def sizes_of(init):
+    """Arguments of a checkpoint's model, ours or published."""
+    return init.arguments.get("released", init.arguments)
+
+
+def matches_texts(init):
+    """Whether embeddings of f lie among those of texts.
+
+    Those of a published f without h do not: TimeSformer's and DistantSup's heads are classifiers.
+    """
+    return "released" not in init.arguments or init.denoiser is not None
+
+
 def extend(init, settings, texts, classes):
-    """The checkpoint's model with a classifier, as the task needs it -> a new ProcedureModel.
+    """The checkpoint's model with a classifier, as the task needs it -> a new model of its kind.
+
+    Where the head of f is a classifier of other classes, the class token before it becomes the
+    embedding, as where TimeSformer is fine-tuned.
 
     Args:
-        init:    ProcedureModel that is not fine-tuned.
-        texts:   (S, D) embeddings of the classes, of any length; None: the classifier starts at 0.
+        init:    ProcedureModel or released.Released that is not fine-tuned.
+        texts:   (S, D) embeddings of the classes, of any length. None, or with an f that does not
+                 match texts: the classifier starts at 0.
         classes: sizes of the label sets.
     """
     import torch
     from torch.nn import functional
 
     from model import ProcedureModel
-    arguments = {**init.arguments, "task": settings.task, "classes": classes}
-    state = init.state_dict()
-    if arguments["denoiser"]:
+    arguments = {**sizes_of(init), "task": settings.task, "classes": classes}
+    state, published = init.state_dict(), "released" in init.arguments
+    if not matches_texts(init):
+        width = init.encoder.head.in_features
+        arguments["encoder"] = {**arguments["encoder"], "dim": width}
+        state["encoder.head.weight"] = torch.eye(width)
+        state["encoder.head.bias"] = torch.zeros(width)
+    if arguments["denoiser"] and not published:
         arguments["denoiser"] = {**arguments["denoiser"], "dropout": settings.dropout}
     if settings.data == "epic":
         from protocols import EPIC_FRAMES
         arguments["encoder"] = {**arguments["encoder"], "frames": EPIC_FRAMES}
         place = state["encoder.time_embed"].transpose(1, 2)                    # (1, width, F)
         state["encoder.time_embed"] = functional.interpolate(place, EPIC_FRAMES).transpose(1, 2)
-    model = ProcedureModel(init.phrases, **arguments)
+    model = type(init)(**arguments) if published else ProcedureModel(init.phrases, **arguments)
     new, _ = model.load_state_dict(state, strict=False)
     parts = {name.split(".")[0] for name in new}
     assert parts <= {"classifier", "denoiser"}, parts
     with torch.no_grad():
-        model.classifier.bias.zero_()
-        model.classifier.weight.zero_()
-        if texts is not None:
-            model.classifier.weight.copy_(functional.normalize(texts, dim=-1))
+        for parameter in model.classifier.parameters():
+            parameter.zero_()
+        if texts is not None and matches_texts(init):
+            weight = next(model.classifier.parameters())                       # (S, D)
+            weight.copy_(functional.normalize(texts, dim=-1))
     return model
 
 
@@ -86,7 +109,7 @@ def open_data(settings, init, device):
     else:
         source, texts = load_data(settings, init, device, compare=False)
     given = source.features.embedding if settings.features else texts
-    if given is not None and given.shape[1] != init.dim:
+    if given is not None and given.shape[1] != init.dim and matches_texts(init):
         raise BadInput(f"--init {settings.init}: embeddings of width {init.dim}, those given have "
                        f"{given.shape[1]}; give the --data it was trained on")
     report_missing(source, settings)
@@ -122,18 +145,17 @@ def set_up(settings):
     resumed = prepare_run(settings)
     device = pick_device(settings.device)
     init, _ = load_model(settings.out if resumed else settings.init)
-    if "released" in init.arguments:
-        raise BadInput(f"--init {settings.init}: is a published checkpoint; fine-tuning begins "
-                       "with one of ours (train.py --stage pretrain --init takes its weights)")
-    if settings.data == "epic" and init.arguments["encoder"].get("kind") == "mvit":
+    sizes = sizes_of(init)
+    if settings.data == "epic" and sizes["encoder"] and sizes["encoder"].get("kind") == "mvit":
         raise BadInput(f"--init {settings.init}: its encoder is MViT-v2, whose number of frames is "
                        "fixed; --data epic needs a TimeSformer")
     if init.task and not resumed:
         raise BadInput(f"--init {settings.init}: is fine-tuned already, to {init.task}; give a "
                        "checkpoint of --stage pretrain")
-    if settings.task != "classify" and init.arguments["denoiser"] is None:
-        raise BadInput(f"--init {settings.init}: holds no size of h; --task {settings.task} trains "
-                       "one (pre-train again, or give a checkpoint of --order diffusion or mask)")
+    if settings.task != "classify" and sizes["denoiser"] is None:
+        raise BadInput(f"--init {settings.init}: holds no h, nor its size; --task {settings.task} "
+                       "trains one (give a checkpoint of train.py, or of ProcedureVRL before it "
+                       "was fine-tuned)")
     source, texts = open_data(settings, init, device)
     samples = labelled_samples(settings, source)
     set_seed(settings.seed)
@@ -209,7 +231,8 @@ def action_terms(model, source, settings, unreadable, device, _, ready):
     if not len(labels):
         return None, 0
     clips, target = epic.mix(loaded.clips.to(device), labels.to(device), model.classes)
-    log_p = torch.cat(model.classify(model.encode(clips)), 1)                  # (B, V + U)
+    x = model.encode(model.encoder.head(model.tokens(clips)))                  # (B, D)
+    log_p = torch.cat(model.classify(x), 1)                                    # (B, V + U)
     return {"loss": -(target * log_p).sum(1).mean()}, len(labels)
 
 

@@ -1,7 +1,8 @@
 """Kept embeddings: whole videos through f once, and the rows that h is then trained on.
 
 f would compute the same again in every epoch of the last stage (train.py). The same embeddings are
-what a features file holds (evaluate.py). R windows of all videos, B rows, N clips, D embedding.
+what a features file holds (evaluate.py). R windows of all videos, B rows, N clips, P missing ones,
+D embedding.
 """
 import functools
 
@@ -11,7 +12,7 @@ from tqdm import tqdm
 
 from data import Loaded, prefetch
 from program import BadInput
-from protocols import CLIP_SECONDS, CLIPS, PIECES, around, history_windows, missing_clip
+from protocols import CLIP_SECONDS, PIECES, around, history_windows, missing_clips
 
 FORECASTS = 0.75          # share of the rows that are forecasts as at inference
 
@@ -54,44 +55,73 @@ def embed_videos(source, encode, stride, workers, device):
 
 
 class KeptRows:
-    """Kept embeddings, and which of them h is asked about: forecasts first, then any clip.
+    """Kept embeddings, and what h is asked about them: forecasts, and any clips.
+
+    Clips that follow one another and show the same step count once: what is missing is a step, not
+    the rest of one that was seen. Which step a clip shows is read off its embedding, without
+    labels.
 
     Args:
         source:   gives the videos and their pre-training windows.
         features: annotations.FeaturesFile of these videos.
         teacher:  (R, D) the teacher's features of its rows.
+        steps:    (R,) int64, the phrase that f sees in each row; None where the windows are steps.
         passes:   how often each video is gone through, with other windows each time.
+        missing:  the most clips that are missing together.
         rng:      numpy Generator.
     """
 
-    def __init__(self, source, features, teacher, passes, rng):
+    def __init__(self, source, features, teacher, steps, passes, missing, rng):
         self.x, self.teacher = torch.from_numpy(features.embedding), teacher
-        forecasts, others = [], []                     # (rows (N,), observed (N,), j)
-        every = np.arange(CLIPS) < PIECES
+        forecasts, others = ({P: [] for P in range(1, missing + 1)} for _ in range(2))
         for video in np.tile(np.arange(len(source)), passes):
             name, windows = source.videos[video].name, source.pretrain_windows(video, rng)
-            if name not in features.rows:              # it could not be read
+            if name not in features.rows or not len(windows):      # unreadable, or nothing is said
                 continue
-            if len(windows) > 1:
-                rows = features.nearest(name, history_windows(windows, rng).mean(-1))
-                forecasts += [(row, every, PIECES) for row in rows]
-            if len(windows):
-                j, observed = missing_clip(len(windows), rng)
-                rows = np.zeros(CLIPS, np.int64)       # padding: any row, as it is not observed
-                rows[:len(windows)] = features.nearest(name, windows.mean(-1))
-                others.append((rows, np.pad(observed, (0, CLIPS - len(windows))), j))
-        if not others:
+            rows = features.nearest(name, windows.mean(-1))
+            new = np.arange(len(rows)) if steps is None else np.flatnonzero(
+                np.diff(steps[rows], prepend=-1))                  # clips that begin a step
+            for P in forecasts:
+                after = np.arange(1, len(new) - P + 1)[:, None] + np.arange(P)    # (m, P) of `new`
+                if len(after):
+                    asked = history_windows(windows[new[after[:, 0]] - 1], windows[new[after]], rng)
+                    forecasts[P] += list(features.nearest(name, asked.mean(-1)))
+                if len(new) >= P:
+                    j, seen = missing_clips(len(new), P, rng)
+                    others[P].append((rows[new], seen, j))
+        self.tables = {P: join_rows(forecasts[P], others[P], P) for P in forecasts if others[P]}
+        if not self.tables:
             raise BadInput(f"none of the {len(source)} videos has a clip to train on")
-        self.forecasts = len(forecasts)
-        self.rows, self.observed, self.j = (torch.from_numpy(np.array(column))
-                                            for column in zip(*forecasts, *others))
 
     def batch(self, size, rng, device):
-        """x (B, N, D), features of clip j (B, D), observed (B, N), j (B,)."""
-        first = rng.integers(self.forecasts, size=round(FORECASTS * size)) if self.forecasts else []
-        then = rng.integers(self.forecasts, len(self.j), size=size - len(first))
+        """x (B, N, D), features of clips j (B, P, D), observed (B, N), j (B, P); N = 8 + P.
+
+        One clip is missing in half of the batches, several in the others; always one, if at most
+        one may be.
+        """
+        P = rng.choice([*self.tables][1:]) if len(self.tables) > 1 and rng.random() < 0.5 else 1
+        rows, observed, j, forecasts = self.tables[P]
+        first = rng.integers(forecasts, size=round(FORECASTS * size)) if forecasts else []
+        then = rng.integers(forecasts, len(j), size=size - len(first))
         chosen = torch.from_numpy(np.concatenate([first, then]).astype(np.int64))
-        rows, j = self.rows[chosen], self.j[chosen]
-        missing = rows.gather(1, j[:, None])[:, 0]                                  # (B,)
+        rows, j = rows[chosen], j[chosen]
+        missing = rows.gather(1, j)                                                 # (B, P)
         return (self.x[rows].float().to(device), self.teacher[missing].float().to(device),
-                self.observed[chosen].to(device), j.to(device))
+                observed[chosen].to(device), j.to(device))
+
+
+def join_rows(forecasts, others, P):
+    """Rows of one table: forecasts first, then any clips, padded with row 0, which is not observed.
+
+    Args:    forecasts: [rows (8 + P,)]; others: [(rows (n,), observed (n,), j (P,))].
+    Returns: rows (M, 8 + P), observed (M, 8 + P), j (M, P), and how many are forecasts.
+    """
+    N, F = PIECES + P, len(forecasts)
+    rows, observed = np.zeros((F + len(others), N), np.int64), np.zeros((F + len(others), N), bool)
+    j = np.tile(PIECES + np.arange(P), (F + len(others), 1))
+    observed[:F, :PIECES] = True
+    for i, row in enumerate(forecasts):
+        rows[i] = row
+    for i, (row, seen, missing) in enumerate(others, F):
+        rows[i, :len(row)], observed[i, :len(row)], j[i] = row, seen, missing
+    return *map(torch.from_numpy, (rows, observed, j)), F

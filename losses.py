@@ -71,19 +71,19 @@ def xe_loss(log_p, targets, observed):
 def mse_loss(z_hat, z0):
     """L_MSE (Eq. 9): squared distance of the predicted and the true clean point.
 
-    Args:    z_hat (B, Q, D), one row per query; z0 (B, D).
+    Args:    z_hat, z0 (B, Q, D), one row per query; z0 is that of the clip it asks for.
     Returns: scalar: summed over D, averaged over videos and queries (drawn levels t).
     """
-    return (z_hat - z0[:, None]).pow(2).sum(-1).mean()
+    return (z_hat - z0).pow(2).sum(-1).mean()
 
 
 def mc_loss(log_p, targets):
     """L_MC (Eq. 10): match each denoised embedding to the missing clip's soft target.
 
-    Args:    log_p (B, Q, K), one row per sampled noise; targets (B, K).
+    Args:    log_p, targets (B, Q, K), one row per query.
     Returns: scalar: averaged over videos and queries, the expectation over t of the paper.
     """
-    return cross_entropy(targets[:, None], log_p).mean()
+    return cross_entropy(targets, log_p).mean()
 
 
 def total_loss(xe, mse, mc):

@@ -1,7 +1,7 @@
 """Scores of forecasts: top-k, oracle, total variation, temperature, bigrams, confidence intervals.
 
 Pure functions on tensors; nothing here knows the model, the data or a file. They return fractions
-or one value per sample (percentages and means are the caller's), so that a bootstrap can have them.
+or one value per sample (means are the caller's), so that a bootstrap can have them.
 
     word               here                shape     meaning
     scores             scores              (M, K)    any number per class, more is better
@@ -18,6 +18,14 @@ import math
 import torch
 
 TEMPERATURES = (1e-3, 1e3)                             # where fit_temperature looks
+
+
+def percent(fraction):
+    """A fraction or a tensor of hits -> percent, unrounded; None stays None."""
+    if fraction is None:
+        return None
+    value = fraction if isinstance(fraction, float) else float(fraction.double().mean())
+    return 100 * value if math.isfinite(value) else None
 
 
 def topk_correct(scores, labels, k):

@@ -24,7 +24,7 @@ import diffusion
 import losses
 from denoiser import Denoiser
 from encoder import TimeSformer
-from program import BadInput, write_atomically
+from program import BadInput, quiet, write_atomically
 
 GAIN = 0.5                # of h's output beside the mean text: the start of training is gentle
 KAPPA = 0.45              # scale of the noise in forecasts; below 1 the likelier steps come more
@@ -109,42 +109,48 @@ class ProcedureModel(nn.Module):
         Two clips of one step look alike to h, whatever else differs between them; the factor
         gives each coordinate a variance of about 1.
         """
-        return self.read(x).exp() @ self.points * x.shape[-1] ** 0.5
+        return self.read(x).exp() @ self.points * self.dim ** 0.5
 
     def predictor(self, x, observed, j):
         """h with its context fixed: the `predict` of diffusion.sample.
 
-            x_hat = u / |u| + tau c_skip A x_j^t,    u = mean + GAIN h(c_in x_j^t, context, t)
+            x_hat = u / |u| + tau c_skip A x_j^t,    u = mean + GAIN h(point, context, t)
 
         Then <x_hat, y_k> / tau = cos(u, y_k) / tau + c_skip <x_j^t, z_k> + what all k share: the
         second is what x_j^t itself says of text k (Bayes' rule on Eq. 2), so that h is left with
-        log p(k | context). Both are of one kind at any D.
+        log p(k | context). Both are of one kind at any D. What h reads of x_j^t is the same, as the
+        clean point that it lets expect, so that noisy clips look to it like observed ones:
+
+            point = sqrt(D) sum_k softmax_k(c_skip <x_j^t, z_k>) z_k
 
         Args:
             x:        (B, N, D) embeddings of the clips.
             observed: (B, N) bool, True = h may read it.
-            j:        (B,) int64, the missing clip: past, present or future.
+            j:        (B, P) int64, the missing clips: past, present or future. With several the
+                      queries come in groups of P.
         Returns: callable, zt (B, Q, D) and t (B, Q) -> x_hat (B, Q, D), z_hat (B, Q, D).
         """
-        context = self.context(x)
-        c_in = diffusion.input_scale(self.alpha_bar, x.shape[-1])              # (T,)
-        c_skip = self.tau * diffusion.skip_scale(self.alpha_bar)               # (T,)
+        memory = self.denoiser.remember(self.context(x), observed)
+        c_skip = diffusion.skip_scale(self.alpha_bar)                          # (T,)
 
         def predict(zt, t):
-            out = self.denoiser(context, observed, c_in[t].unsqueeze(-1) * zt, j, t)
             with torch.autocast(x.device.type, enabled=False):         # bf16 is not exact
+                says = c_skip[t].unsqueeze(-1) * zt                    # (B, Q, D)
+                point = (says @ self.points.T).softmax(-1) @ self.points * self.dim ** 0.5
+            out = self.denoiser(memory, observed, point, j, t)
+            with torch.autocast(x.device.type, enabled=False):
                 u = self.mean + GAIN * out.float()
-                x_hat = (functional.normalize(u, dim=-1)
-                         + c_skip[t].unsqueeze(-1) * zt @ self.A)      # (B, Q, D)
+                x_hat = functional.normalize(u, dim=-1) + self.tau * says @ self.A
                 return x_hat, self.match_predicted(x_hat).exp() @ self.points
 
         return predict
 
     def forecast(self, x, observed, j, noise):
-        """Predict clip j of each video, one prediction per noise: (B, Q, D) -> x_hat (B, Q, D).
+        """Predict missing clips of each video, once per noise: (B, Q, D) -> x_hat (B, Q, D).
 
-        The clip may be past, present or future: j (B,) and `observed` (B, N) say. Zeros for noise
-        give the approximate inference. The mask model predicts once, whatever the noise.
+        They may be past, present or future: j (B, P) and `observed` (B, N) say. Several are
+        denoised together: noise holds groups of P. Zeros for noise give the approximate inference.
+        The mask model predicts once, whatever the noise.
         Draws with KAPPA = 1 reproduce the teacher's errors as well (README.md, Where we differ).
         """
         predict = self.predictor(x, observed, j)
@@ -158,7 +164,7 @@ class ProcedureModel(nn.Module):
         B, N, D = x.shape
         observed = torch.arange(N + 1, device=x.device).expand(B, -1) < N
         return self.forecast(torch.cat([x, x.new_zeros(B, 1, D)], 1), observed,
-                             torch.full((B,), N, device=x.device), noise)
+                             torch.full((B, 1), N, device=x.device), noise)
 
     def classify(self, x):
         """The classifier's log p for embeddings x, of clips or of h: (..., D) -> [(..., S), ...].
@@ -197,14 +203,16 @@ def read_content(path):
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
             return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with quiet():                          # torch also warns of what it then refuses
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:                 # torch names no class for a file it cannot load
         code = re.search(r"(?<=GLOBAL )[\w.]+|TorchScript", str(error))
         if code:
+            tensors = ("torch.jit.load(FILE).state_dict()" if code[0] == "TorchScript" else
+                       "torch.load(FILE, weights_only=False)['model_state']")
             raise BadInput(f"{path}: holds {code[0]}, which only code can read, and a file's code "
                            "is never run here; if you trust the file, save its tensors alone: "
-                           "torch.save(torch.load(FILE, weights_only=False)['model_state'], NEW)"
-                           ) from None
+                           f"torch.save({tensors}, NEW)") from None
         raise BadInput(f"{path}: cannot be read as a checkpoint ({type(error).__name__}); "
                        "is it cut off, or not a file of tensors and plain types?") from None
 

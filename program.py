@@ -4,10 +4,13 @@ Nothing here knows the method; what the flags of each script are is in settings.
 """
 import argparse
 import json
+import logging
 import os
 import random
 import signal
 import sys
+import warnings
+from contextlib import contextmanager
 from dataclasses import MISSING, field, fields
 from pathlib import Path
 
@@ -16,13 +19,16 @@ class BadInput(ValueError):
     """What was given cannot be used: the user's to mend, so the program ends with one line."""
 
 
-def opt(help, default=MISSING, choices=None, flag=True):
+def opt(help, default=MISSING, choices=None, data=(), flag=True):
     """A field of a settings class: its help says effect, unit, range; choices if there are few.
 
     Without a default, or with flag=False, it is no flag but an argument by its place: one that must
-    be given, or one that may be left out.
+    be given, or one that may be left out. data: the kinds of --data that it has an effect on; with
+    another kind it is refused. None named: all.
     """
-    return field(default=default, metadata={"help": help, "choices": choices, "flag": flag})
+    help += f" (--data {', '.join(data)})" if data else ""
+    return field(default=default,
+                 metadata={"help": help, "choices": choices, "data": data, "flag": flag})
 
 
 def check(good, name, value, need):
@@ -109,6 +115,18 @@ def fail(program, error, status):
     text = " ".join(str(error).split())
     print(f"{program}: error: {text}", file=sys.stderr)
     return status
+
+
+@contextmanager
+def quiet():
+    """Within it libraries neither log nor warn: what went wrong is in their exception too."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def write_atomically(path, write):

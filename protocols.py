@@ -3,14 +3,14 @@
     protocol (paper, appendix B)                    function             windows (start s, end s)
     pre-training: around narrated sentences         sentence_windows     up to N = 9 of 9 s
     pre-training on annotated steps (features)      step_windows         up to N = 9
-    a missing clip among these                      missing_clip         -
-    a forecast out of these, as at inference        history_windows      8, and the missing clip
+    missing clips among these                       missing_clips        -
+    a forecast out of these, as at inference        history_windows      8, and the missing clips
     step forecasting: the last 68 s, cut into 8     forecast_windows     8
     step classification: 3 views of one step        classify_windows     3 of 9 s
     activity classification: the whole video        activity_windows     8
     EPIC-Kitchens-100: views of one action          classify_windows     of 2 s
     F frames of a clip                              frame_times          -
-    N clips, n windows of one video, rng a numpy Generator.
+    N clips, P missing ones, n windows of one video, rng a numpy Generator.
 """
 import numpy as np
 
@@ -64,29 +64,31 @@ def random_run(windows, rng):
     return windows[first:first + CLIPS]
 
 
-def missing_clip(count, rng):
-    """The paper's missing clip: j, uniform, and which of `count` clips may be read, (count,) bool.
+def missing_clips(count, missing, rng):
+    """The paper's missing clip, drawn uniformly; or several, one after another.
 
-    As in the released code, also all that follow a uniformly drawn clip after j are hidden:
+    As in the released code, also all that follow a uniformly drawn clip after them are hidden:
     otherwise h would never see that the future is unknown.
+
+    Args:    count clips of a video, at least `missing` = P.
+    Returns: j (P,) int64, and which clips may be read, (count,) bool.
     """
-    j, place = rng.integers(count), np.arange(count)
-    return j, (place != j) & (place < rng.integers(j, count) + 1)
+    j, place = rng.integers(count - missing + 1) + np.arange(missing), np.arange(count)
+    return j, ~np.isin(place, j) & (place < rng.integers(j[-1], count) + 1)
 
 
-def history_windows(windows, rng):
-    """Forecasts as they are asked at inference: each clip but the first as the missing one.
+def history_windows(before, missing, rng):
+    """Forecasts as they are asked at inference: what comes next, after a history.
 
-    The observed history ends in the second half of the clip before, and is cut into 8 windows
-    however long it is. The clips themselves come one after another at the pace of the narration;
-    a model that has seen nothing else is lost where 8 windows show two steps.
+    The history ends in the second half of the clip before the missing ones, and is cut into 8
+    windows however long it is. The clips themselves come one after another at the pace of the
+    narration; a model that has seen nothing else is lost where 8 windows show two steps.
 
-    Args:    windows (n, 2) s, of pre-training.
-    Returns: (n - 1, 9, 2) s: eight of the history, and the missing clip.
+    Args:    before (m, 2) s, missing (m, P, 2) s: windows of pre-training.
+    Returns: (m, 8 + P, 2) s: eight of the history, and the missing clips.
     """
-    middle, end = windows[:-1].mean(1), windows[:-1, 1]
-    history = forecast_windows(rng.uniform(middle, end))                        # (n - 1, 8, 2)
-    return np.concatenate([history, windows[1:, None]], 1)
+    history = forecast_windows(rng.uniform(before.mean(1), before[:, 1]))       # (m, 8, 2)
+    return np.concatenate([history, missing], 1)
 
 
 def forecast_windows(end):

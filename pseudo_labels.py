@@ -24,15 +24,13 @@ if __name__ == "__main__":       # --help and a mistyped flag do not wait for to
 
 import difflib
 import json
-import logging
-import warnings
 from pathlib import Path
 from textwrap import shorten
 
 import torch
 from torch.nn import functional
 
-from program import BadInput, pick_device, run, write_atomically
+from program import BadInput, pick_device, quiet, run, write_atomically
 from settings import TextSettings
 
 # 4 x 7 action templates (the paper's footnote: those of CLIP for Kinetics-700).
@@ -201,10 +199,8 @@ def open_teacher(clip, weights=None, device="cpu"):
         weights = "openai" if weights is None else weights
         check_weights(clip, weights)
     given = "" if weights is None else f" --clip-weights {weights}"
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)             # what is logged or warned of is in the exception too
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with quiet():
             model = open_clip.create_model(clip, weights, require_pretrained=True)
             tokenizer = open_clip.get_tokenizer(clip)
     except Exception as error:                 # as many classes as there are kinds of weights
@@ -213,8 +209,6 @@ def open_teacher(clip, weights=None, device="cpu"):
                 "without a network, give a downloaded file: --clip-weights FILE")
         problem = shorten(str(error).split(". ")[0], 250, placeholder=" ...")      # one sentence
         raise BadInput(f"--clip {clip}{given}: {type(error).__name__}: {problem}; {need}") from None
-    finally:
-        logging.disable(before)
     require_activation(model, clip, given)
     pictures = model.visual.preprocess_cfg
     return Teacher(model, tokenizer, pictures["mean"], pictures["std"], device)

@@ -12,8 +12,9 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1-3.3, Eqs. 2-5; the r
     B videos, N = 8 clips, Q noises, T = 4 levels, D = 512, S classes.
 
 Ours (denoiser.py, diffusion.py, model.py) differs from it in most details: README.md, Where we
-differ. So that published weights give what was published it stands here by itself; nothing else
-uses it. Files are read in weights.py, whose `load_released` gives a Released.
+differ. So that published weights give what was published, also once they are fine-tuned here
+(finetune.py), it stands by itself. Files are read in weights.py, whose `load_released` gives a
+Released.
 """
 import math
 
@@ -30,7 +31,6 @@ from model import build_encoder
 HEADS = 8                      # of h, at any width
 TAU = 0.02
 PIXELS = 0.45, 0.225           # mean and deviation of pixels / 255
-ACTIVITIES = 180               # COIN's: how a classifier of activities is told from one of steps
 
 
 def sinusoids(t, width):
@@ -91,29 +91,26 @@ class Released(nn.Module):
     Args:
         encoder:  dict, arguments of model.build_encoder.
         denoiser: dict, arguments of ReleasedDenoiser; None without h (TimeSformer, DistantSup).
-        heads:    {name: S} of classifiers after fine-tuning: "cls", or "v" and "n".
-    `task` is what it was fine-tuned for ("classify", "forecast", "activity"), None zero-shot.
+        task:     what it is fine-tuned for: "classify", "forecast" or "activity"; None = zero-shot.
+        classes:  of that task, one number for each label set: (S,), or verbs and nouns.
     """
 
-    def __init__(self, encoder, denoiser=None, heads=None):
+    def __init__(self, encoder, denoiser=None, task=None, classes=()):
         super().__init__()
-        self.arguments = {"released": {"encoder": encoder, "denoiser": denoiser, "heads": heads}}
+        self.arguments = {"released": {"encoder": encoder, "denoiser": denoiser, "task": task,
+                                       "classes": list(classes)}}
         self.encoder = build_encoder(**encoder)
         self.denoiser = ReleasedDenoiser(**denoiser) if denoiser else None
         self.dim = D = encoder["dim"]
-        self.heads = nn.ModuleDict({name: nn.Linear(D, S) for name, S in (heads or {}).items()})
-        self.classes = list((heads or {}).values())
+        self.classifier = nn.ModuleList(nn.Linear(D, S) for S in classes)
+        self.task, self.classes = task, list(classes)
         self.order = "diffusion" if denoiser else "none"
-        self.task = (None if not heads else "classify" if not denoiser else
-                     "activity" if self.classes == [ACTIVITIES] else "forecast")
         self.pixels, self.tau, self.teacher_tau = PIXELS, TAU, TAU
 
     def tokens(self, clips):
-        """Clips (C, F, 3, H, W) uint8, or as `encode` -> f's class token, before the projection."""
-        if clips.dtype == torch.uint8:
-            mean, std = self.pixels
-            clips = ((clips.float() / 255 - mean) / std).transpose(1, 2)
-        return self.encoder.features(clips)
+        """Clips (C, F, 3, H, W), pixels 0-255 -> f's class token (C, W), before the projection."""
+        mean, std = self.pixels
+        return self.encoder.features(((clips.float() / 255 - mean) / std).transpose(1, 2))
 
     def encode(self, clips):
         """x_i = f(v_i): clips (B, 3, F, H, W) float, normalised by PIXELS -> (B, D), length 1.
@@ -121,7 +118,8 @@ class Released(nn.Module):
         Frames (B, F, 3, H, W) uint8, as a source of data.py gives them, are normalised here;
         embeddings (B, D) are as well.
         """
-        x = self.encoder.head(self.tokens(clips)) if clips.ndim > 2 else clips
+        features = self.tokens if clips.dtype == torch.uint8 else self.encoder.features
+        x = self.encoder.head(features(clips)) if clips.ndim > 2 else clips
         return functional.normalize(x.float(), dim=-1)
 
     def forecast(self, x, noise=None):
@@ -158,9 +156,10 @@ class Released(nn.Module):
         return (functional.normalize(x, dim=-1) @ texts.T / self.tau).softmax(-1)
 
     def classify(self, x):
-        """The heads' log p: (..., D) -> [(..., S), ...].
+        """The classifiers' log p: (..., D) -> [(..., S), ...], in float32.
 
-        Of embeddings of clips, divided by tau; where there is an h, of what it forecasts, as it is.
+        Of embeddings of clips, divided by tau; of what h forecasts, as it is.
         """
-        scale = 1 if self.denoiser else self.tau
-        return [(head(x) / scale).log_softmax(-1) for head in self.heads.values()]
+        scale = self.tau if self.task == "classify" else 1
+        with torch.autocast(x.device.type, enabled=False):
+            return [(part(x.float()) / scale).log_softmax(-1) for part in self.classifier]

@@ -3,11 +3,12 @@
 How they are read from a command line, and how a script ends on a wrong one, is in program.py.
 """
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from program import check, opt
 
+HOWTO, COIN, EPIC = ("howto100m",), ("coin",), ("epic",)                 # kinds of --data
 FEATURES = ("annotations", "text_embeddings", "features")      # a features file and what it needs
 PICTURES = (".png", ".pdf", ".svg")                            # kinds of figures
 
@@ -29,6 +30,11 @@ def check_common(settings, needs):
     check(0 <= settings.max_unreadable <= 1, "max_unreadable", settings.max_unreadable,
           "must be 0 to 1")
     check(0 <= settings.seed < 2 ** 32, "seed", settings.seed, "must be 0 to 2^32 - 1")
+    for f in fields(settings):
+        kinds = f.metadata["data"]
+        value = getattr(settings, f.name)
+        check(not kinds or settings.data in kinds or value == f.default, f.name, value,
+              f"has no effect with --data {settings.data}, but with {' or '.join(kinds)}")
     for name in needs:
         check(getattr(settings, name) is not None, name, "is missing", f"--data {settings.data} "
               f"needs --{', --'.join(needs).replace('_', '-')} (see README.md, Data)")
@@ -55,21 +61,21 @@ class TrainSettings:
     order: str = opt("how h models the order of steps: a diffusion; mask: one masked prediction; "
                      "none: matching only (the paper's ablation)", "diffusion",
                      ("diffusion", "mask", "none"))
-    annotations: Path = opt("COIN.json (--data coin)", None)
-    features: Path = opt("npz of clip embeddings, one row per window (--data coin)", None)
-    text_embeddings: Path = opt("npz of the classes' text embeddings (--data coin)", None)
-    videos: Path = opt("folder of videos, ID.mp4 and the like (--data howto100m)", None)
-    captions: Path = opt("folder of ID.csv, ID.srt or ID.vtt, or caption.json (--data howto100m)",
-                         None)
-    phrases: Path = opt("the pool: a phrase per line (--data howto100m)", None)
-    ids: Path = opt("use only these videos: an id per line", None)
-    clip: str = opt("the teacher: open_clip model, or local-dir:DIR (--data howto100m)",
-                    "ViT-B-16-quickgelu")
-    clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None)
+    annotations: Path = opt("COIN.json", None, data=COIN)
+    features: Path = opt("npz of clip embeddings, one row per window", None, data=COIN)
+    text_embeddings: Path = opt("npz of the classes' text embeddings", None, data=COIN)
+    videos: Path = opt("folder of videos, ID.mp4 and the like", None, data=HOWTO)
+    captions: Path = opt("folder of ID.csv, ID.srt or ID.vtt, or caption.json", None, data=HOWTO)
+    phrases: Path = opt("the pool: a phrase per line", None, data=HOWTO)
+    ids: Path = opt("use only these videos: an id per line", None, data=HOWTO)
+    clip: str = opt("the teacher: open_clip model, or local-dir:DIR", "ViT-B-16-quickgelu",
+                    data=HOWTO)
+    clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None,
+                            data=HOWTO)
     teacher_features: Path = opt("folder of the teacher's features, a row a second: `data.py "
-                                 "teach` writes it; used where present (--data howto100m)", None)
-    size: str = opt("of f and h (--data howto100m): paper, ViT-B on 8 frames of 224 x 224; small, "
-                    "4 frames of 32 x 32, as with --data toy", "paper", ("small", "paper"))
+                                 "teach` writes it; used where present", None, data=HOWTO)
+    size: str = opt("of f and h: paper, ViT-B on 8 frames of 224 x 224; small, 4 frames of 32 x "
+                    "32, as with --data toy", "paper", ("small", "paper"), data=HOWTO)
     encoder: str = opt("f: TimeSformer, or MViT-v2 (the paper's appendix)", "timesformer",
                        ("timesformer", "mvit"))
     init: Path = opt("start from these weights, as far as they fit: a run folder, a file of ours, "
@@ -85,12 +91,14 @@ class TrainSettings:
     joint_epochs: float = opt("epochs of AdamW on the whole objective", 1.0)
     order_epochs: float = opt("epochs of AdamW on h alone, embeddings kept", 120.0)
     keep: int = opt("times each video is gone through for these, with other windows", 6)
+    missing: int = opt("the most clips that are missing together in that stage, 1 to 3; the "
+                       "paper's 1; evaluate.py --horizon H needs H", 1)
     batch: int = opt("videos per step; the paper's 128", 16)
     order_batch: int = opt("rows per step of that stage", 256)
-    sgd_lr: float = opt("peak learning rate of SGD; the paper's 5e-3", 5e-3)
-    lr: float = opt("peak learning rate of f with AdamW", 2e-3)
+    sgd_lr: float = opt("peak learning rate of SGD; the release's 5e-3", 5e-3)
+    lr: float = opt("peak learning rate of f with AdamW; the release's 5e-5", 2e-3)
     order_lr: float = opt("peak learning rate of h with AdamW", 4e-3)
-    weight_decay: float = opt("of every stage; the paper's 1e-4", 1e-2)
+    weight_decay: float = opt("of every stage; the release's 1e-4", 1e-2)
     tau: float = opt("temperature of the student's matching (Eq. 6); the paper's 0.02", 0.02)
     teacher_tau: float = opt("temperature of the soft targets; smaller makes them sharper; default "
                              "0.6 of the calibrated one: 0.05 in the embedded world, estimated "
@@ -103,6 +111,7 @@ class TrainSettings:
     def __post_init__(self):
         for name in ("toy_videos", "keep", "batch", "order_batch", "log_every", "save_every"):
             check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+        check(1 <= self.missing <= 3, "missing", self.missing, "must be 1 to 3")
         for name in ("tau", "lr", "order_lr", "sgd_lr"):
             check(0 < getattr(self, name) < math.inf, name, getattr(self, name),
                   "must be above 0, and finite")
@@ -129,7 +138,8 @@ class FinetuneSettings:
     task: str = opt("classify: the classifier on f's embedding; forecast, activity: h and the "
                     "classifier; f stays as it is, but with --data epic", "classify",
                     ("classify", "forecast", "activity"))
-    init: Path = opt("what to begin with: run folder, or a checkpoint file", Path("runs/pretrain"))
+    init: Path = opt("begin with this checkpoint: a run folder, or a file, also a published one",
+                     Path("runs/pretrain"))
     data: str = opt("toy: the embedded world; coin: COIN with videos, or with a features file; "
                     "epic: EPIC-Kitchens-100, verbs and nouns, f and the classifier", "toy",
                     ("toy", "coin", "epic"))
@@ -152,7 +162,8 @@ class FinetuneSettings:
     batch: int = opt("samples per step; the paper's 64", 64)
     lr: float = opt("peak learning rate of AdamW", 1e-3)
     weight_decay: float = opt("of AdamW", 1e-2)
-    dropout: float = opt("share of each block's output in h that is set to zero", 0.1)
+    dropout: float = opt("share of each block's output in h that is set to zero; a published h "
+                         "has none", 0.1)
     workers: int = opt("processes that read videos ahead; 0: none", 0)
     max_unreadable: float = opt("share of the videos found that may be unreadable", 0.05)
     log_every: int = opt("steps between two rows of metrics.jsonl", 20)
@@ -180,19 +191,21 @@ class EvaluateSettings:
     """Measure a checkpoint: classification and forecasting, zero-shot or fine-tuned."""
     task: str = opt("what to measure; features: write a features file; default forecast, and "
                     "classify with --data epic", None,
-                    ("forecast", "classify", "activity", "features"))
+                    ("forecast", "classify", "activity", "infill", "features"))
     data: str = opt("toy: the embedded world; coin: COIN with videos, or with a features file; "
                     "epic: EPIC-Kitchens-100, verbs and nouns", "toy", ("toy", "coin", "epic"))
     checkpoint: Path = opt("run folder, a checkpoint file of ours, or a published one",
                            Path("runs/pretrain"))
-    annotations: Path = opt("COIN.json or a released csv (--data coin), EPIC's csv (epic)", None)
-    features: Path = opt("npz of clip embeddings, one row per window (--data coin)", None)
-    text_embeddings: Path = opt("npz of the classes' text embeddings (--data coin)", None)
+    annotations: Path = opt("COIN.json or a released csv, or EPIC's csv", None,
+                            data=COIN + EPIC)
+    features: Path = opt("npz of clip embeddings, one row per window", None, data=COIN)
+    text_embeddings: Path = opt("npz of the classes' text embeddings", None, data=COIN)
     videos: Path = opt("folder of videos, ID.mp4 and the like (--data coin, epic)", None)
     ids: Path = opt("--task features: only these videos, an id per line", None)
     out: Path = opt("--task features: the file to write", Path("features.npz"))
     stride: float = opt("--task features: s between two windows", 4.0)
-    steps: Path = opt("names of the classes, line i is class i; default those in COIN.json", None)
+    steps: Path = opt("names of the classes, line i is class i; default those in COIN.json", None,
+                      data=COIN)
     clip: str = opt("open_clip model that embeds the names, and is compared with: or local-dir:DIR",
                     "ViT-B-16-quickgelu")
     clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None)
@@ -200,9 +213,10 @@ class EvaluateSettings:
     toy_videos: int = opt("videos of the embedded world's split", 1000)
     samples: int = opt("M, Monte Carlo samples per forecast (Eq. 11)", 5)
     oracle: int = opt("the same, for the oracle rows: --oracle 5 is --samples 5", None)
+    horizon: int = opt("--task forecast: how many of the next steps, denoised together, 1 to 3", 1)
     min_steps: int = opt("leave out videos with fewer annotated steps", 2)
     json: Path = opt("also write the numbers here", None)
-    submission: Path = opt("--data epic: also write the challenge's file here, FILE.zip", None)
+    submission: Path = opt("also write the challenge's file here, FILE.zip", None, data=EPIC)
     seed: int = opt("of the noise", 0)
     device: str = opt("auto: a CUDA GPU where there is one", "auto")
     batch: int = opt("samples per step; changes speed and memory, not the result", 64)
@@ -213,6 +227,7 @@ class EvaluateSettings:
         for name in ("toy_videos", "samples", "batch"):
             check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
         check(self.min_steps >= 2, "min_steps", self.min_steps, "a forecast needs 2 steps or more")
+        check(1 <= self.horizon <= 3, "horizon", self.horizon, "must be 1 to 3")
         check(0 < self.stride < math.inf, "stride", self.stride, "must be above 0")
         if self.oracle is not None:
             check(self.oracle >= 1, "oracle", self.oracle, "must be at least 1")
@@ -220,8 +235,6 @@ class EvaluateSettings:
         if self.task is None:
             task = "classify" if self.data == "epic" else "forecast"
             object.__setattr__(self, "task", task)
-        check(self.submission is None or self.data == "epic", "submission", self.submission,
-              "it is the challenge of --data epic")
         check_labelled(self)
 
 

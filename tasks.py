@@ -77,3 +77,12 @@ def samples_of(task, videos, min_steps=2):
     if task == "forecast":
         return forecast_samples(videos, min_steps)
     return classify_samples(videos) if task == "classify" else activity_samples(videos)
+
+
+def shown_steps(sample, video):
+    """The steps that a forecast is shown of a toy.Video, and whether they begin with its first.
+
+    A step is shown if at least a second of it lies in the window.
+    """
+    shown = [k for k in range(sample.step) if video.segments[k][1] - sample.windows[0, 0] >= 1]
+    return [video.steps[k] for k in shown], shown[0] == 0

@@ -166,6 +166,14 @@ def make_video(split, index):
                  tuple(segments), round(time + rng.uniform(*OUTRO_SECONDS), 2))
 
 
+def as_distribution(mass, shown):
+    """mass / its sum; ValueError if it is 0: the grammar does not go on after these steps."""
+    if mass.sum() == 0:
+        names = ", ".join(STEPS[int(s)] for s in shown)
+        raise ValueError(f"no procedure shows [{names}] before its end; see toy.PROCEDURES")
+    return mass / mass.sum()
+
+
 class Grammar:
     """All sequences of all procedures as one prefix tree, and exact inference on it.
 
@@ -204,17 +212,25 @@ class Grammar:
         Returns: (S,) float64, sums to 1.
         Raises:  ValueError if the grammar cannot produce these steps.
         """
+        return as_distribution(self.next_mass[self.nodes_of(shown, from_start)].sum(0), shown)
+
+    def next_two_steps(self, shown, from_start):
+        """The same of the next two steps together, given that the video has so many: (S, S)."""
+        nodes = self.nodes_of(shown, from_start)
+        after = np.flatnonzero(np.isin(self.parent, nodes))                 # one step later
+        mass = np.zeros((len(STEPS), len(STEPS)))
+        np.add.at(mass, self.step[after], self.next_mass[after])
+        return as_distribution(mass, shown)
+
+    def nodes_of(self, shown, from_start):
+        """The nodes of all prefixes that end with the steps shown."""
         shown = tuple(int(s) for s in shown)
         nodes = np.flatnonzero(self.depth == len(shown) if from_start else self.depth > len(shown))
         node = nodes
         for s in reversed(shown):                            # walk up from each candidate at once
             keep = self.step[node] == s
             nodes, node = nodes[keep], self.parent[node[keep]]
-        mass = self.next_mass[nodes].sum(0)
-        if mass.sum() == 0:
-            names = ", ".join(STEPS[s] for s in shown)
-            raise ValueError(f"no procedure shows [{names}] before its end; see toy.PROCEDURES")
-        return mass / mass.sum()
+        return nodes
 
     def chance(self, shown, from_start, future):
         """P(these steps follow in this order), given that the video goes on for as long.

@@ -11,9 +11,9 @@ import functools
 import sys
 import time
 
+from program import BadInput, pick_device, run, set_seed
 from runs import (Run, count_unreadable, earlier_unreadable, prepare_run, report_missing,
                   videos_of_step)
-from program import BadInput, pick_device, run, set_seed
 from settings import TrainSettings
 
 # Sizes of f and h. "small" is for two CPU cores, "h only" for features files.
@@ -73,7 +73,7 @@ def load_step(source, settings, batch, ordering, first, step):
     """What f reads in one step, all of it drawn from (seed, step): in a worker, if there are any.
 
     Args:    batch: videos; ordering: whether clips are missing; first: the stage's first step.
-    Returns: data.Loaded, and [(observed (n,) bool, j), ...], one for each video of it. Videos
+    Returns: data.Loaded, and [(observed (n,) bool, j (1,)), ...], one for each video of it. Videos
              without a clip are left out.
     """
     import numpy as np
@@ -85,8 +85,8 @@ def load_step(source, settings, batch, ordering, first, step):
         windows = source.pretrain_windows(video, rng)
         if len(windows):
             requests.append((video, windows))
-            j, seen = (protocols.missing_clip(len(windows), rng) if ordering
-                       else (-1, np.ones(len(windows), bool)))
+            j, seen = (protocols.missing_clips(len(windows), 1, rng) if ordering
+                       else (np.array([-1]), np.ones(len(windows), bool)))
             asked[video] = seen, j
     loaded = source.load(requests, rng)
     return loaded, [asked[video] for video, _ in loaded.requests]
@@ -95,7 +95,7 @@ def load_step(source, settings, batch, ordering, first, step):
 def encode_batch(model, source, loaded, asked, device):
     """Clips of some videos through f, and the teacher's soft targets for them.
 
-    Returns: x (B, N, D); targets (B, N, K); observed (B, N) bool; j (B,) int64, -1 = no clip is
+    Returns: x (B, N, D); targets (B, N, K); observed (B, N) bool; j (B, 1) int64, -1 = no clip is
              missing.
     """
     import numpy as np
@@ -112,14 +112,14 @@ def encode_batch(model, source, loaded, asked, device):
     observed = torch.from_numpy(np.concatenate(observed)).to(device)
     x, targets, observed = (data.pad_clips(rows, count, protocols.CLIPS)[0] for rows in
                             (x, targets, observed))
-    return x, targets, observed, torch.tensor(j, device=device)
+    return x, targets, observed, torch.from_numpy(np.array(j)).to(device)
 
 
 def ordering_losses(model, x, target, observed, j):
-    """L_MSE and L_MC (Eqs. 9, 10) of one missing clip of each video.
+    """L_MSE and L_MC (Eqs. 9, 10) of the missing clips of each video.
 
-    Args:    x (B, N, D) embeddings; target (B, K) soft target of clip j; observed (B, N) bool;
-             j (B,) int64.
+    Args:    x (B, N, D) embeddings; target (B, P, K) soft targets of clips j; observed (B, N)
+             bool; j (B, P) int64.
     Returns: (mse, mc), scalars. The mask model has no levels and no L_MSE (0).
     """
     import torch
@@ -127,13 +127,15 @@ def ordering_losses(model, x, target, observed, j):
     import diffusion
     import losses
     with torch.autocast(x.device.type, enabled=False):                         # bf16 is not exact
-        z0 = target @ model.points                                             # (B, D)  x_j^0
-    t = torch.randint(len(model.alpha_bar), j.shape, device=x.device)          # t ~ U[1, T]
+        z0 = target @ model.points                                             # (B, P, D)  x_j^0
+    P = j.shape[1]
+    t = torch.randint(len(model.alpha_bar), j.shape[:1], device=x.device)      # t ~ U[1, T]
     zt, t = diffusion.training_queries(z0, t, torch.randn_like(z0), model.alpha_bar)
     if model.order == "mask":                                                  # the zeros alone
-        x_hat, _ = model.predictor(x, observed, j)(zt[:, 1:], t[:, 1:])
+        x_hat, _ = model.predictor(x, observed, j)(zt[:, P:], t[:, P:])
         return x_hat.new_zeros(()), losses.mc_loss(model.match_predicted(x_hat), target)
     x_hat, z_hat = model.predictor(x, observed, j)(zt, t)                      # Eq. 5
+    z0, target = torch.cat([z0, z0], 1), torch.cat([target, target], 1)        # (B, 2 P, ...)
     return losses.mse_loss(z_hat, z0), losses.mc_loss(model.match_predicted(x_hat), target)
 
 
@@ -145,7 +147,7 @@ def objective(model, x, targets, observed, j, ordering):
     xe = losses.xe_loss(model.match(x), targets, observed)                     # Eq. 8
     if not ordering:
         return {"loss": xe, "xe": xe}
-    rows = torch.arange(len(j), device=j.device)
+    rows = torch.arange(len(j), device=j.device)[:, None]
     mse, mc = ordering_losses(model, x, targets[rows, j], observed, j)
     return {"loss": losses.total_loss(xe, mse, mc), "xe": xe, "mse": mse, "mc": mc}    # Eq. 7
 
@@ -198,14 +200,17 @@ def keep_rows(model, source, settings, device):
     import kept
     if model.encoder is None:
         features, teacher = source.features, torch.from_numpy(source.features.embedding)
-        failed = {}
+        failed, steps = {}, None                       # its windows are annotated steps
     else:
         with torch.no_grad():
             names, windows, x, teacher, failed = kept.embed_videos(
                 source, model.encode, GRID, settings.workers, device)
         features = annotations.FeaturesFile(names, windows.mean(1), x.numpy())
+        steps = torch.cat([model.match(part.to(device)).argmax(-1).cpu()
+                           for part in x.split(10_000)]).numpy()
     rng = np.random.default_rng((settings.seed, 3))
-    return kept.KeptRows(source, features, teacher, settings.keep, rng), failed
+    return kept.KeptRows(source, features, teacher, steps, settings.keep, settings.missing,
+                         rng), failed
 
 
 def order_terms(model, kept, settings, device, step, _):
@@ -215,7 +220,7 @@ def order_terms(model, kept, settings, device, step, _):
     from pseudo_labels import soft_targets
     rng = np.random.default_rng((settings.seed, 2, step))
     x, features, observed, j = kept.batch(settings.order_batch, rng, device)
-    target = soft_targets(features, model.phrases, model.teacher_tau)          # (B, K)  p'_j
+    target = soft_targets(features, model.phrases, model.teacher_tau)          # (B, P, K)  p'_j
     mse, mc = ordering_losses(model, x, target, observed, j)
     return {"loss": mse + mc, "mse": mse, "mc": mc}, len(j)
 
@@ -239,12 +244,12 @@ def set_up(settings):
     Returns: model, source, device, plan of stages, and the checkpoint to resume from or None.
     """
     from model import ProcedureModel
+    from protocols import PIECES
     resumed = prepare_run(settings)
     device = pick_device(settings.device)
     size = {"toy": "small", "coin": "h only"}.get(settings.data, settings.size)
-    sizes = SIZES[size]
-    if settings.encoder == "mvit":
-        sizes = {**sizes, "encoder": MVIT[size]}
+    sizes = {"encoder": MVIT[size] if settings.encoder == "mvit" else SIZES[size]["encoder"],
+             "denoiser": {**SIZES[size]["denoiser"], "clips": PIECES + settings.missing}}
     if settings.init and not resumed:
         import weights
         start = weights.open_start(settings.init)      # what is wrong with it is said before long

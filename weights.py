@@ -5,15 +5,16 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4; the released code and
     file                                            what is in it                  becomes
     TimeSformer, DistantSup .pyth                   model.*                        encoder.*
     ProcedureVRL .pyth, pre-trained                 model.*, model.order_tfm.*     denoiser.*
-    the same, fine-tuned                            model.head_cls                 heads.cls
-    the same, EPIC-Kitchens                         model.head_v, model.head_n     heads.v, heads.n
+    the same, fine-tuned                            model.head_cls                 classifier.0
+    the same, EPIC-Kitchens                         model.head_v, model.head_n     classifier.0, .1
     the same, with MViT-v2                          model.video_encoder.*          encoder.body.*
     an image model of timm, or torchvision's vit    blocks.*; encoder.layers.*     encoder.*
     torchvision's mvit_v2_s                         conv_proj.*, blocks.*          encoder.body.*
 
 Each of them as {"model_state"}, {"state_dict"}, {"model"} or plain, with `module.` before its names
-or not, as a torch file or safetensors. Two things are done with them: --init starts a training with
-what fits (`fill`); --checkpoint and `load_released` give the model as released (released.py):
+or not, as a torch file or safetensors. Two things are done with them. --init of pre-training starts
+with what fits (`fill`). --checkpoint, --init of fine-tuning and `load_released` take the model as
+it was released (released.py):
 
     model = load_released("procedurevrl.pyth")
     x = model.encode(clips)                 # (B, 3, F, H, W) float, normalised -> (B, D)
@@ -36,108 +37,91 @@ from itertools import groupby
 import torch
 from torch.nn import functional
 
-from model import is_ours, read_content, save_checkpoint
+from model import is_ours, load_model, read_content, save_checkpoint
+from program import BadInput, quiet, run
 from released import Released
-from program import BadInput, run
 from settings import WeightsSettings
 
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"       # where the released TimeSformers start from
 # Facts of the release that its files do not hold.
 HEAD_WIDTH = 64                # of TimeSformer: 12 heads at 768
 KV_STRIDE = 8                  # of MViT's first stage
+ACTIVITIES = 180               # COIN's: how a classifier of activities is told from one of steps
 LEFT_OUT = ("text_model.", "order_tfm.pad_embedding.")     # CLIP's text tower; padding in training
-# Names of other libraries -> those of encoder.py and mvit.py: (regular expression, replacement).
-VIT = ((r"^class_token$", "cls_token"), (r"^encoder\.pos_embedding$", "pos_embed"),
-       (r"^conv_proj\.", "patch_embed.proj."), (r"^encoder\.ln\.", "norm."),
-       (r"^encoder\.layers\.encoder_layer_(\d+)\.", r"blocks.\1."),
-       (r"\.ln_([12])\.", r".norm\1."), (r"\.self_attention\.in_proj_", ".attn.qkv."),
-       (r"\.self_attention\.out_proj\.", ".attn.proj."), (r"\.mlp\.(0|linear_1)\.", ".mlp.fc1."),
-       (r"\.mlp\.(3|linear_2)\.", ".mlp.fc2."), (r"^heads\.head\.", "head."))
-SLOWFAST_MVIT = ((r"^cls_token$", "pos_encoding.class_token"),
-                 (r"^patch_embed\.proj\.", "conv_proj."),
-                 (r"\.attn\.proj\.", ".attn.project.0."),
-                 (r"\.attn\.pool_([qkv])\.", r".attn.pool_\1.pool."),
-                 (r"\.attn\.norm_([qkv])\.", r".attn.pool_\1.norm_act.0."),
-                 (r"\.mlp\.fc1\.", ".mlp.0."), (r"\.mlp\.fc2\.", ".mlp.3."),
-                 (r"^(blocks\.\d+)\.proj\.", r"\1.project."))
+# Names of others -> those of encoder.py, mvit.py and released.py: regular expression, replacement.
+WRAPPER = r"^(module\.|model\.|_orig_mod\.)+"        # of DataParallel, the release, torch.compile
+TORCHVISION_VIT = (
+    (r"^class_token$", "cls_token"), (r"^encoder\.pos_embedding$", "pos_embed"),
+    (r"^conv_proj\.", "patch_embed.proj."), (r"^encoder\.ln\.", "norm."),
+    (r"^encoder\.layers\.encoder_layer_(\d+)\.", r"blocks.\1."), (r"\.ln_([12])\.", r".norm\1."),
+    (r"\.self_attention\.in_proj_", ".attn.qkv."), (r"\.self_attention\.out_proj\.", ".attn.proj."),
+    (r"\.mlp\.(0|linear_1)\.", ".mlp.fc1."), (r"\.mlp\.(3|linear_2)\.", ".mlp.fc2."),
+    (r"^heads\.head\.", "head."))
+RELEASED = (
+    (r"^order_tfm\.", "denoiser."), (r"^head_(cls|v)\.", "classifier.0."),
+    (r"^head_n\.", "classifier.1."), (r"^video_encoder\.", "encoder.body."),
+    (r"^(?!denoiser|classifier|encoder\.)", "encoder."),
+    # SlowFast's MViT-v2, as torchvision names it
+    (r"^encoder\.body\.cls_token$", "encoder.body.pos_encoding.class_token"),
+    (r"^encoder\.body\.patch_embed\.proj\.", "encoder.body.conv_proj."),
+    (r"^(encoder\.body\.blocks\.\d+)\.proj\.", r"\1.project."),
+    (r"^(encoder\.body\..*\.attn)\.proj\.", r"\1.project.0."),
+    (r"^(encoder\.body\..*\.attn\.pool_[qkv])\.weight$", r"\1.pool.weight"),
+    (r"^(encoder\.body\..*\.attn)\.norm_([qkv])\.", r"\1.pool_\2.norm_act.0."),
+    (r"^(encoder\.body\..*\.mlp)\.fc1\.", r"\1.0."),
+    (r"^(encoder\.body\..*\.mlp)\.fc2\.", r"\1.3."))
 
 
 # ------------------------------------------------------------------------------------------------
 # From a file to names and sizes of ours
 # ------------------------------------------------------------------------------------------------
 def tensors_of(content):
-    """Content of a file -> {bare name: tensor}: out of its dict, without `module.` and `model.`.
-
-    Empty if there is no tensor in it.
-    """
+    """Content of a file -> {bare name: tensor}, out of its dict; empty if there is no tensor."""
     for key in ("model_state", "state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
     found = content.items() if isinstance(content, dict) else ()
-    return {re.sub(r"^(module\.|model\.)+", "", name): value for name, value in found
-            if isinstance(name, str) and isinstance(value, torch.Tensor)}
+    return {re.sub(WRAPPER, "", name): value for name, value in found if isinstance(name, str)
+            and isinstance(value, torch.Tensor) and value.is_floating_point()
+            and value.layout == torch.strided}
 
 
 def rename(tensors):
     """Bare names of any kind of the header's table -> names of ours, see there."""
-    def mapped(prefix, pairs, names):
+    def replaced(pairs, tensors):
         for old, new in pairs:
-            names = {re.sub(old, new, name): value for name, value in names.items()}
-        return {prefix + name: value for name, value in names.items()}
+            tensors = {re.sub(old, new, name): value for name, value in tensors.items()}
+        return tensors
 
     tensors = {name: value for name, value in tensors.items() if not name.startswith(LEFT_OUT)}
     if any(re.match(r"encoder\.(patch_embed|body)\.|denoiser\.", name) for name in tensors):
         return tensors                                                      # ours
     if "encoder.pos_embedding" in tensors:
-        tensors = mapped("", VIT, tensors)
-    if "pos_encoding.class_token" in tensors:                               # mvit_v2_s
-        return mapped("encoder.body.", (), {name: value for name, value in tensors.items()
-                                            if not name.startswith("head.")})
-    parts = {"denoiser.": {}, "heads.": {}, "encoder.body.": {}, "encoder.": {}}
-    for name, value in tensors.items():
-        for start, part in (("order_tfm.", "denoiser."), ("head_", "heads."),
-                            ("video_encoder.", "encoder.body."), ("", "encoder.")):
-            if name.startswith(start):
-                parts[part][name.removeprefix(start)] = value
-                break
-    token = parts["encoder.body."].get("cls_token")
-    if token is not None:
-        parts["encoder.body."]["cls_token"] = token.flatten()
-    elif "time_embed" not in parts["encoder."]:
-        parts["encoder."] = video_from_image(parts["encoder."])
-    return {new: value for part, names in parts.items() for new, value in
-            mapped(part, SLOWFAST_MVIT if part == "encoder.body." else (), names).items()}
-
-
-def video_from_image(tensors):
-    """An image model's tensors for TimeSformer: temporal attention and its norm from the spatial.
-
-    temporal_fc is left to the new model: zero but in block 0, so that the others begin as they
-    were. The classifier of images is left out.
-    """
-    copies = {re.sub(r"^(blocks\.\d+\.)(attn|norm1)\.", r"\1temporal_\2.", name): value
-              for name, value in tensors.items()}
-    return {name: value for name, value in (copies | tensors).items()
-            if not name.startswith(("head.", "pre_logits."))}
+        tensors = replaced(TORCHVISION_VIT, tensors)
+    if "pos_encoding.class_token" in tensors:                               # torchvision's MViT
+        tensors = {f"video_encoder.{name}": value for name, value in tensors.items()
+                   if not name.startswith("head.")}
+    tensors = replaced(RELEASED, tensors)
+    token = "encoder.body.pos_encoding.class_token"
+    return tensors | ({token: tensors[token].flatten()} if token in tensors else {})
 
 
 def count(names, start):
-    """How many numbered parts there are: 1 + the largest i of the names `start`i.*"""
-    numbers = [int(found[1]) for found in (re.match(re.escape(start) + r"(\d+)\.", name)
-                                           for name in names) if found]
-    return max(numbers) + 1
+    """How many different numbers i the names `start`i.* have."""
+    found = (re.match(re.escape(start) + r"(\d+)\.", name) for name in names)
+    return len({match[1] for match in found if match})
 
 
 def encoder_sizes(w, heads):
     """Arguments of build_encoder, read from the shapes; heads of a TimeSformer cannot be."""
     dim = len(w["encoder.head.weight"])
     if "encoder.body.conv_proj.weight" in w:
-        block = "encoder.body.blocks.{}.attn."
-        blocks = range(count(w, "encoder.body.blocks."))
-        widths = [len(w[block.format(i) + "project.0.weight"]) for i in blocks]
-        tall, head = w[block.format(0) + "rel_pos_h"].shape
+        attention = [f"encoder.body.blocks.{i}.attn."
+                     for i in range(count(w, "encoder.body.blocks."))]
+        widths = [len(w[block + "project.0.weight"]) for block in attention]
+        tall, head = w[attention[0] + "rel_pos_h"].shape
         return {"kind": "mvit", "dim": dim, "image": 2 * (tall + 1),
-                "frames": len(w[block.format(0) + "rel_pos_t"]) + 1, "width": widths[0],
+                "frames": len(w[attention[0] + "rel_pos_t"]) + 1, "width": widths[0],
                 "heads": widths[0] // head, "kv_stride": KV_STRIDE,
                 "stages": [len(list(same)) for _, same in groupby(widths)]}
     width, _, patch, _ = w["encoder.patch_embed.proj.weight"].shape
@@ -149,60 +133,84 @@ def encoder_sizes(w, heads):
             "heads": heads or width // HEAD_WIDTH}
 
 
+def released_sizes(w, heads):
+    """Arguments of Released, as a dict, read from the shapes of {name of ours: tensor}."""
+    encoder, denoiser = encoder_sizes(w, heads), None
+    if any(name.startswith("denoiser.") for name in w):
+        denoiser = {"dim": encoder["dim"],
+                    "layers": count(w, "denoiser.temporalModelling.resblocks."),
+                    "clips": len(w["denoiser.temporalEmbedding.weight"])}
+    classes = [len(w[name]) for name in ("classifier.0.weight", "classifier.1.weight") if name in w]
+    task = (None if not classes else "classify" if not denoiser else
+            "activity" if classes == [ACTIVITIES] else "forecast")
+    return {"encoder": encoder, "denoiser": denoiser, "task": task, "classes": classes}
+
+
+def heads_of(content):
+    """The number of TimeSformer's heads where a file names it, or None; the release's do not."""
+    kept = [content.get(key) for key in ("config", "cfg")] if isinstance(content, dict) else []
+    named = [config.get("heads") for config in kept if isinstance(config, dict)]
+    return next((heads for heads in named if isinstance(heads, int) and heads > 0), None)
+
+
 def build_released(path, content, heads=None):
     """The content of a file from outside as a Released in eval mode, its sizes read from it.
 
     Args:    heads: of TimeSformer, if neither the file nor the release's 64 per head says it.
     Raises:  BadInput if it is no video model, or its tensors do not fit each other.
     """
-    w = {name: value.float() for name, value in rename(tensors_of(content)).items()}
-    says = [content.get(key) for key in ("config", "cfg")] if isinstance(content, dict) else []
-    heads = heads or next((kept["heads"] for kept in says if isinstance(kept, dict)
-                           and "heads" in kept), None)         # released: text, without them
+    w, heads = rename(tensors_of(content)), heads or heads_of(content)
     try:
-        encoder = encoder_sizes(w, heads)
-        denoiser = {"dim": encoder["dim"],
-                    "layers": count(w, "denoiser.temporalModelling.resblocks."),
-                    "clips": len(w["denoiser.temporalEmbedding.weight"])} \
-            if any(name.startswith("denoiser.") for name in w) else None
-        classes = {name.split(".")[1]: len(value) for name, value in w.items()
-                   if re.fullmatch(r"heads\.\w+\.weight", name)}
-        model = Released(encoder, denoiser, dict(sorted(classes.items(), reverse=True)))
-    except (KeyError, ValueError, TypeError, AssertionError, ZeroDivisionError) as error:
+        sizes = released_sizes(w, heads)
+        model = Released(**sizes)
+    except (LookupError, ArithmeticError, ValueError, TypeError, AssertionError,
+            RuntimeError) as error:
         raise BadInput(f"{path}: not a checkpoint of train.py, nor one of TimeSformer, DistantSup "
                        f"or ProcedureVRL ({type(error).__name__}: {error}, among {len(w)} tensors)"
-                       "; image models are for --init of train.py") from None
+                       "; image models are for --init of pre-training") from None
     missing, _, reshaped = fill(path, model, w)
+    f = sizes["encoder"]
     if missing or reshaped:
-        raise BadInput(f"{path}: missing or of another shape: {shorten([*missing, *reshaped])}; a "
-                       f"{encoder.get('kind', 'timesformer')} of width {encoder['width']} and "
-                       "divided space-time attention is needed")
-    if not heads and "kind" not in encoder:
-        print(f"  it does not say how many attention heads: {encoder['heads']}, each {HEAD_WIDTH} "
-              "wide as in the release")
+        raise BadInput(f"{path}: missing or of another shape: {shorten([*missing, *reshaped])}; "
+                       f"needed is a {f.get('kind', 'timesformer')} of width {f['width']} with "
+                       f"divided space-time attention, and heads on its embedding of {f['dim']}")
+    if not heads and "kind" not in f:
+        print(f"  it does not say how many attention heads: {f['heads']}, each {HEAD_WIDTH} wide "
+              "as in the release")
     return model.eval()
 
 
 def load_released(path, heads=None):
     """A published checkpoint -> Released, computing what it computed there; see the header.
 
-    Sizes are read from the tensors. The number of TimeSformer's heads is not in them: it is the
-    file's config["heads"] where that is written, else width / 64, as all published ones have it;
-    `heads` sets it.
+    In eval mode, its parameters without gradients. Sizes are read from the tensors. The number of
+    TimeSformer's heads is not in them: it is the file's config["heads"] where that is written, else
+    width / 64, as all published ones have it; `heads` sets it. A file that `python weights.py`
+    wrote is read as well.
     Raises: BadInput, one line, if the file is none or cannot be read.
     """
     content = read_content(path)
-    if is_ours(content):
+    model = load_model(path)[0] if is_ours(content) else build_released(path, content, heads)
+    if not isinstance(model, Released):
         raise BadInput(f"{path}: a checkpoint of ours; model.load_model reads it")
-    return build_released(path, content, heads)
+    return model.requires_grad_(False)
 
 
 # ------------------------------------------------------------------------------------------------
 # Into a model: what fits is taken, what does not is said
 # ------------------------------------------------------------------------------------------------
-def shorten(names):
-    """blocks.0.norm1.weight, blocks.1.norm1.weight -> "blocks.*.norm1.weight (2)"."""
-    kinds = Counter(re.sub(r"\.\d+(?=\.)", ".*", name) for name in names)
+def shorten(names, every=()):
+    """Names by kind: blocks.0.norm1.weight, blocks.1.norm1.weight -> "blocks.*.norm1.weight (2)".
+
+    every: all names there are; of a part that is among `names` as a whole: "denoiser.* (48)".
+    """
+    split = {name.split(".")[0] for name in every if name not in names}
+
+    def kind(name):
+        part = name.split(".")[0]
+        return f"{part}.*" if every and part not in split else re.sub(r"\.\d+(?=\.)", ".*", name)
+
+    kinds = Counter(map(kind, names))
     return ", ".join(kind if n == 1 else f"{kind} ({n})" for kind, n in kinds.items())
 
 
@@ -232,60 +240,79 @@ def fill(path, model, tensors):
 
     Returns: names of the parameters that are missing in the file, of its tensors that are
              unexpected, and of those that have another shape.
-    Raises:  BadInput if nothing fits.
+    Raises:  BadInput if no block of f or h fits (a projection that happens to fit is no start), or
+             a number is not finite.
     """
-    own, others = dict(model.named_parameters()), dict(model.named_buffers())
-    unexpected, reshaped, taken = [], [], set()
-    for name, value in tensors.items():
-        if name in others:                                   # ours: texts, not trained
-            continue
-        if name not in own:
-            unexpected.append(name)
-            continue
-        if value.shape != own[name].shape:
-            value = fit_positions(name, value.float(), own[name].shape)
-        if value is None:
-            reshaped.append(name)
-        else:
-            own[name].copy_(value)
-            taken.add(name)
-    missing = [name for name in own if name not in taken and name not in reshaped]
-    if not taken:
-        raise BadInput(f"{path}: none of its {len(tensors)} tensors fits; it has "
-                       f"{', '.join(list(tensors)[:4]) or 'none'}, needed are "
-                       f"{', '.join(list(own)[:4])} ...")
+    own, fixed = dict(model.named_parameters()), dict(model.named_buffers())   # fixed: ours, texts
+    tensors = {name: value for name, value in tensors.items() if name not in fixed}
+    fitted = {name: value if value.shape == own[name].shape else
+              fit_positions(name, value.float(), own[name].shape)
+              for name, value in tensors.items() if name in own}
+    taken = {name: value for name, value in fitted.items() if value is not None}
+    if not any("blocks." in name for name in taken):
+        has, needs = (max((f"{name} {tuple(value.shape)}" for name, value in some.items()
+                           if ".blocks.0." in name), default=", ".join(list(some)[:4]))
+                      for some in (tensors, own))
+        raise BadInput(f"{path}: none of its {len(tensors)} tensors fits a block of f or h; it has "
+                       f"{has or 'none'}, needed is {needs}")
+    for name, value in taken.items():
+        if not value.isfinite().all():
+            raise BadInput(f"{path}: {name} holds NaN or infinity; get the file anew")
+        own[name].copy_(value)
+    missing = [name for name in own if name not in fitted]
+    unexpected = [name for name in tensors if name not in own]
+    reshaped = [name for name in fitted if name not in taken]
     print(f"{path}: {len(taken)} of {len(own)} parameters taken")
-    for what, names in (("missing in it", missing), ("unexpected", unexpected),
-                        ("of another shape", reshaped)):
+    for what, names, every in (("missing in it", missing, own), ("unexpected", unexpected, tensors),
+                               ("of another shape", reshaped, tensors)):
         if names:
-            print(f"  {what}: {shorten(names)}")
+            print(f"  {what}: {shorten(names, every)}")
     return missing, unexpected, reshaped
 
 
 def timm_weights():
     """The state dict of timm's ViT-B/16, downloaded once; BadInput without a network."""
-    import timm
     try:
-        return timm.create_model(TIMM, pretrained=True).state_dict()
+        with quiet():                                            # the hub logs each of its retries
+            import timm
+            return timm.create_model(TIMM, pretrained=True).state_dict()
     except Exception as error:                 # of the network, the hub, the file: many classes
         reason = (str(error).strip().splitlines() or [""])[0][:200]
         raise BadInput(f"--init timm: {TIMM} cannot be had ({type(error).__name__}: {reason}); "
                        "without a network, download it elsewhere and give the file") from None
 
 
-def open_start(source):
-    """--init of training: a run folder, a file of ours or from outside, or "timm" -> for `fill`.
+def video_from_image(tensors):
+    """An image model's tensors for TimeSformer: temporal attention and its norm from the spatial.
 
-    Of f, and of h if it is ours, what fits is then taken; the rest begins anew.
+    temporal_fc is left to the new model: zero but in block 0, so that the others begin as they
+    were. The classifier of images is left out.
+    """
+    copies = {re.sub(r"^(encoder\.blocks\.\d+\.)(attn|norm1)\.", r"\1temporal_\2.", name): value
+              for name, value in tensors.items()}
+    return {name: value for name, value in (copies | tensors).items()
+            if not name.startswith(("encoder.head.", "encoder.pre_logits."))}
+
+
+def open_start(source):
+    """--init of pre-training: a run folder, a file of ours or from outside, or "timm", for `fill`.
+
+    Of f, and of h if it is ours, what fits is then taken; the rest begins anew. A ViT without
+    attention over time, of images or TimeSformer's "joint" and "space only", gets it.
     Raises: BadInput if the source cannot be read.
     """
     content = timm_weights() if str(source) == "timm" else read_content(source)
-    return rename(tensors_of(content))
+    tensors = rename(tensors_of(content))
+    block = "encoder.blocks.0.{}.qkv.weight"
+    flat = block.format("attn") in tensors and block.format("temporal_attn") not in tensors
+    return video_from_image(tensors) if flat else tensors
 
 
 def main(settings):
     """Read a checkpoint from outside and write it as a file of ours."""
-    model = build_released(settings.source, read_content(settings.source), settings.heads)
+    if settings.target.resolve() == settings.source.resolve():
+        raise BadInput(f"{settings.target}: is the file to be read; name another for the result")
+    model = load_released(settings.source, settings.heads)
     save_checkpoint(settings.target, model)
     print(f"{settings.target}: {sum(p.numel() for p in model.parameters()):,} parameters, "
           f"{model.arguments['released']}")

@@ -51,7 +51,8 @@ def make_teacher(folder):
     """runs/toy_teacher.pt in a folder: a teacher of the embedded world that is barely trained."""
     (folder / "runs").mkdir()
     model, _ = toy_render.train_teacher(images=64, steps=2, batch_size=16, progress=False)
-    torch.save(model.state_dict(), folder / "runs" / "toy_teacher.pt")
+    torch.save({"model": model.state_dict(), "world": data.world_digest()},
+               folder / "runs" / "toy_teacher.pt")
 
 
 def make_coin(folder, D=8, classes=6):

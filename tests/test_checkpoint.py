@@ -32,7 +32,7 @@ def outputs(model, encoder):
             return [model.encode(clips)]
         return [model.encode(clips),
                 model.forecast(x, torch.tensor([[True, True, False, True, False]]),
-                               torch.tensor([2]), torch.randn(1, 3, D, generator=generator))]
+                               torch.tensor([[2]]), torch.randn(1, 3, D, generator=generator))]
 
 
 @pytest.mark.parametrize("order, encoder", [("diffusion", None), ("diffusion", F), ("mask", F),

@@ -19,7 +19,9 @@ import data  # noqa: E402
 import protocols  # noqa: E402
 import tasks  # noqa: E402
 import toy  # noqa: E402
+import toy_render  # noqa: E402
 from annotations import AnnotatedVideo, FeaturesFile, Step, load_coin  # noqa: E402
+from commands import make_teacher  # noqa: E402
 from program import BadInput  # noqa: E402
 
 COIN = ROOT.parent / "shared" / "coin" / "COIN_dev.json"
@@ -361,3 +363,24 @@ def test_blank_frames_tell_nothing_about_the_next_step():
     assert len(read) == len(samples) == len(x)
     zero, _ = forecasts(model, x, torch.randn(40, 8), 1, 0, 16)
     torch.testing.assert_close(zero, zero[:1].expand_as(zero), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kept", ["good", "of another world", "cut off", "absent"])
+def test_the_teacher_is_trained_when_it_must_be(kept, tmp_path, monkeypatch):
+    """Catches: a teacher of another world than the one that is rendered; a cache that is never
+    read, or that ends the program where it was cut off."""
+    make_teacher(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    path, trained, build = data.TEACHER_FILE, [], toy_render.build_teacher
+    content = torch.load(path, weights_only=True)
+    if kept == "of another world":
+        torch.save({**content, "world": "0" * 64}, path)
+    elif kept == "cut off":
+        path.write_bytes(path.read_bytes()[:1000])
+    elif kept == "absent":
+        path.unlink()
+    monkeypatch.setattr(toy_render, "train_teacher", lambda: trained.append(1) or build())
+    data.toy_teacher("cpu")
+    assert len(trained) == (kept != "good")
+    data.toy_teacher("cpu")
+    assert len(trained) == (kept != "good")            # it was kept

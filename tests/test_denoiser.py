@@ -32,13 +32,18 @@ def question(B=3, Q=4):
     generator = torch.Generator().manual_seed(1)
     context = torch.randn(B, N, C, generator=generator)
     xt = torch.randn(B, Q, D, generator=generator)
-    j = torch.tensor([1, 4, 0])[:B]
+    j = torch.tensor([[1], [4], [0]])[:B]
     observed = torch.tensor([[1, 0, 1, 1, 0], [1, 1, 0, 1, 0], [0, 1, 1, 1, 1]]).bool()[:B]
     t = torch.tensor([[3, 0, 2, 3], [1, 1, 0, 3], [2, 3, 0, 1]])[:B, :Q]
     return context, observed, xt, j, t
 
 
-# The slow version: one query of one video, token by token.
+def ask(h, context, observed, xt, j, t):
+    """h of Eq. 5 with all it is given at once."""
+    return h(h.remember(context, observed), observed, xt, j, t)
+
+
+# The slow version: one group of queries of one video, token by token.
 
 def norm(x, layer):
     x = (x - x.mean()) / torch.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
@@ -64,23 +69,25 @@ def slow_attention(block, tokens, positions, query, seen):
 
 
 def slow_h(h, context, observed, xt, j, t):
-    """x_hat of one query: context (N, C), observed (N,), xt (D,), j and t ints -> (D,)."""
-    angle = [t / 100 ** (k / 8) for k in range(8)]
-    wave = torch.tensor([math.sin(a) for a in angle] + [math.cos(a) for a in angle])
-    first, _, second = h.level
-    level = linear(torch.nn.functional.gelu(linear(wave, first)), second)
+    """x_hat of one group: context (N, C), observed (N,), xt (P, D), j and t [int] -> (P, D)."""
     tokens = [linear(row, h.read_context) + h.role.weight[0] for row in context]
-    tokens.append(linear(xt, h.read_noisy) + h.role.weight[1] + level)
-    positions = [*range(N), j]
+    for point, level in zip(xt, t):
+        angle = [level / 100 ** (k / 8) for k in range(8)]
+        wave = torch.tensor([math.sin(a) for a in angle] + [math.cos(a) for a in angle])
+        first, _, second = h.level
+        level = linear(torch.nn.functional.gelu(linear(wave, first)), second)
+        tokens.append(linear(point, h.read_noisy) + h.role.weight[1] + level)
+    positions, clips = [*range(N), *j], {i for i in range(N) if observed[i]}
     for block in h.blocks:
         mixed = []
-        for query in range(N + 1):
-            seen = sorted({query, *(i for i in range(N) if observed[i])})      # and itself
-            x = tokens[query] + slow_attention(block, tokens, positions, query, seen)
+        for query in range(len(tokens)):
+            group = {query} if query < N else {*range(N, len(tokens))}
+            x = tokens[query] + slow_attention(block, tokens, positions, query,
+                                               sorted(clips | group))
             y = linear(norm(x, block.ln_2), block.mlp[0])
             mixed.append(x + linear(y / (1 + (-1.702 * y).exp()), block.mlp[2]))
         tokens = mixed
-    return linear(norm(tokens[N], h.ln), h.out)
+    return torch.stack([linear(norm(token, h.ln), h.out) for token in tokens[N:]])
 
 
 def test_eq5_h_equals_a_transformer_token_by_token():
@@ -88,32 +95,50 @@ def test_eq5_h_equals_a_transformer_token_by_token():
     or another query seen, the level or the role left out, post-norm for pre-norm."""
     h, (context, observed, xt, j, t) = tiny(), question()
     with torch.no_grad():
-        fast = h(context, observed, xt, j, t)
+        fast = ask(h, context, observed, xt, j, t)
         assert fast.shape == xt.shape
         for b in range(3):
             for q in range(4):
-                slow = slow_h(h, context[b], observed[b], xt[b, q], int(j[b]), int(t[b, q]))
-                torch.testing.assert_close(fast[b, q], slow)
+                slow = slow_h(h, context[b], observed[b], xt[b, q:q + 1], j[b].tolist(),
+                              t[b, q:q + 1].tolist())
+                torch.testing.assert_close(fast[b, q:q + 1], slow)
+
+
+def test_eq5_of_clips_missing_together_equals_a_transformer_token_by_token():
+    """Catches: a group that reads another group or not its own, places of the group's clips mixed
+    up, queries ordered by clip and not by group."""
+    h, (context, observed, xt, _, t) = tiny(), question()
+    j = torch.tensor([[1, 4], [2, 4], [0, 2]])
+    observed = observed & ~torch.nn.functional.one_hot(j, N).bool().any(1)
+    with torch.no_grad():
+        fast = ask(h, context, observed, xt, j, t)
+        for b in range(3):
+            for q in (0, 2):
+                slow = slow_h(h, context[b], observed[b], xt[b, q:q + 2], j[b].tolist(),
+                              t[b, q:q + 2].tolist())
+                torch.testing.assert_close(fast[b, q:q + 2], slow)
+    alone = ask(h, context, observed, xt[:, ::2], j[:, :1], t[:, ::2])
+    assert (alone - fast[:, ::2]).abs().amax(-1).min() > 1e-3      # the other of a group does count
 
 
 def test_a_permuted_batch_gives_permuted_results():
     """Catches: anything shared by the rows of a batch, or a view that mixes batch and heads."""
     h, (context, observed, xt, j, t) = tiny(), question()
     order, turn = torch.tensor([2, 0, 1]), torch.tensor([1, 3, 0, 2])
-    out = h(context, observed, xt, j, t)
-    torch.testing.assert_close(h(context[order], observed[order], xt[order], j[order], t[order]),
+    out = ask(h, context, observed, xt, j, t)
+    torch.testing.assert_close(ask(h, context[order], observed[order], xt[order], j[order], t[order]),
                                out[order])
-    torch.testing.assert_close(h(context, observed, xt[:, turn], j, t[:, turn]), out[:, turn])
+    torch.testing.assert_close(ask(h, context, observed, xt[:, turn], j, t[:, turn]), out[:, turn])
 
 
 def test_only_observed_clips_are_seen():
     """Catches: padding, the future or the missing clip j itself read; an observed clip ignored."""
     h, (context, observed, xt, j, t) = tiny(), question()
-    out = h(context, observed, xt, j, t)
+    out = ask(h, context, observed, xt, j, t)
     for i in range(N):
         other = context.clone()
         other[:, i] += 1
-        moved = (h(other, observed, xt, j, t) - out).abs().amax((1, 2))             # (B,)
+        moved = (ask(h, other, observed, xt, j, t) - out).abs().amax((1, 2))             # (B,)
         assert torch.equal(moved > 1e-3, observed[:, i]), (i, moved)
         assert (moved[~observed[:, i]] == 0).all()
 
@@ -121,20 +146,20 @@ def test_only_observed_clips_are_seen():
 def test_a_window_of_fewer_clips_is_the_same_as_one_with_padding():
     """Catches: attention to padding by way of the number of keys."""
     h, (context, observed, xt, j, t) = tiny(), question()
-    short = h(context[:1, :4], observed[:1, :4], xt[:1], j[:1], t[:1])     # clip 4 is hidden there
-    torch.testing.assert_close(short, h(context[:1], observed[:1], xt[:1], j[:1], t[:1]))
+    short = ask(h, context[:1, :4], observed[:1, :4], xt[:1], j[:1], t[:1])     # clip 4 is hidden there
+    torch.testing.assert_close(short, ask(h, context[:1], observed[:1], xt[:1], j[:1], t[:1]))
 
 
 def test_queries_do_not_see_each_other():
     """Catches: a Monte Carlo sample, or a level with less noise, that tells another the answer."""
     h, (context, observed, xt, j, t) = tiny(), question()
-    out = h(context, observed, xt, j, t)
+    out = ask(h, context, observed, xt, j, t)
     for q in range(4):
         other = xt.clone()
         other[:, q] += 1
-        moved = (h(context, observed, other, j, t) - out).abs().amax((0, 2))        # (Q,)
+        moved = (ask(h, context, observed, other, j, t) - out).abs().amax((0, 2))        # (Q,)
         assert moved[q] > 1e-3 and (moved[torch.arange(4) != q] == 0).all()
-        alone = h(context, observed, xt[:, q:q + 1], j, t[:, q:q + 1])
+        alone = ask(h, context, observed, xt[:, q:q + 1], j, t[:, q:q + 1])
         torch.testing.assert_close(alone, out[:, q:q + 1])
 
 
@@ -142,7 +167,7 @@ def test_every_position_can_be_missing_and_matters():
     """Catches: a query that does not know where it stands; j read as the last clip."""
     h, (context, _, xt, _, t) = tiny(), question(B=1)
     observed = torch.tensor([[False, True, False, True, False]])
-    out = [h(context, observed, xt, torch.tensor([j]), t) for j in range(N)]
+    out = [ask(h, context, observed, xt, torch.tensor([[j]]), t) for j in range(N)]
     for a in range(N):
         assert out[a].isfinite().all()
         for b in range(a):
@@ -152,18 +177,18 @@ def test_every_position_can_be_missing_and_matters():
 def test_position_is_the_distance_to_other_clips():
     """Catches: absolute positions, by which a window that starts one clip later differs."""
     h, (context, _, xt, _, t) = tiny(), question(B=1)
-    observed, j = torch.tensor([[True, True, False, True, False]]), torch.tensor([2])
-    out = h(context, observed, xt, j, t)
-    later = h(context.roll(1, 1), observed.roll(1, 1), xt, j + 1, t)
+    observed, j = torch.tensor([[True, True, False, True, False]]), torch.tensor([[2]])
+    out = ask(h, context, observed, xt, j, t)
+    later = ask(h, context.roll(1, 1), observed.roll(1, 1), xt, j + 1, t)
     torch.testing.assert_close(later, out)
-    swapped = h(context[:, [1, 0, 2, 3, 4]], observed, xt, j, t)
+    swapped = ask(h, context[:, [1, 0, 2, 3, 4]], observed, xt, j, t)
     assert (swapped - out).abs().max() > 1e-3                     # but the order of clips matters
 
 
 def test_without_any_observed_clip_the_result_is_finite():
     """Catches: a softmax over no key at all, where nothing may be read."""
     h, (context, observed, xt, j, t) = tiny(), question()
-    out = h(context, torch.zeros_like(observed), xt, j, t)
+    out = ask(h, context, torch.zeros_like(observed), xt, j, t)
     out.sum().backward()
     assert out.isfinite().all()
     assert all(p.grad is None or p.grad.isfinite().all() for p in h.parameters())
@@ -172,23 +197,27 @@ def test_without_any_observed_clip_the_result_is_finite():
 def test_h_starts_by_saying_nothing_and_learns_from_there():
     """Catches: a start at random; zeros so deep that no gradient comes out of them."""
     h, (context, observed, xt, j, t) = Denoiser(D, C, W, 1, HEADS, N), question()
-    out = h(context, observed, xt, j, t)
+    out = ask(h, context, observed, xt, j, t)
     assert (out == 0).all()
     (out - 1).pow(2).sum().backward()
     assert h.out.weight.grad.abs().max() > 0
 
 
 def test_what_does_not_fit_is_refused_by_name():
-    """Catches: broadcasting over a wrong shape; an index error deep inside for a clip too many."""
+    """Catches: broadcasting over a wrong shape; an index error deep inside for a clip too many; a group
+    that is not whole."""
     h, (context, observed, xt, j, t) = tiny(), question()
+    memory = h.remember(context, observed)
     with pytest.raises(ValueError, match=f"{N + 1} clips per video.*at most {N}"):
-        h(torch.zeros(3, N + 1, C), torch.ones(3, N + 1).bool(), xt, j, t)
-    with pytest.raises(ValueError, match=r"j \(3, 1\).*do not fit context \(3, 5, 6\)"):
-        h(context, observed, xt, j[:, None], t)
-    with pytest.raises(ValueError, match=r"t \(4,\)"):
-        h(context, observed, xt, j, t[0])
+        h.remember(torch.zeros(3, N + 1, C), torch.ones(3, N + 1).bool())
     with pytest.raises(ValueError, match=r"observed \(3, 1, 5\)"):
-        h(context, observed[:, None], xt, j, t)
+        h.remember(context, observed[:, None])
+    with pytest.raises(ValueError, match=r"j \(3,\).*do not fit observed \(3, 5\)"):
+        h(memory, observed, xt, j[:, 0], t)
+    with pytest.raises(ValueError, match=r"t \(4,\)"):
+        h(memory, observed, xt, j, t[0])
+    with pytest.raises(ValueError, match="groups of P queries"):       # 4 queries, 3 clips missing
+        h(memory, observed, xt, j.expand(3, 3), t)
     with pytest.raises(ValueError, match="width 9 is not a multiple of heads 2"):
         Denoiser(D, C, 9, 1, 2, N)
 
@@ -197,8 +226,8 @@ def test_dropout_acts_in_training_alone():
     """Catches: forecasts that differ from call to call, or dropout that does nothing."""
     h, asked = Denoiser(D, C, W, 2, HEADS, N, dropout=0.5), question()
     h.load_state_dict(tiny().state_dict())
-    torch.testing.assert_close(h.eval()(*asked), tiny()(*asked))
-    assert (h.train()(*asked) - tiny()(*asked)).abs().max() > 1e-3
+    torch.testing.assert_close(ask(h.eval(), *asked), ask(tiny(), *asked))
+    assert (ask(h.train(), *asked) - ask(tiny(), *asked)).abs().max() > 1e-3
 
 
 def test_levels_have_different_sinusoids():

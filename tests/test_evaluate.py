@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import data
 import evaluate
+import forecasting
 import inference
 import losses
 import metrics
@@ -106,9 +107,9 @@ def world(monkeypatch):
     def load_data(settings, *_, **__):
         return Source(settings.split, settings.toy_videos), TEXTS
     soft_targets = pseudo_labels.soft_targets
-    monkeypatch.setattr(evaluate, "load_data", load_data)
+    monkeypatch.setattr(forecasting, "load_data", load_data)
     monkeypatch.setattr(data, "ToySource", Source)
-    monkeypatch.setattr(pseudo_labels, "soft_targets", lambda *args: tilted(soft_targets(*args)))
+    monkeypatch.setattr(forecasting, "soft_targets", lambda *args: tilted(soft_targets(*args)))
 
 
 SETTINGS = EvaluateSettings(seed=SEED, samples=Q, batch=7, toy_videos=25)
@@ -214,7 +215,7 @@ def test_the_forecast_table_equals_counting():
     unigram as class 0; bigram and bigram_soft exchanged; equal texts that do not tie; --seed or M
     that does not arrive."""
     source = Source("test", 25)
-    result, evaluated, listed = evaluate.forecast(Model(), source, TEXTS, SETTINGS, "cpu")
+    result, evaluated, listed = forecasting.forecast(Model(), source, TEXTS, SETTINGS, "cpu")
     clips, y = last_clips(source)
     M = len(y)
     zero = predictions(clips, np.zeros((M, 1, D)))[:, 0]
@@ -251,7 +252,7 @@ def test_bigrams_equal_counting():
     source = Source("test", 6)
     samples = tasks.forecast_samples(source.videos)
     x, _, _ = inference.encode_samples(Model(), source, samples, SETTINGS, "cpu", "encode")
-    for ours, slow in zip(evaluate.bigrams(Model(), x, TEXTS, SETTINGS, "cpu"),
+    for ours, slow in zip(forecasting.bigrams(Model(), x, TEXTS, SETTINGS, "cpu"),
                           slow_bigrams(Source("train", 25), last_clips(source)[0])):
         np.testing.assert_allclose(ours, slow, rtol=1e-7, atol=1e-12)
 
@@ -271,7 +272,9 @@ def test_the_rows_of_the_exact_truth_equal_counting():
     samples = tasks.forecast_samples(source.videos)
     x, _, samples = inference.encode_samples(Model(), source, samples, SETTINGS, "cpu", "encode")
     clips, y = last_clips(source)
-    rows = evaluate.toy_rows(Model(), x, TEXTS, samples, source.videos, torch.tensor(y), SETTINGS)
+    some = torch.randint(S, (len(y), 30), generator=torch.Generator().manual_seed(1))
+    rows = forecasting.toy_rows(Model(), x, TEXTS, samples, source.videos, torch.tensor(y), some,
+                                SETTINGS)
     truth, believed, cut = [], [], []
     for v, k, begin, middles in forecasts_of(source):
         video = source.videos[v]
@@ -285,9 +288,10 @@ def test_the_rows_of_the_exact_truth_equal_counting():
     generator = torch.Generator().manual_seed(SEED)
     ideal = torch.multinomial(torch.tensor(np.array(truth)), 200, replacement=True,
                               generator=generator).tolist()
-    drawn = [[] for _ in y]
-    for i in range(4):
-        for row, p in zip(drawn, predictions(clips, noise_of(len(y), 50, SEED * 1000 + 1 + i))):
+    drawn = some.tolist()
+    for more in (50, 50, 50, 20):
+        noise = noise_of(len(y), more, SEED * 1000 + len(drawn[0]))
+        for row, p in zip(drawn, predictions(clips, noise)):
             row += p.argmax(1).tolist()
 
     def tv(draws):
@@ -308,7 +312,7 @@ def test_a_step_is_shown_from_a_second_on():
         begin = video.segments[1][1] - inside
         windows = np.array([[begin + 8 * i, begin + 8 * i + 8] for i in range(8)])
         sample = tasks.Sample(0, windows, video.steps[4], 4)
-        grammar, truth, from_start, seconds = evaluate.toy_truth([sample], [video])
+        grammar, truth, from_start, seconds = forecasting.toy_truth([sample], [video])
         shown = video.steps[2 if inside < 1 else 1:4]
         np.testing.assert_allclose(truth[0], grammar.next_step(shown, False))
         assert not from_start[0] and seconds[0] == pytest.approx(8)
@@ -361,7 +365,7 @@ def test_equal_texts_tie_and_each_of_them_counts():
 
 def test_percent():
     """Catches: a fraction that is not multiplied, a rounded one, NaN in a JSON, None as 0."""
-    assert evaluate.percent(None) is None and evaluate.percent(math.nan) is None
-    assert evaluate.percent(torch.empty(0)) is None                        # nothing of a kind
-    assert evaluate.percent(0.123456) == pytest.approx(12.3456)
-    assert evaluate.percent(torch.tensor([True, False, True])) == pytest.approx(200 / 3)
+    assert metrics.percent(None) is None and metrics.percent(math.nan) is None
+    assert metrics.percent(torch.empty(0)) is None                        # nothing of a kind
+    assert metrics.percent(0.123456) == pytest.approx(12.3456)
+    assert metrics.percent(torch.tensor([True, False, True])) == pytest.approx(200 / 3)

@@ -27,6 +27,7 @@ from annotations import AnnotatedVideo, Step  # noqa: E402
 from commands import call, coin_flags, fails, make_coin, make_teacher  # noqa: E402
 from listings import Listed  # noqa: E402
 from model import ProcedureModel, load_model, save_checkpoint  # noqa: E402
+from released import Released  # noqa: E402
 from settings import FinetuneSettings  # noqa: E402
 from train import SIZES  # noqa: E402
 
@@ -46,6 +47,19 @@ def make_init(path, order="diffusion", D=64, features=False):
         for name, value in model.named_parameters():
             if "denoiser.out" in name:
                 value.normal_(std=.3)
+    save_checkpoint(path, model)
+    return model
+
+
+def make_published(path, dim=64, layers=2, task=None, **encoder):
+    """A random published checkpoint, small: without h where there are no layers of it."""
+    torch.manual_seed(0)
+    sizes = encoder or dict(image=32, patch=8, frames=4, width=32, depth=2, heads=2)
+    model = Released(sizes | {"dim": dim}, dict(dim=dim, layers=layers) if layers else None, task,
+                     [40] if task else []).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(.1 * torch.randn_like(parameter))
     save_checkpoint(path, model)
     return model
 
@@ -85,6 +99,11 @@ def place(tmp_path_factory):
     for order in ("diffusion", "none"):
         make_init(folder / f"{order}.pt", order)
     make_init(folder / "coin.pt", D=8, features=True)
+    make_published(folder / "published.pt")
+    make_published(folder / "timesformer.pt", 7, None)
+    make_published(folder / "mvit.pt", kind="mvit", image=32, frames=4, width=8, heads=2,
+                   stages=[1, 2])
+    make_published(folder / "tuned.pt", task="forecast")
     yield folder
     torch.set_num_threads(threads)
 
@@ -187,21 +206,60 @@ def test_training_starts_from_the_zero_shot_model(task):
     assert {block.dropout.p for block in model.denoiser.blocks} == {0.3}
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("task", TASKS)
+def test_training_starts_from_the_published_model(task):
+    """Catches: our h, or a new one, in place of the published; its forecasts divided by tau."""
+    init, texts = make_published(Path("x.pt")), torch.randn(40, 64) * 3
+    model = finetune.extend(init, FinetuneSettings(task=task), None if task == "activity" else
+                            texts, [40]).eval()
+    clips = torch.nn.functional.normalize(torch.randn(2, 8, 64), dim=-1)
+    x_hat = model.forecast(clips)
+    torch.testing.assert_close(x_hat, init.forecast(clips))
+    assert model.task == task and model.arguments["released"]["task"] == task
+    if task == "classify":
+        torch.testing.assert_close(model.classify(clips)[0], init.match(clips, texts))
+        return
+    log_p = model.classify(x_hat)[0]
+    texts = torch.nn.functional.normalize(texts, dim=-1)
+    expected = torch.zeros_like(log_p) if task == "activity" else x_hat @ texts.T
+    torch.testing.assert_close(log_p, expected.log_softmax(-1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("texts, classes", [(64, [40]), (32, [40]), (None, [97, 300])])
+def test_without_h_the_class_token_is_classified(texts, classes):
+    """Catches: a linear layer on the logits of other classes; texts as the start of one that reads
+    no texts' space, even where the widths agree by chance."""
+    init, texts = make_published(Path("x.pt"), 7, None), texts and torch.randn(40, texts)
+    model = finetune.extend(init, FinetuneSettings(), texts, classes).eval()
+    frames = torch.randint(256, (2, 4, 3, 32, 32), dtype=torch.uint8)
+    tokens = init.encoder.features(((frames / 255 - .45) / .225).transpose(1, 2))
+    torch.testing.assert_close(model.encode(frames),
+                               torch.nn.functional.normalize(tokens, dim=-1))
+    assert [tuple(p.shape) for p in model.classify(model.encode(frames))] == [
+        (2, count) for count in classes]
+    assert not any(parameter.any() for parameter in model.classifier.parameters())
+
+
 # ---- the embedded world and COIN ---------------------------------------------------------------
 KEYS = {"classify": ["ours", "teacher"], "activity": ["ours"],
         "forecast": ["zero_noise", "expectation", "oracle", "oracle_softmax"]}
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("kind", ["toy", "coin"])
+@pytest.mark.parametrize("kind, task", [
+    *((kind, task) for kind in ("toy", "coin", "published") for task in TASKS),
+    ("timesformer", "classify"), ("mvit", "classify")])
 def test_fine_tuned_and_evaluated(kind, task):
     """Catches: a task that trains f, or not what it should; a zero-shot row called fine-tuned; a
     checkpoint that cannot be measured; a run folder that is not complete."""
-    flags, init = ((), "diffusion.pt") if kind == "toy" else (coin_flags(), "coin.pt")
+    flags, init = {"toy": ((), "diffusion.pt"), "coin": (coin_flags(), "coin.pt")}.get(
+        kind, ((), f"{kind}.pt"))
     out = f"runs/{kind}-{task}"
     call("train.py", *TINY, *flags, "--task", task, "--init", init, "--out", out)
     before, after = load_model(init)[0].state_dict(), weights(out)
     changed = {key.split(".")[0] for key in before if not torch.equal(before[key], after[key])}
+    changed -= {"encoder"} if kind == "timesformer" else set()     # the head: see its own test
     assert changed == (set() if task == "classify" else {"denoiser"})
     rows = [json.loads(line) for line in Path(out, "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) > 1
@@ -210,8 +268,8 @@ def test_fine_tuned_and_evaluated(kind, task):
     assert content["setting"] == "fine-tuned" and list(content["top1"]) == KEYS[task]
     assert content["evaluated"] > 0 and all(
         0 <= value <= 100 for value in content["top1"].values() if value is not None)
-    classes = {"activity": {"toy": 6, "coin": 3}[kind]}.get(task, {"toy": 40, "coin": 6}[kind])
-    assert content["classes"] == classes
+    counts = (3, 6) if kind == "coin" else (6, 40)
+    assert content["classes"] == counts[task != "activity"]
     if task == "forecast":
         assert list(content["deviation"]) == ["expectation", "oracle"]
         assert content["top1"]["oracle_softmax"] is not None
@@ -248,13 +306,15 @@ def test_without_h_a_new_one_is_trained():
     assert measure("--task", "forecast", "--checkpoint", "runs/none")["distinct"] == 1
 
 
-@pytest.mark.parametrize("flags", [(), (*EPIC, "--annotations", "EPIC_100_train.csv")])
-def test_an_interrupted_run_goes_on_as_if_it_had_not_been(flags):
+@pytest.mark.parametrize("init, flags", [
+    ("diffusion", ()), ("diffusion", (*EPIC, "--annotations", "EPIC_100_train.csv")),
+    ("published", ())])
+def test_an_interrupted_run_goes_on_as_if_it_had_not_been(init, flags):
     """Catches: dropout, views, crops, MixUp or order of samples that start again on resuming."""
     task = "classify" if flags else "forecast"
-    run = (*TINY, *flags, "--batch", "3", "--task", task, "--init", "diffusion.pt",
+    run = (*TINY, *flags, "--batch", "3", "--task", task, "--init", f"{init}.pt",
            *(() if flags else ("--toy-videos", "3", "--epochs", "1")))
-    name, count = "epic" if flags else "toy", [0]
+    name, count = f"{init}-{task}", [0]
     call("train.py", *run, "--out", f"runs/whole-{name}")
 
     def interrupt(optimizer, *_):
@@ -296,6 +356,11 @@ def test_epic_is_fine_tuned_and_evaluated(monkeypatch):
     assert model.encoder.frames == 32 and model.classes == [97, 300]
     before = load_model("diffusion.pt")[0].encoder.head.weight
     assert not torch.equal(before, model.encoder.head.weight)
+    call("train.py", *TINY, *flags, "--init", "published.pt", "--out", "runs/epic-published")
+    model, _ = load_model("runs/epic-published")
+    before = load_model("published.pt")[0].encoder.head.weight
+    assert model.encoder.frames == 32 and not torch.equal(before, model.encoder.head.weight)
+    assert None not in measure(*flags, "--checkpoint", "runs/epic-published")["top1"].values()
     content = measure(*flags, "--checkpoint", "runs/epic")
     assert content["task"] == "classify" and content["split"] == "train"
     assert list(content["top1"]) == list(content["top5"]) == ["verb", "noun", "action"]
@@ -430,7 +495,13 @@ def test_check_counts_the_real_epic_list():
     (("--init", "runs/done"), "fine-tuned already"), (("--lr", "-1"), "--lr"),
     ((*coin_flags(), "--videos", "kitchens"), "--features"),
     ((*coin_flags(), "--min-steps", "9", "--task", "forecast", "--init", "coin.pt"), "nothing"),
-    ((*coin_flags("wide"), "--init", "coin.pt"), "width")])
+    ((*coin_flags("wide"), "--init", "coin.pt"), "width"),
+    (("--task", "forecast", "--init", "timesformer.pt"), "timesformer.pt: holds no h"),
+    (("--task", "activity", "--init", "timesformer.pt"), "or of ProcedureVRL before it was fine"),
+    (("--task", "classify", "--init", "tuned.pt"), "tuned.pt: is fine-tuned already, to forecast"),
+    ((*coin_flags(), "--init", "published.pt"), "published.pt reads frames"),
+    ((*EPIC, "--annotations", "EPIC_100_train.csv", "--init", "mvit.pt"), "MViT-v2"),
+    ((*EPIC, "--annotations", "EPIC_100_train.csv", "--init", "coin.pt"), "--data epic")])
 def test_what_cannot_be_fine_tuned_is_one_line(argv, naming, capsys):
     """Catches: a traceback, a run folder with a checkpoint of nothing."""
     if "none-old.pt" in argv:

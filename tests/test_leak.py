@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from model import ProcedureModel
-from protocols import missing_clip
+from protocols import missing_clips
 from train import ordering_losses
 
 K, D, N = 6, 16, 5
@@ -29,8 +29,8 @@ def batch(B, phrases, usual_share, generator):
     x = phrases[steps] + 0.05 * torch.randn(B, N, D, generator=generator)
     rng = np.random.default_rng(torch.randint(2 ** 31, (1,), generator=generator).item())
     j, observed = (torch.from_numpy(np.array(column))
-                   for column in zip(*(missing_clip(N, rng) for _ in range(B))))
-    target = functional.one_hot(steps[torch.arange(B), j], K).float()
+                   for column in zip(*(missing_clips(N, 1, rng) for _ in range(B))))
+    target = functional.one_hot(steps.gather(1, j), K).float()                   # (B, 1, K)
     return functional.normalize(x, dim=-1), target, observed, j
 
 
@@ -59,7 +59,7 @@ def nll(model, generator, usual_share, kind, M=10_000):
     the amount by which the shares of these very clips are off.
     """
     x, target, observed, j = batch(M, model.phrases, usual_share, generator)
-    y, a, zt = target.argmax(-1), model.alpha_bar[-1], torch.zeros(M, D)
+    y, a, zt = target[:, 0].argmax(-1), model.alpha_bar[-1], torch.zeros(M, D)
     best = SHARES.log().expand(M, K)
     if kind == "noisiest":
         zt = a.sqrt() * model.points[y] + (1 - a).sqrt() * torch.randn(M, D, generator=generator)

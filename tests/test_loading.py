@@ -119,7 +119,7 @@ def steps(source, numbers, ordering, seed=5, workers=0, first=10, batch=3):
     make = functools.partial(train.load_step, source, TrainSettings(seed=seed), batch, ordering,
                              first)
     return [([(video, windows.tolist()) for video, windows in loaded.requests],
-             loaded.clips.tolist(), [(list(map(bool, seen)), int(j)) for seen, j in asked])
+             loaded.clips.tolist(), [(seen.tolist(), *j.tolist()) for seen, j in asked])
             for loaded, asked in data.prefetch(make, numbers, workers)]
 
 

@@ -84,22 +84,22 @@ def test_eq8_weighs_every_observed_clip_of_a_batch_alike():
 
 def test_eq9_mse_is_the_squared_length_averaged_over_the_missing_clips():
     """Catches: a mean over D, a sum over queries, the length without its square, the clean point of
-    another video."""
+    another video or query."""
     B, Q, D = 3, 2, 4
-    z_hat, z0, expected = draw(B, Q, D), draw(B, D, seed=1), 0.0
+    z_hat, z0, expected = draw(B, Q, D), draw(B, Q, D, seed=1), 0.0
     for b in range(B):
         for q in range(Q):
-            expected += sum(float(z_hat[b, q, d] - z0[b, d]) ** 2 for d in range(D)) / (B * Q)
+            expected += sum(float(z_hat[b, q, d] - z0[b, q, d]) ** 2 for d in range(D)) / (B * Q)
     assert losses.mse_loss(z_hat, z0).item() == pytest.approx(expected)
 
 
 def test_eq10_mc_is_the_cross_entropy_averaged_over_the_missing_clips():
-    """Catches: a sum over queries, p and p' exchanged, the target of another video."""
+    """Catches: a sum over queries, p and p' exchanged, the target of another video or query."""
     B, Q, D = 3, 2, 4
-    x_hat, phrases, targets, expected = draw(B, Q, D), draw(5, D, seed=1), soft(B, 5, seed=2), 0.0
+    x_hat, phrases, targets, expected = draw(B, Q, D), draw(5, D, seed=1), soft(B, Q, 5, seed=2), 0.0
     for b in range(B):
         for q in range(Q):
-            expected += slow_entropy(targets[b], slow_match(x_hat[b, q], phrases, TAU)) / (B * Q)
+            expected += slow_entropy(targets[b, q], slow_match(x_hat[b, q], phrases, TAU)) / (B * Q)
     log_p = losses.match(x_hat, phrases, TAU)
     assert losses.mc_loss(log_p, targets).item() == pytest.approx(expected)
 

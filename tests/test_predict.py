@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402
-import evaluate  # noqa: E402
+import forecasting  # noqa: E402
 import losses  # noqa: E402
 import predict  # noqa: E402
 import settings as s  # noqa: E402
@@ -171,7 +171,7 @@ def test_the_truth_is_that_of_evaluate():
         seen = observed_toy(seed)
         k = next(k for k, (_, end) in enumerate(script.segments) if end == seen.windows[-1, 1])
         sample = tasks.Sample(0, seen.windows, 0, k + 1)
-        _, expected, _, _ = evaluate.toy_truth([sample], [script])
+        _, expected, _, _ = forecasting.toy_truth([sample], [script])
         truth = predict.truth_of(seen, [])
         p = dict.fromkeys(toy.STEPS, 0.0) | {row["step"]: row["p"] for row in truth["next"]}
         assert np.allclose(list(p.values()), expected[0])

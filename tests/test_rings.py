@@ -44,8 +44,11 @@ MAY_IMPORT = {
                   "toy_render"},
     "finetune": {"program", "runs", "inference", "model", "data", "epic", "listings", "protocols",
                  "tasks"},
-    "evaluate": {"program", "settings", "inference", "data", "diffusion", "epic", "kept", "losses",
-                 "metrics", "model", "protocols", "pseudo_labels", "tasks", "toy"},
+    "missing": {"program", "inference", "metrics", "protocols", "tasks", "toy"},
+    "forecasting": {"program", "inference", "data", "diffusion", "losses", "metrics", "missing",
+                    "protocols", "pseudo_labels", "tasks", "toy"},
+    "evaluate": {"program", "settings", "inference", "forecasting", "data", "epic", "kept", "losses",
+                 "metrics", "missing", "model", "tasks", "toy"},
     "keyframes": {"program"},
     "figures": {"program", "settings", "predict"},                # lazily, as predict does figures
     "predict": {"program", "settings", "inference", "annotations", "data", "diffusion", "figures",

@@ -81,7 +81,7 @@ def test_defaults_are_what_their_help_says():
     the calibrated temperature, or that temperature, that the help does not know."""
     given, help_of = TrainSettings(), {f.name: f.metadata["help"] for f in fields(TrainSettings)}
     assert given.tau == 0.02 and help_of["tau"].endswith("; the paper's 0.02")
-    assert given.sgd_lr == 5e-3 and help_of["sgd_lr"].endswith("; the paper's 5e-3")
+    assert given.sgd_lr == 5e-3 and help_of["sgd_lr"].endswith("; the release's 5e-3")
     assert given.teacher_tau is None and (f"{train.SHARPER} of the calibrated one: "
                                           f"{train.CALIBRATED_TAU} in") in help_of["teacher_tau"]
 
@@ -137,6 +137,18 @@ def test_wrong_values_are_one_line_and_status_2(argv, capsys):
 def test_wrong_values_of_evaluate(argv, capsys):
     """Catches: a range that the help promises and nobody checks."""
     assert argv[0] in error_of(capsys, EvaluateSettings, *argv)
+
+
+@pytest.mark.parametrize("cls, argv", [
+    (TrainSettings, ["--size", "small"]), (TrainSettings, ["--features", "F.npz"]),
+    (TrainSettings, ["--ids", "ids.txt"]), (EvaluateSettings, ["--steps", "steps.txt"]),
+    (EvaluateSettings, ["--data", "epic", "--annotations", "a.csv", "--videos", "v", "--features",
+                        "F.npz"])])
+def test_flags_of_another_kind_of_data_are_refused(cls, argv, capsys):
+    """Catches: a run of another size, or on other files, than its command line says."""
+    line = error_of(capsys, cls, *argv)
+    assert "no effect with --data" in line or "--videos is given as well" in line
+    assert argv[-2] in line
 
 
 @pytest.mark.parametrize("argv", [

@@ -177,6 +177,24 @@ def test_next_step_equals_enumerating_all_sequences():
                                atol=1e-12)                        # nothing seen yet
 
 
+def test_next_two_steps_equal_enumerating_all_sequences():
+    """Catches: pairs that are not one after another, a sequence that ends after one step counted,
+    first and second exchanged."""
+    samples = sorted(set(zip(TEST[0][:200], TEST[1][:200].tolist())))
+    for shown, from_start in samples:
+        n, mass = len(shown), np.zeros((S, S))
+        for p, steps in ALL:
+            for i in [0] if from_start else range(1, len(steps)):
+                if steps[i:i + n] == shown and i + n + 1 < len(steps):
+                    mass[steps[i + n], steps[i + n + 1]] += p
+        if mass.sum() == 0:
+            with pytest.raises(ValueError, match="no procedure shows"):
+                GRAMMAR.next_two_steps(shown, from_start)
+            continue
+        np.testing.assert_allclose(GRAMMAR.next_two_steps(shown, from_start), mass / mass.sum(),
+                                   atol=1e-12)
+
+
 def test_next_step_agrees_with_counts_over_sampled_videos():
     """Catches: a truth of another grammar than the one `make_video` draws from."""
     counts = defaultdict(lambda: np.zeros(S))

@@ -2,7 +2,9 @@
 
 All weights here are random and small; nothing is downloaded.
 """
+import itertools
 import json
+import logging
 import math
 import re
 import signal
@@ -30,10 +32,10 @@ MVIT = dict(kind="mvit", dim=64, image=32, frames=4, width=8, heads=2, stages=[1
 H = dict(dim=64, layers=3, clips=9)
 
 
-def made(encoder=F, denoiser=H, heads=None):
+def made(encoder=F, denoiser=H, task=None, classes=()):
     """A small published model with every parameter random."""
     torch.manual_seed(0)
-    model = Released(encoder, denoiser, heads).eval()
+    model = Released(encoder, denoiser, task, classes).eval()
     for name, parameter in model.named_parameters():
         nn.init.normal_(parameter, std=0.15)
         if re.search(r"(ln_[12]|norm.*)\.weight", name):
@@ -62,8 +64,9 @@ def released_names(model):
                 else value
         elif part == "denoiser":
             rest = f"order_tfm.{rest}"
-        elif part == "heads":
-            rest = f"head_{rest}"
+        elif part == "classifier":
+            number, rest = rest.split(".")
+            rest = f"head_{('cls' if len(model.classes) == 1 else 'vn'[int(number)])}.{rest}"
         state[f"model.{rest}"] = value
     return state
 
@@ -96,6 +99,7 @@ def test_released_weights_give_the_released_numbers():
     """Catches: a level off by one, x_T scaled, x_hat normalised before it is noised again, a final
     LayerNorm, texts normalised where the release does not."""
     released, model = read_content(RELEASED), load_released(RELEASED)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
     clips = released["input"].unflatten(2, (8, 4)).transpose(1, 2).flatten(0, 1)  # (16, 3, 4, H, W)
     x = model.encode(clips)
     denoised = model.forecast(x.view(2, 8, -1))
@@ -149,6 +153,74 @@ def slow_forecast(w, x, noise, heads=8):
     return x_hat
 
 
+def slow_mvit(w, clips, stages, heads, kv):
+    """MViT-v2's class token from tensors under the released names, positions pair by pair.
+
+    stages: blocks of each; heads: in the first; kv: stride of keys and values there.
+    """
+    def linear(x, name):
+        return functional.linear(x, w[name + ".weight"], w[name + ".bias"])
+
+    def norm(x, name):
+        return functional.layer_norm(x, x.shape[-1:], w[name + ".weight"], w[name + ".bias"], 1e-6)
+
+    def on_grid(x, grid, pool):                # (B, 1 + T H W, C): all but the class token, pooled
+        token, x = x[:, :1], x[:, 1:].transpose(1, 2).unflatten(2, grid)
+        x = pool(x)
+        return torch.cat([token, x.flatten(2).transpose(1, 2)], 1), x.shape[2:]
+
+    x = functional.conv3d(clips, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"],
+                          stride=(2, 4, 4), padding=(1, 3, 3))
+    grid, B = x.shape[2:], len(x)
+    x = torch.cat([w["cls_token"].expand(B, 1, -1), x.flatten(2).transpose(1, 2)], 1)
+    first = [stage > 0 and i == 0 for stage, blocks in enumerate(stages) for i in range(blocks)]
+    for block, halves in enumerate(first):
+        block, stride = f"blocks.{block}.", 2 if halves else 1
+        heads, kv = heads * stride, max(kv // stride, 1)
+        y, parts = norm(x, block + "norm1"), []
+        for part, step, values in zip("qkv", (stride, kv, kv),
+                                      linear(y, block + "attn.qkv").chunk(3, -1), strict=True):
+            kernel = w[f"{block}attn.pool_{part}.weight"]
+            pooled = [on_grid(head, grid, lambda z: functional.conv3d(
+                z, kernel, stride=(1, step, step), padding=1, groups=z.shape[1]))
+                for head in values.chunk(heads, -1)]
+            parts.append(([norm(z, f"{block}attn.norm_{part}") for z, _ in pooled], pooled[0][1]))
+        (queries, new), (keys, old), (values, _) = parts
+        mixed = []
+        for q, k, v in zip(queries, keys, values, strict=True):
+            logits = q @ k.transpose(1, 2) / q.shape[-1] ** .5
+            for axis, name in enumerate("thw"):
+                ratio = max(new[axis] / old[axis], 1), max(old[axis] / new[axis], 1)
+                for i, one in enumerate(itertools.product(*map(range, new))):
+                    for j, other in enumerate(itertools.product(*map(range, old))):
+                        place = one[axis] * ratio[1] + (old[axis] - 1 - other[axis]) * ratio[0]
+                        logits[:, 1 + i, 1 + j] += q[:, 1 + i] @ w[
+                            f"{block}attn.rel_pos_{name}"][int(place)]
+            z = logits.softmax(-1) @ v
+            mixed.append(torch.cat([z[:, :1], z[:, 1:] + q[:, 1:]], 1))
+        if halves:
+            x, _ = on_grid(linear(y, block + "proj"), grid, lambda z: functional.max_pool3d(
+                z, (1, 3, 3), (1, 2, 2), (0, 1, 1)))
+        x, grid = x + linear(torch.cat(mixed, -1), block + "attn.proj"), new
+        y = functional.gelu(linear(norm(x, block + "norm2"), block + "mlp.fc1"))
+        x = x + linear(y, block + "mlp.fc2")
+    return norm(x, "norm")[:, 0]
+
+
+@torch.no_grad()
+def test_the_released_mvit_equals_one_pair_of_tokens_at_a_time(tmp_path):
+    """Catches: a released name given to another layer of torchvision's MViT (its two `proj`), kv
+    strides of another stage, distances between grids of two sizes from the wrong end."""
+    model = made(MVIT, None)
+    save_released(tmp_path / "x.pyth", model)
+    w = {name.removeprefix("model.video_encoder."): value
+         for name, value in released_names(model).items() if "video_encoder" in name}
+    clips = torch.randn(2, 3, 4, 32, 32)
+    slow = slow_mvit(w, clips, MVIT["stages"], MVIT["heads"], MVIT["kv_stride"])
+    ours = load_released(tmp_path / "x.pyth").encoder.features(clips)
+    assert (ours - slow).norm() < 1e-5 * slow.norm()
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("D, layers, N", [(16, 3, 4), (32, 2, 2)])
 def test_the_released_chain_equals_one_token_at_a_time(D, layers, N):
@@ -191,18 +263,18 @@ def test_many_noises_at_once_and_frames_of_bytes():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("heads, denoiser, task", [
-    ({"cls": 7}, None, "classify"), ({"v": 5, "n": 6}, None, "classify"),
-    ({"cls": 7}, H, "forecast"), ({"cls": 180}, H, "activity")])
-def test_fine_tuned_heads(tmp_path, heads, denoiser, task):
+@pytest.mark.parametrize("classes, denoiser, task", [
+    ([7], None, "classify"), ([5, 6], None, "classify"), ([7], H, "forecast"),
+    ([180], H, "activity")])
+def test_fine_tuned_heads(tmp_path, classes, denoiser, task):
     """Catches: head_cls taken for the projection, verbs and nouns swapped, tau where the release
     has none or none where it has."""
-    model = made(denoiser=denoiser, heads=heads)
+    model = made(F, denoiser, task, classes)
     save_released(tmp_path / "x.pyth", model)
     loaded, x = load_released(tmp_path / "x.pyth"), torch.randn(3, 64)
-    assert loaded.task == task and loaded.classes == list(heads.values())
-    for name, log_p in zip(heads, loaded.classify(x), strict=True):
-        logits = model.heads[name](x) / (1 if denoiser else 0.02)
+    assert loaded.task == task and loaded.classes == classes
+    for head, log_p in zip(model.classifier, loaded.classify(x), strict=True):
+        logits = head(x) / (1 if denoiser else 0.02)
         torch.testing.assert_close(log_p, logits.log_softmax(-1))
 
 
@@ -213,6 +285,8 @@ LAYOUTS = {"model_state": lambda state: {"epoch": 1, "model_state": state, "cfg"
            "model": lambda state: {"model": {name.removeprefix("model."): value for name, value in
                                              state.items()}},
            "plain": lambda state: state,
+           "compiled": lambda state: {"model": {"_orig_mod.module." + name: value
+                                                for name, value in state.items()}},
            "half": lambda state: {name: value.half() for name, value in state.items()}}
 
 
@@ -226,12 +300,12 @@ def test_every_layout_gives_the_same_model(tmp_path, capsys, encoder, layout):
         model.load_state_dict({name: value.half() for name, value in model.state_dict().items()})
     state = {name: value.contiguous() for name, value in released_names(model).items()}
     if layout == "safetensors":
-        save_file(state, tmp_path / "x.safetensors")
+        save_file(state, tmp_path / "x.safetensors", {"format": "pt"})
     else:
         torch.save(LAYOUTS[layout](state), tmp_path / "x.pyth")
     loaded = load_released(next(tmp_path.iterdir()), heads=2)
     assert not loaded.training and same_outputs(loaded, model)
-    assert loaded.arguments["released"] == {"heads": {}, "denoiser": H, "encoder": encoder}
+    assert loaded.arguments == model.arguments
     out = capsys.readouterr().out
     assert out.endswith(f"{len(list(model.parameters()))} parameters taken\n")
 
@@ -249,12 +323,21 @@ def test_sizes_are_read_from_the_weights(tmp_path, capsys, sizes):
     else:                                                  # the release's 64 per head: 2 at 128
         torch.save(state, tmp_path / "x.pyth")
     loaded = load_released(tmp_path / "x.pyth")
-    assert loaded.arguments == model.arguments | {"released": {**model.arguments["released"],
-                                                               "heads": {}}}
+    assert loaded.arguments == model.arguments
     said = "does not say how many attention heads: 2, each 64 wide" in capsys.readouterr().out
     assert said == (sizes["width"] == 128)
     clips = torch.randn(2, 3, sizes["frames"], sizes["image"], sizes["image"])
     assert torch.equal(loaded.encode(clips), model.encode(clips))
+
+
+@pytest.mark.parametrize("kept, heads", [({"heads": 4}, 4), ({"heads": 1}, 1), ({}, 2),
+                                         ({"heads": "4"}, 2), ({"heads": 0}, 2), ({"heads": -1}, 2),
+                                         ({"heads": None}, 2), ({"heads": 4.0}, 2)])
+def test_heads_are_those_that_the_file_names(tmp_path, kept, heads):
+    """Catches: 64 per head in place of what the file says; a number that is none taken as it is."""
+    sizes = dict(F, width=128, heads=heads)
+    torch.save({"model_state": released_names(made(sizes)), "config": kept}, tmp_path / "x.pyth")
+    assert same_outputs(load_released(tmp_path / "x.pyth"), made(sizes))
 
 
 class Malice:
@@ -278,24 +361,45 @@ def without(*words):
     (lambda: {"lr": 3}, "not a checkpoint of train.py, nor one of TimeSformer.*among 0 tensors"),
     (lambda: {"a.weight": torch.ones(2)}, "nor one of TimeSformer"),
     (without("time_embed"), "nor one of TimeSformer.*image models are for --init"),
-    (without("temporal_attn"), r"missing or .*blocks.\*.temporal_attn.qkv.weight \(2\)"),
+    (without("temporal_attn"), r"missing or .*blocks.\*.temporal_attn.qkv.weight \(2\).*divided"),
     (without("resblocks.1.ln_1"), r"missing or of another shape: denoiser.*ln_1.weight"),
     (without("model.head.w"), "encoder.head.weight"),
     (lambda: {**released_names(made()), "model.pos_embed": torch.zeros(1, 14, 32)}, "pos_embed"),
+    (lambda: {**released_names(made()), "model.pos_embed": torch.zeros(17)}, "IndexError"),
+    (lambda: {**released_names(made()), "model.head.weight": torch.tensor(1.)}, "TypeError"),
+    (lambda: {**released_names(made()), "model.norm.bias": torch.full((32,), math.nan)},
+     "encoder.norm.bias holds NaN or infinity"),
+    (lambda: {**released_names(made()), "model.blocks.300.norm1.weight": torch.ones(32)},
+     r"missing or of another shape: encoder.blocks.\*.temporal_norm1.weight, "),     # not 301
+    (lambda: torch.jit.script(torch.nn.Linear(2, 2)), r"TorchScript.*jit.load\(FILE\).state_dict"),
     (lambda: released_names(made()), "width 32, but how many heads"),
 ])
-def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, make, says):
-    """Catches: a traceback, a pickle executed, weights left random where the file has none."""
+def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, make, says):
+    """Catches: a traceback, a pickle executed, weights left random where the file has none, torch's
+    warning beside the one line."""
     monkeypatch.chdir(tmp_path)
     content = make()
+    recwarn.clear()
     if isinstance(content, bytes):
         Path("x.pyth").write_bytes(content)
+    elif isinstance(content, torch.jit.ScriptModule):
+        content.save("x.pyth")
     elif content is not None:
         torch.save(content, "x.pyth")
     heads = None if "how many" in says else 2
     with pytest.raises(BadInput, match=says) as caught:
         load_released("x.pyth", heads)
-    assert "\n" not in str(caught.value) and not Path("executed").exists()
+    assert "\n" not in str(caught.value) and not Path("executed").exists() and not recwarn.list
+
+
+def test_what_the_command_wrote_is_loaded_as_well(tmp_path):
+    """Catches: a file of `python weights.py` refused by the documented call, or one of training
+    taken for a published one."""
+    save_checkpoint(tmp_path / "x.pt", made())
+    assert same_outputs(load_released(tmp_path / "x.pt"), made())
+    save_checkpoint(tmp_path / "ours.pt", fresh(F))
+    with pytest.raises(BadInput, match="ours.pt: a checkpoint of ours; model.load_model reads it"):
+        load_released(tmp_path / "ours.pt")
 
 
 # ---- a start for training ----------------------------------------------------------------------
@@ -383,8 +487,8 @@ def test_what_was_not_taken_is_printed(tmp_path, capsys):
     assert torch.equal(model.encoder.head.weight, head)
     out = capsys.readouterr().out
     assert re.search(r"x.pyth: \d+ of \d+ parameters taken\n", out)
-    assert re.search(r"\n  missing in it: denoiser.*denoiser.blocks.\*.ln_1.weight \(2\)", out)
-    assert re.search(r"\n  unexpected: denoiser.type_embedding.weight", out)
+    assert re.search(r"\n  missing in it: denoiser\.\* \(\d+\)\n", out)
+    assert re.search(r"\n  unexpected: denoiser\.\* \(\d+\)\n", out)
     assert re.search(r"\n  of another shape: encoder.head.weight, encoder.head.bias\n", out)
 
 
@@ -416,13 +520,48 @@ def test_torchvisions_mvit_is_a_start_for_ours(tmp_path, capsys):
 def test_nothing_that_fits_is_an_error(tmp_path):
     """Catches: a run that begins from random weights, as if it had been given none."""
     torch.save({"state_dict": {"layer1.0.conv1.weight": torch.ones(2, 2)}}, tmp_path / "resnet.pth")
-    with pytest.raises(BadInput, match="resnet.pth: none of its 1 tensors fits; it has "
-                                       "encoder.layer1.0.conv1.weight, needed are "):
+    with pytest.raises(BadInput, match="resnet.pth: none of its 1 tensors fits a block of f or h; "
+                                       "it has encoder.layer1.0.conv1.weight, needed is encoder.b"):
         init_model(fresh(F), tmp_path / "resnet.pth")
 
 
-def test_timm_by_name(monkeypatch):
-    """Catches: another model than the release's, a traceback of the hub without a network."""
+@pytest.mark.parametrize("encoder, sizes", [(MVIT, dict(F, width=16)), (F, dict(F, width=64)),
+                                            (F, MVIT | {"width": 16})])
+def test_a_projection_alone_is_no_start(tmp_path, encoder, sizes):
+    """Catches: a run from random weights because the head, or its bias, happens to fit: TimeSformer
+    and MViT-v2 are both 768 wide before it."""
+    save_released(tmp_path / "x.pyth", made(encoder, None))
+    with pytest.raises(BadInput, match=r"fits a block .*; it has encoder\.\S*blocks.0.norm2.weight "
+                                       r"\(|it has encoder.blocks.0.temporal_norm1.weight \("):
+        init_model(fresh(sizes), tmp_path / "x.pyth")
+
+
+def test_numbers_that_are_none_are_refused(tmp_path):
+    """Catches: a training that ends at step 1 with advice on the learning rate."""
+    state = released_names(made())
+    state["model.blocks.1.mlp.fc1.bias"][3] = math.inf
+    torch.save(state, tmp_path / "x.pyth")
+    with pytest.raises(BadInput, match="encoder.blocks.1.mlp.fc1.bias holds NaN or infinity"):
+        init_model(fresh(F), tmp_path / "x.pyth")
+
+
+@pytest.mark.parametrize("kind", ["joint", "space only"])
+def test_a_timesformer_of_another_kind_gets_attention_over_time(tmp_path, kind):
+    """Catches: temporal attention left random beside a spatial one that is trained."""
+    state = {name: value for name, value in released_names(made(denoiser=None)).items()
+             if "temporal" not in name and (kind == "joint" or "time_embed" not in name)}
+    torch.save({"model_state": state}, tmp_path / "x.pyth")
+    model = fresh(F)
+    init_model(model, tmp_path / "x.pyth")
+    for block in model.encoder.blocks:
+        assert torch.equal(block.temporal_attn.qkv.weight, block.attn.qkv.weight)
+    assert torch.equal(block.attn.qkv.weight, state["model.blocks.1.attn.qkv.weight"])
+    assert not block.temporal_fc.weight.any()
+
+
+def test_timm_by_name(monkeypatch, caplog):
+    """Catches: another model than the release's, a traceback of the hub without a network, the
+    hub's log of its retries beside the one line."""
     _, state = image_model("timm")
     asked = []
 
@@ -436,11 +575,13 @@ def test_timm_by_name(monkeypatch):
     assert torch.equal(model.encoder.blocks[1].attn.qkv.weight, state["blocks.1.attn.qkv.weight"])
 
     def refuse(name, pretrained):
+        logging.getLogger("huggingface_hub.utils").warning("Retrying in 1s [Retry 1/5].")
         raise OSError("no network\nand no file in the cache")
     monkeypatch.setattr(timm, "create_model", refuse)
     with pytest.raises(BadInput, match=r"--init timm: vit_base.*\(OSError: no network\); without a "
                                        "network, download it elsewhere and give the file"):
         init_model(model, Path("timm"))
+    assert not caplog.records
 
 
 def test_the_name_of_the_start_is_one_of_timms():
@@ -501,6 +642,7 @@ def test_weights_that_do_not_fit_the_data_are_one_line(here, capsys, encoder, si
 @pytest.mark.parametrize("argv, says", [
     (("absent.pyth", "o.pt"), "absent.pyth: no such checkpoint"),
     (("x.pyth", "absent/o.pt"), "--target absent/o.pt: there is no folder absent"),
+    (("x.pyth", "./x.pyth"), "x.pyth: is the file to be read; name another for the result"),
     (("x.pyth", "o.pt", "--heads", "0"), "--heads 0: must be at least 1"),
     (("x.pyth",), "the following arguments are required: target"),
 ])

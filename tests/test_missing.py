@@ -1,0 +1,177 @@
+"""Steps missing anywhere: missing.py against loops, and its two commands."""
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import metrics
+import missing
+import tasks
+import toy
+from annotations import AnnotatedVideo, Step
+from losses import match
+from program import BadInput
+from settings import EvaluateSettings
+
+S = len(toy.STEPS)
+TEXTS = functional.normalize(torch.randn(S, 24, generator=torch.Generator().manual_seed(0)), dim=-1)
+SETTINGS = EvaluateSettings(samples=3, batch=7, seed=5)
+
+
+class Model:
+    """A forecast of clip j is the step after the last observed one before it, or before the first
+    observed one after it, by number; where nothing is observed step 0. Noise is added to it."""
+    task, denoiser = None, SimpleNamespace(clips=10)
+
+    def forecast(self, x, observed, j, noise):
+        rows = []
+        for clips, seen, places, eps in zip(x, observed, j, noise):
+            seen = [i for i in range(len(clips)) if seen[i]]
+            for q, point in enumerate(eps):
+                place = int(places[q % len(places)])
+                before, after = [i for i in seen if i < place], [i for i in seen if i > place]
+                step = (self.step(clips[before[-1]]) + place - before[-1] if before else
+                        self.step(clips[after[0]]) - (after[0] - place) if after else 0)
+                rows.append(TEXTS[step % S] + 0.3 * point)
+        return torch.stack(rows).view_as(noise)
+
+    def step(self, clip):
+        return int((TEXTS @ clip).argmax())
+
+    def encode(self, clips):
+        return clips
+
+    def match_predicted(self, x_hat, texts):
+        return match(x_hat, texts, 0.1)
+
+
+class Source:
+    """Videos of the embedded world whose clips are the texts of their steps; one has 12 steps."""
+
+    def __init__(self):
+        self.videos = [toy.make_video("validation", i) for i in range(8)]
+        self.videos.append(AnnotatedVideo("long", "test", 0, 130.0, tuple(
+            Step(10.0 * k + 1, 10.0 * k + 9, k) for k in range(12))))
+        self.listed, self.unreadable, self.missing = self.videos, {}, []
+
+    def __len__(self):
+        return len(self.videos)
+
+    def load(self, requests, rng=None):
+        clips = []
+        for video, windows in requests:
+            for middle in windows.mean(-1):
+                steps = tasks.steps_of(self.videos[video])
+                near = [abs((start + end) / 2 - middle) for start, end, _ in steps]
+                clips.append(TEXTS[steps[int(np.argmin(near))][2]])
+        return SimpleNamespace(requests=requests, clips=torch.stack(clips), looks=[], failed={})
+
+
+def test_infill_reads_the_nine_steps_around_the_missing_one():
+    """Catches: steps of another video, a window that leaves the video, j beside the missing step,
+    prior and future exchanged."""
+    counts = [3, 12, 9]
+    rows, there, j, kind = missing.infill_rows(counts)
+    place = 0
+    for first, count in zip((0, 3, 15), counts):
+        for k in range(count):
+            shown = rows[place][there[place]].tolist()
+            assert len(shown) == min(count, 9) and shown == [*range(shown[0], shown[0] + len(shown))]
+            assert first <= shown[0] and shown[-1] < first + count
+            assert rows[place, j[place, 0]] == first + k
+            if count == 12 and 4 <= k <= 7:
+                assert j[place, 0] == 4                                    # in the middle
+            assert missing.PLACES[kind[place]] == (
+                "prior" if k == 0 else "future" if k == count - 1 else "current")
+            place += 1
+    assert place == len(rows) == len(there) == len(j) == len(kind)
+
+
+def test_missing_clips_are_predicted_in_groups():
+    """Catches: noise that depends on the batch, zero noise among the samples, clips of a group
+    exchanged, a mean of log probabilities."""
+    generator = torch.Generator().manual_seed(1)
+    x = TEXTS[torch.randint(S, (5, 6), generator=generator)]
+    j = torch.tensor([[1, 4]] * 5)
+    observed = torch.ones(5, 6).bool().scatter(1, j, False)
+    zero, mean, picks = missing.predict_missing(Model(), x, observed, j, TEXTS, 3, 9, 2)
+    noise = torch.randn(5, 3, 2, 24, generator=torch.Generator().manual_seed(9))
+    for b in range(5):
+        for p in range(2):
+            clean = Model().forecast(x[b:b + 1], observed[b:b + 1], j[b:b + 1, p:p + 1],
+                                     torch.zeros(1, 1, 24))[0, 0]
+            torch.testing.assert_close(zero[b, p], match(clean, TEXTS, .1))
+            drawn = [match(clean + .3 * noise[b, q, p], TEXTS, .1) for q in range(3)]
+            torch.testing.assert_close(mean[b, p], sum(row.exp() for row in drawn) / 3)
+            assert picks[b, :, p].tolist() == [int(row.argmax()) for row in drawn]
+
+
+def test_infill_equals_counting():
+    """Catches: another step's label, the missing clip or a clip of another video read, a position
+    counted under another, the future read where the past alone is asked."""
+    source, right, before = Source(), {0: [], 1: [], 2: []}, {0: [], 1: [], 2: []}
+    result, evaluated, listed = missing.infill(Model(), source, TEXTS, SETTINGS, "cpu")
+    for video in source.videos:
+        steps = [step for _, _, step in tasks.steps_of(video)]
+        for k, step in enumerate(steps):
+            kind = 0 if k == 0 else 2 if k == len(steps) - 1 else 1
+            right[kind].append((steps[k - 1] + 1 if k else steps[1] - 1) % S == step)
+            before[kind].append((steps[k - 1] + 1 if k else 0) % S == step)
+    assert evaluated == listed == sum(map(len, right.values()))
+    assert result["by_position"] == pytest.approx([100 * np.mean(right[k]) for k in range(3)])
+    assert result["past_alone"] == pytest.approx([100 * np.mean(before[k]) for k in range(3)])
+    assert result["top1"]["zero_noise"] == pytest.approx(100 * np.mean(sum(right.values(), [])))
+
+
+def test_the_next_steps_together_equal_counting():
+    """Catches: a horizon that h never learnt, a forecast with too few steps after it, pairs counted
+    by their first step, repaired draws that stay together, softmax draws without temperature."""
+    source = Source()
+    source.videos = source.listed = source.videos[:-1]                     # without an exact truth
+    samples = tasks.forecast_samples(source.videos)
+    x = torch.stack([source.load([(s.video, s.windows)]).clips for s in samples])
+    settings = EvaluateSettings(horizon=2, samples=3, batch=7, seed=5)
+    result = missing.horizon(Model(), x, samples, source.videos, TEXTS, 2.0, settings)
+    with pytest.raises(BadInput, match="at most 2 clips missing.*--missing 3"):
+        missing.horizon(Model(), x, samples, source.videos, TEXTS, 2.0,
+                        EvaluateSettings(horizon=3))
+    hits, grammar, truth, log_p, kept = [[], []], toy.Grammar(), [], [], []
+    for clips, sample in zip(x, samples):
+        after = source.videos[sample.video].steps[sample.step:sample.step + 2]
+        if len(after) == 2:
+            last = Model().step(clips[-1])
+            for k in range(2):
+                hits[k].append((last + k + 1) % S == after[k])
+            truth.append(grammar.next_two_steps(*tasks.shown_steps(sample, source.videos[sample.video])))
+            log_p.append([match(TEXTS[(last + k + 1) % S], TEXTS, .1) for k in range(2)])
+            kept.append([(last + k + 1) % S for k in range(2)])
+    assert result["by_step"] == pytest.approx([100 * np.mean(row) for row in hits])
+    noise = torch.randn(len(kept), 200, 2, 24, generator=torch.Generator().manual_seed(5))
+    picks = match(TEXTS[torch.tensor(kept)][:, None] + .3 * noise, TEXTS, .1).argmax(-1)
+    repaired = torch.stack([picks[..., 0], picks[..., 1].roll(1, 1)], -1)
+
+    def tv(draws):
+        far = []
+        for rows, p in zip(draws.tolist(), truth):
+            share = np.zeros((S, S))
+            for a, b in rows:
+                share[a, b] += 1 / len(rows)
+            far.append(abs(share - p).sum() / 2)
+        return np.mean(far)
+    assert result["pairs"]["tv"] == pytest.approx(tv(picks))
+    assert result["pairs"]["tv_repaired"] == pytest.approx(tv(repaired))
+    flat = [[(row / 2.0).softmax(-1).numpy() for row in rows] for rows in log_p]
+    expected = np.mean([abs(np.outer(a, b) - p).sum() / 2 for (a, b), p in zip(flat, truth)])
+    assert result["pairs"]["tv_independent"] == pytest.approx(expected, abs=.12)   # 200 draws
+    assert result["pairs"]["tv_ideal"] < 0.15
+
+
+def test_the_truth_of_pairs_has_the_truth_of_single_steps():
+    """Catches: metrics.total_variation fed with pairs in another order than the truth's."""
+    first = torch.tensor([[1, 1, 2, 0]])
+    second = torch.tensor([[3, 3, 0, 1]])
+    truth = torch.zeros(4, 4).double()
+    truth[1, 3], truth[2, 0] = .5, .5
+    assert float(metrics.total_variation(first * 4 + second, truth.view(1, -1))) == .25
