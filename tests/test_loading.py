@@ -143,6 +143,19 @@ def test_a_step_is_drawn_from_seed_and_number(ordering):
     assert len(set(missing)) > 3 if ordering else set(missing) == {-1}
 
 
+def test_without_augmentation_every_clip_is_the_middle_view():
+    """Catches: --no-augment that changes nothing, or that changes which windows are read."""
+    settings = TrainSettings(seed=5, data="howto100m", videos=Path("v"), captions=Path("c"),
+                             phrases=Path("p"), no_augment=True)
+    for step in (12, 13):
+        loaded, asked = train.load_step(Source(), settings, 3, True, 10, step)
+        assert loaded.clips.numel() and not loaded.clips[:, 2].any()
+        [(requests, clips, missing)] = steps(Source(), [step], True)
+        assert [(video, windows.tolist()) for video, windows in loaded.requests] == requests
+        assert loaded.clips[:, :2].tolist() == [clip[:2] for clip in clips]
+        assert [(seen.tolist(), *j.tolist()) for seen, j in asked] == missing
+
+
 def test_the_steps_of_a_stage_take_all_videos_in_turn():
     """Catches: a stage that begins in the middle of an epoch, a video that comes twice or never."""
     found = steps(Source(), range(10, 14), True, first=10, batch=3)
