@@ -88,7 +88,7 @@ def load_step(source, settings, batch, ordering, first, step):
             j, seen = (protocols.missing_clips(len(windows), 1, rng) if ordering
                        else (np.array([-1]), np.ones(len(windows), bool)))
             asked[video] = seen, j
-    loaded = source.load(requests, None if settings.no_augment else rng)
+    loaded = source.load(requests, rng if settings.augment else None)
     return loaded, [asked[video] for video, _ in loaded.requests]
 
 

@@ -25,7 +25,7 @@ import train  # noqa: E402
 import video as video_module  # noqa: E402
 from captions import Captions  # noqa: E402
 from kept import embed_videos  # noqa: E402
-from program import BadInput  # noqa: E402
+from program import BadInput, parse  # noqa: E402
 from runs import earlier_unreadable  # noqa: E402
 from settings import EvaluateSettings, TrainSettings  # noqa: E402
 
@@ -145,8 +145,8 @@ def test_a_step_is_drawn_from_seed_and_number(ordering):
 
 def test_without_augmentation_every_clip_is_the_middle_view():
     """Catches: --no-augment that changes nothing, or that changes which windows are read."""
-    settings = TrainSettings(seed=5, data="howto100m", videos=Path("v"), captions=Path("c"),
-                             phrases=Path("p"), no_augment=True)
+    settings = parse(TrainSettings, ["--seed", "5", "--data", "howto100m", "--videos", "v",
+                                     "--captions", "c", "--phrases", "p", "--no-augment"])
     for step in (12, 13):
         loaded, asked = train.load_step(Source(), settings, 3, True, 10, step)
         assert loaded.clips.numel() and not loaded.clips[:, 2].any()
