@@ -17,6 +17,7 @@ M samples, N clips of each, B samples per step, S classes, D embedding.
 """
 import functools
 import math
+import os
 import time
 
 from inference import encode_samples, load_data
@@ -142,6 +143,8 @@ def set_up(settings):
     Returns: model, source, samples, device, and the checkpoint to resume from or None.
     """
     from model import load_model
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise BadInput("--stage finetune: runs in one process; start it without torchrun")
     resumed = prepare_run(settings)
     device = pick_device(settings.device)
     init, _ = load_model(settings.out if resumed else settings.init)

@@ -182,10 +182,13 @@ class ProcedureModel(nn.Module):
 # ------------------------------------------------------------------------------------------------
 # Checkpoints: tensors and plain types, so that weights_only=True loads them
 # ------------------------------------------------------------------------------------------------
-def save_checkpoint(path, model, **more):
-    """Write the model and `more` (tensors and plain types) to path, whole or not at all."""
+def save_checkpoint(path, model, before=None, **more):
+    """Write the model and `more` (tensors and plain types) to path, whole or not at all.
+
+    before: what the checkpoint that was there is called from then on; None: it is gone.
+    """
     content = {"arguments": model.arguments, "model": model.state_dict(), **more}
-    write_atomically(path, lambda file: torch.save(content, file))
+    write_atomically(path, lambda file: torch.save(content, file), before)
 
 
 def read_content(path):

@@ -175,7 +175,8 @@ def teach_all(settings):
     teacher = open_teacher(settings.clip, settings.clip_weights, pick_device(settings.device))
 
     def keep(path, frames):
-        rows = np.concatenate([teacher.encode_frames(part).numpy() for part in frames.split(256)])
+        rows = np.concatenate([teacher.encode_frames(part).cpu().numpy()
+                               for part in frames.split(256)])
         write_atomically(path, lambda file: np.save(file, rows.astype(np.float16)))
 
     for_each_video(settings, ".npy", functools.partial(every_second, teacher.size), keep)

@@ -1,5 +1,9 @@
 """What the tests of commands share: COIN files made up, scripts run in-process."""
+import itertools
 import json
+import multiprocessing
+import os
+import signal
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -7,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -39,7 +44,8 @@ SCRIPTS = {"evaluate.py": (evaluate.main, EvaluateSettings),
 
 def flags_of(ending, value):
     """--NAME value for every training setting whose name ends so: of every stage there is."""
-    return tuple(text for f in fields(TrainSettings) if f.name.endswith(ending)
+    return tuple(text for f in fields(TrainSettings)
+                 if f.name.endswith(ending) and f.default is not None
                  for text in ("--" + f.name.replace("_", "-"), str(value)))
 
 
@@ -109,6 +115,22 @@ def call(program, *argv):
         return run(*(SCRIPTS[program] if program in SCRIPTS else train.stage_of(argv)), list(argv))
     finally:
         sys.argv = kept
+
+
+def killed(steps, program, *argv):
+    """`call` in a process of its own, which SIGKILL ends in the middle of a step.
+
+    steps: optimiser steps before that one. The process is a copy of this one: torch is there.
+    """
+    def run_until_killed():
+        count = itertools.count()
+        register_optimizer_step_pre_hook(
+            lambda *_: os.kill(os.getpid(), signal.SIGKILL) if next(count) == steps else None)
+        call(program, *argv)
+    process = multiprocessing.get_context("fork").Process(target=run_until_killed)
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
 
 
 def fails(capsys, status, program, *argv):

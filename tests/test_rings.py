@@ -29,17 +29,18 @@ MAY_IMPORT = {
     "model": METHOD - {"pseudo_labels"} | {"program", "released", "weights"},  # these two lazily
     "released": {"diffusion", "losses", "model"},
     "weights": {"program", "settings", "model", "released"},
-    "runs": {"program", "model"},
+    "parallel": set(),
+    "runs": {"program", "model", "parallel"},
     "tasks": {"listings", "protocols", "toy"},
-    "data": {"program", "annotations", "captions", "listings", "protocols", "pseudo_labels",
-             "toy", "toy_render", "tools", "video"},
-    "kept": {"program", "data", "protocols", "video"},
+    "data": {"program", "annotations", "captions", "listings", "parallel", "protocols",
+             "pseudo_labels", "toy", "toy_render", "tools", "video"},
+    "kept": {"program", "data", "parallel", "protocols", "video"},
     "tools": {"program", "settings", "annotations", "data", "epic", "listings", "pseudo_labels",
               "tasks", "toy", "toy_render", "video"},
     "epic": {"program", "data", "listings", "metrics", "protocols", "tasks"},
     "train": {"program", "settings", "runs", "annotations", "data", "diffusion", "finetune", "kept",
-              "listings", "losses", "model", "protocols", "pseudo_labels", "toy", "toy_render",
-              "weights"},
+              "listings", "losses", "model", "parallel", "protocols", "pseudo_labels", "toy",
+              "toy_render", "weights"},
     "inference": {"program", "annotations", "data", "epic", "pseudo_labels", "tasks", "toy",
                   "toy_render"},
     "finetune": {"program", "runs", "inference", "model", "data", "epic", "listings", "protocols",
@@ -53,7 +54,11 @@ MAY_IMPORT = {
     "figures": {"program", "settings", "predict"},                # lazily, as predict does figures
     "predict": {"program", "settings", "inference", "annotations", "data", "diffusion", "figures",
                 "keyframes", "listings", "model", "protocols", "toy", "toy_render", "video"},
-    "benchmark": {"program", "settings", "captions", "data", "listings", "protocols", "video"},
+    "benchmark": {"program", "settings", "annotations", "benchmark_encoder", "benchmark_loader",
+                  "captions", "data", "denoiser", "encoder", "kept", "losses", "model",
+                  "protocols", "pseudo_labels", "toy_render", "train", "video"},
+    "benchmark_encoder": {"encoder"},
+    "benchmark_loader": {"program", "captions", "data", "listings", "protocols", "video"},
 }
 # Packages of one command: imported in a function, named when missing. PIL comes with diffusers.
 OPTIONAL = {"spacy", "matplotlib", "diffusers", "transformers", "PIL"}
