@@ -211,10 +211,10 @@ class PretrainStep:
         self.source.teach(self.loaded.looks)
 
     def encoder(self, round):
-        import train
+        from model import encode_parts
         self.model.zero_grad(set_to_none=True)
-        train.encode_clips(self.model, send(self.loaded.clips, self.bench.device),
-                           self.given.micro_batch).sum().backward()
+        encode_parts(self.model, send(self.loaded.clips, self.bench.device),
+                     self.given.micro_batch).sum().backward()
 
     def denoiser(self, round):
         import torch

@@ -15,6 +15,7 @@ if __name__ == "__main__":       # before torch is imported: --help does not wai
 
 import functools
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +72,12 @@ def as_it_is(made):
     return made
 
 
+def apart(worker):
+    """What a terminal or a job tells its whole group is for the main process, which ends a worker
+    once a step is saved."""
+    os.setpgid(0, 0)
+
+
 def prefetch(make, items, workers):
     """Yield make(item) for each item, in order, made ahead by worker processes (0: none).
 
@@ -78,6 +85,7 @@ def prefetch(make, items, workers):
     """
     for made in torch.utils.data.DataLoader(Lazy(make, items), batch_size=None,
                                             num_workers=workers, collate_fn=as_it_is,
+                                            worker_init_fn=apart,
                                             pin_memory=torch.cuda.is_available()):
         if isinstance(made, Exception):
             raise made

@@ -93,7 +93,10 @@ def run(main, cls, argv=None):
 
 
 class Interrupts:
-    """Within it, Ctrl-C and SIGTERM only set `status` (130, 143): a step is finished and saved."""
+    """Within it, Ctrl-C and SIGTERM only set `status` (130, 143): a step is finished and saved.
+
+    One that came too late for that ends the program where this ends.
+    """
 
     def __enter__(self):
         self.status = 0
@@ -108,6 +111,8 @@ class Interrupts:
     def __exit__(self, *exception):
         for number, handler in self.before.items():
             signal.signal(number, handler)
+        if self.status and not any(exception):
+            sys.exit(self.status)
 
 
 def fail(program, error, status):
@@ -165,7 +170,8 @@ def set_seed(seed):
 def mixed_precision(device):
     """Within it matrix products are of bfloat16, on a GPU; elsewhere nothing is changed."""
     import torch
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+    kind = torch.device(device).type
+    return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda")
 
 
 def send(x, device):

@@ -140,16 +140,15 @@ def keep_metrics(path, step):
 
 
 def log_row(log, step, epoch, terms, lr, speed):
-    """One line of metrics.jsonl, if it is finite; null for a loss that the stage has not.
+    """One line of metrics.jsonl, if the loss is finite; null for one that the stage has not.
 
-    Returns: the loss. Reading it waits for the GPU.
+    Reading them waits for the GPU.
     """
     values = {name: float(value.detach()) for name, value in terms.items()}
     row = {"step": step, "epoch": epoch, "loss": None, "xe": None, "mse": None, "mc": None,
            **values, "lr": lr, "clips_per_s": speed}
     if math.isfinite(values["loss"]):
         print(json.dumps(row), file=log, flush=True)
-    return values["loss"]
 
 
 def schedule(step, steps):
@@ -178,7 +177,8 @@ def require_finite(loss, model, step, stage, settings):
 class Run:
     """A training run between its first and its last step: a log, a bar, checkpoints, the loop.
 
-    Within it Ctrl-C and SIGTERM let a step end, save, and then end the program.
+    Ctrl-C and SIGTERM let a step end, save, and then end the program; between two stages they end
+    it at once, since a stage is saved at its end.
 
     Args:
         first: steps that are done already; the rows of metrics.jsonl after them are dropped.
@@ -197,7 +197,6 @@ class Run:
             keep_metrics(path, self.first)
         with ExitStack() as stack:
             self.log = stack.enter_context(open(path, "a", encoding="utf-8"))
-            self.stop = stack.enter_context(Interrupts())
             self.bar = stack.enter_context(tqdm(total=self.total, initial=self.first, desc="train",
                                                 mininterval=1))
             self.stack = stack.pop_all()
@@ -220,33 +219,44 @@ class Run:
                       step has nothing to learn from), and how many clips were read.
         """
         self.model.train()
-        for step, ready in zip(range(max(self.first, span.start), span.stop), batches):
-            in_stage = step - span.start
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * schedule(in_stage, len(span))
-            set_seed(self.settings.seed * 1_000_003 + step)
-            with mixed_precision(self.device):
-                terms, read = terms_of(step, ready)
-            if terms:
-                optimizer.zero_grad(set_to_none=True)
-                terms["loss"].backward()
-                parallel.average_gradients(optimizer)
-                optimizer.step()
-                self.clips = self.clips + read             # a tensor: not waited for here
-            self.bar.update()
-            self.record(stage, step + 1, (in_stage + 1) * batch / self.count, terms, optimizer)
+        with Interrupts() as stop:
+            for step, ready in zip(range(max(self.first, span.start), span.stop), batches):
+                in_stage = step - span.start
+                for group in optimizer.param_groups:
+                    group["lr"] = group["peak"] * schedule(in_stage, len(span))
+                set_seed(self.settings.seed * 1_000_003 + step)
+                with mixed_precision(self.device):
+                    terms, read = terms_of(step, ready)
+                if terms:
+                    optimizer.zero_grad(set_to_none=True)
+                    terms["loss"].backward()
+                    parallel.average_gradients(optimizer)
+                    optimizer.step()
+                    self.clips = self.clips + read             # a tensor: not waited for here
+                self.bar.update()
+                status = max(parallel.everyone(stop.status))
+                self.record(stage, step + 1, (in_stage + 1) * batch / self.count, terms, optimizer,
+                            step + 1 == span.stop, status != 0)
+                if status:
+                    sys.exit(status)
 
-    def record(self, stage, done, epoch, terms, optimizer):
-        """After a step: a row, a checkpoint, or the end, where it is time for them."""
+    def record(self, stage, done, epoch, terms, optimizer, ends, stops):
+        """After a step: a row and a checkpoint, where it is time for them.
+
+        ends: this was the stage's last step. stops: the run is interrupted: a checkpoint, but no
+        row that the run would not have had otherwise.
+        """
         from model import save_checkpoint
-        settings, status = self.settings, max(parallel.everyone(self.stop.status))
-        saves = (done == self.total or status != 0 or done % settings.save_every == 0)
+        settings = self.settings
+        saves = ends or done % settings.save_every == 0
         if saves or done % settings.log_every == 0:
-            loss = log_row(self.log, done, epoch, terms, optimizer.param_groups[-1]["lr"],
-                           float(self.clips) / (time.perf_counter() - self.began)) if terms else 0.0
-            require_finite(loss, self.model, done, stage, settings)
-        if saves and parallel.PLACE[0] == 0:
+            if terms:
+                speed = float(self.clips) / (time.perf_counter() - self.began)
+                log_row(self.log, done, epoch, terms, optimizer.param_groups[-1]["lr"], speed)
+        elif not stops:
+            return
+        loss = float(terms["loss"].detach()) if terms else 0.0
+        require_finite(loss, self.model, done, stage, settings)
+        if (saves or stops) and parallel.PLACE[0] == 0:
             save_checkpoint(settings.out / NEWEST, self.model, settings.out / BEFORE, step=done,
                             stage=stage, optimizer=optimizer.state_dict())
-        if status:
-            sys.exit(status)

@@ -97,21 +97,6 @@ def load_step(source, settings, batch, ordering, first, step, place=(0, 1)):
     return loaded, [asked[video] for video, _ in loaded.requests]
 
 
-def encode_clips(model, clips, part):
-    """x_i = f(v_i): clips (C, F, 3, H, W) -> (C, D); `part` of them at a time, None: all at once.
-
-    In parts, what f needs for its gradients is not kept but computed again on the way back
-    (activation checkpointing): memory is that of one part, time 4/3, and the gradients are the
-    same, since all that follows sees all embeddings at once.
-    """
-    if part is None:
-        return model.encode(clips)
-    import torch
-    from torch.utils.checkpoint import checkpoint
-    return torch.cat([checkpoint(model.encode, some, use_reentrant=False, preserve_rng_state=False)
-                      for some in clips.split(part)])
-
-
 def encode_batch(model, source, loaded, asked, device, part=None):
     """Clips of some videos through f, and the teacher's soft targets for them.
 
@@ -125,13 +110,15 @@ def encode_batch(model, source, loaded, asked, device, part=None):
 
     import data
     import protocols
+    from model import encode_parts
     from pseudo_labels import soft_targets
     observed, j = zip(*asked)
     count = send(torch.tensor([len(seen) for seen in observed]), device)
-    x = features = torch.zeros(0, model.dim, device=device, requires_grad=True)
     if len(loaded.clips):
-        x = encode_clips(model, send(loaded.clips, device), part)              # x_i = f(v_i)
+        x = encode_parts(model, send(loaded.clips, device), part)              # x_i = f(v_i)
         features = send(source.teach(loaded.looks), device)                    # (C, D)
+    else:                                              # one process of several may have none
+        x = features = torch.zeros(0, model.dim, device=device, requires_grad=True)
     x, features = parallel.gather(x), parallel.gather(features)
     targets = soft_targets(features, model.phrases, model.teacher_tau)         # (C, K)  p'_i
     observed = send(torch.from_numpy(np.concatenate(observed)), device)

@@ -3,7 +3,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import signal
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -117,20 +115,29 @@ def call(program, *argv):
         sys.argv = kept
 
 
-def killed(steps, program, *argv):
-    """`call` in a process of its own, which SIGKILL ends in the middle of a step.
+def struck(number, owner, name, count, program, *argv):
+    """`call` in a process of its own, which gets a signal when owner.name is called the count-th
+    time; so do its workers, as from a terminal. It is a copy of this process: torch is there.
 
-    steps: optimiser steps before that one. The process is a copy of this one: torch is there.
+    Returns: its exit code; 99 if owner.name was called once more.
     """
-    def run_until_killed():
-        count = itertools.count()
-        register_optimizer_step_pre_hook(
-            lambda *_: os.kill(os.getpid(), signal.SIGKILL) if next(count) == steps else None)
+    def until_struck():
+        os.setpgid(0, 0)
+        calls, whole = itertools.count(1), getattr(owner, name)
+
+        def strike(*args, **kwargs):
+            this = next(calls)
+            if this == count:
+                os.killpg(0, number)
+            if this > count:
+                os._exit(99)
+            return whole(*args, **kwargs)
+        setattr(owner, name, strike)
         call(program, *argv)
-    process = multiprocessing.get_context("fork").Process(target=run_until_killed)
+    process = multiprocessing.get_context("fork").Process(target=until_struck)
     process.start()
     process.join(60)
-    assert process.exitcode == -signal.SIGKILL
+    return process.exitcode
 
 
 def fails(capsys, status, program, *argv):

@@ -12,9 +12,12 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import data  # noqa: E402
+import kept  # noqa: E402
 import model  # noqa: E402
 import runs  # noqa: E402
-from commands import TINY, call, coin_flags, fails, killed, make_coin, make_teacher  # noqa: E402
+import train  # noqa: E402
+from commands import TINY, call, coin_flags, fails, make_coin, make_teacher, struck  # noqa: E402
 
 EVERY = ("--save-every", "2")                          # so that a kill costs steps
 
@@ -61,14 +64,28 @@ def same(a, b):
     return rows == other and len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+KILL, TERM, CTRL_C = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
+STEP = runs, "set_seed"
+AGAIN = {                     # of 12 steps, 3 in each stage; signal, where, at which call of it
+    "0": [(KILL, *STEP, 2), (KILL, os, "replace", 5),          # between the renames of step 3
+          (TERM, *STEP, 3), (KILL, *STEP, 3), (KILL, train, "make_optimizer", 2),
+          (CTRL_C, kept, "load_grid", 3), (TERM, kept, "load_grid", 3), (KILL, kept, "load_grid", 3),
+          (CTRL_C, *STEP, 1), (KILL, *STEP, 2)],
+    "2": [(KILL, *STEP, 2), (TERM, *STEP, 3), (KILL, *STEP, 4), (CTRL_C, *STEP, 1),
+          (CTRL_C, data, "as_it_is", 3)],
+}
+
+
+@pytest.mark.parametrize("workers", [*AGAIN])
 def test_killed_again_and_again(workers):
     """Catches: a step done twice or left out, noise, views, order of videos, momentum or rate that
-    starts anew, kept embeddings that differ; rows of metrics that are lost or stay. Killed within
-    each of the four stages, mid-epoch, with steps since the last checkpoint."""
+    starts anew, kept embeddings that differ; rows of metrics that are lost or stay. In each of the
+    four stages, mid-epoch, with steps since the last checkpoint; while it is renamed, between two
+    stages, and while videos are embedded, which ends at once."""
     flags = (*TINY, *EVERY, "--workers", workers, "--out", f"killed-{workers}", "--resume")
-    for steps in (1, 4, 3, 4):                         # 12 steps: at the 2nd, 5th, 8th and 11th
-        killed(steps, "train.py", *flags)
+    for number, *where in AGAIN[workers]:
+        code = struck(number, *where, "train.py", *flags)
+        assert code == (-KILL if number == KILL else 128 + number), (number, where)
     call("train.py", *flags)
     assert same(f"killed-{workers}", "whole")
 
