@@ -3,6 +3,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -117,7 +118,7 @@ def call(program, *argv):
 
 def struck(number, owner, name, count, program, *argv):
     """`call` in a process of its own, which gets a signal when owner.name is called the count-th
-    time; so do its workers, as from a terminal. It is a copy of this process: torch is there.
+    time; so does its group, as a job that is ended. It is a copy of this process: torch is there.
 
     Returns: its exit code; 99 if owner.name was called once more.
     """
@@ -128,7 +129,8 @@ def struck(number, owner, name, count, program, *argv):
         def strike(*args, **kwargs):
             this = next(calls)
             if this == count:
-                os.killpg(0, number)
+                subprocess.Popen(["kill", f"-{number}", "--", f"-{os.getpid()}"],
+                                 start_new_session=True).wait()
             if this > count:
                 os._exit(99)
             return whole(*args, **kwargs)
@@ -137,6 +139,7 @@ def struck(number, owner, name, count, program, *argv):
     process = multiprocessing.get_context("fork").Process(target=until_struck)
     process.start()
     process.join(60)
+    process.kill()
     return process.exitcode
 
 
