@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import data  # noqa: E402
+import inference  # noqa: E402
 import kept  # noqa: E402
 import model  # noqa: E402
 import runs  # noqa: E402
@@ -173,3 +174,16 @@ def test_a_folder_that_cannot_be_written_ends_with_2(out, capsys):
     """Catches: a traceback, or an hour of training before the folder is found to be read-only."""
     assert out.split("/")[1] in fails(capsys, 2, "train.py", *TINY, *coin_flags(), "--out", out)
     assert model.read_checkpoint("coin/run")["step"] > 2
+
+
+def test_fine_tuning_that_is_struck():
+    """Catches: a Ctrl-C that waits until all clips are encoded; fine-tuning that goes on from
+    another batch, rate or momentum."""
+    flags = (*TINY, *EVERY, "--stage", "finetune", "--task", "classify", "--init", "whole", "--out")
+    call("train.py", *flags, "fine")
+    for number, *where in ((CTRL_C, inference, "load_samples", 2), (KILL, *STEP, 4),
+                           (TERM, *STEP, 2)):
+        code = struck(number, *where, "train.py", *flags, "fine-struck", "--resume")
+        assert code == (-KILL if number == KILL else 128 + number), (number, where)
+    call("train.py", *flags, "fine-struck", "--resume")
+    assert same("fine-struck", "fine")
