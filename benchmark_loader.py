@@ -207,6 +207,7 @@ def memory(settings, folder):
     from captions import open_captions
     from tqdm import tqdm
     from video import find_videos
+    from workers import prefetch
     videos, captions = folder / "videos", folder / "captions"
     videos.mkdir()
     captions.mkdir()
@@ -223,7 +224,7 @@ def memory(settings, folder):
         (captions / f"{name}.csv").write_text("\n".join(["start,end,text", *rows]) + "\n")
     source = data.VideoSource([data.Narrated(name) for name in find_videos(videos)],
                               find_videos(videos), 32, FRAMES, None, open_captions(captions))
-    made = data.prefetch(functools.partial(sample_and_memory, source), range(1, SAMPLES + 1), 1)
+    made = prefetch(functools.partial(sample_and_memory, source), range(1, SAMPLES + 1), 1)
     result = {}
     for number, mib in enumerate(tqdm(made, desc="samples", total=SAMPLES, mininterval=1), start=1):
         if number % ROUND == 0:

@@ -15,7 +15,6 @@ if __name__ == "__main__":       # before torch is imported: --help does not wai
 
 import functools
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,47 +48,6 @@ class Loaded:
 class Narrated:
     """A video with a narration and no annotation."""
     name: str
-
-
-class Lazy(torch.utils.data.Dataset):
-    """Item i is make(items[i]), made when it is asked for (in a worker, where there are any)."""
-
-    def __init__(self, make, items):
-        self.make, self.items = make, items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, i):
-        try:
-            return self.make(self.items[i])
-        except (BadInput, OSError) as error:           # raised in a worker it would lose its line
-            return error
-
-
-def as_it_is(made):
-    """In place of what turns numpy into tensors."""
-    return made
-
-
-def apart(worker):
-    """What a terminal or a job tells its whole group is for the main process, which ends a worker
-    once a step is saved."""
-    os.setpgid(0, 0)
-
-
-def prefetch(make, items, workers):
-    """Yield make(item) for each item, in order, made ahead by worker processes (0: none).
-
-    Raises: what `make` raises; RuntimeError if a worker dies.
-    """
-    for made in torch.utils.data.DataLoader(Lazy(make, items), batch_size=None,
-                                            num_workers=workers, collate_fn=as_it_is,
-                                            worker_init_fn=apart,
-                                            pin_memory=torch.cuda.is_available()):
-        if isinstance(made, Exception):
-            raise made
-        yield made
 
 
 class ToySource:

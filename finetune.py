@@ -241,7 +241,7 @@ def action_terms(model, source, settings, unreadable, device, _, ready):
 
 def main(settings):
     """Fine-tuning. A step is one optimiser update."""
-    import data
+    from workers import prefetch
     model, source, samples, device, resumed = set_up(settings)
     first, began = resumed["step"] if resumed else 0, time.perf_counter()
     optimizer = make_optimizer(model, settings)
@@ -256,7 +256,7 @@ def main(settings):
         terms_of, count = functools.partial(kept_terms, model, x, y, settings), len(y)
     span = range(max(1, round(settings.epochs * max(count // settings.batch, 1))))
     todo = range(first, span.stop)
-    batches = data.prefetch(make, todo, settings.workers) if settings.data == "epic" else todo
+    batches = prefetch(make, todo, settings.workers) if settings.data == "epic" else todo
     print(f"{count} samples, {len(span)} steps, on {device}")
     with Run(settings, model, device, first, span.stop, count) as going:
         going.train("finetune", span, settings.batch, optimizer, batches, terms_of)

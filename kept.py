@@ -11,9 +11,10 @@ import torch
 from tqdm import tqdm
 
 import parallel
-from data import Loaded, prefetch
+from data import Loaded
 from program import BadInput, send
 from protocols import CLIP_SECONDS, PIECES, around, history_windows, missing_clips
+from workers import prefetch
 
 FORECASTS = 0.75          # share of the rows that are forecasts as at inference
 

@@ -291,7 +291,7 @@ def set_up(settings):
 def main(settings):
     """Pre-training, stage by stage. A step is one optimiser update."""
     parallel.start(settings.device)
-    import data
+    from workers import prefetch
 
     model, source, device, plan, resumed = set_up(settings)
     first, total = resumed["step"] if resumed else 0, sum(steps for _, steps, _ in plan)
@@ -317,7 +317,7 @@ def main(settings):
                                          place=parallel.PLACE)
                 terms_of = functools.partial(video_terms, model, source, settings, unreadable,
                                              ordering, device)
-                batches = data.prefetch(make, todo, settings.workers)
+                batches = prefetch(make, todo, settings.workers)
             going.train(stage, span, batch, optimizer, batches, terms_of)
     print(f"{settings.out}/checkpoint.pt: {total} steps, {time.perf_counter() - began:.0f} s")
 

@@ -179,7 +179,9 @@ def test_a_folder_that_cannot_be_written_ends_with_2(out, capsys):
 def test_fine_tuning_that_is_struck():
     """Catches: a Ctrl-C that waits until all clips are encoded; fine-tuning that goes on from
     another batch, rate or momentum."""
-    flags = (*TINY, *EVERY, "--stage", "finetune", "--task", "classify", "--init", "whole", "--out")
+    flags = ("--stage", "finetune", "--task", "classify", "--init", "whole", "--toy-videos", "16",
+             "--epochs", "0.3", "--batch", "8", "--log-every", "1", *EVERY, "--device", "cpu",
+             "--out")
     call("train.py", *flags, "fine")
     for number, *where in ((CTRL_C, inference, "load_samples", 2), (KILL, *STEP, 4),
                            (TERM, *STEP, 2)):
