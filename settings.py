@@ -76,6 +76,8 @@ class TrainSettings:
                                  "teach` writes it; used where present", None, data=HOWTO)
     size: str = opt("of f and h: paper, ViT-B on 8 frames of 224 x 224; small, 4 frames of 32 x "
                     "32, as with --data toy", "paper", ("small", "paper"), data=HOWTO)
+    augment: bool = opt("f sees a random square of every clip, mirrored in half of the draws; "
+                        "otherwise the middle one, as in evaluation", True, data=HOWTO)
     encoder: str = opt("f: TimeSformer, or MViT-v2 (the paper's appendix)", "timesformer",
                        ("timesformer", "mvit"))
     init: Path = opt("start from these weights, as far as they fit: a run folder, a file of ours, "

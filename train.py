@@ -93,7 +93,7 @@ def load_step(source, settings, batch, ordering, first, step, place=(0, 1)):
             asked[video] = seen, j
     if place[0]:                                       # other views than the first process's
         rng = np.random.default_rng((settings.seed, 2, step, place[0]))
-    loaded = source.load(parallel.share(requests, place), rng)
+    loaded = source.load(parallel.share(requests, place), rng if settings.augment else None)
     return loaded, [asked[video] for video, _ in loaded.requests]
 
 

@@ -25,7 +25,7 @@ import train  # noqa: E402
 import video as video_module  # noqa: E402
 from captions import Captions  # noqa: E402
 from kept import embed_videos  # noqa: E402
-from program import BadInput  # noqa: E402
+from program import BadInput, parse  # noqa: E402
 from runs import earlier_unreadable  # noqa: E402
 from settings import EvaluateSettings, TrainSettings  # noqa: E402
 from workers import prefetch  # noqa: E402
@@ -142,6 +142,19 @@ def test_a_step_is_drawn_from_seed_and_number(ordering):
     assert len(set(views)) == len(views) and min(views) > 0                          # rng arrived
     missing = [j for step in found for _, j in step[2]]
     assert len(set(missing)) > 3 if ordering else set(missing) == {-1}
+
+
+def test_without_augmentation_every_clip_is_the_middle_view():
+    """Catches: --no-augment that changes nothing, or that changes which windows are read."""
+    settings = parse(TrainSettings, ["--seed", "5", "--data", "howto100m", "--videos", "v",
+                                     "--captions", "c", "--phrases", "p", "--no-augment"])
+    for step in (12, 13):
+        loaded, asked = train.load_step(Source(), settings, 3, True, 10, step)
+        assert loaded.clips.numel() and not loaded.clips[:, 2].any()
+        [(requests, clips, missing)] = steps(Source(), [step], True)
+        assert [(video, windows.tolist()) for video, windows in loaded.requests] == requests
+        assert loaded.clips[:, :2].tolist() == [clip[:2] for clip in clips]
+        assert [(seen.tolist(), *j.tolist()) for seen, j in asked] == missing
 
 
 def test_the_steps_of_a_stage_take_all_videos_in_turn():
