@@ -72,10 +72,13 @@ class Bench:
             torch.cuda.synchronize()
 
     def in_turn(self, ways):
-        """{name: s of the clock}, medians; see benchmark_loader.in_turn."""
+        """{name: s of the clock} and {name: s of the processors}, medians in turn.
+
+        The latter is steadier where other work shares a CPU; see benchmark_loader.py.
+        """
         taken = in_turn({name: functools.partial(self.finished, work)
                          for name, work in ways.items()}, self.settings.repeats)
-        return {name: clock for name, (clock, _) in taken.items()}
+        return tuple({name: both[i] for name, both in taken.items()} for i in range(2))
 
     def peak(self, work):
         """MiB that work(0) holds at most, beyond what was held before (of main memory: Linux)."""
@@ -133,7 +136,7 @@ def sampling(settings, folder):
         noise = bench.random(1, 1 + M, model.dim)
         noise[:, 0] = 0                                                        # the zero noise
         ways[f"m{M}"] = functools.partial(forecast, noise)
-    taken = bench.in_turn(ways)
+    taken, _ = bench.in_turn(ways)
     more = {M: 100 * (taken[f"m{M}"] - taken["m0"]) / (taken["encode"] + taken["m0"])
             for M in FUTURES}
     print(f"\nsampling: {settings.size} size, {bench.precision}, {bench.device}; "
@@ -272,7 +275,7 @@ def step(settings, folder):
     bench = Bench(settings)
     whole = PretrainStep(bench, folder)
     ways = {part: getattr(whole, part) for part in (*PretrainStep.PARTS, "everything")}
-    taken = bench.in_turn({**ways, "kept": kept_step(bench, whole.model, whole.source)})
+    taken, _ = bench.in_turn({**ways, "kept": kept_step(bench, whole.model, whole.source)})
     mib, clips, rows = bench.peak(whole.everything), len(whole.loaded.clips), TrainSettings()
     print(f"\nstep: {settings.size} size, {bench.batch} videos, {clips} clips, K = {PHRASES}, "
           f"{bench.precision}, {bench.device}, micro-batch {settings.micro_batch}\n"
@@ -318,7 +321,7 @@ def growth(settings, folder):
         works["phrases"][K] = matching
     result = {}
     for what, ways in works.items():
-        taken = bench.in_turn({str(count): work for count, work in ways.items()})
+        taken, _ = bench.in_turn({str(count): work for count, work in ways.items()})
         result[what] = {count: {"s": seconds, "mib": bench.peak(ways[int(count)])}
                         for count, seconds in taken.items()}
         print(f"\ngrowth with {what}: {bench.precision}, {bench.device}")

@@ -126,20 +126,22 @@ def compare_encoders(bench):
         works = {name: functools.partial(forward, way) if kind == "forward" else
                  functools.partial(forward_backward, module, way)
                  for name, (module, way) in ways.items()}
-        taken = bench.in_turn({**works, "matrix": lambda round: left @ right})
+        taken, spent = bench.in_turn({**works, "matrix": lambda round: left @ right})
         rate = 2 * side ** 3 / taken.pop("matrix")
         result[kind] = row = {"ours_s": None, "hf_s": None, "naive_s": None,
                               "matrix_tflops": rate / 1e12}
-        print(f"{kind.replace('_', ' + ') + ' of a clip':30}{'s':>9}{'beside ours':>13}{'GFLOP':>8}"
-              f"{'of matrix rate':>16}{'MiB':>8}")
+        print(f"{kind.replace('_', ' + ') + ' of a clip':26}{'s':>9}{'beside ours':>13}"
+              f"{'processor s':>13}{'GFLOP':>8}{'of matrix rate':>16}{'MiB':>8}")
         for name, seconds in taken.items():
             with FlopCounterMode(display=False) as counter:
                 bench.finished(works[name.removesuffix("_compiled")], 0)
             flop = counter.get_total_flops()
             mib, share = bench.peak(works[name]), flop / seconds / rate
-            row |= {f"{name}_s": seconds / bench.batch, f"{name}_mib": mib,
-                    f"{name}_gflop": flop / bench.batch / 1e9, f"{name}_share": share}
-            print(f"{name:30}{seconds / bench.batch:9.4f}{seconds / taken['ours']:13.2f}"
-                  f"{flop / bench.batch / 1e9:8.0f}{100 * share:15.0f}%{mib:8.0f}")
+            row |= {f"{name}_s": seconds / bench.batch, f"{name}_cpu_s": spent[name] / bench.batch,
+                    f"{name}_mib": mib, f"{name}_gflop": flop / bench.batch / 1e9,
+                    f"{name}_share": share}
+            print(f"{name:26}{seconds / bench.batch:9.4f}{seconds / taken['ours']:13.2f}"
+                  f"{spent[name] / bench.batch:13.4f}{flop / bench.batch / 1e9:8.0f}"
+                  f"{100 * share:15.0f}%{mib:8.0f}")
     print(f"matrix rate: {rate / 1e12:.2f} TFLOP/s")
     return result

@@ -132,6 +132,7 @@ def test_the_parts_of_the_model(monkeypatch, capsys):
     for kind in "forward", "forward_backward":
         row = result["encoder"][kind]
         assert row["ours_s"] > 0 and row["naive_s"] > 0 and row["hf_s"] is None
+        assert row["ours_cpu_s"] > 0
     assert row["ours_gflop"] > 2.5 * result["encoder"]["forward"]["ours_gflop"]
     assert {"encode_s", "zero_noise_s", "m1_s", "m5_s"} <= result["sampling"].keys()
     step = result["step"]
