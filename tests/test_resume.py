@@ -20,7 +20,7 @@ import runs  # noqa: E402
 import train  # noqa: E402
 from commands import TINY, call, coin_flags, fails, make_coin, make_teacher, struck  # noqa: E402
 
-EVERY = ("--save-every", "2")                          # so that a kill costs steps
+EVERY = "--save-every", "2", "--log-every", "2"          # so that a kill costs steps
 
 
 @pytest.fixture(scope="module")
