@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from data import Loaded, prefetch
-from program import BadInput
+import parallel
+from data import Loaded
+from program import BadInput, send
 from protocols import CLIP_SECONDS, PIECES, around, history_windows, missing_clips
+from workers import prefetch
 
 FORECASTS = 0.75          # share of the rows that are forecasts as at inference
 
@@ -38,15 +40,19 @@ def embed_videos(source, encode, stride, workers, device):
     """
     names, windows, x, features, failed = [], [], [], [], {}
     make = functools.partial(load_grid, source, stride)
-    for loaded in tqdm(prefetch(make, range(len(source)), workers), desc="embed videos",
-                       total=len(source), mininterval=1):
+    mine = parallel.share(range(len(source)), parallel.PLACE)
+    for loaded in tqdm(prefetch(make, mine, workers), desc="embed videos", total=len(mine),
+                       mininterval=1):
         failed |= loaded.failed
         for video, rows in loaded.requests:
             names += [source.videos[video].name] * len(rows)
             windows.append(rows)
-            x.append(encode(loaded.clips.to(device)).cpu())
+            x.append(encode(send(loaded.clips, device)).cpu())
             if len(loaded.looks):
                 features.append(source.teach(loaded.looks).cpu())
+    parts = parallel.everyone((names, windows, x, features))
+    names, windows, x, features = ([row for rows in kind for row in rows] for kind in zip(*parts))
+    failed = {name: why for part in parallel.everyone(failed) for name, why in part.items()}
     if not names:
         raise BadInput(f"not one of {len(source)} videos could be read; the first: "
                        f"{next(iter(failed.values()), 'there is none')}")
@@ -106,8 +112,8 @@ class KeptRows:
         chosen = torch.from_numpy(np.concatenate([first, then]).astype(np.int64))
         rows, j = rows[chosen], j[chosen]
         missing = rows.gather(1, j)                                                 # (B, P)
-        return (self.x[rows].float().to(device), self.teacher[missing].float().to(device),
-                observed[chosen].to(device), j.to(device))
+        return tuple(send(part, device) for part in (
+            self.x[rows].float(), self.teacher[missing].float(), observed[chosen], j))
 
 
 def join_rows(forecasts, others, P):

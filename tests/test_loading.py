@@ -28,6 +28,7 @@ from kept import embed_videos  # noqa: E402
 from program import BadInput, parse  # noqa: E402
 from runs import earlier_unreadable  # noqa: E402
 from settings import EvaluateSettings, TrainSettings  # noqa: E402
+from workers import prefetch  # noqa: E402
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
@@ -86,10 +87,10 @@ def test_prefetch_keeps_the_order(workers):
     def make(item):
         np.linalg.norm(np.ones((400 * (item % 2), 400)))     # every second one takes longer
         return item, os.getpid()
-    found = list(data.prefetch(make, range(3, 12), workers))
+    found = list(prefetch(make, range(3, 12), workers))
     assert [item for item, _ in found] == list(range(3, 12))
     assert len({process for _, process in found} - {os.getpid()}) == workers
-    assert list(data.prefetch(make, [], workers)) == []
+    assert list(prefetch(make, [], workers)) == []
 
 
 def test_a_worker_that_dies_is_an_error():
@@ -99,7 +100,7 @@ def test_a_worker_that_dies_is_an_error():
             os._exit(1)
         return item
     with pytest.raises(RuntimeError, match="worker.*exited"):
-        list(data.prefetch(make, range(8), 2))
+        list(prefetch(make, range(8), 2))
 
 
 @WORKERS
@@ -108,7 +109,7 @@ def test_a_mistake_in_a_worker_stays_what_it_is(workers):
     def make(item):
         raise BadInput("captions/v3.csv:7: no time")
     with pytest.raises(BadInput, match="v3.csv:7"):
-        list(data.prefetch(make, range(2), workers))
+        list(prefetch(make, range(2), workers))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -120,7 +121,7 @@ def steps(source, numbers, ordering, seed=5, workers=0, first=10, batch=3):
                              first)
     return [([(video, windows.tolist()) for video, windows in loaded.requests],
              loaded.clips.tolist(), [(seen.tolist(), *j.tolist()) for seen, j in asked])
-            for loaded, asked in data.prefetch(make, numbers, workers)]
+            for loaded, asked in prefetch(make, numbers, workers)]
 
 
 @pytest.mark.parametrize("ordering", [True, False])
@@ -173,7 +174,7 @@ def test_unreadable_videos_leave_the_rows_of_a_batch_aligned(workers):
     settings, model = TrainSettings(seed=2), SimpleNamespace(
         encode=lambda clips: clips, phrases=torch.eye(2, dtype=torch.float64) + .5, teacher_tau=.1)
     make = functools.partial(train.load_step, source, settings, 7, True, 0)
-    for step, (loaded, asked) in enumerate(data.prefetch(make, range(6), workers)):
+    for step, (loaded, asked) in enumerate(prefetch(make, range(6), workers)):
         all_requests = train.load_step(whole, settings, 7, True, 0, step)
         x, targets, observed, j = train.encode_batch(model, source, loaded, asked, "cpu")
         assert loaded.failed == {"v1": "v1 is broken", "v5": "v5 is broken"}
