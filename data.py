@@ -25,7 +25,7 @@ from tqdm import tqdm
 import annotations
 import toy
 from program import BadInput, write_atomically
-from protocols import frame_times, sentence_windows, step_windows
+from protocols import frame_times, said_during, sentence_windows, step_windows
 
 
 @dataclass
@@ -83,12 +83,13 @@ class ToySource:
         split:    "train", "validation" or "test".
         count:    number of videos.
         frames:   F, frames per clip.
-        features: callable, frames (n, 3, H, W) uint8 -> (n, D): the teacher's image features; or
-                  None where they are not needed. Every frame is looked at once and kept.
+        teacher:  pseudo_labels.Teacher, or None where its features are not needed. Every frame is
+                  looked at once and kept.
     """
 
-    def __init__(self, split, count, frames, features=None, progress=True):
+    def __init__(self, split, count, frames, teacher=None, progress=True):
         import toy_render
+        self.model = teacher
         self.frames_per_clip, self.fps = frames, toy_render.FPS
         self.videos = self.listed = [toy.make_video(split, i) for i in range(count)]
         self.missing, self.unreadable = [], {}
@@ -98,10 +99,11 @@ class ToySource:
         self.pixels = torch.from_numpy(np.concatenate(parts))               # (n, 3, H, W) uint8
         self.narration = [toy_render.narrate(video) for video in self.videos]
         self.frame_features = None
-        if features is not None:
+        if teacher is not None:
             starts = tqdm(range(0, len(self.pixels), 1024), desc=f"teacher on {split}",
                           mininterval=1, disable=not progress)
-            self.frame_features = torch.cat([features(self.pixels[i:i + 1024]) for i in starts])
+            self.frame_features = torch.cat([teacher.encode_frames(self.pixels[i:i + 1024])
+                                             for i in starts])
 
     def __len__(self):
         return len(self.videos)
@@ -116,9 +118,13 @@ class ToySource:
         """s"""
         return self.videos[video].duration
 
+    def sentences(self, video):
+        """[(start s, end s, text), ...] of its narration."""
+        return self.narration[video]
+
     def pretrain_windows(self, video, rng):
         """Windows of one pass over a video; see `sentence_windows`."""
-        return sentence_windows(self.narration[video], self.videos[video].duration, rng)
+        return sentence_windows(self.sentences(video), self.videos[video].duration, rng)
 
     def load(self, requests, rng=None):
         """What f and the teacher see of the requests' clips -> Loaded; looks: rows of `pixels`."""
@@ -204,9 +210,13 @@ class VideoSource:
         from video import duration
         return duration(self.paths[self.videos[video].name])
 
+    def sentences(self, video):
+        """[(start s, end s, text), ...] of its narration."""
+        return self.captions.sentences(self.videos[video].name)
+
     def pretrain_windows(self, video, rng):
         """Windows of one pass over a narrated video; see `sentence_windows`."""
-        sentences = self.captions.sentences(self.videos[video].name)
+        sentences = self.sentences(video)
         end = max((end for _, end, _ in sentences), default=0.0)
         return sentence_windows(sentences, end, rng)
 
@@ -251,6 +261,33 @@ class VideoSource:
             for look in looks])
 
 
+def hear(source, requests):
+    """The teacher's text features of what is said during the requests' clips: (C, D), length 1.
+
+    The mean over a clip's sentences: see `protocols.said_during`. Zeros where nothing is said.
+    """
+    said = [source.sentences(video) for video, _ in requests]
+    features = source.model.encode_sentences([text for part in said for _, _, text in part])
+    rows = [torch.from_numpy(said_during(part, windows)).float() @ mine             # (n, D)
+            for part, (_, windows), mine in
+            zip(said, requests, features.split([len(part) for part in said]))]
+    return torch.nn.functional.normalize(torch.cat(rows), dim=-1)
+
+
+def teach(source, loaded, targets="vision"):
+    """What soft targets are made of: the teacher's features of loaded clips (C, D).
+
+    targets: "vision", of their frames (the paper); "narration", of what is said meanwhile; "both",
+             the mean of the two at length 1 (the release).
+    """
+    if targets == "narration":
+        return hear(source, loaded.requests)
+    seen = source.teach(loaded.looks)
+    if targets == "vision":
+        return seen
+    return (torch.nn.functional.normalize(seen, dim=-1) + hear(source, loaded.requests)) / 2
+
+
 TEACHER_FILE = Path("runs/toy_teacher.pt")         # trained once, by whichever command comes first
 
 
@@ -280,6 +317,17 @@ def toy_teacher(device):
         kept = {"model": model.state_dict(), "world": world_digest()}
         write_atomically(TEACHER_FILE, lambda file: torch.save(kept, file))
     return Teacher(model, tokenizer, toy_render.MEAN, toy_render.STD, device)
+
+
+KEPT = None               # {(split, videos, frames): ToySource} in a process that makes many runs
+
+
+def open_toy(split, count, frames, teach, device):
+    """A ToySource, with the teacher's features if `teach`; one that is kept is not made again."""
+    kept, key = {} if KEPT is None else KEPT, (split, count, frames)
+    if key not in kept or teach and kept[key].model is None:
+        kept[key] = ToySource(split, count, frames, toy_teacher(device) if teach else None)
+    return kept[key]
 
 
 read_features = functools.lru_cache(maxsize=1)(annotations.load_features)      # 650 MB: once

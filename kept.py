@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from data import Loaded, prefetch
+from data import Loaded, prefetch, teach
 from program import BadInput
 from protocols import CLIP_SECONDS, PIECES, around, history_windows, missing_clips
 
@@ -29,10 +29,10 @@ def load_grid(source, stride, video):
                                           for m in middles]))])
 
 
-def embed_videos(source, encode, stride, workers, device):
+def embed_videos(source, encode, stride, workers, device, targets="vision"):
     """Every video as embeddings of 9-s windows, one every `stride` s.
 
-    Args:    encode: callable, clips on `device` -> (C, D).
+    Args:    encode: callable, clips on `device` -> (C, D); targets: see `data.teach`.
     Returns: names (R,), windows (R, 2) s, (R, D) embeddings, (R, D) the teacher's features on the
              CPU (None where the source has no teacher), and {id: reason} of unreadable videos.
     """
@@ -46,7 +46,7 @@ def embed_videos(source, encode, stride, workers, device):
             windows.append(rows)
             x.append(encode(loaded.clips.to(device)).cpu())
             if len(loaded.looks):
-                features.append(source.teach(loaded.looks).cpu())
+                features.append(teach(source, loaded, targets).cpu())
     if not names:
         raise BadInput(f"not one of {len(source)} videos could be read; the first: "
                        f"{next(iter(failed.values()), 'there is none')}")

@@ -54,18 +54,19 @@ def load_data(settings, sizes, device):
         calibrated = estimate_tau(some.clips, texts)
         return source, texts, None, tau or SHARPER * calibrated, calibrated
     f = sizes["encoder"]
-    if settings.data == "howto100m":
+    if settings.phrases:
         from listings import load_phrases
         phrases = [phrase.text for phrase in load_phrases(settings.phrases)]
+    if settings.data == "howto100m":
         teacher = open_teacher(settings.clip, settings.clip_weights, device)
         source = data.open_narrated(settings, f["image"], f["frames"], teacher, f.get("seconds"))
         return source, teacher.encode_phrases(phrases), PIXELS, tau or settings.tau, None
     import toy
     import toy_render
-    teacher = data.toy_teacher(device)
-    source = data.ToySource("train", settings.toy_videos, f["frames"], teacher.encode_frames)
+    source = data.open_toy("train", settings.toy_videos, f["frames"], True, device)
+    phrases = phrases if settings.phrases else toy.PHRASES
     pixels = (toy_render.MEAN, toy_render.STD)
-    return (source, teacher.encode_phrases(toy.PHRASES), pixels, tau or SHARPER * CALIBRATED_TAU,
+    return (source, source.model.encode_phrases(phrases), pixels, tau or SHARPER * CALIBRATED_TAU,
             None)
 
 
@@ -92,8 +93,8 @@ def load_step(source, settings, batch, ordering, first, step):
     return loaded, [asked[video] for video, _ in loaded.requests]
 
 
-def encode_batch(model, source, loaded, asked, device):
-    """Clips of some videos through f, and the teacher's soft targets for them.
+def encode_batch(model, source, loaded, asked, device, targets="vision"):
+    """Clips of some videos through f, and the teacher's soft targets for them: see `data.teach`.
 
     Returns: x (B, N, D); targets (B, N, K); observed (B, N) bool; j (B, 1) int64, -1 = no clip is
              missing.
@@ -107,7 +108,7 @@ def encode_batch(model, source, loaded, asked, device):
     observed, j = zip(*asked)
     count = torch.tensor([len(seen) for seen in observed], device=device)
     x = model.encode(loaded.clips.to(device))                                  # x_i = f(v_i)
-    features = source.teach(loaded.looks).to(device)                           # (C, D)
+    features = data.teach(source, loaded, targets).to(device)                  # (C, D)
     targets = soft_targets(features, model.phrases, model.teacher_tau)         # (C, K)  p'_i
     observed = torch.from_numpy(np.concatenate(observed)).to(device)
     x, targets, observed = (data.pad_clips(rows, count, protocols.CLIPS)[0] for rows in
@@ -204,7 +205,7 @@ def keep_rows(model, source, settings, device):
     else:
         with torch.no_grad():
             names, windows, x, teacher, failed = kept.embed_videos(
-                source, model.encode, GRID, settings.workers, device)
+                source, model.encode, GRID, settings.workers, device, settings.targets)
         features = annotations.FeaturesFile(names, windows.mean(1), x.numpy())
         steps = torch.cat([model.match(part.to(device)).argmax(-1).cpu()
                            for part in x.split(10_000)]).numpy()
@@ -234,7 +235,8 @@ def video_terms(model, source, settings, unreadable, ordering, device, _, ready)
     count_unreadable(unreadable, loaded.failed, source, settings)
     if not asked:
         return None, 0
-    x, targets, observed, j = encode_batch(model, source, loaded, asked, device)
+    x, targets, observed, j = encode_batch(model, source, loaded, asked, device,
+                                           settings.targets)
     return objective(model, x, targets, observed, j, ordering), observed.sum()
 
 

@@ -165,7 +165,7 @@ def source():
     def features(frames):
         flat = frames.flatten(1).float()
         return torch.stack([flat.mean(1), flat.min(1).values, flat.max(1).values], 1)
-    return data.ToySource("train", 3, 4, features, progress=False)
+    return data.ToySource("train", 3, 4, SimpleNamespace(encode_frames=features), progress=False)
 
 
 def test_frame_index_is_the_nearest_frame(source):
@@ -350,7 +350,8 @@ def test_blank_frames_tell_nothing_about_the_next_step():
     from model import ProcedureModel
     from settings import EvaluateSettings
 
-    source = data.ToySource("test", 12, 4, lambda pixels: torch.ones(len(pixels), 8), False)
+    teacher = SimpleNamespace(encode_frames=lambda pixels: torch.ones(len(pixels), 8))
+    source = data.ToySource("test", 12, 4, teacher, False)
     source.pixels = torch.zeros_like(source.pixels)
     torch.manual_seed(0)
     model = ProcedureModel(torch.randn(20, 8), dict(image=32, patch=8, frames=4, width=16, depth=1,

@@ -54,6 +54,9 @@ MAY_IMPORT = {
     "predict": {"program", "settings", "inference", "annotations", "data", "diffusion", "figures",
                 "keyframes", "listings", "model", "protocols", "toy", "toy_render", "video"},
     "benchmark": {"program", "settings", "captions", "data", "listings", "protocols", "video"},
+    "paper_tables": set(),
+    "tables": {"paper_tables", "program", "settings", "data", "evaluate", "figures", "finetune",
+               "listings", "metrics", "model", "runs", "tasks", "toy", "train"},
 }
 # Packages of one command: imported in a function, named when missing. PIL comes with diffusers.
 OPTIONAL = {"spacy", "matplotlib", "diffusers", "transformers", "PIL"}
