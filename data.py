@@ -25,7 +25,7 @@ from tqdm import tqdm
 import annotations
 import toy
 from program import BadInput, write_atomically
-from protocols import frame_times, said_during, sentence_windows, step_windows
+from protocols import frame_times, sentence_windows, step_windows
 
 
 @dataclass
@@ -259,33 +259,6 @@ class VideoSource:
             (look if look.ndim == 3 else
              self.model.encode_frames(look.flatten(0, 1)).unflatten(0, look.shape[:2])).mean(1)
             for look in looks])
-
-
-def hear(source, requests):
-    """The teacher's text features of what is said during the requests' clips: (C, D), length 1.
-
-    The mean over a clip's sentences: see `protocols.said_during`. Zeros where nothing is said.
-    """
-    said = [source.sentences(video) for video, _ in requests]
-    features = source.model.encode_sentences([text for part in said for _, _, text in part])
-    rows = [torch.from_numpy(said_during(part, windows)).float() @ mine             # (n, D)
-            for part, (_, windows), mine in
-            zip(said, requests, features.split([len(part) for part in said]))]
-    return torch.nn.functional.normalize(torch.cat(rows), dim=-1)
-
-
-def teach(source, loaded, targets="vision"):
-    """What soft targets are made of: the teacher's features of loaded clips (C, D).
-
-    targets: "vision", of their frames (the paper); "narration", of what is said meanwhile; "both",
-             the mean of the two at length 1 (the release).
-    """
-    if targets == "narration":
-        return hear(source, loaded.requests)
-    seen = source.teach(loaded.looks)
-    if targets == "vision":
-        return seen
-    return (torch.nn.functional.normalize(seen, dim=-1) + hear(source, loaded.requests)) / 2
 
 
 TEACHER_FILE = Path("runs/toy_teacher.pt")         # trained once, by whichever command comes first

@@ -1,7 +1,8 @@
 """Scores of forecasts: top-k, oracle, total variation, temperature, bigrams, BLEU-1, intervals.
 
-Pure functions on tensors (BLEU-1: on texts); nothing here knows the model, the data or a file. They return fractions
-or one value per sample (means are the caller's), so that a bootstrap can have them.
+Pure functions on tensors (BLEU-1: on texts); nothing here knows the model, the data or a file. They
+return fractions or one value per sample (means are the caller's), so that a bootstrap can have
+them.
 
     word               here                shape     meaning
     scores             scores              (M, K)    any number per class, more is better

@@ -94,7 +94,7 @@ def load_step(source, settings, batch, ordering, first, step):
 
 
 def encode_batch(model, source, loaded, asked, device, targets="vision"):
-    """Clips of some videos through f, and the teacher's soft targets for them: see `data.teach`.
+    """Clips of some videos through f, and the teacher's soft targets for them: see `kept.teach`.
 
     Returns: x (B, N, D); targets (B, N, K); observed (B, N) bool; j (B, 1) int64, -1 = no clip is
              missing.
@@ -103,12 +103,13 @@ def encode_batch(model, source, loaded, asked, device, targets="vision"):
     import torch
 
     import data
+    import kept
     import protocols
     from pseudo_labels import soft_targets
     observed, j = zip(*asked)
     count = torch.tensor([len(seen) for seen in observed], device=device)
     x = model.encode(loaded.clips.to(device))                                  # x_i = f(v_i)
-    features = data.teach(source, loaded, targets).to(device)                  # (C, D)
+    features = kept.teach(source, loaded, targets).to(device)                  # (C, D)
     targets = soft_targets(features, model.phrases, model.teacher_tau)         # (C, K)  p'_i
     observed = torch.from_numpy(np.concatenate(observed)).to(device)
     x, targets, observed = (data.pad_clips(rows, count, protocols.CLIPS)[0] for rows in

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402
+import kept  # noqa: E402
 import protocols  # noqa: E402
 import tasks  # noqa: E402
 import toy  # noqa: E402
@@ -96,6 +97,52 @@ def test_sentences_without_words_are_not_there():
         assert empty.shape == (0, 2)
     one = protocols.sentence_windows(say(1), 100.0, np.random.default_rng(0))
     assert one.tolist() == [[0, 9]]
+
+
+def test_what_is_said_in_a_window_by_loops():
+    """Catches: a sentence of the next window, none where the middle of none lies in it, the mean
+    over all sentences in place of those heard."""
+    sentences = [(0, 4, "a"), (3, 5, "b"), (20, 30, "c")]                # middles 2, 4, 25
+    windows = np.array([[0, 9], [3, 9], [9, 16], [15, 24], [2, 25]], float)
+    assert protocols.said_during(sentences, windows).tolist() == [
+        [.5, .5, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [1 / 3, 1 / 3, 1 / 3]]
+    assert protocols.said_during([], windows).shape == (5, 0)
+
+
+def test_targets_are_of_frames_of_words_or_of_both():
+    """Catches: words of another video or window, features that are not of length 1 before their
+    mean, silence that is not a number, the wrong one of the three."""
+    said = {0: [(0, 4, "one"), (10, 14, "two")], 1: [], 2: [(0, 9, "three")]}
+    word = dict(zip(("one", "two", "three"), torch.eye(4)))
+    source = SimpleNamespace(
+        sentences=said.get, teach=lambda looks: looks, model=SimpleNamespace(
+            encode_sentences=lambda texts: torch.stack([word[text] for text in texts])))
+    requests = [(0, np.array([[0., 9], [9, 18], [0, 18]])), (1, np.array([[0., 9]])),
+                (2, np.array([[0., 9]]))]
+    looks = 3 * torch.eye(4)[[3, 3, 3, 3, 2]]
+    loaded = data.Loaded(requests, None, looks, {})
+    heard = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [.5 ** .5, .5 ** .5, 0, 0], [0, 0, 0, 0],
+                          [0, 0, 1, 0]])
+    assert torch.equal(kept.teach(source, loaded), looks)
+    torch.testing.assert_close(kept.teach(source, loaded, "narration"), heard)
+    torch.testing.assert_close(kept.teach(source, loaded, "both"), (looks / 3 + heard) / 2)
+
+
+def test_a_kept_world_is_rendered_once(monkeypatch):
+    """Catches: a source of another split or size, features that are wanted and not there, videos
+    that a single command keeps in memory."""
+    made = []
+    monkeypatch.setattr(data, "ToySource", lambda *args: made.append(args) or
+                        SimpleNamespace(model=args[-1]))
+    monkeypatch.setattr(data, "toy_teacher", lambda device: "teacher")
+    data.open_toy("test", 3, 4, False, "cpu"), data.open_toy("test", 3, 4, False, "cpu")
+    assert made == 2 * [("test", 3, 4, None)]
+    monkeypatch.setattr(data, "KEPT", {})
+    del made[:]
+    for teach, split in ((False, "test"), (True, "test"), (False, "test"), (False, "train")):
+        source = data.open_toy(split, 3, 4, teach, "cpu")
+        assert source.model == ("teacher" if split == "test" and made[1:] else None)
+    assert made == [("test", 3, 4, None), ("test", 3, 4, "teacher"), ("train", 3, 4, None)]
 
 
 def test_at_most_nine_consecutive_windows_uniformly():

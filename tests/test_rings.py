@@ -55,8 +55,10 @@ MAY_IMPORT = {
                 "keyframes", "listings", "model", "protocols", "toy", "toy_render", "video"},
     "benchmark": {"program", "settings", "captions", "data", "listings", "protocols", "video"},
     "paper_tables": set(),
-    "tables": {"paper_tables", "program", "settings", "data", "evaluate", "figures", "finetune",
-               "listings", "metrics", "model", "runs", "tasks", "toy", "train"},
+    "table_runs": {"paper_tables", "program", "settings", "data", "evaluate", "finetune", "metrics",
+                   "model", "runs", "tasks", "toy", "train"},
+    "tables": {"paper_tables", "table_runs", "program", "settings", "figures", "listings",
+               "metrics", "toy"},
 }
 # Packages of one command: imported in a function, named when missing. PIL comes with diffusers.
 OPTIONAL = {"spacy", "matplotlib", "diffusers", "transformers", "PIL"}
