@@ -450,8 +450,8 @@ class TablesSettings:
     jobs: int = opt("runs at a time, with one thread each", 2)
     out: Path = opt("folder of the runs and of tables.md, tables.json, open-vocabulary.png",
                     Path("runs/tables"))
-    rows: str = opt("JSON files of evaluate.py, separated by commas: a row for each, in place of "
-                    "the embedded world's runs", None)
+    rows: str = opt("JSON files of evaluate.py, separated by commas: a row for each, and no runs "
+                    "beside those that are there", None)
     steps: Path = opt("with --rows or alone: the label set, a step per line, for concepts and "
                       "open-vocabulary", None)
     phrases: Path = opt("and the pool of its pre-training, a phrase per line", None)

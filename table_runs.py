@@ -180,7 +180,7 @@ def read_json(path, keys):
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: {type(error).__name__}; a JSON file is needed, as evaluate.py "
                        "--json writes it") from None
-    absent = [key for key in keys if not isinstance(content, dict) or key not in content]
-    if absent:
-        raise BadInput(f"{path}: no {', '.join(absent)}; a JSON file of evaluate.py is needed")
+    if not isinstance(content, dict) or not set(keys) <= content.keys():
+        raise BadInput(f"{path}: without {', '.join(keys) or 'an object'}; a JSON file of "
+                       "evaluate.py is needed")
     return content

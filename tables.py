@@ -175,26 +175,32 @@ def draw_open(path, bleu, found):
 # ------------------------------------------------------------------------------------------------
 # The command
 # ------------------------------------------------------------------------------------------------
+def open_vocabulary(settings, words, results, files, draw):
+    """The table of Fig. A, of --rows or else of the diffusion's runs; draw: the chart as well."""
+    steps, _, bleu = words
+    runs = [(name, evaluation_of(content), content) for name, content in files.items()] or [
+        (recipe, evaluation, content) for (recipe, _, evaluation), content in results.items()
+        if recipe == "diffusion"]
+    found = by_task(runs, steps)
+    if draw and any(found.values()):
+        draw_open(settings.out / "open-vocabulary.png", bleu, found)
+    return ("Fig. A: steps by BLEU-1 with the phrases, seen from 0.7, zero-shot",
+            ["steps", "classification", "forecasting"],
+            paper_rows(paper_tables.OPEN_VOCABULARY) + open_rows(bleu, found))
+
+
 def build(settings, names, seeds, needed, files, draw=False):
-    """All tables from what is there: {name: (title, columns, rows)}; draw: the chart as well."""
+    """All tables from what is there: {name: (title, columns, rows)}."""
     results = {(recipe, seed, evaluation): read_json(path, ("top1",)) for seed in seeds
                for recipe, evaluations in needed.items() for evaluation in evaluations
                if (path := result_path(settings, recipe, seed, evaluation)).exists()}
     tables, words = {}, vocabulary(settings) if set(OPEN) & set(names) else None
     for name in names:
-        if name == "concepts":
-            rows = paper_rows(paper_tables.CONCEPTS) + concept_rows(*words)
-            tables[name] = "Table B: new steps", ["phrases that share a verb or a noun"], rows
-        elif name == "open-vocabulary":
-            found = by_task([(file, evaluation_of(content), content) for file, content in
-                             files.items()] + [(recipe, evaluation, content) for
-                             (recipe, _, evaluation), content in results.items()
-                             if recipe == "diffusion"], words[0])
-            rows = paper_rows(paper_tables.OPEN_VOCABULARY) + open_rows(words[2], found)
-            tables[name] = ("Fig. A: steps by BLEU-1 with the phrases, seen from 0.7, zero-shot",
-                            ["steps", "classification", "forecasting"], rows)
-            if draw and any(found.values()):
-                draw_open(settings.out / "open-vocabulary.png", words[2], found)
+        if name == "open-vocabulary":
+            tables[name] = open_vocabulary(settings, words, results, files, draw)
+        elif name == "concepts":
+            tables[name] = ("Table B: new steps", ["phrases that share a verb or a noun"],
+                            paper_rows(paper_tables.CONCEPTS) + concept_rows(*words))
         else:
             table = TABLES[name]
             rows = paper_rows(table.paper) + our_rows(table, results) + file_rows(table, files)
@@ -203,15 +209,16 @@ def build(settings, names, seeds, needed, files, draw=False):
 
 
 def save(settings, tables):
-    """Write tables.md and tables.json."""
-    text = "\n".join(markdown(*table) for table in tables.values())
+    """Write tables.json and tables.md, beside the other tables that are there; gives the text."""
+    path, there = settings.out / "tables.json", {}
+    if path.exists():
+        there = read_json(path, ())
+    there |= {name: {"title": title, "columns": columns, "rows": rows}
+              for name, (title, columns, rows) in tables.items()}
+    write_json(path, there)
+    text = "\n".join(markdown(**there[name]) for name in (*TABLES, *OPEN) if name in there)
     write_atomically(settings.out / "tables.md", lambda file: file.write(text.encode()))
-    write_json(settings.out / "tables.json", {
-        name: {"title": title, "columns": columns,
-               "rows": [{"source": whose, "model": label, "values": cells}
-                        for whose, label, cells in rows]}
-        for name, (title, columns, rows) in tables.items()})
-    return text
+    return "\n".join(markdown(*table) for table in tables.values())
 
 
 def main(settings):
@@ -223,9 +230,9 @@ def main(settings):
     seeds = [int(seed) for seed in settings.seeds.split(",")]
     files = {name: read_json(name, ("task", "data", "setting", "order", "top1"))
              for name in (settings.rows.split(",") if settings.rows else ())}
-    needed = {} if files or settings.steps else needs(names)
+    needed = {} if settings.steps else needs(names)
     require_same(settings)
-    for _ in make_all(settings, seeds, needed):
+    for _ in make_all(settings, seeds, {} if files else needed):
         save(settings, build(settings, names, seeds, needed, files))
     print(save(settings, build(settings, names, seeds, needed, files, draw=True)))
     print(f"{settings.out}/tables.md, tables.json")

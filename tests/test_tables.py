@@ -77,6 +77,9 @@ def test_rows_of_files_stand_beside_the_papers(capsys):
     assert re.search(r"\| a\.json +\| diffusion +\| 12\.3 +\| - ", out)
     assert re.search(r"\| b\.json +\| diffusion +\| - +\| 12\.3 ", out)
     assert out.count(".json |") == 2 and [*Path("out").glob("*-*")] == []
+    call("tables.py", "epic", "--rows", "a.json", "--out", "out")            # beside what is there
+    assert out.split("**Table 2")[0] in Path("out/tables.md").read_text()
+    assert "a.json" not in capsys.readouterr().out
 
 
 WRONG = [
@@ -86,7 +89,7 @@ WRONG = [
     (("--steps", "steps.txt"), "--steps steps.txt: give --steps and --phrases together"),
     (("--out", "no/where"), "--out no/where: there is no folder no"),
     (("--rows", "gone.json"), "gone.json: FileNotFoundError; a JSON file is needed"),
-    (("--rows", "list.json"), "list.json: no task, data, setting, order, top1; a JSON file of"),
+    (("--rows", "list.json"), "list.json: without task, data, setting, order, top1; a JSON file of"),
     (("open-vocabulary", "--rows", "few.json"), "few.json: 2 classes, but there are 40 steps"),
 ]
 
