@@ -16,6 +16,8 @@ from program import BadInput, write_json
 from settings import EvaluateSettings, FinetuneSettings, TrainSettings
 
 HERE = Path(__file__).parent
+SMALL = {"match_epochs": 7.0}     # beside --toy-videos: fewer videos than by default, seen oftener
+LABELS = 0.25             # share of the training videos whose labels fine-tuning may use
 
 
 def split_cell(cell, column):
@@ -76,13 +78,14 @@ def train_and_evaluate(settings, flags, seed, evaluation, path):
     import train
     checkpoint, (task, _, tuned) = path.parent, evaluation.partition("-")
     common = {"seed": seed, "device": settings.device, "resume": True}
+    flags = {**SMALL, **flags, **common, "toy_videos": settings.toy_videos}
     if "phrases" in flags:
-        flags = {**flags, "phrases": HERE / flags["phrases"]}
-    train.main(TrainSettings(out=checkpoint, toy_videos=settings.toy_videos, **common, **flags))
+        flags["phrases"] = HERE / flags["phrases"]
+    train.main(TrainSettings(out=checkpoint, **flags))
     if tuned:
         init, checkpoint = checkpoint, checkpoint / task
-        finetune.main(FinetuneSettings(task=task, init=init, out=checkpoint, **common,
-                                       toy_videos=settings.toy_videos))
+        finetune.main(FinetuneSettings(task=task, init=init, out=checkpoint, labels=LABELS,
+                                       toy_videos=settings.toy_videos, **common))
     evaluate.main(EvaluateSettings(task=task, checkpoint=checkpoint, split=settings.split,
                                    toy_videos=settings.test_videos, seed=seed,
                                    device=settings.device, json=path))
@@ -104,11 +107,12 @@ def probe(settings, seed, path):
     from train import SIZES
     device = pick_device(settings.device)
     set_seed(seed)
-    tuning = FinetuneSettings(task="classify", seed=seed)
+    tuning = FinetuneSettings(task="classify", labels=LABELS, seed=seed)
     x, y = {}, {}
     for split, count in (("train", settings.toy_videos), (settings.split, settings.test_videos)):
         source = data.open_toy(split, count, SIZES["small"]["encoder"]["frames"], True, device)
-        samples = tasks.classify_samples(source.videos)
+        samples = (finetune.labelled_samples(tuning, source) if split == "train" else
+                   tasks.classify_samples(source.videos))
         looks = source.load([(sample.video, sample.windows) for sample in samples]).looks
         features = functional.normalize(source.teach(looks), dim=-1)
         x[split] = features.unflatten(0, (len(samples), -1))                   # (M, 3, D)

@@ -175,6 +175,7 @@ def test_the_probe_learns_what_the_teacher_shows(here, monkeypatch):
             self.model = SimpleNamespace(encode_phrases=lambda steps: torch.zeros(len(steps), 40))
 
         def load(self, requests, rng=None):
+            read.append({video for video, _ in requests})
             looks = [self.videos[video].steps[k // 3] for video, group in
                      itertools.groupby(requests, lambda request: request[0])
                      for k in range(3 * len(list(group)))]
@@ -182,13 +183,14 @@ def test_the_probe_learns_what_the_teacher_shows(here, monkeypatch):
 
         def teach(self, looks):
             return looks
-    asked = []
+    asked, read = [], []
     monkeypatch.setattr(data, "open_toy", lambda split, count, *_: asked.append((split, count)) or
                         Source(split, count))
-    settings = TablesSettings(toy_videos=60, test_videos=9, split="validation", device="cpu")
+    settings = TablesSettings(toy_videos=200, test_videos=9, split="validation", device="cpu")
     table_runs.probe(settings, 0, here / "probe.json")
     content = json.loads((here / "probe.json").read_text())
-    assert asked == [("train", 60), ("validation", 9)]
+    assert asked == [("train", 200), ("validation", 9)]
+    assert len(read[0]) == 50 and read[1] == set(range(9))              # a quarter of the labels
     assert content["top1"]["ours"] > 95
     assert content["evaluated"] == sum(len(toy.make_video("validation", i).steps) for i in range(9))
 
