@@ -57,12 +57,13 @@ class ToySource:
         split:    "train", "validation" or "test".
         count:    number of videos.
         frames:   F, frames per clip.
-        features: callable, frames (n, 3, H, W) uint8 -> (n, D): the teacher's image features; or
-                  None where they are not needed. Every frame is looked at once and kept.
+        teacher:  pseudo_labels.Teacher, or None where its features are not needed. Every frame is
+                  looked at once and kept.
     """
 
-    def __init__(self, split, count, frames, features=None, progress=True):
+    def __init__(self, split, count, frames, teacher=None, progress=True):
         import toy_render
+        self.model = teacher
         self.frames_per_clip, self.fps = frames, toy_render.FPS
         self.videos = self.listed = [toy.make_video(split, i) for i in range(count)]
         self.missing, self.unreadable = [], {}
@@ -72,10 +73,10 @@ class ToySource:
         self.pixels = torch.from_numpy(np.concatenate(parts))               # (n, 3, H, W) uint8
         self.narration = [toy_render.narrate(video) for video in self.videos]
         self.frame_features = None
-        if features is not None:
+        if teacher is not None:
             starts = tqdm(range(0, len(self.pixels), 1024), desc=f"teacher on {split}",
                           mininterval=1, disable=not progress)
-            self.frame_features = torch.cat([features(self.pixels[i:i + 1024]).cpu()
+            self.frame_features = torch.cat([teacher.encode_frames(self.pixels[i:i + 1024]).cpu()
                                              for i in starts])
 
     def __len__(self):
@@ -91,9 +92,13 @@ class ToySource:
         """s"""
         return self.videos[video].duration
 
+    def sentences(self, video):
+        """[(start s, end s, text), ...] of its narration."""
+        return self.narration[video]
+
     def pretrain_windows(self, video, rng):
         """Windows of one pass over a video; see `sentence_windows`."""
-        return sentence_windows(self.narration[video], self.videos[video].duration, rng)
+        return sentence_windows(self.sentences(video), self.videos[video].duration, rng)
 
     def load(self, requests, rng=None):
         """What f and the teacher see of the requests' clips -> Loaded; looks: rows of `pixels`."""
@@ -179,9 +184,13 @@ class VideoSource:
         from video import duration
         return duration(self.paths[self.videos[video].name])
 
+    def sentences(self, video):
+        """[(start s, end s, text), ...] of its narration."""
+        return self.captions.sentences(self.videos[video].name)
+
     def pretrain_windows(self, video, rng):
         """Windows of one pass over a narrated video; see `sentence_windows`."""
-        sentences = self.captions.sentences(self.videos[video].name)
+        sentences = self.sentences(video)
         end = max((end for _, end, _ in sentences), default=0.0)
         return sentence_windows(sentences, end, rng)
 
@@ -264,6 +273,17 @@ def toy_teacher(device):
             kept = {"model": model.state_dict(), "world": world_digest()}
             write_atomically(TEACHER_FILE, lambda file: torch.save(kept, file))
     return Teacher(model, tokenizer, toy_render.MEAN, toy_render.STD, device)
+
+
+KEPT = None               # {(split, videos, frames): ToySource} in a process that makes many runs
+
+
+def open_toy(split, count, frames, teach, device):
+    """A ToySource, with the teacher's features if `teach`; one that is kept is not made again."""
+    kept, key = {} if KEPT is None else KEPT, (split, count, frames)
+    if key not in kept or teach and kept[key].model is None:
+        kept[key] = ToySource(split, count, frames, toy_teacher(device) if teach else None)
+    return kept[key]
 
 
 read_features = functools.lru_cache(maxsize=1)(annotations.load_features)      # 650 MB: once

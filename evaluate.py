@@ -54,7 +54,8 @@ def classify(model, source, texts, settings, device):
     rows["mean_class"] = {name: 100 * metrics.mean_class(hits[name], y) if name in hits else None
                           for name in ("ours", "teacher")}
     return ({**rows, **apart, "ours_minus_teacher":
-             None if difference is None else [100 * value for value in difference]},
+             None if difference is None else [100 * value for value in difference],
+             "by_class": metrics.by_class(hits["ours"], y, ours.shape[1])},
             len(samples), len(tasks.classify_samples(source.listed)))
 
 
@@ -200,7 +201,7 @@ def main(settings):
         head["samples"] = settings.samples
     content = {**head, **result, "seed": settings.seed, "checkpoint": str(settings.checkpoint),
                "seconds": time.perf_counter() - began}
-    show(content)
+    show({name: value for name, value in content.items() if name != "by_class"})
     if settings.json:
         write_json(settings.json, content)
 

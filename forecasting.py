@@ -41,7 +41,7 @@ def train_sequences(model, settings, device):
         if not len(source):
             return None, None
     else:
-        source = data.ToySource("train", settings.toy_videos, model.encoder.frames)
+        source = data.open_toy("train", settings.toy_videos, model.encoder.frames, False, device)
     rng, rows, counts = np.random.default_rng(settings.seed), [], []
     with torch.no_grad():
         for (videos,) in tqdm(list(in_batches(settings.batch, range(len(source)))),
@@ -151,7 +151,8 @@ def forecast(model, source, texts, settings, device):
         "baselines": {"random": 100 / len(texts),
                       "unigram": percent((y == y.mode().values).double()),
                       "clip": top(clip), "bigram": top(hard), "bigram_soft": top(soft)},
-        "truth": None}
+        "truth": None,
+        "by_class": metrics.by_class(metrics.topk_correct(zero, y, 1), y, len(texts))}
     if settings.data == "toy":
         drawn = torch.cat([draws for _, draws in again], 1)
         result["truth"] = toy_rows(model, x, texts, samples, source.videos, y, drawn, settings)

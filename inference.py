@@ -30,12 +30,8 @@ def load_data(settings, model, device, needed=True, compare=True):
         raise BadInput(f"--data toy: its pictures are {toy_render.SIZE} pixels wide, the "
                        f"checkpoint reads {model.encoder.image}; give it --data coin")
     frames = model.encoder.frames
-    if not named:
-        return data.ToySource(settings.split, settings.toy_videos, frames), None
-    teacher = data.toy_teacher(device)
-    return (data.ToySource(settings.split, settings.toy_videos, frames,
-                           teacher.encode_frames if compare else None),
-            teacher.encode_phrases(toy.STEPS))
+    source = data.open_toy(settings.split, settings.toy_videos, frames, named and compare, device)
+    return source, data.toy_teacher(device).encode_phrases(toy.STEPS) if named else None
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,5 +1,7 @@
 """Kept embeddings: whole videos through f once, and the rows that h is then trained on.
 
+First what the teacher makes of clips: of their frames, or of what is said meanwhile.
+
 f would compute the same again in every epoch of the last stage (train.py). The same embeddings are
 what a features file holds (evaluate.py). R windows of all videos, B rows, N clips, P missing ones,
 D embedding.
@@ -8,15 +10,48 @@ import functools
 
 import numpy as np
 import torch
+from torch.nn import functional
 from tqdm import tqdm
 
 import parallel
 from data import Loaded
 from program import BadInput, send
-from protocols import CLIP_SECONDS, PIECES, around, history_windows, missing_clips
+from protocols import (CLIP_SECONDS, PIECES, around, history_windows, missing_clips,
+                       said_during)
 from workers import prefetch
 
 FORECASTS = 0.75          # share of the rows that are forecasts as at inference
+
+
+def hear(source, requests):
+    """The teacher's text features of what is said during the requests' clips: (C, D), length 1.
+
+    The mean over a clip's sentences: see `protocols.said_during`. Zeros where nothing is said.
+    """
+    shares, texts = [], []
+    for video, windows in requests:
+        sentences = source.sentences(video)
+        share = said_during(sentences, windows)                                     # (n, m)
+        heard = share.any(0)
+        shares.append(torch.from_numpy(share[:, heard]).float())
+        texts += [text for (_, _, text), used in zip(sentences, heard) if used]
+    features = source.model.encode_sentences(texts).split([share.shape[1] for share in shares])
+    rows = torch.cat([share @ part for share, part in zip(shares, features)])       # (C, D)
+    return functional.normalize(rows, dim=-1)
+
+
+def teach(source, loaded, targets="vision"):
+    """What soft targets are made of: the teacher's features of loaded clips (C, D).
+
+    targets: "vision", of their frames (the paper); "narration", of what is said meanwhile; "both",
+             the mean of the two at length 1 (the release).
+    """
+    if targets == "narration":
+        return hear(source, loaded.requests)
+    seen = source.teach(loaded.looks)
+    if targets == "vision":
+        return seen
+    return (functional.normalize(seen, dim=-1) + hear(source, loaded.requests)) / 2
 
 
 def load_grid(source, stride, video):
@@ -31,10 +66,10 @@ def load_grid(source, stride, video):
                                           for m in middles]))])
 
 
-def embed_videos(source, encode, stride, workers, device):
+def embed_videos(source, encode, stride, workers, device, targets="vision"):
     """Every video as embeddings of 9-s windows, one every `stride` s.
 
-    Args:    encode: callable, clips on `device` -> (C, D).
+    Args:    encode: callable, clips on `device` -> (C, D); targets: see `teach`.
     Returns: names (R,), windows (R, 2) s, (R, D) embeddings, (R, D) the teacher's features on the
              CPU (None where the source has no teacher), and {id: reason} of unreadable videos.
     """
@@ -49,7 +84,7 @@ def embed_videos(source, encode, stride, workers, device):
             windows.append(rows)
             x.append(encode(send(loaded.clips, device)).cpu())
             if len(loaded.looks):
-                features.append(source.teach(loaded.looks).cpu())
+                features.append(teach(source, loaded, targets).cpu())
     parts = parallel.everyone((names, windows, x, features))
     names, windows, x, features = ([row for rows in kind for row in rows] for kind in zip(*parts))
     failed = {name: why for part in parallel.everyone(failed) for name, why in part.items()}

@@ -1,7 +1,8 @@
-"""Scores of forecasts: top-k, oracle, total variation, temperature, bigrams, confidence intervals.
+"""Scores of forecasts: top-k, oracle, total variation, temperature, bigrams, BLEU-1, intervals.
 
-Pure functions on tensors; nothing here knows the model, the data or a file. They return fractions
-or one value per sample (means are the caller's), so that a bootstrap can have them.
+Pure functions on tensors (BLEU-1: on texts); nothing here knows the model, the data or a file. They
+return fractions or one value per sample (means are the caller's), so that a bootstrap can have
+them.
 
     word               here                shape     meaning
     scores             scores              (M, K)    any number per class, more is better
@@ -14,6 +15,7 @@ Equal scores are ranked by index, lowest first: of COIN's 778 step texts 749 are
 ties do happen. `argmax` of torch breaks them the same way, `topk` does not.
 """
 import math
+from collections import Counter
 
 import torch
 
@@ -53,6 +55,16 @@ def mean_class(correct, labels):
     _, member, size = labels.unique(return_inverse=True, return_counts=True)
     hits = torch.zeros(len(size), dtype=torch.float64, device=labels.device)
     return float((hits.scatter_add_(0, member, correct.double()) / size).mean())
+
+
+def by_class(correct, labels, K):
+    """Percent right within each of K classes, None for those that do not occur: a list.
+
+    Args:    correct (M,) bool, labels (M,) int64.
+    """
+    size = torch.bincount(labels, minlength=K)
+    hits = torch.bincount(labels[correct], minlength=K)
+    return [100 * h / n if n else None for h, n in zip(hits.tolist(), size.tolist())]
 
 
 def oracle_correct(draws, labels):
@@ -161,6 +173,32 @@ def bigram_forecast(counts, posterior):
     seen = counts.sum(1, keepdim=True) > 0                               # (K, 1)
     rows = torch.where(seen, counts, any_class)
     return posterior.double() @ (rows / rows.sum(1, keepdim=True))       # (M, K)
+
+
+def largest_bleu1(candidates, references):
+    """BLEU-1 of each text with the one reference that is nearest to it: a list, each 0 to 1.
+
+        min(1, exp(1 - r / c)) * shared / c        c, r: words of the text, of the reference
+
+    `shared` counts a word as often as both have it. Lower case, split at white space.
+    Source: Papineni et al. 2002, for single references, without smoothing.
+    """
+    length = torch.tensor([len(reference.split()) for reference in references])     # (R,)  r
+    having = {}                                            # word: {reference: how often}
+    for i, reference in enumerate(references):
+        for word, count in Counter(reference.lower().split()).items():
+            having.setdefault(word, {})[i] = count
+    having = {word: (torch.tensor([*rows]), torch.tensor([*rows.values()]))
+              for word, rows in having.items()}
+    best = []
+    for candidate in candidates:
+        words, shared = Counter(candidate.lower().split()), torch.zeros(len(references))
+        for word in words.keys() & having.keys():
+            rows, counts = having[word]
+            shared[rows] += counts.clamp(max=words[word])
+        c = words.total()
+        best.append(float(((1 - length / c).exp().clamp(max=1) * shared / c).max()))
+    return best
 
 
 def paired_bootstrap(a, b, draws=2000, seed=0, groups=None):

@@ -2,6 +2,7 @@
 
     protocol (paper, appendix B)                    function             windows (start s, end s)
     pre-training: around narrated sentences         sentence_windows     up to N = 9 of 9 s
+    what is said in a window                        said_during          -
     pre-training on annotated steps (features)      step_windows         up to N = 9
     missing clips among these                       missing_clips        -
     a forecast out of these, as at inference        history_windows      8, and the missing clips
@@ -51,6 +52,21 @@ def sentence_windows(sentences, duration, rng):
             first, last = (first, last + 1) if after else (first - 1, last)
         windows.append(around(sentences[first][0], sentences[last][1], CLIP_SECONDS, duration))
     return random_run(np.array(windows).reshape(-1, 2), rng)
+
+
+def said_during(sentences, windows):
+    """Which sentences belong to each window: those whose middle lies in it, else the nearest one.
+
+    Args:    sentences [(start s, end s, text), ...]; windows (n, 2) s.
+    Returns: (n, m) float64, the share of each of the m sentences; rows sum to 1.
+    """
+    middle = np.array([(start + end) / 2 for start, end, _ in sentences])           # (m,)
+    inside = (windows[:, :1] <= middle) & (middle <= windows[:, 1:])                # (n, m)
+    distance = np.abs(middle - windows.mean(1, keepdims=True))
+    if len(sentences):
+        alone = ~inside.any(1)
+        inside[alone, distance[alone].argmin(1)] = True
+    return inside / np.maximum(inside.sum(1, keepdims=True), 1)
 
 
 def step_windows(segments, rng):

@@ -84,6 +84,17 @@ class Teacher:
         return torch.stack(rows).cpu()
 
     @torch.no_grad()
+    def encode_sentences(self, sentences):
+        """g without prompts, for what is said: m texts -> (m, D) float32, unit length, on the CPU.
+
+        A sentence longer than the model's context is cut off.
+        """
+        if not sentences:
+            return torch.zeros(0, self.model.text_projection.shape[1])
+        tokens = self.tokenizer(sentences).to(self.device)
+        return functional.normalize(self.model.encode_text(tokens).float(), dim=-1).cpu()
+
+    @torch.no_grad()
     def encode_frames(self, frames):
         """Frames (n, 3, H, W) uint8 -> (n, D) float32, unit length, on `device`.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from program import check, opt
 
 HOWTO, COIN, EPIC = ("howto100m",), ("coin",), ("epic",)                 # kinds of --data
+NARRATED = ("toy", "howto100m")                                # those with narrations
 FEATURES = ("annotations", "text_embeddings", "features")      # a features file and what it needs
 PICTURES = (".png", ".pdf", ".svg")                            # kinds of figures
 
@@ -66,7 +67,11 @@ class TrainSettings:
     text_embeddings: Path = opt("npz of the classes' text embeddings", None, data=COIN)
     videos: Path = opt("folder of videos, ID.mp4 and the like", None, data=HOWTO)
     captions: Path = opt("folder of ID.csv, ID.srt or ID.vtt, or caption.json", None, data=HOWTO)
-    phrases: Path = opt("the pool: a phrase per line", None, data=HOWTO)
+    phrases: Path = opt("the pool: a phrase per line; default, in the embedded world, its own",
+                        None, data=NARRATED)
+    targets: str = opt("soft targets are the teacher's, of the frames (vision, the paper), of what "
+                       "is said meanwhile (narration), or of their mean (both, the release)",
+                       "vision", ("vision", "narration", "both"), data=NARRATED)
     ids: Path = opt("use only these videos: an id per line", None, data=HOWTO)
     clip: str = opt("the teacher: open_clip model, or local-dir:DIR", "ViT-B-16-quickgelu",
                     data=HOWTO)
@@ -448,3 +453,36 @@ class BenchmarkSettings:
             check(value is None or value >= 1, name, value, "must be at least 1")
         check(1 <= self.seconds <= 3600, "seconds", self.seconds, "must be 1 to 3600")
         check(self.repeats >= 1, "repeats", self.repeats, "must be at least 1")
+
+
+@dataclass(frozen=True)
+class TablesSettings:
+    """The paper's tables, ours beside them: every run they need, made once and kept."""
+    tables: str = opt("which, separated by commas: forecasting, classification, epic, ablation, "
+                      "inference, activity, step-source, backbone, targets, concepts, "
+                      "open-vocabulary; or all", "all", flag=False)
+    seeds: str = opt("of the runs, separated by commas", "100,101,102,103,104")
+    split: str = opt("which videos are evaluated; choose settings on validation",
+                     "test", ("test", "validation"))
+    toy_videos: int = opt("training videos of the embedded world", 2000)
+    test_videos: int = opt("videos of its split that are evaluated", 500)
+    jobs: int = opt("runs at a time, with one thread each", 2)
+    out: Path = opt("folder of the runs and of tables.md, tables.json, open-vocabulary.png",
+                    Path("runs/tables"))
+    rows: str = opt("JSON files of evaluate.py, separated by commas: a row for each, and no runs "
+                    "beside those that are there", None)
+    steps: Path = opt("with --rows or alone: the label set, a step per line, for concepts and "
+                      "open-vocabulary", None)
+    phrases: Path = opt("and the pool of its pre-training, a phrase per line", None)
+    device: str = opt("auto: a CUDA GPU where there is one", "auto")
+
+    def __post_init__(self):
+        for name in ("toy_videos", "test_videos", "jobs"):
+            check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+        seeds = self.seeds.split(",")
+        check(all(seed.isdecimal() and int(seed) < 2 ** 32 for seed in seeds), "seeds", self.seeds,
+              "must be numbers from 0, separated by commas")
+        check((self.steps is None) == (self.phrases is None), "steps", self.steps,
+              "give --steps and --phrases together, or none of them")
+        check(self.out.parent.is_dir() or self.out.parent == Path("runs"), "out", self.out,
+              f"there is no folder {self.out.parent}")

@@ -56,18 +56,19 @@ def load_data(settings, sizes, device):
         calibrated = estimate_tau(some.clips, texts)
         return source, texts, None, tau or SHARPER * calibrated, calibrated
     f = sizes["encoder"]
-    if settings.data == "howto100m":
+    if settings.phrases:
         from listings import load_phrases
         phrases = [phrase.text for phrase in load_phrases(settings.phrases)]
+    if settings.data == "howto100m":
         teacher = open_teacher(settings.clip, settings.clip_weights, device)
         source = data.open_narrated(settings, f["image"], f["frames"], teacher, f.get("seconds"))
         return source, teacher.encode_phrases(phrases), PIXELS, tau or settings.tau, None
     import toy
     import toy_render
-    teacher = data.toy_teacher(device)
-    source = data.ToySource("train", settings.toy_videos, f["frames"], teacher.encode_frames)
+    source = data.open_toy("train", settings.toy_videos, f["frames"], True, device)
+    phrases = phrases if settings.phrases else toy.PHRASES
     pixels = (toy_render.MEAN, toy_render.STD)
-    return (source, teacher.encode_phrases(toy.PHRASES), pixels, tau or SHARPER * CALIBRATED_TAU,
+    return (source, source.model.encode_phrases(phrases), pixels, tau or SHARPER * CALIBRATED_TAU,
             None)
 
 
@@ -97,8 +98,8 @@ def load_step(source, settings, batch, ordering, first, step, place=(0, 1)):
     return loaded, [asked[video] for video, _ in loaded.requests]
 
 
-def encode_batch(model, source, loaded, asked, device, part=None):
-    """Clips of some videos through f, and the teacher's soft targets for them.
+def encode_batch(model, source, loaded, asked, device, targets="vision", part=None):
+    """Clips of some videos through f, and the teacher's soft targets for them: see `kept.teach`.
 
     Args:    loaded: this process's clips; asked: of all processes' videos; part: clips that f
              encodes at once.
@@ -109,6 +110,7 @@ def encode_batch(model, source, loaded, asked, device, part=None):
     import torch
 
     import data
+    import kept
     import protocols
     from model import encode_parts
     from pseudo_labels import soft_targets
@@ -116,7 +118,7 @@ def encode_batch(model, source, loaded, asked, device, part=None):
     count = send(torch.tensor([len(seen) for seen in observed]), device)
     if len(loaded.clips):
         x = encode_parts(model, send(loaded.clips, device), part)              # x_i = f(v_i)
-        features = send(source.teach(loaded.looks), device)                    # (C, D)
+        features = send(kept.teach(source, loaded, targets), device)           # (C, D)
     else:                                              # one process of several may have none
         x = features = torch.zeros(0, model.dim, device=device, requires_grad=True)
     x, features = parallel.gather(x), parallel.gather(features)
@@ -216,7 +218,7 @@ def keep_rows(model, source, settings, device):
     else:
         with torch.no_grad(), mixed_precision(device):
             names, windows, x, teacher, failed = kept.embed_videos(
-                source, model.encode, GRID, settings.workers, device)
+                source, model.encode, GRID, settings.workers, device, settings.targets)
         features = annotations.FeaturesFile(names, windows.mean(1), x.numpy())
         steps = torch.cat([model.match(part.to(device)).argmax(-1).cpu()
                            for part in x.split(10_000)]).numpy()
@@ -249,7 +251,7 @@ def video_terms(model, source, settings, unreadable, ordering, device, _, ready)
     if not asked:
         return None, 0
     x, targets, observed, j = encode_batch(model, source, loaded, asked, device,
-                                           settings.micro_batch)
+                                           settings.targets, settings.micro_batch)
     return objective(model, x, targets, observed, j, ordering), observed.sum()
 
 

@@ -22,6 +22,7 @@ import figures  # noqa: E402
 import phrases  # noqa: E402
 import predict  # noqa: E402
 import pseudo_labels  # noqa: E402
+import tables  # noqa: E402
 import tools  # noqa: E402
 import toy_render  # noqa: E402
 import train  # noqa: E402
@@ -29,13 +30,14 @@ import weights  # noqa: E402
 from annotations import training_split  # noqa: E402
 from program import run  # noqa: E402
 from settings import (BenchmarkSettings, EvaluateSettings, FiguresSettings,  # noqa: E402
-                      PhrasesSettings, PredictSettings, TextSettings, TrainSettings,
-                      WeightsSettings)
+                      PhrasesSettings, PredictSettings, TablesSettings, TextSettings,
+                      TrainSettings, WeightsSettings)
 
 SCRIPTS = {"evaluate.py": (evaluate.main, EvaluateSettings),
            "predict.py": (predict.main, PredictSettings),
            "figures.py": (figures.main, FiguresSettings),
            "benchmark.py": (benchmark.main, BenchmarkSettings),
+           "tables.py": (tables.main, TablesSettings),
            "phrases.py": (phrases.main, PhrasesSettings),
            "pseudo_labels.py": (pseudo_labels.main, TextSettings),
            "weights.py": (weights.main, WeightsSettings)}

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402
+import kept  # noqa: E402
 import protocols  # noqa: E402
 import tasks  # noqa: E402
 import toy  # noqa: E402
@@ -98,6 +99,52 @@ def test_sentences_without_words_are_not_there():
     assert one.tolist() == [[0, 9]]
 
 
+def test_what_is_said_in_a_window_by_loops():
+    """Catches: a sentence of the next window, none where the middle of none lies in it, the mean
+    over all sentences in place of those heard."""
+    sentences = [(0, 4, "a"), (3, 5, "b"), (20, 30, "c")]                # middles 2, 4, 25
+    windows = np.array([[0, 9], [3, 9], [9, 16], [15, 24], [2, 25]], float)
+    assert protocols.said_during(sentences, windows).tolist() == [
+        [.5, .5, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [1 / 3, 1 / 3, 1 / 3]]
+    assert protocols.said_during([], windows).shape == (5, 0)
+
+
+def test_targets_are_of_frames_of_words_or_of_both():
+    """Catches: words of another video or window, features that are not of length 1 before their
+    mean, silence that is not a number, the wrong one of the three."""
+    said = {0: [(0, 4, "one"), (10, 14, "two")], 1: [], 2: [(0, 9, "three")]}
+    word = dict(zip(("one", "two", "three"), torch.eye(4)))
+    source = SimpleNamespace(
+        sentences=said.get, teach=lambda looks: looks, model=SimpleNamespace(
+            encode_sentences=lambda texts: torch.stack([word[text] for text in texts])))
+    requests = [(0, np.array([[0., 9], [9, 18], [0, 18]])), (1, np.array([[0., 9]])),
+                (2, np.array([[0., 9]]))]
+    looks = 3 * torch.eye(4)[[3, 3, 3, 3, 2]]
+    loaded = data.Loaded(requests, None, looks, {})
+    heard = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [.5 ** .5, .5 ** .5, 0, 0], [0, 0, 0, 0],
+                          [0, 0, 1, 0]])
+    assert torch.equal(kept.teach(source, loaded), looks)
+    torch.testing.assert_close(kept.teach(source, loaded, "narration"), heard)
+    torch.testing.assert_close(kept.teach(source, loaded, "both"), (looks / 3 + heard) / 2)
+
+
+def test_a_kept_world_is_rendered_once(monkeypatch):
+    """Catches: a source of another split or size, features that are wanted and not there, videos
+    that a single command keeps in memory."""
+    made = []
+    monkeypatch.setattr(data, "ToySource", lambda *args: made.append(args) or
+                        SimpleNamespace(model=args[-1]))
+    monkeypatch.setattr(data, "toy_teacher", lambda device: "teacher")
+    data.open_toy("test", 3, 4, False, "cpu"), data.open_toy("test", 3, 4, False, "cpu")
+    assert made == 2 * [("test", 3, 4, None)]
+    monkeypatch.setattr(data, "KEPT", {})
+    del made[:]
+    for teach, split in ((False, "test"), (True, "test"), (False, "test"), (False, "train")):
+        source = data.open_toy(split, 3, 4, teach, "cpu")
+        assert source.model == ("teacher" if split == "test" and made[1:] else None)
+    assert made == [("test", 3, 4, None), ("test", 3, 4, "teacher"), ("train", 3, 4, None)]
+
+
 def test_at_most_nine_consecutive_windows_uniformly():
     """Catches: the same nine each time, clips picked with holes, the last run never drawn."""
     sentences, rng = say(*[12] * 25)[1:], np.random.default_rng(0)         # from 10 s on
@@ -165,7 +212,7 @@ def source():
     def features(frames):
         flat = frames.flatten(1).float()
         return torch.stack([flat.mean(1), flat.min(1).values, flat.max(1).values], 1)
-    return data.ToySource("train", 3, 4, features, progress=False)
+    return data.ToySource("train", 3, 4, SimpleNamespace(encode_frames=features), progress=False)
 
 
 def test_frame_index_is_the_nearest_frame(source):
@@ -350,7 +397,8 @@ def test_blank_frames_tell_nothing_about_the_next_step():
     from model import ProcedureModel
     from settings import EvaluateSettings
 
-    source = data.ToySource("test", 12, 4, lambda pixels: torch.ones(len(pixels), 8), False)
+    teacher = SimpleNamespace(encode_frames=lambda pixels: torch.ones(len(pixels), 8))
+    source = data.ToySource("test", 12, 4, teacher, False)
     source.pixels = torch.zeros_like(source.pixels)
     torch.manual_seed(0)
     model = ProcedureModel(torch.randn(20, 8), dict(image=32, patch=8, frames=4, width=16, depth=1,

@@ -143,9 +143,13 @@ def top(scores, labels, k=1):
     return share([label in best(row, k) for row, label in zip(scores, labels)])
 
 
+def by_class(scores, labels):
+    return [share([best(row)[0] == s for row, label in zip(scores, labels) if label == s])
+            if s in labels else None for s in range(S)]
+
+
 def mean_class(scores, labels):
-    return np.mean([share([best(row)[0] == own for row, label in zip(scores, labels)
-                           if label == own]) for own in set(labels)])
+    return np.mean([value for value in by_class(scores, labels) if value is not None])
 
 
 def forecasts_of(source):
@@ -243,7 +247,8 @@ def test_the_forecast_table_equals_counting():
     for part, values in expected.items():
         assert result[part] == pytest.approx(values, rel=1e-6), part
     assert result["distinct"] == pytest.approx(np.mean([len(set(row)) for row in picks[0]]))
-    assert result.keys() == expected.keys() | {"distinct", "truth"}
+    assert result["by_class"] == pytest.approx(by_class(zero, y))
+    assert result.keys() == expected.keys() | {"distinct", "truth", "by_class"}
 
 
 def test_bigrams_equal_counting():
@@ -347,7 +352,9 @@ def test_the_classification_table_equals_counting():
                    for kind, own in ids.items()}}
     hits = [torch.tensor([best(row)[0] == label for row, label in zip(p[name], y)]).double()
             for name in ("ours", "teacher")]
-    assert evaluated == listed == len(y) and result.keys() == {*expected, "ours_minus_teacher"}
+    assert evaluated == listed == len(y)
+    assert result.keys() == {*expected, "ours_minus_teacher", "by_class"}
+    assert result["by_class"] == pytest.approx(by_class(p["ours"], y))
     for part, values in expected.items():
         assert result[part] == pytest.approx(values), part
     apart = metrics.paired_bootstrap(*hits, groups=torch.tensor(videos))

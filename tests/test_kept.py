@@ -79,7 +79,8 @@ def test_embed_videos_equals_encoding_each_window(stride):
     def encode(clips):
         return clips.float().mean((3, 4)).flatten(1)                       # (C, F * 3)
 
-    source = data.ToySource("train", 3, 4, features_of, progress=False)
+    source = data.ToySource("train", 3, 4, SimpleNamespace(encode_frames=features_of),
+                            progress=False)
     names, windows, x, teacher, failed = embed_videos(source, encode, stride, 0, "cpu")
     row = 0
     for video, script in enumerate(source.videos):

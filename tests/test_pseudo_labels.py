@@ -64,6 +64,15 @@ def test_prompts_are_the_28_of_the_released_embeddings():
     assert set(PROMPTS) == set(expected)
 
 
+def test_sentences_are_encoded_without_prompts(parts, teacher):
+    """Catches: prompts around what is said, features that are not of length 1, an empty list."""
+    model, tokenizer = parts[0], teacher.tokenizer
+    said = ["so now we cut the tomato", "hi"]
+    y = torch.nn.functional.normalize(model.encode_text(tokenizer(said)), dim=-1)
+    torch.testing.assert_close(teacher.encode_sentences(said), y)
+    assert teacher.encode_sentences([]).shape == (0, y.shape[1])
+
+
 def test_encode_phrases_is_the_mean_of_the_features_as_they_come(parts, teacher):
     """Catches: features normalised before the mean, the result normalised, a prompt for another
     phrase, a phrase put in place of the braces twice."""

@@ -82,6 +82,27 @@ def test_exported_lists_are_those_of_the_embedded_world():
         assert len(said) == len(toy_render.narrate(video)) + 1
 
 
+def test_targets_of_what_is_said():
+    """Catches: --targets or --phrases that does not arrive, in the embedded world or in real files;
+    the narration of a video that is read ahead lost on the way."""
+    def first_loss(targets, *flags):
+        call("train.py", *flags, "--targets", targets, "--order", "none", "--log-every", "1",
+             "--out", "runs/said")
+        row = Path("runs/said/metrics.jsonl").read_text().splitlines()[0]
+        phrases = torch.load("runs/said/checkpoint.pt", weights_only=True)["model"]["phrases"]
+        shutil.rmtree("runs/said")
+        return json.loads(row)["loss"], len(phrases)
+    Path("pool.txt").write_text("Add the salt.\nStir the egg.\nFry the egg in a pan.\n")
+    world = ("--toy-videos", "8", *flags_of("batch", 4), *flags_of("epochs", 0.5), "--device",
+             "cpu", "--phrases", "pool.txt")
+    both, vision, spoken, toy_vision, toy_spoken = (
+        first_loss(targets, *flags) for flags, targets in (
+            (TRAIN, "both"), (TRAIN, "vision"), (TRAIN, "narration"),
+            (world, "vision"), (world, "narration")))
+    assert len({both, vision, spoken}) == 3 and both[1] == len(toy.PHRASES)
+    assert toy_vision != toy_spoken and toy_spoken[1] == 3
+
+
 @pytest.mark.parametrize("task", ["forecast", "classify"])
 def test_coin_videos_are_evaluated(task):
     """Catches: samples or classes that go astray between a file and the table."""

@@ -61,6 +61,11 @@ MAY_IMPORT = {
     "benchmark_encoder": {"encoder"},
     "benchmark_loader": {"program", "captions", "data", "listings", "protocols", "video",
                          "workers"},
+    "paper_tables": set(),
+    "table_runs": {"paper_tables", "program", "settings", "data", "evaluate", "finetune", "metrics",
+                   "model", "runs", "tasks", "toy", "train"},
+    "tables": {"paper_tables", "table_runs", "program", "settings", "figures", "listings",
+               "metrics", "toy"},
 }
 # Packages of one command: imported in a function, named when missing. PIL comes with diffusers.
 OPTIONAL = {"spacy", "matplotlib", "diffusers", "transformers", "PIL"}
