@@ -8,6 +8,8 @@ import functools
 
 from program import BadInput
 
+SAME = 0.999              # least cosine of a text by one teacher on two machines
+
 
 def load_data(settings, model, device, needed=True, compare=True):
     """The split's videos, and the text embeddings of its label set (S, D).
@@ -29,9 +31,29 @@ def load_data(settings, model, device, needed=True, compare=True):
     if model.encoder.image != toy_render.SIZE:
         raise BadInput(f"--data toy: its pictures are {toy_render.SIZE} pixels wide, the "
                        f"checkpoint reads {model.encoder.image}; give it --data coin")
-    frames = model.encoder.frames
-    source = data.open_toy(settings.split, settings.toy_videos, frames, named and compare, device)
-    return source, data.toy_teacher(device).encode_phrases(toy.STEPS) if named else None
+    teacher = data.toy_teacher(device) if named else None
+    if named:
+        require_teacher(teacher, model, settings)
+    source = data.open_toy(settings.split, settings.toy_videos, model.encoder.frames,
+                           named and compare, device)
+    return source, teacher.encode_phrases(toy.STEPS) if named else None
+
+
+def require_teacher(teacher, model, settings):
+    """BadInput if a checkpoint was trained with another teacher: texts lie elsewhere then.
+
+    It holds the text of the first phrase of its pool, which is embedded again.
+    """
+    from torch.nn.functional import cosine_similarity
+    witness = model.arguments.get("witness")
+    if witness is None:                                # published, or trained on a features file
+        return
+    then, now = model.phrases[0].cpu(), teacher.encode_phrases([witness])[0]
+    if len(then) == len(now) and (cosine := cosine_similarity(then, now, dim=0).item()) < SAME:
+        path = getattr(settings, "checkpoint", None) or settings.init
+        raise BadInput(f"{path}: was trained with another teacher: \"{witness}\" by that one and "
+                       f"by this one have a cosine of {cosine:.3f}; give the same --clip and "
+                       "--clip-weights (of the embedded world: its runs/toy_teacher.pt)")
 
 
 @functools.lru_cache(maxsize=1)
@@ -57,6 +79,8 @@ def load_videos(settings, model, device, needed, compare):
     named = settings.task != "activity"
     teacher = (teacher_of(settings.clip, settings.clip_weights, device)
                if named and not settings.text_embeddings else None)
+    if teacher:
+        require_teacher(teacher, model, settings)
     source, names = data.open_coin_videos(settings, model.encoder.image, model.encoder.frames,
                                           teacher if compare else None, needed,
                                           model.encoder.seconds)

@@ -52,16 +52,17 @@ class ProcedureModel(nn.Module):
         pixels:  (mean, std) of pixels / 255 as f expects them; None without f.
         task:    what it is fine-tuned for: "classify", "forecast" or "activity"; None = zero-shot.
         classes: of that task, one number for each label set: (S,), or verbs and nouns.
+        witness: text of the first phrase, by which the teacher is known again (inference.py).
     """
 
     def __init__(self, phrases, encoder, denoiser, order, tau, pixels, teacher_tau=0.03,
-                 clip_tau=None, task=None, classes=()):
+                 clip_tau=None, task=None, classes=(), witness=None):
         super().__init__()
         self.order, self.tau, self.pixels = order, tau, pixels
         self.teacher_tau, self.clip_tau = teacher_tau, clip_tau or tau
         self.arguments = {"encoder": encoder, "denoiser": denoiser, "order": order, "tau": tau,
                           "pixels": pixels, "teacher_tau": teacher_tau, "clip_tau": clip_tau,
-                          "task": task, "classes": list(classes)}
+                          "task": task, "classes": list(classes), "witness": witness}
         self.task, self.classes = task, list(classes)
         self.dim = D = phrases.shape[1]
         self.encoder = build_encoder(D, **encoder) if encoder else None

@@ -66,7 +66,7 @@ def open_steps(settings, model, of_toy, device):
     import annotations
     import data
     import toy
-    from inference import teacher_of, texts_of
+    from inference import require_teacher, teacher_of, texts_of
     from listings import load_steps
     if settings.text_embeddings:
         names, texts = annotations.load_text_embeddings(settings.text_embeddings)
@@ -81,6 +81,7 @@ def open_steps(settings, model, of_toy, device):
             raise BadInput("--steps: one step: nothing to choose from; at least two are needed")
         teacher = (data.toy_teacher(device) if of_toy else
                    teacher_of(settings.clip, settings.clip_weights, device))
+        require_teacher(teacher, model, settings)
         texts = texts_of(teacher, tuple(names))
     if texts.shape[1] != model.dim:
         raise BadInput(f"{settings.checkpoint}: embeddings of width {model.dim}, those of the "

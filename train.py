@@ -40,8 +40,9 @@ GRID = 4.0                # s between two of the kept embeddings of a video
 def load_data(settings, sizes, device):
     """What a run learns from: videos, phrase pool (K, D), and what depends on their kind.
 
-    Returns: source, phrases, pixels (how f wants them; None: clips are rows of a features file),
-             and two temperatures: of the soft targets, and of observed clips (None: tau).
+    Returns: source, phrases, the first one's text (None: not known), pixels (how f wants them;
+             None: clips are rows of a features file), and two temperatures: of the soft targets,
+             and of observed clips (None: tau).
     """
     import numpy as np
 
@@ -54,7 +55,7 @@ def load_data(settings, sizes, device):
         some = source.load([(video, source.pretrain_windows(video, rng))
                             for video in range(min(len(source), 1000))])
         calibrated = estimate_tau(some.clips, texts)
-        return source, texts, None, tau or SHARPER * calibrated, calibrated
+        return source, texts, None, None, tau or SHARPER * calibrated, calibrated
     f = sizes["encoder"]
     if settings.phrases:
         from listings import load_phrases
@@ -62,14 +63,15 @@ def load_data(settings, sizes, device):
     if settings.data == "howto100m":
         teacher = open_teacher(settings.clip, settings.clip_weights, device)
         source = data.open_narrated(settings, f["image"], f["frames"], teacher, f.get("seconds"))
-        return source, teacher.encode_phrases(phrases), PIXELS, tau or settings.tau, None
+        return (source, teacher.encode_phrases(phrases), phrases[0], PIXELS, tau or settings.tau,
+                None)
     import toy
     import toy_render
     source = data.open_toy("train", settings.toy_videos, f["frames"], True, device)
     phrases = phrases if settings.phrases else toy.PHRASES
     pixels = (toy_render.MEAN, toy_render.STD)
-    return (source, source.model.encode_phrases(phrases), pixels, tau or SHARPER * CALIBRATED_TAU,
-            None)
+    return (source, source.model.encode_phrases(phrases), phrases[0], pixels,
+            tau or SHARPER * CALIBRATED_TAU, None)
 
 
 def load_step(source, settings, batch, ordering, first, step, place=(0, 1)):
@@ -272,14 +274,14 @@ def set_up(settings):
     if settings.init and not resumed:
         import weights
         start = weights.open_start(settings.init)      # what is wrong with it is said before long
-    source, phrases, pixels, teacher_tau, clip_tau = load_data(settings, sizes, device)
+    source, phrases, witness, pixels, teacher_tau, clip_tau = load_data(settings, sizes, device)
     report_missing(source, settings)
     if len(phrases.unique(dim=0)) < 2:
         raise BadInput(f"{settings.phrases or settings.text_embeddings}: all texts are the same; "
                        "at least two different ones are needed")
     set_seed(settings.seed)
     model = ProcedureModel(phrases, sizes["encoder"], sizes["denoiser"], settings.order,
-                           settings.tau, pixels, teacher_tau, clip_tau).to(device)
+                           settings.tau, pixels, teacher_tau, clip_tau, witness=witness).to(device)
     if resumed:
         model.load_state_dict(resumed["model"])
     elif settings.init:

@@ -447,6 +447,27 @@ def test_forecast_on_coin(trained, order):
     assert content["baselines"]["random"] == pytest.approx(100 / 6)
 
 
+@pytest.mark.parametrize("program, flag", [("evaluate.py", "--checkpoint"),
+                                           ("train.py --stage finetune", "--init"),
+                                           ("predict.py", "--checkpoint")])
+def test_another_teacher_than_that_of_the_training_is_refused(trained, capsys, program, flag):
+    """Catches: texts that lie elsewhere than those of the training, which costs points unseen."""
+    kept = data.TEACHER_FILE.read_bytes()
+    assert torch.load("runs/none/checkpoint.pt", weights_only=True)["arguments"]["witness"] == \
+        toy.PHRASES[0]
+    content = torch.load(data.TEACHER_FILE, weights_only=True)
+    torch.manual_seed(0)
+    content["model"]["text_projection"] += 0.05 * torch.randn(64, 64)
+    torch.save(content, data.TEACHER_FILE)
+    try:
+        videos = () if "predict" in program else ("--toy-videos", "4")
+        line = fails(capsys, 2, *program.split(), flag, "runs/diffusion", *videos,
+                     *("--out", "other") * ("train" in program))
+        assert "runs/diffusion: was trained with another teacher" in line
+    finally:
+        data.TEACHER_FILE.write_bytes(kept)
+
+
 @pytest.mark.parametrize("name", ["none", "coin-diffusion"])
 def test_classify(trained, name):
     """Catches: classification that needs h; teacher's row left out."""
