@@ -1,65 +1,33 @@
-"""How fast: `python benchmark.py [--parts loader,memory,start] [--json out.json]`.
+"""How fast: `python benchmark.py --parts encoder,sampling,step,growth,loader [--json out.json]`.
 
-    part    measured in one run, on this machine
-    loader  9 clips x 8 frames of one video: ours, and one ffmpeg process per clip, taken in turn
-    memory  of a worker that reads sample after sample, for the leak that a long run would die of
-    start   what happens before the first sample of a training list of HowTo100M's size
+    part      measured in one run, on this machine
+    encoder   f, forward and forward + backward, beside transformers.TimesformerModel (optional)
+              with the same weights, and beside f with plain softmax attention
+    sampling  M futures of a video beside the one of zero noise, and beside encoding its clips
+    step      a pre-training step and its parts; a step of h alone on kept embeddings
+    growth    with frames, clips and phrases
+    loader, memory, start: see benchmark_loader.py
 
-Times are medians over `--repeats`, in s: of the wall clock, and of the processors (user and system,
-all threads and processes). Where every core has a worker of its own, it is the latter that counts:
-ffmpeg decodes with as many threads as there are cores, a worker of ours with one.
+What is compared is done in turn, once to warm up and then --repeats times; times are medians, in s.
+Weights and pixels are random: speed does not depend on them. FLOPs are counted as they are run, a
+product and a sum as two, and set beside the rate of one large matrix product in the same run.
 """
 import functools
-import json
 import os
 import platform
-import resource
-import shutil
-import statistics
-import subprocess
 import tempfile
-import time
 from pathlib import Path
 
-from program import BadInput, run, write_json
+from benchmark_encoder import compare_encoders
+from benchmark_loader import in_turn, loader, make_video, memory, resident, start
+from program import pick_device, run, send, write_json
 from settings import BenchmarkSettings
 
-FRAMES = 8                    # F of the paper's TimeSformer
-SIZE = 224                    # and the side of its pictures, pixels
-PACE = 7.0                    # s between neighbouring clips: every second sentence of HowTo100M,
-                              # 136 M in 1.22 M videos of 6.5 minutes
-SAMPLES, ROUND = 10_000, 1_000          # of `memory`, and between two looks at it
-LISTED = 1_200_000            # videos of `start`
-SENTENCES = 110               # of each of them in a caption.json
-
-
-# ------------------------------------------------------------------------------------------------
-# Measuring
-# ------------------------------------------------------------------------------------------------
-def seconds(work):
-    """(s of the clock, s of the processors) that work() takes, its child processes included."""
-    def spent():
-        both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        return sum(usage.ru_utime + usage.ru_stime for usage in both)
-    began, before = time.perf_counter(), spent()
-    work()
-    return time.perf_counter() - began, spent() - before
-
-
-def in_turn(ways, repeats):
-    """{name: (clock, processors)}, medians of `ways`, {name: function of the round}, in turn."""
-    taken = {name: [] for name in ways}
-    for round in range(-1, repeats):
-        for name, work in ways.items():
-            taken[name].append(seconds(functools.partial(work, round)))
-    return {name: tuple(statistics.median(column) for column in zip(*rows[1:]))    # one to warm up
-            for name, rows in taken.items()}
-
-
-def resident():
-    """MiB of this process that are in memory (Linux)."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2 ** 20
+PHRASES = 9871                           # K of the paper
+FUTURES = 1, 5, 50                       # M
+FRAMES_GROWN, CLIPS_GROWN = (4, 8, 16), (9, 18, 36, 72)
+PHRASES_GROWN = 1000, 10_000, 100_000
+SENTENCE = "stir the egg and then add {} cups of flour to the large bowl"
 
 
 def machine():
@@ -67,229 +35,303 @@ def machine():
     import av
     import torch
     return {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine(),
-            "load": os.getloadavg()[0], "torch": torch.__version__, "av": av.__version__,
+            "threads": torch.get_num_threads(), "load": os.getloadavg()[0],
+            "torch": torch.__version__, "av": av.__version__,
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
 
 
+class Bench:
+    """Device, precision and size that the parts share, and how a piece of work is measured."""
+
+    def __init__(self, settings):
+        import torch
+        import train
+        self.settings, self.device = settings, pick_device(settings.device)
+        self.cuda = self.device.type == "cuda"
+        self.precision = settings.precision or ("bfloat16" if self.cuda else "float32")
+        self.batch = settings.batch or (16 if self.cuda else 1)
+        self.sizes = train.SIZES[settings.size]
+        self.generator = torch.Generator().manual_seed(0)
+
+    def random(self, *shape):
+        """Normal numbers on the device, the same in every run."""
+        import torch
+        return torch.randn(*shape, generator=self.generator).to(self.device)
+
+    def mixed(self):
+        """Within it matrix products have the precision that is measured."""
+        import torch
+        return torch.autocast(self.device.type, torch.bfloat16, self.precision == "bfloat16")
+
+    def finished(self, work, *args):
+        """work(*args), until the GPU has done it, in that precision."""
+        import torch
+        with self.mixed():
+            work(*args)
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def in_turn(self, ways):
+        """{name: s of the clock} and {name: s of the processors}, medians in turn.
+
+        The latter is steadier where other work shares a CPU; see benchmark_loader.py.
+        """
+        taken = in_turn({name: functools.partial(self.finished, work)
+                         for name, work in ways.items()}, self.settings.repeats)
+        return tuple({name: both[i] for name, both in taken.items()} for i in range(2))
+
+    def peak(self, work):
+        """MiB that work(0) holds at most, beyond what was held before (of main memory: Linux)."""
+        import torch
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            self.finished(work, 0)
+            return (torch.cuda.max_memory_allocated() - before) / 2 ** 20
+        Path("/proc/self/clear_refs").write_text("5")                  # the peak begins anew
+        before = resident()
+        self.finished(work, 0)
+        status = Path("/proc/self/status").read_text().split()
+        return max(int(status[status.index("VmHWM:") + 1]) / 1024 - before, 0)
+
+    def model(self, phrases=PHRASES, dim=512, encoder=True):
+        """f and h with random weights and texts, in training mode."""
+        import torch
+        import train
+        from model import ProcedureModel
+        torch.manual_seed(0)
+        texts = torch.randn(phrases, dim, generator=self.generator)
+        return ProcedureModel(texts, self.sizes["encoder"] if encoder else None,
+                              self.sizes["denoiser"], "diffusion", 0.02, train.PIXELS
+                              ).to(self.device)
+
+
 # ------------------------------------------------------------------------------------------------
-# loader
+# Parts
 # ------------------------------------------------------------------------------------------------
-def texture(height, width, seed):
-    """A picture (H, W, 3) uint8 of blobs of all sizes, as natural ones have them."""
+def encoder(settings, folder):
+    """See benchmark_encoder.py."""
+    return compare_encoders(Bench(settings))
+
+
+def sampling(settings, folder):
+    """Forecasts of a video's next clip: s of zero noise, and of M futures beside it (Eq. 11)."""
     import torch
-    generator, picture = torch.Generator().manual_seed(seed), torch.full((3, height, width), 128.)
-    for cell, contrast in ((128, 60), (32, 40), (8, 20), (3, 8)):        # pixels, grey values
-        noise = torch.randn(1, 3, height // cell + 3, width // cell + 3, generator=generator)
-        picture += contrast * torch.nn.functional.interpolate(noise, (height, width),
-                                                              mode="bicubic")[0]
-    return picture.clamp(0, 255).byte().permute(1, 2, 0).contiguous().numpy()
+    from protocols import PIECES
+    bench = Bench(settings)
+    model, size = bench.model().eval(), bench.sizes["encoder"]
+    clips = torch.randint(256, (PIECES, size["frames"], 3, size["image"], size["image"]),
+                          dtype=torch.uint8, generator=bench.generator)
+    x = torch.nn.functional.normalize(bench.random(1, PIECES, model.dim), dim=-1)
+
+    def forecast(noise, round):
+        with torch.no_grad():
+            model.match_predicted(model.forecast_next(x, noise))
+
+    def encode(round):
+        with torch.no_grad():
+            model.encode(send(clips, bench.device))
+    ways = {"encode": encode}
+    for M in (0, *FUTURES):
+        noise = bench.random(1, 1 + M, model.dim)
+        noise[:, 0] = 0                                                        # the zero noise
+        ways[f"m{M}"] = functools.partial(forecast, noise)
+    taken, _ = bench.in_turn(ways)
+    more = {M: 100 * (taken[f"m{M}"] - taken["m0"]) / (taken["encode"] + taken["m0"])
+            for M in FUTURES}
+    print(f"\nsampling: {settings.size} size, {bench.precision}, {bench.device}; "
+          f"{PIECES} clips encoded in {taken['encode']:.4f} s\n"
+          f"{'futures beside zero noise':28}{'s':>9}{'more, of a forecast from video':>34}")
+    for M in (0, *FUTURES):
+        print(f"{M:<28}{taken[f'm{M}']:9.4f}{more.get(M, 0):33.2f}%")
+    return ({"encode_s": taken["encode"], "zero_noise_s": taken["m0"], "precision": bench.precision}
+            | {f"m{M}_s": taken[f"m{M}"] for M in FUTURES}
+            | {f"m{M}_more_percent": more[M] for M in FUTURES})
 
 
-def make_video(path, duration, size=(360, 640), fps=30):
-    """An H.264 mp4 as x264 makes it by default: a group of up to 250 frames, B-frames.
-
-    A camera that moves over a texture, before it five things that move otherwise, a cut every 8 s:
-    some 0.8 Mbit/s, as a video of this size has on the web.
-    """
-    import av
-    import numpy as np
-    from tqdm import tqdm
-    height, width = size
-    ground = texture(3 * height, 3 * width, 0)
-    things = [texture(height // 4, width // 5, 1 + k) for k in range(5)]
-    rng = np.random.default_rng(0)
-    with av.open(str(path), "w") as file:
-        stream = file.add_stream("libx264", rate=fps)
-        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
-        for i in tqdm(range(int(duration * fps)), desc="make a video", mininterval=1):
-            if i % (8 * fps) == 0:
-                top, left = rng.integers(height), rng.integers(width)
-            y = int(top + height / 2 * (1 + np.sin(i / 97)))
-            x = int(left + width / 2 * (1 + np.sin(i / 131)))
-            picture = ground[y:y + height, x:x + width].copy()
-            for k, thing in enumerate(things):
-                y = int(.37 * height * (1 + np.sin(i / (20 + 7 * k) + k)))
-                x = int(.39 * width * (1 + np.cos(i / (25 + 5 * k) + 2 * k)))
-                picture[y:y + len(thing), x:x + thing.shape[1]] = thing
-            file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, "rgb24")))
-        file.mux(stream.encode())
-
-
-def windows_of(duration, round):
-    """(9, 2) s: windows of 9 s, PACE apart (closer where the video is shorter), from a place
-    that `round` decides."""
-    import numpy as np
-    from protocols import CLIP_SECONDS, CLIPS
-    length = min(CLIP_SECONDS, duration)
-    pace = min(PACE, (duration - length) / (CLIPS - 1))
-    spare = duration - length - pace * (CLIPS - 1)
-    starts = np.random.default_rng(round + 1).uniform(0, spare) + pace * np.arange(CLIPS)
-    return np.stack([starts, starts + length], 1)
-
-
-def ours(path, duration, round):
-    """All clips from one opening, as data.VideoSource reads them in pre-training."""
-    from protocols import frame_times
-    from video import read_frames, short_side_for
-    times = frame_times(windows_of(duration, round), FRAMES).reshape(-1)
-    return read_frames(path, times, short_side_for(SIZE)).split(FRAMES)
-
-
-def ffmpegs(path, duration, round):
-    """A process per clip, as the released loaders of ProcedureVRL, DistantSup and MIL-NCE have it.
-
-    Of each: a seek to the clip, so many whole frames per second that F are there, 640 x 360 pixels,
-    RGB through a pipe; F of them are kept.
-    """
-    import numpy as np
-    import torch
-    clips = []
-    for start, end in windows_of(duration, round):
-        rate = int(np.ceil(FRAMES / (end - start)))
-        done = subprocess.run(
-            ["ffmpeg", "-nostdin", "-loglevel", "error", "-ss", f"{start:.3f}", "-t",
-             f"{end - start:.3f}", "-i", f"file:{path}", "-vf", f"fps={rate},scale=640:360", "-f",
-             "rawvideo", "-pix_fmt", "rgb24", "pipe:"], capture_output=True)
-        pictures = np.frombuffer(done.stdout, np.uint8).reshape(-1, 360, 640, 3)
-        if done.returncode or not len(pictures):
-            reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            raise BadInput(f"{path}: ffmpeg gives no picture of it: {''.join(reason)}")
-        kept = np.linspace(0, len(pictures) - 1, FRAMES).astype(int)
-        clips.append(torch.from_numpy(pictures[kept]).permute(0, 3, 1, 2))
-    return clips
-
-
-def loader(settings, folder):
-    """{video: seconds of ours and of ffmpeg, from the file and from its small copy}."""
-    from video import Unreadable, duration, find_videos, shrink
-    if not shutil.which("ffmpeg"):
-        raise BadInput("ffmpeg: not found; it is what the released code reads videos with, to be "
-                       "compared with (Debian: apt-get install ffmpeg)")
-    make_video(folder / "made.mp4", settings.seconds)
-    paths = {"made": str(folder / "made.mp4")}
-    paths |= find_videos(settings.videos) if settings.videos else {}
-    result = {}
-    for name, path in paths.items():
-        small = folder / "small.mp4"
-        try:
-            shrink(path, small)
-            length = duration(path)
-            ways = {f"{who.__name__}{of}": functools.partial(who, file, length)
-                    for of, file in (("", path), ("_small", small)) for who in (ours, ffmpegs)}
-            taken = in_turn(ways, settings.repeats)
-        except Unreadable as error:
-            raise BadInput(str(error)) from None
-        row = {"seconds": length, "bytes": os.path.getsize(path),
-               "bytes_small": os.path.getsize(small)}
-        for way, (clock, processors) in taken.items():
-            row |= {f"{way}_s": clock, f"{way}_cpu_s": processors}
-        result[name] = row
-        print(f"\n{name}: {length:.0f} s, {row['bytes'] / 1e6:.1f} MB, small copy "
-              f"{row['bytes_small'] / 1e6:.1f} MB; 9 clips x {FRAMES} frames\n"
-              f"{'':24}{'clock s':>9}{'ratio':>7}{'processor s':>13}{'ratio':>7}")
-        for title, way in (("one ffmpeg per clip", "ffmpegs"), ("ours", "ours"),
-                           ("ffmpegs on the copy", "ffmpegs_small"), ("ours on the copy",
-                                                                      "ours_small")):
-            faster = [a / b for a, b in zip(taken["ffmpegs"], taken[way])]
-            print(f"{title:24}{taken[way][0]:9.3f}{faster[0]:7.1f}{taken[way][1]:13.3f}"
-                  f"{faster[1]:7.1f}")
-    return result
-
-
-# ------------------------------------------------------------------------------------------------
-# memory
-# ------------------------------------------------------------------------------------------------
-def sample_and_memory(source, number):
-    """Read one sample as a training step does -> MiB of this process that are in memory."""
-    import numpy as np
-    rng = np.random.default_rng(number)
-    video = int(rng.integers(len(source)))
-    source.load([(video, source.pretrain_windows(video, rng))], rng)
-    return resident()
-
-
-def memory(settings, folder):
-    """{samples: MiB of a worker that has read so many} of small files; a third is broken."""
-    import data
+def narrated_videos(bench, folder, teacher):
+    """A data.VideoSource of as many videos as a step has, all of them one that is made here."""
     from captions import open_captions
-    from tqdm import tqdm
+    from data import Narrated, VideoSource
     from video import find_videos
     videos, captions = folder / "videos", folder / "captions"
     videos.mkdir()
     captions.mkdir()
-    make_video(videos / "a.mp4", 12, (64, 96), 10)
-    whole = (videos / "a.mp4").read_bytes()
-    spoiled = bytearray(whole)
-    spoiled[len(whole) // 3:len(whole) // 2] = bytes(len(whole) // 2 - len(whole) // 3)
-    for name, content in (("b", whole), ("c", whole), ("d", whole), ("cut", whole[:-500]),
-                          ("spoiled", spoiled)):
-        (videos / f"{name}.mp4").write_bytes(content)
-    for name in "a", "b", "c", "d", "cut", "spoiled":
-        rows = [f"{t},{t + 1},stir the egg and then add {t} cups of flour to the large bowl"
-                for t in range(11)]
-        (captions / f"{name}.csv").write_text("\n".join(["start,end,text", *rows]) + "\n")
-    source = data.VideoSource([data.Narrated(name) for name in find_videos(videos)],
-                              find_videos(videos), 32, FRAMES, None, open_captions(captions))
-    made = data.prefetch(functools.partial(sample_and_memory, source), range(1, SAMPLES + 1), 1)
-    result = {}
-    for number, mib in enumerate(tqdm(made, desc="samples", total=SAMPLES, mininterval=1), start=1):
-        if number % ROUND == 0:
-            result[number] = mib
-    print("\nMiB of a worker after so many samples: "
-          + ", ".join(f"{number}: {mib:.0f}" for number, mib in result.items()))
-    return result
+    make_video(folder / "made.mp4", bench.settings.seconds)
+    starts = range(0, int(bench.settings.seconds) - 4, 4)
+    rows = "\n".join(["start,end,text", *(f"{t},{t + 4},{SENTENCE.format(t)}" for t in starts)])
+    for i in range(bench.batch):
+        os.link(folder / "made.mp4", videos / f"{i}.mp4")
+        (captions / f"{i}.csv").write_text(rows + "\n")
+    size = bench.sizes["encoder"]
+    return VideoSource([Narrated(f"{i}") for i in range(bench.batch)], find_videos(videos),
+                       size["image"], size["frames"], teacher, open_captions(captions))
 
 
-# ------------------------------------------------------------------------------------------------
-# start
-# ------------------------------------------------------------------------------------------------
-def start(settings, folder):
-    """s until the source of a list as long as HowTo100M's stands; files are empty, none is read.
+def random_teacher(bench):
+    """A pseudo_labels.Teacher with random weights: CLIP's ViT-B/16, or the embedded world's."""
+    import open_clip
+    import toy_render
+    from pseudo_labels import Teacher
+    model = (open_clip.create_model("ViT-B-16-quickgelu") if bench.settings.size == "paper" else
+             toy_render.build_teacher()[0])
+    return Teacher(model, None, 0.5, 0.25, bench.device)
 
-    And, for a hundredth of its videos, s and MiB of a caption.json, which is read whole.
+
+class PretrainStep:
+    """A step of the joint stage of train.py, part by part, in its order; `everything` is all of it.
+
+    What a part leaves behind, those after it find.
     """
-    from captions import open_captions
-    from data import Narrated, VideoSource
-    from listings import load_ids
-    from tqdm import tqdm
-    from video import find_videos
-    names = [f"{number:011x}" for number in range(LISTED)]
-    for kind, suffix in (("videos", "mp4"), ("captions", "csv")):
-        (folder / kind).mkdir()
-        for name in tqdm(names, desc=f"make {kind}", mininterval=1):
-            os.close(os.open(folder / kind / f"{name}.{suffix}", os.O_CREAT | os.O_WRONLY))
-    (folder / "ids.txt").write_text("\n".join(names) + "\n")
-    spoken = {"start": [3.54 * i for i in range(SENTENCES)],
-              "end": [3.54 * i + 5.12 for i in range(SENTENCES)],
-              "text": [f"and then we add {i} cups of flour to it" for i in range(SENTENCES)]}
-    (folder / "caption.json").write_text(json.dumps(dict.fromkeys(names[:LISTED // 100], spoken)))
-    made, result = {}, {"listed": LISTED, "json_listed": LISTED // 100,
-                        "json_bytes": (folder / "caption.json").stat().st_size}
-    steps = {"json": lambda: open_captions(folder / "caption.json"),
-             "captions": lambda: open_captions(folder / "captions"),
-             "videos": lambda: find_videos(folder / "videos"),
-             "ids": lambda: load_ids(folder / "ids.txt"),
-             "source": lambda: VideoSource([Narrated(name) for name in made["ids"]],
-                                           made["videos"], SIZE, FRAMES, None, made["captions"])}
-    print(f"\n{LISTED} listed videos; {result['json_listed']} of them in a caption.json of "
-          f"{result['json_bytes'] / 1e6:.0f} MB\n"
-          f"{'':16}{'clock s':>9}{'processor s':>13}{'MiB':>7}")
-    for name, step in steps.items():
-        before = resident()
-        clock, processors = seconds(lambda: made.update({name: step()}))
-        result |= {f"{name}_s": clock, f"{name}_cpu_s": processors,
-                   f"{name}_mib": resident() - before}
-        print(f"{name:16}{clock:9.1f}{processors:13.1f}{result[f'{name}_mib']:7.0f}")
-        made.pop("json", None)
-    assert len(made["source"]) == LISTED
-    for what in "s", "cpu_s", "mib":
-        result[f"total_{what}"] = sum(result[f"{name}_{what}"] for name in list(steps)[1:])
-    print(f"{'without json':16}{result['total_s']:9.1f}{result['total_cpu_s']:13.1f}"
-          f"{result['total_mib']:7.0f}")
+
+    PARTS = "decode", "teacher", "encoder", "denoiser", "loss", "optimiser"
+
+    def __init__(self, bench, folder):
+        import torch
+        import train
+        from settings import TrainSettings
+        look = random_teacher(bench)
+        blank = torch.zeros(1, 3, look.size, look.size, dtype=torch.uint8)
+        self.bench, self.given = bench, TrainSettings(micro_batch=bench.settings.micro_batch)
+        self.source = narrated_videos(bench, folder, look)
+        self.model = bench.model(dim=look.encode_frames(blank).shape[1])
+        self.optimizer = train.make_optimizer(self.model, self.given, "joint")
+        self.decode(-1)
+        with bench.mixed(), torch.no_grad():
+            self.batch = self.encode_batch()
+
+    def encode_batch(self):
+        import train
+        return train.encode_batch(self.model, self.source, self.loaded, self.asked,
+                                  self.bench.device, self.given.micro_batch)
+
+    def decode(self, round):
+        import train
+        self.loaded, self.asked = train.load_step(self.source, self.given, self.bench.batch, True,
+                                                  0, round + 1)
+
+    def teacher(self, round):
+        self.source.teach(self.loaded.looks)
+
+    def encoder(self, round):
+        from model import encode_parts
+        self.model.zero_grad(set_to_none=True)
+        encode_parts(self.model, send(self.loaded.clips, self.bench.device),
+                     self.given.micro_batch).sum().backward()
+
+    def denoiser(self, round):
+        import torch
+        x, _, observed, j = self.batch
+        zt = self.bench.random(len(j), 2, self.model.dim)
+        predict = self.model.predictor(x.detach().requires_grad_(), observed, j)
+        self.x_hat, z_hat = predict(zt, torch.zeros(len(j), 2, dtype=torch.int64, device=j.device))
+        (self.x_hat.sum() + z_hat.sum()).backward()
+
+    def loss(self, round):
+        import losses
+        x, x_hat = (rows.detach().requires_grad_() for rows in (self.batch[0], self.x_hat))
+        _, targets, observed, _ = self.batch
+        (losses.xe_loss(self.model.match(x), targets, observed)
+         + losses.mc_loss(self.model.match_predicted(x_hat), targets[:, :2])
+         + losses.mse_loss(x_hat, x[:, :2])).backward()
+
+    def optimiser(self, round):
+        self.optimizer.step()
+
+    def everything(self, round):
+        import train
+        self.decode(round)
+        self.optimizer.zero_grad(set_to_none=True)
+        train.objective(self.model, *self.encode_batch(), True)["loss"].backward()
+        self.optimizer.step()
+
+
+def kept_step(bench, model, source):
+    """A step of h alone (train.py, order_terms) on kept embeddings of the videos, here random."""
+    import numpy as np
+    import train
+    from annotations import FeaturesFile
+    from kept import KeptRows
+    from settings import TrainSettings
+    given = TrainSettings()
+    middles = np.tile(np.arange(train.GRID / 2, bench.settings.seconds, train.GRID), len(source))
+    names = np.repeat([video.name for video in source.videos], len(middles) // len(source))
+    x = bench.random(len(middles), model.dim).cpu()
+    rows = KeptRows(source, FeaturesFile(names, middles, x.numpy()), x, None, given.keep,
+                    given.missing, np.random.default_rng(0))
+    optimizer = train.make_optimizer(model, given, "order")
+
+    def step(round):
+        optimizer.zero_grad(set_to_none=True)
+        terms, _ = train.order_terms(model, rows, given, bench.device, round + 1, None)
+        terms["loss"].backward()
+        optimizer.step()
+    return step
+
+
+def step(settings, folder):
+    """A pre-training step and its parts; and one of h alone, on kept embeddings -> s."""
+    from settings import TrainSettings
+    bench = Bench(settings)
+    whole = PretrainStep(bench, folder)
+    ways = {part: getattr(whole, part) for part in (*PretrainStep.PARTS, "everything")}
+    taken, _ = bench.in_turn({**ways, "kept": kept_step(bench, whole.model, whole.source)})
+    mib, clips, rows = bench.peak(whole.everything), len(whole.loaded.clips), TrainSettings()
+    print(f"\nstep: {settings.size} size, {bench.batch} videos, {clips} clips, K = {PHRASES}, "
+          f"{bench.precision}, {bench.device}, micro-batch {settings.micro_batch}\n"
+          f"{'':24}{'s':>9}{'share':>8}")
+    for part, seconds in taken.items():
+        share = f"{100 * seconds / taken['everything']:7.1f}%" if part != "kept" else ""
+        print(f"{part:24}{seconds:9.4f}{share}")
+    print(f"{clips / taken['everything']:.2f} clips/s with decoding in this process; from kept "
+          f"embeddings {rows.order_batch / taken['kept']:.0f} rows/s; {mib:.0f} MiB")
+    return ({f"{part}_s": seconds for part, seconds in taken.items()}
+            | {"videos": bench.batch, "clips": clips, "precision": bench.precision, "mib": mib,
+               "micro_batch": settings.micro_batch, "kept_rows": rows.order_batch})
+
+
+def growth(settings, folder):
+    """s of f with frames, of h with clips, of the objective with phrases, and MiB of the latter."""
+    import torch
+    import train
+    from denoiser import Denoiser
+    from encoder import TimeSformer
+    from pseudo_labels import soft_targets
+    bench, B, N = Bench(settings), 16, 9
+    size, works = bench.sizes["encoder"], {"frames": {}, "clips": {}, "phrases": {}}
+    for F in FRAMES_GROWN:
+        f = TimeSformer(**{**size, "frames": F}).to(bench.device)
+        clips = bench.random(1, 3, F, size["image"], size["image"])
+        works["frames"][F] = torch.no_grad()(lambda round, f=f, clips=clips: f(clips))
+    for clips in CLIPS_GROWN:
+        h = Denoiser(clips=clips, **bench.sizes["denoiser"]).to(bench.device)
+        x, seen = bench.random(B, clips, 512), torch.ones(B, clips, dtype=torch.bool)
+        j = torch.zeros(B, 1, dtype=torch.int64, device=bench.device)
+        works["clips"][clips] = (lambda round, h=h, x=x, seen=seen.to(bench.device), j=j:
+                                 h(h.remember(x, seen), seen, x[:, :2], j, j.expand(B, 2)
+                                   ).sum().backward())
+    for K in PHRASES_GROWN:
+        model = bench.model(K, encoder=False)
+        x, seen = bench.random(B, N, 512), torch.ones(B, N, dtype=torch.bool, device=bench.device)
+
+        def matching(round, model=model, x=x, seen=seen):
+            targets = soft_targets(x, model.phrases, model.teacher_tau)
+            train.objective(model, x.clone().requires_grad_(), targets, seen, j,
+                            True)["loss"].backward()
+        works["phrases"][K] = matching
+    result = {}
+    for what, ways in works.items():
+        taken, _ = bench.in_turn({str(count): work for count, work in ways.items()})
+        result[what] = {count: {"s": seconds, "mib": bench.peak(ways[int(count)])}
+                        for count, seconds in taken.items()}
+        print(f"\ngrowth with {what}: {bench.precision}, {bench.device}")
+        for count, row in result[what].items():
+            print(f"{count:>9}{row['s']:9.4f} s{row['mib']:8.0f} MiB")
     return result
 
 
-PARTS = {"loader": loader, "memory": memory, "start": start}
+PARTS = {"encoder": encoder, "sampling": sampling, "step": step, "growth": growth,
+         "loader": loader, "memory": memory, "start": start}
 
 
 def main(settings):

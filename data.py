@@ -23,8 +23,9 @@ import torch
 from tqdm import tqdm
 
 import annotations
+import parallel
 import toy
-from program import BadInput, write_atomically
+from program import BadInput, send, write_atomically
 from protocols import frame_times, sentence_windows, step_windows
 
 
@@ -36,44 +37,17 @@ class Loaded:
     looks: torch.Tensor           # what the source's `teach` turns into the teacher's features
     failed: dict                  # {id: reason} of the others
 
+    def pin_memory(self):
+        """Copied to where a GPU fetches them by itself: a DataLoader's thread calls this."""
+        looks = ([look.pin_memory() for look in self.looks] if isinstance(self.looks, list) else
+                 self.looks.pin_memory())
+        return Loaded(self.requests, self.clips.pin_memory(), looks, self.failed)
+
 
 @dataclass(frozen=True, slots=True)
 class Narrated:
     """A video with a narration and no annotation."""
     name: str
-
-
-class Lazy(torch.utils.data.Dataset):
-    """Item i is make(items[i]), made when it is asked for (in a worker, where there are any)."""
-
-    def __init__(self, make, items):
-        self.make, self.items = make, items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, i):
-        try:
-            return self.make(self.items[i])
-        except (BadInput, OSError) as error:           # raised in a worker it would lose its line
-            return error
-
-
-def as_it_is(made):
-    """In place of what turns numpy into tensors."""
-    return made
-
-
-def prefetch(make, items, workers):
-    """Yield make(item) for each item, in order, made ahead by worker processes (0: none).
-
-    Raises: what `make` raises; RuntimeError if a worker dies.
-    """
-    for made in torch.utils.data.DataLoader(Lazy(make, items), batch_size=None,
-                                            num_workers=workers, collate_fn=as_it_is):
-        if isinstance(made, Exception):
-            raise made
-        yield made
 
 
 class ToySource:
@@ -102,7 +76,7 @@ class ToySource:
         if teacher is not None:
             starts = tqdm(range(0, len(self.pixels), 1024), desc=f"teacher on {split}",
                           mininterval=1, disable=not progress)
-            self.frame_features = torch.cat([teacher.encode_frames(self.pixels[i:i + 1024])
+            self.frame_features = torch.cat([teacher.encode_frames(self.pixels[i:i + 1024]).cpu()
                                              for i in starts])
 
     def __len__(self):
@@ -254,11 +228,19 @@ class VideoSource:
         return Loaded(good, torch.stack(clips) if clips else torch.empty(0), looks, failed)
 
     def teach(self, looks):
-        """The teacher's features of clips: the mean over their frames (Sec. 3.2) -> (C, D)."""
-        return torch.cat([
-            (look if look.ndim == 3 else
-             self.model.encode_frames(look.flatten(0, 1)).unflatten(0, look.shape[:2])).mean(1)
-            for look in looks])
+        """The teacher's features of clips: the mean over their frames (Sec. 3.2) -> (C, D).
+
+        Frames of all videos go through it together, 1024 at a time (some 2 GB at its size of 224).
+        """
+        shown = [look for look in looks if look.ndim > 3]
+        if not shown:
+            return torch.cat(looks).mean(1)
+        frames = torch.cat(shown)                                              # (C', F, 3, H, W)
+        rows = torch.cat([self.model.encode_frames(part)
+                          for part in frames.flatten(0, 1).split(1024)])       # (C' F, D)
+        taught = iter(rows.unflatten(0, frames.shape[:2]).split([len(look) for look in shown]))
+        return torch.cat([next(taught) if look.ndim > 3 else send(look, rows.device)
+                          for look in looks]).mean(1)
 
 
 TEACHER_FILE = Path("runs/toy_teacher.pt")         # trained once, by whichever command comes first
@@ -286,9 +268,10 @@ def toy_teacher(device):
         model.load_state_dict(kept["model"])
     except Exception:                              # absent, cut off, or of another version: again
         model, tokenizer = toy_render.train_teacher()
-        TEACHER_FILE.parent.mkdir(parents=True, exist_ok=True)
-        kept = {"model": model.state_dict(), "world": world_digest()}
-        write_atomically(TEACHER_FILE, lambda file: torch.save(kept, file))
+        if parallel.PLACE[0] == 0:
+            TEACHER_FILE.parent.mkdir(parents=True, exist_ok=True)
+            kept = {"model": model.state_dict(), "world": world_digest()}
+            write_atomically(TEACHER_FILE, lambda file: torch.save(kept, file))
     return Teacher(model, tokenizer, toy_render.MEAN, toy_render.STD, device)
 
 
@@ -383,9 +366,10 @@ def pad_clips(x, counts, clips):
     """(C, ...) rows of several videos -> (B, N, ...), zeros where one has fewer, and what is there.
 
     Args:    counts (B,) int64, clips of each video, at most N = `clips`; their sum is C.
-    Returns: (B, N, ...) and (B, N) bool.
+    Returns: (B, N, ...) and (B, N) bool. No value is read on the CPU: a GPU is not waited for.
     """
-    there = torch.arange(clips, device=x.device) < counts[:, None]              # (B, N)
-    padded = x.new_zeros(len(counts), clips, *x.shape[1:])
-    padded[there] = x
-    return padded, there
+    n = torch.arange(clips, device=x.device)
+    there = n < counts[:, None]                                                 # (B, N)
+    row = (counts.cumsum(0) - counts)[:, None] + n                              # (B, N)
+    padded = x[row.clamp(max=len(x) - 1)]              # padding is some other clip, for a moment
+    return padded.masked_fill(~there.view(*there.shape, *[1] * (x.ndim - 1)), 0), there

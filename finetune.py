@@ -17,6 +17,7 @@ M samples, N clips of each, B samples per step, S classes, D embedding.
 """
 import functools
 import math
+import os
 import time
 
 from inference import encode_samples, load_data
@@ -142,6 +143,8 @@ def set_up(settings):
     Returns: model, source, samples, device, and the checkpoint to resume from or None.
     """
     from model import load_model
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise BadInput("--stage finetune: runs in one process; start it without torchrun")
     resumed = prepare_run(settings)
     device = pick_device(settings.device)
     init, _ = load_model(settings.out if resumed else settings.init)
@@ -238,7 +241,7 @@ def action_terms(model, source, settings, unreadable, device, _, ready):
 
 def main(settings):
     """Fine-tuning. A step is one optimiser update."""
-    import data
+    from workers import prefetch
     model, source, samples, device, resumed = set_up(settings)
     first, began = resumed["step"] if resumed else 0, time.perf_counter()
     optimizer = make_optimizer(model, settings)
@@ -253,7 +256,7 @@ def main(settings):
         terms_of, count = functools.partial(kept_terms, model, x, y, settings), len(y)
     span = range(max(1, round(settings.epochs * max(count // settings.batch, 1))))
     todo = range(first, span.stop)
-    batches = data.prefetch(make, todo, settings.workers) if settings.data == "epic" else todo
+    batches = prefetch(make, todo, settings.workers) if settings.data == "epic" else todo
     print(f"{count} samples, {len(span)} steps, on {device}")
     with Run(settings, model, device, first, span.stop, count) as going:
         going.train("finetune", span, settings.batch, optimizer, batches, terms_of)

@@ -107,12 +107,12 @@ def encode_samples(model, source, samples, settings, device, title):
     import torch
     from tqdm import tqdm
 
-    import data
+    from workers import prefetch
     ours, teachers, good, N = [], [], [], len(samples[0].windows)
     batches = list(samples[i:i + settings.batch] for i in range(0, len(samples), settings.batch))
     make = functools.partial(load_samples, source)
     with torch.no_grad():
-        for loaded, read in tqdm(data.prefetch(make, batches, settings.workers), desc=title,
+        for loaded, read in tqdm(prefetch(make, batches, settings.workers), desc=title,
                                  total=len(batches), mininterval=1):
             source.unreadable |= loaded.failed
             if read:

@@ -13,10 +13,12 @@ import torch
 from torch.nn import functional
 from tqdm import tqdm
 
-from data import Loaded, prefetch
-from program import BadInput
+import parallel
+from data import Loaded
+from program import BadInput, send
 from protocols import (CLIP_SECONDS, PIECES, around, history_windows, missing_clips,
                        said_during)
+from workers import prefetch
 
 FORECASTS = 0.75          # share of the rows that are forecasts as at inference
 
@@ -49,7 +51,7 @@ def teach(source, loaded, targets="vision"):
     seen = source.teach(loaded.looks)
     if targets == "vision":
         return seen
-    return (functional.normalize(seen, dim=-1) + hear(source, loaded.requests)) / 2
+    return (functional.normalize(seen, dim=-1) + hear(source, loaded.requests).to(seen.device)) / 2
 
 
 def load_grid(source, stride, video):
@@ -73,15 +75,19 @@ def embed_videos(source, encode, stride, workers, device, targets="vision"):
     """
     names, windows, x, features, failed = [], [], [], [], {}
     make = functools.partial(load_grid, source, stride)
-    for loaded in tqdm(prefetch(make, range(len(source)), workers), desc="embed videos",
-                       total=len(source), mininterval=1):
+    mine = parallel.share(range(len(source)), parallel.PLACE)
+    for loaded in tqdm(prefetch(make, mine, workers), desc="embed videos", total=len(mine),
+                       mininterval=1):
         failed |= loaded.failed
         for video, rows in loaded.requests:
             names += [source.videos[video].name] * len(rows)
             windows.append(rows)
-            x.append(encode(loaded.clips.to(device)).cpu())
+            x.append(encode(send(loaded.clips, device)).cpu())
             if len(loaded.looks):
                 features.append(teach(source, loaded, targets).cpu())
+    parts = parallel.everyone((names, windows, x, features))
+    names, windows, x, features = ([row for rows in kind for row in rows] for kind in zip(*parts))
+    failed = {name: why for part in parallel.everyone(failed) for name, why in part.items()}
     if not names:
         raise BadInput(f"not one of {len(source)} videos could be read; the first: "
                        f"{next(iter(failed.values()), 'there is none')}")
@@ -141,8 +147,8 @@ class KeptRows:
         chosen = torch.from_numpy(np.concatenate([first, then]).astype(np.int64))
         rows, j = rows[chosen], j[chosen]
         missing = rows.gather(1, j)                                                 # (B, P)
-        return (self.x[rows].float().to(device), self.teacher[missing].float().to(device),
-                observed[chosen].to(device), j.to(device))
+        return tuple(send(part, device) for part in (
+            self.x[rows].float(), self.teacher[missing].float(), observed[chosen], j))
 
 
 def join_rows(forecasts, others, P):

@@ -179,13 +179,30 @@ class ProcedureModel(nn.Module):
             return [part.log_softmax(-1) for part in logits.split(self.classes, -1)]
 
 
+def encode_parts(model, clips, part):
+    """`model.encode`, `part` clips at a time, to train f with less memory; None: all at once.
+
+    In parts, what f needs for its gradients is not kept but computed again on the way back
+    (activation checkpointing): memory is that of one part, time 4/3, and the gradients are the
+    same, since all that follows sees all embeddings at once.
+    """
+    if part is None:
+        return model.encode(clips)
+    from torch.utils.checkpoint import checkpoint
+    return torch.cat([checkpoint(model.encode, some, use_reentrant=False, preserve_rng_state=False)
+                      for some in clips.split(part)])
+
+
 # ------------------------------------------------------------------------------------------------
 # Checkpoints: tensors and plain types, so that weights_only=True loads them
 # ------------------------------------------------------------------------------------------------
-def save_checkpoint(path, model, **more):
-    """Write the model and `more` (tensors and plain types) to path, whole or not at all."""
+def save_checkpoint(path, model, before=None, **more):
+    """Write the model and `more` (tensors and plain types) to path, whole or not at all.
+
+    before: what the checkpoint that was there is called from then on; None: it is gone.
+    """
     content = {"arguments": model.arguments, "model": model.state_dict(), **more}
-    write_atomically(path, lambda file: torch.save(content, file))
+    write_atomically(path, lambda file: torch.save(content, file), before)
 
 
 def read_content(path):

@@ -93,7 +93,10 @@ def run(main, cls, argv=None):
 
 
 class Interrupts:
-    """Within it, Ctrl-C and SIGTERM only set `status` (130, 143): a step is finished and saved."""
+    """Within it, Ctrl-C and SIGTERM only set `status` (130, 143): a step is finished and saved.
+
+    One that came too late for that ends the program where this ends.
+    """
 
     def __enter__(self):
         self.status = 0
@@ -108,6 +111,8 @@ class Interrupts:
     def __exit__(self, *exception):
         for number, handler in self.before.items():
             signal.signal(number, handler)
+        if self.status and not any(exception):
+            sys.exit(self.status)
 
 
 def fail(program, error, status):
@@ -129,16 +134,19 @@ def quiet():
         logging.disable(before)
 
 
-def write_atomically(path, write):
+def write_atomically(path, write, before=None):
     """Call write(binary file beside `path`), then rename: the file is whole or as before.
 
     A file, not a path: torch.save to a path hides a full disk in an error that is no OSError.
+    before: what the file that was there is called from then on; None: it is gone.
     """
     path = Path(path)
     temporary = path.with_name(path.name + ".part")
     try:
         with open(temporary, "wb") as file:
             write(file)
+        if before and path.exists():
+            os.replace(path, before)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -157,6 +165,23 @@ def set_seed(seed):
     random.seed(seed)
     numpy.random.seed(seed % 2 ** 32)
     torch.manual_seed(seed)
+
+
+def mixed_precision(device):
+    """Within it matrix products are of bfloat16, on a GPU; elsewhere nothing is changed."""
+    import torch
+    kind = torch.device(device).type
+    return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda")
+
+
+def send(x, device):
+    """A tensor to the device; a GPU is not waited for, which takes pinned memory.
+
+    One that is on the GPU already cannot be pinned.
+    """
+    import torch
+    x = x.pin_memory() if torch.device(device).type == "cuda" and x.device.type == "cpu" else x
+    return x.to(device, non_blocking=True)
 
 
 def pick_device(name):

@@ -96,13 +96,13 @@ class Teacher:
 
     @torch.no_grad()
     def encode_frames(self, frames):
-        """Frames (n, 3, H, W) uint8 -> (n, D) float32, unit length, on the CPU.
+        """Frames (n, 3, H, W) uint8 -> (n, D) float32, unit length, on `device`.
 
         Frames of another size than the model's are made to fit: see `fit`.
         """
-        pixels = fit(frames.to(self.device).float(), self.size)
+        pixels = fit(frames.to(self.device, non_blocking=True).float(), self.size)
         pixels = (pixels / 255 - self.mean) / self.std
-        return functional.normalize(self.model.encode_image(pixels).float(), dim=-1).cpu()
+        return functional.normalize(self.model.encode_image(pixels).float(), dim=-1)
 
 
 def soft_targets(features, phrases, tau):

@@ -5,14 +5,20 @@ by train.py and finetune.py. Every random choice of a step is drawn from (seed, 
 """
 import json
 import math
+import os
 import subprocess
 import sys
 import time
+import zipfile
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from program import BadInput, Interrupts, write_atomically, write_json
+import parallel
+from program import (BadInput, Interrupts, mixed_precision, set_seed, write_atomically,
+                     write_json)
+
+NEWEST, BEFORE = "checkpoint.pt", "checkpoint_before.pt"         # the last two of a run
 
 
 def prepare_run(settings):
@@ -20,11 +26,10 @@ def prepare_run(settings):
 
     Returns: the content of the checkpoint to resume from, or None.
     """
-    from model import read_checkpoint
     config = {name: value if isinstance(value, (int, float, str, type(None))) else str(value)
               for name, value in asdict(settings).items() if name != "resume"}
     path = settings.out / "config.json"
-    has = (settings.out / "checkpoint.pt").exists()
+    has = any((settings.out / name).exists() for name in (NEWEST, BEFORE))
     if settings.resume and has:
         try:
             before = json.loads(path.read_text())["settings"]
@@ -36,13 +41,48 @@ def prepare_run(settings):
             name = other[0]
             raise BadInput(f"--{name.replace('_', '-')} {config[name]}: this run has "
                            f"{before.get(name)}; resume it with the settings in {path}")
-        return read_checkpoint(settings.out)
+        return last_checkpoint(settings.out)
     if has:
         raise BadInput(f"--out {settings.out}: holds a checkpoint; add --resume to go on, "
                        "or choose another folder")
-    settings.out.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"settings": config, "versions": versions()})
+    if parallel.PLACE[0] == 0:
+        settings.out.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"settings": config, "versions": versions()})
     return None
+
+
+def read_whole(path):
+    """A checkpoint of ours whose bytes are as they were written, which torch does not look at."""
+    from model import read_checkpoint
+    content = read_checkpoint(path)
+    try:
+        with zipfile.ZipFile(path) as parts:
+            damaged = parts.testzip()
+    except zipfile.BadZipFile as error:
+        damaged = error
+    if damaged:
+        raise BadInput(f"{path}: is damaged: its bytes are not those that were written")
+    return content
+
+
+def last_checkpoint(out):
+    """The content of a run's newest checkpoint that is whole.
+
+    Where checkpoint.pt is damaged, or a kill came between two renames, the one before takes its
+    place, and this is said.
+    """
+    try:
+        return read_whole(out / NEWEST)
+    except BadInput as error:
+        if not (out / BEFORE).exists():
+            raise
+        content = read_whole(out / BEFORE)
+        reason = error if (out / NEWEST).exists() else f"{out / NEWEST}: is missing"
+        print(f"{reason}; going on from {BEFORE}, step {content['step']}")
+    parallel.everyone(None)                            # all processes have read it
+    if parallel.PLACE[0] == 0:
+        os.replace(out / BEFORE, out / NEWEST)
+    return content
 
 
 def earlier_unreadable(out):
@@ -58,7 +98,8 @@ def count_unreadable(unreadable, failed, source, settings):
     if failed.keys() <= unreadable.keys():
         return
     unreadable |= failed
-    write_json(settings.out / "unreadable.json", unreadable)
+    if parallel.PLACE[0] == 0:
+        write_json(settings.out / "unreadable.json", unreadable)
     if len(unreadable) > settings.max_unreadable * len(source):
         raise BadInput(f"{len(unreadable)} of {len(source)} videos cannot be read, more than "
                        f"--max-unreadable {settings.max_unreadable}; see "
@@ -67,7 +108,7 @@ def count_unreadable(unreadable, failed, source, settings):
 
 def report_missing(source, settings):
     """Say how many of the listed videos are missing, and name them in the run folder."""
-    if source.missing:
+    if source.missing and parallel.PLACE[0] == 0:
         print(f"{len(source.missing)} of {len(source.listed)} videos are missing; see "
               f"{settings.out}/missing.json")
         write_json(settings.out / "missing.json", source.missing)
@@ -99,16 +140,15 @@ def keep_metrics(path, step):
 
 
 def log_row(log, step, epoch, terms, lr, speed):
-    """One line of metrics.jsonl, if it is finite; null for a loss that the stage has not.
+    """One line of metrics.jsonl, if the loss is finite; null for one that the stage has not.
 
-    Returns: the loss. Reading it waits for the GPU.
+    Reading them waits for the GPU.
     """
     values = {name: float(value.detach()) for name, value in terms.items()}
     row = {"step": step, "epoch": epoch, "loss": None, "xe": None, "mse": None, "mc": None,
            **values, "lr": lr, "clips_per_s": speed}
     if math.isfinite(values["loss"]):
         print(json.dumps(row), file=log, flush=True)
-    return values["loss"]
 
 
 def schedule(step, steps):
@@ -137,7 +177,8 @@ def require_finite(loss, model, step, stage, settings):
 class Run:
     """A training run between its first and its last step: a log, a bar, checkpoints, the loop.
 
-    Within it Ctrl-C and SIGTERM let a step end, save, and then end the program.
+    Ctrl-C and SIGTERM let a step end, save, and then end the program; between two stages they end
+    it at once, since a stage is saved at its end.
 
     Args:
         first: steps that are done already; the rows of metrics.jsonl after them are dropped.
@@ -151,11 +192,11 @@ class Run:
 
     def __enter__(self):
         from tqdm import tqdm
-        path = self.settings.out / "metrics.jsonl"
-        keep_metrics(path, self.first)
+        path = self.settings.out / "metrics.jsonl" if parallel.PLACE[0] == 0 else Path(os.devnull)
+        if parallel.PLACE[0] == 0:
+            keep_metrics(path, self.first)
         with ExitStack() as stack:
             self.log = stack.enter_context(open(path, "a", encoding="utf-8"))
-            self.stop = stack.enter_context(Interrupts())
             self.bar = stack.enter_context(tqdm(total=self.total, initial=self.first, desc="train",
                                                 mininterval=1))
             self.stack = stack.pop_all()
@@ -177,35 +218,45 @@ class Run:
             terms_of: callable, step and item -> the losses by name, "loss" among them (None: this
                       step has nothing to learn from), and how many clips were read.
         """
-        import torch
         self.model.train()
-        for step, ready in zip(range(max(self.first, span.start), span.stop), batches):
-            in_stage = step - span.start
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * schedule(in_stage, len(span))
-            torch.manual_seed(self.settings.seed * 1_000_003 + step)
-            with torch.autocast(self.device.type, torch.bfloat16,
-                                enabled=self.device.type == "cuda"):
-                terms, read = terms_of(step, ready)
-            if terms:
-                optimizer.zero_grad(set_to_none=True)
-                terms["loss"].backward()
-                optimizer.step()
-                self.clips = self.clips + read             # a tensor: not waited for here
-            self.bar.update()
-            self.record(stage, step + 1, (in_stage + 1) * batch / self.count, terms, optimizer)
+        with Interrupts() as stop:
+            for step, ready in zip(range(max(self.first, span.start), span.stop), batches):
+                in_stage = step - span.start
+                for group in optimizer.param_groups:
+                    group["lr"] = group["peak"] * schedule(in_stage, len(span))
+                set_seed(self.settings.seed * 1_000_003 + step)
+                with mixed_precision(self.device):
+                    terms, read = terms_of(step, ready)
+                if terms:
+                    optimizer.zero_grad(set_to_none=True)
+                    terms["loss"].backward()
+                    parallel.average_gradients(optimizer)
+                    optimizer.step()
+                    self.clips = self.clips + read             # a tensor: not waited for here
+                self.bar.update()
+                status = max(parallel.everyone(stop.status))
+                self.record(stage, step + 1, (in_stage + 1) * batch / self.count, terms, optimizer,
+                            step + 1 == span.stop, status != 0)
+                if status:
+                    sys.exit(status)
 
-    def record(self, stage, done, epoch, terms, optimizer):
-        """After a step: a row, a checkpoint, or the end, where it is time for them."""
+    def record(self, stage, done, epoch, terms, optimizer, ends, stops):
+        """After a step: a row and a checkpoint, where it is time for them.
+
+        ends: this was the stage's last step. stops: the run is interrupted: a checkpoint, but no
+        row that the run would not have had otherwise.
+        """
         from model import save_checkpoint
         settings = self.settings
-        saves = (done == self.total or self.stop.status != 0 or done % settings.save_every == 0)
+        saves = ends or done % settings.save_every == 0
         if saves or done % settings.log_every == 0:
-            loss = log_row(self.log, done, epoch, terms, optimizer.param_groups[-1]["lr"],
-                           float(self.clips) / (time.perf_counter() - self.began)) if terms else 0.0
-            require_finite(loss, self.model, done, stage, settings)
-        if saves:
-            save_checkpoint(settings.out / "checkpoint.pt", self.model, step=done, stage=stage,
-                            optimizer=optimizer.state_dict())
-        if self.stop.status:
-            sys.exit(self.stop.status)
+            if terms:
+                speed = float(self.clips) / (time.perf_counter() - self.began)
+                log_row(self.log, done, epoch, terms, optimizer.param_groups[-1]["lr"], speed)
+        elif not stops:
+            return
+        loss = float(terms["loss"].detach()) if terms else 0.0
+        require_finite(loss, self.model, done, stage, settings)
+        if (saves or stops) and parallel.PLACE[0] == 0:
+            save_checkpoint(settings.out / NEWEST, self.model, settings.out / BEFORE, step=done,
+                            stage=stage, optimizer=optimizer.state_dict())

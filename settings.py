@@ -81,6 +81,8 @@ class TrainSettings:
                                  "teach` writes it; used where present", None, data=HOWTO)
     size: str = opt("of f and h: paper, ViT-B on 8 frames of 224 x 224; small, 4 frames of 32 x "
                     "32, as with --data toy", "paper", ("small", "paper"), data=HOWTO)
+    augment: bool = opt("f sees a random square of every clip, mirrored in half of the draws; "
+                        "otherwise the middle one, as in evaluation", True, data=HOWTO)
     encoder: str = opt("f: TimeSformer, or MViT-v2 (the paper's appendix)", "timesformer",
                        ("timesformer", "mvit"))
     init: Path = opt("start from these weights, as far as they fit: a run folder, a file of ours, "
@@ -99,6 +101,9 @@ class TrainSettings:
     missing: int = opt("the most clips that are missing together in that stage, 1 to 3; the "
                        "paper's 1; evaluate.py --horizon H needs H", 1)
     batch: int = opt("videos per step; the paper's 128", 16)
+    micro_batch: int = opt("clips that f encodes at once, its activations computed again for the "
+                           "gradients: a third more time, memory of so many; default: all, kept",
+                           None)
     order_batch: int = opt("rows per step of that stage", 256)
     sgd_lr: float = opt("peak learning rate of SGD; the release's 5e-3", 5e-3)
     lr: float = opt("peak learning rate of f with AdamW; the release's 5e-5", 2e-3)
@@ -123,6 +128,8 @@ class TrainSettings:
         for name in ("sgd_epochs", "match_epochs", "joint_epochs", "order_epochs", "weight_decay"):
             check(0 <= getattr(self, name) < math.inf, name, getattr(self, name),
                   "must be 0 or more, and finite")
+        check(self.micro_batch is None or self.micro_batch >= 1, "micro_batch", self.micro_batch,
+              "must be at least 1")
         check(self.teacher_tau is None or 0 < self.teacher_tau < math.inf, "teacher_tau",
               self.teacher_tau, "must be above 0, and finite")
         check(self.teacher_features is None or self.teacher_features.is_dir(), "teacher_features",
@@ -421,17 +428,29 @@ class FiguresSettings:
 @dataclass(frozen=True)
 class BenchmarkSettings:
     """Measure speed and memory on this machine, ours beside others, in one run."""
-    parts: str = opt("what to measure, separated by commas: loader (needs ffmpeg), memory, start",
-                     "loader")
+    parts: str = opt("what to measure, separated by commas: encoder, sampling, step, growth, "
+                     "loader (needs ffmpeg), memory, start", "loader")
+    size: str = opt("of f and h: paper, ViT-B on 8 frames of 224 x 224; small, 4 frames of 32 x 32",
+                    "paper", ("small", "paper"))
+    batch: int = opt("encoder: clips at once; step: videos; default 1, on a GPU 16", None)
+    micro_batch: int = opt("step: as in train.py", None)
+    precision: str = opt("of matrix products; default bfloat16 on a GPU, else float32", None,
+                         ("float32", "bfloat16"))
+    compiled: bool = opt("encoder: by torch.compile as well (on a CPU it needs a compiler)", False)
+    device: str = opt("auto: a CUDA GPU where there is one", "auto")
     videos: Path = opt("loader: folder of videos to be read, besides the one made here", None)
-    seconds: float = opt("loader: length of that one", 180.0)
-    repeats: int = opt("loader: rounds, after one to warm up; medians are shown", 5)
+    seconds: float = opt("loader, step: length of that one", 180.0)
+    repeats: int = opt("rounds, after one to warm up; medians are shown", 5)
     json: Path = opt("also write the numbers here", None)
 
     def __post_init__(self):
         for part in self.parts.split(","):
-            check(part in ("loader", "memory", "start"), "parts", self.parts,
-                  "must be some of loader, memory, start")
+            check(part in ("encoder", "sampling", "step", "growth", "loader", "memory", "start"),
+                  "parts", self.parts,
+                  "must be some of encoder, sampling, step, growth, loader, memory, start")
+        for name in ("batch", "micro_batch"):
+            value = getattr(self, name)
+            check(value is None or value >= 1, name, value, "must be at least 1")
         check(1 <= self.seconds <= 3600, "seconds", self.seconds, "must be 1 to 3600")
         check(self.repeats >= 1, "repeats", self.repeats, "must be at least 1")
 

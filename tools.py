@@ -37,14 +37,14 @@ def read_ends(settings, ends):
     Returns: {id: path} of those found, and {id: reason} of the unreadable; None, {} without
              --videos.
     """
-    import data
     from tqdm import tqdm
+    from workers import prefetch
     if settings.videos is None:
         return None, {}
     from video import find_videos
     paths = find_videos(settings.videos)
     there = [name for name in ends if name in paths]
-    read = data.prefetch(functools.partial(readable, paths, ends), there, settings.workers)
+    read = prefetch(functools.partial(readable, paths, ends), there, settings.workers)
     read = tqdm(read, desc="read", total=len(there), mininterval=1)
     return paths, {name: reason for name, reason in read if reason}
 
@@ -114,9 +114,9 @@ def for_each_video(settings, suffix, make, keep):
     make: callable, (id, path) -> (id, made, None) or (id, None, reason), called in the workers.
     keep: callable, (path of ID`suffix`, made), called here.
     """
-    import data
     from tqdm import tqdm
     from video import find_videos
+    from workers import prefetch
     found = find_videos(settings.videos)
     if not found:
         raise BadInput(f"--videos {settings.videos}: no video below it")
@@ -124,7 +124,7 @@ def for_each_video(settings, suffix, make, keep):
     todo = [(name, path) for name, path in found.items()
             if not (settings.out / f"{name}{suffix}").exists()]
     bad = {}
-    for name, made, reason in tqdm(data.prefetch(make, todo, settings.workers), total=len(todo),
+    for name, made, reason in tqdm(prefetch(make, todo, settings.workers), total=len(todo),
                                    desc=f"write {suffix}", mininterval=1):
         if reason:
             bad[name] = reason
@@ -175,7 +175,8 @@ def teach_all(settings):
     teacher = open_teacher(settings.clip, settings.clip_weights, pick_device(settings.device))
 
     def keep(path, frames):
-        rows = np.concatenate([teacher.encode_frames(part).numpy() for part in frames.split(256)])
+        rows = np.concatenate([teacher.encode_frames(part).cpu().numpy()
+                               for part in frames.split(256)])
         write_atomically(path, lambda file: np.save(file, rows.astype(np.float16)))
 
     for_each_video(settings, ".npy", functools.partial(every_second, teacher.size), keep)
@@ -230,6 +231,7 @@ def export_toy(settings):
     import toy_render
     from safetensors.torch import save
     from tqdm import tqdm
+    from workers import prefetch
     out = settings.out
     if out.exists() and any(out.iterdir()):
         raise BadInput(f"--out {out}: is not empty; choose another folder")
@@ -237,7 +239,7 @@ def export_toy(settings):
         (out / folder).mkdir(parents=True, exist_ok=True)
     items = [(split, i) for split, count in (("train", settings.train), ("test", settings.test))
              for i in range(count)]
-    made = data.prefetch(functools.partial(export_one, out), items, settings.workers)
+    made = prefetch(functools.partial(export_one, out), items, settings.workers)
     database = dict(tqdm(made, desc="export", total=len(items), mininterval=1))
     write_json(out / "COIN.json", {"database": database})
     for name, lines in (("steps.txt", toy.STEPS), ("phrases.txt", toy.PHRASES),

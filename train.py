@@ -5,13 +5,15 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4.
 Stages over videos and their narrations, no labels: SGD and AdamW on the matching loss, AdamW on
 the whole objective (Eq. 7), and, once f has finished, AdamW on h with the embeddings kept. Every
 random choice of a step is drawn from (seed, step), so that a resumed run goes on as if it had
-never stopped. B videos, N clips, C clips in all, T levels, K phrases, D embedding.
+never stopped. Several GPUs share a step: parallel.py. B videos, N clips, C clips in all, T levels,
+K phrases, D embedding.
 """
 import functools
 import sys
 import time
 
-from program import BadInput, pick_device, run, set_seed
+import parallel
+from program import BadInput, check, mixed_precision, pick_device, run, send, set_seed
 from runs import (Run, count_unreadable, earlier_unreadable, prepare_run, report_missing,
                   videos_of_step)
 from settings import TrainSettings
@@ -70,10 +72,11 @@ def load_data(settings, sizes, device):
             None)
 
 
-def load_step(source, settings, batch, ordering, first, step):
+def load_step(source, settings, batch, ordering, first, step, place=(0, 1)):
     """What f reads in one step, all of it drawn from (seed, step): in a worker, if there are any.
 
-    Args:    batch: videos; ordering: whether clips are missing; first: the stage's first step.
+    Args:    batch: videos; ordering: whether clips are missing; first: the stage's first step;
+             place: this process, of how many that share the videos.
     Returns: data.Loaded, and [(observed (n,) bool, j (1,)), ...], one for each video of it. Videos
              without a clip are left out.
     """
@@ -89,13 +92,17 @@ def load_step(source, settings, batch, ordering, first, step):
             j, seen = (protocols.missing_clips(len(windows), 1, rng) if ordering
                        else (np.array([-1]), np.ones(len(windows), bool)))
             asked[video] = seen, j
-    loaded = source.load(requests, rng)
+    if place[0]:                                       # other views than the first process's
+        rng = np.random.default_rng((settings.seed, 2, step, place[0]))
+    loaded = source.load(parallel.share(requests, place), rng if settings.augment else None)
     return loaded, [asked[video] for video, _ in loaded.requests]
 
 
-def encode_batch(model, source, loaded, asked, device, targets="vision"):
+def encode_batch(model, source, loaded, asked, device, part=None, targets="vision"):
     """Clips of some videos through f, and the teacher's soft targets for them: see `kept.teach`.
 
+    Args:    loaded: this process's clips; asked: of all processes' videos; part: clips that f
+             encodes at once.
     Returns: x (B, N, D); targets (B, N, K); observed (B, N) bool; j (B, 1) int64, -1 = no clip is
              missing.
     """
@@ -105,16 +112,21 @@ def encode_batch(model, source, loaded, asked, device, targets="vision"):
     import data
     import kept
     import protocols
+    from model import encode_parts
     from pseudo_labels import soft_targets
     observed, j = zip(*asked)
-    count = torch.tensor([len(seen) for seen in observed], device=device)
-    x = model.encode(loaded.clips.to(device))                                  # x_i = f(v_i)
-    features = kept.teach(source, loaded, targets).to(device)                  # (C, D)
+    count = send(torch.tensor([len(seen) for seen in observed]), device)
+    if len(loaded.clips):
+        x = encode_parts(model, send(loaded.clips, device), part)              # x_i = f(v_i)
+        features = send(kept.teach(source, loaded, targets), device)           # (C, D)
+    else:                                              # one process of several may have none
+        x = features = torch.zeros(0, model.dim, device=device, requires_grad=True)
+    x, features = parallel.gather(x), parallel.gather(features)
     targets = soft_targets(features, model.phrases, model.teacher_tau)         # (C, K)  p'_i
-    observed = torch.from_numpy(np.concatenate(observed)).to(device)
+    observed = send(torch.from_numpy(np.concatenate(observed)), device)
     x, targets, observed = (data.pad_clips(rows, count, protocols.CLIPS)[0] for rows in
                             (x, targets, observed))
-    return x, targets, observed, torch.from_numpy(np.array(j)).to(device)
+    return x, targets, observed, send(torch.from_numpy(np.array(j)), device)
 
 
 def ordering_losses(model, x, target, observed, j):
@@ -204,7 +216,7 @@ def keep_rows(model, source, settings, device):
         features, teacher = source.features, torch.from_numpy(source.features.embedding)
         failed, steps = {}, None                       # its windows are annotated steps
     else:
-        with torch.no_grad():
+        with torch.no_grad(), mixed_precision(device):
             names, windows, x, teacher, failed = kept.embed_videos(
                 source, model.encode, GRID, settings.workers, device, settings.targets)
         features = annotations.FeaturesFile(names, windows.mean(1), x.numpy())
@@ -233,11 +245,13 @@ def video_terms(model, source, settings, unreadable, ordering, device, _, ready)
     ready: from `load_step`. unreadable: {id: reason}, what it could not read is added.
     """
     loaded, asked = ready
-    count_unreadable(unreadable, loaded.failed, source, settings)
+    for failed in parallel.everyone(loaded.failed):
+        count_unreadable(unreadable, failed, source, settings)
+    asked = [one for part in parallel.everyone(asked) for one in part]
     if not asked:
         return None, 0
     x, targets, observed, j = encode_batch(model, source, loaded, asked, device,
-                                           settings.targets)
+                                           settings.micro_batch, settings.targets)
     return objective(model, x, targets, observed, j, ordering), observed.sum()
 
 
@@ -248,6 +262,8 @@ def set_up(settings):
     """
     from model import ProcedureModel
     from protocols import PIECES
+    check(settings.batch >= parallel.PLACE[1], "batch", settings.batch,
+          f"{parallel.PLACE[1]} processes need a video each")
     resumed = prepare_run(settings)
     device = pick_device(settings.device)
     size = {"toy": "small", "coin": "h only"}.get(settings.data, settings.size)
@@ -276,7 +292,8 @@ def set_up(settings):
 
 def main(settings):
     """Pre-training, stage by stage. A step is one optimiser update."""
-    import data
+    parallel.start(settings.device)
+    from workers import prefetch
 
     model, source, device, plan, resumed = set_up(settings)
     first, total = resumed["step"] if resumed else 0, sum(steps for _, steps, _ in plan)
@@ -298,10 +315,11 @@ def main(settings):
                 batches = todo
             else:
                 ordering = stage == "joint" and settings.order != "none"
-                make = functools.partial(load_step, source, settings, batch, ordering, span.start)
+                make = functools.partial(load_step, source, settings, batch, ordering, span.start,
+                                         place=parallel.PLACE)
                 terms_of = functools.partial(video_terms, model, source, settings, unreadable,
                                              ordering, device)
-                batches = data.prefetch(make, todo, settings.workers)
+                batches = prefetch(make, todo, settings.workers)
             going.train(stage, span, batch, optimizer, batches, terms_of)
     print(f"{settings.out}/checkpoint.pt: {total} steps, {time.perf_counter() - began:.0f} s")
 

@@ -1,5 +1,9 @@
 """What the tests of commands share: COIN files made up, scripts run in-process."""
+import itertools
 import json
+import multiprocessing
+import os
+import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -41,7 +45,8 @@ SCRIPTS = {"evaluate.py": (evaluate.main, EvaluateSettings),
 
 def flags_of(ending, value):
     """--NAME value for every training setting whose name ends so: of every stage there is."""
-    return tuple(text for f in fields(TrainSettings) if f.name.endswith(ending)
+    return tuple(text for f in fields(TrainSettings)
+                 if f.name.endswith(ending) and f.default is not None
                  for text in ("--" + f.name.replace("_", "-"), str(value)))
 
 
@@ -111,6 +116,33 @@ def call(program, *argv):
         return run(*(SCRIPTS[program] if program in SCRIPTS else train.stage_of(argv)), list(argv))
     finally:
         sys.argv = kept
+
+
+def struck(number, owner, name, count, program, *argv):
+    """`call` in a process of its own, which gets a signal when owner.name is called the count-th
+    time; so does its group, as a job that is ended. It is a copy of this process: torch is there.
+
+    Returns: its exit code; 99 if owner.name was called once more.
+    """
+    def until_struck():
+        os.setpgid(0, 0)
+        calls, whole = itertools.count(1), getattr(owner, name)
+
+        def strike(*args, **kwargs):
+            this = next(calls)
+            if this == count:
+                subprocess.Popen(["kill", f"-{number}", "--", f"-{os.getpid()}"],
+                                 start_new_session=True).wait()
+            if this > count:
+                os._exit(99)
+            return whole(*args, **kwargs)
+        setattr(owner, name, strike)
+        call(program, *argv)
+    process = multiprocessing.get_context("fork").Process(target=until_struck)
+    process.start()
+    process.join(60)
+    process.kill()
+    return process.exitcode
 
 
 def fails(capsys, status, program, *argv):

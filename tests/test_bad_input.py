@@ -220,6 +220,7 @@ def test_texts_that_are_all_the_same(capsys):
 def test_a_damaged_checkpoint_is_not_resumed(place, capsys):
     """Catches: --resume that starts again from nothing over a checkpoint it cannot read."""
     call("train.py", *TINY, *coin_flags(), "--out", "run")
+    Path("run/checkpoint_before.pt").unlink()          # with it: test_resume.py
     path = Path("run/checkpoint.pt")
     path.write_bytes(path.read_bytes()[:-1000])
     again = (*TINY, *coin_flags(), "--out", "run", "--resume")

@@ -25,9 +25,10 @@ import train  # noqa: E402
 import video as video_module  # noqa: E402
 from captions import Captions  # noqa: E402
 from kept import embed_videos  # noqa: E402
-from program import BadInput  # noqa: E402
+from program import BadInput, parse  # noqa: E402
 from runs import earlier_unreadable  # noqa: E402
 from settings import EvaluateSettings, TrainSettings  # noqa: E402
+from workers import prefetch  # noqa: E402
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
@@ -86,10 +87,10 @@ def test_prefetch_keeps_the_order(workers):
     def make(item):
         np.linalg.norm(np.ones((400 * (item % 2), 400)))     # every second one takes longer
         return item, os.getpid()
-    found = list(data.prefetch(make, range(3, 12), workers))
+    found = list(prefetch(make, range(3, 12), workers))
     assert [item for item, _ in found] == list(range(3, 12))
     assert len({process for _, process in found} - {os.getpid()}) == workers
-    assert list(data.prefetch(make, [], workers)) == []
+    assert list(prefetch(make, [], workers)) == []
 
 
 def test_a_worker_that_dies_is_an_error():
@@ -99,7 +100,7 @@ def test_a_worker_that_dies_is_an_error():
             os._exit(1)
         return item
     with pytest.raises(RuntimeError, match="worker.*exited"):
-        list(data.prefetch(make, range(8), 2))
+        list(prefetch(make, range(8), 2))
 
 
 @WORKERS
@@ -108,7 +109,7 @@ def test_a_mistake_in_a_worker_stays_what_it_is(workers):
     def make(item):
         raise BadInput("captions/v3.csv:7: no time")
     with pytest.raises(BadInput, match="v3.csv:7"):
-        list(data.prefetch(make, range(2), workers))
+        list(prefetch(make, range(2), workers))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -120,7 +121,7 @@ def steps(source, numbers, ordering, seed=5, workers=0, first=10, batch=3):
                              first)
     return [([(video, windows.tolist()) for video, windows in loaded.requests],
              loaded.clips.tolist(), [(seen.tolist(), *j.tolist()) for seen, j in asked])
-            for loaded, asked in data.prefetch(make, numbers, workers)]
+            for loaded, asked in prefetch(make, numbers, workers)]
 
 
 @pytest.mark.parametrize("ordering", [True, False])
@@ -143,6 +144,19 @@ def test_a_step_is_drawn_from_seed_and_number(ordering):
     assert len(set(missing)) > 3 if ordering else set(missing) == {-1}
 
 
+def test_without_augmentation_every_clip_is_the_middle_view():
+    """Catches: --no-augment that changes nothing, or that changes which windows are read."""
+    settings = parse(TrainSettings, ["--seed", "5", "--data", "howto100m", "--videos", "v",
+                                     "--captions", "c", "--phrases", "p", "--no-augment"])
+    for step in (12, 13):
+        loaded, asked = train.load_step(Source(), settings, 3, True, 10, step)
+        assert loaded.clips.numel() and not loaded.clips[:, 2].any()
+        [(requests, clips, missing)] = steps(Source(), [step], True)
+        assert [(video, windows.tolist()) for video, windows in loaded.requests] == requests
+        assert loaded.clips[:, :2].tolist() == [clip[:2] for clip in clips]
+        assert [(seen.tolist(), *j.tolist()) for seen, j in asked] == missing
+
+
 def test_the_steps_of_a_stage_take_all_videos_in_turn():
     """Catches: a stage that begins in the middle of an epoch, a video that comes twice or never."""
     found = steps(Source(), range(10, 14), True, first=10, batch=3)
@@ -160,7 +174,7 @@ def test_unreadable_videos_leave_the_rows_of_a_batch_aligned(workers):
     settings, model = TrainSettings(seed=2), SimpleNamespace(
         encode=lambda clips: clips, phrases=torch.eye(2, dtype=torch.float64) + .5, teacher_tau=.1)
     make = functools.partial(train.load_step, source, settings, 7, True, 0)
-    for step, (loaded, asked) in enumerate(data.prefetch(make, range(6), workers)):
+    for step, (loaded, asked) in enumerate(prefetch(make, range(6), workers)):
         all_requests = train.load_step(whole, settings, 7, True, 0, step)
         x, targets, observed, j = train.encode_batch(model, source, loaded, asked, "cpu")
         assert loaded.failed == {"v1": "v1 is broken", "v5": "v5 is broken"}

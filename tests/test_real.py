@@ -273,7 +273,7 @@ def test_kept_teacher_features_are_used_where_present(capsys):
     source = data.open_narrated(settings, 32, 4, teacher)
     looked = source.teach(source.load(requests).looks).split(2)
     looked = dict(zip((source.videos[v].name for v, _ in requests), looked))
-    assert torch.equal(ours[last.stem], looked[last.stem])
+    torch.testing.assert_close(ours[last.stem], looked[last.stem])     # with others in one pass
     assert not torch.equal(ours[first.stem], looked[first.stem])
 
     kept = (*TRAIN, "--teacher-features", "kept")
