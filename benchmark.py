@@ -203,7 +203,7 @@ class PretrainStep:
     def encode_batch(self):
         import train
         return train.encode_batch(self.model, self.source, self.loaded, self.asked,
-                                  self.bench.device, self.given.micro_batch)
+                                  self.bench.device, part=self.given.micro_batch)
 
     def decode(self, round):
         import train

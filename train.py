@@ -98,7 +98,7 @@ def load_step(source, settings, batch, ordering, first, step, place=(0, 1)):
     return loaded, [asked[video] for video, _ in loaded.requests]
 
 
-def encode_batch(model, source, loaded, asked, device, part=None, targets="vision"):
+def encode_batch(model, source, loaded, asked, device, targets="vision", part=None):
     """Clips of some videos through f, and the teacher's soft targets for them: see `kept.teach`.
 
     Args:    loaded: this process's clips; asked: of all processes' videos; part: clips that f
@@ -251,7 +251,7 @@ def video_terms(model, source, settings, unreadable, ordering, device, _, ready)
     if not asked:
         return None, 0
     x, targets, observed, j = encode_batch(model, source, loaded, asked, device,
-                                           settings.micro_batch, settings.targets)
+                                           settings.targets, settings.micro_batch)
     return objective(model, x, targets, observed, j, ordering), observed.sum()
 
 

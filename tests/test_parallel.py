@@ -238,7 +238,7 @@ def test_a_step_waits_for_no_gpu(monkeypatch, ordering, part):
         with cuda:
             model = build()
         with Waits() as waits:
-            batch = train.encode_batch(model, Source(), ready[0], asked, cuda, part)
+            batch = train.encode_batch(model, Source(), ready[0], asked, cuda, part=part)
             terms = train.objective(model, *batch, ordering)
     assert terms["loss"].device.type == "cuda" and not waits.found, waits.found
 

@@ -47,7 +47,7 @@ def source(place):
     """The videos of TINY, rendered once: processes begin as copies of this one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        return data.ToySource("train", 16, 4, data.toy_teacher("cpu").encode_frames, False)
+        return data.ToySource("train", 16, 4, data.toy_teacher("cpu"), False)
 
 
 @pytest.fixture(autouse=True)
