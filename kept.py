@@ -51,7 +51,7 @@ def teach(source, loaded, targets="vision"):
     seen = source.teach(loaded.looks)
     if targets == "vision":
         return seen
-    return (functional.normalize(seen, dim=-1) + hear(source, loaded.requests)) / 2
+    return (functional.normalize(seen, dim=-1) + hear(source, loaded.requests).to(seen.device)) / 2
 
 
 def load_grid(source, stride, video):

@@ -175,9 +175,12 @@ def mixed_precision(device):
 
 
 def send(x, device):
-    """A tensor to the device; a GPU is not waited for, which takes pinned memory."""
+    """A tensor to the device; a GPU is not waited for, which takes pinned memory.
+
+    One that is on the GPU already cannot be pinned.
+    """
     import torch
-    x = x.pin_memory() if torch.device(device).type == "cuda" else x
+    x = x.pin_memory() if torch.device(device).type == "cuda" and x.device.type == "cpu" else x
     return x.to(device, non_blocking=True)
 
 

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402
+import figures  # noqa: E402
 import metrics  # noqa: E402
 import paper_tables  # noqa: E402
 import table_runs  # noqa: E402
@@ -207,8 +208,9 @@ def slow_bleu1(step, phrase):
 def test_bleu1_equals_counting():
     """Catches: a word counted oftener than the phrase has it, no penalty for a shorter step, the
     phrases taken together, a difference of case."""
-    steps = ["Stir the Egg", "the the the", "fry", "knead dough"]
-    pool = ["stir the egg", "the the", "fry the egg now", "Fry an egg", "pour egg stir"]
+    steps = ["Stir the Egg", "the the the", "fry", "knead dough", "add salt"]
+    pool = ["stir the egg", "the the", "fry the egg now", "Fry an egg", "pour egg stir",
+            "add add salt"]
     slow = [max(slow_bleu1(step, phrase) for phrase in pool) for step in steps]
     assert metrics.largest_bleu1(steps, pool) == pytest.approx(slow)
     assert slow[0] == 1 and slow[1] == 2 / 3 and 0 < slow[2] < .2 and slow[3] == 0
@@ -232,6 +234,23 @@ def test_seen_and_novel_steps_by_loops():
     rows = tables.concept_rows(["fry egg", "add salt", "x"], ["fry onion", "add salt", "eat egg"],
                                [.5, 1.0, 0.0])
     assert rows == [("ours", "fry egg", [["fry onion, eat egg"]]), ("ours", "x", [["--"]])]
+
+
+def test_the_chart_has_the_means_over_the_runs(monkeypatch, capsys):
+    """Catches: percent for fractions, a step that does not occur drawn at 0, a task without runs
+    drawn, no line where matplotlib is missing."""
+    drawn = []
+    monkeypatch.setattr(figures, "plot_open_vocabulary", lambda *args: drawn.append(args))
+    monkeypatch.setattr(figures, "save", lambda figure, path: None)
+    found = {"classify": [[100.0, None, 20.0], [50.0, None, None]], "forecast": []}
+    tables.draw_open("out.png", [1, 0, 0], found)
+    (bleu, accuracy), = drawn
+    assert bleu == [1, 0, 0] and accuracy.keys() == {"classification"}
+    assert accuracy["classification"] == pytest.approx([.75, math.nan, .2], nan_ok=True)
+    monkeypatch.setattr(figures, "save", lambda figure, path: figures.require())
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    tables.draw_open("out.png", [1, 0, 0], found)
+    assert "out.png is not drawn: figures need matplotlib" in capsys.readouterr().out
 
 
 def test_the_embedded_world_has_five_novel_steps():
