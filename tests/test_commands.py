@@ -385,9 +385,9 @@ def test_one_video_and_batches_of_one():
 
 # ---- measuring ---------------------------------------------------------------------------------
 def forecast_keys(content):
-    """The forecast JSON has exactly SPEC's keys, in its order; every number is one or null."""
+    """The forecast JSON has exactly the keys promised, in order; every number is one or null."""
     assert list(content) == HEAD + ["samples", "top1", "top5", "mean_class", "deviation",
-                                    "distinct", "baselines", "truth"] + TAIL
+                                    "distinct", "baselines", "truth", "by_class"] + TAIL
     assert list(content["top1"]) == ["zero_noise", "expectation", "oracle", "oracle_softmax"]
     assert list(content["top5"]) == ["zero_noise", "expectation"]
     assert list(content["baselines"]) == ["random", "unigram", "clip", "bigram", "bigram_soft"]
