@@ -34,7 +34,8 @@ class Loaded:
     """What a source gives for some requests, [(video, windows (n, 2) s), ...]."""
     requests: list                # those that could be read
     clips: torch.Tensor           # of all of them, (C, F, 3, H, W) uint8, or embeddings (C, D)
-    looks: torch.Tensor           # what the source's `teach` turns into the teacher's features
+    looks: object                 # what the source's `teach` turns into the teacher's features: a
+                                  # tensor, or a list of one for each video
     failed: dict                  # {id: reason} of the others
 
     def pin_memory(self):
@@ -63,7 +64,7 @@ class ToySource:
 
     def __init__(self, split, count, frames, teacher=None, progress=True):
         import toy_render
-        self.model = teacher
+        self.teacher = teacher
         self.frames_per_clip, self.fps = frames, toy_render.FPS
         self.videos = self.listed = [toy.make_video(split, i) for i in range(count)]
         self.missing, self.unreadable = [], {}
@@ -169,7 +170,7 @@ class VideoSource:
         self.paths, self.size, self.frames_per_clip, self.seconds = paths, size, frames, seconds
         self.kept = {path.stem: path for path in kept.glob("*.npy")} if kept else {}
         self.width = teacher.encode_phrases(["a"]).shape[1] if kept else None
-        self.listed, self.model, self.captions = videos, teacher, captions
+        self.listed, self.teacher, self.captions = videos, teacher, captions
         there = {video.name for video in videos if video.name in paths
                  and (captions is None or video.name in captions)}
         self.videos = [video for video in videos if video.name in there]
@@ -204,7 +205,7 @@ class VideoSource:
         from video import (Unreadable, evaluation_view, read_frames, short_side_for,
                            training_view)
         good, clips, looks, failed = [], [], [], {}
-        sizes = [self.size] + ([self.model.size] if self.model else [])
+        sizes = [self.size] + ([self.teacher.size] if self.teacher else [])
         short_side = short_side_for(max(sizes))
         for request in requests:
             name = self.videos[request[0]].name
@@ -222,8 +223,8 @@ class VideoSource:
                 rows = annotations.load_teacher_rows(self.kept[name], self.width)
                 second = np.minimum(times.astype(np.int64), len(rows) - 1)           # (n, F)
                 looks.append(torch.from_numpy(rows[second]))
-            elif self.model:
-                looks.append(torch.stack([evaluation_view(clip, self.model.size)
+            elif self.teacher:
+                looks.append(torch.stack([evaluation_view(clip, self.teacher.size)
                                           for clip in split]))
         return Loaded(good, torch.stack(clips) if clips else torch.empty(0), looks, failed)
 
@@ -236,7 +237,7 @@ class VideoSource:
         if not shown:
             return torch.cat(looks).mean(1)
         frames = torch.cat(shown)                                              # (C', F, 3, H, W)
-        rows = torch.cat([self.model.encode_frames(part)
+        rows = torch.cat([self.teacher.encode_frames(part)
                           for part in frames.flatten(0, 1).split(1024)])       # (C' F, D)
         taught = iter(rows.unflatten(0, frames.shape[:2]).split([len(look) for look in shown]))
         return torch.cat([next(taught) if look.ndim > 3 else send(look, rows.device)
@@ -281,7 +282,7 @@ KEPT = None               # {(split, videos, frames): ToySource} in a process th
 def open_toy(split, count, frames, teach, device):
     """A ToySource, with the teacher's features if `teach`; one that is kept is not made again."""
     kept, key = {} if KEPT is None else KEPT, (split, count, frames)
-    if key not in kept or teach and kept[key].model is None:
+    if key not in kept or teach and kept[key].teacher is None:
         kept[key] = ToySource(split, count, frames, toy_teacher(device) if teach else None)
     return kept[key]
 

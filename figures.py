@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 from program import BadInput, run, write_atomically
-from settings import FiguresSettings, PredictSettings
+from settings_optional import FiguresSettings, PredictSettings
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#007A5A", "#666666"     # Okabe and Ito's, darker
 TRUE = {"facecolor": "white", "edgecolor": "black", "hatch": "/////", "linewidth": 0.6}

@@ -8,8 +8,6 @@ import functools
 
 from program import BadInput
 
-SAME = 0.999              # least cosine of a text by one teacher on two machines
-
 
 def load_data(settings, model, device, needed=True, compare=True):
     """The split's videos, and the text embeddings of its label set (S, D).
@@ -44,16 +42,16 @@ def require_teacher(teacher, model, settings):
 
     It holds the text of the first phrase of its pool, which is embedded again.
     """
-    from torch.nn.functional import cosine_similarity
+    from model import same_texts
     witness = model.arguments.get("witness")
     if witness is None:                                # published, or trained on a features file
         return
-    then, now = model.phrases[0].cpu(), teacher.encode_phrases([witness])[0]
-    if len(then) == len(now) and (cosine := cosine_similarity(then, now, dim=0).item()) < SAME:
+    now = teacher.encode_phrases([witness])
+    if now.shape[1] == model.dim and not same_texts(model.phrases[:1], now):
         path = getattr(settings, "checkpoint", None) or settings.init
-        raise BadInput(f"{path}: was trained with another teacher: \"{witness}\" by that one and "
-                       f"by this one have a cosine of {cosine:.3f}; give the same --clip and "
-                       "--clip-weights (of the embedded world: its runs/toy_teacher.pt)")
+        raise BadInput(f"{path}: was trained with another teacher, to which \"{witness}\" is "
+                       "another point; give the same --clip and --clip-weights (of the embedded "
+                       "world: its runs/toy_teacher.pt)")
 
 
 @functools.lru_cache(maxsize=1)

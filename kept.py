@@ -35,7 +35,7 @@ def hear(source, requests):
         heard = share.any(0)
         shares.append(torch.from_numpy(share[:, heard]).float())
         texts += [text for (_, _, text), used in zip(sentences, heard) if used]
-    features = source.model.encode_sentences(texts).split([share.shape[1] for share in shares])
+    features = source.teacher.encode_sentences(texts).split([share.shape[1] for share in shares])
     rows = torch.cat([share @ part for share, part in zip(shares, features)])       # (C, D)
     return functional.normalize(rows, dim=-1)
 

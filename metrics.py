@@ -183,7 +183,8 @@ def largest_bleu1(candidates, references):
     `shared` counts a word as often as both have it. Lower case, split at white space.
     Source: Papineni et al. 2002, for single references, without smoothing.
     """
-    length = torch.tensor([len(reference.split()) for reference in references])     # (R,)  r
+    length = torch.tensor([len(reference.split()) for reference in references],
+                          dtype=torch.float64)                                      # (R,)  r
     having = {}                                            # word: {reference: how often}
     for i, reference in enumerate(references):
         for word, count in Counter(reference.lower().split()).items():
@@ -192,7 +193,7 @@ def largest_bleu1(candidates, references):
               for word, rows in having.items()}
     best = []
     for candidate in candidates:
-        words, shared = Counter(candidate.lower().split()), torch.zeros(len(references))
+        words, shared = Counter(candidate.lower().split()), torch.zeros_like(length)
         for word in words.keys() & having.keys():
             rows, counts = having[word]
             shared[rows] += counts.clamp(max=words[word])

@@ -27,6 +27,7 @@ from encoder import TimeSformer
 from program import BadInput, quiet, write_atomically
 
 GAIN = 0.5                # of h's output beside the mean text: the start of training is gentle
+SAME = 0.999              # cosine of a text by one teacher on two machines: at least that
 KAPPA = 0.45              # scale of the noise in forecasts; below 1 the likelier steps come more
 
 
@@ -178,6 +179,12 @@ class ProcedureModel(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             logits = self.classifier(x.float()) / self.tau
             return [part.log_softmax(-1) for part in logits.split(self.classes, -1)]
+
+
+def same_texts(then, now):
+    """Whether embeddings (K, D) are of the same texts by the same teacher, but for rounding."""
+    return then.shape == now.shape and bool(
+        (functional.cosine_similarity(then.cpu(), now.cpu()) > SAME).all())
 
 
 def encode_parts(model, clips, part):

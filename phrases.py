@@ -19,7 +19,7 @@ import re
 from collections import Counter
 
 from program import BadInput, run, write_atomically
-from settings import PhrasesSettings
+from settings_optional import PhrasesSettings
 
 
 def verb_phrases(doc):

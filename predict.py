@@ -23,7 +23,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from program import BadInput, pick_device, run, write_json
-from settings import PredictSettings
+from settings_optional import PredictSettings
 
 SHOWN = 5                 # steps listed for a window; rows of the printed table
 PICTURE = 512             # pixels, short side of the frames kept for figures and key frames

@@ -19,7 +19,7 @@ data has ViT-B/16 with OpenAI's weights. Both are reached through the class belo
 """
 if __name__ == "__main__":       # --help and a mistyped flag do not wait for torch to be imported
     from program import parse
-    from settings import TextSettings
+    from settings_optional import TextSettings
     parse(TextSettings)
 
 import difflib
@@ -31,7 +31,7 @@ import torch
 from torch.nn import functional
 
 from program import BadInput, pick_device, quiet, run, write_atomically
-from settings import TextSettings
+from settings_optional import TextSettings
 
 # 4 x 7 action templates (the paper's footnote: those of CLIP for Kinetics-700).
 PROMPTS = tuple(f"{what} of {how}" for what in ("a photo", "a video", "a example",

@@ -5,6 +5,7 @@ lie in its folder as SPLIT.EVALUATION.json. What a recipe is, and which cells na
 paper_tables.py. Called by tables.py.
 """
 import contextlib
+import functools
 import json
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -103,11 +104,11 @@ def probe(settings, seed, path):
     import toy
     from model import ProcedureModel
     from program import pick_device, set_seed
-    from runs import schedule
+    from runs import Run
     from train import SIZES
     device = pick_device(settings.device)
     set_seed(seed)
-    tuning = FinetuneSettings(task="classify", labels=LABELS, seed=seed)
+    tuning = FinetuneSettings(task="classify", labels=LABELS, seed=seed, out=path.parent)
     x, y = {}, {}
     for split, count in (("train", settings.toy_videos), (settings.split, settings.test_videos)):
         source = data.open_toy(split, count, SIZES["small"]["encoder"]["frames"], True, device)
@@ -117,19 +118,17 @@ def probe(settings, seed, path):
         features = functional.normalize(source.teach(looks), dim=-1)
         x[split] = features.unflatten(0, (len(samples), -1))                   # (M, 3, D)
         y[split] = torch.tensor([sample.label for sample in samples])
-    texts = source.model.encode_phrases(toy.STEPS)
+    texts = source.teacher.encode_phrases(toy.STEPS)
     model = ProcedureModel(texts, None, None, "none", TrainSettings().tau, None, task="classify",
                            classes=[len(texts)])
     model.classifier.weight.data.copy_(functional.normalize(texts, dim=-1))    # the zero-shot model
     model.classifier.bias.data.zero_()
-    optimizer = finetune.make_optimizer(model, tuning)
-    steps = round(tuning.epochs * max(len(y["train"]) // tuning.batch, 1))
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = tuning.lr * schedule(step, steps)
-        terms, _ = finetune.kept_terms(model, x["train"], y["train"], tuning, step, None)
-        optimizer.zero_grad(set_to_none=True)
-        terms["loss"].backward()
-        optimizer.step()
+    count = len(y["train"])
+    span = range(max(1, round(tuning.epochs * max(count // tuning.batch, 1))))
+    terms_of = functools.partial(finetune.kept_terms, model, x["train"], y["train"], tuning)
+    with Run(tuning, model, device, 0, span.stop, count) as going:
+        going.train("finetune", span, tuning.batch, finetune.make_optimizer(model, tuning), span,
+                    terms_of)
     with torch.no_grad():
         p = model.classify(x[settings.split])[0].exp().mean(1)                 # (M, S)
     hits = metrics.topk_correct(p, y[settings.split], 1)

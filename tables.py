@@ -19,13 +19,13 @@ that the tables of an unfinished set are whole, of fewer seeds.
 """
 import statistics
 
+import figures
 import paper_tables
 from paper_tables import TABLES
 from program import BadInput, run, write_atomically, write_json
-from settings import TablesSettings
+from settings_optional import TablesSettings
 from table_runs import make_all, needs, read_json, require_same, result_path, split_cell
 
-SEEN = 0.7                # BLEU-1 from which the paper calls a step seen
 OPEN = ("concepts", "open-vocabulary")
 SMALL_WORDS = frozenset("a an and for from in into my of off on or out the to up with your".split())
 
@@ -123,7 +123,7 @@ def concept_rows(steps, pool, bleu, most=3):
 
     The paper's steps where they are in the label set, else the first ten.
     """
-    novel = [step for step, score in zip(steps, bleu) if score < SEEN]
+    novel = [step for step, score in zip(steps, bleu) if score < figures.NOVEL]
     same = [step for step, _ in paper_tables.CONCEPTS if step in novel]
     rows = []
     for step in same or novel[:10]:
@@ -148,8 +148,8 @@ def by_task(results, steps):
 
 def open_rows(bleu, found):
     """Accuracy of seen and of novel steps: the mean over the steps of a group that occur."""
-    rows = []
-    for name, group in (("seen", [b >= SEEN for b in bleu]), ("novel", [b < SEEN for b in bleu])):
+    seen, rows = [b >= figures.NOVEL for b in bleu], []
+    for name, group in (("seen", seen), ("novel", [not b for b in seen])):
         cells = [[statistics.mean(values) for run in runs if
                   (values := [v for v, member in zip(run, group) if member and v is not None])]
                  for runs in found.values()]
@@ -159,7 +159,6 @@ def open_rows(bleu, found):
 
 def draw_open(path, bleu, found):
     """The chart of Fig. A: of each step the mean accuracy over the runs."""
-    import figures
     accuracy = {}
     for title, runs in zip(("classification", "forecasting"), found.values()):
         known = [[value for value in values if value is not None] for values in zip(*runs)]

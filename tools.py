@@ -10,7 +10,7 @@ import json
 import sys
 from fractions import Fraction
 
-import settings as s
+import settings_optional as s
 from program import BadInput, fail, pick_device, run, write_atomically, write_json
 
 SPLITS = ("train", "validation", "test")

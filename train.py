@@ -70,7 +70,7 @@ def load_data(settings, sizes, device):
     source = data.open_toy("train", settings.toy_videos, f["frames"], True, device)
     phrases = phrases if settings.phrases else toy.PHRASES
     pixels = (toy_render.MEAN, toy_render.STD)
-    return (source, source.model.encode_phrases(phrases), phrases[0], pixels,
+    return (source, source.teacher.encode_phrases(phrases), phrases[0], pixels,
             tau or SHARPER * CALIBRATED_TAU, None)
 
 
@@ -262,7 +262,7 @@ def set_up(settings):
 
     Returns: model, source, device, plan of stages, and the checkpoint to resume from or None.
     """
-    from model import ProcedureModel
+    from model import ProcedureModel, same_texts
     from protocols import PIECES
     check(settings.batch >= parallel.PLACE[1], "batch", settings.batch,
           f"{parallel.PLACE[1]} processes need a video each")
@@ -283,6 +283,9 @@ def set_up(settings):
     model = ProcedureModel(phrases, sizes["encoder"], sizes["denoiser"], settings.order,
                            settings.tau, pixels, teacher_tau, clip_tau, witness=witness).to(device)
     if resumed:
+        if not same_texts(resumed["model"]["phrases"], phrases):
+            raise BadInput(f"--resume: {settings.out} was trained with other phrases, or another "
+                           "teacher of them, than there are now; put these back")
         model.load_state_dict(resumed["model"])
     elif settings.init:
         weights.fill(settings.init, model, start)

@@ -26,7 +26,7 @@ B videos or clips, D embedding.
 """
 if __name__ == "__main__":       # --help and a mistyped flag do not wait for torch to be imported
     from program import parse
-    from settings import WeightsSettings
+    from settings_optional import WeightsSettings
     parse(WeightsSettings)
 
 import math
@@ -40,7 +40,7 @@ from torch.nn import functional
 from model import is_ours, load_model, read_content, save_checkpoint
 from program import BadInput, quiet, run
 from released import Released
-from settings import WeightsSettings
+from settings_optional import WeightsSettings
 
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"       # where the released TimeSformers start from
 # Facts of the release that its files do not hold.

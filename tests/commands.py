@@ -29,9 +29,10 @@ import train  # noqa: E402
 import weights  # noqa: E402
 from annotations import training_split  # noqa: E402
 from program import run  # noqa: E402
-from settings import (BenchmarkSettings, EvaluateSettings, FiguresSettings,  # noqa: E402
-                      PhrasesSettings, PredictSettings, TablesSettings, TextSettings,
-                      TrainSettings, WeightsSettings)
+from settings import EvaluateSettings, TrainSettings  # noqa: E402
+from settings_optional import (BenchmarkSettings, FiguresSettings,  # noqa: E402
+                               PhrasesSettings, PredictSettings, TablesSettings, TextSettings,
+                               WeightsSettings)
 
 SCRIPTS = {"evaluate.py": (evaluate.main, EvaluateSettings),
            "predict.py": (predict.main, PredictSettings),

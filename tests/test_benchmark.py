@@ -19,7 +19,7 @@ import benchmark_loader  # noqa: E402
 import protocols  # noqa: E402
 from commands import call, fails  # noqa: E402
 from encoder import TimeSformer  # noqa: E402
-from settings import BenchmarkSettings  # noqa: E402
+from settings_optional import BenchmarkSettings  # noqa: E402
 from video import duration  # noqa: E402
 
 NEEDS_FFMPEG = pytest.mark.skipif(not shutil.which("ffmpeg"), reason="no ffmpeg")

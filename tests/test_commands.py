@@ -203,6 +203,21 @@ def test_resuming_a_finished_run(trained, capsys):
     assert {path: path.read_bytes() for path in (trained / "mask").iterdir()} == before
 
 
+def test_resuming_with_other_texts(trained, capsys):
+    """Catches: a run that goes on with the old texts while the files, or the teacher, are others."""
+    path = Path("coin/texts.npz")
+    kept = path.read_bytes()
+    with np.load(path) as texts:
+        names, embeddings = texts["names"], texts["embeddings"]
+    np.savez(path, names=names, embeddings=embeddings[::-1])
+    try:
+        line = fails(capsys, 2, "train.py", *TINY, *coin_flags(), "--order", "diffusion", "--out",
+                     "runs/coin-diffusion", "--resume")
+        assert "runs/coin-diffusion was trained with other phrases" in line
+    finally:
+        path.write_bytes(kept)
+
+
 @pytest.mark.parametrize("stop", [2, -1])
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(trained, stop):
     """Catches: momentum, noise, order of videos or learning rate that starts again on resuming.

@@ -141,7 +141,7 @@ def test_a_kept_world_is_rendered_once(monkeypatch):
     del made[:]
     for teach, split in ((False, "test"), (True, "test"), (False, "test"), (False, "train")):
         source = data.open_toy(split, 3, 4, teach, "cpu")
-        assert source.model == ("teacher" if split == "test" and made[1:] else None)
+        assert source.teacher == ("teacher" if split == "test" and made[1:] else None)
     assert made == [("test", 3, 4, None), ("test", 3, 4, "teacher"), ("train", 3, 4, None)]
 
 

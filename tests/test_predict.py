@@ -16,7 +16,7 @@ import data  # noqa: E402
 import forecasting  # noqa: E402
 import losses  # noqa: E402
 import predict  # noqa: E402
-import settings as s  # noqa: E402
+import settings_optional as s  # noqa: E402
 import tasks  # noqa: E402
 import tools  # noqa: E402
 import toy  # noqa: E402

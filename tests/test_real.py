@@ -16,13 +16,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402
-import settings as s  # noqa: E402
 import tools  # noqa: E402
 import toy  # noqa: E402
 import toy_render  # noqa: E402
 from commands import call, fails, flags_of, make_teacher  # noqa: E402
 from program import BadInput  # noqa: E402
 from pseudo_labels import open_teacher  # noqa: E402
+from settings import TrainSettings  # noqa: E402
+from settings_optional import ExportSettings  # noqa: E402
 from video import duration, evaluation_view, read_frames  # noqa: E402
 
 TINY = (*flags_of("batch", 4), *flags_of("epochs", 0.5), "--size", "small", "--device", "cpu")
@@ -41,7 +42,7 @@ def place(tmp_path_factory):
     make_teacher(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        tools.export_toy(s.ExportSettings(out=Path("ex"), train=12, test=3))
+        tools.export_toy(ExportSettings(out=Path("ex"), train=12, test=3))
         call("train.py", *TRAIN, "--ids", "ex/train.txt", "--out", "runs/real", "--workers", "2")
     yield folder
     torch.set_num_threads(threads)
@@ -257,7 +258,7 @@ def test_kept_teacher_features_are_used_where_present(capsys):
     Path("kept/broken.npy").unlink(missing_ok=True)
     first, *_, last = sorted(Path("kept").iterdir())
     last.unlink()                                      # it is shown to the teacher instead
-    settings = s.TrainSettings(data="howto100m", videos=Path("ex/videos"), phrases=Path("none"),
+    settings = TrainSettings(data="howto100m", videos=Path("ex/videos"), phrases=Path("none"),
                                captions=Path("ex/captions"), teacher_features=Path("kept"))
     source = data.open_narrated(settings, 32, 4, teacher)
     windows = np.array([[2.0, 10.0], [5.0, 9.0]])      # frames at 3, 5, 7, 9 and 5.5, 6.5, 7.5, 8.5

@@ -16,8 +16,8 @@ sys.path.insert(0, str(ROOT))
 import train  # noqa: E402
 from program import (BadInput, parse, pick_device, run, set_seed, write_atomically,  # noqa: E402
                      write_json)
-from settings import (EvaluateSettings, FiguresSettings, FinetuneSettings,  # noqa: E402
-                      PredictSettings, TrainSettings)
+from settings import EvaluateSettings, FinetuneSettings, TrainSettings  # noqa: E402
+from settings_optional import FiguresSettings, PredictSettings  # noqa: E402
 
 CLASSES = pytest.mark.parametrize("cls", [TrainSettings, FinetuneSettings, EvaluateSettings])
 
