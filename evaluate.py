@@ -201,7 +201,7 @@ def main(settings):
         head["samples"] = settings.samples
     content = {**head, **result, "seed": settings.seed, "checkpoint": str(settings.checkpoint),
                "seconds": time.perf_counter() - began}
-    show({name: value for name, value in content.items() if name != "by_class"})
+    show({name: value for name, value in content.items() if "by_class" not in name})
     if settings.json:
         write_json(settings.json, content)
 

@@ -151,18 +151,22 @@ def forecast(model, source, texts, settings, device):
         "baselines": {"random": 100 / len(texts),
                       "unigram": percent((y == y.mode().values).double()),
                       "clip": top(clip), "bigram": top(hard), "bigram_soft": top(soft)},
-        "truth": None,
+        "truth": None, "by_class_bayes": None,
         "by_class": metrics.by_class(metrics.topk_correct(zero, y, 1), y, len(texts))}
     if settings.data == "toy":
         drawn = torch.cat([draws for _, draws in again], 1)
-        result["truth"] = toy_rows(model, x, texts, samples, source.videos, y, drawn, settings)
+        result["truth"], result["by_class_bayes"] = toy_rows(model, x, texts, samples,
+                                                             source.videos, y, drawn, settings)
     if settings.horizon > 1:
         result |= missing.horizon(model, x, samples, source.videos, texts, temperature, settings)
     return result, len(samples), len(tasks.forecast_samples(source.listed, settings.min_steps))
 
 
 def toy_rows(model, x, texts, samples, videos, y, drawn, settings):
-    """Rows against the exact truth of the embedded world. drawn (M, R): steps sampled so far."""
+    """Rows against the exact truth of the embedded world, and its own accuracy for each step.
+
+    drawn: (M, R) steps sampled so far.
+    """
     grammar, truth, from_start, seconds = toy_truth(samples, videos)
     believed = torch.cat([                     # P(clip | step) is the posterior times S, flat prior
         torch.from_numpy(grammar.next_step_from_clips(p.numpy(), start, gap)) for p, start, gap in
@@ -177,9 +181,11 @@ def toy_rows(model, x, texts, samples, videos, y, drawn, settings):
                           settings.batch)[1]
         drawn = torch.cat([drawn, log_p.argmax(-1).cpu()], 1)
     few = ideal[:, :settings.samples]
-    return {"bayes_top1": percent(metrics.topk_correct(truth, y, 1)),
+    bayes = metrics.topk_correct(truth, y, 1)
+    rows = {"bayes_top1": percent(bayes),
             "bayes_top1_pixels": percent(metrics.topk_correct(believed, y, 1)),
             "ideal_oracle": percent(metrics.oracle_correct(few, y)),
             "ideal_distinct": float(metrics.distinct(few).double().mean()),
             "tv": float(metrics.total_variation(drawn[:, :DRAWS], truth).mean()),
             "tv_ideal": float(metrics.total_variation(ideal, truth).mean()), "tv_draws": DRAWS}
+    return rows, metrics.by_class(bayes, y, len(texts))

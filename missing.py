@@ -1,17 +1,20 @@
-"""Steps missing anywhere: one of a video from all others, and several future ones together.
+"""Steps missing anywhere: one of a video from all others, and several future ones.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1: the model "is not limited to single
 step prediction and can be readily extended to predict multiple missing steps".
 
     --task infill                   each step from the others: prior, current, future
-    --task forecast --horizon H     the next H steps, denoised together
+    --task forecast --horizon H     the next H steps, denoised together; and in turn, each draw
+                                    going on from its own first step
 
 Several missing clips have a joint distribution: which step comes second depends on which came
-first. Draws of a diffusion hold it; a softmax for each position cannot, however good it is.
-M samples, N clips, P missing ones, Q draws, S steps (the label set), D embedding.
+first. A softmax for each position cannot hold it, however good it is; which of the two ways of
+drawing does is measured in README.md (Several steps).
+M samples, N clips, P missing ones, Q draws, H steps ahead, S steps (the label set), D embedding.
 """
 import numpy as np
 import torch
+from torch.nn import functional
 
 import metrics
 import tasks
@@ -19,10 +22,11 @@ import toy
 from inference import answer, encode_samples, in_batches
 from metrics import percent
 from program import BadInput
-from protocols import CLIPS
+from protocols import CLIP_SECONDS, CLIPS, HISTORY
 
 PLACES = "prior", "current", "future"             # the first step of a video, the others, the last
 DRAWS = 200                                       # sampled pairs for the total variation
+IN_TURN = 500                                     # forecasts whose pairs are drawn in turn, at most
 
 
 def predict_missing(model, x, observed, j, texts, samples, seed, batch):
@@ -43,6 +47,46 @@ def predict_missing(model, x, observed, j, texts, samples, seed, batch):
         mean.append(log_p[:, 1:].exp().mean(1))                        # Eq. 11
         picks.append(log_p[:, 1:].argmax(-1))
     return torch.cat(zero), torch.cat(mean), torch.cat(picks)
+
+
+def lengthen(x, seconds, step):
+    """A history of N windows that goes on with a step of 9 s, cut anew into N windows.
+
+    As at inference: the last 68 s, or all there is. A new window has the embedding of the old one
+    in which its middle lies. Of 68 s it is nearly a shift by one; of a short history the new step
+    becomes several windows, as h has seen it in training (protocols.history_windows).
+
+    Args:    x (M, N, D); seconds (M,) float64 that each covers; step (M, D), unit length.
+    Returns: (M, N, D), and the seconds (M,) that they cover.
+    """
+    N, total = x.shape[1], seconds + CLIP_SECONDS
+    kept = total.clamp(max=HISTORY)
+    middles = (total - kept)[:, None] + kept[:, None] * (torch.arange(N) + 0.5) / N    # (M, N)  s
+    rows = (middles / (seconds[:, None] / N)).long().clamp(max=N)              # N: the new step
+    x = torch.cat([x, step[:, None]], 1)                                       # (M, N + 1, D)
+    return x.gather(1, rows.to(x.device)[..., None].expand(-1, -1, x.shape[2])), kept
+
+
+def sample_in_turn(model, x, seconds, texts, noise):
+    """Q futures of H steps of each video, each sampled step by step (Sec. 3.3, repeated).
+
+    What a sample says comes next, its likeliest step, is then taken for observed: the embedding of
+    its text is the last clip of the next forecast. Each of the Q has a history of its own.
+
+    Args:    x (M, N, D) of the observed windows; seconds (M,) float64 that they cover;
+             texts (S, D); noise (H, M, Q, D), standard normal.
+    Returns: first (M, Q, S), log p of the next step; picks (M, Q, H) int64.
+    """
+    H, M, Q, D = noise.shape
+    y = functional.normalize(texts, dim=-1)
+    first = answer(model, model.forecast_next(x, noise[0]), texts)             # (M, Q, S)
+    picks = [first.argmax(-1)]                                                 # (M, Q)
+    x, seconds = x.repeat_interleave(Q, 0), seconds.repeat_interleave(Q)       # (M Q, N, D)
+    for eps in noise[1:]:
+        x, seconds = lengthen(x, seconds, y[picks[-1].flatten()])
+        log_p = answer(model, model.forecast_next(x, eps.reshape(M * Q, 1, D)), texts)
+        picks.append(log_p.argmax(-1).view(M, Q))
+    return first, torch.stack(picks, -1)
 
 
 def infill_rows(counts):
@@ -116,23 +160,37 @@ def horizon(model, x, samples, videos, texts, temperature, settings):
     M, N, D = x[long].shape
     clips = torch.cat([x[long], x.new_zeros(M, H, D)], 1)                      # (M', 8 + H, D)
     place = torch.arange(N + H, device=x.device).expand(M, -1)
-    toy_pairs = settings.data == "toy" and H > 1
+    toy_pairs = settings.data == "toy"
     zero, _, picks = predict_missing(model, clips, place < N, place[:, N:], texts,
                                      DRAWS if toy_pairs else settings.samples, settings.seed,
                                      settings.batch)
     by_step = [percent(metrics.topk_correct(zero[:, k], y[:, k], 1)) for k in range(H)]
-    pairs = pair_rows(zero, picks, [samples[i] for i in long], videos, temperature,
-                      settings.seed) if toy_pairs else None
-    return {"by_step": by_step, "pairs": pairs}
+    if not toy_pairs:
+        return {"by_step": by_step, "pairs": None}
+    far = -(-M // IN_TURN)                             # every far-th forecast is drawn in turn
+    seconds = torch.tensor([np.ptp(samples[i].windows) for i in long[::far]])
+    noise = torch.randn(2, len(seconds), DRAWS, D,
+                        generator=torch.Generator().manual_seed(settings.seed))
+    turns = torch.cat([
+        sample_in_turn(model, part, covered, texts, eps.transpose(0, 1).to(x.device))[1].cpu()
+        for part, covered, eps in in_batches(settings.batch, x[long[::far]], seconds,
+                                             noise.transpose(0, 1))])          # (M'', DRAWS, 2)
+    return {"by_step": by_step,
+            "pairs": pair_rows(zero, picks, turns, far, [samples[i] for i in long], videos,
+                               temperature, settings.seed)}
 
 
-def pair_rows(zero, picks, samples, videos, temperature, seed):
+def pair_rows(zero, picks, turns, far, samples, videos, temperature, seed):
     """Total variation of the next two steps together, in the embedded world: draws beside truth.
 
         tv              draws of both steps, denoised together
-        tv_independent  draws of each step from its own zero-noise softmax, at the temperature
         tv_repaired     the draws of tv, each first step with the second of another draw
+        tv_in_turn      draws of the first step, each going on to a second one
+        tv_in_turn_repaired   these, each first step with the second of another draw
+        tv_independent  draws of each step from its own zero-noise softmax, at the temperature
         tv_ideal        as many draws from the truth: the floor
+
+    zero (M, 2, S), picks (M, DRAWS, 2), turns (M'', DRAWS, 2) of every far-th of the M.
     """
     grammar, S = toy.Grammar(), zero.shape[-1]
     truth = torch.from_numpy(np.stack([                                        # (M, S * S)
@@ -143,11 +201,13 @@ def pair_rows(zero, picks, samples, videos, temperature, seed):
     def draw(p):
         return torch.multinomial(p, DRAWS, replacement=True, generator=generator)
 
-    def tv(first, second):
+    def tv(first, second, truth=truth):
         return float(metrics.total_variation(first * S + second, truth).mean())
 
     alone = [draw((zero[:, k] / temperature).softmax(-1)) for k in range(2)]   # (M, DRAWS) each
-    ideal = draw(truth)
-    return {"tv": tv(picks[..., 0], picks[..., 1]), "tv_independent": tv(*alone),
-            "tv_repaired": tv(picks[..., 0], picks[..., 1].roll(1, 1)),
+    ideal, (first, second), (begun, then) = draw(truth), picks.unbind(-1), turns.unbind(-1)
+    return {"tv": tv(first, second), "tv_independent": tv(*alone),
+            "tv_repaired": tv(first, second.roll(1, 1)),
+            "tv_in_turn": tv(begun, then, truth[::far]),
+            "tv_in_turn_repaired": tv(begun, then.roll(1, 1), truth[::far]),
             "tv_ideal": tv(ideal // S, ideal % S)}

@@ -16,7 +16,6 @@ RECIPES = {
     "howto": {"phrases": "howto.txt"},
     "distant": {"order": "none", "phrases": "howto.txt", "targets": "narration"},
     "both": {"targets": "both"},
-    "narration": {"targets": "narration"},
     "mvit": {"encoder": "mvit"},
 }
 # Evaluation: its task and whether it is fine-tuned; "probe" has a classifier on the teacher.
@@ -142,8 +141,7 @@ TABLES = {
         (CLASSES, FORECASTS, *TUNED),
         (),
         (("vision", "diffusion", "diffusion", "diffusion", "diffusion"),
-         ("vision and narration", "both", "both", "both", "both"),
-         ("narration", "narration", "narration", "narration", "narration"))),
+         ("vision and narration", "both", "both", "both", "both"))),
 }
 # Fig. A: steps at BLEU-1 of 0.7 or more are seen. Steps, then accuracy of either task (zero-shot).
 OPEN_VOCABULARY = (("seen", "103", 15.9, 14.2), ("novel", "675", 16.7, 10.9))

@@ -147,50 +147,6 @@ def observe_toy(settings, model):
 # ------------------------------------------------------------------------------------------------
 # What comes next
 # ------------------------------------------------------------------------------------------------
-def lengthen(x, seconds, step):
-    """A history of N windows that goes on with a step of 9 s, cut anew into N windows.
-
-    As at inference: the last 68 s, or all there is. A new window has the embedding of the old one
-    in which its middle lies. Of 68 s it is nearly a shift by one; of a short history the new step
-    becomes several windows, as h has seen it in training (protocols.history_windows).
-
-    Args:    x (M, N, D); seconds: that x covers; step (M, D), unit length.
-    Returns: (M, N, D), and the seconds that it covers.
-    """
-    import torch
-
-    from protocols import CLIP_SECONDS, HISTORY
-    N, total = x.shape[1], seconds + CLIP_SECONDS
-    kept = min(total, HISTORY)
-    middles = total - kept + kept * (torch.arange(N) + 0.5) / N                # (N,)  s
-    rows = (middles / (seconds / N)).long().clamp(max=N)                       # N: the new step
-    return torch.cat([x, step[:, None]], 1)[:, rows.to(x.device)], kept
-
-
-def sample_futures(model, x, seconds, texts, samples, horizon, seed):
-    """M futures of H steps, each sampled step by step (Sec. 3.3, repeated).
-
-    What a sample says comes next, its likeliest step, is then taken for observed: the embedding of
-    its text is the last clip of the next forecast. Each of the M has a history of its own.
-
-    Args:    x (N, D) of the observed windows; seconds: that they cover; texts (S, D).
-    Returns: first (M, S), log p of the next step; picks (M, H) int64.
-    """
-    import torch
-    from torch.nn import functional
-
-    from inference import answer
-    generator = torch.Generator().manual_seed(seed)
-    y, history = functional.normalize(texts, dim=-1), x.expand(samples, -1, -1)    # (M, N, D)
-    rows, picks = [], []
-    for _ in range(horizon):
-        noise = torch.randn(samples, 1, x.shape[-1], generator=generator).to(x.device)
-        rows.append(answer(model, model.forecast_next(history, noise), texts)[:, 0])   # (M, S)
-        picks.append(rows[-1].argmax(-1))
-        history, seconds = lengthen(history, seconds, y[picks[-1]])
-    return rows[0], torch.stack(picks, 1)
-
-
 def ranked(p, names, count=None):
     """[{"step", "p"}, ...] of probabilities (S,), the largest first; equal ones as listed."""
     pairs = sorted(zip(names, p.tolist()), key=lambda pair: -pair[1])
@@ -243,6 +199,7 @@ def forecast(settings):
 
     import diffusion
     from inference import score
+    from missing import sample_in_turn
     from video import Unreadable
     device = pick_device(settings.device)
     model, of_toy = open_model(settings, device)
@@ -264,10 +221,12 @@ def forecast(settings):
         if model.denoiser is None:
             warnings.append(NO_ORDER_WARNING)
         else:
-            first, picks = sample_futures(model, x, float(windows[-1, 1] - windows[0, 0]), texts,
-                                          settings.samples, settings.horizon, settings.seed)
-            following = ranked(diffusion.expectation(first[None])[0].cpu(), names)
-            futures = shared(picks.cpu(), names)
+            noise = torch.randn(settings.horizon, 1, settings.samples, model.dim,
+                                generator=torch.Generator().manual_seed(settings.seed))
+            seconds = torch.tensor([windows[-1, 1] - windows[0, 0]])
+            first, picks = sample_in_turn(model, x[None], seconds, texts, noise.to(device))
+            following = ranked(diffusion.expectation(first)[0].cpu(), names)
+            futures = shared(picks[0].cpu(), names)
     content = {"video": observed.name,
                "clips": [{"start": start, "end": end, "steps": ranked(p, names, SHOWN)}
                          for (start, end), p in zip(windows.tolist(), clips)],

@@ -11,7 +11,7 @@
     open-vocabulary  Fig. A: steps by BLEU-1 with the phrases      the same
     step-source      Table C: wikiHow or narrations                how-to sentences, howto.txt
     backbone         Table D: TimeSformer or MViT                  the same
-    targets          -                                             teacher: vision, narration, both
+    targets          -                                             teacher: vision, with narration
 
 A run is made once (table_runs.py), and stands in every table that names its recipe
 (paper_tables.py). Stopped, the same command goes on. All recipes of a seed come before the next, so
@@ -134,27 +134,27 @@ def concept_rows(steps, pool, bleu, most=3):
     return rows
 
 
-def by_task(results, steps):
+def by_task(results, steps, key="by_class"):
     """{evaluation: [(S,) percent or None, one for each run]} of zero-shot results."""
     found = {paper_tables.CLASSIFY: [], paper_tables.FORECAST: []}
     for name, evaluation, content in results:
-        if evaluation in found and "by_class" in content:
-            if len(content["by_class"]) != len(steps):
-                raise BadInput(f"{name}: {len(content['by_class'])} classes, but there are "
+        if evaluation in found and (values := look_up(content, key)) is not None:
+            if len(values) != len(steps):
+                raise BadInput(f"{name}: {len(values)} classes, but there are "
                                f"{len(steps)} steps; give the --steps it was evaluated on")
-            found[evaluation].append(content["by_class"])
+            found[evaluation].append(values)
     return found
 
 
-def open_rows(bleu, found):
+def open_rows(bleu, found, whose=""):
     """Accuracy of seen and of novel steps: the mean over the steps of a group that occur."""
     seen, rows = [b >= figures.NOVEL for b in bleu], []
     for name, group in (("seen", seen), ("novel", [not b for b in seen])):
         cells = [[statistics.mean(values) for run in runs if
                   (values := [v for v, member in zip(run, group) if member and v is not None])]
                  for runs in found.values()]
-        rows.append(("ours", name, [[str(sum(group))], *cells]))
-    return rows
+        rows.append(("ours", name + whose, [[str(sum(group))], *cells]))
+    return [row for row in rows if not whose or any(row[2][1:])]
 
 
 def draw_open(path, bleu, found):
@@ -180,12 +180,13 @@ def open_vocabulary(settings, words, results, files, draw):
     runs = [(name, evaluation_of(content), content) for name, content in files.items()] or [
         (recipe, evaluation, content) for (recipe, _, evaluation), content in results.items()
         if recipe == "diffusion"]
-    found = by_task(runs, steps)
+    found, exact = by_task(runs, steps), by_task(runs, steps, "by_class_bayes")
     if draw and any(found.values()):
         draw_open(settings.out / "open-vocabulary.png", bleu, found)
     return ("Fig. A: steps by BLEU-1 with the phrases, seen from 0.7, zero-shot",
             ["steps", "classification", "forecasting"],
-            paper_rows(paper_tables.OPEN_VOCABULARY) + open_rows(bleu, found))
+            paper_rows(paper_tables.OPEN_VOCABULARY) + open_rows(bleu, found)
+            + open_rows(bleu, exact, ", forecast by the exact distribution"))
 
 
 def build(settings, names, seeds, needed, files, draw=False):

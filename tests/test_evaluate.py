@@ -248,7 +248,7 @@ def test_the_forecast_table_equals_counting():
         assert result[part] == pytest.approx(values, rel=1e-6), part
     assert result["distinct"] == pytest.approx(np.mean([len(set(row)) for row in picks[0]]))
     assert result["by_class"] == pytest.approx(by_class(zero, y))
-    assert result.keys() == expected.keys() | {"distinct", "truth", "by_class"}
+    assert result.keys() == expected.keys() | {"distinct", "truth", "by_class", "by_class_bayes"}
 
 
 def test_bigrams_equal_counting():
@@ -278,8 +278,8 @@ def test_the_rows_of_the_exact_truth_equal_counting():
     x, _, samples = inference.encode_samples(Model(), source, samples, SETTINGS, "cpu", "encode")
     clips, y = last_clips(source)
     some = torch.randint(S, (len(y), 30), generator=torch.Generator().manual_seed(1))
-    rows = forecasting.toy_rows(Model(), x, TEXTS, samples, source.videos, torch.tensor(y), some,
-                                SETTINGS)
+    rows, bayes = forecasting.toy_rows(Model(), x, TEXTS, samples, source.videos, torch.tensor(y),
+                                       some, SETTINGS)
     truth, believed, cut = [], [], []
     for v, k, begin, middles in forecasts_of(source):
         video = source.videos[v]
@@ -308,6 +308,7 @@ def test_the_rows_of_the_exact_truth_equal_counting():
         "ideal_oracle": share([label in row for row, label in zip(few, y)]),
         "ideal_distinct": np.mean([len(set(row)) for row in few]),
         "tv": tv(drawn), "tv_ideal": tv(ideal), "tv_draws": 200}, rel=1e-6)
+    assert bayes == pytest.approx(by_class(truth, y))
 
 
 def test_a_step_is_shown_from_a_second_on():

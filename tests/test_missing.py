@@ -10,9 +10,11 @@ import metrics
 import missing
 import tasks
 import toy
+import losses
 from annotations import AnnotatedVideo, Step
 from losses import match
 from program import BadInput
+from protocols import CLIP_SECONDS, HISTORY, forecast_windows
 from settings import EvaluateSettings
 
 S = len(toy.STEPS)
@@ -36,6 +38,10 @@ class Model:
                         self.step(clips[after[0]]) - (after[0] - place) if after else 0)
                 rows.append(TEXTS[step % S] + 0.3 * point)
         return torch.stack(rows).view_as(noise)
+
+    def forecast_next(self, x, noise):
+        following = ((x[:, -1] @ TEXTS.T).argmax(-1) + 1) % S                  # (M,)
+        return TEXTS[following][:, None] + 0.3 * noise
 
     def step(self, clip):
         return int((TEXTS @ clip).argmax())
@@ -125,9 +131,59 @@ def test_infill_equals_counting():
     assert result["top1"]["zero_noise"] == pytest.approx(100 * np.mean(sum(right.values(), [])))
 
 
-def test_the_next_steps_together_equal_counting():
+@pytest.mark.parametrize("seconds", [HISTORY, 60.0, 20.0, 4.0])
+def test_a_longer_history_is_cut_anew_by_loops(seconds):
+    """Catches: a shift in the wrong direction, windows of the whole video, a step of no length."""
+    x, step = torch.arange(8.0)[None, :, None], torch.full((1, 1), 99.0)
+    other = torch.tensor([30.0]).double()                      # of its own length, beside it
+    longer, kept = missing.lengthen(x.repeat(2, 1, 1), torch.tensor([seconds, 30.0]).double(),
+                                    step.repeat(2, 1))
+    alone, _ = missing.lengthen(x, other, step)
+    assert torch.equal(longer[1:], alone) and kept[1] == 39
+    total, kept = seconds + CLIP_SECONDS, kept[0]
+    assert kept == min(total, HISTORY) and longer.shape == (2, 8, 1)
+    for i, (start, end) in enumerate(forecast_windows(total)):
+        middle = (start + end) / 2
+        assert longer[0, i, 0] == (99 if middle >= seconds else int(middle // (seconds / 8)))
+    assert torch.equal(x, torch.arange(8.0)[None, :, None])
+    if seconds == HISTORY:                                     # nearly a shift by one
+        assert longer[0, :, 0].tolist() == [1, 2, 3, 4, 5, 6, 7, 99]
+
+
+class Cycle:
+    """Steps 0 .. 5 as unit vectors: after step k comes k + 1 or k + 2, as the noise's sign says."""
+    task, denoiser = None, True
+
+    def forecast_next(self, history, noise):
+        last = history[:, -1].argmax(-1)                                       # (M,)
+        following = (last[:, None] + 1 + (noise[..., 0] > 0)) % 6              # (M, Q)
+        return functional.one_hot(following, 6).float()
+
+    def match_predicted(self, x, texts):
+        return losses.match(x, texts, 0.1)
+
+
+def test_each_draw_goes_on_from_its_own_steps():
+    """Catches: a history shared by all draws, by all videos or by all steps; the same noise at
+    every step; a future of another length; a next step that is not the futures' first."""
+    x = functional.one_hot(torch.tensor([[3] * 6 + [1, 4], [0] * 7 + [2]]), 6).float()
+    noise = torch.randn(4, 2, 40, 6, generator=torch.Generator().manual_seed(1))
+    seconds = torch.tensor([68.0, 20.0]).double()
+    first, picks = missing.sample_in_turn(Cycle(), x, seconds, 5 * torch.eye(6), noise)
+    assert first.shape == (2, 40, 6) and picks.shape == (2, 40, 4)
+    assert torch.equal(first.argmax(-1), picks[..., 0])
+    for m, last in enumerate((4, 2)):
+        steps = torch.cat([torch.full((40, 1), last), picks[m]], 1)
+        moves = (steps[:, 1:] - steps[:, :-1]) % 6
+        assert torch.equal(moves, 1 + (noise[:, m, :, 0].T > 0).long())
+        assert len(moves.unique(dim=0)) > 10                   # of 16 courses
+
+
+def test_the_next_steps_together_equal_counting(monkeypatch):
     """Catches: a horizon that h never learnt, a forecast with too few steps after it, pairs counted
-    by their first step, repaired draws that stay together, softmax draws without temperature."""
+    by their first step, repaired draws that stay together, softmax draws without temperature, a
+    second step that does not follow the draw's own first."""
+    monkeypatch.setattr(missing, "IN_TURN", 7)
     source = Source()
     source.videos = source.listed = source.videos[:-1]                     # without an exact truth
     samples = tasks.forecast_samples(source.videos)
@@ -152,7 +208,7 @@ def test_the_next_steps_together_equal_counting():
     picks = match(TEXTS[torch.tensor(kept)][:, None] + .3 * noise, TEXTS, .1).argmax(-1)
     repaired = torch.stack([picks[..., 0], picks[..., 1].roll(1, 1)], -1)
 
-    def tv(draws):
+    def tv(draws, truth=truth):
         far = []
         for rows, p in zip(draws.tolist(), truth):
             share = np.zeros((S, S))
@@ -162,6 +218,15 @@ def test_the_next_steps_together_equal_counting():
         return np.mean(far)
     assert result["pairs"]["tv"] == pytest.approx(tv(picks))
     assert result["pairs"]["tv_repaired"] == pytest.approx(tv(repaired))
+    few = kept[::-(-len(kept) // 7)]
+    noise = torch.randn(2, len(few), 200, 24, generator=torch.Generator().manual_seed(5))
+    begun = match(TEXTS[torch.tensor(few)[:, 0]][:, None] + .3 * noise[0], TEXTS, .1).argmax(-1)
+    then = match(TEXTS[(begun + 1) % S] + .3 * noise[1], TEXTS, .1).argmax(-1)
+    some = truth[::-(-len(kept) // 7)]
+    assert 1 < len(few) <= 7 < len(kept)
+    assert result["pairs"]["tv_in_turn"] == pytest.approx(tv(torch.stack([begun, then], -1), some))
+    assert result["pairs"]["tv_in_turn_repaired"] == pytest.approx(
+        tv(torch.stack([begun, then.roll(1, 1)], -1), some))
     flat = [[(row / 2.0).softmax(-1).numpy() for row in rows] for rows in log_p]
     expected = np.mean([abs(np.outer(a, b) - p).sum() / 2 for (a, b), p in zip(flat, truth)])
     assert result["pairs"]["tv_independent"] == pytest.approx(expected, abs=.12)   # 200 draws

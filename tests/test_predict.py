@@ -7,14 +7,12 @@ import av
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402
 import forecasting  # noqa: E402
-import losses  # noqa: E402
 import predict  # noqa: E402
 import settings_optional as s  # noqa: E402
 import tasks  # noqa: E402
@@ -24,7 +22,6 @@ import toy_render  # noqa: E402
 from commands import call, fails, make_teacher  # noqa: E402
 from model import ProcedureModel, save_checkpoint  # noqa: E402
 from program import BadInput  # noqa: E402
-from protocols import CLIP_SECONDS, HISTORY, forecast_windows  # noqa: E402
 from released import Released  # noqa: E402
 
 F = dict(image=32, patch=16, frames=2, width=8, depth=1, heads=2)
@@ -91,51 +88,7 @@ def here(place, monkeypatch):
     monkeypatch.chdir(place)
 
 
-# ---- the rollout ---------------------------------------------------------------------------------
-@pytest.mark.parametrize("seconds", [HISTORY, 60.0, 20.0, 4.0])
-def test_a_longer_history_is_cut_anew_by_loops(seconds):
-    """Catches: a shift in the wrong direction, windows of the whole video, a step of no length."""
-    x, step = torch.arange(8.0)[None, :, None], torch.full((1, 1), 99.0)
-    longer, kept = predict.lengthen(x, seconds, step)
-    total = seconds + CLIP_SECONDS
-    assert kept == min(total, HISTORY) and longer.shape == (1, 8, 1)
-    for i, (start, end) in enumerate(forecast_windows(total)):
-        middle = (start + end) / 2
-        assert longer[0, i, 0] == (99 if middle >= seconds else int(middle // (seconds / 8)))
-    assert torch.equal(x, torch.arange(8.0)[None, :, None])
-    if seconds == HISTORY:                                     # nearly a shift by one
-        assert longer[0, :, 0].tolist() == [1, 2, 3, 4, 5, 6, 7, 99]
-
-
-class Cycle:
-    """Steps 0 .. 5 as unit vectors: after step k comes k + 1 or k + 2, as the noise's sign says."""
-    task, denoiser = None, True
-
-    def forecast_next(self, history, noise):
-        last = history[:, -1].argmax(-1)                                       # (M,)
-        following = (last + 1 + (noise[:, 0, 0] > 0)) % 6
-        return functional.one_hot(following, 6).float()[:, None]
-
-    def match_predicted(self, x, texts):
-        return losses.match(x, texts, 0.1)
-
-
-def test_each_sample_goes_on_from_its_own_steps():
-    """Catches: a history shared by all samples, or by all steps; the same noise at every step; a
-    future of another length; a next step that is not the futures' first."""
-    x = functional.one_hot(torch.tensor([3, 3, 3, 3, 3, 3, 1, 4]), 6).float()
-    first, picks = predict.sample_futures(Cycle(), x, 68.0, 5 * torch.eye(6), 40, 4, seed=1)
-    assert first.shape == (40, 6) and picks.shape == (40, 4)
-    steps = torch.cat([torch.full((40, 1), 4), picks], 1)
-    moves = (steps[:, 1:] - steps[:, :-1]) % 6
-    assert set(moves.flatten().tolist()) == {1, 2}
-    assert torch.equal(first.argmax(-1), picks[:, 0])
-    assert len(moves.unique(dim=0)) > 10                       # of 16 courses
-    again = predict.sample_futures(Cycle(), x, 68.0, 5 * torch.eye(6), 40, 4, seed=1)
-    other = predict.sample_futures(Cycle(), x, 68.0, 5 * torch.eye(6), 40, 4, seed=2)
-    assert torch.equal(again[1], picks) and not torch.equal(other[1], picks)
-
-
+# ---- the answer ------------------------------------------------------------------------------
 def test_futures_are_counted_and_steps_ranked():
     """Catches: shares that do not sum to 1, a rank turned round, ties not in the list's order."""
     futures = predict.shared(torch.tensor([[0, 1], [2, 2], [2, 2], [1, 0]]), ["a", "b", "c"])

@@ -55,8 +55,8 @@ MAY_IMPORT = {
     "keyframes": {"program"},
     "figures": {"program", "settings_optional", "predict"},       # lazily, as predict does figures
     "predict": {"program", "settings_optional", "inference", "annotations", "data", "diffusion",
-                "figures", "keyframes", "listings", "model", "protocols", "toy", "toy_render",
-                "video"},
+                "figures", "keyframes", "listings", "missing", "model", "protocols", "toy",
+                "toy_render", "video"},
     "benchmark": {"program", "settings", "settings_optional", "annotations", "benchmark_encoder",
                   "benchmark_loader", "captions", "data", "denoiser", "encoder", "kept", "losses",
                   "model", "protocols", "pseudo_labels", "toy_render", "train", "video"},

@@ -232,6 +232,13 @@ def test_seen_and_novel_steps_by_loops():
     found = {"classify": [[100.0, 50.0, None, 20.0], [80.0, None, 10.0, 30.0]], "forecast": []}
     assert tables.open_rows(bleu, found) == [
         ("ours", "seen", [["2"], [75.0, 80.0], []]), ("ours", "novel", [["2"], [20.0, 20.0], []])]
+    runs = [("a", "forecast", {"by_class": [1] * 4, "by_class_bayes": [60.0, 40.0, 30.0, None]}),
+            ("b", "classify", {"by_class": [1] * 4})]
+    exact = tables.by_task(runs, range(4), "by_class_bayes")
+    assert tables.open_rows(bleu, exact, ", exact") == [
+        ("ours", "seen, exact", [["2"], [], [50.0]]), ("ours", "novel, exact", [["2"], [], [30.0]])]
+    assert tables.open_rows(bleu, found, ", exact")[0][2] == [["2"], [75.0, 80.0], []]
+    assert tables.open_rows(bleu, {"classify": [], "forecast": []}, ", exact") == []
     rows = tables.concept_rows(["fry egg", "add salt", "x"], ["fry onion", "add salt", "eat egg"],
                                [.5, 1.0, 0.0])
     assert rows == [("ours", "fry egg", [["fry onion, eat egg"]]), ("ours", "x", [["--"]])]
