@@ -1,14 +1,16 @@
-"""Pictures: a forecast as in the paper's Fig. 3, training curves, open vocabulary, distributions.
+"""Pictures: a forecast as in the paper's Fig. 3, curves of training and of labels, distributions.
 
     python predict.py --figure forecast.png                  # a video and its futures
     python figures.py training --run runs/pretrain           # the terms of the loss
     python figures.py distributions --run runs/pretrain      # next steps, sampled and true
+    python figures.py labels --run results                   # accuracy by the share of labels
 
     function              shows                                               paper
     plot_forecast         observed frames, next steps, a tree of futures      Fig. 3
     plot_training         the terms of the loss by step, and the stages       Eq. 7
     plot_open_vocabulary  accuracy of steps by their BLEU-1 with the pool     App. D, the chart
     plot_distributions    sampled beside true next steps                      Eq. 11
+    plot_labels           fine-tuned accuracy by the share of labels          4.1, 4.2
     S steps, N windows, M samples.
 
 Only this file needs matplotlib (`pip install matplotlib`). What is sampled is solid blue, what is
@@ -16,6 +18,7 @@ true hatched: they differ in print, and to every eye.
 """
 import json
 import math
+import statistics
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -27,6 +30,8 @@ BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#007A5A", "#666666"     # Oka
 TRUE = {"facecolor": "white", "edgecolor": "black", "hatch": "/////", "linewidth": 0.6}
 NEXT, LEAVES = 6, 7           # next steps, and futures, that a figure has room for
 PANELS = 6                    # forecasts of plot_distributions
+LABEL_ROWS = {"classify": (("classified", "ours"),), "activity": (("classified", "ours"),),
+              "forecast": (("zero noise", "zero_noise"), ("oracle", "oracle"))}
 NOVEL = 0.7                   # BLEU-1 below which the paper calls a step novel
 
 
@@ -255,6 +260,62 @@ def plot_training(rows):
 
 
 # ------------------------------------------------------------------------------------------------
+# Fine-tuning with few labels
+# ------------------------------------------------------------------------------------------------
+def load_labels(folder):
+    """Accuracies of evaluate.py's JSON files in a folder -> {task: {row: {share: [percent]}}}.
+
+    The share of the labels is what the checkpoint of a file was trained with, by its config.json;
+    0 for zero-shot. One value for each file, that is for each seed. BadInput if there is none.
+    """
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            content = json.loads(path.read_text())
+            task, share = content["task"], 0.0
+            if content["setting"] == "fine-tuned":
+                config = json.loads((Path(content["checkpoint"]) / "config.json").read_text())
+                share = config["settings"]["labels"]
+            for row, key in LABEL_ROWS.get(task, ()):
+                shares = found.setdefault(task, {}).setdefault(row, {})
+                shares.setdefault(share, []).append(content["top1"][key])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadInput(f"{path}: {type(error).__name__}: {error}; JSON files of evaluate.py "
+                           "are needed, and the run folders that they name") from None
+    if not found:
+        raise BadInput(f"{folder}: no JSON file of evaluate.py in it")
+    return found
+
+
+def plot_labels(found):
+    """Means over the seeds, and a bar of their standard deviation, a panel for each task.
+
+    found: of `load_labels`.
+    """
+    figure = new_figure(2.6 * len(found) + 0.6, 3.0)
+    panels = figure.subplots(1, len(found), squeeze=False)[0]
+    for axes, (task, rows) in zip(panels, found.items()):
+        every = sorted(set().union(*rows.values()))
+        for (row, shares), colour, style in zip(rows.items(), (BLUE, ORANGE), ("o-", "s--")):
+            known = sorted(shares)
+            spread = [statistics.stdev(shares[share]) if shares[share][1:] else 0
+                      for share in known]
+            axes.errorbar([every.index(share) for share in known],
+                          [statistics.mean(shares[share]) for share in known], spread, fmt=style,
+                          color=colour, markersize=4, linewidth=1.4, capsize=3, label=row)
+        axes.set_xticks(range(len(every)), ["none" if not share else f"{100 * share:g} %"
+                                            for share in every])
+        axes.set_xlabel("labels", fontsize=9)
+        axes.set_title(task, fontsize=10, loc="left")
+        axes.tick_params(labelsize=8)
+        bare(axes)
+        if len(rows) > 1:
+            axes.legend(fontsize=8, frameon=False)
+    panels[0].set_ylabel("top-1, %", fontsize=9)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------
 # Open vocabulary
 # ------------------------------------------------------------------------------------------------
 def plot_open_vocabulary(bleu, accuracy):
@@ -347,8 +408,12 @@ def toy_distributions(settings):
 def main(settings):
     """Draw what was asked for."""
     require()
-    figure = (plot_training(load_metrics(settings.run / "metrics.jsonl"))
-              if settings.what == "training" else plot_distributions(toy_distributions(settings)))
+    if settings.what == "training":
+        figure = plot_training(load_metrics(settings.run / "metrics.jsonl"))
+    elif settings.what == "labels":
+        figure = plot_labels(load_labels(settings.run))
+    else:
+        figure = plot_distributions(toy_distributions(settings))
     save(figure, settings.out)
     print(settings.out)
 

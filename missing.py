@@ -9,7 +9,7 @@ step prediction and can be readily extended to predict multiple missing steps".
 
 Several missing clips have a joint distribution: which step comes second depends on which came
 first. A softmax for each position cannot hold it, however good it is; which of the two ways of
-drawing does is measured in README.md (Several steps).
+drawing does is measured in README.md (Results).
 M samples, N clips, P missing ones, Q draws, H steps ahead, S steps (the label set), D embedding.
 """
 import numpy as np

@@ -176,10 +176,11 @@ class PredictSettings:
 
 @dataclass(frozen=True)
 class FiguresSettings:
-    """Draw a run's training curves, or its sampled next steps beside the true ones."""
+    """Draw training curves, next steps sampled beside true ones, or accuracy by share of labels."""
     what: str = opt("training: curves of RUN/metrics.jsonl; distributions: next steps, sampled and "
-                    "true, in the embedded world", choices=("training", "distributions"))
-    run: Path = opt("the run folder", Path("runs/pretrain"))
+                    "true, in the embedded world; labels: of evaluate.py's JSON files in RUN",
+                    choices=("training", "distributions", "labels"))
+    run: Path = opt("the run folder; labels: a folder of JSON files", Path("runs/pretrain"))
     out: Path = opt("file to write: .png, .pdf or .svg; default WHAT.png", None)
     samples: int = opt("distributions: Monte Carlo samples per forecast", 200)
     seed: int = opt("distributions: of the noise, and the first of six test videos", 0)

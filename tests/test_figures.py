@@ -132,6 +132,39 @@ def test_training_curves_by_one_command(drawing, tmp_path, monkeypatch, capsys):
     assert "metrics.jsonl" in fails(capsys, 2, "figures.py", "training", "--run", "nowhere")
 
 
+def test_accuracy_by_the_share_of_labels(drawing, tmp_path, monkeypatch, capsys):
+    """Catches: seeds that are not averaged, shares in the order of the files' names, zero-shot left
+    out or taken for all labels, a task's row in another's panel."""
+    monkeypatch.chdir(tmp_path)
+    Path("results").mkdir()
+    for i, (task, share, top1) in enumerate((
+            ("classify", 0, {"ours": 50}), ("classify", 1.0, {"ours": 90}),
+            ("classify", .01, {"ours": 60}), ("classify", .01, {"ours": 64}),
+            ("forecast", .1, {"zero_noise": 40, "oracle": 70}),
+            ("forecast", .01, {"zero_noise": 30, "oracle": 60}), ("infill", 0, {"zero_noise": 1}))):
+        run = Path(f"run{i}")
+        run.mkdir()
+        if share:
+            (run / "config.json").write_text(json.dumps({"settings": {"labels": share}}))
+        Path(f"results/{i}.json").write_text(json.dumps({
+            "task": task, "setting": "fine-tuned" if share else "zero-shot", "checkpoint": str(run),
+            "top1": top1}))
+    found = figures.load_labels(Path("results"))
+    assert found == {"classify": {"classified": {0: [50], 1: [90], .01: [60, 64]}},
+                     "forecast": {"zero noise": {.1: [40], .01: [30]},
+                                  "oracle": {.1: [70], .01: [60]}}}
+    classify, forecast = figures.plot_labels(found).axes
+    assert [text.get_text() for text in classify.get_xticklabels()] == ["none", "1 %", "100 %"]
+    assert [text.get_text() for text in forecast.get_xticklabels()] == ["1 %", "10 %"]
+    assert list(classify.lines[0].get_ydata()) == [50, 62, 90]
+    assert [list(bars[0].get_ydata()) for bars in forecast.containers] == [[30, 40], [60, 70]]
+    call("figures.py", "labels", "--run", "results", "--out", "labels.svg")
+    assert capsys.readouterr().out == "labels.svg\n" and Path("labels.svg").stat().st_size > 1000
+    assert "no JSON file" in fails(capsys, 2, "figures.py", "labels", "--run", "run0")
+    Path("run1/config.json").unlink()
+    assert "results/1.json" in fails(capsys, 2, "figures.py", "labels", "--run", "results")
+
+
 def test_open_vocabulary_means(drawing):
     """Catches: a step of BLEU-1 .7 among the novel ones, NaN in a mean, 1 left out."""
     figure = figures.plot_open_vocabulary(
