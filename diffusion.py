@@ -85,11 +85,13 @@ def training_queries(z0, t, noise, alpha_bar):
     The second is what approximate inference asks first ("replaced with a fixed zero vector"), so
     that it is trained, and not met for the first time at inference.
 
+    Clips that are missing together have levels of their own, so that h learns to read one that is
+    nearly clean while it denoises another (as in diffusion forcing, arXiv:2407.01392).
+
     Args:    z0, noise (B, P, D) of P clips that are missing together, noise standard normal;
-             t (B,) int64, one level for all of them; alpha_bar (T,).
+             t (B, P) int64; alpha_bar (T,).
     Returns: zt (B, 2 P, D) and its levels (B, 2 P): the noised clips, then as many zeros.
     """
-    t = t[:, None].expand(z0.shape[:2])                                        # (B, P)
     zt = add_noise(z0, noise, alpha_bar[t])                                    # (B, P, D)
     last = torch.full_like(t, len(alpha_bar) - 1)
     return torch.cat([zt, torch.zeros_like(zt)], 1), torch.cat([t, last], 1)
@@ -106,28 +108,35 @@ def skip_scale(alpha_bar):
     return alpha_bar.sqrt() / (1 - alpha_bar)
 
 
-def sample(predict, noise, alpha_bar):
+def sample(predict, noise, alpha_bar, together=1):
     """Denoise x_j^T step by step (Sec. 3.3): Q futures of each video in one pass.
 
         x_j^T = sqrt(1 - alpha_bar_T) noise;   x_hat_j^0 = h(x_j^t, {x_i}, t);
         x_j^{t-1} = sqrt(alpha_bar_{t-1}) x_hat_j^0 + sqrt(1 - alpha_bar_{t-1}) noise
 
     The same noise is used at every level, as the paper says. x_j^T has the variance that noise has
-    at level T in training, not 1.
+    at level T in training, not 1. Of P clips that are missing together the first is denoised while
+    the others wait at level T, then the second, which sees what the first has become, and so on.
 
     Args:
         predict:   callable, zt (B, Q, D) and t (B, Q) int64 -> x_hat (B, Q, D), the prediction as
                    an embedding, and z_hat (B, Q, D), the clean point that is noised again.
         noise:     (B, Q, D) standard normal, or less of it; zeros give the approximate inference.
         alpha_bar: (T,).
+        together:  P; the Q come in groups of so many.
     Returns: x_hat (B, Q, D) of the last step.
     """
     zt = (1 - alpha_bar[-1]).sqrt() * noise                        # (B, Q, D)
-    for level in reversed(range(len(alpha_bar))):
-        t = torch.full(noise.shape[:2], level, device=noise.device)
-        x_hat, z_hat = predict(zt, t)
-        if level > 0:
-            zt = add_noise(z_hat, noise, alpha_bar[level - 1])
+    t = torch.full(noise.shape[:2], len(alpha_bar) - 1, device=noise.device)
+    place = torch.arange(noise.shape[1], device=noise.device) % together               # (Q,)
+    for p in range(together):
+        turn = place == p
+        for level in reversed(range(len(alpha_bar))):
+            t = t.masked_fill(turn, level)
+            x_hat, z_hat = predict(zt, t)
+            if level > 0:
+                less = add_noise(z_hat, noise, alpha_bar[level - 1])
+                zt = torch.where(turn[:, None], less, zt)
     return x_hat
 
 

@@ -150,16 +150,16 @@ class ProcedureModel(nn.Module):
     def forecast(self, x, observed, j, noise):
         """Predict missing clips of each video, once per noise: (B, Q, D) -> x_hat (B, Q, D).
 
-        They may be past, present or future: j (B, P) and `observed` (B, N) say. Several are
-        denoised together: noise holds groups of P. Zeros for noise give the approximate inference.
-        The mask model predicts once, whatever the noise.
+        They may be past, present or future: j (B, P) and `observed` (B, N) say. Several see each
+        other while they are denoised: noise holds groups of P. Zeros for noise give the
+        approximate inference. The mask model predicts once, whatever the noise.
         Draws with KAPPA = 1 reproduce the teacher's errors as well (README.md, Where we differ).
         """
         predict = self.predictor(x, observed, j)
         if self.order != "diffusion":
             top = torch.full(noise.shape[:2], len(self.alpha_bar) - 1, device=noise.device)
             return predict(torch.zeros_like(noise), top)[0]
-        return diffusion.sample(predict, KAPPA * noise, self.alpha_bar)
+        return diffusion.sample(predict, KAPPA * noise, self.alpha_bar, j.shape[1])
 
     def forecast_next(self, x, noise):
         """`forecast` of the clip after all N: x (B, N, D), noise (B, Q, D) -> x_hat (B, Q, D)."""

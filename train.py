@@ -145,7 +145,7 @@ def ordering_losses(model, x, target, observed, j):
     with torch.autocast(x.device.type, enabled=False):                         # bf16 is not exact
         z0 = target @ model.points                                             # (B, P, D)  x_j^0
     P = j.shape[1]
-    t = torch.randint(len(model.alpha_bar), j.shape[:1], device=x.device)      # t ~ U[1, T]
+    t = torch.randint(len(model.alpha_bar), j.shape, device=x.device)          # t ~ U[1, T]
     zt, t = diffusion.training_queries(z0, t, torch.randn_like(z0), model.alpha_bar)
     if model.order == "mask":                                                  # the zeros alone
         x_hat, _ = model.predictor(x, observed, j)(zt[:, P:], t[:, P:])

@@ -149,13 +149,14 @@ def test_skip_scale_is_what_the_noisy_point_says_of_the_clean_one():
 
 def test_training_asks_a_level_and_zeros_at_the_last():
     """Catches: levels and their numbers out of step; x_j^T = 0 asked at another level than
-    inference asks it, or never; clips that are missing together at two levels, or mixed up."""
-    z0, noise, levels = draw(5, 2, 3), draw(5, 2, 3, seed=1), torch.tensor([2, 0, 3, 1, 1])
+    inference asks it, or never; clips that are missing together mixed up, or their levels."""
+    z0, noise = draw(5, 2, 3), draw(5, 2, 3, seed=1)
+    levels = torch.tensor([[2, 1], [0, 0], [3, 0], [1, 2], [1, 3]])
     zt, t = diffusion.training_queries(z0, levels, noise, ALPHA_BAR)
-    assert zt.shape == (5, 4, 3) and t.tolist() == [[k, k, 3, 3] for k in levels.tolist()]
+    assert zt.shape == (5, 4, 3) and t.tolist() == [[*k, 3, 3] for k in levels.tolist()]
     for b in range(5):
-        a = float(ALPHA_BAR[levels[b]])
         for p in range(2):
+            a = float(ALPHA_BAR[levels[b, p]])
             torch.testing.assert_close(zt[b, p],
                                        math.sqrt(a) * z0[b, p] + math.sqrt(1 - a) * noise[b, p])
     assert (zt[:, 2:] == 0).all()
@@ -209,6 +210,32 @@ def test_sec33_many_samples_in_one_pass_equal_single_ones():
     torch.testing.assert_close(together, torch.cat(alone, 1))
 
 
+def test_sec33_clips_missing_together_come_one_after_another_by_loops():
+    """Catches: clips of a group denoised at once, or in another order; one that is not seen by
+    those after it, or seen with another noise; a group that sees another; levels of those that wait."""
+    def h(zt, t):                                      # what each makes of itself and of its group
+        x_hat = torch.empty_like(zt)
+        for q in range(zt.shape[1]):
+            first = q - q % 3
+            group = sum((1 + r) * (zt[:, first + r] + t[:, first + r, None]) for r in range(3))
+            x_hat[:, q] = torch.sin(2 * zt[:, q] + t[:, q, None] + 0.3 * group)
+        return x_hat, 0.5 * x_hat ** 2 - 0.3
+
+    noise = draw(2, 6, 4)
+    found = diffusion.sample(h, noise, ALPHA_BAR, together=3)
+    for b in range(2):
+        for first in (0, 3):
+            eps = [noise[b, first + r] for r in range(3)]
+            z, level = [(1 - ALPHA_BAR[3]).sqrt() * e for e in eps], [3, 3, 3]
+            for r in range(3):
+                for level[r] in (3, 2, 1, 0):
+                    x_hat, z_hat = h(torch.stack(z)[None], torch.tensor([level]))
+                    if level[r]:
+                        a = ALPHA_BAR[level[r] - 1]
+                        z[r] = a.sqrt() * z_hat[0, r] + (1 - a).sqrt() * eps[r]
+            torch.testing.assert_close(found[b, first:first + 3], x_hat[0])
+
+
 def test_sec33_starts_with_the_variance_of_the_noise_in_training():
     """Catches: x_j^T of variance 1 where training's last level has 1 - alpha_bar_T of noise."""
     asked = []
@@ -221,7 +248,7 @@ def test_sec33_starts_with_the_variance_of_the_noise_in_training():
     diffusion.sample(h, noise, ALPHA_BAR)
     assert [t for _, t in asked] == [[[t, t]] for t in (3, 2, 1, 0)]
     for level, (point, _) in zip((3, 2, 1, 0), asked):          # z_hat = 0: noise alone is left
-        levels = torch.full((2,), level)
+        levels = torch.full((2, 1), level)
         zt, _ = diffusion.training_queries(0 * noise[0, :, None], levels, noise[0, :, None],
                                            ALPHA_BAR)
         torch.testing.assert_close(point[0], zt[:, 0])

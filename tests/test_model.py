@@ -431,7 +431,7 @@ def test_clips_missing_together_are_denoised_together():
         torch.manual_seed(7)
         mse, mc = train.ordering_losses(model, x, targets[rows, j], observed, j)
         torch.manual_seed(7)
-        t = torch.randint(len(model.alpha_bar), (3,))
+        t = torch.randint(len(model.alpha_bar), (3, 2))
         z0 = targets[rows, j] @ model.points                                           # (B, 2, D)
         zt, t = diffusion.training_queries(z0, t, torch.randn(3, 2, D), model.alpha_bar)
         x_hat, z_hat = model.predictor(x, observed, j)(zt, t)
