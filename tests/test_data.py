@@ -115,7 +115,7 @@ def test_targets_are_of_frames_of_words_or_of_both():
     said = {0: [(0, 4, "one"), (10, 14, "two")], 1: [], 2: [(0, 9, "three")]}
     word = dict(zip(("one", "two", "three"), torch.eye(4)))
     source = SimpleNamespace(
-        sentences=said.get, teach=lambda looks: looks, model=SimpleNamespace(
+        sentences=said.get, teach=lambda looks: looks, teacher=SimpleNamespace(
             encode_sentences=lambda texts: torch.stack([word[text] for text in texts])))
     requests = [(0, np.array([[0., 9], [9, 18], [0, 18]])), (1, np.array([[0., 9]])),
                 (2, np.array([[0., 9]]))]
