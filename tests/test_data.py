@@ -133,7 +133,7 @@ def test_a_kept_world_is_rendered_once(monkeypatch):
     that a single command keeps in memory."""
     made = []
     monkeypatch.setattr(data, "ToySource", lambda *args: made.append(args) or
-                        SimpleNamespace(model=args[-1]))
+                        SimpleNamespace(teacher=args[-1]))
     monkeypatch.setattr(data, "toy_teacher", lambda device: "teacher")
     data.open_toy("test", 3, 4, False, "cpu"), data.open_toy("test", 3, 4, False, "cpu")
     assert made == 2 * [("test", 3, 4, None)]
