@@ -182,6 +182,11 @@ def make_optimizer(model, settings):
                              weight_decay=settings.weight_decay)
 
 
+def steps_of(settings, count):
+    """range of the steps of --epochs over so many samples: at least one."""
+    return range(max(1, round(settings.epochs * max(count // settings.batch, 1))))
+
+
 # ------------------------------------------------------------------------------------------------
 # f is frozen: each clip is encoded once and kept
 # ------------------------------------------------------------------------------------------------
@@ -254,7 +259,7 @@ def main(settings):
     else:
         x, y = keep_clips(model.eval(), source, samples, settings, device)
         terms_of, count = functools.partial(kept_terms, model, x, y, settings), len(y)
-    span = range(max(1, round(settings.epochs * max(count // settings.batch, 1))))
+    span = steps_of(settings, count)
     todo = range(first, span.stop)
     batches = prefetch(make, todo, settings.workers) if settings.data == "epic" else todo
     print(f"{count} samples, {len(span)} steps, on {device}")

@@ -46,7 +46,7 @@ def require_teacher(teacher, model, settings):
     witness = model.arguments.get("witness")
     if witness is None:                                # published, or trained on a features file
         return
-    now = teacher.encode_phrases([witness])
+    now = teacher.encode_phrases([witness])            # of another width: the scripts say so
     if now.shape[1] == model.dim and not same_texts(model.phrases[:1], now):
         path = getattr(settings, "checkpoint", None) or settings.init
         raise BadInput(f"{path}: was trained with another teacher, to which \"{witness}\" is "

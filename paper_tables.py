@@ -143,7 +143,8 @@ TABLES = {
         (("vision", "diffusion", "diffusion", "diffusion", "diffusion"),
          ("vision and narration", "both", "both", "both", "both"))),
 }
-# Fig. A: steps at BLEU-1 of 0.7 or more are seen. Steps, then accuracy of either task (zero-shot).
+NOVEL = 0.7               # BLEU-1 with the nearest phrase below which the paper calls a step novel
+# Fig. A: seen and novel steps: how many, then accuracy of either task (zero-shot).
 OPEN_VOCABULARY = (("seen", "103", 15.9, 14.2), ("novel", "675", 16.7, 10.9))
 # Table B: steps of COIN, and phrases of pre-training that share a verb or a noun with them.
 CONCEPTS = (

@@ -124,7 +124,7 @@ def probe(settings, seed, path):
     model.classifier.weight.data.copy_(functional.normalize(texts, dim=-1))    # the zero-shot model
     model.classifier.bias.data.zero_()
     count = len(y["train"])
-    span = range(max(1, round(tuning.epochs * max(count // tuning.batch, 1))))
+    span = finetune.steps_of(tuning, count)
     terms_of = functools.partial(finetune.kept_terms, model, x["train"], y["train"], tuning)
     with Run(tuning, model, device, 0, span.stop, count) as going:
         going.train("finetune", span, tuning.batch, finetune.make_optimizer(model, tuning), span,

@@ -19,9 +19,8 @@ that the tables of an unfinished set are whole, of fewer seeds.
 """
 import statistics
 
-import figures
 import paper_tables
-from paper_tables import TABLES
+from paper_tables import NOVEL, TABLES
 from program import BadInput, run, write_atomically, write_json
 from settings_optional import TablesSettings
 from table_runs import make_all, needs, read_json, require_same, result_path, split_cell
@@ -123,7 +122,7 @@ def concept_rows(steps, pool, bleu, most=3):
 
     The paper's steps where they are in the label set, else the first ten.
     """
-    novel = [step for step, score in zip(steps, bleu) if score < figures.NOVEL]
+    novel = [step for step, score in zip(steps, bleu) if score < NOVEL]
     same = [step for step, _ in paper_tables.CONCEPTS if step in novel]
     rows = []
     for step in same or novel[:10]:
@@ -148,7 +147,7 @@ def by_task(results, steps, key="by_class"):
 
 def open_rows(bleu, found, whose=""):
     """Accuracy of seen and of novel steps: the mean over the steps of a group that occur."""
-    seen, rows = [b >= figures.NOVEL for b in bleu], []
+    seen, rows = [b >= NOVEL for b in bleu], []
     for name, group in (("seen", seen), ("novel", [not b for b in seen])):
         cells = [[statistics.mean(values) for run in runs if
                   (values := [v for v, member in zip(run, group) if member and v is not None])]
@@ -159,6 +158,7 @@ def open_rows(bleu, found, whose=""):
 
 def draw_open(path, bleu, found):
     """The chart of Fig. A: of each step the mean accuracy over the runs."""
+    import figures
     accuracy = {}
     for title, runs in zip(("classification", "forecasting"), found.values()):
         known = [[value for value in values if value is not None] for values in zip(*runs)]

@@ -1,4 +1,5 @@
-"""figures.py: what is drawn is what was given; files whole. Drawing needs matplotlib (optional)."""
+"""figures.py, forecast_figure.py: what is drawn is what was given; files whole. Drawing needs
+matplotlib (optional)."""
 import json
 import math
 import sys
@@ -11,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import figures  # noqa: E402
+import forecast_figure  # noqa: E402
 from commands import call, fails  # noqa: E402
 from program import BadInput  # noqa: E402
 
@@ -46,7 +48,7 @@ def test_the_tree_of_futures_by_hand():
     """Catches: the share of a prefix counted from the drawn futures alone; crossing branches."""
     futures = [{"steps": list(steps), "share": share} for steps, share in
                (("ab", 0.4), ("cd", 0.2), ("ac", 0.2), ("cc", 0.1), ("ad", 0.1))]
-    tree = figures.grow_tree(futures, leaves=3)
+    tree = forecast_figure.grow_tree(futures, leaves=3)
     a, b, c, d = "abcd"
     expected = {(): (1.0, 1.0), (a,): (0.5, 0.7), (c,): (2.0, 0.3), (a, b): (0.0, 0.4),
                 (a, c): (1.0, 0.2), (c, d): (2.0, 0.2)}
@@ -85,7 +87,7 @@ def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
     a branch left out."""
     pictures = np.random.default_rng(0).integers(0, 255, (8, 3, 9, 16), np.uint8)
     painted = {"a": pictures[0], "c": pictures[1]}
-    figure = figures.plot_forecast(make_content(truth), pictures, painted)
+    figure = forecast_figure.plot_forecast(make_content(truth), pictures, painted)
     strip, (bars, tree), below = figure.axes[:8], figure.axes[8:10], figure.axes[10:]
     for axes, picture in zip(strip, pictures):
         assert np.array_equal(axes.images[0].get_array(), picture.transpose(1, 2, 0))
@@ -105,7 +107,7 @@ def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
 def test_a_forecast_without_next_steps(drawing, tmp_path):
     """Catches: a figure that needs a forecast, of a checkpoint that makes none."""
     content = {**make_content(), "next": [], "futures": []}
-    figure = figures.plot_forecast(content, np.zeros((8, 3, 16, 9), np.uint8))
+    figure = forecast_figure.plot_forecast(content, np.zeros((8, 3, 16, 9), np.uint8))
     assert len(figure.axes) == 8
     figures.save(figure, tmp_path / "a.svg")
 

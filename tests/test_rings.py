@@ -53,10 +53,11 @@ MAY_IMPORT = {
     "evaluate": {"program", "settings", "inference", "forecasting", "data", "epic", "kept", "losses",
                  "metrics", "missing", "model", "tasks", "toy"},
     "keyframes": {"program"},
-    "figures": {"program", "settings_optional", "predict"},       # lazily, as predict does figures
+    "figures": {"program", "settings_optional", "paper_tables", "predict"},    # lazily
+    "forecast_figure": {"figures"},
     "predict": {"program", "settings_optional", "inference", "annotations", "data", "diffusion",
-                "figures", "keyframes", "listings", "missing", "model", "protocols", "toy",
-                "toy_render", "video"},
+                "figures", "forecast_figure", "keyframes", "listings", "missing", "model",
+                "protocols", "toy", "toy_render", "video"},
     "benchmark": {"program", "settings", "settings_optional", "annotations", "benchmark_encoder",
                   "benchmark_loader", "captions", "data", "denoiser", "encoder", "kept", "losses",
                   "model", "protocols", "pseudo_labels", "toy_render", "train", "video"},

@@ -222,7 +222,7 @@ def test_bleu1_splits_the_real_steps():
     """Catches: another way to split words or to match, by its counts on the released lists (the
     paper has 103 and 675)."""
     bleu = metrics.largest_bleu1(load_steps(STEPS), [p.text for p in load_phrases(POOL)])
-    assert Counter(b >= figures.NOVEL for b in bleu) == {True: 100, False: 678}
+    assert Counter(b >= paper_tables.NOVEL for b in bleu) == {True: 100, False: 678}
 
 
 def test_seen_and_novel_steps_by_loops():
@@ -264,5 +264,5 @@ def test_the_chart_has_the_means_over_the_runs(monkeypatch, capsys):
 def test_the_embedded_world_has_five_novel_steps():
     """Catches: a step held out that the pool holds, or one that the pool should hold missing."""
     bleu = metrics.largest_bleu1(toy.STEPS, toy.PHRASES)
-    assert {step for step, b in zip(toy.STEPS, bleu) if b < figures.NOVEL} == set(toy.HELD_OUT)
+    assert {step for step, b in zip(toy.STEPS, bleu) if b < paper_tables.NOVEL} == set(toy.HELD_OUT)
     assert statistics.mean(bleu) < 1

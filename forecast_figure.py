@@ -1,0 +1,133 @@
+"""The picture of one forecast, as in the paper's Fig. 3: `python predict.py --figure forecast.png`.
+
+Observed frames above, next steps as bars, sampled futures as a tree; below, key frames if there are
+any. What is sampled is solid blue, what is true hatched. Needs matplotlib, as figures.py does.
+N windows, H steps of a future.
+"""
+from pathlib import Path
+
+from figures import BLUE, NEXT, TRUE, bare, folded, new_figure, percent
+
+LEAVES = 7                    # futures that a figure has room for
+
+
+def plot_forecast(content, pictures, painted=None):
+    """Observed frames, the next steps as bars, futures as a tree; below, key frames if there are.
+
+    Args:
+        content:  predict.py's answer, SPEC's JSON, with or without "truth".
+        pictures: (N, 3, H, W) uint8, one of each window.
+        painted:  {step: (3, H, W) uint8} of keyframes.py, or None.
+    Returns: matplotlib Figure.
+    """
+    height, width = pictures.shape[2:]
+    rows = [7.6 / len(pictures) * height / width + 0.8]
+    if content["next"]:
+        drawn = content["futures"][:LEAVES]
+        lines = max(len(folded(step)) for future in drawn for step in future["steps"])
+        rows.append(max(2.0, 0.3 + len(drawn) * (0.14 * lines + 0.28)))
+    rows += [2.2] * bool(painted)                                              # all in inches
+    figure = new_figure(8, sum(rows))
+    parts = figure.subfigures(len(rows), 1, height_ratios=rows, squeeze=False)[:, 0]
+    plot_strip(parts[0], content, pictures)
+    if content["next"]:
+        bars, tree = parts[1].subplots(1, 2, width_ratios=(1, 2))
+        plot_bars(bars, content)
+        plot_tree(tree, content)
+    if painted:
+        parts[-1].suptitle("Painted from the last frame", fontsize=10, x=0.01, ha="left")
+        for axes, (step, picture) in zip(parts[-1].subplots(1, len(painted), squeeze=False)[0],
+                                         painted.items()):
+            axes.imshow(picture.transpose(1, 2, 0))
+            axes.set(xticks=[], yticks=[])
+            axes.set_xlabel("\n".join(folded(step, 30)), fontsize=8)
+    return figure
+
+
+def plot_strip(figure, content, pictures):
+    """The observed windows: a frame of each, when it was, the likeliest step, and the true one."""
+    truth = content.get("truth")
+    begin, end = content["clips"][0]["start"], content["clips"][-1]["end"]
+    title = f"Observed: {Path(content['video']).name}, {begin:.0f} to {end:.0f} s"
+    figure.suptitle("\n".join(folded(title, 90)), fontsize=10, x=0.01, ha="left")
+    for i, axes in enumerate(figure.subplots(1, len(pictures))):
+        clip = content["clips"][i]
+        axes.imshow(pictures[i].transpose(1, 2, 0))
+        axes.set(xticks=[], yticks=[])
+        best = clip["steps"][0]
+        lines = [*folded(best["step"], 14, 3), percent(best["p"])]
+        if truth:
+            lines += folded(f"true: {truth['clips'][i] or 'none'}", 14)
+        axes.set_xlabel("\n".join(lines), fontsize=8)
+
+
+def plot_bars(axes, content):
+    """p of the likeliest next steps; beneath each the true one, where it is known."""
+    rows, truth = content["next"][:NEXT], content.get("truth")
+    places, high = range(len(rows)), 0.4 if truth else 0.7
+    axes.barh([i - high / 2 * bool(truth) for i in places], [row["p"] for row in rows], high,
+              color=BLUE, label="forecast")
+    largest = rows[0]["p"]
+    if truth:
+        bayes = {row["step"]: row["p"] for row in truth["next"]}
+        true = [bayes.get(row["step"], 0.0) for row in rows]
+        axes.barh([i + high / 2 for i in places], true, high, label="true", **TRUE)
+        largest = max(largest, *true)
+        axes.legend(fontsize=8, frameon=False, loc="lower right")
+    for i, row in enumerate(rows):
+        axes.text(row["p"] + 0.02 * largest, i - high / 2 * bool(truth), percent(row["p"]),
+                  va="center", fontsize=8)
+    axes.set_yticks(places, ["\n".join(folded(row["step"])) for row in rows])
+    axes.tick_params(labelsize=8, left=False)
+    axes.set(xticks=[], xlim=(0, 1.2 * largest), ylim=(len(rows) - 0.4, -0.6))
+    axes.set_title("Next step", fontsize=10, loc="left")
+    bare(axes, keep=("left",))
+
+
+def grow_tree(futures, leaves=LEAVES):
+    """The most frequent futures as a tree of prefixes.
+
+    Args:    futures: [{"steps": H of them, "share"}, ...], the largest share first.
+    Returns: {prefix: (row, share)}: `leaves` futures at rows 0, 1, ..., their prefixes in the
+             middle of their own; the share of a prefix is that of all futures that begin with it,
+             drawn or not.
+    """
+    drawn = [tuple(future["steps"]) for future in futures[:leaves]]
+    share = {}
+    for future in futures:
+        for depth in range(len(future["steps"]) + 1):
+            prefix = tuple(future["steps"][:depth])
+            share[prefix] = share.get(prefix, 0.0) + future["share"]
+    order = sorted(drawn, key=lambda steps: [(-share[steps[:d + 1]], steps[d])
+                                             for d in range(len(steps))])
+    rows = {}
+    for row, steps in enumerate(order):
+        for depth in range(len(steps) + 1):
+            rows.setdefault(steps[:depth], []).append(row)
+    return {prefix: (sum(own) / len(own), share[prefix]) for prefix, own in rows.items()}
+
+
+def plot_tree(axes, content):
+    """Sampled futures, the thicker the more samples took it; at the ends what is true of them."""
+    futures, truth = content["futures"], content.get("truth")
+    tree, horizon = grow_tree(futures), len(futures[0]["steps"])
+    true = {tuple(future["steps"]): future["share"] for future in truth["futures"]} if truth else {}
+    for prefix, (row, share) in tree.items():
+        if prefix:
+            above = tree[prefix[:-1]][0]
+            axes.plot([len(prefix) - 1, len(prefix) - 0.6, len(prefix)], [above, row, row],
+                      color=BLUE, alpha=0.45, linewidth=1 + 12 * share, solid_capstyle="round",
+                      zorder=1)
+        text = "\n".join([*folded(prefix[-1]), percent(share)]) if prefix else "now"
+        axes.text(len(prefix), row, text, ha="center", va="center", fontsize=8, zorder=2,
+                  bbox={"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE,
+                        "linewidth": 0.8})
+        if len(prefix) == horizon and true:
+            axes.text(horizon + 0.45, row, f"true: {percent(true[prefix])}", va="center",
+                      fontsize=8)
+    drawn = sum(share for prefix, (_, share) in tree.items() if len(prefix) == horizon)
+    last = max(row for row, _ in tree.values())
+    axes.set(xlim=(-0.25, horizon + (1.0 if true else 0.5)), ylim=(last + 0.6, -0.6))
+    axes.set_title(f"Futures: {len(futures)} different, shown are {percent(drawn)} of the "
+                   "samples", fontsize=10, loc="left")
+    axes.axis("off")
