@@ -41,7 +41,7 @@ class Model:
 
     def forecast_next(self, x, noise):
         following = ((x[:, -1] @ TEXTS.T).argmax(-1) + 1) % S                  # (M,)
-        return TEXTS[following][:, None] + 0.3 * noise
+        return TEXTS[following][:, None] + 0.5 * noise
 
     def step(self, clip):
         return int((TEXTS @ clip).argmax())
@@ -151,12 +151,14 @@ def test_a_longer_history_is_cut_anew_by_loops(seconds):
 
 
 class Cycle:
-    """Steps 0 .. 5 as unit vectors: after step k comes k + 1 or k + 2, as the noise's sign says."""
+    """Steps 0 .. 5 as unit vectors: after step k comes k + 1 or k + 2, as the noise's sign says;
+    two more where the oldest window shows step 0."""
     task, denoiser = None, True
 
     def forecast_next(self, history, noise):
         last = history[:, -1].argmax(-1)                                       # (M,)
-        following = (last[:, None] + 1 + (noise[..., 0] > 0)) % 6              # (M, Q)
+        old = 2 * (history[:, 0].argmax(-1) == 0)                              # (M,)
+        following = ((last + old)[:, None] + 1 + (noise[..., 0] > 0)) % 6      # (M, Q)
         return functional.one_hot(following, 6).float()
 
     def match_predicted(self, x, texts):
@@ -175,7 +177,7 @@ def test_each_draw_goes_on_from_its_own_steps():
     for m, last in enumerate((4, 2)):
         steps = torch.cat([torch.full((40, 1), last), picks[m]], 1)
         moves = (steps[:, 1:] - steps[:, :-1]) % 6
-        assert torch.equal(moves, 1 + (noise[:, m, :, 0].T > 0).long())
+        assert torch.equal(moves, 1 + 2 * m + (noise[:, m, :, 0].T > 0).long())
         assert len(moves.unique(dim=0)) > 10                   # of 16 courses
 
 
@@ -220,10 +222,10 @@ def test_the_next_steps_together_equal_counting(monkeypatch):
     assert result["pairs"]["tv_repaired"] == pytest.approx(tv(repaired))
     few = kept[::-(-len(kept) // 7)]
     noise = torch.randn(2, len(few), 200, 24, generator=torch.Generator().manual_seed(5))
-    begun = match(TEXTS[torch.tensor(few)[:, 0]][:, None] + .3 * noise[0], TEXTS, .1).argmax(-1)
-    then = match(TEXTS[(begun + 1) % S] + .3 * noise[1], TEXTS, .1).argmax(-1)
+    begun = match(TEXTS[torch.tensor(few)[:, 0]][:, None] + .5 * noise[0], TEXTS, .1).argmax(-1)
+    then = match(TEXTS[(begun + 1) % S] + .5 * noise[1], TEXTS, .1).argmax(-1)
     some = truth[::-(-len(kept) // 7)]
-    assert 1 < len(few) <= 7 < len(kept)
+    assert 1 < len(few) <= 7 < len(kept) and len(begun[0].unique()) > 3
     assert result["pairs"]["tv_in_turn"] == pytest.approx(tv(torch.stack([begun, then], -1), some))
     assert result["pairs"]["tv_in_turn_repaired"] == pytest.approx(
         tv(torch.stack([begun, then.roll(1, 1)], -1), some))
