@@ -161,7 +161,8 @@ class FinetuneSettings:
     device: str = opt("auto: a CUDA GPU where there is one", "auto")
     toy_videos: int = opt("training videos of the embedded world", 6000)
     min_steps: int = opt("of a forecast: leave out videos with fewer annotated steps", 2)
-    epochs: float = opt("times each sample is seen", 15.0)
+    epochs: float = opt("times each sample is seen; default the paper's 15, and 60 of activities, of "
+                        "which each video is one", None)
     batch: int = opt("samples per step; the paper's 64", 64)
     lr: float = opt("peak learning rate of AdamW", 1e-3)
     weight_decay: float = opt("of AdamW", 1e-2)
@@ -174,6 +175,8 @@ class FinetuneSettings:
     split = "train"                                    # not a setting: what the loaders ask for
 
     def __post_init__(self):
+        if self.epochs is None:
+            object.__setattr__(self, "epochs", 60.0 if self.task == "activity" else 15.0)
         for name in ("toy_videos", "batch", "log_every", "save_every"):
             check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
         for name in ("lr", "epochs"):

@@ -275,9 +275,12 @@ def test_fine_tuned_and_evaluated(kind, task):
         assert content["top1"]["oracle_softmax"] is not None
 
 
-def test_the_default_folder_is_named_after_the_task():
-    """Catches: a fine-tuned run in runs/pretrain."""
+def test_folder_and_epochs_depend_on_the_task():
+    """Catches: a fine-tuned run in runs/pretrain; steps seen as often as activities."""
     assert FinetuneSettings(task="activity").out == Path("runs/finetune-activity")
+    epochs = [FinetuneSettings(task=task).epochs for task in ("classify", "forecast", "activity")]
+    assert epochs == [15, 15, 60]
+    assert FinetuneSettings(task="activity", epochs=2.0).epochs == 2
 
 
 def test_training_lowers_the_loss_on_a_task_that_can_be_learnt():
