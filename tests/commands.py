@@ -3,6 +3,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import fields
@@ -127,6 +128,7 @@ def struck(number, owner, name, count, program, *argv):
     """
     def until_struck():
         os.setpgid(0, 0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # none in a background job
         calls, whole = itertools.count(1), getattr(owner, name)
 
         def strike(*args, **kwargs):
