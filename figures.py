@@ -12,8 +12,8 @@
     S steps, M samples.
 
 The picture of one video, Fig. 3, is in forecast_figure.py. Only these two files need matplotlib
-(`pip install matplotlib`). What is sampled is solid blue, what is
-true hatched: they differ in print, and to every eye.
+(`pip install matplotlib`). What is sampled is solid blue, what is true hatched: they differ in
+print, and to every eye.
 """
 import json
 import math
