@@ -161,8 +161,8 @@ class FinetuneSettings:
     device: str = opt("auto: a CUDA GPU where there is one", "auto")
     toy_videos: int = opt("training videos of the embedded world", 6000)
     min_steps: int = opt("of a forecast: leave out videos with fewer annotated steps", 2)
-    epochs: float = opt("times each sample is seen; default the paper's 15, and 60 of activities, of "
-                        "which each video is one", None)
+    epochs: float = opt("times each sample is seen; default the paper's 15, and 60 where a whole "
+                        "video is one sample, that is for activities", None)
     batch: int = opt("samples per step; the paper's 64", 64)
     lr: float = opt("peak learning rate of AdamW", 1e-3)
     weight_decay: float = opt("of AdamW", 1e-2)
