@@ -8,10 +8,10 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and append
     activity               the same; the 8 clips are all the video  h and classifier   App. C
     classify, --data epic  x = f(v), 32 frames of an action         f and classifier   Table 3
 
-The classifier is one linear layer on the embedding, its logits divided by tau; where
-the classes have texts it starts as their embeddings, so that training starts from the zero-shot
-model. The loss is its cross entropy alone, and noise is zero, as in the released code: both are
-measured in README.md (Fine-tuning). f is frozen but for EPIC, so each clip goes through it once.
+The classifier is one linear layer on the embedding, its logits divided by tau; where the classes
+have texts it starts as their embeddings, so that training starts from the zero-shot model. The loss
+is its cross entropy alone, and noise is zero, as in the released code: both are measured in
+README.md (Where we differ). f is frozen but for EPIC, so each clip goes through it once.
 A checkpoint of `--order none` has no h: in its place a new one is trained, which predicts once.
 M samples, N clips of each, B samples per step, S classes, D embedding.
 """
