@@ -19,7 +19,7 @@ from tokenize import TokenError
 
 import numpy as np
 
-from program import BadInput
+from support.command import BadInput
 
 SUBSETS = {"training": "train", "testing": "test", "validation": "test"}    # COIN.json -> here
 ROWS_AT_ONCE = 4096        # rows whose values are checked together: 2 MB of temporary memory

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmark_encoder import compare_encoders
 from benchmark_loader import in_turn, loader, make_video, memory, resident, start
-from program import pick_device, run, send, write_json
+from support.command import pick_device, run, send, write_json
 from settings_optional import BenchmarkSettings
 
 PHRASES = 9871                           # K of the paper

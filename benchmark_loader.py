@@ -19,7 +19,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from program import BadInput
+from support.command import BadInput
 
 FRAMES = 8                    # F of the paper's TimeSformer
 SIZE = 224                    # and the side of its pictures, pixels
@@ -207,7 +207,7 @@ def memory(settings, folder):
     from captions import open_captions
     from tqdm import tqdm
     from video import find_videos
-    from workers import prefetch
+    from support.workers import prefetch
     videos, captions = folder / "videos", folder / "captions"
     videos.mkdir()
     captions.mkdir()

@@ -23,9 +23,9 @@ import torch
 from tqdm import tqdm
 
 import annotations
-import parallel
+from support import parallel
 import toy
-from program import BadInput, send, write_atomically
+from support.command import BadInput, send, write_atomically
 from protocols import frame_times, sentence_windows, step_windows
 
 

@@ -19,7 +19,7 @@ import torch
 import listings
 import metrics
 from data import found
-from program import BadInput, write_atomically
+from support.command import BadInput, write_atomically
 from protocols import EPIC_SECONDS, classify_windows, random_window
 from tasks import Sample
 

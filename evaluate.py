@@ -16,7 +16,7 @@ import functools
 import time
 
 from inference import answer, encode_samples, forecasts, load_data, score
-from program import BadInput, pick_device, run, set_seed, write_atomically, write_json
+from support.command import BadInput, pick_device, run, set_seed, write_atomically, write_json
 from settings import EvaluateSettings
 
 

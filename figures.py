@@ -23,7 +23,7 @@ from collections import Counter
 from pathlib import Path
 
 from paper_tables import NOVEL
-from program import BadInput, run, write_atomically
+from support.command import BadInput, run, write_atomically
 from settings_optional import FiguresSettings, PredictSettings
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#007A5A", "#666666"     # Okabe and Ito's, darker

@@ -23,7 +23,7 @@ import time
 from inference import encode_samples, load_data
 from runs import (Run, count_unreadable, earlier_unreadable, prepare_run, report_missing,
                   videos_of_step)
-from program import BadInput, pick_device, set_seed, write_json
+from support.command import BadInput, pick_device, set_seed, write_json
 
 
 def sizes_of(init):
@@ -246,7 +246,7 @@ def action_terms(model, source, settings, unreadable, device, _, ready):
 
 def main(settings):
     """Fine-tuning. A step is one optimiser update."""
-    from workers import prefetch
+    from support.workers import prefetch
     model, source, samples, device, resumed = set_up(settings)
     first, began = resumed["step"] if resumed else 0, time.perf_counter()
     optimizer = make_optimizer(model, settings)

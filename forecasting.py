@@ -22,7 +22,7 @@ import tasks
 import toy
 from inference import encode_samples, forecasts, in_batches, load_data, score
 from metrics import percent
-from program import BadInput
+from support.command import BadInput
 from pseudo_labels import soft_targets
 
 DRAWS = 200               # sampled steps per forecast for the total variation

@@ -6,7 +6,7 @@ set), D embedding.
 """
 import functools
 
-from program import BadInput
+from support.command import BadInput
 
 
 def load_data(settings, model, device, needed=True, compare=True):
@@ -129,7 +129,7 @@ def encode_samples(model, source, samples, settings, device, title):
     import torch
     from tqdm import tqdm
 
-    from workers import prefetch
+    from support.workers import prefetch
     ours, teachers, good, N = [], [], [], len(samples[0].windows)
     batches = list(samples[i:i + settings.batch] for i in range(0, len(samples), settings.batch))
     make = functools.partial(load_samples, source)

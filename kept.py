@@ -13,12 +13,12 @@ import torch
 from torch.nn import functional
 from tqdm import tqdm
 
-import parallel
+from support import parallel
 from data import Loaded
-from program import BadInput, send
+from support.command import BadInput, send
 from protocols import (CLIP_SECONDS, PIECES, around, history_windows, missing_clips,
                        said_during)
-from workers import prefetch
+from support.workers import prefetch
 
 FORECASTS = 0.75          # share of the rows that are forecasts as at inference
 

@@ -20,7 +20,7 @@ import re
 import torch
 from torch.nn import functional
 
-from program import BadInput, pick_device, write_atomically
+from support.command import BadInput, pick_device, write_atomically
 
 STRENGTH, LEVELS, GUIDANCE = 0.6, 50, 7.5      # diffusers' defaults but for the first, there 0.8:
                                                # SDEdit keeps the guide's layout up to about 0.6

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from annotations import require
-from program import BadInput
+from support.command import BadInput
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100

@@ -21,7 +21,7 @@ import tasks
 import toy
 from inference import answer, encode_samples, in_batches
 from metrics import percent
-from program import BadInput
+from support.command import BadInput
 from protocols import CLIP_SECONDS, CLIPS, HISTORY
 
 PLACES = "prior", "current", "future"             # the first step of a video, the others, the last

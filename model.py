@@ -24,7 +24,7 @@ import diffusion
 import losses
 from denoiser import Denoiser
 from encoder import TimeSformer
-from program import BadInput, quiet, write_atomically
+from support.command import BadInput, quiet, write_atomically
 
 GAIN = 0.5                # of h's output beside the mean text: the start of training is gentle
 SAME = 0.999              # cosine of a text by one teacher on two machines: at least that

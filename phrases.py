@@ -18,7 +18,7 @@ released with the paper were said 12 times or more and have a concreteness of 4.
 import re
 from collections import Counter
 
-from program import BadInput, run, write_atomically
+from support.command import BadInput, run, write_atomically
 from settings_optional import PhrasesSettings
 
 

@@ -22,7 +22,7 @@ from collections import Counter, namedtuple
 from dataclasses import fields
 from pathlib import Path
 
-from program import BadInput, pick_device, run, write_json
+from support.command import BadInput, pick_device, run, write_json
 from settings_optional import PredictSettings
 
 SHOWN = 5                 # steps listed for a window; rows of the printed table

@@ -18,7 +18,7 @@ data has ViT-B/16 with OpenAI's weights. Both are reached through the class belo
     python pseudo_labels.py --phrases phrases.txt --out texts.npz       # g, once for all phrases
 """
 if __name__ == "__main__":       # --help and a mistyped flag do not wait for torch to be imported
-    from program import parse
+    from support.command import parse
     from settings_optional import TextSettings
     parse(TextSettings)
 
@@ -30,7 +30,7 @@ from textwrap import shorten
 import torch
 from torch.nn import functional
 
-from program import BadInput, pick_device, quiet, run, write_atomically
+from support.command import BadInput, pick_device, quiet, run, write_atomically
 from settings_optional import TextSettings
 
 # 4 x 7 action templates (the paper's footnote: those of CLIP for Kinetics-700).

@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-import parallel
-from program import (BadInput, Interrupts, mixed_precision, set_seed, write_atomically,
+from support import parallel
+from support.command import (BadInput, Interrupts, mixed_precision, set_seed, write_atomically,
                      write_json)
 
 NEWEST, BEFORE = "checkpoint.pt", "checkpoint_before.pt"         # the last two of a run

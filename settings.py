@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from program import check, opt
+from support.command import check, opt
 
 HOWTO, COIN, EPIC = ("howto100m",), ("coin",), ("epic",)                 # kinds of --data
 NARRATED = ("toy", "howto100m")                                # those with narrations

@@ -3,7 +3,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from program import check, opt
+from support.command import check, opt
 
 PICTURES = (".png", ".pdf", ".svg")                            # kinds of figures
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import paper_tables
 from paper_tables import RECIPES, TABLES
-from program import BadInput, write_json
+from support.command import BadInput, write_json
 from settings import EvaluateSettings, FinetuneSettings, TrainSettings
 
 HERE = Path(__file__).parent
@@ -103,7 +103,7 @@ def probe(settings, seed, path):
     import tasks
     import toy
     from model import ProcedureModel
-    from program import pick_device, set_seed
+    from support.command import pick_device, set_seed
     from runs import Run
     from train import SIZES
     device = pick_device(settings.device)
@@ -146,7 +146,7 @@ def make_all(settings, seeds, needed):
     if not todo:
         return
     import data
-    from program import pick_device
+    from support.command import pick_device
     data.toy_teacher(pick_device(settings.device))                 # trained before many want it
     spawn = multiprocessing.get_context("spawn")
     with (tqdm(total=len(todo), desc="runs", smoothing=0) as bar,

@@ -21,7 +21,7 @@ import statistics
 
 import paper_tables
 from paper_tables import NOVEL, TABLES
-from program import BadInput, run, write_atomically, write_json
+from support.command import BadInput, run, write_atomically, write_json
 from settings_optional import TablesSettings
 from table_runs import make_all, needs, read_json, require_same, result_path, split_cell
 

@@ -11,7 +11,7 @@ import sys
 from fractions import Fraction
 
 import settings_optional as s
-from program import BadInput, fail, pick_device, run, write_atomically, write_json
+from support.command import BadInput, fail, pick_device, run, write_atomically, write_json
 
 SPLITS = ("train", "validation", "test")
 BORDER = 2, 3                 # pixels around an exported picture of 32: the middle view (video.py)
@@ -38,7 +38,7 @@ def read_ends(settings, ends):
              --videos.
     """
     from tqdm import tqdm
-    from workers import prefetch
+    from support.workers import prefetch
     if settings.videos is None:
         return None, {}
     from video import find_videos
@@ -116,7 +116,7 @@ def for_each_video(settings, suffix, make, keep):
     """
     from tqdm import tqdm
     from video import find_videos
-    from workers import prefetch
+    from support.workers import prefetch
     found = find_videos(settings.videos)
     if not found:
         raise BadInput(f"--videos {settings.videos}: no video below it")
@@ -231,7 +231,7 @@ def export_toy(settings):
     import toy_render
     from safetensors.torch import save
     from tqdm import tqdm
-    from workers import prefetch
+    from support.workers import prefetch
     out = settings.out
     if out.exists() and any(out.iterdir()):
         raise BadInput(f"--out {out}: is not empty; choose another folder")

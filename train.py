@@ -12,8 +12,8 @@ import functools
 import sys
 import time
 
-import parallel
-from program import BadInput, check, mixed_precision, pick_device, run, send, set_seed
+from support import parallel
+from support.command import BadInput, check, mixed_precision, pick_device, run, send, set_seed
 from runs import (Run, count_unreadable, earlier_unreadable, prepare_run, report_missing,
                   videos_of_step)
 from settings import TrainSettings
@@ -298,7 +298,7 @@ def set_up(settings):
 def main(settings):
     """Pre-training, stage by stage. A step is one optimiser update."""
     parallel.start(settings.device)
-    from workers import prefetch
+    from support.workers import prefetch
 
     model, source, device, plan, resumed = set_up(settings)
     first, total = resumed["step"] if resumed else 0, sum(steps for _, steps, _ in plan)
@@ -331,7 +331,7 @@ def main(settings):
 
 def stage_of(argv):
     """What `--stage` asks for -> its main and its settings; both stages are one command."""
-    from program import Parser
+    from support.command import Parser
     from settings import FinetuneSettings
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--stage")

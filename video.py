@@ -28,7 +28,7 @@ from av.video.reformatter import VideoReformatter
 from torchvision.transforms.v2 import functional as transform
 
 from listings import VIDEO_SUFFIXES
-from program import BadInput, write_atomically
+from support.command import BadInput, write_atomically
 
 SLACK = 1.0               # s outside the video in which its first or last frame still counts
 BLIND = 10.0              # s from a key frame to the next: rarely more

@@ -25,7 +25,7 @@ it was released (released.py):
 B videos or clips, D embedding.
 """
 if __name__ == "__main__":       # --help and a mistyped flag do not wait for torch to be imported
-    from program import parse
+    from support.command import parse
     from settings_optional import WeightsSettings
     parse(WeightsSettings)
 
@@ -38,7 +38,7 @@ import torch
 from torch.nn import functional
 
 from model import is_ours, load_model, read_content, save_checkpoint
-from program import BadInput, quiet, run
+from support.command import BadInput, quiet, run
 from released import Released
 from settings_optional import WeightsSettings
 

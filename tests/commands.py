@@ -29,7 +29,7 @@ import toy_render  # noqa: E402
 import train  # noqa: E402
 import weights  # noqa: E402
 from annotations import training_split  # noqa: E402
-from program import run  # noqa: E402
+from support.command import run  # noqa: E402
 from settings import EvaluateSettings, TrainSettings  # noqa: E402
 from settings_optional import (BenchmarkSettings, FiguresSettings,  # noqa: E402
                                PhrasesSettings, PredictSettings, TablesSettings, TextSettings,

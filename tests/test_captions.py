@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 import captions  # noqa: E402
 from captions import open_captions, unroll  # noqa: E402
-from program import BadInput  # noqa: E402
+from support.command import BadInput  # noqa: E402
 
 REAL = ROOT.parent / "shared" / "captions"
 CSV = "start,end,text\n0.5,2,add the egg\n2,4.25,\"stir it, gently\"\n"

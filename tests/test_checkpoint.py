@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional
 
 from model import ProcedureModel, load_model, save_checkpoint
-from program import BadInput
+from support.command import BadInput
 
 K, D, N, TAU = 6, 8, 5, 0.1
 H = dict(width=16, layers=1, heads=2, clips=N)

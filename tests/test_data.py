@@ -23,7 +23,7 @@ import toy  # noqa: E402
 import toy_render  # noqa: E402
 from annotations import AnnotatedVideo, FeaturesFile, Step, load_coin  # noqa: E402
 from commands import make_teacher  # noqa: E402
-from program import BadInput  # noqa: E402
+from support.command import BadInput  # noqa: E402
 
 COIN = ROOT.parent / "shared" / "coin" / "COIN_dev.json"
 

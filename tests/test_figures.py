@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 import figures  # noqa: E402
 import forecast_figure  # noqa: E402
 from commands import call, fails  # noqa: E402
-from program import BadInput  # noqa: E402
+from support.command import BadInput  # noqa: E402
 
 
 @pytest.fixture

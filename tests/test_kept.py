@@ -10,7 +10,7 @@ import data
 import protocols
 from annotations import FeaturesFile
 from kept import KeptRows, embed_videos
-from program import BadInput
+from support.command import BadInput
 
 
 # ------------------------------------------------------------------------------------------------

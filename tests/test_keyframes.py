@@ -11,7 +11,7 @@ sys.path.insert(0, str(ROOT))
 
 import keyframes  # noqa: E402
 from keyframes import levels, sdedit  # noqa: E402
-from program import BadInput  # noqa: E402
+from support.command import BadInput  # noqa: E402
 from settings_optional import PredictSettings  # noqa: E402
 
 ALPHA_BAR = torch.linspace(0.999, 0.01, 20, dtype=torch.float64)

@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT))
 import listings  # noqa: E402
 from listings import (EpicSegment, Listed, Phrase, load_classes, load_epic, load_ids,  # noqa: E402
                       load_phrases, load_ratings, load_released, load_steps)
-from program import BadInput  # noqa: E402
+from support.command import BadInput  # noqa: E402
 
 REAL = ROOT.parent / "shared"
 STEPS = "th2wZ0W8ulA.mp4 580 163.1434 59.0 65.0\n-INaRI8Nb_E 0 112.2917 0.5 1\n"

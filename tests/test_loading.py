@@ -25,10 +25,10 @@ import train  # noqa: E402
 import video as video_module  # noqa: E402
 from captions import Captions  # noqa: E402
 from kept import embed_videos  # noqa: E402
-from program import BadInput, parse  # noqa: E402
+from support.command import BadInput, parse  # noqa: E402
 from runs import earlier_unreadable  # noqa: E402
 from settings import EvaluateSettings, TrainSettings  # noqa: E402
-from workers import prefetch  # noqa: E402
+from support.workers import prefetch  # noqa: E402
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 

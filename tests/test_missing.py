@@ -13,7 +13,7 @@ import toy
 import losses
 from annotations import AnnotatedVideo, Step
 from losses import match
-from program import BadInput
+from support.command import BadInput
 from protocols import CLIP_SECONDS, HISTORY, forecast_windows
 from settings import EvaluateSettings
 

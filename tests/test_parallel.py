@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import data  # noqa: E402
-import parallel  # noqa: E402
+from support import parallel  # noqa: E402
 import runs  # noqa: E402
 import train  # noqa: E402
 from commands import TINY, call, fails, make_teacher  # noqa: E402

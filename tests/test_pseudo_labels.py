@@ -21,7 +21,7 @@ import toy_render
 from annotations import load_text_embeddings
 from commands import call, fails
 from pseudo_labels import PROMPTS, Teacher, estimate_tau, fit, open_teacher, soft_targets
-from program import BadInput
+from support.command import BadInput
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ import tools  # noqa: E402
 import toy  # noqa: E402
 import toy_render  # noqa: E402
 from commands import call, fails, flags_of, make_teacher  # noqa: E402
-from program import BadInput  # noqa: E402
+from support.command import BadInput  # noqa: E402
 from pseudo_labels import open_teacher  # noqa: E402
 from settings import TrainSettings  # noqa: E402
 from settings_optional import ExportSettings  # noqa: E402

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import train  # noqa: E402
-from program import (BadInput, parse, pick_device, run, set_seed, write_atomically,  # noqa: E402
+from support.command import (BadInput, parse, pick_device, run, set_seed, write_atomically,  # noqa: E402
                      write_json)
 from settings import EvaluateSettings, FinetuneSettings, TrainSettings  # noqa: E402
 from settings_optional import FiguresSettings, PredictSettings  # noqa: E402

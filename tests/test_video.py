@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import video  # noqa: E402
-from program import BadInput  # noqa: E402
+from support.command import BadInput  # noqa: E402
 from video import Unreadable, read_frames  # noqa: E402
 
 REAL = ROOT.parent / "shared" / "videos"

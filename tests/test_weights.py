@@ -23,7 +23,7 @@ from commands import TINY, call, fails, flags_of, make_teacher
 from model import ProcedureModel, load_model, read_content, save_checkpoint
 from mvit import MViT
 from released import Released, ReleasedDenoiser
-from program import BadInput
+from support.command import BadInput
 from weights import fill, load_released, open_start
 
 RELEASED = Path(__file__).resolve().parents[2] / "shared" / "official" / "released_layout_small.pt"

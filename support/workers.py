@@ -3,7 +3,7 @@ import os
 
 import torch
 
-from program import BadInput
+from support.command import BadInput
 
 
 class Lazy(torch.utils.data.Dataset):

@@ -1,0 +1,1 @@
+"""What every script needs and no equation mentions: command line, devices, processes."""
