@@ -171,10 +171,10 @@ def narrated_videos(bench, folder, teacher):
 def random_teacher(bench):
     """A pseudo_labels.Teacher with random weights: CLIP's ViT-B/16, or the embedded world's."""
     import open_clip
-    import toy_render
+    from toy import render
     from pseudo_labels import Teacher
     model = (open_clip.create_model("ViT-B-16-quickgelu") if bench.settings.size == "paper" else
-             toy_render.build_teacher()[0])
+             render.build_teacher()[0])
     return Teacher(model, None, 0.5, 0.25, bench.device)
 
 

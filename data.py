@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 import annotations
 from support import parallel
-import toy
+from toy import grammar
 from support.command import BadInput, send, write_atomically
 from protocols import frame_times, sentence_windows, step_windows
 
@@ -63,16 +63,16 @@ class ToySource:
     """
 
     def __init__(self, split, count, frames, teacher=None, progress=True):
-        import toy_render
+        from toy import render
         self.teacher = teacher
-        self.frames_per_clip, self.fps = frames, toy_render.FPS
-        self.videos = self.listed = [toy.make_video(split, i) for i in range(count)]
+        self.frames_per_clip, self.fps = frames, render.FPS
+        self.videos = self.listed = [grammar.make_video(split, i) for i in range(count)]
         self.missing, self.unreadable = [], {}
         bar = tqdm(self.videos, desc=f"render {split}", mininterval=1, disable=not progress)
-        parts = [toy_render.render(video) for video in bar]
+        parts = [render.render(video) for video in bar]
         self.first = np.cumsum([0] + [len(part) for part in parts])         # of each video's frames
         self.pixels = torch.from_numpy(np.concatenate(parts))               # (n, 3, H, W) uint8
-        self.narration = [toy_render.narrate(video) for video in self.videos]
+        self.narration = [render.narrate(video) for video in self.videos]
         self.frame_features = None
         if teacher is not None:
             starts = tqdm(range(0, len(self.pixels), 1024), desc=f"teacher on {split}",
@@ -249,31 +249,31 @@ TEACHER_FILE = Path("runs/toy_teacher.pt")         # trained once, by whichever 
 
 def world_digest():
     """Which embedded world this is: SHA-256 of the two files that make it."""
-    import toy_render
+    from toy import render
     return hashlib.sha256(b"".join(Path(module.__file__).read_bytes()
-                                   for module in (toy, toy_render))).hexdigest()
+                                   for module in (grammar, render))).hexdigest()
 
 
 def toy_teacher(device):
     """The embedded world's teacher as a pseudo_labels.Teacher: from its cache, or trained now.
 
-    It is trained again when toy.py or toy_render.py is not what it was trained on.
+    It is trained again when grammar.py or render.py is not what it was trained on.
     """
-    import toy_render
+    from toy import render
     from pseudo_labels import Teacher
-    model, tokenizer = toy_render.build_teacher()
+    model, tokenizer = render.build_teacher()
     try:
         kept = torch.load(TEACHER_FILE, weights_only=True)
         if kept["world"] != world_digest():
             raise ValueError("of another world")
         model.load_state_dict(kept["model"])
     except Exception:                              # absent, cut off, or of another version: again
-        model, tokenizer = toy_render.train_teacher()
+        model, tokenizer = render.train_teacher()
         if parallel.PLACE[0] == 0:
             TEACHER_FILE.parent.mkdir(parents=True, exist_ok=True)
             kept = {"model": model.state_dict(), "world": world_digest()}
             write_atomically(TEACHER_FILE, lambda file: torch.save(kept, file))
-    return Teacher(model, tokenizer, toy_render.MEAN, toy_render.STD, device)
+    return Teacher(model, tokenizer, render.MEAN, render.STD, device)
 
 
 KEPT = None               # {(split, videos, frames): ToySource} in a process that makes many runs

@@ -45,9 +45,9 @@ def classify(model, source, texts, settings, device):
         hits["ours"].double(), hits["teacher"].double(), groups=groups)
     apart = {}
     if settings.data == "toy":
-        import toy
-        for kind, steps in (("held_out", toy.HELD_OUT), ("motion_only", sum(toy.MOTION_ONLY, ()))):
-            of_kind = torch.isin(y, torch.tensor([toy.STEP_ID[step] for step in steps]))
+        from toy import grammar
+        for kind, steps in (("held_out", grammar.HELD_OUT), ("motion_only", sum(grammar.MOTION_ONLY, ()))):
+            of_kind = torch.isin(y, torch.tensor([grammar.STEP_ID[step] for step in steps]))
             apart[kind] = {name: percent(hit[of_kind]) for name, hit in hits.items()}
     rows = {f"top{k}": {name: percent(metrics.topk_correct(p[name], y, k)) if name in p else None
                         for name in ("ours", "teacher")} for k in (1, 5)}

@@ -19,7 +19,7 @@ import metrics
 import missing
 import protocols
 import tasks
-import toy
+from toy import grammar
 from inference import encode_samples, forecasts, in_batches, load_data, score
 from metrics import percent
 from support.command import BadInput
@@ -70,7 +70,7 @@ def toy_truth(samples, videos):
 
     Returns: truth (M, S); from_start (M,) bool; clip_seconds (M,).
     """
-    grammar, shown = toy.Grammar(), [tasks.shown_steps(s, videos[s.video]) for s in samples]
+    grammar, shown = grammar.Grammar(), [tasks.shown_steps(s, videos[s.video]) for s in samples]
     return (grammar, np.array([grammar.next_step(*steps) for steps in shown]),
             np.array([from_start for _, from_start in shown]),
             np.array([s.windows[0, 1] - s.windows[0, 0] for s in samples]))

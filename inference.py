@@ -24,17 +24,17 @@ def load_data(settings, model, device, needed=True, compare=True):
         source, texts = (load_videos(settings, model, device, needed, compare) if settings.videos
                          else data.open_coin(settings, settings.split, needed))
         return source, texts if named else None
-    import toy
-    import toy_render
-    if model.encoder.image != toy_render.SIZE:
-        raise BadInput(f"--data toy: its pictures are {toy_render.SIZE} pixels wide, the "
+    from toy import grammar
+    from toy import render
+    if model.encoder.image != render.SIZE:
+        raise BadInput(f"--data toy: its pictures are {render.SIZE} pixels wide, the "
                        f"checkpoint reads {model.encoder.image}; give it --data coin")
     teacher = data.toy_teacher(device) if named else None
     if named:
         require_teacher(teacher, model, settings)
     source = data.open_toy(settings.split, settings.toy_videos, model.encoder.frames,
                            named and compare, device)
-    return source, teacher.encode_phrases(toy.STEPS) if named else None
+    return source, teacher.encode_phrases(grammar.STEPS) if named else None
 
 
 def require_teacher(teacher, model, settings):

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 import metrics
 import tasks
-import toy
+from toy import grammar
 from inference import answer, encode_samples, in_batches
 from metrics import percent
 from support.command import BadInput
@@ -192,7 +192,7 @@ def pair_rows(zero, picks, turns, far, samples, videos, temperature, seed):
 
     zero (M, 2, S), picks (M, DRAWS, 2), turns (M'', DRAWS, 2) of every far-th of the M.
     """
-    grammar, S = toy.Grammar(), zero.shape[-1]
+    grammar, S = grammar.Grammar(), zero.shape[-1]
     truth = torch.from_numpy(np.stack([                                        # (M, S * S)
         grammar.next_two_steps(*tasks.shown_steps(sample, videos[sample.video])).ravel()
         for sample in samples]))

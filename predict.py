@@ -31,7 +31,7 @@ TOY_WARNING = ("this checkpoint knows only the embedded world, rendered pictures
                "any other video its answers mean nothing")
 NO_ORDER_WARNING = "this checkpoint was trained without order: it recognises steps, but no next one"
 # What is seen of a video: windows (8, 2) s; clips (8, F, 3, S, S) uint8, the encoder's view;
-# pictures (8, 3, H, W) uint8, the middle of each window, or None; script, a toy.Video, or None.
+# pictures (8, 3, H, W) uint8, the middle of each window, or None; script, a grammar.Video, or None.
 Observed = namedtuple("Observed", "name windows clips pictures script")
 
 
@@ -44,7 +44,7 @@ def open_model(settings, device):
     Raises: BadInput if it has no encoder, or is fine-tuned: its classes are then those of its
             labels, and no list of steps can be put in their place.
     """
-    import toy_render
+    from toy import render
     from model import load_model
     model, _ = load_model(settings.checkpoint)
     if model.task:
@@ -53,7 +53,7 @@ def open_model(settings, device):
     if model.encoder is None:
         raise BadInput(f"{settings.checkpoint}: was trained on features and has no encoder; a "
                        "checkpoint that was trained on videos is needed")
-    return model.to(device), tuple(model.pixels) == (toy_render.MEAN, toy_render.STD)
+    return model.to(device), tuple(model.pixels) == (render.MEAN, render.STD)
 
 
 def open_steps(settings, model, of_toy, device):
@@ -65,7 +65,7 @@ def open_steps(settings, model, of_toy, device):
 
     import annotations
     import data
-    import toy
+    from toy import grammar
     from inference import require_teacher, teacher_of, texts_of
     from listings import load_steps
     if settings.text_embeddings:
@@ -75,7 +75,7 @@ def open_steps(settings, model, of_toy, device):
         raise BadInput("--steps is missing: a file with a step per line, or --text-embeddings "
                        "FILE, is needed")
     else:
-        names = (toy.STEPS if settings.steps is None else settings.steps
+        names = (grammar.STEPS if settings.steps is None else settings.steps
                  if isinstance(settings.steps, (list, tuple)) else load_steps(settings.steps))
         if len(names) < 2:
             raise BadInput("--steps: one step: nothing to choose from; at least two are needed")
@@ -127,17 +127,17 @@ def observe_toy(settings, model):
     import torch
 
     import protocols
-    import toy
-    import toy_render
-    script = toy.make_video("test", settings.seed)
+    from toy import grammar
+    from toy import render
+    script = grammar.make_video("test", settings.seed)
     ends = [end for _, end in script.segments]
     end = settings.at or ends[max(len(ends) - 1 - settings.horizon, 0)]
     if end > script.duration:
         raise BadInput(f"--at {end:g}: {script.name} ends at {script.duration:.1f} s")
-    windows, frames = protocols.forecast_windows(end), toy_render.render(script)
+    windows, frames = protocols.forecast_windows(end), render.render(script)
 
     def shown(times):
-        rows = np.floor(times * toy_render.FPS).astype(int).clip(0, len(frames) - 1)
+        rows = np.floor(times * render.FPS).astype(int).clip(0, len(frames) - 1)
         return frames[rows]                                                     # (.., 3, H, W)
 
     clips = torch.from_numpy(shown(protocols.frame_times(windows, model.encoder.frames)))
@@ -169,23 +169,23 @@ def truth_of(observed, futures):
     Returns: {"clips": [step or None, ...], "next": [{"step", "p"}], "futures": [{"steps",
              "share"}], "follows": [step, ...]}; next and futures are empty once all are shown.
     """
-    import toy
+    from toy import grammar
     script, windows = observed.script, observed.windows
     begin, end = windows[0, 0], windows[-1, 1]
     begun = sum(start <= end - 1 for start, _ in script.segments)
     shown = [k for k in range(begun) if script.segments[k][1] - begin >= 1]
     from_start = not shown or shown[0] == 0
-    clips = [next((toy.STEPS[step] for step, (start, stop) in zip(script.steps, script.segments)
+    clips = [next((grammar.STEPS[step] for step, (start, stop) in zip(script.steps, script.segments)
                    if start <= middle < stop), None) for middle in windows.mean(1)]
     result = {"clips": clips, "next": [], "futures": [],
-              "follows": [toy.STEPS[step] for step in script.steps[begun:]]}
+              "follows": [grammar.STEPS[step] for step in script.steps[begun:]]}
     if result["follows"]:
-        grammar, shown = toy.Grammar(), [script.steps[k] for k in shown]
+        grammar, shown = grammar.Grammar(), [script.steps[k] for k in shown]
         p = grammar.next_step(shown, from_start)
-        result["next"] = [row for row in ranked(p, toy.STEPS) if row["p"] > 0]
+        result["next"] = [row for row in ranked(p, grammar.STEPS) if row["p"] > 0]
         result["futures"] = [{"steps": future["steps"],
                               "share": grammar.chance(shown, from_start, [
-                                  toy.STEP_ID.get(step, -1) for step in future["steps"]])}
+                                  grammar.STEP_ID.get(step, -1) for step in future["steps"]])}
                              for future in futures]
     return result
 

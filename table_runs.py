@@ -101,7 +101,7 @@ def probe(settings, seed, path):
     import finetune
     import metrics
     import tasks
-    import toy
+    from toy import grammar
     from model import ProcedureModel
     from support.command import pick_device, set_seed
     from runs import Run
@@ -118,7 +118,7 @@ def probe(settings, seed, path):
         features = functional.normalize(source.teach(looks), dim=-1)
         x[split] = features.unflatten(0, (len(samples), -1))                   # (M, 3, D)
         y[split] = torch.tensor([sample.label for sample in samples])
-    texts = source.teacher.encode_phrases(toy.STEPS)
+    texts = source.teacher.encode_phrases(grammar.STEPS)
     model = ProcedureModel(texts, None, None, "none", TrainSettings().tau, None, task="classify",
                            classes=[len(texts)])
     model.classifier.weight.data.copy_(functional.normalize(texts, dim=-1))    # the zero-shot model

@@ -107,10 +107,10 @@ def markdown(title, columns, rows):
 # ------------------------------------------------------------------------------------------------
 def vocabulary(settings):
     """Steps, the pool of phrases, and the BLEU-1 of each step with the nearest phrase."""
-    import toy
+    from toy import grammar
     from listings import load_phrases, load_steps
     from metrics import largest_bleu1
-    steps, pool = toy.STEPS, toy.PHRASES
+    steps, pool = grammar.STEPS, grammar.PHRASES
     if settings.steps:
         steps = load_steps(settings.steps)
         pool = [phrase.text for phrase in load_phrases(settings.phrases)]

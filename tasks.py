@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-import toy
+from toy import grammar
 from listings import Listed
 from protocols import activity_windows, classify_windows, forecast_windows
 
@@ -22,8 +22,8 @@ class Sample:
 
 
 def steps_of(video):
-    """[(start s, end s, label), ...] of a toy.Video or an annotations.AnnotatedVideo."""
-    if isinstance(video, toy.Video):
+    """[(start s, end s, label), ...] of a grammar.Video or an annotations.AnnotatedVideo."""
+    if isinstance(video, grammar.Video):
         return [(*segment, step) for segment, step in zip(video.segments, video.steps)]
     return [(step.start, step.end, step.label) for step in video.steps]
 
@@ -64,8 +64,8 @@ def activity_samples(videos):
     for i, video in enumerate(videos):
         if isinstance(video, Listed):
             label, end = video.label, video.duration
-        elif isinstance(video, toy.Video):
-            label, end = list(toy.PROCEDURES).index(video.procedure), video.duration
+        elif isinstance(video, grammar.Video):
+            label, end = list(grammar.PROCEDURES).index(video.procedure), video.duration
         else:
             label, end = video.activity, video.duration or max(step.end for step in video.steps)
         samples.append(Sample(i, activity_windows(end), label, 0))
@@ -80,7 +80,7 @@ def samples_of(task, videos, min_steps=2):
 
 
 def shown_steps(sample, video):
-    """The steps that a forecast is shown of a toy.Video, and whether they begin with its first.
+    """The steps that a forecast is shown of a grammar.Video, and whether they begin with its first.
 
     A step is shown if at least a second of it lies in the window.
     """

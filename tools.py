@@ -208,27 +208,27 @@ def write_video(path, frames, fps):
 
 def export_one(out, item):
     """One video of the embedded world: its file, its captions and its entry in COIN.json."""
-    import toy
-    import toy_render
+    from toy import grammar
+    from toy import render
     split, index = item
-    video = toy.make_video(split, index)
-    write_video(out / "videos" / f"{video.name}.mp4", toy_render.render(video), toy_render.FPS)
-    rows = "".join(f"{start},{end},{text}\n" for start, end, text in toy_render.narrate(video))
+    video = grammar.make_video(split, index)
+    write_video(out / "videos" / f"{video.name}.mp4", render.render(video), render.FPS)
+    rows = "".join(f"{start},{end},{text}\n" for start, end, text in render.narrate(video))
     write_atomically(out / "captions" / f"{video.name}.csv",
                      lambda file: file.write(f"start,end,text\n{rows}".encode()))
     return video.name, {
         "duration": video.duration, "class": video.procedure, "video_url": "",
         "start": 0, "end": video.duration, "subset": "testing" if split == "test" else "training",
-        "recipe_type": list(toy.PROCEDURES).index(video.procedure),
-        "annotation": [{"id": str(step + 1), "segment": list(segment), "label": toy.STEPS[step]}
+        "recipe_type": list(grammar.PROCEDURES).index(video.procedure),
+        "annotation": [{"id": str(step + 1), "segment": list(segment), "label": grammar.STEPS[step]}
                        for step, segment in zip(video.steps, video.segments)]}
 
 
 def export_toy(settings):
     """videos/, captions/, COIN.json, steps.txt, phrases.txt, train.txt and the teacher, clip/."""
     import data
-    import toy
-    import toy_render
+    from toy import grammar
+    from toy import render
     from safetensors.torch import save
     from tqdm import tqdm
     from support.workers import prefetch
@@ -242,13 +242,13 @@ def export_toy(settings):
     made = prefetch(functools.partial(export_one, out), items, settings.workers)
     database = dict(tqdm(made, desc="export", total=len(items), mininterval=1))
     write_json(out / "COIN.json", {"database": database})
-    for name, lines in (("steps.txt", toy.STEPS), ("phrases.txt", toy.PHRASES),
+    for name, lines in (("steps.txt", grammar.STEPS), ("phrases.txt", grammar.PHRASES),
                         ("train.txt", [name for name in database if name.startswith("train")])):
         text = "".join(f"{line}\n" for line in lines).encode()
         write_atomically(out / name, lambda file, text=text: file.write(text))
     weights = {name: value.contiguous() for name, value in
                data.toy_teacher("cpu").model.state_dict().items()}
-    write_json(out / "clip" / "open_clip_config.json", toy_render.TEACHER_CONFIG)
+    write_json(out / "clip" / "open_clip_config.json", render.TEACHER_CONFIG)
     write_atomically(out / "clip" / "open_clip_model.safetensors",
                      lambda file: file.write(save(weights)))
     print(f"{out}: {len(items)} videos")

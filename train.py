@@ -65,11 +65,11 @@ def load_data(settings, sizes, device):
         source = data.open_narrated(settings, f["image"], f["frames"], teacher, f.get("seconds"))
         return (source, teacher.encode_phrases(phrases), phrases[0], PIXELS, tau or settings.tau,
                 None)
-    import toy
-    import toy_render
+    from toy import grammar
+    from toy import render
     source = data.open_toy("train", settings.toy_videos, f["frames"], True, device)
-    phrases = phrases if settings.phrases else toy.PHRASES
-    pixels = (toy_render.MEAN, toy_render.STD)
+    phrases = phrases if settings.phrases else grammar.PHRASES
+    pixels = (render.MEAN, render.STD)
     return (source, source.teacher.encode_phrases(phrases), phrases[0], pixels,
             tau or SHARPER * CALIBRATED_TAU, None)
 

@@ -25,7 +25,7 @@ import predict  # noqa: E402
 import pseudo_labels  # noqa: E402
 import tables  # noqa: E402
 import tools  # noqa: E402
-import toy_render  # noqa: E402
+from toy import render  # noqa: E402
 import train  # noqa: E402
 import weights  # noqa: E402
 from annotations import training_split  # noqa: E402
@@ -59,7 +59,7 @@ TINY = ("--toy-videos", "16", *flags_of("batch", 4), *flags_of("epochs", 0.75), 
 def make_teacher(folder):
     """runs/toy_teacher.pt in a folder: a teacher of the embedded world that is barely trained."""
     (folder / "runs").mkdir()
-    model, _ = toy_render.train_teacher(images=64, steps=2, batch_size=16, progress=False)
+    model, _ = render.train_teacher(images=64, steps=2, batch_size=16, progress=False)
     torch.save({"model": model.state_dict(), "world": data.world_digest()},
                folder / "runs" / "toy_teacher.pt")
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 import data  # noqa: E402
 import pseudo_labels  # noqa: E402
 import runs  # noqa: E402
-import toy  # noqa: E402
+from toy import grammar  # noqa: E402
 import train  # noqa: E402
 from commands import (TINY, call, cannot_read, coin_flags, fails, flags_of,  # noqa: E402
                       make_coin, make_teacher)
@@ -92,7 +92,7 @@ def read_json(path):
 
 @pytest.fixture(scope="module")
 def trained(place):
-    """Run folders of tiny runs, once: the three orders on toy, two on coin."""
+    """Run folders of tiny runs, once: the three orders on grammar, two on coin."""
     before, handler = os.getcwd(), signal.getsignal(signal.SIGTERM)
     os.chdir(place)
     for order in ("diffusion", "mask", "none"):
@@ -296,7 +296,7 @@ def test_workers_change_nothing(trained):
 def test_videos_that_cannot_be_read_are_named_and_left_out(trained, monkeypatch, capsys):
     """Catches: a step that fails for one bad file, a bad video's name in no file, a last stage that
     stumbles over a video without embeddings; a run that goes on with hardly any video left."""
-    names = [toy.make_video("train", i).name for i in videos_of_step(0, 16, 4, 0)[:3]]
+    names = [grammar.make_video("train", i).name for i in videos_of_step(0, 16, 4, 0)[:3]]
     cannot_read(monkeypatch, data.ToySource, names[0])
     call("train.py", *TINY, "--max-unreadable", "0.1", "--out", "runs/broken")
     assert read_json("runs/broken/unreadable.json") == {names[0]: "cut off"}
@@ -314,7 +314,7 @@ def test_videos_that_cannot_be_read_are_named_and_left_out(trained, monkeypatch,
 
 def test_the_last_stage_names_what_it_cannot_read(trained, monkeypatch):
     """Catches: a video that no step has read before, left out of the kept embeddings in silence."""
-    last = [toy.make_video("train", i).name for i in videos_of_step(3, 16, 4, 0)]
+    last = [grammar.make_video("train", i).name for i in videos_of_step(3, 16, 4, 0)]
     cannot_read(monkeypatch, data.ToySource, last[0])      # not among three quarters of an epoch
     call("train.py", *TINY, "--max-unreadable", "0.1", "--out", "runs/broken-last")
     assert read_json("runs/broken-last/unreadable.json") == {last[0]: "cut off"}
@@ -327,10 +327,10 @@ def test_the_last_stage_names_what_it_cannot_read(trained, monkeypatch):
 def test_steps_without_a_clip(trained, monkeypatch):
     """Catches: a batch of videos in which nothing is said, or of which none can be read (nothing
     to concatenate)."""
-    silent, whole = toy.make_video("train", 1).name, data.ToySource.pretrain_windows
+    silent, whole = grammar.make_video("train", 1).name, data.ToySource.pretrain_windows
     monkeypatch.setattr(data.ToySource, "pretrain_windows", lambda self, video, rng: np.zeros(
         (0, 2)) if self.videos[video].name == silent else whole(self, video, rng))
-    cannot_read(monkeypatch, data.ToySource, toy.make_video("train", 0).name)
+    cannot_read(monkeypatch, data.ToySource, grammar.make_video("train", 0).name)
     call("train.py", *TINY, *flags_of("batch", 1), "--max-unreadable", "0.1", "--out",
          "runs/silent")
     found = rows("runs/silent")
@@ -470,7 +470,7 @@ def test_another_teacher_than_that_of_the_training_is_refused(trained, capsys, p
     """Catches: texts that lie elsewhere than those of the training, which costs points unseen."""
     kept = data.TEACHER_FILE.read_bytes()
     assert torch.load("runs/none/checkpoint.pt", weights_only=True)["arguments"]["witness"] == \
-        toy.PHRASES[0]
+        grammar.PHRASES[0]
     content = torch.load(data.TEACHER_FILE, weights_only=True)
     torch.manual_seed(0)
     content["model"]["text_projection"] += 0.05 * torch.randn(64, 64)

@@ -19,8 +19,8 @@ import data  # noqa: E402
 import kept  # noqa: E402
 import protocols  # noqa: E402
 import tasks  # noqa: E402
-import toy  # noqa: E402
-import toy_render  # noqa: E402
+from toy import grammar  # noqa: E402
+from toy import render  # noqa: E402
 from annotations import AnnotatedVideo, FeaturesFile, Step, load_coin  # noqa: E402
 from commands import make_teacher  # noqa: E402
 from support.command import BadInput  # noqa: E402
@@ -251,13 +251,13 @@ def test_clips_and_teacher_of_the_same_frames(source):
 
 def test_toy_source_holds_the_worlds_videos(source):
     """Catches: frames of one video counted to another; windows of another video's narration."""
-    import toy_render
-    assert len(source) == 3 and source.videos[1] == toy.make_video("train", 1)
+    from toy import render
+    assert len(source) == 3 and source.videos[1] == grammar.make_video("train", 1)
     assert np.array_equal(source.pixels[source.first[1]:source.first[2]].numpy(),
-                          toy_render.render(source.videos[1]))
+                          render.render(source.videos[1]))
     for video in range(3):
         ours = source.pretrain_windows(video, np.random.default_rng(3))
-        same = protocols.sentence_windows(toy_render.narrate(source.videos[video]),
+        same = protocols.sentence_windows(render.narrate(source.videos[video]),
                                      source.videos[video].duration, np.random.default_rng(3))
         assert np.array_equal(ours, same) and 1 <= len(ours) <= 9
         assert ours.min() >= 0 and ours.max() <= source.videos[video].duration
@@ -353,7 +353,7 @@ def test_classify_samples_are_all_steps():
 
 def test_toy_and_coin_steps_look_alike():
     """Catches: a label's step and segment taken from different lists."""
-    world = toy.make_video("test", 3)
+    world = grammar.make_video("test", 3)
     rows = tasks.steps_of(world)
     assert [row[2] for row in rows] == list(world.steps)
     assert [row[:2] for row in rows] == [tuple(segment) for segment in world.segments]
@@ -419,7 +419,7 @@ def test_the_teacher_is_trained_when_it_must_be(kept, tmp_path, monkeypatch):
     read, or that ends the program where it was cut off."""
     make_teacher(tmp_path)
     monkeypatch.chdir(tmp_path)
-    path, trained, build = data.TEACHER_FILE, [], toy_render.build_teacher
+    path, trained, build = data.TEACHER_FILE, [], render.build_teacher
     content = torch.load(path, weights_only=True)
     if kept == "of another world":
         torch.save({**content, "world": "0" * 64}, path)
@@ -427,7 +427,7 @@ def test_the_teacher_is_trained_when_it_must_be(kept, tmp_path, monkeypatch):
         path.write_bytes(path.read_bytes()[:1000])
     elif kept == "absent":
         path.unlink()
-    monkeypatch.setattr(toy_render, "train_teacher", lambda: trained.append(1) or build())
+    monkeypatch.setattr(render, "train_teacher", lambda: trained.append(1) or build())
     data.toy_teacher("cpu")
     assert len(trained) == (kept != "good")
     data.toy_teacher("cpu")

@@ -19,12 +19,12 @@ import losses
 import metrics
 import pseudo_labels
 import tasks
-import toy
+from toy import grammar
 from settings import EvaluateSettings
 
-S, D, Q, SEED = len(toy.STEPS), 16, 3, 2
+S, D, Q, SEED = len(grammar.STEPS), 16, 3, 2
 TAU, READ_TAU, TEACHER_TAU, SPREAD = 0.2, 0.3, 0.15, 0.25
-TWINS = toy.STEP_ID["melt butter"], toy.STEP_ID["pour oil"]    # two steps with the same text
+TWINS = grammar.STEP_ID["melt butter"], grammar.STEP_ID["pour oil"]    # two steps with the same text
 
 
 def draw(*shape, seed):
@@ -49,7 +49,7 @@ class Source:
     """
 
     def __init__(self, split, count, *_):
-        self.split, self.videos = split, [toy.make_video(split, i) for i in range(count)]
+        self.split, self.videos = split, [grammar.make_video(split, i) for i in range(count)]
         self.listed, self.missing, self.unreadable = self.videos, [], {}
         self.ours, self.teachers = ([self.seconds(video, turn) for video in self.videos]
                                     for turn in (TURN.numpy(), np.eye(D)))
@@ -273,7 +273,7 @@ def test_the_rows_of_the_exact_truth_equal_counting():
     than one in it; the filter fed with posteriors that are not P(clip | step) relative to the
     background (times S), or without the clips' length; tv of the truth's draws in place of ours,
     or its floor of ours; other draws than --samples in the ideal oracle."""
-    source, grammar = Source("test", 30), toy.Grammar()
+    source, grammar = Source("test", 30), grammar.Grammar()
     samples = tasks.forecast_samples(source.videos)
     x, _, samples = inference.encode_samples(Model(), source, samples, SETTINGS, "cpu", "encode")
     clips, y = last_clips(source)
@@ -313,7 +313,7 @@ def test_the_rows_of_the_exact_truth_equal_counting():
 
 def test_a_step_is_shown_from_a_second_on():
     """Catches: another threshold, seconds of the video in place of seconds of the window."""
-    video, found = toy.make_video("test", 4), {}
+    video, found = grammar.make_video("test", 4), {}
     for inside in (.5, .99, 1.01, 5., 8.):                  # s of step 1 in the window of step 4
         begin = video.segments[1][1] - inside
         windows = np.array([[begin + 8 * i, begin + 8 * i + 8] for i in range(8)])
@@ -344,8 +344,8 @@ def test_the_classification_table_equals_counting():
             p["ours"].append(np.mean(ours, 0))
             p["teacher"].append(np.mean(teacher, 0))
             y, videos = [*y, step], [*videos, v]
-    kinds = {"held_out": toy.HELD_OUT, "motion_only": sum(toy.MOTION_ONLY, ())}
-    ids = {kind: [toy.STEP_ID[step] for step in steps] for kind, steps in kinds.items()}
+    kinds = {"held_out": grammar.HELD_OUT, "motion_only": sum(grammar.MOTION_ONLY, ())}
+    ids = {kind: [grammar.STEP_ID[step] for step in steps] for kind, steps in kinds.items()}
     expected = {**{f"top{k}": {name: top(p[name], y, k) for name in p} for k in (1, 5)},
                 "mean_class": {name: mean_class(p[name], y) for name in p},
                 **{kind: {name: top(*zip(*[(row, label) for row, label in zip(p[name], y)

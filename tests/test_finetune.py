@@ -22,7 +22,7 @@ import epic  # noqa: E402
 import finetune  # noqa: E402
 import protocols  # noqa: E402
 import tasks  # noqa: E402
-import toy  # noqa: E402
+from toy import grammar  # noqa: E402
 from annotations import AnnotatedVideo, Step  # noqa: E402
 from commands import call, coin_flags, fails, make_coin, make_teacher  # noqa: E402
 from listings import Listed  # noqa: E402
@@ -147,12 +147,12 @@ def test_a_random_window_lies_anywhere_in_the_action():
 
 def test_activity_samples_of_every_kind_of_list():
     """Catches: a label of the step instead of the video, a length that is not the video's."""
-    world = toy.make_video("train", 3)
+    world = grammar.make_video("train", 3)
     given = [world, Listed("a", 17, 50.0, 0.0, 50.0),
              AnnotatedVideo("b", "train", 5, 80.0, (Step(1.0, 2.0, 0),)),
              AnnotatedVideo("c", "train", 6, None, (Step(1.0, 2.0, 0), Step(3.0, 30.0, 1)))]
     found = tasks.activity_samples(given)
-    assert [s.label for s in found] == [list(toy.PROCEDURES).index(world.procedure), 17, 5, 6]
+    assert [s.label for s in found] == [list(grammar.PROCEDURES).index(world.procedure), 17, 5, 6]
     assert [s.windows[-1, 1] for s in found] == [world.duration, 50, 80, 30]
     assert [s.video for s in found] == [0, 1, 2, 3]
 
@@ -338,7 +338,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(init, flags):
 
 def test_a_share_of_the_labels_is_a_share_of_the_videos():
     """Catches: a share of samples, which shows something of every video; a share without any."""
-    source = SimpleNamespace(videos=[toy.make_video("train", i) for i in range(20)])
+    source = SimpleNamespace(videos=[grammar.make_video("train", i) for i in range(20)])
     found = {}
     for share in (.01, .1, .5, 1.):
         settings = FinetuneSettings(task="forecast", labels=share)

@@ -9,7 +9,7 @@ from torch.nn import functional
 import metrics
 import missing
 import tasks
-import toy
+from toy import grammar
 import losses
 from annotations import AnnotatedVideo, Step
 from losses import match
@@ -17,7 +17,7 @@ from support.command import BadInput
 from protocols import CLIP_SECONDS, HISTORY, forecast_windows
 from settings import EvaluateSettings
 
-S = len(toy.STEPS)
+S = len(grammar.STEPS)
 TEXTS = functional.normalize(torch.randn(S, 24, generator=torch.Generator().manual_seed(0)), dim=-1)
 SETTINGS = EvaluateSettings(samples=3, batch=7, seed=5)
 
@@ -57,7 +57,7 @@ class Source:
     """Videos of the embedded world whose clips are the texts of their steps; one has 12 steps."""
 
     def __init__(self):
-        self.videos = [toy.make_video("validation", i) for i in range(8)]
+        self.videos = [grammar.make_video("validation", i) for i in range(8)]
         self.videos.append(AnnotatedVideo("long", "test", 0, 130.0, tuple(
             Step(10.0 * k + 1, 10.0 * k + 9, k) for k in range(12))))
         self.listed, self.unreadable, self.missing = self.videos, {}, []
@@ -195,7 +195,7 @@ def test_the_next_steps_together_equal_counting(monkeypatch):
     with pytest.raises(BadInput, match="at most 2 clips missing.*--missing 3"):
         missing.horizon(Model(), x, samples, source.videos, TEXTS, 2.0,
                         EvaluateSettings(horizon=3))
-    hits, grammar, truth, log_p, kept = [[], []], toy.Grammar(), [], [], []
+    hits, grammar, truth, log_p, kept = [[], []], grammar.Grammar(), [], [], []
     for clips, sample in zip(x, samples):
         after = source.videos[sample.video].steps[sample.step:sample.step + 2]
         if len(after) == 2:

@@ -17,8 +17,8 @@ import predict  # noqa: E402
 import settings_optional as s  # noqa: E402
 import tasks  # noqa: E402
 import tools  # noqa: E402
-import toy  # noqa: E402
-import toy_render  # noqa: E402
+from toy import grammar  # noqa: E402
+from toy import render  # noqa: E402
 from commands import call, fails, make_teacher  # noqa: E402
 from model import ProcedureModel, save_checkpoint  # noqa: E402
 from support.command import BadInput  # noqa: E402
@@ -26,7 +26,7 @@ from released import Released  # noqa: E402
 
 F = dict(image=32, patch=16, frames=2, width=8, depth=1, heads=2)
 H = dict(width=16, layers=1, heads=2)
-TOY = toy_render.MEAN, toy_render.STD
+TOY = render.MEAN, render.STD
 REAL = 0.45, 0.225                     # pixels of a checkpoint that was trained on video files
 KEYS = ["video", "clips", "next", "futures", "warning"]
 VIDEO, CLIP = "ex/videos/test_00000.mp4", ("--clip", "local-dir:ex/clip")
@@ -119,41 +119,41 @@ def test_the_embedded_video_is_read_as_it_is_evaluated():
 
 def test_the_truth_is_that_of_evaluate():
     """Catches: the steps counted one off; steps before the window counted as shown."""
-    videos = [toy.make_video("test", seed) for seed in range(6)]
+    videos = [grammar.make_video("test", seed) for seed in range(6)]
     for seed, script in enumerate(videos):
         seen = observed_toy(seed)
         k = next(k for k, (_, end) in enumerate(script.segments) if end == seen.windows[-1, 1])
         sample = tasks.Sample(0, seen.windows, 0, k + 1)
         _, expected, _, _ = forecasting.toy_truth([sample], [script])
         truth = predict.truth_of(seen, [])
-        p = dict.fromkeys(toy.STEPS, 0.0) | {row["step"]: row["p"] for row in truth["next"]}
+        p = dict.fromkeys(grammar.STEPS, 0.0) | {row["step"]: row["p"] for row in truth["next"]}
         assert np.allclose(list(p.values()), expected[0])
-        assert truth["follows"] == [toy.STEPS[step] for step in script.steps[k + 1:]]
+        assert truth["follows"] == [grammar.STEPS[step] for step in script.steps[k + 1:]]
         middle = seen.windows[-1].mean()
         if script.segments[k][0] < middle:
-            assert truth["clips"][-1] == toy.STEPS[script.steps[k]]
+            assert truth["clips"][-1] == grammar.STEPS[script.steps[k]]
 
 
 def test_chances_of_futures_are_products():
     """Catches: a chance that forgets the first step, or goes on after the end of a video."""
-    grammar, shown = toy.Grammar(), [toy.STEP_ID["wash pan"]]
+    grammar, shown = grammar.Grammar(), [grammar.STEP_ID["wash pan"]]
     first = grammar.next_step(shown, True)
     total = 0.0
     for a in np.flatnonzero(first):
-        for b in range(len(toy.STEPS)):
+        for b in range(len(grammar.STEPS)):
             p = grammar.chance(shown, True, [a, b])
             assert p == pytest.approx(first[a] * grammar.next_step([*shown, a], True)[b])
             total += p
-    assert total == pytest.approx(1) and shown == [toy.STEP_ID["wash pan"]]
+    assert total == pytest.approx(1) and shown == [grammar.STEP_ID["wash pan"]]
     assert grammar.chance(shown, True, [-1, 0]) == 0
-    bake = toy.STEP_ID["bake dough"]                           # the last step of a pizza
-    assert grammar.chance([toy.STEP_ID["add cheese"]], False, [bake, 0]) == 0
+    bake = grammar.STEP_ID["bake dough"]                           # the last step of a pizza
+    assert grammar.chance([grammar.STEP_ID["add cheese"]], False, [bake, 0]) == 0
 
 
 @pytest.mark.parametrize("at, empty", [(1.0, False), (1e9, None), ("end", True)])
 def test_any_moment_of_the_embedded_video(at, empty):
     """Catches: a traceback where nothing was shown yet, or nothing follows."""
-    script = toy.make_video("test", 0)
+    script = grammar.make_video("test", 0)
     if empty is None:
         with pytest.raises(BadInput, match="--at"):
             observed_toy(at=at)
@@ -192,7 +192,7 @@ def check_content(content, names, samples, horizon):
 def test_without_a_video(capsys):
     """Catches: a truth that is not printed; another answer for the same seed; a false warning."""
     content = run_predict("--seed", "3", "--samples", "7", "--horizon", "2")
-    check_content(content, toy.STEPS, 7, 2)
+    check_content(content, grammar.STEPS, 7, 2)
     assert content["video"] == "test_00003" and content["warning"] is None
     assert list(content["truth"]) == ["clips", "next", "futures", "follows"]
     assert len(content["truth"]["futures"]) == len(content["futures"])

@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch.nn import functional
 
-import toy_render
+from toy import render
 from annotations import load_text_embeddings
 from commands import call, fails
 from pseudo_labels import PROMPTS, Teacher, estimate_tau, fit, open_teacher, soft_targets
@@ -27,7 +27,7 @@ from support.command import BadInput
 @pytest.fixture(scope="module")
 def parts():
     torch.manual_seed(0)
-    return toy_render.build_teacher()
+    return render.build_teacher()
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def place(parts, tmp_path_factory):
     """A folder with the untrained teacher as open_clip keeps models: clip/, tiny.json, weights."""
     folder = tmp_path_factory.mktemp("teacher")
     (folder / "clip").mkdir()
-    config = {**toy_render.TEACHER_CONFIG, "preprocess_cfg": {"mean": [.3, .4, .5],
+    config = {**render.TEACHER_CONFIG, "preprocess_cfg": {"mean": [.3, .4, .5],
                                                               "std": [.2, .25, .3]}}
     (folder / "clip" / "open_clip_config.json").write_text(json.dumps(config))
     (folder / "tiny-test.json").write_text(json.dumps(config["model_cfg"]))
@@ -271,7 +271,7 @@ def test_what_cannot_be_opened_is_one_line(place, tmp_path, monkeypatch, offline
     lambda copy: (copy / "open_clip_config.json").write_text("{"),
     lambda copy: (copy / "open_clip_config.json").write_text('{"model_cfg": {"embed_dim": 3}}'),
     lambda copy: (copy / "open_clip_config.json").write_text(json.dumps(
-        {"model_cfg": {**toy_render.TEACHER_CONFIG["model_cfg"], "embed_dim": 32}})),
+        {"model_cfg": {**render.TEACHER_CONFIG["model_cfg"], "embed_dim": 32}})),
 ], ids=["no weights", "weights cut off", "config cut off", "config of nothing", "another size"])
 def test_a_folder_at_fault_is_one_line(place, tmp_path, offline, change):
     """Catches: open_clip's warning about missing weights, after which they are random."""

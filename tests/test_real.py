@@ -17,8 +17,8 @@ sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402
 import tools  # noqa: E402
-import toy  # noqa: E402
-import toy_render  # noqa: E402
+from toy import grammar  # noqa: E402
+from toy import render  # noqa: E402
 from commands import call, fails, flags_of, make_teacher  # noqa: E402
 from support.command import BadInput  # noqa: E402
 from pseudo_labels import open_teacher  # noqa: E402
@@ -62,25 +62,25 @@ def evaluate(*flags):
 
 def test_exported_pictures_are_those_of_the_embedded_world():
     """Catches: lossy files, a border that the middle view does not cut off, times that drift."""
-    video = toy.make_video("train", 1)
-    frames = toy_render.render(video).astype(int)
-    times = (np.arange(len(frames)) + .5) / toy_render.FPS
+    video = grammar.make_video("train", 1)
+    frames = render.render(video).astype(int)
+    times = (np.arange(len(frames)) + .5) / render.FPS
     read = read_frames(Path("ex/videos") / f"{video.name}.mp4", times)
-    shown = evaluation_view(read, toy_render.SIZE).numpy().astype(int)
+    shown = evaluation_view(read, render.SIZE).numpy().astype(int)
     assert abs(shown - frames).mean() < 1 < abs(shown[1:] - frames[:-1]).mean()
 
 
 def test_exported_lists_are_those_of_the_embedded_world():
     """Catches: ids that start at 0, a split in the wrong place, captions without words."""
     database = json.loads(Path("ex/COIN.json").read_text())["database"]
-    assert len(database) == 15 and Path("ex/steps.txt").read_text().split("\n")[:-1] == [*toy.STEPS]
+    assert len(database) == 15 and Path("ex/steps.txt").read_text().split("\n")[:-1] == [*grammar.STEPS]
     for split, index in (("train", 3), ("test", 2)):
-        video = toy.make_video(split, index)
+        video = grammar.make_video(split, index)
         entry = database[video.name]
         assert entry["subset"] == {"train": "training", "test": "testing"}[split]
         assert [int(row["id"]) - 1 for row in entry["annotation"]] == list(video.steps)
         said = Path(f"ex/captions/{video.name}.csv").read_text().splitlines()
-        assert len(said) == len(toy_render.narrate(video)) + 1
+        assert len(said) == len(render.narrate(video)) + 1
 
 
 def test_targets_of_what_is_said():
@@ -100,7 +100,7 @@ def test_targets_of_what_is_said():
         first_loss(targets, *flags) for flags, targets in (
             (TRAIN, "both"), (TRAIN, "vision"), (TRAIN, "narration"),
             (world, "vision"), (world, "narration")))
-    assert len({both, vision, spoken}) == 3 and both[1] == len(toy.PHRASES)
+    assert len({both, vision, spoken}) == 3 and both[1] == len(grammar.PHRASES)
     assert toy_vision != toy_spoken and toy_spoken[1] == 3
 
 
@@ -108,7 +108,7 @@ def test_targets_of_what_is_said():
 def test_coin_videos_are_evaluated(task):
     """Catches: samples or classes that go astray between a file and the table."""
     result = evaluate("--task", task, "--annotations", "ex/COIN.json")
-    steps = [len(toy.make_video("test", i).steps) for i in range(3)]
+    steps = [len(grammar.make_video("test", i).steps) for i in range(3)]
     listed = sum(steps) - 3 * (task == "forecast")
     assert (result["listed"], result["evaluated"], result["classes"]) == (listed, listed, 40)
     assert result["missing"] == result["unreadable"] == 0
@@ -122,7 +122,7 @@ def test_a_released_list_is_evaluated():
     """Catches: the history cut at the wrong end, labels counted from 1."""
     rows = []
     for i in range(3):
-        video = toy.make_video("test", i)
+        video = grammar.make_video("test", i)
         rows += [f"some/where/{video.name} {video.steps[k + 1]} {video.duration} 0 "
                  f"{video.segments[k][1]}" for k in range(len(video.steps) - 1)]
     Path("next.csv").write_text("\n".join(rows) + "\n")
@@ -144,15 +144,15 @@ def test_steps_are_fine_tuned_from_video_files():
     result = evaluate("--task", "classify", "--annotations", "ex/COIN.json", "--checkpoint",
                       "runs/steps")
     assert result["setting"] == "fine-tuned" and result["top1"]["teacher"] is not None
-    assert result["evaluated"] == sum(len(toy.make_video("test", i).steps) for i in range(3))
+    assert result["evaluated"] == sum(len(grammar.make_video("test", i).steps) for i in range(3))
 
 
 def test_activities_of_a_released_list():
     """Catches: class names or a teacher asked for where there is nothing to match; a label that
     the checkpoint does not have."""
-    kinds, rows = list(toy.PROCEDURES), {}
+    kinds, rows = list(grammar.PROCEDURES), {}
     for split, count in (("train", 12), ("test", 3)):
-        videos = [toy.make_video(split, i) for i in range(count)]
+        videos = [grammar.make_video(split, i) for i in range(count)]
         rows[split] = [f"a/{v.name} {kinds.index(v.procedure)} {v.duration}" for v in videos]
         Path(f"{split}.csv").write_text("\n".join(rows[split]) + "\n")
     flags = ("--data", "coin", *VIDEOS, "--device", "cpu")
@@ -167,7 +167,7 @@ def test_activities_of_a_released_list():
 
 def test_missing_and_unreadable_videos_are_counted(capsys):
     """Catches: another video in place of a broken one, a score without its count."""
-    names = [toy.make_video("test", i).name for i in range(3)]
+    names = [grammar.make_video("test", i).name for i in range(3)]
     shutil.copytree("ex/videos", "some", dirs_exist_ok=True)
     Path(f"some/{names[0]}.mp4").unlink()
     whole = Path(f"some/{names[1]}.mp4").read_bytes()
@@ -175,7 +175,7 @@ def test_missing_and_unreadable_videos_are_counted(capsys):
     some = ("--videos", "some", "--annotations", "ex/COIN.json", "--task", "classify")
     result = evaluate(*some, "--max-unreadable", "0.6")
     assert (result["missing"], result["unreadable"]) == (1, 1)
-    assert result["evaluated"] == len(toy.make_video("test", 2).steps) < result["listed"]
+    assert result["evaluated"] == len(grammar.make_video("test", 2).steps) < result["listed"]
     with pytest.raises(SystemExit) as end:
         evaluate(*some)
     assert end.value.code == 2 and names[1] in capsys.readouterr().err.splitlines()[-1]
@@ -187,12 +187,12 @@ def test_check_counts_what_is_there():
     listed = json.loads(Path("check.json").read_text())
     assert listed["forecast"]["test"]["found"] is None and listed["classes"] == 40
     shutil.copytree("ex/videos", "few", dirs_exist_ok=True)
-    Path(f"few/{toy.make_video('test', 0).name}.mp4").unlink()
-    Path(f"few/{toy.make_video('test', 1).name}.mp4").write_bytes(b"no video")
+    Path(f"few/{grammar.make_video('test', 0).name}.mp4").unlink()
+    Path(f"few/{grammar.make_video('test', 1).name}.mp4").write_bytes(b"no video")
     call("data.py", "check", "--annotations", "ex/COIN.json", "--videos", "few", "--json",
          "check.json")
     row = json.loads(Path("check.json").read_text())["classify"]["test"]
-    steps = sum(len(toy.make_video("test", i).steps) for i in range(3))
+    steps = sum(len(grammar.make_video("test", i).steps) for i in range(3))
     assert row == {"listed": steps, "videos": 3, "found": 2, "missing": 1, "unreadable": 1}
 
 

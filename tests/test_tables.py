@@ -21,7 +21,7 @@ import metrics  # noqa: E402
 import paper_tables  # noqa: E402
 import table_runs  # noqa: E402
 import tables  # noqa: E402
-import toy  # noqa: E402
+from toy import grammar  # noqa: E402
 from commands import call, fails, make_teacher  # noqa: E402
 from listings import load_phrases, load_steps  # noqa: E402
 from settings_optional import TablesSettings  # noqa: E402
@@ -136,7 +136,7 @@ def test_our_cells_name_what_there_is():
                 recipe, _, key = table_runs.split_cell(cell, column) if cell else (None, None, "")
                 assert recipe in (None, "clip", *paper_tables.RECIPES), cell
                 assert key.split(".")[0] in ("", "top1", "baselines", "deviation"), cell
-    assert len(load_phrases(ROOT / "howto.txt")) == len(toy.PHRASES)
+    assert len(load_phrases(ROOT / "howto.txt")) == len(grammar.PHRASES)
 
 
 def test_cells_are_means_over_seeds():
@@ -172,7 +172,7 @@ def test_the_probe_learns_what_the_teacher_shows(here, monkeypatch):
     on training videos, views that are not averaged."""
     class Source(data.ToySource):
         def __init__(self, split, count):
-            self.videos = [toy.make_video(split, i) for i in range(count)]
+            self.videos = [grammar.make_video(split, i) for i in range(count)]
             self.teacher = SimpleNamespace(encode_phrases=lambda steps: torch.zeros(len(steps), 40))
 
         def load(self, requests, rng=None):
@@ -193,7 +193,7 @@ def test_the_probe_learns_what_the_teacher_shows(here, monkeypatch):
     assert asked == [("train", 200), ("validation", 9)]
     assert len(read[0]) == 50 and read[1] == set(range(9))              # a quarter of the labels
     assert content["top1"]["ours"] > 95
-    assert content["evaluated"] == sum(len(toy.make_video("validation", i).steps) for i in range(9))
+    assert content["evaluated"] == sum(len(grammar.make_video("validation", i).steps) for i in range(9))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -263,6 +263,6 @@ def test_the_chart_has_the_means_over_the_runs(monkeypatch, capsys):
 
 def test_the_embedded_world_has_five_novel_steps():
     """Catches: a step held out that the pool holds, or one that the pool should hold missing."""
-    bleu = metrics.largest_bleu1(toy.STEPS, toy.PHRASES)
-    assert {step for step, b in zip(toy.STEPS, bleu) if b < paper_tables.NOVEL} == set(toy.HELD_OUT)
+    bleu = metrics.largest_bleu1(grammar.STEPS, grammar.PHRASES)
+    assert {step for step, b in zip(grammar.STEPS, bleu) if b < paper_tables.NOVEL} == set(grammar.HELD_OUT)
     assert statistics.mean(bleu) < 1

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-import toy
-from toy import SEQUENCES, STEP_ID, STEPS, Grammar, make_video
+from toy import grammar
+from grammar.grammar import SEQUENCES, STEP_ID, STEPS, Grammar, make_video
 
 GRAMMAR = Grammar()
 S = len(STEPS)
@@ -81,7 +81,7 @@ def test_probabilities_sum_to_one():
 
 def test_any_order_is_the_given_order_half_of_the_time():
     """Catches: the given order counted among the others, or the others sharing unevenly."""
-    options = toy.expand(toy.any_order("a", "b", "c"))
+    options = grammar.expand(grammar.any_order("a", "b", "c"))
     assert dict((steps, p) for p, steps in options).pop(("a", "b", "c")) == .5
     assert sorted(p for p, _ in options) == pytest.approx([.1] * 5 + [.5])
 
@@ -102,18 +102,18 @@ def test_there_are_forty_steps_and_half_are_in_two_or_more_procedures():
 def test_held_out_steps_are_composed_of_known_words_and_not_in_the_pool():
     """Catches: a held-out phrase in the pool, a word that captions never teach, the pool of
     phrases being the label set."""
-    verbs, objects = (set(words) for words in zip(*(p.split() for p in toy.PHRASES)))
-    for step in toy.HELD_OUT:
+    verbs, objects = (set(words) for words in zip(*(p.split() for p in grammar.PHRASES)))
+    for step in grammar.HELD_OUT:
         verb, thing = step.split()
-        assert step in STEPS and step not in toy.PHRASES
+        assert step in STEPS and step not in grammar.PHRASES
         assert verb in verbs and thing in objects
-    assert set(toy.PHRASES) == set(STEPS) - set(toy.HELD_OUT) | set(toy.OTHER_PHRASES)
-    assert not set(toy.OTHER_PHRASES) & set(STEPS) and len(toy.PHRASES) == 60
+    assert set(grammar.PHRASES) == set(STEPS) - set(grammar.HELD_OUT) | set(grammar.OTHER_PHRASES)
+    assert not set(grammar.OTHER_PHRASES) & set(STEPS) and len(grammar.PHRASES) == 60
 
 
 def test_at_most_a_fifth_of_the_steps_differ_by_motion_alone():
     """Catches: a pair added that moves the scores reported apart into the main figures."""
-    steps = [step for pair in toy.MOTION_ONLY for step in pair]
+    steps = [step for pair in grammar.MOTION_ONLY for step in pair]
     ids = [STEP_ID[step] for step in steps]
     shown = sum(p * sum(s in ids for s in sequence) for p, sequence in ALL)
     share = shown / sum(p * len(sequence) for p, sequence in ALL)
@@ -281,8 +281,8 @@ def test_filter_fed_with_nothing_knows_only_how_far_a_video_may_be():
     first = GRAMMAR.next_step_from_clips(np.ones((1, 1, S)), ~from_start, seconds)[0]
     np.testing.assert_allclose(first, follow[1] / follow[1].sum(), atol=1e-7)
 
-    stay, share = np.exp(-8.5 / np.mean(toy.STEP_SECONDS)), toy.GAP_SHARE
-    rest = np.exp(-8.5 / np.mean(toy.GAP_SECONDS))
+    stay, share = np.exp(-8.5 / np.mean(grammar.STEP_SECONDS)), grammar.GAP_SHARE
+    rest = np.exp(-8.5 / np.mean(grammar.GAP_SECONDS))
     on, off = [np.r_[0, np.full(9, weight)] for weight in (1 - share, share)]    # (10,) k = 0..9
     for _ in range(7):
         go = (1 - stay) * (1 - share) * on + (1 - rest) * off     # leaves k for k + 1
@@ -308,12 +308,12 @@ def test_make_video_is_deterministic_and_in_time_order():
 
 def test_splits_are_disjoint():
     """Catches: two splits sharing seeds (test videos trained on), one script drawn for all."""
-    splits = {name: [make_video(name, i) for i in range(300)] for name in toy.SPLIT_SEEDS}
+    splits = {name: [make_video(name, i) for i in range(300)] for name in grammar.SPLIT_SEEDS}
     assert set(splits) == {"train", "validation", "test"}
     for key in ("seed", "name", "segments"):
         values = {getattr(video, key) for videos in splits.values() for video in videos}
         assert len(values) == 900
-    starts = sorted(toy.SPLIT_SEEDS.values())
+    starts = sorted(grammar.SPLIT_SEEDS.values())
     assert min(np.diff(starts)) >= 1_000_000                      # room for as many videos
 
 
@@ -344,9 +344,9 @@ def test_times_do_not_depend_on_the_step_nor_the_procedure():
     lengths = np.concatenate(list(groups[2].values()))
     gaps = np.concatenate(list(groups[5].values()))
     intros = np.concatenate(list(groups[0].values()))
-    assert (gaps > 0).mean() == pytest.approx(toy.GAP_SHARE, abs=.01)
-    for times, (low, high) in ((lengths, toy.STEP_SECONDS), (gaps[gaps > 0], toy.GAP_SECONDS),
-                               (intros, toy.INTRO_SECONDS)):
+    assert (gaps > 0).mean() == pytest.approx(grammar.GAP_SHARE, abs=.01)
+    for times, (low, high) in ((lengths, grammar.STEP_SECONDS), (gaps[gaps > 0], grammar.GAP_SECONDS),
+                               (intros, grammar.INTRO_SECONDS)):
         assert low - .02 <= times.min() and times.max() <= high + .02        # rounded to 0.01 s
         assert times.mean() == pytest.approx((low + high) / 2, rel=.01)
 

@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-import toy
+from toy import grammar
 
 FPS = 0.5                                          # frames/s; frame i is taken at (i + 0.5) / FPS s
 SIZE = 32                                          # pixels, height and width
@@ -112,7 +112,7 @@ def look(phrase):
 
     The second of a motion-only pair has the tool of the first and runs its arc backwards.
     """
-    for first, second in toy.MOTION_ONLY:
+    for first, second in grammar.MOTION_ONLY:
         if phrase == second:
             return *look(first)[:2], True
     verb, thing = phrase.split()
@@ -174,7 +174,7 @@ def draw_frames(objects, tools, backwards, instance, progress, rng):
 
 
 def render(video, fps=FPS):
-    """All frames of a toy.Video: (ceil(duration * fps), 3, SIZE, SIZE) uint8, at (i + 0.5) / fps s.
+    """All frames of a grammar.Video: (ceil(duration * fps), 3, SIZE, SIZE) uint8, at (i + 0.5) / fps s.
 
     The same video gives the same frames. Background shows clutter, and at times an object that
     nobody works on, or a face.
@@ -189,7 +189,7 @@ def render(video, fps=FPS):
     objects = np.where(extra < BACKGROUND_OBJECT, rng.integers(len(OBJECTS), size=m), -1)
     objects[extra > 1 - BACKGROUND_FACE] = len(OBJECTS)
     tools, backwards = np.full(m, -1), np.zeros(m, bool)
-    looks = [look(toy.STEPS[s]) for s in video.steps]
+    looks = [look(grammar.STEPS[s]) for s in video.steps]
     objects[1::2], tools[1::2], backwards[1::2] = np.array(looks).T
     start = np.concatenate([[0], edges])
     length = np.diff(np.append(start, max(video.duration, times[-1]) + 1))
@@ -221,7 +221,7 @@ def sentence(step, greet, rng):
     """One sentence of 4-14 words. step: the phrase that is shown now, or None in background."""
     if step is None or rng.random() < .15:
         template = rng.choice(GREETINGS if greet else CHATTER)
-        said = toy.PHRASES[rng.integers(len(toy.PHRASES))]           # independent of what is shown
+        said = grammar.PHRASES[rng.integers(len(grammar.PHRASES))]           # independent of what is shown
     else:
         template, said = rng.choice(SAID), step
     verb, thing = said.split()
@@ -230,7 +230,7 @@ def sentence(step, greet, rng):
 
 
 def narrate(video):
-    """Noisy speech of a toy.Video: a list of (start, end, text), s within the video, by start.
+    """Noisy speech of a grammar.Video: a list of (start, end, text), s within the video, by start.
 
     Some sentences are missing, some are heard up to MAX_SHIFT seconds too early or too late. Lower
     case, no punctuation. The words of a held-out step are never said as its phrase.
@@ -240,7 +240,7 @@ def narrate(video):
     while time < video.duration - 1:
         length = min(spacing * rng.uniform(.7, 1), video.duration - time)
         middle = time + length / 2
-        step = next((toy.STEPS[s] for s, (start, end) in zip(video.steps, video.segments)
+        step = next((grammar.STEPS[s] for s, (start, end) in zip(video.steps, video.segments)
                      if start <= middle < end), None)
         text = sentence(step, middle < video.segments[0][0], rng)
         shift = rng.uniform(-MAX_SHIFT, MAX_SHIFT) if rng.random() < MISALIGNED else 0.0
@@ -279,7 +279,7 @@ def caption(verb, thing, rng):
             verb = list(TOOLS)[rng.integers(len(TOOLS))]
         else:
             thing = list(OBJECTS)[rng.integers(len(OBJECTS))]
-        if f"{verb} {thing}" in toy.HELD_OUT:
+        if f"{verb} {thing}" in grammar.HELD_OUT:
             verb = "make"
     elif error < WRONG_WORD + DROPPED_WORD:
         verb, thing = (verb, "") if rng.random() < .5 else ("", thing)
@@ -288,8 +288,8 @@ def caption(verb, thing, rng):
 
 def captioned_pictures(n, rng):
     """n pictures, (n, 3, SIZE, SIZE) uint8, and a list of n captions. No held-out pair is shown."""
-    common = sorted({*toy.STEPS, *toy.OTHER_PHRASES} - {*toy.HELD_OUT})
-    every = sorted({f"{v} {o}" for v in TOOLS for o in OBJECTS} - {*toy.HELD_OUT})
+    common = sorted({*grammar.STEPS, *grammar.OTHER_PHRASES} - {*grammar.HELD_OUT})
+    every = sorted({f"{v} {o}" for v in TOOLS for o in OBJECTS} - {*grammar.HELD_OUT})
     phrases = [(every if rng.random() < RANDOM_PAIR else common) for _ in range(n)]
     phrases = [pool[rng.integers(len(pool))] for pool in phrases]
     objects, tools, backwards = np.array([look(phrase) for phrase in phrases]).T

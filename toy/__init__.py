@@ -1,0 +1,1 @@
+"""The embedded world: a written-down grammar, rendered as small narrated videos."""
