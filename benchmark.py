@@ -151,9 +151,9 @@ def sampling(settings, folder):
 
 def narrated_videos(bench, folder, teacher):
     """A data.VideoSource of as many videos as a step has, all of them one that is made here."""
-    from captions import open_captions
+    from files.captions import open_captions
     from data import Narrated, VideoSource
-    from video import find_videos
+    from files.video import find_videos
     videos, captions = folder / "videos", folder / "captions"
     videos.mkdir()
     captions.mkdir()
@@ -250,7 +250,7 @@ def kept_step(bench, model, source):
     """A step of h alone (train.py, order_terms) on kept embeddings of the videos, here random."""
     import numpy as np
     import train
-    from annotations import FeaturesFile
+    from files.annotations import FeaturesFile
     from kept import KeptRows
     from settings import TrainSettings
     given = TrainSettings()

@@ -118,7 +118,7 @@ def windows_of(duration, round):
 def ours(path, duration, round):
     """All clips from one opening, as data.VideoSource reads them in pre-training."""
     from protocols import frame_times
-    from video import read_frames, short_side_for
+    from files.video import read_frames, short_side_for
     times = frame_times(windows_of(duration, round), FRAMES).reshape(-1)
     return read_frames(path, times, short_side_for(SIZE)).split(FRAMES)
 
@@ -150,7 +150,7 @@ def ffmpegs(path, duration, round):
 def loader(settings, folder):
     """{video: seconds of ours and of ffmpeg, from the file and from its small copy}."""
     from protocols import CLIPS
-    from video import Unreadable, duration, find_videos, shrink
+    from files.video import Unreadable, duration, find_videos, shrink
     if not shutil.which("ffmpeg"):
         raise BadInput("ffmpeg: not found; it is what the released code reads videos with, to be "
                        "compared with (Debian: apt-get install ffmpeg)")
@@ -204,9 +204,9 @@ def sample_and_memory(source, number):
 def memory(settings, folder):
     """{samples: MiB of a worker that has read so many} of small files; a third is broken."""
     import data
-    from captions import open_captions
+    from files.captions import open_captions
     from tqdm import tqdm
-    from video import find_videos
+    from files.video import find_videos
     from support.workers import prefetch
     videos, captions = folder / "videos", folder / "captions"
     videos.mkdir()
@@ -242,11 +242,11 @@ def start(settings, folder):
 
     And, for a hundredth of its videos, s and MiB of a caption.json, which is read whole.
     """
-    from captions import open_captions
+    from files.captions import open_captions
     from data import Narrated, VideoSource
-    from listings import load_ids
+    from files.listings import load_ids
     from tqdm import tqdm
-    from video import find_videos
+    from files.video import find_videos
     names = [f"{number:011x}" for number in range(LISTED)]
     for kind, suffix in (("videos", "mp4"), ("captions", "csv")):
         (folder / kind).mkdir()

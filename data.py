@@ -10,7 +10,7 @@ tasks.py. The commands `python data.py check | shrink | teach | export-toy` are 
 B videos, N clips, F frames, D embedding. Clips of several videos are stacked, (C, ...).
 """
 if __name__ == "__main__":       # before torch is imported: --help does not wait for it
-    from tools import main
+    from files.commands import main
     raise SystemExit(main())
 
 import functools
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-import annotations
+from files import annotations
 from support import parallel
 from toy import grammar
 from support.command import BadInput, send, write_atomically
@@ -182,7 +182,7 @@ class VideoSource:
 
     def duration(self, video):
         """s, as the file says. Raises video.Unreadable."""
-        from video import duration
+        from files.video import duration
         return duration(self.paths[self.videos[video].name])
 
     def sentences(self, video):
@@ -202,7 +202,7 @@ class VideoSource:
         looks: for each video the middle views at the teacher's size (n, F, 3, H, W), or the kept
         features of these frames (n, F, D); empty without a teacher.
         """
-        from video import (Unreadable, evaluation_view, read_frames, short_side_for,
+        from files.video import (Unreadable, evaluation_view, read_frames, short_side_for,
                            training_view)
         good, clips, looks, failed = [], [], [], {}
         sizes = [self.size] + ([self.teacher.size] if self.teacher else [])
@@ -315,7 +315,7 @@ def open_coin(settings, split, needed=True):
 
 def found(settings, videos, *args, needed=True, **more):
     """A VideoSource of the videos listed; BadInput if (needed and) there is no file for any."""
-    from video import find_videos
+    from files.video import find_videos
     source = VideoSource(videos, find_videos(settings.videos), *args, **more)
     if needed and not len(source):
         raise BadInput(f"--videos {settings.videos}: no file (with a narration, in training) of "
@@ -325,8 +325,8 @@ def found(settings, videos, *args, needed=True, **more):
 
 def open_videos(settings, model):
     """All videos of a folder, or those of --ids; or a split of the embedded world -> a source."""
-    from listings import load_ids
-    from video import find_videos
+    from files.listings import load_ids
+    from files.video import find_videos
     if settings.videos is None:
         return ToySource(settings.split, settings.toy_videos, model.encoder.frames)
     names = load_ids(settings.ids) if settings.ids else sorted(find_videos(settings.videos))
@@ -336,8 +336,8 @@ def open_videos(settings, model):
 
 def open_narrated(settings, size, frames, teacher, seconds=None):
     """Videos with captions (HowTo100M, or a folder of one's own) -> VideoSource."""
-    from captions import open_captions
-    from listings import load_ids
+    from files.captions import open_captions
+    from files.listings import load_ids
     captions = open_captions(settings.captions)
     names = load_ids(settings.ids) if settings.ids else captions
     return found(settings, [Narrated(name) for name in names], size, frames, teacher, captions,
@@ -349,7 +349,7 @@ def open_coin_videos(settings, size, frames, teacher, needed=True, seconds=None)
 
     A csv is one split already. It has no names: they come from --steps.
     """
-    import listings
+    from files import listings
     names = listings.load_steps(settings.steps) if settings.steps else None
     if settings.annotations.suffix == ".csv":
         if names is None and settings.text_embeddings is None and settings.task != "activity":

@@ -81,7 +81,7 @@ def activity(model, source, _, settings, device):
 
 def actions(model, source, _, settings, device):
     """Verbs, nouns and both of EPIC-Kitchens-100: the softmax averaged over clips of an action."""
-    import epic
+    from files import epic
     samples = epic.samples(source.videos, epic.VIEWS)
     x, _, samples = encode_samples(model, source, samples, settings, device, "encode")
     verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(x))    # (M, 97), (M, 300)
@@ -190,7 +190,7 @@ def main(settings):
         result, evaluated, listed = task(model, source, texts, settings, device)
     split = settings.split
     if settings.data == "epic":
-        import epic
+        from files import epic
         split = epic.split_of(settings.annotations)
     head = {"task": settings.task, "data": settings.data, "split": split,
             "setting": "fine-tuned" if model.task else "zero-shot", "order": model.order,

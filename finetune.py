@@ -85,7 +85,7 @@ def extend(init, settings, texts, classes):
 def count_classes(settings, source, texts):
     """Sizes of the label sets: as many as texts, or as the labels of all listed videos need."""
     import tasks
-    import listings
+    from files import listings
     if settings.data == "epic":
         return [listings.VERBS, listings.NOUNS]
     if texts is not None:
@@ -99,7 +99,7 @@ def count_classes(settings, source, texts):
 
 def open_data(settings, init, device):
     """The labelled videos, and the texts of their classes or None."""
-    import epic
+    from files import epic
     from protocols import EPIC_FRAMES
     if bool(init.pixels) != (settings.features is None):
         raise BadInput(f"--data {settings.data}: {settings.init} reads "
@@ -120,7 +120,7 @@ def open_data(settings, init, device):
 def labelled_samples(settings, source):
     """The samples of --labels of the videos, drawn by the seed: at least one video."""
     import tasks
-    import epic
+    from files import epic
     import numpy as np
     if settings.data == "epic":
         every = epic.samples(source.videos, 1)
@@ -223,7 +223,7 @@ def load_step(source, samples, settings, step):
     """Clips and labels of one step, drawn from (seed, step): in a worker, if there are any."""
     import numpy as np
 
-    import epic
+    from files import epic
     rng = np.random.default_rng((settings.seed, 2, step))
     chosen = videos_of_step(step, len(samples), settings.batch, settings.seed)
     return epic.load_actions(source, [samples[i] for i in chosen], rng)
@@ -233,7 +233,7 @@ def action_terms(model, source, settings, unreadable, device, _, ready):
     """Cross entropies of verb and noun of mixed clips, summed, as a dict, and how many clips."""
     import torch
 
-    import epic
+    from files import epic
     loaded, labels = ready
     count_unreadable(unreadable, loaded.failed, source, settings)
     if not len(labels):

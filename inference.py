@@ -16,7 +16,7 @@ def load_data(settings, model, device, needed=True, compare=True):
     compare: whether the teacher's features of clips are wanted beside ours.
     """
     import data
-    import epic
+    from files import epic
     if settings.data == "epic":
         return epic.open_actions(settings, model.encoder.image, model.encoder.frames, needed), None
     named = settings.task != "activity"
@@ -71,7 +71,7 @@ def load_videos(settings, model, device, needed, compare):
     """COIN from video files. With a text embeddings file no teacher is needed, nor compared."""
     import torch
 
-    import annotations
+    from files import annotations
     import data
     import tasks
     named = settings.task != "activity"

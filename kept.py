@@ -56,7 +56,7 @@ def teach(source, loaded, targets="vision"):
 
 def load_grid(source, stride, video):
     """9-s windows of a whole video, one every `stride` s -> Loaded."""
-    from video import Unreadable
+    from files.video import Unreadable
     try:
         duration = source.duration(video)
     except (Unreadable, OSError) as error:

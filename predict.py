@@ -63,11 +63,11 @@ def open_steps(settings, model, of_toy, device):
     """
     import torch
 
-    import annotations
+    from files import annotations
     import data
     from toy import grammar
     from inference import require_teacher, teacher_of, texts_of
-    from listings import load_steps
+    from files.listings import load_steps
     if settings.text_embeddings:
         names, texts = annotations.load_text_embeddings(settings.text_embeddings)
         texts = torch.from_numpy(texts)
@@ -96,7 +96,7 @@ def observe_file(settings, model):
     """
     import data
     import protocols
-    from video import Unreadable, duration, read_frames
+    from files.video import Unreadable, duration, read_frames
     path = settings.video
     if not path.is_file():
         raise BadInput(f"{path}: no such file; a video is needed")
@@ -200,7 +200,7 @@ def forecast(settings):
     import diffusion
     from inference import score
     from missing import sample_in_turn
-    from video import Unreadable
+    from files.video import Unreadable
     device = pick_device(settings.device)
     model, of_toy = open_model(settings, device)
     if settings.video is None and not of_toy:

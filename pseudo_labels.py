@@ -232,7 +232,7 @@ def main(settings):
     import numpy as np
     from tqdm import tqdm
 
-    from listings import load_phrases
+    from files.listings import load_phrases
 
     names = [phrase.text for phrase in load_phrases(settings.phrases)]
     teacher = open_teacher(settings.clip, settings.clip_weights, pick_device(settings.device))

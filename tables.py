@@ -108,7 +108,7 @@ def markdown(title, columns, rows):
 def vocabulary(settings):
     """Steps, the pool of phrases, and the BLEU-1 of each step with the nearest phrase."""
     from toy import grammar
-    from listings import load_phrases, load_steps
+    from files.listings import load_phrases, load_steps
     from metrics import largest_bleu1
     steps, pool = grammar.STEPS, grammar.PHRASES
     if settings.steps:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from toy import grammar
-from listings import Listed
+from files.listings import Listed
 from protocols import activity_windows, classify_windows, forecast_windows
 
 

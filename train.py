@@ -58,7 +58,7 @@ def load_data(settings, sizes, device):
         return source, texts, None, None, tau or SHARPER * calibrated, calibrated
     f = sizes["encoder"]
     if settings.phrases:
-        from listings import load_phrases
+        from files.listings import load_phrases
         phrases = [phrase.text for phrase in load_phrases(settings.phrases)]
     if settings.data == "howto100m":
         teacher = open_teacher(settings.clip, settings.clip_weights, device)
@@ -212,7 +212,7 @@ def keep_rows(model, source, settings, device):
     import numpy as np
     import torch
 
-    import annotations
+    from files import annotations
     import kept
     if model.encoder is None:
         features, teacher = source.features, torch.from_numpy(source.features.embedding)

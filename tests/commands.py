@@ -20,15 +20,15 @@ import benchmark  # noqa: E402
 import data  # noqa: E402
 import evaluate  # noqa: E402
 import figures  # noqa: E402
-import phrases  # noqa: E402
+from files import phrases  # noqa: E402
 import predict  # noqa: E402
 import pseudo_labels  # noqa: E402
 import tables  # noqa: E402
-import tools  # noqa: E402
+from files import commands  # noqa: E402
 from toy import render  # noqa: E402
 import train  # noqa: E402
 import weights  # noqa: E402
-from annotations import training_split  # noqa: E402
+from files.annotations import training_split  # noqa: E402
 from support.command import run  # noqa: E402
 from settings import EvaluateSettings, TrainSettings  # noqa: E402
 from settings_optional import (BenchmarkSettings, FiguresSettings,  # noqa: E402
@@ -114,7 +114,7 @@ def call(program, *argv):
     try:
         if program == "data.py":                               # its commands read sys.argv
             sys.argv += argv
-            return tools.main()
+            return commands.main()
         return run(*(SCRIPTS[program] if program in SCRIPTS else train.stage_of(argv)), list(argv))
     finally:
         sys.argv = kept

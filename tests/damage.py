@@ -20,11 +20,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import test_captions  # noqa: E402
 import test_listings  # noqa: E402
 import test_video  # noqa: E402
-from annotations import load_coin, load_features, load_text_embeddings  # noqa: E402
-from captions import open_captions  # noqa: E402
+from files.annotations import load_coin, load_features, load_text_embeddings  # noqa: E402
+from files.captions import open_captions  # noqa: E402
 from commands import call, make_coin  # noqa: E402
 from support.command import BadInput  # noqa: E402
-from video import Unreadable, duration, read_frames  # noqa: E402
+from files.video import Unreadable, duration, read_frames  # noqa: E402
 
 
 # ------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from annotations import (AnnotatedVideo, FeaturesFile, Step, load_coin, load_features,  # noqa: E402
+from files.annotations import (AnnotatedVideo, FeaturesFile, Step, load_coin, load_features,  # noqa: E402
                          load_text_embeddings, training_split)
 
 COIN = ROOT.parent / "shared" / "coin"

@@ -20,7 +20,7 @@ import protocols  # noqa: E402
 from commands import call, fails  # noqa: E402
 from encoder import TimeSformer  # noqa: E402
 from settings_optional import BenchmarkSettings  # noqa: E402
-from video import duration  # noqa: E402
+from files.video import duration  # noqa: E402
 
 NEEDS_FFMPEG = pytest.mark.skipif(not shutil.which("ffmpeg"), reason="no ffmpeg")
 

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import captions  # noqa: E402
-from captions import open_captions, unroll  # noqa: E402
+from files import captions  # noqa: E402
+from files.captions import open_captions, unroll  # noqa: E402
 from support.command import BadInput  # noqa: E402
 
 REAL = ROOT.parent / "shared" / "captions"

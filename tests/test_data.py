@@ -21,7 +21,7 @@ import protocols  # noqa: E402
 import tasks  # noqa: E402
 from toy import grammar  # noqa: E402
 from toy import render  # noqa: E402
-from annotations import AnnotatedVideo, FeaturesFile, Step, load_coin  # noqa: E402
+from files.annotations import AnnotatedVideo, FeaturesFile, Step, load_coin  # noqa: E402
 from commands import make_teacher  # noqa: E402
 from support.command import BadInput  # noqa: E402
 

@@ -18,14 +18,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import epic  # noqa: E402
+from files import epic  # noqa: E402
 import finetune  # noqa: E402
 import protocols  # noqa: E402
 import tasks  # noqa: E402
 from toy import grammar  # noqa: E402
-from annotations import AnnotatedVideo, Step  # noqa: E402
+from files.annotations import AnnotatedVideo, Step  # noqa: E402
 from commands import call, coin_flags, fails, make_coin, make_teacher  # noqa: E402
-from listings import Listed  # noqa: E402
+from files.listings import Listed  # noqa: E402
 from model import ProcedureModel, load_model, save_checkpoint  # noqa: E402
 from released import Released  # noqa: E402
 from settings import FinetuneSettings  # noqa: E402

@@ -8,7 +8,7 @@ import torch
 
 import data
 import protocols
-from annotations import FeaturesFile
+from files.annotations import FeaturesFile
 from kept import KeptRows, embed_videos
 from support.command import BadInput
 

@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import listings  # noqa: E402
-from listings import (EpicSegment, Listed, Phrase, load_classes, load_epic, load_ids,  # noqa: E402
+from files import listings  # noqa: E402
+from files.listings import (EpicSegment, Listed, Phrase, load_classes, load_epic, load_ids,  # noqa: E402
                       load_phrases, load_ratings, load_released, load_steps)
 from support.command import BadInput  # noqa: E402
 

@@ -22,8 +22,8 @@ import data  # noqa: E402
 import inference  # noqa: E402
 import tasks  # noqa: E402
 import train  # noqa: E402
-import video as video_module  # noqa: E402
-from captions import Captions  # noqa: E402
+import files.video as video_module  # noqa: E402
+from files.captions import Captions  # noqa: E402
 from kept import embed_videos  # noqa: E402
 from support.command import BadInput, parse  # noqa: E402
 from runs import earlier_unreadable  # noqa: E402

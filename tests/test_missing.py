@@ -11,7 +11,7 @@ import missing
 import tasks
 from toy import grammar
 import losses
-from annotations import AnnotatedVideo, Step
+from files.annotations import AnnotatedVideo, Step
 from losses import match
 from support.command import BadInput
 from protocols import CLIP_SECONDS, HISTORY, forecast_windows

@@ -13,7 +13,7 @@ import protocols
 import data
 import model as model_module
 import train
-from annotations import FeaturesFile
+from files.annotations import FeaturesFile
 from model import ProcedureModel
 from settings import TrainSettings
 

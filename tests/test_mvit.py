@@ -12,9 +12,9 @@ from torchvision.models.video import mvit as theirs
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import annotations  # noqa: E402
+from files import annotations  # noqa: E402
 import data  # noqa: E402
-import video  # noqa: E402
+from files import video  # noqa: E402
 from model import build_encoder  # noqa: E402
 from mvit import MViT, block_settings  # noqa: E402
 from protocols import frame_times  # noqa: E402

@@ -13,9 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import phrases  # noqa: E402
+from files import phrases  # noqa: E402
 from commands import call, fails  # noqa: E402
-from listings import Phrase, load_phrases  # noqa: E402
+from files.listings import Phrase, load_phrases  # noqa: E402
 
 # Per token: text, part of speech, relation, its head's position, lemma where it differs.
 PARSES = {

@@ -16,7 +16,7 @@ import forecasting  # noqa: E402
 import predict  # noqa: E402
 import settings_optional as s  # noqa: E402
 import tasks  # noqa: E402
-import tools  # noqa: E402
+from files import commands  # noqa: E402
 from toy import grammar  # noqa: E402
 from toy import render  # noqa: E402
 from commands import call, fails, make_teacher  # noqa: E402
@@ -64,7 +64,7 @@ def place(tmp_path_factory):
     make_teacher(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        tools.export_toy(s.ExportSettings(out=Path("ex"), train=0, test=1))
+        commands.export_toy(s.ExportSettings(out=Path("ex"), train=0, test=1))
     save_model(folder / "runs/pretrain", TOY)
     save_model(folder / "real", REAL)
     save_model(folder / "none", REAL, order="none")

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 from toy import render
-from annotations import load_text_embeddings
+from files.annotations import load_text_embeddings
 from commands import call, fails
 from pseudo_labels import PROMPTS, Teacher, estimate_tau, fit, open_teacher, soft_targets
 from support.command import BadInput

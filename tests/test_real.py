@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402
-import tools  # noqa: E402
+from files import commands  # noqa: E402
 from toy import grammar  # noqa: E402
 from toy import render  # noqa: E402
 from commands import call, fails, flags_of, make_teacher  # noqa: E402
@@ -24,7 +24,7 @@ from support.command import BadInput  # noqa: E402
 from pseudo_labels import open_teacher  # noqa: E402
 from settings import TrainSettings  # noqa: E402
 from settings_optional import ExportSettings  # noqa: E402
-from video import duration, evaluation_view, read_frames  # noqa: E402
+from files.video import duration, evaluation_view, read_frames  # noqa: E402
 
 TINY = (*flags_of("batch", 4), *flags_of("epochs", 0.5), "--size", "small", "--device", "cpu")
 VIDEOS = ("--videos", "ex/videos")
@@ -42,7 +42,7 @@ def place(tmp_path_factory):
     make_teacher(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        tools.export_toy(ExportSettings(out=Path("ex"), train=12, test=3))
+        commands.export_toy(ExportSettings(out=Path("ex"), train=12, test=3))
         call("train.py", *TRAIN, "--ids", "ex/train.txt", "--out", "runs/real", "--workers", "2")
     yield folder
     torch.set_num_threads(threads)
@@ -329,7 +329,7 @@ def test_a_worker_that_is_killed_is_reported(program, flags, signal, monkeypatch
     """Catches: a command that waits for ever for a process that memory or a codec has ended."""
     import os
     import signal as signals
-    import video
+    from files import video
 
     def killed(*arguments):
         os.kill(os.getpid(), getattr(signals, signal))

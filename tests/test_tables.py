@@ -23,7 +23,7 @@ import table_runs  # noqa: E402
 import tables  # noqa: E402
 from toy import grammar  # noqa: E402
 from commands import call, fails, make_teacher  # noqa: E402
-from listings import load_phrases, load_steps  # noqa: E402
+from files.listings import load_phrases, load_steps  # noqa: E402
 from settings_optional import TablesSettings  # noqa: E402
 
 SHARED = ROOT.parent / "shared"

@@ -21,9 +21,9 @@ from torchvision.transforms import v2
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import video  # noqa: E402
+from files import video  # noqa: E402
 from support.command import BadInput  # noqa: E402
-from video import Unreadable, read_frames  # noqa: E402
+from files.video import Unreadable, read_frames  # noqa: E402
 
 REAL = ROOT.parent / "shared" / "videos"
 FPS, SIZE = 25, (48, 64)                               # frames/s; H, W

@@ -27,7 +27,7 @@ from av.stream import Disposition
 from av.video.reformatter import VideoReformatter
 from torchvision.transforms.v2 import functional as transform
 
-from listings import VIDEO_SUFFIXES
+from files.listings import VIDEO_SUFFIXES
 from support.command import BadInput, write_atomically
 
 SLACK = 1.0               # s outside the video in which its first or last frame still counts

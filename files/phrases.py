@@ -77,8 +77,8 @@ def load_parser(name):
 def main(settings):
     from tqdm import tqdm
 
-    from captions import open_captions
-    from listings import load_ratings
+    from files.captions import open_captions
+    from files.listings import load_ratings
 
     # 1. What is said, and how concrete words are. Files are checked before the parser is loaded.
     captions = open_captions(settings.captions)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-import listings
+from files import listings
 import metrics
 from data import found
 from support.command import BadInput, write_atomically

@@ -23,7 +23,7 @@ BORDER = 2, 3                 # pixels around an exported picture of 32: the mid
 # ------------------------------------------------------------------------------------------------
 def readable(paths, ends, name):
     """(id, None), or (id, reason) where the first or the last picture needed cannot be read."""
-    from video import Unreadable, read_frames
+    from files.video import Unreadable, read_frames
     try:
         read_frames(paths[name], [0.0, ends[name]], 32)
     except (Unreadable, OSError) as error:
@@ -41,7 +41,7 @@ def read_ends(settings, ends):
     from support.workers import prefetch
     if settings.videos is None:
         return None, {}
-    from video import find_videos
+    from files.video import find_videos
     paths = find_videos(settings.videos)
     there = [name for name in ends if name in paths]
     read = prefetch(functools.partial(readable, paths, ends), there, settings.workers)
@@ -73,8 +73,8 @@ def check(settings):
 
 def check_epic(settings):
     """A csv of EPIC-Kitchens-100: its actions and videos -> counts, unreadable, unnamed classes."""
-    import epic
-    import listings
+    from files import epic
+    from files import listings
     segments = listings.load_epic(settings.annotations)
     ends = {}
     for segment in segments:
@@ -87,7 +87,7 @@ def check_epic(settings):
 
 def check_coin(settings):
     """COIN.json: what each task and split lists -> counts, unreadable videos, unnamed classes."""
-    import annotations
+    from files import annotations
     import tasks
     videos, names = annotations.load_coin(settings.annotations)
     videos = [video for video in videos if video.steps]
@@ -115,7 +115,7 @@ def for_each_video(settings, suffix, make, keep):
     keep: callable, (path of ID`suffix`, made), called here.
     """
     from tqdm import tqdm
-    from video import find_videos
+    from files.video import find_videos
     from support.workers import prefetch
     found = find_videos(settings.videos)
     if not found:
@@ -140,7 +140,7 @@ def for_each_video(settings, suffix, make, keep):
 
 def shrink_one(settings, item):
     """The copy of one video, written here: (id, None, None), or (id, None, reason)."""
-    from video import Unreadable, shrink
+    from files.video import Unreadable, shrink
     name, source = item
     try:
         shrink(source, settings.out / f"{name}.mp4", settings.fps, settings.short_side)
@@ -158,7 +158,7 @@ def shrink_all(settings):
 def every_second(size, item):
     """One video as the teacher sees it at 0.5, 1.5, ... s: id, (n, 3, size, size) uint8, None."""
     import numpy as np
-    from video import Unreadable, duration, evaluation_view, read_frames, short_side_for
+    from files.video import Unreadable, duration, evaluation_view, read_frames, short_side_for
     name, path = item
     try:
         times = np.arange(0.5, max(duration(path), 1.0))

@@ -1,0 +1,1 @@
+"""What others wrote: videos, captions, annotations and lists, read and checked."""
