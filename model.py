@@ -34,7 +34,7 @@ KAPPA = 0.45              # scale of the noise in forecasts; below 1 the likelie
 def build_encoder(dim, kind="timesformer", **arguments):
     """f: a TimeSformer, or with kind "mvit" the other backbone of the paper's appendix."""
     if kind == "mvit":
-        from mvit import MViT
+        from weights.mvit import MViT
         return MViT(dim=dim, **arguments)
     return TimeSformer(dim=dim, **arguments)
 
@@ -271,7 +271,7 @@ def load_model(path):
         return build_released(path, content), {}
     try:
         if "released" in content["arguments"]:                 # written by `python weights.py`
-            from released import Released
+            from weights.released import Released
             model = Released(**content["arguments"]["released"])
         else:
             model = ProcedureModel(content["model"]["phrases"], **content["arguments"])

@@ -27,7 +27,7 @@ from files.annotations import AnnotatedVideo, Step  # noqa: E402
 from commands import call, coin_flags, fails, make_coin, make_teacher  # noqa: E402
 from files.listings import Listed  # noqa: E402
 from model import ProcedureModel, load_model, save_checkpoint  # noqa: E402
-from released import Released  # noqa: E402
+from weights.released import Released  # noqa: E402
 from settings import FinetuneSettings  # noqa: E402
 from train import SIZES  # noqa: E402
 

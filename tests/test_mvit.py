@@ -16,7 +16,7 @@ from files import annotations  # noqa: E402
 import data  # noqa: E402
 from files import video  # noqa: E402
 from model import build_encoder  # noqa: E402
-from mvit import MViT, block_settings  # noqa: E402
+from weights.mvit import MViT, block_settings  # noqa: E402
 from protocols import frame_times  # noqa: E402
 from train import MVIT  # noqa: E402
 

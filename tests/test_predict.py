@@ -22,7 +22,7 @@ from toy import render  # noqa: E402
 from commands import call, fails, make_teacher  # noqa: E402
 from model import ProcedureModel, save_checkpoint  # noqa: E402
 from support.command import BadInput  # noqa: E402
-from released import Released  # noqa: E402
+from weights.released import Released  # noqa: E402
 
 F = dict(image=32, patch=16, frames=2, width=8, depth=1, heads=2)
 H = dict(width=16, layers=1, heads=2)

@@ -21,8 +21,8 @@ from torch.nn import functional
 import weights
 from commands import TINY, call, fails, flags_of, make_teacher
 from model import ProcedureModel, load_model, read_content, save_checkpoint
-from mvit import MViT
-from released import Released, ReleasedDenoiser
+from weights.mvit import MViT
+from weights.released import Released, ReleasedDenoiser
 from support.command import BadInput
 from weights import fill, load_released, open_start
 

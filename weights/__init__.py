@@ -39,7 +39,7 @@ from torch.nn import functional
 
 from model import is_ours, load_model, read_content, save_checkpoint
 from support.command import BadInput, quiet, run
-from released import Released
+from weights.released import Released
 from settings_optional import WeightsSettings
 
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"       # where the released TimeSformers start from
