@@ -251,7 +251,7 @@ def kept_step(bench, model, source):
     import numpy as np
     import train
     from files.annotations import FeaturesFile
-    from kept import KeptRows
+    from training.cache import KeptRows
     from settings import TrainSettings
     given = TrainSettings()
     middles = np.tile(np.arange(train.GRID / 2, bench.settings.seconds, train.GRID), len(source))

@@ -141,7 +141,7 @@ def write_features(model, settings, device):
     import torch
 
     import data
-    import kept
+    from training import cache
     source = data.open_videos(settings, model)
 
     def encode(clips):
@@ -149,7 +149,7 @@ def write_features(model, settings, device):
         return torch.cat([model.encode(model.encoder.head(tokens)), tokens], 1)
 
     with torch.no_grad():
-        names, windows, x, _, failed = kept.embed_videos(source, encode, settings.stride,
+        names, windows, x, _, failed = cache.embed_videos(source, encode, settings.stride,
                                                          settings.workers, device)
     D = model.dim
     write_atomically(settings.out, lambda file: np.savez(

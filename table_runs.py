@@ -75,7 +75,7 @@ def make(settings, recipe, flags, seed, evaluations):
 def train_and_evaluate(settings, flags, seed, evaluation, path):
     """Pre-train, fine-tune if the evaluation says so, and write its JSON to path."""
     import evaluate
-    import finetune
+    from training import finetune
     import train
     checkpoint, (task, _, tuned) = path.parent, evaluation.partition("-")
     common = {"seed": seed, "device": settings.device, "resume": True}
@@ -98,13 +98,13 @@ def probe(settings, seed, path):
     from torch.nn import functional
 
     import data
-    import finetune
+    from training import finetune
     import metrics
     import tasks
     from toy import grammar
     from model import ProcedureModel
     from support.command import pick_device, set_seed
-    from runs import Run
+    from training.run import Run
     from train import SIZES
     device = pick_device(settings.device)
     set_seed(seed)

@@ -14,7 +14,7 @@ import time
 
 from support import parallel
 from support.command import BadInput, check, mixed_precision, pick_device, run, send, set_seed
-from runs import (Run, count_unreadable, earlier_unreadable, prepare_run, report_missing,
+from training.run import (Run, count_unreadable, earlier_unreadable, prepare_run, report_missing,
                   videos_of_step)
 from settings import TrainSettings
 
@@ -101,7 +101,7 @@ def load_step(source, settings, batch, ordering, first, step, place=(0, 1)):
 
 
 def encode_batch(model, source, loaded, asked, device, targets="vision", part=None):
-    """Clips of some videos through f, and the teacher's soft targets for them: see `kept.teach`.
+    """Clips of some videos through f, and the teacher's soft targets for them: see `cache.teach`.
 
     Args:    loaded: this process's clips; asked: of all processes' videos; part: clips that f
              encodes at once.
@@ -112,7 +112,7 @@ def encode_batch(model, source, loaded, asked, device, targets="vision", part=No
     import torch
 
     import data
-    import kept
+    from training import cache
     import protocols
     from model import encode_parts
     from pseudo_labels import soft_targets
@@ -120,7 +120,7 @@ def encode_batch(model, source, loaded, asked, device, targets="vision", part=No
     count = send(torch.tensor([len(seen) for seen in observed]), device)
     if len(loaded.clips):
         x = encode_parts(model, send(loaded.clips, device), part)              # x_i = f(v_i)
-        features = send(kept.teach(source, loaded, targets), device)           # (C, D)
+        features = send(cache.teach(source, loaded, targets), device)           # (C, D)
     else:                                              # one process of several may have none
         x = features = torch.zeros(0, model.dim, device=device, requires_grad=True)
     x, features = parallel.gather(x), parallel.gather(features)
@@ -207,35 +207,35 @@ def make_optimizer(model, settings, stage):
 def keep_rows(model, source, settings, device):
     """What h is trained on once f has finished: f would compute the same again in every epoch.
 
-    Returns: kept.KeptRows, and {id: reason} of the videos that could not be read.
+    Returns: cache.KeptRows, and {id: reason} of the videos that could not be read.
     """
     import numpy as np
     import torch
 
     from files import annotations
-    import kept
+    from training import cache
     if model.encoder is None:
         features, teacher = source.features, torch.from_numpy(source.features.embedding)
         failed, steps = {}, None                       # its windows are annotated steps
     else:
         with torch.no_grad(), mixed_precision(device):
-            names, windows, x, teacher, failed = kept.embed_videos(
+            names, windows, x, teacher, failed = cache.embed_videos(
                 source, model.encode, GRID, settings.workers, device, settings.targets)
         features = annotations.FeaturesFile(names, windows.mean(1), x.numpy())
         steps = torch.cat([model.match(part.to(device)).argmax(-1).cpu()
                            for part in x.split(10_000)]).numpy()
     rng = np.random.default_rng((settings.seed, 3))
-    return kept.KeptRows(source, features, teacher, steps, settings.keep, settings.missing,
+    return cache.KeptRows(source, features, teacher, steps, settings.keep, settings.missing,
                          rng), failed
 
 
-def order_terms(model, kept, settings, device, step, _):
+def order_terms(model, cache, settings, device, step, _):
     """L_MSE + L_MC (Eqs. 9, 10) of a batch of kept rows, as a dict, and how many rows."""
     import numpy as np
 
     from pseudo_labels import soft_targets
     rng = np.random.default_rng((settings.seed, 2, step))
-    x, features, observed, j = kept.batch(settings.order_batch, rng, device)
+    x, features, observed, j = cache.batch(settings.order_batch, rng, device)
     target = soft_targets(features, model.phrases, model.teacher_tau)          # (B, P, K)  p'_j
     mse, mc = ordering_losses(model, x, target, observed, j)
     return {"loss": mse + mc, "mse": mse, "mc": mc}, len(j)
@@ -314,9 +314,9 @@ def main(settings):
             if resumed and resumed["stage"] == stage:
                 optimizer.load_state_dict(resumed["optimizer"])
             if stage == "order":
-                kept, failed = keep_rows(model, source, settings, device)
+                cache, failed = keep_rows(model, source, settings, device)
                 count_unreadable(unreadable, failed, source, settings)
-                terms_of = functools.partial(order_terms, model, kept, settings, device)
+                terms_of = functools.partial(order_terms, model, cache, settings, device)
                 batches = todo
             else:
                 ordering = stage == "joint" and settings.order != "none"
@@ -337,7 +337,7 @@ def stage_of(argv):
     parser.add_argument("--stage")
     if parser.parse_known_args(argv)[0].stage != "finetune":
         return main, TrainSettings
-    import finetune
+    from training import finetune
     return finetune.main, FinetuneSettings
 
 

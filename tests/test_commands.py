@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402
 import pseudo_labels  # noqa: E402
-import runs  # noqa: E402
+from training import run  # noqa: E402
 from toy import grammar  # noqa: E402
 import train  # noqa: E402
 from commands import (TINY, call, cannot_read, coin_flags, fails, flags_of,  # noqa: E402
@@ -92,7 +92,7 @@ def read_json(path):
 
 @pytest.fixture(scope="module")
 def trained(place):
-    """Run folders of tiny runs, once: the three orders on grammar, two on coin."""
+    """Run folders of tiny run, once: the three orders on grammar, two on coin."""
     before, handler = os.getcwd(), signal.getsignal(signal.SIGTERM)
     os.chdir(place)
     for order in ("diffusion", "mask", "none"):
@@ -173,7 +173,7 @@ def test_rates_rise_and_fall_within_a_stage(tmp_path):
         assert model.training
         used.append([p.item() for p in model.parameters()])
         return {"loss": model(torch.ones(1, 1)).sum()}, 1
-    with runs.Run(TrainSettings(out=tmp_path), model, torch.device("cpu"), 0, 50, 1) as going:
+    with run.Run(TrainSettings(out=tmp_path), model, torch.device("cpu"), 0, 50, 1) as going:
         going.train("match", range(10, 50), 1, optimizer, range(40), terms_of)
     used.append([p.item() for p in model.parameters()])
     share = [min(1, (i + 1) / 3, (40 - i) / 38) for i in range(40)]      # 2 of 40 steps to warm up
@@ -181,7 +181,7 @@ def test_rates_rise_and_fall_within_a_stage(tmp_path):
         moved = [before[part] - after[part] for before, after in zip(used, used[1:])]
         assert used[0][part] == start[part]
         assert moved == pytest.approx([peak * value for value in share], abs=1e-4)
-    assert [runs.schedule(step, 100) for step in (0, 5, 50, 99)] == pytest.approx(
+    assert [run.schedule(step, 100) for step in (0, 5, 50, 99)] == pytest.approx(
         [1 / 6, 1, 50 / 95, 1 / 95])
 
 

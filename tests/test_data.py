@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402
-import kept  # noqa: E402
+from training import cache  # noqa: E402
 import protocols  # noqa: E402
 import tasks  # noqa: E402
 from toy import grammar  # noqa: E402
@@ -123,9 +123,9 @@ def test_targets_are_of_frames_of_words_or_of_both():
     loaded = data.Loaded(requests, None, looks, {})
     heard = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [.5 ** .5, .5 ** .5, 0, 0], [0, 0, 0, 0],
                           [0, 0, 1, 0]])
-    assert torch.equal(kept.teach(source, loaded), looks)
-    torch.testing.assert_close(kept.teach(source, loaded, "narration"), heard)
-    torch.testing.assert_close(kept.teach(source, loaded, "both"), (looks / 3 + heard) / 2)
+    assert torch.equal(cache.teach(source, loaded), looks)
+    torch.testing.assert_close(cache.teach(source, loaded, "narration"), heard)
+    torch.testing.assert_close(cache.teach(source, loaded, "both"), (looks / 3 + heard) / 2)
 
 
 def test_a_kept_world_is_rendered_once(monkeypatch):
@@ -414,7 +414,7 @@ def test_blank_frames_tell_nothing_about_the_next_step():
 
 
 @pytest.mark.parametrize("kept", ["good", "of another world", "cut off", "absent"])
-def test_the_teacher_is_trained_when_it_must_be(kept, tmp_path, monkeypatch):
+def test_the_teacher_is_trained_when_it_must_be(cache, tmp_path, monkeypatch):
     """Catches: a teacher of another world than the one that is rendered; a cache that is never
     read, or that ends the program where it was cut off."""
     make_teacher(tmp_path)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from files import epic  # noqa: E402
-import finetune  # noqa: E402
+from training import finetune  # noqa: E402
 import protocols  # noqa: E402
 import tasks  # noqa: E402
 from toy import grammar  # noqa: E402

@@ -9,7 +9,7 @@ import torch
 import data
 import protocols
 from files.annotations import FeaturesFile
-from kept import KeptRows, embed_videos
+from training.cache import KeptRows, embed_videos
 from support.command import BadInput
 
 

@@ -24,9 +24,9 @@ import tasks  # noqa: E402
 import train  # noqa: E402
 import files.video as video_module  # noqa: E402
 from files.captions import Captions  # noqa: E402
-from kept import embed_videos  # noqa: E402
+from training.cache import embed_videos  # noqa: E402
 from support.command import BadInput, parse  # noqa: E402
-from runs import earlier_unreadable  # noqa: E402
+from training.run import earlier_unreadable  # noqa: E402
 from settings import EvaluateSettings, TrainSettings  # noqa: E402
 from support.workers import prefetch  # noqa: E402
 

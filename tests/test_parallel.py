@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import data  # noqa: E402
 from support import parallel  # noqa: E402
-import runs  # noqa: E402
+from training import run  # noqa: E402
 import train  # noqa: E402
 from commands import TINY, call, fails, make_teacher  # noqa: E402
 from model import ProcedureModel  # noqa: E402
@@ -249,7 +249,7 @@ def test_the_loop_reads_values_only_to_log(tmp_path):
         model, x = torch.nn.Linear(2, 1), torch.ones(3, 2)
         optimizer = torch.optim.SGD([{"params": list(model.parameters()), "peak": 1.0}], lr=0.0)
         settings = TrainSettings(out=tmp_path, log_every=6, save_every=50)
-        with runs.Run(settings, model, CPU, 0, 50, 1) as going:
+        with run.Run(settings, model, CPU, 0, 50, 1) as going:
             train_on = functools.partial(going.train, "match", batch=1, optimizer=optimizer,
                                          terms_of=lambda *_: ({"loss": model(x).sum()}, x.sum()))
             train_on(span=range(50), batches=range(5))

@@ -14,9 +14,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import data  # noqa: E402
 import inference  # noqa: E402
-import kept  # noqa: E402
+from training import cache  # noqa: E402
 import model  # noqa: E402
-import runs  # noqa: E402
+from training import run  # noqa: E402
 import train  # noqa: E402
 from commands import TINY, call, coin_flags, fails, make_coin, make_teacher, struck  # noqa: E402
 
@@ -75,11 +75,11 @@ def same(a, b):
 
 
 KILL, TERM, CTRL_C = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
-STEP = runs, "set_seed"
+STEP = run, "set_seed"
 AGAIN = {                     # of 12 steps, 3 in each stage; signal, where, at which call of it
     "0": [(KILL, *STEP, 2), (KILL, os, "replace", 5),          # between the renames of step 3
-          (TERM, *STEP, 3), (KILL, train, "make_optimizer", 3), (CTRL_C, kept, "load_grid", 3),
-          (TERM, kept, "load_grid", 3), (KILL, kept, "load_grid", 3), (KILL, *STEP, 2)],
+          (TERM, *STEP, 3), (KILL, train, "make_optimizer", 3), (CTRL_C, cache, "load_grid", 3),
+          (TERM, cache, "load_grid", 3), (KILL, cache, "load_grid", 3), (KILL, *STEP, 2)],
     "2": [(TERM, *STEP, 2), (KILL, *STEP, 4), (CTRL_C, *STEP, 2)],
 }
 
@@ -102,7 +102,7 @@ def copied(name):
     """The finished COIN run in a new folder, with its last two checkpoints, of steps 6 and 4."""
     shutil.copytree("coin/run", name)
     assert [torch.load(f"{name}/{file}", weights_only=True)["step"]
-            for file in (runs.NEWEST, runs.BEFORE)] == [6, 4]
+            for file in (run.NEWEST, run.BEFORE)] == [6, 4]
 
 
 def spoil(path, how):
@@ -119,28 +119,28 @@ def spoil(path, how):
 
 @pytest.mark.parametrize("how", ["missing", "cut", "bit"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(how, capsys):
-    """Catches: one checkpoint kept, a damaged one that is gone on from or ends the run, nothing
+    """Catches: one checkpoint cache, a damaged one that is gone on from or ends the run, nothing
     said; the whole one lost when the next is saved."""
     copied(how)
-    spoil(Path(how, runs.NEWEST), how)
+    spoil(Path(how, run.NEWEST), how)
     flags = (*TINY, *EVERY, *coin_flags(), "--order-epochs", "3", "--out", how)
     assert "--resume" in fails(capsys, 2, "train.py", *flags)
     capsys.readouterr()
     call("train.py", *flags, "--resume")
     said = capsys.readouterr().out
-    assert f"{how}/{runs.NEWEST}" in said and "step 4" in said
+    assert f"{how}/{run.NEWEST}" in said and "step 4" in said
     assert same(how, "coin/run") and not list(Path(how).glob("*.part"))
 
 
 def test_two_damaged_checkpoints_end_with_2(capsys):
     """Catches: a run that begins anew over what is left of a month."""
     copied("both")
-    for name in (runs.NEWEST, runs.BEFORE):
+    for name in (run.NEWEST, run.BEFORE):
         spoil(Path("both", name), "cut")
-    left = Path("both", runs.NEWEST).read_bytes()
+    left = Path("both", run.NEWEST).read_bytes()
     line = fails(capsys, 2, "train.py", *TINY, *EVERY, *coin_flags(), "--order-epochs", "3",
                  "--out", "both", "--resume")
-    assert "both" in line and Path("both", runs.NEWEST).read_bytes() == left
+    assert "both" in line and Path("both", run.NEWEST).read_bytes() == left
 
 
 @pytest.mark.parametrize("moment", ["write", "first rename", "second rename"])
@@ -149,7 +149,7 @@ def test_a_disk_that_fails_while_saving_leaves_a_whole_checkpoint(moment, capsys
     replace, save, count = os.replace, torch.save, {"save": 0, "rename": 0}
 
     def fail(kind, at, real, *args):
-        if kind == "save" or str(args[-1]).endswith((runs.NEWEST, runs.BEFORE)):
+        if kind == "save" or str(args[-1]).endswith((run.NEWEST, run.BEFORE)):
             count[kind] += 1
             if count[kind] == at:
                 raise OSError(28, "No space left on device")
@@ -164,7 +164,7 @@ def test_a_disk_that_fails_while_saving_leaves_a_whole_checkpoint(moment, capsys
         with pytest.raises(SystemExit) as end:
             call("train.py", *flags)
     assert end.value.code == 2 and "error: [Errno 28] No space left" in capsys.readouterr().err
-    assert sum((Path(out) / name).exists() for name in (runs.NEWEST, runs.BEFORE)) == 1
+    assert sum((Path(out) / name).exists() for name in (run.NEWEST, run.BEFORE)) == 1
     call("train.py", *flags, "--resume")
     assert same(out, "coin/run")
 

@@ -21,7 +21,7 @@ import os
 import time
 
 from inference import encode_samples, load_data
-from runs import (Run, count_unreadable, earlier_unreadable, prepare_run, report_missing,
+from training.run import (Run, count_unreadable, earlier_unreadable, prepare_run, report_missing,
                   videos_of_step)
 from support.command import BadInput, pick_device, set_seed, write_json
 
