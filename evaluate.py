@@ -15,7 +15,7 @@ M samples of a task, N = 8 observed clips, Q Monte Carlo samples, S steps (the l
 import functools
 import time
 
-from inference import answer, encode_samples, forecasts, load_data, score
+from evaluation.inference import answer, encode_samples, forecasts, load_data, score
 from support.command import BadInput, pick_device, run, set_seed, write_atomically, write_json
 from settings import EvaluateSettings
 
@@ -25,9 +25,9 @@ def classify(model, source, texts, settings, device):
     import torch
 
     import losses
-    import metrics
+    from evaluation import metrics
     import tasks
-    from metrics import percent
+    from evaluation.metrics import percent
     samples = tasks.classify_samples(source.videos)
     if not samples:
         raise BadInput(f"--split {settings.split}: no annotated step; there is nothing to classify")
@@ -63,9 +63,9 @@ def activity(model, source, _, settings, device):
     """Activity classification of whole videos: the classifier on h's zero-noise prediction."""
     import torch
 
-    import metrics
+    from evaluation import metrics
     import tasks
-    from metrics import percent
+    from evaluation.metrics import percent
     samples = tasks.activity_samples(source.videos)
     if not samples:
         raise BadInput(f"--split {settings.split}: no annotated video; there is nothing to "
@@ -164,8 +164,8 @@ def main(settings):
     """Load, measure, print, and write the JSON if asked for."""
     import torch
 
-    import forecasting
-    import missing
+    from evaluation import forecasting
+    from evaluation import missing
     from model import load_model
     began = time.perf_counter()
     for name in ("json", "submission", "out"):

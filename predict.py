@@ -66,7 +66,7 @@ def open_steps(settings, model, of_toy, device):
     from files import annotations
     import data
     from toy import grammar
-    from inference import require_teacher, teacher_of, texts_of
+    from evaluation.inference import require_teacher, teacher_of, texts_of
     from files.listings import load_steps
     if settings.text_embeddings:
         names, texts = annotations.load_text_embeddings(settings.text_embeddings)
@@ -198,8 +198,8 @@ def forecast(settings):
     import torch
 
     import diffusion
-    from inference import score
-    from missing import sample_in_turn
+    from evaluation.inference import score
+    from evaluation.missing import sample_in_turn
     from files.video import Unreadable
     device = pick_device(settings.device)
     model, of_toy = open_model(settings, device)

@@ -99,7 +99,7 @@ def probe(settings, seed, path):
 
     import data
     from training import finetune
-    import metrics
+    from evaluation import metrics
     import tasks
     from toy import grammar
     from model import ProcedureModel

@@ -109,7 +109,7 @@ def vocabulary(settings):
     """Steps, the pool of phrases, and the BLEU-1 of each step with the nearest phrase."""
     from toy import grammar
     from files.listings import load_phrases, load_steps
-    from metrics import largest_bleu1
+    from evaluation.metrics import largest_bleu1
     steps, pool = grammar.STEPS, grammar.PHRASES
     if settings.steps:
         steps = load_steps(settings.steps)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from files import listings
-import metrics
+from evaluation import metrics
 from data import found
 from support.command import BadInput, write_atomically
 from protocols import EPIC_SECONDS, classify_windows, random_window

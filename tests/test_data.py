@@ -393,7 +393,7 @@ def test_blank_frames_tell_nothing_about_the_next_step():
     """Catches: anything but pixels that reaches the forecast (durations, video length, position of
     the window, the seed): with blank frames no two forecasts may differ, so that the best of them
     is right as often as the most frequent next step, and no oftener."""
-    from inference import encode_samples, forecasts
+    from evaluation.inference import encode_samples, forecasts
     from model import ProcedureModel
     from settings import EvaluateSettings
 

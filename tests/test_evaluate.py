@@ -13,10 +13,10 @@ from torch.nn import functional
 
 import data
 import evaluate
-import forecasting
-import inference
+from evaluation import forecasting
+from evaluation import inference
 import losses
-import metrics
+from evaluation import metrics
 import pseudo_labels
 import tasks
 from toy import grammar

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402
-import inference  # noqa: E402
+from evaluation import inference  # noqa: E402
 import tasks  # noqa: E402
 import train  # noqa: E402
 import files.video as video_module  # noqa: E402

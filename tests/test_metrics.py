@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from metrics import (bigram_counts, bigram_forecast, distinct, fit_temperature, mean_class,
+from evaluation.metrics import (bigram_counts, bigram_forecast, distinct, fit_temperature, mean_class,
                      oracle_correct, oracle_softmax, paired_bootstrap, topk_correct,
                      total_variation)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-import metrics
-import missing
+from evaluation import metrics
+from evaluation import missing
 import tasks
 from toy import grammar
 import losses

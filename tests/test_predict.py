@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402
-import forecasting  # noqa: E402
+from evaluation import forecasting  # noqa: E402
 import predict  # noqa: E402
 import settings_optional as s  # noqa: E402
 import tasks  # noqa: E402

@@ -345,7 +345,7 @@ def test_a_worker_that_is_killed_is_reported(program, flags, signal, monkeypatch
 
 def test_a_forecast_table_loads_one_teacher(monkeypatch):
     """Catches: CLIP and 28 prompts of every class read anew for the second split."""
-    import inference
+    from evaluation import inference
     import pseudo_labels
     opened, whole = [], pseudo_labels.open_teacher
     monkeypatch.setattr(pseudo_labels, "open_teacher",

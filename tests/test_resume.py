@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import data  # noqa: E402
-import inference  # noqa: E402
+from evaluation import inference  # noqa: E402
 from training import cache  # noqa: E402
 import model  # noqa: E402
 from training import run  # noqa: E402

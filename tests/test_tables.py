@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402
 import figures  # noqa: E402
-import metrics  # noqa: E402
+from evaluation import metrics  # noqa: E402
 import paper_tables  # noqa: E402
 import table_runs  # noqa: E402
 import tables  # noqa: E402

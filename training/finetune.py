@@ -20,7 +20,7 @@ import math
 import os
 import time
 
-from inference import encode_samples, load_data
+from evaluation.inference import encode_samples, load_data
 from training.run import (Run, count_unreadable, earlier_unreadable, prepare_run, report_missing,
                   videos_of_step)
 from support.command import BadInput, pick_device, set_seed, write_json

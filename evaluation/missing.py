@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-import metrics
+from evaluation import metrics
 import tasks
 from toy import grammar
-from inference import answer, encode_samples, in_batches
-from metrics import percent
+from evaluation.inference import answer, encode_samples, in_batches
+from evaluation.metrics import percent
 from support.command import BadInput
 from protocols import CLIP_SECONDS, CLIPS, HISTORY
 

@@ -15,13 +15,13 @@ from tqdm import tqdm
 import data
 import diffusion
 import losses
-import metrics
-import missing
+from evaluation import metrics
+from evaluation import missing
 import protocols
 import tasks
 from toy import grammar
-from inference import encode_samples, forecasts, in_batches, load_data, score
-from metrics import percent
+from evaluation.inference import encode_samples, forecasts, in_batches, load_data, score
+from evaluation.metrics import percent
 from support.command import BadInput
 from pseudo_labels import soft_targets
 
