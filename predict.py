@@ -243,11 +243,11 @@ def produce(settings):
     """
     painter, painted = None, {}
     if settings.figure:
-        import figures
-        from forecast_figure import plot_forecast
-        figures.require()                              # before the work, not after it
+        from experiments import charts
+        from experiments.forecast_figure import plot_forecast
+        charts.require()                              # before the work, not after it
     if settings.keyframes:
-        import keyframes
+        from experiments import keyframes
         painter = keyframes.open_painter(settings)
     content, observed, reading, forecasting = forecast(settings)
     if settings.json:
@@ -256,7 +256,7 @@ def produce(settings):
         steps = list(dict.fromkeys(row["step"] for row in content["next"]))[:keyframes.PAINTED]
         painted = keyframes.paint_steps(painter, observed.pictures[-1], steps, settings)
     if settings.figure:
-        figures.save(plot_forecast(content, observed.pictures, painted), settings.figure)
+        charts.save(plot_forecast(content, observed.pictures, painted), settings.figure)
     return content, reading, forecasting
 
 

@@ -16,14 +16,14 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import benchmark  # noqa: E402
+from experiments import benchmark  # noqa: E402
 import data  # noqa: E402
 import evaluate  # noqa: E402
-import figures  # noqa: E402
+from experiments import charts  # noqa: E402
 from files import phrases  # noqa: E402
 import predict  # noqa: E402
 import pseudo_labels  # noqa: E402
-import tables  # noqa: E402
+from experiments import tables  # noqa: E402
 from files import commands  # noqa: E402
 from toy import render  # noqa: E402
 import train  # noqa: E402
@@ -37,7 +37,7 @@ from settings_optional import (BenchmarkSettings, FiguresSettings,  # noqa: E402
 
 SCRIPTS = {"evaluate.py": (evaluate.main, EvaluateSettings),
            "predict.py": (predict.main, PredictSettings),
-           "figures.py": (figures.main, FiguresSettings),
+           "charts.py": (charts.main, FiguresSettings),
            "benchmark.py": (benchmark.main, BenchmarkSettings),
            "tables.py": (tables.main, TablesSettings),
            "phrases.py": (phrases.main, PhrasesSettings),

@@ -13,9 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import benchmark  # noqa: E402
-import benchmark_encoder  # noqa: E402
-import benchmark_loader  # noqa: E402
+from experiments import benchmark  # noqa: E402
+from experiments import benchmark_encoder  # noqa: E402
+from experiments import benchmark_loader  # noqa: E402
 import protocols  # noqa: E402
 from commands import call, fails  # noqa: E402
 from encoder import TimeSformer  # noqa: E402

@@ -1,4 +1,4 @@
-"""figures.py, forecast_figure.py: what is drawn is what was given; files whole. Drawing needs
+"""charts.py, forecast_figure.py: what is drawn is what was given; files whole. Drawing needs
 matplotlib (optional)."""
 import json
 import math
@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import figures  # noqa: E402
-import forecast_figure  # noqa: E402
+from experiments import charts  # noqa: E402
+from experiments import forecast_figure  # noqa: E402
 from commands import call, fails  # noqa: E402
 from support.command import BadInput  # noqa: E402
 
@@ -59,16 +59,16 @@ def test_the_tree_of_futures_by_hand():
 
 def test_medians():
     """Catches: a window off by one, ends that are cut off."""
-    assert figures.smooth([5, 1, 9, 2, 2, 100], 3) == [5, 5, 2, 2, 2, 100]
-    assert figures.smooth([3.0], 5) == [3.0]
+    assert charts.smooth([5, 1, 9, 2, 2, 100], 3) == [5, 5, 2, 2, 2, 100]
+    assert charts.smooth([3.0], 5) == [3.0]
 
 
 def test_long_steps_are_cut():
     """Catches: labels that run into each other."""
-    lines = figures.folded("put the batter into the very hot frying pan")
+    lines = charts.folded("put the batter into the very hot frying pan")
     assert len(lines) == 2 and max(map(len, lines)) <= 15 and lines[-1].endswith("...")
-    assert figures.folded("pour egg") == ["pour egg"]
-    assert figures.folded("pay $5 or $6") == [r"pay \$5 or \$6"]       # no formula
+    assert charts.folded("pour egg") == ["pour egg"]
+    assert charts.folded("pay $5 or $6") == [r"pay \$5 or \$6"]       # no formula
 
 
 @pytest.mark.parametrize("text", [None, "", "{}\n", '{"step": 1}\n', "no json\n", "3\n"])
@@ -77,7 +77,7 @@ def test_metrics_that_are_none(tmp_path, text):
     if text is not None:
         (tmp_path / "metrics.jsonl").write_text(text)
     with pytest.raises(BadInput, match="metrics.jsonl"):
-        figures.load_metrics(tmp_path / "metrics.jsonl")
+        charts.load_metrics(tmp_path / "metrics.jsonl")
 
 
 # ---- with matplotlib -----------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
     assert sorted(text for text in texts(tree) if not text.startswith("true")) == [
         "a\n70 %", "b\n30 %", "b\n50 %", "c\n20 %", "c\n30 %", "now"]
     assert texts(tree).count("true: 25 %") == 3 * truth
-    figures.save(figure, tmp_path / "a.png")
+    charts.save(figure, tmp_path / "a.png")
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
@@ -109,7 +109,7 @@ def test_a_forecast_without_next_steps(drawing, tmp_path):
     content = {**make_content(), "next": [], "futures": []}
     figure = forecast_figure.plot_forecast(content, np.zeros((8, 3, 16, 9), np.uint8))
     assert len(figure.axes) == 8
-    figures.save(figure, tmp_path / "a.svg")
+    charts.save(figure, tmp_path / "a.svg")
 
 
 def test_training_curves_by_one_command(drawing, tmp_path, monkeypatch, capsys):
@@ -118,7 +118,7 @@ def test_training_curves_by_one_command(drawing, tmp_path, monkeypatch, capsys):
     rows = [{"step": 20 * i, "epoch": i / 10 if i < 5 else (i - 4) / 10, "loss": 1.0, "lr": 0.1,
              "xe": 9.0 - i, "mse": None if i < 5 else 0.5, "mc": None, "clips_per_s": 1.0}
             for i in range(1, 10)]
-    figure = figures.plot_training(rows)
+    figure = charts.plot_training(rows)
     losses, rate = figure.axes
     curves = {line.get_label(): line for line in losses.lines}
     assert [label for label in curves if not label.startswith("_")] == [
@@ -128,10 +128,10 @@ def test_training_curves_by_one_command(drawing, tmp_path, monkeypatch, capsys):
     assert len(rate.lines[0].get_xdata()) == 9
     Path("run").mkdir()
     Path("run/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    call("figures.py", "training", "--run", "run", "--out", "curves.pdf")
+    call("charts.py", "training", "--run", "run", "--out", "curves.pdf")
     assert Path("curves.pdf").read_bytes().startswith(b"%PDF")
     assert capsys.readouterr().out == "curves.pdf\n"
-    assert "metrics.jsonl" in fails(capsys, 2, "figures.py", "training", "--run", "nowhere")
+    assert "metrics.jsonl" in fails(capsys, 2, "charts.py", "training", "--run", "nowhere")
 
 
 def test_accuracy_by_the_share_of_labels(drawing, tmp_path, monkeypatch, capsys):
@@ -151,25 +151,25 @@ def test_accuracy_by_the_share_of_labels(drawing, tmp_path, monkeypatch, capsys)
         Path(f"results/{i}.json").write_text(json.dumps({
             "task": task, "setting": "fine-tuned" if share else "zero-shot", "checkpoint": str(run),
             "top1": top1}))
-    found = figures.load_labels(Path("results"))
+    found = charts.load_labels(Path("results"))
     assert found == {"classify": {"classified": {0: [50], 1: [90], .01: [60, 64]}},
                      "forecast": {"zero noise": {.1: [40], .01: [30]},
                                   "oracle": {.1: [70], .01: [60]}}}
-    classify, forecast = figures.plot_labels(found).axes
+    classify, forecast = charts.plot_labels(found).axes
     assert [text.get_text() for text in classify.get_xticklabels()] == ["none", "1 %", "100 %"]
     assert [text.get_text() for text in forecast.get_xticklabels()] == ["1 %", "10 %"]
     assert list(classify.lines[0].get_ydata()) == [50, 62, 90]
     assert [list(bars[0].get_ydata()) for bars in forecast.containers] == [[30, 40], [60, 70]]
-    call("figures.py", "labels", "--run", "results", "--out", "labels.svg")
+    call("charts.py", "labels", "--run", "results", "--out", "labels.svg")
     assert capsys.readouterr().out == "labels.svg\n" and Path("labels.svg").stat().st_size > 1000
-    assert "no JSON file" in fails(capsys, 2, "figures.py", "labels", "--run", "run0")
+    assert "no JSON file" in fails(capsys, 2, "charts.py", "labels", "--run", "run0")
     Path("run1/config.json").unlink()
-    assert "results/1.json" in fails(capsys, 2, "figures.py", "labels", "--run", "results")
+    assert "results/1.json" in fails(capsys, 2, "charts.py", "labels", "--run", "results")
 
 
 def test_open_vocabulary_means(drawing):
     """Catches: a step of BLEU-1 .7 among the novel ones, NaN in a mean, 1 left out."""
-    figure = figures.plot_open_vocabulary(
+    figure = charts.plot_open_vocabulary(
         [0.0, 0.5, 0.7, 1.0, 0.2], {"classification": [0.1, 0.3, 0.5, 0.7, math.nan],
                                     "forecasting": [0.0, 0.0, 1.0, math.nan, math.nan]})
     said = [texts(axes) for axes in figure.axes]
@@ -181,7 +181,7 @@ def test_open_vocabulary_means(drawing):
 def test_distributions_side_by_side(drawing):
     """Catches: sampled and true exchanged, bars of one step beside another's name."""
     names = ["a", "b", "c"]
-    figure = figures.plot_distributions([("after x", names, [0.1, 0.9, 0.0], [0.5, 0.3, 0.2])] * 4)
+    figure = charts.plot_distributions([("after x", names, [0.1, 0.9, 0.0], [0.5, 0.3, 0.2])] * 4)
     axes = figure.axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["b", "a", "c"]
     assert [bar.get_width() for bar in axes.patches] == [0.9, 0.1, 0.0, 0.3, 0.5, 0.2]

@@ -9,8 +9,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import keyframes  # noqa: E402
-from keyframes import levels, sdedit  # noqa: E402
+from experiments import keyframes  # noqa: E402
+from experiments.keyframes import levels, sdedit  # noqa: E402
 from support.command import BadInput  # noqa: E402
 from settings_optional import PredictSettings  # noqa: E402
 

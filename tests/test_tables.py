@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import data  # noqa: E402
-import figures  # noqa: E402
+from experiments import charts  # noqa: E402
 from evaluation import metrics  # noqa: E402
-import paper_tables  # noqa: E402
-import table_runs  # noqa: E402
-import tables  # noqa: E402
+from experiments import paper_tables  # noqa: E402
+from experiments import runs  # noqa: E402
+from experiments import tables  # noqa: E402
 from toy import grammar  # noqa: E402
 from commands import call, fails, make_teacher  # noqa: E402
 from files.listings import load_phrases, load_steps  # noqa: E402
@@ -47,7 +47,7 @@ def test_runs_are_made_once_and_stand_in_every_table(here, monkeypatch, capsys):
     key, a file of another size taken for the same, a size that is not noted."""
     make_teacher(here)
     small = {"order_epochs": 1.0, "order_batch": 8, "batch": 8, "match_epochs": 1.0}
-    monkeypatch.setattr(table_runs, "RECIPES", {"diffusion": small,
+    monkeypatch.setattr(runs, "RECIPES", {"diffusion": small,
                                                 "mask": {**small, "order": "mask"}})
     call("tables.py", "inference,open-vocabulary", *TINY, "--seeds", "3", "--jobs", "1")
     first = capsys.readouterr().out
@@ -60,7 +60,7 @@ def test_runs_are_made_once_and_stand_in_every_table(here, monkeypatch, capsys):
     cells = [f"{top[key]:.1f}" for key in ("zero_noise", "expectation", "oracle")]
     assert re.search(r"\| ours +\| ours +\| " + r" +\| ".join(map(re.escape, cells)), first)
     assert "**Table 5" in first and (here / "out/tables.md").read_text() in first
-    monkeypatch.setattr(table_runs, "ProcessPoolExecutor", None)                 # none is made again
+    monkeypatch.setattr(runs, "ProcessPoolExecutor", None)                 # none is made again
     call("tables.py", "inference,open-vocabulary", *TINY, "--seeds", "3")
     assert capsys.readouterr().out == first
     line = fails(capsys, 2, "tables.py", "inference", *TINY[2:], "--toy-videos", "17")
@@ -133,7 +133,7 @@ def test_our_cells_name_what_there_is():
             assert len(cells) == len(table.columns)
         for _, *cells in table.ours:
             for cell, column in zip(cells, table.columns):
-                recipe, _, key = table_runs.split_cell(cell, column) if cell else (None, None, "")
+                recipe, _, key = runs.split_cell(cell, column) if cell else (None, None, "")
                 assert recipe in (None, "clip", *paper_tables.RECIPES), cell
                 assert key.split(".")[0] in ("", "top1", "baselines", "deviation"), cell
     assert len(load_phrases(ROOT / "howto.txt")) == len(grammar.PHRASES)
@@ -158,10 +158,10 @@ def test_cells_are_means_over_seeds():
 
 def test_needs_are_those_of_the_cells():
     """Catches: a run for a table that was not asked for, an evaluation left out."""
-    assert table_runs.needs(["backbone"]) == {"diffusion": ["classify", "forecast"],
+    assert runs.needs(["backbone"]) == {"diffusion": ["classify", "forecast"],
                                           "mvit": ["classify", "forecast"]}
-    assert table_runs.needs(["concepts", "epic"]) == {}
-    needed = table_runs.needs([*paper_tables.TABLES, "open-vocabulary"])
+    assert runs.needs(["concepts", "epic"]) == {}
+    needed = runs.needs([*paper_tables.TABLES, "open-vocabulary"])
     assert set(needed) == {"clip", *paper_tables.RECIPES}
     assert sorted(needed["diffusion"]) == ["activity-tuned", "classify", "classify-tuned",
                                            "forecast", "forecast-tuned"]
@@ -188,7 +188,7 @@ def test_the_probe_learns_what_the_teacher_shows(here, monkeypatch):
     monkeypatch.setattr(data, "open_toy", lambda split, count, *_: asked.append((split, count)) or
                         Source(split, count))
     settings = TablesSettings(toy_videos=200, test_videos=9, split="validation", device="cpu")
-    table_runs.probe(settings, 0, here / "probe.json")
+    runs.probe(settings, 0, here / "probe.json")
     content = json.loads((here / "probe.json").read_text())
     assert asked == [("train", 200), ("validation", 9)]
     assert len(read[0]) == 50 and read[1] == set(range(9))              # a quarter of the labels
@@ -248,14 +248,14 @@ def test_the_chart_has_the_means_over_the_runs(monkeypatch, capsys):
     """Catches: percent for fractions, a step that does not occur drawn at 0, a task without runs
     drawn, no line where matplotlib is missing."""
     drawn = []
-    monkeypatch.setattr(figures, "plot_open_vocabulary", lambda *args: drawn.append(args))
-    monkeypatch.setattr(figures, "save", lambda figure, path: None)
+    monkeypatch.setattr(charts, "plot_open_vocabulary", lambda *args: drawn.append(args))
+    monkeypatch.setattr(charts, "save", lambda figure, path: None)
     found = {"classify": [[100.0, None, 20.0], [50.0, None, None]], "forecast": []}
     tables.draw_open("out.png", [1, 0, 0], found)
     (bleu, accuracy), = drawn
     assert bleu == [1, 0, 0] and accuracy.keys() == {"classification"}
     assert accuracy["classification"] == pytest.approx([.75, math.nan, .2], nan_ok=True)
-    monkeypatch.setattr(figures, "save", lambda figure, path: figures.require())
+    monkeypatch.setattr(charts, "save", lambda figure, path: charts.require())
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     tables.draw_open("out.png", [1, 0, 0], found)
     assert "out.png is not drawn: figures need matplotlib" in capsys.readouterr().out

@@ -22,7 +22,7 @@ import textwrap
 from collections import Counter
 from pathlib import Path
 
-from paper_tables import NOVEL
+from experiments.paper_tables import NOVEL
 from support.command import BadInput, run, write_atomically
 from settings_optional import FiguresSettings, PredictSettings
 

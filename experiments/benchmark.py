@@ -18,8 +18,8 @@ import platform
 import tempfile
 from pathlib import Path
 
-from benchmark_encoder import compare_encoders
-from benchmark_loader import in_turn, loader, make_video, memory, resident, start
+from experiments.benchmark_encoder import compare_encoders
+from experiments.benchmark_loader import in_turn, loader, make_video, memory, resident, start
 from support.command import pick_device, run, send, write_json
 from settings_optional import BenchmarkSettings
 

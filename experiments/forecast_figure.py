@@ -6,7 +6,7 @@ N windows, H steps of a future.
 """
 from pathlib import Path
 
-from figures import BLUE, NEXT, TRUE, bare, folded, new_figure, percent
+from experiments.charts import BLUE, NEXT, TRUE, bare, folded, new_figure, percent
 
 LEAVES = 7                    # futures that a figure has room for
 

@@ -19,11 +19,11 @@ that the tables of an unfinished set are whole, of fewer seeds.
 """
 import statistics
 
-import paper_tables
-from paper_tables import NOVEL, TABLES
+from experiments import paper_tables
+from experiments.paper_tables import NOVEL, TABLES
 from support.command import BadInput, run, write_atomically, write_json
 from settings_optional import TablesSettings
-from table_runs import make_all, needs, read_json, require_same, result_path, split_cell
+from experiments.runs import make_all, needs, read_json, require_same, result_path, split_cell
 
 OPEN = ("concepts", "open-vocabulary")
 SMALL_WORDS = frozenset("a an and for from in into my of off on or out the to up with your".split())
@@ -158,7 +158,7 @@ def open_rows(bleu, found, whose=""):
 
 def draw_open(path, bleu, found):
     """The chart of Fig. A: of each step the mean accuracy over the runs."""
-    import figures
+    from experiments import charts
     accuracy = {}
     for title, runs in zip(("classification", "forecasting"), found.values()):
         known = [[value for value in values if value is not None] for values in zip(*runs)]
@@ -166,7 +166,7 @@ def draw_open(path, bleu, found):
             accuracy[title] = [statistics.mean(values) / 100 if values else float("nan")
                                for values in known]
     try:
-        figures.save(figures.plot_open_vocabulary(bleu, accuracy), path)
+        charts.save(charts.plot_open_vocabulary(bleu, accuracy), path)
     except BadInput as error:                              # matplotlib is optional
         print(f"{path} is not drawn: {error}")
 

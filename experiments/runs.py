@@ -11,8 +11,8 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-import paper_tables
-from paper_tables import RECIPES, TABLES
+from experiments import paper_tables
+from experiments.paper_tables import RECIPES, TABLES
 from support.command import BadInput, write_json
 from settings import EvaluateSettings, FinetuneSettings, TrainSettings
 
