@@ -92,9 +92,9 @@ def draw_sprites():
 
 SPRITES = draw_sprites()
 OBJECT_SHAPE = np.array([list(SHAPES).index(row[0]) for row in (*OBJECTS.values(), FACE)])
-OBJECT_COLORS = np.array([row[1:] for row in (*OBJECTS.values(), FACE)], np.float32)  # (15, 2, 3)
+OBJECT_COLORS = np.array([row[1:] for row in (*OBJECTS.values(), FACE)], np.float32)   # (15, 2, 3)
 TOOL_SHAPE = np.array([list(SHAPES).index(row[0]) for row in TOOLS.values()])
-TOOL_COLORS = np.array([(row[1], row[1]) for row in TOOLS.values()], np.float32)      # (16, 2, 3)
+TOOL_COLORS = np.array([(row[1], row[1]) for row in TOOLS.values()], np.float32)       # (16, 2, 3)
 TOOL_ARC = np.radians([row[2:] for row in TOOLS.values()])                             # (16, 2)
 
 RADIUS = 8                                         # pixels, of a tool's arc
