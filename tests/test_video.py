@@ -608,7 +608,7 @@ def test_a_cut_source_gives_a_copy_of_what_there_is(tmp_path):
 def test_a_copy_is_whole_or_absent(tmp_path, monkeypatch, error):
     """Catches: half a copy, which a later run takes for a whole one; an old one lost."""
     source, copy = write(tmp_path / "a.mp4"), tmp_path / "copy.mp4"
-    real = video.shown
+    real = video.pictures_at
 
     def interrupted(*arguments):
         for i, shown in enumerate(real(*arguments)):
@@ -616,7 +616,7 @@ def test_a_copy_is_whole_or_absent(tmp_path, monkeypatch, error):
             if i == 5:
                 raise error("enough")
             yield shown
-    monkeypatch.setattr(video, "shown", interrupted)
+    monkeypatch.setattr(video, "pictures_at", interrupted)
     for before in (["a.mp4"], ["a.mp4", "copy.mp4"]):
         with pytest.raises(error):
             video.shrink(source, copy, fps=5, short_side=24)
