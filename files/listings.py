@@ -133,7 +133,7 @@ def load_phrases(path):
 def load_ratings(path):
     """{word in lower case: concreteness} of a table with columns Word and Conc.M (1 to 5)."""
     ratings = {row["word"].lower(): number(where, "Conc.M", row["conc.m"])
-               for where, row in read_table(path, ("word", "conc.m"))}
+               for where, row in read_table(path, ("Word", "Conc.M"))}
     require(ratings, f"{path}: nothing after the first line")
     return ratings
 

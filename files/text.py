@@ -47,8 +47,8 @@ def read_lines(path):
 def read_table(path, columns, need="a csv file", errors="strict"):
     """[("file:line", {column: text}), ...] of a csv file whose first line names the columns.
 
-    Columns are separated by tabs if the first line has one, otherwise by commas. Their names are
-    in lower case here; upper case is accepted. `columns` are those that must be there.
+    Columns are separated by tabs if the first line has one, otherwise by commas. `columns` must be
+    there, in upper or lower case; the keys of the result are in lower case.
     """
     text = read_text(path, need, errors)
     delimiter = "\t" if "\t" in split_lines(text)[0] else ","
@@ -56,7 +56,7 @@ def read_table(path, columns, need="a csv file", errors="strict"):
     rows = []
     try:
         header = [name.strip().lower() for name in next(reader)]
-        absent = [name for name in columns if name not in header]
+        absent = [name for name in columns if name.lower() not in header]
         require(not absent, f"{path}:1: no column {', '.join(absent)}; the first line must name "
                 f"{', '.join(columns)}; it is {','.join(header)[:80]!r}")
         for row in filter(None, reader):

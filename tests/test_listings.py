@@ -124,7 +124,7 @@ def test_line_ends_and_byte_order_marks(tmp_path, name):
     ("phrases", ",3,4.5\n", "list:1: no phrase before the first comma"),
     ("phrases", "a,3,4.5.6\nb,2,1\n", "list:1: concreteness is '4.5.6'"),
     ("ratings", RATINGS.replace("3.43", "high"), "list:3: Conc.M is 'high'"),
-    ("ratings", RATINGS.replace("Conc.M", "mean"), "list:1: no column conc.m"),
+    ("ratings", RATINGS.replace("Conc.M", "mean"), "list:1: no column Conc.M"),
     *[(name, " \n\r\n", "list: the file is empty") for name in READERS],
     *[(name, b"\xff\xfea\x00", "list: invalid start byte at byte 0; save it as UTF-8")
       for name in READERS],
