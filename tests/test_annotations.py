@@ -154,13 +154,23 @@ def test_text_embeddings_are_as_stored(tmp_path):
     (texts(embeddings=np.ones((2, 0))), r"floats \(N, D\) are needed"),
     (texts(names=np.arange(2)), r"text \(N,\) and"),
     (texts(names=np.array(["stir", "fold"], object)), "Object arrays .*without object arrays"),
+    (features(start=np.array([0., 2., NAN, 2.])), "row 2 .*start is NaN"),
+    (features(end=np.array([2., INF, 2., 4.])), "row 1 .*end is NaN or infinite"),
+    (features(end=np.array([2., 4., 2., 1.])), "row 3 .*end is before start"),
+    (features(start=np.zeros(3)), r"start is float64 \(3,\)"),
+    (features(start=np.array(list("0123"))), "start is <U1"),
+    (features(video=np.array(["a", "a", "b"])), r"video is <U1 \(3,\), embedding"),
+    (features(video=np.array(list("aabb"), object)), "Object arrays"),
+    (features(embedding=np.ones((4, 3))), "embedding is float64; save it as float16 or float32"),
+    ({key: value[:0] for key, value in features().items()}, "at least 1"),
 ])
 @pytest.mark.filterwarnings("error")
-def test_text_embeddings_at_fault(tmp_path, arrays, message):
-    """Catches: values that end as NaN cosines, one class, shapes that would broadcast."""
+def test_arrays_at_fault(tmp_path, arrays, message):
+    """Catches: values that end as NaN cosines, one class, shapes that would broadcast; windows
+    without a time, arrays of different lengths, ids that are not text."""
     path = write_npz(tmp_path, **arrays)
     with pytest.raises(ValueError, match=message) as caught:
-        load_text_embeddings(path)
+        (load_text_embeddings if "names" in arrays else load_features)(path)
     assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
 
 
@@ -186,25 +196,6 @@ def test_npz_that_is_not_one(tmp_path, load, arrays):
 
 
 # ---- features ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arrays, message", [
-    (features(start=np.array([0., 2., NAN, 2.])), "row 2 .*start is NaN"),
-    (features(end=np.array([2., INF, 2., 4.])), "row 1 .*end is NaN or infinite"),
-    (features(end=np.array([2., 4., 2., 1.])), "row 3 .*end is before start"),
-    (features(start=np.zeros(3)), r"start is float64 \(3,\)"),
-    (features(start=np.array(list("0123"))), "start is <U1"),
-    (features(video=np.array(["a", "a", "b"])), r"video is <U1 \(3,\), embedding"),
-    (features(video=np.array(list("aabb"), object)), "Object arrays"),
-    (features(embedding=np.ones((4, 3))), "embedding is float64; save it as float16 or float32"),
-    ({key: value[:0] for key, value in features().items()}, "at least 1"),
-])
-def test_features_at_fault(tmp_path, arrays, message):
-    """Catches: windows without a time, arrays of different lengths, ids that are not text."""
-    path = write_npz(tmp_path, **arrays)
-    with pytest.raises(ValueError, match=message) as caught:
-        load_features(path)
-    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("row, value", [(0, NAN), (4095, -INF), (4096, NAN), (9999, INF)])

@@ -178,13 +178,3 @@ def test_what_is_not_installed_is_named(tmp_path, monkeypatch, capsys, module, m
     Path("a.csv").write_text("start,end,text\n0,1,add salt\n")
     monkeypatch.setitem(sys.modules, "spacy", module)
     assert message in fails(capsys, 2, "phrases.py", "--captions", ".")
-
-
-def test_real_spacy_without_a_model(tmp_path, monkeypatch, capsys):
-    """Catches: an error class of spaCy that is not the one expected."""
-    pytest.importorskip("spacy")
-    monkeypatch.chdir(tmp_path)
-    Path("a.csv").write_text("start,end,text\n0,1,add salt\n")
-    for name in ("no_such_model", "/no/such/folder", "."):
-        line = fails(capsys, 2, "phrases.py", "--captions", ".", "--spacy-model", name)
-        assert line.startswith(f"phrases.py: error: --spacy-model {name}: ")
