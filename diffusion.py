@@ -35,8 +35,8 @@ def noise_levels(levels=4, first=3.0, last=0.3):
         sqrt(alpha_bar_t / (1 - alpha_bar_t)) = first, ..., last
 
     T = 4 gives alpha_bar = .900, .660, .295, .083: at the last level the signal is almost gone, so
-    that x_j^T drawn at inference looks as in training. The paper gives no numbers; at the last level
-    of the released code 96 % of the signal's variance is left.
+    that x_j^T drawn at inference looks as in training. The paper gives no numbers; the last level
+    of the released code has .960.
     """
     steps = torch.arange(levels, dtype=torch.float64) / max(levels - 1, 1)
     ratio = first * (last / first) ** steps                      # (T,)
@@ -44,11 +44,11 @@ def noise_levels(levels=4, first=3.0, last=0.3):
 
 
 def affine_map(phrases, floor=0.01):
-    """The mean (D,) and the matrix A (D, D), symmetric, of z = A (y - mean), for phrases (K, D).
+    """The mean (D,) and the symmetric matrix A (D, D) of z = A (y - mean).
 
-    Along each principal axis the texts are divided by the square root of their standard deviation
-    ("half whitened"), which is at least `floor` of the largest. Then all are scaled so that the K
-    points z_k have mean squared norm 1.
+    y are the phrases (K, D), normalized here. Along each principal axis they are divided by the square root of
+    their standard deviation ("half whitened"), which is at least `floor` of the largest. Then all
+    are scaled so that the K points z_k have mean squared norm 1.
     """
     y = functional.normalize(phrases, dim=-1).double()
     mean = y.mean(0)
