@@ -46,9 +46,9 @@ def noise_levels(levels=4, first=3.0, last=0.3):
 def affine_map(phrases, floor=0.01):
     """The mean (D,) and the symmetric matrix A (D, D) of z = A (y - mean).
 
-    y are the phrases (K, D), normalized here. Along each principal axis they are divided by the square root of
-    their standard deviation ("half whitened"), which is at least `floor` of the largest. Then all
-    are scaled so that the K points z_k have mean squared norm 1.
+    y are the phrases (K, D), normalized here. Along each principal axis they are divided by the
+    square root of their standard deviation ("half whitened"), which is at least `floor` of the
+    largest. Then all are scaled so that the K points z_k have mean squared norm 1.
     """
     y = functional.normalize(phrases, dim=-1).double()
     mean = y.mean(0)
