@@ -1,29 +1,116 @@
-"""Protocols: which windows of a video are its clips. Seconds in, seconds out; numpy only.
+"""What a sample is: which windows of a video are its clips, and what is to be predicted.
 
-    protocol (paper, appendix B)                    function             windows (start s, end s)
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4 and appendix B.
+
+    protocol                                        function             windows (start s, end s)
     pre-training: around narrated sentences         sentence_windows     up to N = 9 of 9 s
-    what is said in a window                        said_during          -
+    sentences spoken during a window                spoken_during        -
     pre-training on annotated steps (features)      step_windows         up to N = 9
-    missing clips among these                       missing_clips        -
-    a forecast out of these, as at inference        history_windows      8, and the missing clips
+    the missing clips among these                   missing_clips        -
+    a forecast made of these, as at inference       history_windows      8, and the missing clips
     step forecasting: the last 68 s, cut into 8     forecast_windows     8
     step classification: 3 views of one step        classify_windows     3 of 9 s
     activity classification: the whole video        activity_windows     8
     EPIC-Kitchens-100: views of one action          classify_windows     of 2 s
     F frames of a clip                              frame_times          -
-    N clips, P missing ones, n windows of one video, rng a numpy Generator.
+
+Times are seconds. N clips, P missing ones, n windows of one video, rng a numpy Generator. Clips of
+several videos are stacked, (C, ...). Where clips come from: toy/source.py and files/sources.py.
+
+    python data.py check | shrink | teach | export-toy | phrases | features
 """
+if __name__ == "__main__":                             # before torch, which --help does not need
+    from files.commands import main
+    raise SystemExit(main())
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import numpy as np
+import torch
 
 CLIPS = 9                     # N: clips per video in pre-training, and positions of h
 HISTORY, PIECES = 68.0, 8     # s of observed video in step forecasting, cut into so many clips
 CLIP_SECONDS = 9.0            # of a clip in pre-training and step classification
 EPIC_FRAMES, EPIC_SECONDS = 32, 2.0                # of a clip of an action: 16 frames/s
-MIN_WORDS = 12                # a shorter sentence is joined with its neighbours
+MIN_WORDS = 12                # a shorter sentence is joined with its neighbors
 STRIDE = 2                    # every second sentence gives a clip
 
 
-def around(start, end, seconds, duration):
+# ------------------------------------------------------------------------------------------------
+# Videos, samples, clips
+# ------------------------------------------------------------------------------------------------
+class Step(NamedTuple):
+    """One annotated step."""
+    start: float                       # s
+    end: float                         # s
+    label: int                         # class; (verb, noun) of EPIC-Kitchens-100
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """One listed video. `name` is the stem of its file; None where a list does not say."""
+    name: str
+    split: str | None = None           # "train", "validation" or "test"
+    activity: int | None = None        # COIN's recipe_type, 0 to 179
+    duration: float | None = None      # s
+    steps: tuple = ()                  # Step, sorted by start
+
+
+class View(NamedTuple):
+    """What f sees of a window."""
+    size: int                          # side of a picture, pixels
+    frames: int                        # F
+    seconds: float | None = None       # of the window's middle; None: all of it
+
+
+def view_of(encoder):
+    """The View of a TimeSformer or MViT."""
+    return View(encoder.image, encoder.frames, encoder.seconds)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One thing to predict: what is observed of which video, and the right answer."""
+    video: int                    # position in source.videos
+    windows: np.ndarray           # (n, 2) s
+    label: int                    # a class; (verb, noun) of EPIC-Kitchens-100
+    step: int                     # which step of the video: the labeled one
+
+
+@dataclass
+class Loaded:
+    """What a source gives for some requests, [(video, windows (n, 2) s), ...]."""
+    requests: list                # those that could be read
+    clips: torch.Tensor           # of all of them, (C, F, 3, H, W) uint8, or embeddings (C, D)
+    views: object                 # input of `source.teacher_features`: a tensor, or a list with
+                                  # one for each video; empty without a teacher
+    failed: dict                  # {id: reason} of the others
+
+    def pin_memory(self):
+        """A pinned copy, which a GPU fetches by itself: a DataLoader's thread calls this."""
+        views = ([view.pin_memory() for view in self.views] if isinstance(self.views, list) else
+                 self.views.pin_memory())
+        return Loaded(self.requests, self.clips.pin_memory(), views, self.failed)
+
+
+def pad_clips(x, counts, clips):
+    """(C, ...) rows of several videos -> (B, N, ...), padded with zeros, and which rows are real.
+
+    Args:    counts (B,) int64, clips of each video, at most N = `clips`; their sum is C.
+    Returns: (B, N, ...) and (B, N) bool. No value is read on the CPU: a GPU is not waited for.
+    """
+    n = torch.arange(clips, device=x.device)
+    real = n < counts[:, None]                                                  # (B, N)
+    row = (counts.cumsum(0) - counts)[:, None] + n                              # (B, N)
+    padded = x[row.clamp(max=len(x) - 1)]              # padding is some other clip, for a moment
+    return padded.masked_fill(~real.view(*real.shape, *[1] * (x.ndim - 1)), 0), real
+
+
+# ------------------------------------------------------------------------------------------------
+# Pre-training
+# ------------------------------------------------------------------------------------------------
+def window_around(start, end, seconds, duration):
     """A window of `seconds` with the same middle as (start, end), moved into (0, duration)."""
     first = max(0.0, min((start + end - seconds) / 2, duration - seconds))
     return first, min(first + seconds, duration)
@@ -32,8 +119,8 @@ def around(start, end, seconds, duration):
 def sentence_windows(sentences, duration, rng):
     """Pre-training windows of one narrated video: 9 s around every second sentence.
 
-    A sentence of fewer than 12 words is joined with the next, then the one before, and so on; its
-    span grows with it. Of more than N windows a random run of N is kept; fewer are all kept, and
+    A sentence of fewer than 12 words is joined with the next, then the previous one, and so on; its
+    span grows with it. Of more than N windows a random run of N is kept. Fewer are all kept, and
     the batch is padded (the released code repeats the last sentence instead).
 
     Args:
@@ -50,11 +137,24 @@ def sentence_windows(sentences, duration, rng):
         while sum(words[first:last + 1]) < MIN_WORDS and (first > 0 or last < len(words) - 1):
             after = last < len(words) - 1 and (last - i <= i - first or first == 0)
             first, last = (first, last + 1) if after else (first - 1, last)
-        windows.append(around(sentences[first][0], sentences[last][1], CLIP_SECONDS, duration))
+        windows.append(window_around(sentences[first][0], sentences[last][1], CLIP_SECONDS,
+                                     duration))
     return random_run(np.array(windows).reshape(-1, 2), rng)
 
 
-def said_during(sentences, windows):
+def step_windows(steps, rng):
+    """Pre-training windows of a video without narration: its annotated steps, labels unused."""
+    return random_run(np.array([(step.start, step.end) for step in steps],
+                               float).reshape(-1, 2), rng)
+
+
+def random_run(windows, rng):
+    """At most N consecutive windows, the first of them drawn uniformly."""
+    first = rng.integers(max(len(windows) - CLIPS, 0) + 1)
+    return windows[first:first + CLIPS]
+
+
+def spoken_during(sentences, windows):
     """Which sentences belong to each window: those whose middle lies in it, else the nearest one.
 
     Args:    sentences [(start s, end s, text), ...]; windows (n, 2) s.
@@ -69,22 +169,11 @@ def said_during(sentences, windows):
     return inside / np.maximum(inside.sum(1, keepdims=True), 1)
 
 
-def step_windows(segments, rng):
-    """Pre-training windows of a video without narration: its annotated segments, labels unused."""
-    return random_run(np.asarray(segments, float).reshape(-1, 2), rng)
-
-
-def random_run(windows, rng):
-    """At most N consecutive windows, the first of them drawn uniformly."""
-    first = rng.integers(max(len(windows) - CLIPS, 0) + 1)
-    return windows[first:first + CLIPS]
-
-
 def missing_clips(count, missing, rng):
-    """The paper's missing clip, drawn uniformly; or several, one after another.
+    """The paper's missing clip, drawn uniformly; or several consecutive ones.
 
-    As in the released code, also all that follow a uniformly drawn clip after them are hidden:
-    otherwise h would never see that the future is unknown.
+    As in the released code, the clips after a uniformly drawn one are hidden as well: otherwise h
+    would never see that the future is unknown.
 
     Args:    count clips of a video, at least `missing` = P.
     Returns: j (P,) int64, and which clips may be read, (count,) bool.
@@ -97,8 +186,8 @@ def history_windows(before, missing, rng):
     """Forecasts as they are asked at inference: what comes next, after a history.
 
     The history ends in the second half of the clip before the missing ones, and is cut into 8
-    windows however long it is. The clips themselves come one after another at the pace of the
-    narration; a model that has seen nothing else is lost where 8 windows show two steps.
+    windows however long it is. The clips themselves follow the pace of the narration; a model
+    trained on them alone fails where 8 windows show two steps.
 
     Args:    before (m, 2) s, missing (m, P, 2) s: windows of pre-training.
     Returns: (m, 8 + P, 2) s: eight of the history, and the missing clips.
@@ -107,6 +196,9 @@ def history_windows(before, missing, rng):
     return np.concatenate([history, missing], 1)
 
 
+# ------------------------------------------------------------------------------------------------
+# Windows of the tasks, and frames
+# ------------------------------------------------------------------------------------------------
 def forecast_windows(end):
     """The observed history before `end` s: its last 68 s (or all there is) cut into 8 windows.
 
@@ -117,16 +209,16 @@ def forecast_windows(end):
 
 
 def classify_windows(start, end, duration, views, seconds=CLIP_SECONDS):
-    """`views` windows spread over a step; all around its middle where it is shorter than one."""
+    """`views` windows spread over a step; all around its middle if it is shorter than one."""
     spare = max(end - start - seconds, 0.0)
     middles = (start + end) / 2 + spare * (np.arange(views) - (views - 1) / 2) / max(views - 1, 1)
-    return np.array([around(m, m, seconds, duration) for m in middles])
+    return np.array([window_around(m, m, seconds, duration) for m in middles])
 
 
 def random_window(start, end, seconds, rng):
-    """(1, 2) s: a window anywhere within (start, end), or around its middle where it is longer."""
+    """(1, 2) s: a window anywhere within (start, end), or around its middle if it is longer."""
     middle = (start + end) / 2 + max(end - start - seconds, 0.0) * (rng.random() - 0.5)
-    return np.array([around(middle, middle, seconds, np.inf)])
+    return np.array([window_around(middle, middle, seconds, np.inf)])
 
 
 def activity_windows(duration):
@@ -143,3 +235,64 @@ def frame_times(windows, frames, seconds=None):
         windows = windows + np.stack([spare, -spare], -1)
     part = (np.arange(frames) + 0.5) / frames
     return windows[:, :1] + (windows[:, 1:] - windows[:, :1]) * part
+
+
+# ------------------------------------------------------------------------------------------------
+# Samples of the tasks
+# ------------------------------------------------------------------------------------------------
+def forecast_samples(videos, min_steps=2):
+    """One sample for every pair of consecutive steps (k, k + 1): see `forecast_windows`.
+
+    Videos with fewer than min_steps steps are left out, and so is a step that ends at 0 s: nothing
+    would be observed.
+    """
+    return [Sample(i, forecast_windows(now.end), then.label, k)
+            for i, video in enumerate(videos) if len(video.steps) >= min_steps
+            for k, (now, then) in enumerate(zip(video.steps, video.steps[1:]), start=1)
+            if now.end > 0]
+
+
+def classify_samples(videos, views=3):
+    """One sample for every annotated step: see `classify_windows`."""
+    samples = []
+    for i, video in enumerate(videos):
+        duration = max([video.duration or 0.0] + [step.end for step in video.steps])
+        samples += [Sample(i, classify_windows(step.start, step.end, duration, views), step.label,
+                           k) for k, step in enumerate(video.steps)]
+    return samples
+
+
+def activity_samples(videos):
+    """One sample for every video: the whole of it, and its activity."""
+    ends = [video.duration or max((step.end for step in video.steps), default=0.0)
+            for video in videos]
+    return [Sample(i, activity_windows(end), video.activity, 0)
+            for i, (video, end) in enumerate(zip(videos, ends))]
+
+
+def action_samples(videos, views):
+    """One sample for every action of EPIC-Kitchens-100: `views` windows of 2 s.
+
+    The length of a video is not in the csv: a window may end less than a second after it, and is
+    read nevertheless.
+    """
+    return [Sample(i, classify_windows(step.start, step.end, np.inf, views, EPIC_SECONDS),
+                   step.label, k)
+            for i, video in enumerate(videos) for k, step in enumerate(video.steps)]
+
+
+def samples_of(task, videos, min_steps=2):
+    """The samples of "classify", "forecast" or "activity"."""
+    if task == "forecast":
+        return forecast_samples(videos, min_steps)
+    return classify_samples(videos) if task == "classify" else activity_samples(videos)
+
+
+def observed_steps(sample, video):
+    """Labels of the steps that a forecast observes, and whether they begin with the video's first.
+
+    A step is observed if at least a second of it lies in the window.
+    """
+    observed = [k for k in range(sample.step)
+                if video.steps[k].end - sample.windows[0, 0] >= 1]
+    return [video.steps[k].label for k in observed], observed[0] == 0

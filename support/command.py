@@ -15,6 +15,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from math import inf
 from pathlib import Path
 
+WHAT, DATA, PAPER, RUN = GROUPS = "what to do", "data", "the paper's settings", "run"   # of --help
 PICTURES = (".png", ".pdf", ".svg")                            # kinds of files for charts
 
 
@@ -25,12 +26,12 @@ class BadInput(ValueError):
 # ------------------------------------------------------------------------------------------------
 # Flags
 # ------------------------------------------------------------------------------------------------
-def opt(help, default=MISSING, group="options", *, choices=None, low=-inf, high=inf, above=-inf,
+def opt(help, default=MISSING, group=RUN, *, choices=None, low=-inf, high=inf, above=-inf,
         data=(), file=None, alias=None, flag=True):
     """One flag: a field of a Settings class. Its help states effect and unit.
 
     Args:
-        group:   heading in --help.
+        group:   heading in --help, one of GROUPS.
         choices: the only values allowed.
         low, high, above: the range allowed, low <= value <= high and value > above.
         data:    the kinds of --data on which the flag has an effect; refused with any other.
@@ -106,10 +107,17 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
+def program_name():
+    """How the program calls itself in its one line of error: train.py, or weights for -m weights."""
+    path = Path(sys.argv[0])
+    return path.parent.name if path.name == "__main__.py" else path.name
+
+
 def parse(cls, argv=None):
     """Command line -> cls. A wrong value ends the program with one line and status 2."""
-    parser = Parser(description=cls.__doc__, allow_abbrev=False)
-    groups = {}
+    parser = Parser(program_name(), description=cls.__doc__, allow_abbrev=False)
+    used = {f.metadata["group"] for f in fields(cls)}
+    groups = {name: parser.add_argument_group(name) for name in GROUPS if name in used}
     for f in fields(cls):                              # never type=bool: bool("False") is True
         declared, optional = f.metadata, f.default is not MISSING
         help = declared["help"] + (f" (default: {f.default})" if optional
@@ -121,8 +129,6 @@ def parse(cls, argv=None):
             parser.add_argument(f.name, help=help, type=f.type, choices=declared["choices"],
                                 **{"nargs": "?", "default": f.default} if optional else {})
             continue
-        if declared["group"] not in groups:
-            groups[declared["group"]] = parser.add_argument_group(declared["group"])
         names = [flag_of(name) for name in (f.name, declared["alias"]) if name]
         groups[declared["group"]].add_argument(*names, dest=f.name, default=f.default, help=help,
                                                **kind)
@@ -149,7 +155,7 @@ def run(main, cls, argv=None):
     signal.signal(signal.SIGTERM, terminate)
     if os.environ.get("RANK", "0") != "0":                     # tqdm reads it when it is imported
         os.environ["TQDM_DISABLE"], sys.stdout = "1", open(os.devnull, "w")
-    program = os.path.basename(sys.argv[0])
+    program = program_name()
     try:
         main(settings)
     except (BadInput, OSError) as error:
