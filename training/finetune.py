@@ -28,7 +28,7 @@ from data import EPIC_FRAMES, View, action_samples, activity_samples, samples_of
 from evaluation.embedding import encode_samples
 from evaluation.labeled import open_labeled
 from files import listings
-from files.epic import open_actions
+from files.sources import open_actions
 from support.command import BadInput, write_json
 from support.device import mixed_precision, pick_device, set_seed
 from support.workers import prefetch
