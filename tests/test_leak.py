@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 
 from data import missing_clips
+from denoiser import Denoiser
 from model import ProcedureModel
 from training.pretrain import ordering_losses
 
@@ -38,8 +39,8 @@ def trained(usual_share, steps=150, B=192):
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     phrases = functional.normalize(torch.randn(K, D, generator=generator), dim=-1)
-    model = ProcedureModel(phrases, None, dict(width=32, layers=2, heads=2, clips=N), "diffusion",
-                           0.1, None)
+    h = Denoiser(D, width=32, layers=2, heads=2, clips=N)
+    model = ProcedureModel(phrases, None, h, "diffusion", 0.1, None)
     optimizer = torch.optim.AdamW(model.parameters())
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 5e-3 * (1 - step / steps)
