@@ -4,7 +4,6 @@ import math
 import pytest
 import torch
 
-import denoiser
 from denoiser import Denoiser
 
 N, D, C, W, HEADS = 5, 4, 6, 8, 2
@@ -93,8 +92,8 @@ def slow_h(h, context, observed, xt, j, t):
 @pytest.mark.parametrize("missing", [[[1], [4], [0]], [[1, 4], [2, 4], [0, 2]]])
 def test_eq5_h_equals_a_transformer_token_by_token(missing):
     """Catches: the scale of attention, heads mixed up, the distance's sign or offset, a hidden clip
-    or another group seen, a clip of the own group not seen, the level or the role left out, post-norm
-    for pre-norm, anything shared by the rows of a batch, queries ordered by clip and not by group."""
+    or another group seen, a clip of the own group not seen, the level or the role left out,
+    post-norm for pre-norm, rows of a batch mixed, queries ordered by clip and not by group."""
     h, (context, observed, xt, _, t), j = tiny(), question(), torch.tensor(missing)
     observed = observed & ~torch.nn.functional.one_hot(j, N).bool().any(1)
     P = j.shape[1]
@@ -111,7 +110,7 @@ def test_eq5_h_equals_a_transformer_token_by_token(missing):
 def test_a_window_of_fewer_clips_is_the_same_as_one_with_padding():
     """Catches: attention to padding by way of the number of keys."""
     h, (context, observed, xt, j, t) = tiny(), question()
-    short = ask(h, context[:1, :4], observed[:1, :4], xt[:1], j[:1], t[:1])     # clip 4 is hidden there
+    short = ask(h, context[:1, :4], observed[:1, :4], xt[:1], j[:1], t[:1])    # clip 4 is hidden
     torch.testing.assert_close(short, ask(h, context[:1], observed[:1], xt[:1], j[:1], t[:1]))
 
 
@@ -157,10 +156,3 @@ def test_dropout_acts_in_training_alone():
     h.load_state_dict(tiny().state_dict())
     torch.testing.assert_close(ask(h.eval(), *asked), ask(tiny(), *asked))
     assert (ask(h.train(), *asked) - ask(tiny(), *asked)).abs().max() > 1e-3
-
-
-def test_levels_have_different_sinusoids():
-    """Catches: two levels that are the same to h."""
-    waves = denoiser.sinusoids(torch.arange(4))
-    assert waves.shape == (4, 16)
-    assert torch.cdist(waves, waves)[~torch.eye(4).bool()].min() > 0.3

@@ -114,8 +114,8 @@ def bayes_accuracy(D, spread, draws=3000, K=32):
 
 
 def test_a_level_means_the_same_at_any_width_and_for_any_crowd():
-    """Catches: noise that grows with D beside unit vectors (at D = 512 all is lost at level 0), and
-    a common part of the texts that takes the place of what tells them apart."""
+    """Catches: noise that grows with D against unit vectors (at D = 512 all is lost at level 0), a
+    common part of the texts that hides their differences."""
     reference = bayes_accuracy(64, 0.5)
     assert reference[0] > reference[-1] + 0.3 and (reference.diff() < 0).all()
     assert (bayes_accuracy(512, 0.5) - reference).abs().max() < 0.04
@@ -123,7 +123,7 @@ def test_a_level_means_the_same_at_any_width_and_for_any_crowd():
 
 
 def test_skip_scale_is_what_the_noisy_point_says_of_the_clean_one():
-    """Catches: alpha_bar for its root, the deviation of the noise for its variance. Held against
+    """Catches: alpha_bar for its root, the deviation of the noise for its variance. Compared with
     the posterior of points of equal length under Eq. 2 and a flat prior."""
     points, zt = functional.normalize(draw(6, 5), dim=-1), draw(5, seed=1)
     for a, c in zip(ALPHA_BAR, diffusion.skip_scale(ALPHA_BAR)):
@@ -190,7 +190,7 @@ def test_sec33_sampling_equals_the_chain_written_out(amount):
 
 def test_sec33_clips_missing_together_come_one_after_another_by_loops():
     """Catches: clips of a group denoised at once, or in another order; one that is not seen by
-    those after it, or seen with another noise; a group that sees another; levels of those that wait."""
+    those after it, or with another noise; a group that sees another; levels of those that wait."""
     def h(zt, t):                                      # what each makes of itself and of its group
         x_hat = torch.empty_like(zt)
         for q in range(zt.shape[1]):
