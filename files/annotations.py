@@ -1,24 +1,24 @@
-"""Read the files that others wrote; where one is wrong, say which file and which line or row.
+"""Read annotations, features and text embeddings. An error line names the file and line or row.
 
-    file                              function              gives
-    COIN.json                         load_coin             [AnnotatedVideo, ...] and class names
-    text embeddings (npz)             load_text_embeddings  K names and (K, D); row i is class i
-    features, one row a window (npz)  load_features         FeaturesFile: row by video and time
-    teacher's features (npy)          load_teacher_rows     (n, D), row i is second i of one video
-    K classes, N windows, D embedding. Times are seconds. Rows of npz files count from 0.
+    file                               function              gives
+    COIN.json                          load_coin             [AnnotatedVideo, ...] and class names
+    text embeddings (npz)              load_text_embeddings  K names and (K, D); row i is class i
+    features, a row per window (npz)   load_features         FeaturesFile: row by video and time
+    teacher's features (npy)           load_teacher_rows     (n, D), row i is second i of one video
+    K classes, N windows, D embedding. Times are in seconds. Rows of npz files count from 0.
 
-Every problem of a file is a BadInput, a ValueError, of one line that begins with the file's name.
+A bad file is a BadInput, a ValueError, of one line that begins with the file's name.
 """
 import json
 import re
 import zipfile
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from tokenize import TokenError
 
 import numpy as np
 
+from files.text import read_json, read_text, require
 from support.command import BadInput
 
 SUBSETS = {"training": "train", "testing": "test", "validation": "test"}    # COIN.json -> here
@@ -43,41 +43,26 @@ class AnnotatedVideo:
     steps: tuple[Step, ...]
 
 
-def require(good, problem):
-    """ValueError with the problem unless `good`."""
-    if not good:
-        raise BadInput(problem)
-
-
 def load_coin(path):
     """Read COIN.json: the videos in the file's order, and the names of the step classes.
 
     "training" is train, of which a tenth becomes validation (`training_split`); "testing" is test,
     and so is "validation", which some copies of the file write instead.
 
-    Returns: ([AnnotatedVideo, ...], [name, ...]). Name i is the first label met of class i, up to
-             the largest class; "" where no step has that class, so that position = class holds.
-    Raises:  ValueError naming the file, and the line and the video where it is about one.
+    Returns: ([AnnotatedVideo, ...], [name, ...]). Name i is the first label in the file of class
+             i, up to the largest class; "" if no step has that class, so that names[i] is class i.
+    Raises:  BadInput naming the file, and the line and the video where it is about one.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        require(text.strip(), "the file is empty; COIN.json is needed")
-        data = json.loads(text)
-        database = data.get("database") if isinstance(data, dict) else None
-        require(isinstance(database, dict) and database, 'no videos under "database"; needed is '
-                '{"database": {video: {"subset", "recipe_type", "annotation"}}} as in COIN.json')
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}; COIN.json is needed") from None
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{path}:{error.lineno}: not valid JSON (cut off?): {error.msg} at column "
-                         f"{error.colno}") from None
-    except ValueError as error:                        # the above, or a text that is not UTF-8
-        raise BadInput(f"{path}: {error}") from None
+    data = read_json(path, "COIN.json")
+    database = data.get("database") if isinstance(data, dict) else None
+    require(isinstance(database, dict) and database, f'{path}: no videos under "database"; needed '
+            'is {"database": {video: {"subset", "recipe_type", "annotation"}}} as in COIN.json')
     videos, names = [], {}
     for name, entry in database.items():
         try:
             videos.append(coin_video(name, entry))
-        except ValueError as error:
+        except ValueError as error:                    # BadInput, or a name that is not Unicode
+            text = read_text(path)
             key = re.search(re.escape(json.dumps(name)) + r"\s*:", text)
             line = f":{text.count(chr(10), 0, key.start()) + 1}" if key else ""
             raise BadInput(f"{path}{line}: video {name!r}: {error}") from None
@@ -87,7 +72,7 @@ def load_coin(path):
 
 
 def coin_video(name, entry):
-    """One entry of the database as an AnnotatedVideo; its ValueError does not name the video."""
+    """One entry of the database as an AnnotatedVideo. Its BadInput does not name the video."""
     subset, activity, steps = take(entry, ("subset", "recipe_type", "annotation"), "the entry")
     duration = entry.get("duration")
     require(subset in list(SUBSETS),                   # a list, since `subset` may be unhashable
@@ -103,9 +88,9 @@ def coin_video(name, entry):
 
 
 def coin_step(step, where):
-    """One annotation {"id", "segment", "label"} as a Step; `where` opens its ValueError."""
+    """One annotation {"id", "segment", "label"} as a Step. Its BadInput begins with `where`."""
     number, segment, label = take(step, ("id", "segment", "label"), where)
-    # At most 5 digits: a typing error in one id must not become a list of a billion names.
+    # At most 5 digits: a typo in one id must not become a list of a billion names.
     require(isinstance(number, str) and re.fullmatch("[1-9][0-9]{0,4}", number), f"{where}: id is "
             f'{number!r}; it must be an integer as a string, "1" to "99999": the class + 1')
     require(isinstance(label, str), f"{where}: label is {label!r}; it must be the step's text")
@@ -117,21 +102,21 @@ def coin_step(step, where):
 
 
 def take(item, keys, where):
-    """The values of the keys; ValueError unless `item` is a JSON object that has them all."""
+    """The values of the keys; BadInput unless `item` is a JSON object that has them all."""
     absent = [key for key in keys if key not in item] if isinstance(item, dict) else keys
     require(not absent, f"{where} has no {', '.join(absent)}; {', '.join(keys)} are needed")
     return [item[key] for key in keys]
 
 
 def is_seconds(value):
-    """Whether a JSON value can be a time: Python's json lets NaN and Infinity through."""
+    """Whether a JSON value can be a time. Python's json accepts NaN and Infinity."""
     return type(value) in (int, float) and 0 <= value <= 1e9
 
 
 def training_split(name):
-    """A tenth of the training videos is "validation", else "train"; the CRC-32 of the name decides.
+    """The split of a training video: "validation" for a tenth of them, by CRC-32, else "train".
 
-    It is the same on every machine (Python's own hash() is not), whatever other videos are listed.
+    The split does not depend on the machine (Python's own hash() does) or on other videos.
     """
     return "validation" if zlib.crc32(name.encode()) % 10 == 0 else "train"
 
@@ -139,12 +124,12 @@ def training_split(name):
 def load_text_embeddings(path):
     """Names and embeddings of the K >= 2 classes: ([name, ...], (K, D) float32, not normalised).
 
-    ValueError if an array is absent or of another shape, or a row is NaN, infinite or all zeros.
+    BadInput if an array is absent or has another shape, or a row is NaN, infinite or all zeros.
     """
     names, embeddings = read_arrays(path, ("names", "embeddings"))
     check_table(path, "names", names, "embeddings", embeddings)
     require(len(names) > 1, f"{path}: one class: nothing to choose from; at least two are needed")
-    with np.errstate(over="ignore"):                   # float64 too large becomes inf, found below
+    with np.errstate(over="ignore"):          # a float64 too large becomes inf, refused below
         embeddings = embeddings.astype(np.float32)
     check_rows(path, finite_rows(embeddings), "embeddings holds NaN or infinity")
     check_rows(path, embeddings.any(axis=1), "embeddings is all zeros, which has no direction")
@@ -162,18 +147,18 @@ class FeaturesFile:
     embedding: np.ndarray
 
     def __post_init__(self):
-        """Index the rows once: by video, then by middle. Of equal middles the first row is kept."""
+        """Index the rows once: by video, then by middle. Of equal middles, the first row counts."""
         names, which = np.unique(self.video, return_inverse=True)            # (V,), (N,)
         order = np.lexsort((self.middle, which))       # (N,)  stable: equal middles in file order
-        again = (np.diff(which[order]) == 0) & (np.diff(self.middle[order]) == 0)    # (N - 1,)
-        order = order[np.append(True, ~again)]
+        repeated = (np.diff(which[order]) == 0) & (np.diff(self.middle[order]) == 0)   # (N - 1,)
+        order = order[np.append(True, ~repeated)]
         first = np.searchsorted(which[order], np.arange(1, len(names)))      # of video 1, 2, ...
         object.__setattr__(self, "rows", dict(zip(names.tolist(), np.split(order, first))))
 
     def nearest(self, name, times):
         """Rows (...) int64 of video `name` whose middles are nearest to `times` (...), s.
 
-        Ties: the earlier. KeyError where the video has no row.
+        A tie goes to the earlier row. KeyError if the video has no row.
         """
         middle = self.middle[self.rows[name]]          # increasing
         borders = (middle[1:] + middle[:-1]) / 2       # a time up to border i belongs to row i
@@ -183,7 +168,8 @@ class FeaturesFile:
 def load_features(path):
     """Read a features file: video (N,), start (N,), end (N,), embedding (N, D) -> FeaturesFile.
 
-    ValueError if an array is absent, of another shape or type, not finite, or ends before starts.
+    BadInput if an array is absent, has another shape or type or is not finite, or an end is before
+    its start.
     """
     video, start, end, embedding = read_arrays(path, ("video", "start", "end", "embedding"))
     check_table(path, "video", video, "embedding", embedding)
@@ -200,9 +186,9 @@ def load_features(path):
 
 
 def load_teacher_rows(path, width):
-    """The teacher's features of one video, (n, D) float32, a row a second: see `data.py teach`.
+    """The teacher's features of one video, (n, D) float32, a row per second: see `data.py teach`.
 
-    BadInput if the file is no npy of finite float16 or float32 rows of this width.
+    BadInput unless the file is an npy of finite float rows, D = `width`.
     """
     try:
         rows = np.load(path, allow_pickle=False)
@@ -216,8 +202,8 @@ def load_teacher_rows(path, width):
 
 
 def read_arrays(path, keys):
-    """The arrays `keys` of an npz file, in that order; its other arrays are not read."""
-    try:               # ZipFile refuses what np.load would take and we cannot: .npy and pickles
+    """The arrays `keys` of an npz file, in that order. Its other arrays are not read."""
+    try:               # ZipFile refuses what np.load would accept and we cannot: .npy and pickles
         with (open(path, "rb") as raw, zipfile.ZipFile(raw),
               np.load(path, allow_pickle=False) as file):
             absent = [key for key in keys if key not in file.files]
@@ -230,7 +216,7 @@ def read_arrays(path, keys):
 
 
 def check_table(path, text_key, text, float_key, table):
-    """ValueError unless `text` is (N,) str and `table` (N, D) floats, with N and D at least 1."""
+    """BadInput unless `text` is (N,) str and `table` (N, D) floats, with N and D at least 1."""
     require(text.dtype.kind == "U" and table.dtype.kind == "f" and table.ndim == 2
             and text.shape == table.shape[:1] and table.size > 0,
             f"{path}: {text_key} is {text.dtype} {text.shape}, {float_key} {table.dtype} "
@@ -238,11 +224,11 @@ def check_table(path, text_key, text, float_key, table):
 
 
 def finite_rows(table):
-    """(N,) bool: which rows of (N, D) are free of NaN and infinity; needs little memory."""
+    """(N,) bool: which rows of (N, D) have no NaN or infinity. Needs little memory."""
     parts = range(0, len(table), ROWS_AT_ONCE)
     return np.concatenate([np.isfinite(table[i:i + ROWS_AT_ONCE]).all(axis=1) for i in parts])
 
 
 def check_rows(path, good, problem):
-    """ValueError naming the first row where `good` (N,) is False."""
+    """BadInput naming the first row where `good` (N,) is False."""
     require(good.all(), f"{path}: row {good.argmin()} (counted from 0): {problem}")

@@ -1,4 +1,4 @@
-"""Narrations as people have them: what was said in a video, and when.
+"""Read narrations from the layouts that people have: what was said in a video, and when.
 
     given                             an entry is                           read
     folder of ID.csv                  a row of columns start,end,text       a file, when asked for
@@ -6,31 +6,32 @@
     caption.json or raw_caption.json  item i of {ID: {start, end, text}}    whole, at the start
 
 `sentences(ID)` of all of them: [(start s, end s, text), ...] by start, each with words. Bytes that
-are not UTF-8 are replaced. Every problem is a BadInput that begins with the file and its line.
+are not UTF-8 are replaced. A bad file is a BadInput that begins with the file and its line.
 
-Times are the file's: YouTube shows a line until the next but one begins, so neighbours overlap.
-Words are not said twice: see `unroll`.
+Times are the file's: YouTube shows a line until the next but one begins, so neighbors overlap.
+Repeated text is removed: see `unroll`.
 """
-import csv
 import html
-import io
-import json
 import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from files.text import read_json, read_table, read_text, require, split_lines
 from support.command import BadInput
 
 COLUMNS = ("start", "end", "text")
-SUFFIXES = (".csv", ".srt", ".vtt")         # of several files of one video the first kind is read
+SUFFIXES = (".csv", ".srt", ".vtt")         # of several files of one video, the first kind is read
+NARRATION = "a narration (fetch it again, or remove the file)"
+JSON = ("a folder of narrations (ID.csv, ID.srt, ID.vtt) or a caption.json "
+        "{ID: {start, end, text}}")
 LANGUAGE = re.compile(r"\.[a-z]{2}(-\w+)?$")            # ID.en.vtt, as downloaders name them
 TIME = r"(?:(\d{1,4}):)?(\d\d?):(\d\d?(?:[.,]\d{1,3})?)"               # 01:02:03,400 or 02:03.400
 CUE = re.compile(rf"\s*{TIME}\s*-->\s*{TIME}(?:\s.*)?")
 TAG = re.compile(r"<[^<>]*>|\{\\[^{}]*\}")              # <c>, <00:00:01.000>, {\an8}
-SOUND = re.compile(r"\[[^\[\]]*\]")                     # [Music]: nobody says it
-ROLL = 2.0         # s: for so long after it has ended a line can still stand above the next one
+SOUND = re.compile(r"\[[^\[\]]*\]")                     # [Music]: not speech
+ROLL = 2.0         # s after its end in which a line can still be on the screen above the next
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,44 +64,47 @@ def open_captions(path):
     path = Path(path)
     if path.is_dir():
         return Captions(path, list_folder(path), read_file)
-    return Captions(path, load_json(path), read_entry)
+    data = read_json(path, JSON, errors="replace")
+    require(isinstance(data, dict) and data, f"{path}: no videos in it; {JSON} is needed")
+    return Captions(path, data, read_entry)
 
 
 def unroll(sentences):
-    """Leave out what a cue only repeats of the lines above it, as YouTube's rolling captions do.
+    """Remove the words by which a cue repeats the lines above it (YouTube's rolling captions).
 
-    A cue that begins with the whole last sentence (or the last two, three, ...), not more than
-    ROLL s after it, loses these words; where nothing else is left, the last sentence lasts longer.
-    Words that recur otherwise were said twice and stay: "they get yellow", "yellow and soft".
+    A cue that begins with the whole last sentence (or the last two, three, ...), at most ROLL s
+    after its end, loses these words. If no words are left, the last sentence lasts longer instead.
+    Other words that recur were said twice and stay: "they get yellow", "yellow and soft".
     """
-    kept, words = [], []                    # words[i] are those of kept[i]
+    unrolled, words = [], []                # words[i] are those of unrolled[i]
     for start, end, text in sentences:
-        new, shown, repeated = text.split(), [], 0
-        if kept and start <= kept[-1][1] + ROLL:
+        new, above, repeated = text.split(), [], 0
+        if unrolled and start <= unrolled[-1][1] + ROLL:
             for line in reversed(words):
-                shown = line + shown
-                if len(shown) > len(new):
+                above = line + above
+                if len(above) > len(new):
                     break
-                if new[:len(shown)] == shown:
-                    repeated = len(shown)
+                if new[:len(above)] == above:
+                    repeated = len(above)
         if repeated < len(new):
             words.append(new[repeated:])
-            kept.append((start, end, " ".join(words[-1])))
+            unrolled.append((start, end, " ".join(words[-1])))
         else:
-            kept[-1] = (kept[-1][0], max(kept[-1][1], end), kept[-1][2])
-    return kept
+            first, last, said = unrolled[-1]
+            unrolled[-1] = (first, max(last, end), said)
+    return unrolled
 
 
 # ------------------------------------------------------------------------------------------------
 # Folders
 # ------------------------------------------------------------------------------------------------
 def list_folder(path):
-    """{id: file name}, by id. The id is the name without suffix, and without .en of a subtitle.
+    """{id: file name}, by id. The id is the name without its suffix, and without .en of a subtitle.
 
-    Of several files the first kind in SUFFIXES is taken, then English. A name that continues that
-    of another (ID.steps.csv beside ID.csv) belongs to it and is no narration.
+    Of several files of one id, the first kind in SUFFIXES counts, then English. A name that extends
+    another id (ID.steps.csv next to ID.csv) is not a narration.
     """
-    found = {}
+    choices = {}                            # id: (kind, not English, file name), the least so far
     with os.scandir(path) as entries:
         for file in (entry.name for entry in entries):
             stem, suffix = os.path.splitext(file)
@@ -108,72 +112,41 @@ def list_folder(path):
             if suffix in SUFFIXES and not file.startswith("."):
                 name = stem if suffix == ".csv" else LANGUAGE.sub("", stem)
                 foreign = stem[len(name):][:3] not in ("", ".en")
-                found[name] = min(found.get(name, (9,)), (SUFFIXES.index(suffix), foreign, file))
-    if not found:
-        raise BadInput(f"{path}: no {', '.join(SUFFIXES)} file in it; narrations are ID.csv with "
-                       "columns start,end,text, ID.srt or ID.vtt, or one JSON file")
-    return {name: found[name][-1] for name in sorted(found)
-            if name.rpartition(".")[0] not in found}
+                choice = SUFFIXES.index(suffix), foreign, file
+                choices[name] = min(choices.get(name, choice), choice)
+    require(choices, f"{path}: no {', '.join(SUFFIXES)} file in it; narrations are ID.csv with "
+            "columns start,end,text, ID.srt or ID.vtt, or one JSON file")
+    return {name: choices[name][-1] for name in sorted(choices)
+            if name.rpartition(".")[0] not in choices}
 
 
 def read_file(folder, name, file):
-    """One file of a folder -> its sentences as they come."""
-    return (read_csv if file.lower().endswith(".csv") else read_cues)(folder / file)
-
-
-def read_text(path):
-    """A text file without its byte order mark; BadInput if it is not there or has only blanks."""
-    try:
-        text = Path(path).read_bytes().decode("utf-8-sig", errors="replace")
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}; a folder of narrations (ID.csv, ID.srt, ID.vtt) "
-                       "or a caption.json is needed") from None
-    if not text.strip():
-        raise BadInput(f"{path}: the file is empty; remove it, or fetch the narration again")
-    return text
-
-
-def read_csv(path):
-    """Rows start,end,text; other columns (an index) are passed over."""
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
-    rows = []
-    try:
-        header = [name.strip().lower() for name in next(reader)]
-        if not set(COLUMNS) <= set(header):
-            raise BadInput(f"{path}:1: columns {','.join(header)[:80]!r}; start,end,text are "
-                           "needed, named in the first line")
-        start, end, text = (header.index(name) for name in COLUMNS)
-        for row in filter(None, reader):
-            where = f"{path}:{reader.line_num}"
-            if len(row) != len(header):
-                raise BadInput(f"{where}: {len(row)} columns, but the first line names "
-                               f"{len(header)}; a text with a comma must stand in quotes")
-            rows += sentence(where, row[start], row[end], row[text])
-    except csv.Error as error:
-        raise BadInput(f"{path}:{reader.line_num}: not valid csv: {error}") from None
-    return rows
+    """One file of a folder -> its sentences in the file's order."""
+    if not file.lower().endswith(".csv"):
+        return read_cues(folder / file)
+    rows = read_table(folder / file, COLUMNS, NARRATION, errors="replace")
+    return [spoken for where, row in rows for spoken in sentence(where, *map(row.get, COLUMNS))]
 
 
 def read_cues(path):
-    """Cues of an srt or vtt file, without tags."""
-    text = read_text(path)
-    cues, lines = [], None                  # lines: of the cue that is being read
-    for number, line in enumerate(re.split("\r\n|\r|\n", text), start=1):
+    """Cues of an srt or vtt file, without tags, in the file's order."""
+    text = read_text(path, NARRATION, errors="replace")
+    cues, lines = [], None                  # lines: of the cue being read, None between cues
+    for number, line in enumerate(split_lines(text), start=1):
         if "-->" in line:
             times = CUE.fullmatch(line)
-            if not times:
-                raise BadInput(f"{path}:{number}: {line.strip()[:80]!r} is not a time as in "
-                               "00:01:02,500 --> 00:01:04,000")
+            require(times, f"{path}:{number}: {line.strip()[:80]!r} is not a time as in "
+                    "00:01:02,500 --> 00:01:04,000")
             if lines and lines[-1].strip().isdigit() and not "".join(lines[-2:-1]).strip():
                 lines.pop()                 # the next cue's number, after a line of blanks
             lines = []
             cues.append((number, times.groups(), lines))
-        elif not line:                      # a line of blanks ends nothing: YouTube writes them
+        elif not line:                      # only an empty line ends a cue: YouTube writes blanks
             lines = None
         elif lines is not None:
             lines.append(line)
-    if not cues and not text.startswith("WEBVTT"):
-        raise BadInput(f"{path}:1: no line as 00:01:02,500 --> 00:01:04,000 in it: no subtitles")
+    require(cues or text.startswith("WEBVTT"), f"{path}:1: no line as 00:01:02,500 --> "
+            "00:01:04,000 in it: no subtitles")
     rows = []
     for number, times, lines in cues:
         start, end = (60 * (60 * int(hours or 0) + int(minutes)) + float(seconds.replace(",", "."))
@@ -184,7 +157,7 @@ def read_cues(path):
 
 
 def sentence(where, start, end, text):
-    """[(start, end, text)], or [] where no word is said; BadInput, opened by `where`, if wrong."""
+    """[(start, end, text)], or [] if it has no words. A BadInput begins with `where`."""
     text = " ".join(SOUND.sub(" ", text).split())
     if text.lower() == "nan" or not any(map(str.isalnum, text)):
         return []
@@ -193,43 +166,28 @@ def sentence(where, start, end, text):
     except (ValueError, OverflowError):
         raise BadInput(f"{where}: start {str(start)[:40]!r}, end {str(end)[:40]!r}; seconds are "
                        "needed") from None
-    if not 0 <= start <= end <= 1e9:        # false for NaN
-        raise BadInput(f"{where}: start {start:g} s, end {end:g} s; both must be finite and from "
-                       "0, and the end not before the start")
+    require(0 <= start <= end <= 1e9,       # false for NaN
+            f"{where}: start {start:g} s, end {end:g} s; both must be finite and from 0, and the "
+            "end not before the start")
     return [(start, end, text)]
 
 
 # ------------------------------------------------------------------------------------------------
 # One JSON file
 # ------------------------------------------------------------------------------------------------
-def load_json(path):
-    """The content of a caption.json, of which only the outermost layer has been checked."""
-    text = read_text(path)
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{path}:{error.lineno}: not valid JSON (cut off?): {error.msg} at column "
-                       f"{error.colno}; {{ID: {{start, end, text}}}} is needed") from None
-    except (RecursionError, ValueError):    # lists in lists without end, a number of 5,000 digits
-        raise BadInput(f"{path}: not a caption.json; {{ID: {{start, end, text}}}} is "
-                       "needed") from None
-    if not isinstance(data, dict) or not data:
-        raise BadInput(f"{path}: no videos in it; {{ID: {{start, end, text}}}} is needed")
-    return data
-
-
 def read_entry(path, name, entry):
-    """One video's {"start": [], "end": [], "text": []} -> its sentences as they come."""
+    """One video's {"start": [], "end": [], "text": []} -> its sentences in the file's order."""
     where = f"{path}: video {name!r}"
     lists = [entry.get(key) for key in COLUMNS] if isinstance(entry, dict) else [None]
-    if not all(isinstance(part, list) for part in lists) or len(set(map(len, lists))) > 1:
-        raise BadInput(f"{where}: lists start, end and text of one length are needed")
+    require(all(isinstance(part, list) for part in lists) and len(set(map(len, lists))) == 1,
+            f"{where}: lists start, end and text of one length are needed")
     rows = []
     for i, (start, end, text) in enumerate(zip(*lists)):
         if text is None or text != text:    # None or NaN: nothing was said
             continue
-        if not isinstance(text, str) or not {type(start), type(end)} <= {int, float}:
-            raise BadInput(f"{where}, entry {i} (counted from 0): start, end, text are "
-                           f"{[start, end, text]!r:.120}; two numbers and a text are needed")
-        rows += sentence(f"{where}, entry {i} (counted from 0)", start, end, text)
+        item = f"{where}, entry {i} (counted from 0)"
+        require(isinstance(text, str) and {type(start), type(end)} <= {int, float},
+                f"{item}: start, end, text are {[start, end, text]!r:.120}; two numbers and a text "
+                "are needed")
+        rows += sentence(item, start, end, text)
     return rows

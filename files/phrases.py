@@ -6,14 +6,14 @@ form of verb phrases") and 4; the rule is that of Shen et al., CVPR 2021, on a d
     rule                                            here           example
     verb + particle + object                        verb_phrases   take off + the covers
     verb + particle + object + preposition + its    verb_phrases   put + a link + in + the box
-      object, where the verb has one
+      object, if the verb has one
     most concrete word (Brysbaert et al. 2014)      concreteness   take off the covers: 4.2 of 5
 
     python phrases.py --captions DIR --out phrases.txt     # phrase,count,concreteness by count
 
 Only this script needs spaCy (`pip install spacy`) and one of its English models. Each entry of a
-narration is parsed by itself: a phrase that a line break divides is not found. The 9,871 phrases
-released with the paper were said 12 times or more and have a concreteness of 4.2 or more.
+narration is parsed alone: a phrase split between two entries is not found. The 9,871 phrases
+released with the paper have a count of at least 12 and a concreteness of at least 4.2.
 """
 import re
 from collections import Counter
@@ -26,8 +26,8 @@ def verb_phrases(doc):
     """The phrases of one parsed text, in lower case.
 
     For each direct object (`dobj`) that is not a pronoun: lemma of its verb, the verb's particle
-    (`prt`), the object's noun chunk; then, where the verb has a preposition (`prep`) with an
-    object (`pobj`), the first such preposition and its object's noun chunk.
+    (`prt`), the object's noun chunk. If the verb has a preposition (`prep`) with an object
+    (`pobj`), the first such preposition and its object's noun chunk follow.
 
     Args:    doc: a spacy Doc, or anything with its tokens' dep_, pos_, lemma_, text, i, head and
                   children, and with noun_chunks that have root and text.
@@ -35,21 +35,21 @@ def verb_phrases(doc):
     """
     chunks = {chunk.root.i: chunk.text for chunk in doc.noun_chunks}
     phrases = []
-    for thing in doc:
-        if thing.dep_ == "dobj" and thing.pos_ != "PRON":
-            verb = thing.head
+    for token in doc:
+        if token.dep_ == "dobj" and token.pos_ != "PRON":
+            verb = token.head
             words = [verb.lemma_, *(child.text for child in verb.children if child.dep_ == "prt"),
-                     chunks.get(thing.i, thing.text)]
-            where = [(prep, place) for prep in verb.children if prep.dep_ == "prep"
-                     for place in prep.children if place.dep_ == "pobj"]
-            for prep, place in where[:1]:
+                     chunks.get(token.i, token.text)]
+            places = [(prep, place) for prep in verb.children if prep.dep_ == "prep"
+                      for place in prep.children if place.dep_ == "pobj"]
+            for prep, place in places[:1]:
                 words += [prep.text, chunks.get(place.i, place.text)]
             phrases.append(" ".join(re.sub(r"[,\s]+", " ", " ".join(words)).split()).lower())
     return phrases
 
 
 def concreteness(doc, ratings):
-    """The largest rating of a phrase's words or their lemmas; None where none is rated."""
+    """The largest rating of a phrase's words or their lemmas; None if none is rated."""
     rated = [ratings[word] for token in doc for word in (token.text.lower(), token.lemma_.lower())
              if word in ratings]
     return max(rated, default=None)

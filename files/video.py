@@ -1,16 +1,16 @@
-"""Read frames of real video files at given times, cut them to the encoder's size, shrink files.
+"""Read frames of video files at given times, crop them to the encoder's size, shrink files.
 
-    word        here             meaning
-    time        times            s from the start of the file, where players and annotations start
-    shown       shown            the picture at time t: the last frame whose timestamp is at most t
-    outside     outside          s by which t lies after the last frame's end or before the first
-    key frame   key_frame_ahead  a frame that needs no other: only here can decoding begin
-    short side  short_side       the smaller of height and width; pixels are taken as square
+    word             here             meaning
+    time             times            s from the start of the file, as players and annotations count
+    picture at t     pictures_at      the last frame whose timestamp is at most t
+    outside          outside          s by which t is after the last frame's end or before the first
+    key frame        key_frame_ahead  a frame that needs no other: decoding can begin only here
+    short side       short_side       the smaller of height and width; pixels are taken as square
     n pictures of a file, F of a clip, H W pixels, S the encoder's; a picture is uint8 RGB, 0-255.
 
-All pictures of a sample come from one opening of the file and one walk through it, on one thread
-(a loader's workers are the parallelism). What is wrong with a file is Unreadable, one line that
-says what; a wrong argument is a ValueError; anything else is a bug of ours.
+The file is opened once for all pictures of a sample and decoded forward, on one thread (a loader
+has its workers). A bad file is Unreadable, in one line that gives the reason. A wrong argument is a
+ValueError. Any other exception is a bug.
 """
 import math
 import os
@@ -31,21 +31,21 @@ from files.listings import VIDEO_SUFFIXES
 from support.command import BadInput, write_atomically
 
 SLACK = 1.0               # s outside the video in which its first or last frame still counts
-BLIND = 10.0              # s from a key frame to the next: rarely more
-JITTER = 256, 320         # short side before a crop of 224, pixels; the first in evaluation
+KEY_FRAME_GAP = 10.0      # s between key frames, assumed where no index tells
+JITTER = 256, 320         # short side before a crop of 224, pixels; 256 in evaluation
 
 
 class Unreadable(Exception):
-    """A file that cannot be opened or decoded, has no video, or ends before the frame asked for."""
+    """A file that cannot be opened or decoded, has no video, or ends before the requested time."""
 
 
 # ------------------------------------------------------------------------------------------------
 # Files
 # ------------------------------------------------------------------------------------------------
 def find_videos(folder):
-    """{stem: path, a str} of all videos below a folder, by extension, in any case.
+    """{stem: path, a str} of all videos below a folder, by suffix (upper or lower case).
 
-    Of several files with the same stem the first path in sorted order counts. Links to folders
+    Of several files with the same stem, the first path in sorted order counts. Links to folders
     are not followed. BadInput if there is no such folder.
     """
     if not Path(folder).is_dir():
@@ -53,7 +53,7 @@ def find_videos(folder):
     folders, files = [str(folder)], []
     while folders:
         with suppress(PermissionError), os.scandir(folders.pop()) as entries:
-            for entry in entries:                      # its kind is known without a further call
+            for entry in entries:                      # scandir knows its kind: no stat per file
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
                 elif (os.path.splitext(entry.name)[1].lower() in VIDEO_SUFFIXES
@@ -65,34 +65,34 @@ def find_videos(folder):
 
 @contextmanager
 def open_video(path):
-    """(container, its first video stream), closed at the end; what FFmpeg raises is Unreadable."""
-    doing = "opened"
+    """(container, its first video stream), closed at the end. FFmpeg's errors become Unreadable."""
+    stage = "opened"
     try:
         # "file:" because an id may hold a colon, which would be read as a protocol.
         with av.open(f"file:{path}", metadata_errors="replace") as container:
-            streams = [stream for stream in container.streams.video        # but no cover pictures
+            streams = [stream for stream in container.streams.video        # not a cover picture
                        if not stream.disposition & Disposition.attached_pic]
             if not streams:
                 raise Unreadable(f"{path}: no video stream")
             if streams[0].codec_context is None:
                 raise Unreadable(f"{path}: no decoder for its video stream")
             streams[0].thread_type, streams[0].codec_context.thread_count = "NONE", 1
-            doing = "decoded"
+            stage = "decoded"
             yield container, streams[0]
     except av.FFmpegError as error:
-        raise Unreadable(f"{path}: cannot be {doing}: {error.strerror}") from None
+        raise Unreadable(f"{path}: cannot be {stage}: {error.strerror}") from None
 
 
 def duration(path):
-    """s from the start of the file to the end of its video, as its header says.
+    """s from the start of the file to the end of its video, according to its header.
 
-    mkv and webm state that of the whole file, sound included; a recorded webm states none, and all
-    its packets are read. The header of a file that was cut off is still that of the whole.
+    mkv and webm only give the duration of the whole file, sound included. A recorded webm gives
+    none: all its packets are read. A file that was cut off still has the header of the whole.
     """
     with open_video(path) as (container, stream):
         if (stream.duration or 0) > 0:
             end = ((stream.start_time or 0) + stream.duration) * stream.time_base
-        elif (container.duration or 0) > 0:            # mkv: counted from 0, as the timestamps are
+        elif (container.duration or 0) > 0:            # mkv: from 0, as its timestamps
             end = container.duration / av.time_base
         else:
             end = max((packet.pts + (packet.duration or 0) for packet in container.demux(stream)
@@ -104,23 +104,24 @@ def duration(path):
 # Frames
 # ------------------------------------------------------------------------------------------------
 def read_frames(path, times, short_side=None):
-    """The pictures shown at `times`, from one opening of the file.
+    """The pictures at `times`, from one opening of the file.
 
-    Before its first and after its last frame a video shows these for SLACK = 1 s more, since
-    annotations often end a little late; beyond, it is Unreadable. A frame *between* others counts
-    however long it is held: still slides do, and damage that leaves a gap looks the same.
+    The first and the last frame also count for SLACK = 1 s before and after the video, since
+    annotations often end a little late. Any further away the file is Unreadable. A frame *between*
+    others counts for as long as it lasts: a slide can, and a gap left by damage looks the same.
 
     Args:
-        times:      (n,) s, n at least 1, 0 to 1e9; in any order, repeated or not.
-        short_side: pixels; larger pictures are reduced to it, smaller ones are left as they are.
-    Returns: (n, 3, H, W) uint8, row i is shown at times[i]; upright (rotation metadata applied).
+        times:      (n,) s, n at least 1, 0 to 1e9; in any order, with or without repeats.
+        short_side: pixels; larger pictures are reduced to it, smaller ones are not enlarged.
+    Returns: (n, 3, H, W) uint8, row i is the picture at times[i], upright (rotation metadata
+             applied).
     Raises:  Unreadable; ValueError if `times` are not as above.
     """
     times = np.asarray(times, float)
     if times.ndim != 1 or not times.size or not np.all((times >= 0) & (times < 1e9)):
         raise ValueError(f"times must be (n,) s from 0 to 1e9, n at least 1; they are {times}")
     distinct, which = np.unique(times, return_inverse=True)                  # sorted; (n,)
-    with closing(shown(path, distinct, short_side)) as pictures:
+    with closing(pictures_at(path, distinct, short_side)) as pictures:
         for i, (picture, outside) in enumerate(pictures):
             if abs(outside) > SLACK:
                 where = "begins {:.1f} s after" if outside < 0 else "ends {:.1f} s before"
@@ -132,18 +133,19 @@ def read_frames(path, times, short_side=None):
     return torch.from_numpy(frames)
 
 
-def shown(path, times, short_side=None):
-    """Yield what is shown at each of the sorted `times` (s): (picture (H, W, 3), outside).
+def pictures_at(path, times, short_side=None):
+    """Yield (picture (H, W, 3), outside) for each of the sorted `times`, s.
 
-    `outside`, s: how far the time lies after the end (+) or before the first frame (-), else 0.
+    `outside`, s: how far the time is after the end (+) or before the first frame (-), else 0.
     All pictures have the size of the first. Raises Unreadable.
     """
     with open_video(path) as (container, stream):
         start, scaler, size = (container.start_time or 0) / av.time_base, VideoReformatter(), None
-        frames = frame = after = None            # `after` is the last one decoded, `frame` before
+        frames = frame = after = None            # `after` was decoded last, `frame` is before it
         for time in times:
-            time += start + 1e-6                         # float rounding must not miss a frame
+            time += start + 1e-6                         # rounding of floats must not miss a frame
             if frames is None or key_frame_ahead(stream, time, (after or frame).time):
+                # The lambda gives `time` of the present loop, also when the frames are read later.
                 frames = frames_around(container, stream, time, start, lambda: time)
                 frame, after = None, next(frames, None)
                 if after is None:
@@ -154,7 +156,7 @@ def shown(path, times, short_side=None):
             picture, outside = frame or after, 0.0
             if frame is None:
                 outside = time - after.time
-            elif after is None:            # the last frame lasts as it says, or for one interval
+            elif after is None:            # the last frame: its own duration, or one interval
                 lasts = frame.duration * frame.time_base or 1 / (stream.average_rate or math.inf)
                 outside = max(0.0, time - frame.time - float(lasts))
             if picture.is_corrupt and abs(outside) <= SLACK:
@@ -168,27 +170,28 @@ def shown(path, times, short_side=None):
 
 
 def key_frame_ahead(stream, time, reached):
-    """Whether decoding can begin nearer to `time` than at `reached`, where it is (s).
+    """Whether decoding can begin nearer to `time` (s) than `reached` (s), its present position.
 
-    An mp4 lists its frames when it is opened, an mkv at the first seek. Where the list ends before
-    `time` there is probably a key frame among BLIND seconds.
+    The index of an mp4 is read when it is opened, that of an mkv at the first seek. If the index
+    ends before `time`, a key frame at least every KEY_FRAME_GAP seconds is assumed.
 
-    An mp4 lists when frames are *decoded*, some ticks before they are shown: a seek for a key frame
-    that is shown after `time` would lead back to the one before, and all of its group again.
+    The index of an mp4 has decoding times, some ticks before those of display. A seek for a key
+    frame displayed after `time` would end at the one before and decode its whole group again.
     """
     index, ticks = stream.index_entries, math.floor(time / stream.time_base)
     early = max(0, (stream.start_time or 0) - index[0].timestamp) if len(index) else 0    # ticks
     key = index.search_timestamp(ticks - early)
     if key >= 0 and index[key].timestamp > round(reached / stream.time_base):
         return True
-    return (not len(index) or index[-1].timestamp < ticks) and time - reached > BLIND
+    return (not len(index) or index[-1].timestamp < ticks) and time - reached > KEY_FRAME_GAP
 
 
-def frames_around(container, stream, time, start, asked):
-    """Seek: the frames from a key frame at or before `time` on; from the first, where none is.
+def frames_around(container, stream, time, start, wanted):
+    """Seek: the frames from a key frame at or before `time`, or from the first if there is none.
 
-    A seek may end at a key frame *after* `time` (an index is in order of decoding, and B-frames are
-    shown before what they need): then it is repeated from ever further back. `asked`: see `decode`.
+    A seek may end at a key frame *after* `time` (an index is in decoding order, and a B-frame is
+    displayed before a frame that it needs). Then it is repeated further and further back.
+    `wanted`: see `decode`.
     """
     back = 0.0
     while True:
@@ -196,22 +199,22 @@ def frames_around(container, stream, time, start, asked):
             container.seek(math.floor(max(time - back, start) / stream.time_base), stream=stream)
         except av.FFmpegError:             # FFmpeg calls it "Operation not permitted"
             return iter(())
-        frames = decode(container, stream, asked)
+        frames = decode(container, stream, wanted)
         first = next(frames, None)
         if time - back <= start or first is not None and first.time <= time:
             return frames if first is None else chain([first], frames)
         back = 2 * back + 1
 
 
-def decode(container, stream, asked):
-    """Yield the frames from here on, without those of H.264 that are neither needed nor asked for.
+def decode(container, stream, wanted):
+    """Yield the frames from here on, except those of H.264 that nothing needs.
 
-    A frame is passed over, undecoded, if no frame refers to it and a later one is known that is
-    shown no later than `asked()` (s), the earliest time still to be answered. Other codecs give
-    all frames: HEVC calls frames unreferenced to which its higher temporal layers refer.
+    `wanted()` is the earliest time, s, whose picture is still to be found. A frame is skipped,
+    undecoded, if no frame refers to it and a later frame is displayed at or before `wanted()`.
+    Other codecs give all frames: HEVC marks frames as unreferenced that higher temporal layers use.
 
-    An avi only tells when frames are decoded. H.264 shows them in another order, though at the same
-    times: the n-th that comes out is shown when the n-th was to be decoded.
+    An avi only has decoding times. H.264 displays frames in another order but at the same times:
+    the n-th frame out is displayed at the n-th decoding time.
     """
     context, tick, newest = stream.codec_context, float(stream.time_base), -math.inf
     h264 = context.name == "h264"
@@ -221,8 +224,8 @@ def decode(container, stream, asked):
             ticks.append(packet.dts)
         elif h264:
             pts = newest if packet.pts is None else packet.pts
-            unasked = pts < newest and newest * tick + 1e-6 <= asked()
-            context.skip_frame = "NONREF" if unasked else "DEFAULT"
+            unneeded = pts < newest and newest * tick + 1e-6 <= wanted()
+            context.skip_frame = "NONREF" if unneeded else "DEFAULT"
             newest = max(newest, pts)
         for frame in packet.decode():
             if avi:
@@ -235,13 +238,13 @@ def decode(container, stream, asked):
 # Small copies of files
 # ------------------------------------------------------------------------------------------------
 def shrink(source, target, fps=1.0, short_side=256):
-    """Write a small mp4 (Motion JPEG) without sound of which every frame is a key frame.
+    """Write a small mp4 (Motion JPEG) without sound in which every frame is a key frame.
 
-    At the same size and quality JPEG is decoded some six times as fast as key frames of H.264.
+    At the same size and quality, JPEG decodes about six times as fast as key frames of H.264.
 
-    At t = k / fps the copy shows what the source shows at t (its first frame where it begins
-    later), to its end; where the source is cut off the copy ends too. It stands at `target` whole
-    or not at all (written beside and renamed).
+    Frame k of the copy is the source's picture at k / fps (its first frame, if it begins later).
+    The copy ends where the source does, also if the source is cut off. `target` is whole or absent:
+    it is written under another name and renamed.
 
     Args: fps > 0, frames/s; short_side: pixels, at least 2 (both sides become even).
     Raises: Unreadable for the source, OSError for the target.
@@ -249,12 +252,12 @@ def shrink(source, target, fps=1.0, short_side=256):
     rate = Fraction(fps).limit_denominator(1000)
     count = max(1, math.ceil(duration(source) * rate - 1e-6))
     times = (float(k / rate) for k in range(count))
-    with closing(shown(source, times, short_side)) as pictures:
+    with closing(pictures_at(source, times, short_side)) as pictures:
         write_atomically(target, lambda file: encode(file, pictures, rate))
 
 
 def encode(file, pictures, rate):
-    """Write pictures, `rate` of them per second, up to the end of what they were taken from."""
+    """Write (picture, outside) pairs, `rate` pictures/s, up to the first after the source's end."""
     with av.open(file, "w", format="mp4") as container:
         stream = container.add_stream("mjpeg", rate=rate, options={"qmin": "2", "qmax": "2"})
         stream.codec_context.thread_count = 1
@@ -271,18 +274,18 @@ def encode(file, pictures, rate):
 
 
 # ------------------------------------------------------------------------------------------------
-# Views: what the encoder sees of a clip
+# Views: the squares of a clip that the encoder is given
 # ------------------------------------------------------------------------------------------------
 def short_side_for(size):
-    """Pixels that a picture's short side needs for any view of `size`, so that none is enlarged."""
+    """The short side, pixels, from which no view of `size` is enlarged."""
     return round(size * JITTER[1] / 224)
 
 
 def training_view(frames, size, rng):
-    """A random square of a clip, perhaps mirrored: the same one of all its frames.
+    """A random square of a clip, perhaps mirrored: the same for all its frames.
 
-    The paper's: short side drawn from 256 to 320, a crop of 224, flipped in half of the draws; in
-    proportion for other sizes. Here the square is cut out first and only it is resized.
+    As in the paper: short side drawn from 256 to 320, a crop of 224, flipped in half of the draws;
+    other sizes in proportion. Here the square is cropped first, and only the square is resized.
 
     Args:    frames (F, 3, H, W) uint8; size: S, pixels; rng: numpy Generator, four draws.
     Returns: (F, 3, S, S) uint8.
@@ -295,7 +298,7 @@ def training_view(frames, size, rng):
 
 
 def evaluation_view(frames, size):
-    """The middle square of a clip: that of 224 where the short side is 256, resized to `size`.
+    """The center square of a clip, 224 of a short side of 256, resized to `size`.
 
     (F, 3, H, W) uint8 -> (F, 3, size, size) uint8.
     """

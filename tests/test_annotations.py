@@ -4,20 +4,16 @@ The real files are not part of this project; their tests are skipped where they 
 """
 import json
 import pickle
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from files.annotations import (AnnotatedVideo, FeaturesFile, Step, load_coin, load_features,
+                               load_text_embeddings, training_split)
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from files.annotations import (AnnotatedVideo, FeaturesFile, Step, load_coin, load_features,  # noqa: E402
-                         load_text_embeddings, training_split)
-
 COIN = ROOT.parent / "shared" / "coin"
 
 
@@ -55,28 +51,24 @@ def features(**changes):
 
 
 def test_load_coin_reads_the_layout(tmp_path):
-    """Catches: labels off by one, steps left unsorted, fields swapped, order of videos lost."""
+    """Catches: labels off by one, steps left unsorted, fields swapped, order of videos lost; a copy
+    of COIN.json that says "validation" for its test videos."""
     path = write_coin(tmp_path, zz=entry(step("3", (5, 6)), step("1", (1.5, 2), "crack the egg"),
                                          subset="testing"),
-                      aa=entry(subset="testing", duration=None))
-    videos, names = load_coin(path)
+                      aa=entry(subset="validation", duration=None))
     steps = (Step(1.5, 2.0, 0), Step(5.0, 6.0, 2))
-    assert videos == [AnnotatedVideo("zz", "test", 7, 60.5, steps),
-                      AnnotatedVideo("aa", "test", 7, None, ())]
+    expected = [AnnotatedVideo("zz", "test", 7, 60.5, steps),
+                AnnotatedVideo("aa", "test", 7, None, ())]
+    assert load_coin(path) == (expected, ["crack the egg", "", "whisk the egg"])
+    path.write_text("\ufeff" + path.read_text(), encoding="utf-8")
+    assert load_coin(path)[0] == expected
 
 
-def test_class_names_keep_their_places_where_ids_are_absent(tmp_path):
-    """Catches: names packed without gaps, a later label of a class replacing the first."""
-    path = write_coin(tmp_path, a=entry(step("4", label="fold"), step("2", label="stir")),
-                      b=entry(step("4", label="fold again")))
-    assert load_coin(path)[1] == ["", "stir", "", "fold"]
-
-
-def test_subsets_of_both_spellings_are_test(tmp_path):
-    """Catches: a copy of COIN.json that says "validation" for its test videos loses its test set,
-    or has it taken for our validation, a part of train."""
-    path = write_coin(tmp_path, a=entry(subset="testing"), b=entry(subset="validation"))
-    assert [video.split for video in load_coin(path)[0]] == ["test", "test"]
+def test_class_names_are_the_first_in_the_file(tmp_path):
+    """Catches: a later label of a class replacing the first."""
+    path = write_coin(tmp_path, a=entry(step("2", label="fold")),
+                      b=entry(step("2", label="fold again"), step("1", label="stir")))
+    assert load_coin(path)[1] == ["stir", "fold"]
 
 
 def test_validation_split_never_changes(tmp_path):
@@ -85,40 +77,26 @@ def test_validation_split_never_changes(tmp_path):
              "eD6NEcqcCyc": "train", "JfuwHhfxN28": "train", "-egN4Fefi1u": "train"}
     path = write_coin(tmp_path, **{name: entry() for name in known})
     assert {video.name: video.split for video in load_coin(path)[0]} == known
-
-
-def test_validation_is_a_tenth():
-    """Catches: the two splits exchanged, or a share far from a tenth."""
     share = np.mean([training_split(f"video {i}") == "validation" for i in range(20_000)])
     assert share == pytest.approx(0.1, abs=0.01)       # 0.002 is one standard deviation
 
 
-@pytest.mark.parametrize("text, message", [
-    ("", "COIN.json: the file is empty"),
-    (" \n", "COIN.json: the file is empty"),
-    ('{"database": {\n"a": {"subset": "training",\n', "COIN.json:3: not valid JSON"),
-    ('{"videos": {}}', 'COIN.json: no videos under "database"'),
-    ('{"database": {}}', 'COIN.json: no videos under "database"'),
-    ("[1, 2]", 'COIN.json: no videos under "database"'),
-], ids=["empty", "blank", "cut off", "no database", "empty database", "a list"])
-def test_coin_file_that_is_not_one(tmp_path, text, message):
+@pytest.mark.parametrize("content, message", [
+    (None, "COIN.json: No such file"),
+    (b" \n", "COIN.json: the file is empty; COIN.json is needed"),
+    (b"\xff\xfe\x00", "COIN.json: invalid start byte at byte 0; save it as UTF-8"),
+    (b'{"database": {\n"a": {"subset": "training",\n', "COIN.json:3: not valid JSON"),
+    (b'{"database": {}}', 'COIN.json: no videos under "database"'),
+    (b"[1, 2]", 'COIN.json: no videos under "database"'),
+], ids=["absent", "blank", "binary", "cut off", "empty database", "a list"])
+def test_coin_file_that_is_not_one(tmp_path, content, message):
     """Catches: a traceback, or an empty list of videos, instead of the file (and line) at fault."""
     path = tmp_path / "COIN.json"
-    path.write_text(text)
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(ValueError, match=message) as caught:
         load_coin(path)
     assert "\n" not in str(caught.value)
-
-
-def test_coin_file_absent_a_folder_or_binary(tmp_path):
-    """Catches: FileNotFoundError and friends, which look like our own bug and not like a typo."""
-    with pytest.raises(ValueError, match="absent.json: No such file"):
-        load_coin(tmp_path / "absent.json")
-    with pytest.raises(ValueError, match="Is a directory"):
-        load_coin(tmp_path)
-    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="binary.json: .*utf-8"):
-        load_coin(tmp_path / "binary.json")
 
 
 NAN, INF = float("nan"), float("inf")                  # json.dumps writes NaN and Infinity
@@ -126,9 +104,8 @@ NAN, INF = float("nan"), float("inf")                  # json.dumps writes NaN a
 
 @pytest.mark.parametrize("bad, message", [
     (entry(subset="dev"), "subset is 'dev'; it must be one of training, testing, validation"),
-    (entry(subset=["training"]), "subset is"),
+    (entry(subset=["testing"]), "subset is ['testing']"),
     (entry(recipe_type="7"), "recipe_type is '7'"),
-    (entry(recipe_type=-1), "recipe_type is -1"),
     (entry(duration=NAN), "duration is nan"),
     (entry(annotation={}), "annotation must be a list"),
     ({"subset": "training"}, "the entry has no recipe_type, annotation"),
@@ -136,13 +113,9 @@ NAN, INF = float("nan"), float("inf")                  # json.dumps writes NaN a
     (entry(step(), {"id": "3", "label": "x"}), "step 2 has no segment"),
     (entry(step(segment=(2, 1))), "step 1: its end, 1 s, is before its start, 2 s"),
     (entry(step(segment=(1, NAN))), "step 1: segment is"),
-    (entry(step(segment=(1, INF))), "step 1: segment is"),
     (entry(step(segment=(-1, 2))), "step 1: segment is"),
     (entry(step(segment=("1", "2"))), "step 1: segment is"),
-    (entry(step(segment=(1,))), "step 1: segment is"),
     (entry(step("0")), "step 1: id is '0'"),
-    (entry(step("-3")), "step 1: id is '-3'"),
-    (entry(step("2.5")), "step 1: id is '2.5'"),
     (entry(step("1000000000")), "step 1: id is '1000000000'"),
     (entry(step(3)), "step 1: id is 3"),
     (entry(step(label=None)), "step 1: label is None"),
@@ -174,23 +147,30 @@ def test_text_embeddings_are_as_stored(tmp_path):
 @pytest.mark.parametrize("arrays, message", [
     (texts(names=np.array(["stir"]), embeddings=np.ones((1, 3))), "one class: nothing to choose"),
     (texts(embeddings=np.array([[1., 2.], [NAN, 1.]])), r"row 1 .*NaN or infinity"),
-    (texts(embeddings=np.array([[INF, 2.], [1., 1.]])), r"row 0 .*NaN or infinity"),
     (texts(embeddings=np.array([[1., 2.], [1e300, 1.]])), r"row 1 .*NaN or infinity"),
     (texts(embeddings=np.array([[1., 2.], [0., 0.]])), r"row 1 .*all zeros"),
     (texts(embeddings=np.ones((3, 4))), r"names is <U4 \(2,\), embeddings float64 \(3, 4\)"),
-    (texts(embeddings=np.ones(2)), r"floats \(N, D\) are needed"),
     (texts(embeddings=np.ones((2, 4), int)), r"floats \(N, D\) are needed"),
     (texts(embeddings=np.ones((2, 0))), r"floats \(N, D\) are needed"),
-    (texts(names=np.array(["a"] * 0), embeddings=np.ones((0, 3))), "at least 1"),
     (texts(names=np.arange(2)), r"text \(N,\) and"),
     (texts(names=np.array(["stir", "fold"], object)), "Object arrays .*without object arrays"),
+    (features(start=np.array([0., 2., NAN, 2.])), "row 2 .*start is NaN"),
+    (features(end=np.array([2., INF, 2., 4.])), "row 1 .*end is NaN or infinite"),
+    (features(end=np.array([2., 4., 2., 1.])), "row 3 .*end is before start"),
+    (features(start=np.zeros(3)), r"start is float64 \(3,\)"),
+    (features(start=np.array(list("0123"))), "start is <U1"),
+    (features(video=np.array(["a", "a", "b"])), r"video is <U1 \(3,\), embedding"),
+    (features(video=np.array(list("aabb"), object)), "Object arrays"),
+    (features(embedding=np.ones((4, 3))), "embedding is float64; save it as float16 or float32"),
+    ({key: value[:0] for key, value in features().items()}, "at least 1"),
 ])
 @pytest.mark.filterwarnings("error")
-def test_text_embeddings_at_fault(tmp_path, arrays, message):
-    """Catches: values that end as NaN cosines, one class, shapes that would broadcast."""
+def test_arrays_at_fault(tmp_path, arrays, message):
+    """Catches: values that end as NaN cosines, one class, shapes that would broadcast; windows
+    without a time, arrays of different lengths, ids that are not text."""
     path = write_npz(tmp_path, **arrays)
     with pytest.raises(ValueError, match=message) as caught:
-        load_text_embeddings(path)
+        (load_text_embeddings if "names" in arrays else load_features)(path)
     assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
 
 
@@ -218,30 +198,7 @@ def test_npz_that_is_not_one(tmp_path, load, arrays):
 # ---- features ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arrays, message", [
-    (features(start=np.array([0., 2., NAN, 2.])), "row 2 .*start is NaN"),
-    (features(end=np.array([2., INF, 2., 4.])), "row 1 .*end is NaN or infinite"),
-    (features(end=np.array([2., 4., 2., 1.])), "row 3 .*end is before start"),
-    (features(start=np.zeros(3)), r"start is float64 \(3,\)"),
-    (features(end=np.zeros((4, 1))), r"end is float64 \(4, 1\)"),
-    (features(start=np.array(list("0123"))), "start is <U1"),
-    (features(video=np.array(["a", "a", "b"])), r"video is <U1 \(3,\), embedding"),
-    (features(video=np.arange(4)), r"text \(N,\)"),
-    (features(video=np.array(list("aabb"), object)), "Object arrays"),
-    (features(embedding=np.ones((4, 3))), "embedding is float64; save it as float16 or float32"),
-    (features(embedding=np.ones((4, 3), np.int16)), "floats"),
-    ({key: value[:0] for key, value in features().items()}, "at least 1"),
-])
-def test_features_at_fault(tmp_path, arrays, message):
-    """Catches: windows without a time, arrays of different lengths, ids that are not text."""
-    path = write_npz(tmp_path, **arrays)
-    with pytest.raises(ValueError, match=message) as caught:
-        load_features(path)
-    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("row", [0, 4095, 4096, 9999])
-@pytest.mark.parametrize("value", [NAN, -INF])
+@pytest.mark.parametrize("row, value", [(0, NAN), (4095, -INF), (4096, NAN), (9999, INF)])
 def test_features_row_with_nan_is_found_wherever_it_is(tmp_path, row, value):
     """Catches: a row number counted within its part of the file, the last part left unchecked."""
     embedding = np.ones((10_000, 2), np.float32)
@@ -281,12 +238,11 @@ def test_nearest_equals_a_slow_loop():
 
 def test_nearest_does_not_depend_on_the_order_of_rows():
     """Catches: at a tie (halfway, or two windows of one middle) the answer hangs on chance."""
-    times = [1.0, 2.0, 3.0, 9.0]
+    middle = np.array([1., 3., 5., 7.])
     for order in ([0, 1, 2, 3], [3, 1, 0, 2], [1, 3, 2, 0]):
-        file = FeaturesFile(np.array(["a"] * 4)[order], np.array([1., 3., 5., 7.])[order],
-                            np.array([[0], [1], [2], [3]], np.float16)[order])
-        found = file.embedding[file.nearest("a", times)]
-        assert found.tolist() == [[0], [0], [1], [3]]                      # 2.0 is halfway
+        file = FeaturesFile(np.array(["a"] * 4), middle[order], np.zeros((4, 1), np.float16))
+        nearest = file.middle[file.nearest("a", [1.0, 2.0, 3.0, 9.0])]
+        assert nearest.tolist() == [1, 1, 3, 7]                            # 2.0 is halfway
     file = FeaturesFile(np.array(["a"] * 3), np.array([1., 1., 5.]), np.float32([[0], [1], [2]]))
     assert file.nearest("a", [0.0, 1.0, 2.0, 4.0]).tolist() == [0, 0, 0, 2]
 
@@ -327,20 +283,3 @@ def test_real_text_embeddings():
     assert names == (COIN / "steps.txt").read_text().splitlines()
     assert embeddings.shape == (778, 512) and embeddings.dtype == np.float32
     assert not np.allclose(np.linalg.norm(embeddings, axis=1), 1, atol=0.1)
-
-
-def test_features_of_realistic_size_load_quickly(tmp_path):
-    """Catches: values checked one by one in Python, all rows searched in Python at each lookup.
-
-    400,000 rows x 512 take about a second; here it is a tenth of that.
-    """
-    rng = np.random.default_rng(0)
-    video = rng.permutation(np.repeat([f"video{i:06d}" for i in range(700)], 57))
-    start = rng.uniform(0, 100, len(video))
-    path = write_npz(tmp_path, video=video, start=start, end=start + 2,
-                     embedding=np.ones((len(video), 512), np.float16))
-    began = time.process_time()
-    file = load_features(path)
-    for i in range(700):
-        file.nearest(f"video{i:06d}", np.linspace(0, 100, 8))
-    assert time.process_time() - began < 2             # s of this process; 0.1 is usual

@@ -6,8 +6,8 @@ import io
 import math
 import os
 import struct
-import sys
 from fractions import Fraction
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,27 +18,25 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
+from files import video
+from files.video import Unreadable, read_frames
+from support.command import BadInput
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from files import video  # noqa: E402
-from support.command import BadInput  # noqa: E402
-from files.video import Unreadable, read_frames  # noqa: E402
-
 REAL = ROOT.parent / "shared" / "videos"
 FPS, SIZE = 25, (48, 64)                               # frames/s; H, W
-BLOCK = 8                                              # pixels; a picture is grey squares
+BLOCK = 8                                              # pixels; a picture is gray squares
 H264 = {"preset": "ultrafast", "x264-params": "bframes=3:keyint=50:scenecut=0"}
 PLAIN = {"preset": "ultrafast", "x264-params": "bframes=0:keyint=1000:scenecut=0"}
 MPEG4 = {"sc_threshold": "1000000000"}                 # key frames only where `gop` says
 
 
 def pictures(count, size=SIZE, seed=0):
-    """`count` different pictures (H, W, 3) uint8: random grey squares, which encode well."""
+    """`count` different pictures (H, W, 3) uint8: random gray squares, which encode well."""
     rng = np.random.default_rng(seed)
     squares = rng.integers(0, 256, (count, math.ceil(size[0] / BLOCK), math.ceil(size[1] / BLOCK)))
-    grey = squares.repeat(BLOCK, 1).repeat(BLOCK, 2)[:, :size[0], :size[1]]
-    return np.repeat(grey[..., None], 3, axis=-1).astype(np.uint8)
+    gray = squares.repeat(BLOCK, 1).repeat(BLOCK, 2)[:, :size[0], :size[1]]
+    return np.repeat(gray[..., None], 3, axis=-1).astype(np.uint8)
 
 
 def write(path, codec="libx264", count=100, ticks=None, base=Fraction(1, FPS), size=SIZE,
@@ -81,61 +79,37 @@ def decode_all(path, limit=None):
     return [t for t, _ in frames], [picture for _, picture in frames]
 
 
-def look(frames, wanted):
+def look_up(frames, wanted):
     """The picture of the last frame that is not later than `wanted`; of the first, if all are."""
-    shown = frames[1][0]
-    for t, picture in zip(*frames):
-        if t <= wanted + 1e-6:
-            shown = picture
-    return shown.transpose(2, 0, 1)
+    earlier = [picture for t, picture in zip(*frames) if t <= wanted + 1e-6]
+    return (earlier or frames[1][:1])[-1].transpose(2, 0, 1)
 
 
 def assert_shows(path, times, frames):
     got = read_frames(path, times)
     assert got.dtype == torch.uint8 and got.shape == (len(times), 3, *frames[1][0].shape[:2])
-    wrong = [t for t, picture in zip(times, got) if not np.array_equal(picture, look(frames, t))]
+    wrong = [t for t, picture in zip(times, got)
+             if not np.array_equal(picture, look_up(frames, t))]
     assert not wrong, f"{path.name}: wrong picture at {wrong}"
 
 
 class Counting:
-    """Stands for av.open: what it opened, how often it sought and how many frames it decoded."""
+    """Watches av.open and video.decode: files opened, seeks (one per decode), frames decoded."""
 
     def __init__(self, monkeypatch):
-        self.opened, self.seeks, self.decoded, self.timeless = [], 0, 0, set()
-        self.real = av.open
-        monkeypatch.setattr(av, "open", self.open)
+        self.opened, self.seeks, self.decoded = [], 0, 0
+        monkeypatch.setattr(av, "open", partial(self.open, av.open))
+        monkeypatch.setattr(video, "decode", partial(self.decode, video.decode))
 
-    def open(self, *arguments, **options):
-        counter, file = self, self.real(*arguments, **options)
-        self.opened.append(file)
+    def open(self, real, *arguments, **options):
+        self.opened.append(real(*arguments, **options))
+        return self.opened[-1]
 
-        class Container:
-            def __getattr__(self, name):
-                return getattr(file, name)
-
-            def __enter__(self):
-                return self
-
-            def __exit__(self, *exception):
-                file.close()
-
-            def seek(self, *arguments, **options):
-                counter.seeks += 1
-                file.seek(*arguments, **options)
-
-            def demux(self, *streams):
-                return map(Packet, file.demux(*streams))
-
-        class Packet:
-            def __init__(self, packet):
-                self.packet, self.pts, self.dts = packet, packet.pts, packet.dts
-
-            def decode(self):
-                for frame in self.packet.decode():
-                    frame.pts = None if counter.decoded in counter.timeless else frame.pts
-                    counter.decoded += 1
-                    yield frame
-        return Container()
+    def decode(self, real, *arguments):
+        self.seeks += 1
+        for frame in real(*arguments):
+            self.decoded += 1
+            yield frame
 
     def all_closed(self):
         return all(len(file.streams) == 0 for file in self.opened)          # close() empties them
@@ -185,26 +159,19 @@ def test_frames_at_times_equal_decoding_everything(tmp_path, name):
     assert_shows(path, np.maximum(frames[0], 0), frames)                     # every frame, one walk
 
 
-def test_times_count_from_the_start_of_the_file(tmp_path):
-    """Catches: times counted from the timestamp 0, or from the video's first frame."""
+@pytest.mark.parametrize("name, options, first", [
+    ("late.mkv", {"ticks": range(1000, 1100)}, 0.0),                         # all of it at 40 s
+    ("late.mp4", {"ticks": range(70, 170)}, 0.0),      # 2.8 + 8 / FPS < 78 / FPS in floats
+    ("sound.mkv", {"ticks": range(20, 120), "sound": 4.0}, 0.8),             # sound at 0 s
+    ("h264.avi", {}, 0.0)])
+def test_times_count_from_the_start_of_the_file(tmp_path, name, options, first):
+    """Catches: times counted from the timestamp 0, or from the video's first frame; the order of
+    decoding, which is all that an avi tells, taken for that of display."""
     written = torch.from_numpy(pictures(100)).permute(0, 3, 1, 2).float()
-    path = write(tmp_path / "late.mkv", ticks=range(1000, 1100))             # all of it at 40 s
-    assert (read_frames(path, [5.5 / FPS])[0] - written[5]).abs().mean() < 10
-    path = write(tmp_path / "sound.mkv", ticks=range(20, 120), sound=4.0)    # sound at 0 s
-    assert (read_frames(path, [35.5 / FPS])[0] - written[15]).abs().mean() < 10
-    path = write(tmp_path / "late.mp4", ticks=range(70, 170))
-    assert 2.8 + 8 / FPS < 78 / FPS                    # in floats: frame 8 would be missed
-    assert (read_frames(path, np.arange(100) / FPS) - written).abs().mean((1, 2, 3)).max() < 10
-
-
-def test_h264_in_avi_is_shown_in_its_order(tmp_path):
-    """Catches: the order of decoding, which is all that an avi tells, taken for that of showing."""
-    written = torch.from_numpy(pictures(100)).permute(0, 3, 1, 2).float()
-    path = write(tmp_path / "a.avi")
-    times = np.arange(100) / FPS
-    assert (read_frames(path, times) - written).abs().mean((1, 2, 3)).max() < 10
-    for i in (0, 7, 49, 50, 51, 73, 99):               # one alone, after a seek
-        assert (read_frames(path, times[[i]])[0] - written[i]).abs().mean() < 10
+    path, times = write(tmp_path / name, **options), first + np.arange(100) / FPS
+    for rows in (range(100), [0], [7], [49], [50], [51], [73], [99]):        # a walk; single seeks
+        error = (read_frames(path, times[rows]) - written[rows]).abs().mean((1, 2, 3))
+        assert error.max() < 10
 
 
 def test_rotation_is_applied(tmp_path):
@@ -242,20 +209,17 @@ def test_short_side(tmp_path, size, short, expected):
 
 def test_pictures_that_change_size_get_the_size_of_the_first(tmp_path):
     """Catches: a stream that changes size ending in a traceback."""
-    path = tmp_path / "sizes.mkv"
-    with av.open(str(path), "w") as file:
-        stream = file.add_stream("mjpeg", rate=FPS)
-        stream.height, stream.width, stream.pix_fmt = 48, 64, "yuvj420p"
-        for i, size in enumerate([(48, 64)] * 3 + [(96, 64)] * 3):
-            encoder = av.CodecContext.create("mjpeg", "w")
-            encoder.height, encoder.width = size
-            encoder.pix_fmt, encoder.time_base = "yuvj420p", Fraction(1, FPS)
-            frame = av.VideoFrame.from_ndarray(pictures(1, size)[0], "rgb24").reformat(
-                format="yuvj420p")
-            frame.pts, frame.time_base = i, Fraction(1, FPS)
-            for packet in encoder.encode(frame) + encoder.encode():
-                packet.stream = stream
-                file.mux(packet)
+    path, stream = tmp_path / "sizes.mkv", None
+    with av.open(str(path), "w") as out:
+        for i, size in enumerate([(48, 64), (96, 64)]):
+            part = write(tmp_path / f"{i}.mkv", ticks=range(3 * i, 3 * i + 3), size=size,
+                         **FILES["mjpeg.mov"])
+            with av.open(str(part)) as file:
+                stream = stream or out.add_stream_from_template(file.streams.video[0])
+                for packet in file.demux(video=0):
+                    packet.stream = stream
+                    out.mux([packet] if packet.size else [])
+    assert [picture.shape[0] for picture in decode_all(path)[1]] == [48, 48, 48, 96, 96, 96]
     assert read_frames(path, [0.0, 0.2]).shape == (2, 3, 48, 64)
 
 
@@ -270,72 +234,53 @@ def test_real_videos(name):
 
 
 # ---- one opening, few frames decoded -----------------------------------------------------------
-@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.avi"])
-def test_one_opening_and_no_frame_decoded_that_is_not_needed(tmp_path, monkeypatch, name):
-    """Catches: an opening per clip; a seek back for every time; no seek where it saves decoding;
-    B-frames of H.264 decoded that nothing refers to and nobody asks for."""
-    options = {"codec": "mpeg4", "options": MPEG4, "gop": 50} if name == "a.avi" else {}
-    path = write(tmp_path / name, count=500, **options)                      # a key every 2 s
+NEAR, FAR = [10.1, 10.7, 10.3, 11.9, 11.1], [0.1, 15.1, 10.1, 18.1]
+AVI = {"codec": "mpeg4", "options": MPEG4, "gop": 50}
+
+
+@pytest.mark.parametrize("name, options, times, seeks, decoded", [
+    ("a.mp4", {}, NEAR, 1, range(25, 40)),             # within one group of 50 frames
+    ("a.mkv", {}, NEAR, 1, range(25, 40)),
+    ("a.avi", AVI, NEAR, 1, range(48, 54)),            # not H.264: B-frames are decoded
+    ("a.mp4", {}, FAR, 4, range(4 * 33)),
+    ("a.mkv", {}, FAR, 4, range(4 * 33)),
+    ("a.avi", AVI, FAR, 4, range(4 * 33)),
+    ("a.mp4", {}, [1.8, 1.95, 1.99], 1, range(51)),    # a key frame shown at 2 s, listed at 1.92 s
+    ("a.mp4", {}, [1.8, 2.01], 2, range(101)),
+    ("a.mp4", {"options": PLAIN}, [0.1, 11.0, 22.0, 29.0], 1, range(29 * FPS + 3)),  # one group
+    ("a.mp4", FILES["fragments_listed.mp4"], [0.1, 25.1], 2, range(70))])    # lists parts only
+def test_seeks_and_frames_decoded(tmp_path, monkeypatch, name, options, times, seeks, decoded):
+    """Catches: an opening per clip; a seek back for every time; no seek where it saves decoding; a
+    group decoded twice; B-frames of H.264 decoded that nothing refers to and nobody asks for."""
+    path = write(tmp_path / name, count=750, **options)                      # a key every 2 s
     count = Counting(monkeypatch)
-    read_frames(path, [10.1, 10.7, 10.3, 11.9, 11.1])                        # within one group
-    assert (len(count.opened), count.seeks) == (1, 1) and count.all_closed()
-    assert 48 <= count.decoded <= 53 if options else 24 < count.decoded < 40
-    count.seeks = count.decoded = 0
-    read_frames(path, [0.1, 15.1, 10.1, 18.1])                               # far: decode 3 or so
-    assert len(count.opened) == 2 and count.seeks == 4 and count.decoded < 4 * 33
+    read_frames(path, times)
+    assert (len(count.opened), count.seeks) == (1, seeks) and count.all_closed()
+    assert count.decoded in decoded
 
 
-def test_no_group_is_decoded_twice(tmp_path, monkeypatch):
-    """Catches: a seek for a key frame that is decoded before the time, but shown after it."""
-    path = write(tmp_path / "a.mp4")
-    with av.open(str(path)) as file:                   # a key frame shown at 2 s, listed at 1.92 s
-        entries = file.streams.video[0].index_entries
-        assert file.streams.video[0].time_base * entries[50].timestamp < 1.95
-    count = Counting(monkeypatch)
-    read_frames(path, [1.8, 1.95, 1.99])
-    assert count.seeks == 1
-    read_frames(path, [1.8, 2.01])
-    assert count.seeks == 3
+def test_only_what_is_neither_shown_nor_referred_to_is_skipped():
+    """Catches: the newest frame skipped, which may be the one that is shown (it need not be
+    referred to), or one that is shown later than what is asked for; HEVC, whose rules differ; a
+    TypeError where damage took a frame's timestamp."""
+    def decoded(order, wanted, codec="h264"):
+        context, every = SimpleNamespace(name=codec, skip_frame="DEFAULT"), []
 
-
-def test_only_what_is_neither_shown_nor_referred_to_is_passed_over():
-    """Catches: the newest frame passed over, which may be the one that is shown (it need not be
-    referred to), or one that is shown later than what is asked for; HEVC, whose rules differ."""
-    def kept(order, asked, codec="h264"):
-        context, full = SimpleNamespace(name=codec, skip_frame="DEFAULT"), []
-
-        class Packet:
-            def __init__(self, pts):
-                self.pts = self.dts = pts
-
-            def decode(self):
-                full.extend([self.pts] if context.skip_frame == "DEFAULT" else [])
-                return []
-        container = SimpleNamespace(demux=lambda stream: map(Packet, order),
+        def packet(pts):
+            def decode():
+                every.extend([pts] if context.skip_frame == "DEFAULT" else [])
+                return [SimpleNamespace(pts=pts)]
+            return SimpleNamespace(pts=pts, dts=pts, decode=decode)
+        container = SimpleNamespace(demux=lambda stream: map(packet, order),
                                     format=SimpleNamespace(name="mov"))
         stream = SimpleNamespace(codec_context=context, time_base=Fraction(1, 10))
-        assert list(video.decode(container, stream, lambda: asked)) == []
-        return full
+        frames = list(video.decode(container, stream, lambda: wanted))
+        assert [frame.pts for frame in frames] == order[:-1]                 # all with a time
+        return every
     order = [0, 4, 2, 1, 3, 8, 6, 5, 7, None]
-    assert kept(order, 1.0) == [0, 4, 8, None]
-    assert kept(order, 0.41) == [0, 4, 8, 6, 5, 7, None]
-    assert kept(order, 0.3) == kept(order, 1.0, "hevc") == order
-
-
-def test_a_single_group_is_walked_through_once(tmp_path, monkeypatch):
-    """Catches: a seek wherever the target is far, though the only key frame is the first."""
-    path = write(tmp_path / "a.mp4", count=750, options=PLAIN)
-    count = Counting(monkeypatch)
-    read_frames(path, [0.1, 11.0, 22.0, 29.0])
-    assert count.seeks == 1 and count.decoded <= 29 * FPS + 2
-
-
-def test_far_targets_are_sought_where_no_index_tells(tmp_path, monkeypatch):
-    """Catches: all of a file that lists its parts, not its frames, decoded for two pictures."""
-    path = write(tmp_path / "a.mp4", count=750, **FILES["fragments_listed.mp4"])
-    count = Counting(monkeypatch)
-    read_frames(path, [0.1, 25.1])
-    assert count.seeks == 2 and count.decoded < 70
+    assert decoded(order, 1.0) == [0, 4, 8, None]
+    assert decoded(order, 0.41) == [0, 4, 8, 6, 5, 7, None]
+    assert decoded(order, 0.3) == decoded(order, 1.0, "hevc") == order
 
 
 def test_decoding_uses_one_thread(tmp_path):
@@ -399,18 +344,11 @@ def make_bad(kind, folder):
     path = folder / f"{kind}.mp4"
     if kind == "absent":
         return path, "cannot be opened: No such file"
-    if kind == "empty":
-        path.write_bytes(b"")
-        return path, "cannot be opened: "
     if kind == "text":
         path.write_text("<html>Sign in to confirm your age</html>\n" * 50)
         return path, "cannot be opened: Invalid data"
     if kind == "no_index":                             # the index is at the end
         return cut(write(folder / "whole.mp4"), path, 0.8), "cannot be opened: Invalid data"
-    if kind == "sound_only":
-        with av.open(str(path), "w", format="matroska") as file:
-            write_silence(file, 1.0)
-        return path, "no video stream"
     if kind == "sound_and_cover":
         with av.open(str(path), "w", format="mp4") as file:
             cover = file.add_stream("mjpeg", rate=1)
@@ -446,9 +384,8 @@ def make_bad(kind, folder):
     return path, "cannot be decoded: |damaged at "
 
 
-@pytest.mark.parametrize("kind", ["absent", "empty", "text", "no_index", "sound_only",
-                                  "sound_and_cover", "unknown_codec", "no_frame", "no_key_frame",
-                                  "damaged"])
+@pytest.mark.parametrize("kind", ["absent", "text", "no_index", "sound_and_cover",
+                                  "unknown_codec", "no_frame", "no_key_frame", "damaged"])
 def test_each_bad_file_is_named_with_its_reason_and_closed(tmp_path, monkeypatch, kind):
     """Catches: FFmpeg's exception in place of one line; a file left open after an error."""
     path, reason = make_bad(kind, tmp_path)
@@ -477,15 +414,6 @@ def test_a_damaged_picture_is_not_returned(tmp_path):
     read_frames(path, [1.9])
     with pytest.raises(Unreadable, match=r"damaged at 2\.\d s$"):
         read_frames(path, [1.9, 2.01])
-
-
-def test_frames_without_a_time_are_passed_over(tmp_path, monkeypatch):
-    """Catches: a TypeError where damage took a frame's timestamp."""
-    path = write(tmp_path / "a.mp4", options=PLAIN)
-    frames = decode_all(path)
-    count = Counting(monkeypatch)
-    count.timeless = {0, 11}                           # of those decoded
-    assert np.array_equal(read_frames(path, [11.5 / FPS])[0], look(frames, 10.5 / FPS))
 
 
 def test_metadata_may_be_in_any_encoding(tmp_path):
@@ -526,20 +454,17 @@ def test_a_bug_of_ours_is_not_the_files_fault(tmp_path, monkeypatch):
     ("a.avi", {"codec": "mpeg4", "options": MPEG4}, 4),
     ("fragments.mp4", {"container": {"movflags": "frag_keyframe+empty_moov"}}, 4)])
 def test_duration(tmp_path, name, options, seconds):
-    """Catches: no length for an mkv or a recorded webm; the start counted in; ticks for seconds."""
+    """Catches: no length for an mkv or a recorded webm; the start counted in; ticks for seconds; a
+    negative length, which turns into times before the start, an error of the caller."""
     path = write(tmp_path / name, **options)
     assert video.duration(path) == pytest.approx(seconds, abs=0.03)
     read_frames(path, [video.duration(path)])
-
-
-def test_no_duration_is_negative(tmp_path):
-    """Catches: a damaged header that turns into times before the start, an error of the caller."""
-    path = write(tmp_path / "late.mkv", ticks=range(1000, 1100))
-    data = bytearray(path.read_bytes())
-    at = data.index(b"\x44\x89\x88") + 3               # Duration, 8 bytes, ms
-    data[at:at + 8] = struct.pack(">d", 100.0)
-    path.write_bytes(data)
-    assert video.duration(path) == 0
+    if name == "late.mkv":                             # a damaged header: 0.1 s in all
+        data = bytearray(path.read_bytes())
+        at = data.index(b"\x44\x89\x88") + 3           # Duration, 8 bytes, ms
+        data[at:at + 8] = struct.pack(">d", 100.0)
+        path.write_bytes(data)
+        assert video.duration(path) == 0
 
 
 def test_find_videos(tmp_path):
@@ -604,19 +529,16 @@ def test_a_cut_source_gives_a_copy_of_what_there_is(tmp_path):
     assert end < 15 and video.duration(tmp_path / "copy.mp4") == pytest.approx(end, abs=0.55)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, Unreadable, SystemExit])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Unreadable])
 def test_a_copy_is_whole_or_absent(tmp_path, monkeypatch, error):
     """Catches: half a copy, which a later run takes for a whole one; an old one lost."""
     source, copy = write(tmp_path / "a.mp4"), tmp_path / "copy.mp4"
-    real = video.shown
 
-    def interrupted(*arguments):
-        for i, shown in enumerate(real(*arguments)):
-            assert not copy.exists() or copy.read_bytes() == b"old"
-            if i == 5:
-                raise error("enough")
-            yield shown
-    monkeypatch.setattr(video, "shown", interrupted)
+    def interrupted(*arguments, real=video.pictures_at):
+        yield from islice(real(*arguments), 5)
+        assert not copy.exists() or copy.read_bytes() == b"old"
+        raise error("enough")
+    monkeypatch.setattr(video, "pictures_at", interrupted)
     for before in (["a.mp4"], ["a.mp4", "copy.mp4"]):
         with pytest.raises(error):
             video.shrink(source, copy, fps=5, short_side=24)
@@ -680,8 +602,8 @@ def test_views_come_from_their_generator_alone():
 
 
 @pytest.mark.parametrize("size, short", [(224, 256), (112, 128), (32, 37)])
-def test_an_evaluation_view_is_the_usual_resize_and_centre_crop(size, short):
-    """Catches: a corner for the centre, the whole short side for 224 / 256 of it."""
+def test_an_evaluation_view_is_the_usual_resize_and_center_crop(size, short):
+    """Catches: a corner for the center, the whole short side for 224 / 256 of it."""
     clip = ramp()                                      # a difference of 1 is one pixel of the clip
     usual = v2.functional.center_crop(v2.functional.resize(clip, short, antialias=True), size)
     view = video.evaluation_view(clip, size)

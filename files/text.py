@@ -1,0 +1,82 @@
+"""Read text, csv and JSON files. A file that cannot be used is a BadInput of one line.
+
+The line begins with the file's name and, where it is known, the line's number, counted from 1. It
+ends with `need`, what kind of file is needed. Files are UTF-8, with or without a byte order mark.
+"""
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+from support.command import BadInput
+
+
+def require(good, problem):
+    """BadInput with the problem unless `good`."""
+    if not good:
+        raise BadInput(problem)
+
+
+def read_text(path, need="a readable text file", errors="strict"):
+    """The text of a file; errors="replace" replaces bytes that are not UTF-8.
+
+    BadInput if the file cannot be read, holds only white space or (if "strict") is not UTF-8.
+    """
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig", errors)
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}; {need} is needed") from None
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: {error.reason} at byte {error.start}; save it as UTF-8") from None
+    require(text.strip(), f"{path}: the file is empty; {need} is needed")
+    return text
+
+
+def split_lines(text):
+    """The lines of a text from Windows, Unix or an old Mac."""
+    return re.split("\r\n|\r|\n", text)
+
+
+def read_lines(path):
+    """[("file:line", text), ...] of the lines with text, stripped."""
+    lines = map(str.strip, split_lines(read_text(path)))
+    return [(f"{path}:{i}", line) for i, line in enumerate(lines, start=1) if line]
+
+
+def read_table(path, columns, need="a csv file", errors="strict"):
+    """[("file:line", {column: text}), ...] of a csv file whose first line names the columns.
+
+    Columns are separated by tabs if the first line has one, otherwise by commas. `columns` must be
+    there, in upper or lower case; the keys of the result are in lower case.
+    """
+    text = read_text(path, need, errors)
+    delimiter = "\t" if "\t" in split_lines(text)[0] else ","
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
+    rows = []
+    try:
+        header = [name.strip().lower() for name in next(reader)]
+        absent = [name for name in columns if name.lower() not in header]
+        require(not absent, f"{path}:1: no column {', '.join(absent)}; the first line must name "
+                f"{', '.join(columns)}; it is {','.join(header)[:80]!r}")
+        for row in filter(None, reader):
+            where = f"{path}:{reader.line_num}"
+            require(len(row) == len(header), f"{where}: {len(row)} columns, but the first line "
+                    f"names {len(header)}; a text with a comma must be in quotes")
+            rows.append((where, dict(zip(header, map(str.strip, row)))))
+    except csv.Error as error:
+        raise BadInput(f"{path}:{reader.line_num}: not valid csv: {error}") from None
+    return rows
+
+
+def read_json(path, need, errors="strict"):
+    """The content of a JSON file."""
+    text = read_text(path, need, errors)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{path}:{error.lineno}: not valid JSON (cut off?): {error.msg} at column "
+                       f"{error.colno}; {need} is needed") from None
+    except (RecursionError, ValueError):               # ValueError: a number of over 4300 digits
+        raise BadInput(f"{path}: not valid JSON: nested too deeply, or a number is too long; "
+                       f"{need} is needed") from None
