@@ -1,16 +1,13 @@
 """MViT-v2 as the encoder: torchvision's own settings, the interface of TimeSformer, its frames."""
-import json
-from types import SimpleNamespace
+import inspect
 
 import numpy as np
 import pytest
 import torch
 from torchvision.models.video import mvit as theirs
 
-import data
-from files import annotations, video
-from protocols import frame_times
-from train import MVIT
+from data import Video, frame_times, view_of
+from files import sources
 from weights.mvit import MViT, block_settings
 
 TINY = dict(image=16, frames=4, seconds=None, width=8, heads=2, stages=(1, 2), kv_stride=2, dim=5)
@@ -86,32 +83,18 @@ def test_what_does_not_fit_is_named():
 
 def test_sixteen_frames_have_a_stride_of_six():
     """Catches: 16 frames spread over the whole window of 9 s; a short window widened."""
-    seconds = MVIT["paper"]["seconds"]
-    times = frame_times([(10, 19), (4, 6)], MVIT["paper"]["frames"], seconds)
+    default = {name: p.default for name, p in inspect.signature(MViT).parameters.items()}
+    times = frame_times([(10, 19), (4, 6)], default["frames"], default["seconds"])
     assert torch.tensor(times[0]).diff().sub(6 / 30).abs().max() < 1e-12
     assert times[0].mean() == pytest.approx(14.5)
     assert times[1, 0] == pytest.approx(4 + 1 / 16) and times[1, -1] == pytest.approx(6 - 1 / 16)
 
 
-def test_the_middle_of_a_window_is_read_from_a_file(tmp_path, monkeypatch):
+def test_the_middle_of_a_window_is_read_from_a_file(monkeypatch):
     """Catches: seconds that stop on the way from the encoder to the reader."""
-    asked = []
-    monkeypatch.setattr(video, "read_frames", lambda path, times, short_side: asked.append(
+    read = []
+    monkeypatch.setattr(sources, "read_frames", lambda path, times, short_side: read.append(
         times) or torch.zeros(len(times), 3, 40, 40, dtype=torch.uint8))
-    name = next(name for name in "abcdefgh" if annotations.training_split(name) == "train")
-    (tmp_path / f"{name}.mp4").touch()
-    (tmp_path / f"{name}.csv").write_text("start,end,text\n0,9,pour the milk\n")
-    (tmp_path / "COIN.json").write_text(json.dumps({"database": {name: {
-        "subset": "training", "recipe_type": 0,
-        "annotation": [{"id": "1", "segment": [1, 9], "label": "pour"}]}}}))
-    settings = SimpleNamespace(videos=tmp_path, ids=None, captions=tmp_path, steps=None,
-                               teacher_features=None,
-                               split="train", task="classify", text_embeddings=None,
-                               annotations=tmp_path / "COIN.json")
-    f = SimpleNamespace(image=32, frames=4, seconds=2.0)
-    sources = [data.open_videos(settings, SimpleNamespace(encoder=f)),
-               data.open_narrated(settings, 32, 4, None, 2.0),
-               data.open_coin_videos(settings, 32, 4, None, True, 2.0)[0]]
-    for source in sources:
-        source.load([(0, np.array([[10., 19.]]))])
-        np.testing.assert_allclose(asked.pop(), [13.75, 14.25, 14.75, 15.25])
+    view = view_of(MViT(**{**TINY, "seconds": 2.0}))
+    sources.VideoSource([Video("a")], {"a": "a.mp4"}, view).load([(0, np.array([[10., 19.]]))])
+    np.testing.assert_allclose(read[0], [13.75, 14.25, 14.75, 15.25])
