@@ -102,7 +102,7 @@ def main(settings):
     from evaluation.labeled import open_labeled
     from evaluation.missing import infill
     from evaluation.recognition import activity, classify
-    from files.epic import split_of
+    from files.listings import epic_split
     from support.device import pick_device, set_seed
     from weights.checkpoint import load_model
 
@@ -131,7 +131,7 @@ def main(settings):
             rows, evaluated, listed = task(model, source, texts, settings, device)
 
     # 3. The table.
-    split = split_of(settings.annotations) if settings.data == "epic" else settings.split
+    split = epic_split(settings.annotations) if settings.data == "epic" else settings.split
     content = {"task": settings.task, "data": settings.data, "split": split,
                "setting": "fine-tuned" if model.task else "zero-shot", "order": model.order,
                "listed": listed, "evaluated": evaluated,

@@ -12,7 +12,7 @@ import torch
 
 from data import action_samples
 from evaluation import metrics
-from evaluation.inference import encode_samples
+from evaluation.embedding import encode_samples
 from support.command import write_atomically
 
 VIEWS = 10                # clips of an action; the released configuration's

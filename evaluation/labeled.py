@@ -9,8 +9,8 @@ import torch
 from data import classify_samples, view_of
 from files import listings
 from files.annotations import load_text_embeddings
-from files.epic import open_actions
-from files.sources import VideoSource, load_listed, open_coin_features, require_videos
+from files.sources import (VideoSource, load_listed, open_actions, open_coin_features,
+                           require_videos)
 from files.video import find_videos
 from support.command import BadInput
 from toy import grammar, render

@@ -16,6 +16,7 @@ from collections import Counter, namedtuple
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 import diffusion
 from data import Video, forecast_windows, frame_times, view_of
@@ -32,6 +33,7 @@ from toy import grammar, render
 from toy.source import load_teacher
 from weights.checkpoint import load_model
 
+HORIZON = 3               # steps of a future that `toy_distributions` leaves room for
 TOP = 5                   # steps listed for a window
 PICTURE = 512             # pixels, short side of the frames for figures and key frames
 TOY_WARNING = ("this checkpoint knows only the embedded world, rendered pictures of 32 pixels: on "
@@ -46,18 +48,18 @@ Observed = namedtuple("Observed", "name windows clips pictures script")
 # ------------------------------------------------------------------------------------------------
 # What is given: a model, a list of steps, a video
 # ------------------------------------------------------------------------------------------------
-def open_model(settings, device):
+def open_model(checkpoint, device):
     """The checkpoint in eval mode, and whether it knows only the embedded world.
 
     Raises: BadInput if it has no encoder, or is fine-tuned: its classes are then those of its
             labels, and no list of steps can be put in their place.
     """
-    model = load_model(settings.checkpoint)[0]
+    model = load_model(checkpoint)[0]
     if model.task:
-        raise BadInput(f"{settings.checkpoint}: is fine-tuned for --task {model.task}, to classes "
+        raise BadInput(f"{checkpoint}: is fine-tuned for --task {model.task}, to classes "
                        "of its own; give the checkpoint it was made from, which takes any steps")
     if model.encoder is None:
-        raise BadInput(f"{settings.checkpoint}: was trained on features and has no encoder; a "
+        raise BadInput(f"{checkpoint}: was trained on features and has no encoder; a "
                        "checkpoint that was trained on videos is needed")
     return model.to(device), tuple(model.pixels) == (render.MEAN, render.STD)
 
@@ -88,16 +90,16 @@ def open_steps(settings, model, of_toy, device):
     return list(names), texts.to(device)
 
 
-def observe_file(settings, model):
-    """The last 68 s of a video file before --at, as evaluate.py reads them -> Observed.
+def observe_file(path, model, at, pictured):
+    """The last 68 s of a video file before `at` s, as evaluate.py reads them -> Observed.
 
+    pictured: whether pictures are wanted as well.
     Raises: BadInput if there is no such file, or --at lies after its end; video.Unreadable.
     """
-    path = settings.video
     if not path.is_file():
         raise BadInput(f"{path}: no such file; a video is needed")
     length = duration(path)
-    end = settings.at or length
+    end = at or length
     if not 0 < end <= length:
         raise BadInput(f"--at {end:g}: {path} ends at {length:.1f} s, as its header says")
     windows = forecast_windows(end)                                             # (8, 2)
@@ -106,20 +108,19 @@ def observe_file(settings, model):
     if loaded.failed:
         raise Unreadable(f"{loaded.failed[path.stem]}; --at SECONDS says where the observed part "
                          "ends")
-    pictures = (read_frames(path, windows.mean(1), PICTURE).numpy()
-                if settings.figure or settings.keyframes else None)
+    pictures = read_frames(path, windows.mean(1), PICTURE).numpy() if pictured else None
     return Observed(str(path), windows, loaded.clips, pictures, None)
 
 
-def observe_toy(settings, model):
-    """Test video number --seed of the embedded world -> Observed.
+def observe_toy(number, model, at, horizon):
+    """A test video of the embedded world, by its number -> Observed.
 
-    Without --at it is observed up to the end of a step after which `horizon` steps are left, if it
+    Without `at` it is observed up to the end of a step after which `horizon` steps are left, if it
     has so many.
     """
-    script = grammar.make_video("test", settings.seed)
+    script = grammar.make_video("test", number)
     ends = [end for _, end in script.segments]
-    end = settings.at or ends[max(len(ends) - 1 - settings.horizon, 0)]
+    end = at or ends[max(len(ends) - 1 - horizon, 0)]
     if end > script.duration:
         raise BadInput(f"--at {end:g}: {script.name} ends at {script.duration:.1f} s")
     windows, frames = forecast_windows(end), render.render(script)
@@ -181,38 +182,83 @@ def truth_of(observed, futures):
 # ------------------------------------------------------------------------------------------------
 # The answer
 # ------------------------------------------------------------------------------------------------
+def answer(model, observed, names, texts, samples, horizon, seed):
+    """What the video shows and what may come next -> the JSON's clips, next, futures and truth.
+
+    names, texts: from `open_steps`. Also returns s of encoding, s of forecasting.
+    """
+    began = time.perf_counter()
+    windows, following, futures = observed.windows, [], []
+    with torch.no_grad():
+        x = model.encode(observed.clips.to(texts.device))                      # (8, D)
+        clips = score(model.read, x, texts).exp().cpu()                        # (8, S)
+        encoded = time.perf_counter()
+        if model.denoiser is not None:
+            noise = torch.randn(horizon, 1, samples, model.dim,
+                                generator=torch.Generator().manual_seed(seed))
+            seconds = torch.tensor([windows[-1, 1] - windows[0, 0]])
+            first, picks = sample_in_turn(model, x[None], seconds, texts, noise.to(x.device))
+            following = rank_steps(diffusion.expectation(first)[0].cpu(), names)
+            futures = count_futures(picks[0].cpu(), names)
+    content = {"clips": [{"start": start, "end": end, "steps": rank_steps(p, names, TOP)}
+                         for (start, end), p in zip(windows.tolist(), clips)],
+               "next": following, "futures": futures}
+    if observed.script:
+        content["truth"] = truth_of(observed, futures)
+    return content, encoded - began, time.perf_counter() - encoded
+
+
 def forecast(settings):
-    """All of it: (the JSON's content, Observed, s of reading and encoding, s of forecasting)."""
+    """All of it: the JSON's content, Observed, s of reading and encoding, s of forecasting.
+
+    settings: predict.PredictSettings.
+    """
     device = pick_device(settings.device)
-    model, of_toy = open_model(settings, device)
+    model, of_toy = open_model(settings.checkpoint, device)
     if settings.video is None and not of_toy:
         raise BadInput(f"VIDEO is missing: {settings.checkpoint} was trained on real videos; one "
                        "of the embedded world is taken only for a checkpoint of it")
     names, texts = open_steps(settings, model, of_toy, device)
     began = time.perf_counter()
     try:
-        observed = (observe_file if settings.video else observe_toy)(settings, model)
+        observed = (observe_file(settings.video, model, settings.at,
+                                 bool(settings.figure or settings.keyframes)) if settings.video
+                    else observe_toy(settings.seed, model, settings.at, settings.horizon))
     except Unreadable as error:
         raise BadInput(error) from None
-    windows, warnings = observed.windows, [TOY_WARNING] * bool(of_toy and settings.video)
-    following, futures = [], []
-    with torch.no_grad():
-        x = model.encode(observed.clips.to(device))                            # (8, D)
-        clips = score(model.read, x, texts).exp().cpu()                        # (8, S)
-        read = time.perf_counter()
-        if model.denoiser is None:
-            warnings.append(NO_ORDER_WARNING)
-        else:
-            noise = torch.randn(settings.horizon, 1, settings.samples, model.dim,
-                                generator=torch.Generator().manual_seed(settings.seed))
-            seconds = torch.tensor([windows[-1, 1] - windows[0, 0]])
-            first, picks = sample_in_turn(model, x[None], seconds, texts, noise.to(device))
-            following = rank_steps(diffusion.expectation(first)[0].cpu(), names)
-            futures = count_futures(picks[0].cpu(), names)
-    content = {"video": observed.name,
-               "clips": [{"start": start, "end": end, "steps": rank_steps(p, names, TOP)}
-                         for (start, end), p in zip(windows.tolist(), clips)],
-               "next": following, "futures": futures, "warning": "; ".join(warnings) or None}
-    if observed.script:
-        content["truth"] = truth_of(observed, futures)
-    return content, observed, read - began, time.perf_counter() - read
+    reading = time.perf_counter() - began
+    content, encoding, forecasting = answer(model, observed, names, texts, settings.samples,
+                                            settings.horizon, settings.seed)
+    warnings = ([TOY_WARNING] * bool(of_toy and settings.video)
+                + [NO_ORDER_WARNING] * (model.denoiser is None))
+    truth = {"truth": content.pop("truth")} if observed.script else {}
+    content = {"video": observed.name, **content, "warning": "; ".join(warnings) or None, **truth}
+    return content, observed, reading + encoding, forecasting
+
+
+def toy_distributions(checkpoint, device, samples, videos):
+    """Next steps of some test videos of the embedded world, sampled and true.
+
+    Sampled are the likeliest steps of `samples` draws; true is the exact distribution given the
+    steps observed, from which a perfect model would draw.
+
+    Returns: [(title, names, sampled (S,), true (S,)), ...], shares that sum to 1.
+    """
+    model, of_toy = open_model(checkpoint, device)
+    if not of_toy or model.denoiser is None:
+        raise BadInput(f"{checkpoint}: a checkpoint that forecasts in the embedded world is needed")
+    names = list(grammar.STEPS)
+    texts = cached_texts(load_teacher(device), grammar.STEPS).to(device)
+    rows = []
+    for number in tqdm(videos, desc="forecast", mininterval=1):
+        observed = observe_toy(number, model, None, HORIZON)
+        content = answer(model, observed, names, texts, samples, HORIZON,
+                         number)[0]
+        sampled = Counter()
+        for future in content["futures"]:
+            sampled[future["steps"][0]] += future["share"]
+        true = {row["step"]: row["p"] for row in content["truth"]["next"]}
+        observed = ", ".join(dict.fromkeys(step for step in content["truth"]["clips"] if step))
+        rows.append((f"after {observed}", names, [sampled[name] for name in names],
+                     [true.get(name, 0.0) for name in names]))
+    return rows

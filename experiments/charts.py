@@ -20,12 +20,11 @@ import json
 import math
 import statistics
 import textwrap
-from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.paper_tables import NOVEL
-from support.command import BadInput, run, write_atomically
-from settings_optional import FiguresSettings, PredictSettings
+from support.command import PICTURES, WHAT, BadInput, Settings, opt, run, write_atomically
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#007A5A", "#666666"     # Okabe and Ito's, darker
 TRUE = {"facecolor": "white", "edgecolor": "black", "hatch": "/////", "linewidth": 0.6}
@@ -34,9 +33,26 @@ STYLE = {"font.size": 8, "axes.titlesize": 10, "axes.titlelocation": "left", "ax
          "figure.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
          "svg.fonttype": "none"}                                           # sizes in points
 NEXT = 6                      # next steps that a figure has room for
-PANELS = 6                    # forecasts of plot_distributions
+PANELS, SAMPLES = 6, 200      # forecasts of plot_distributions, Monte Carlo samples of each
 LABEL_ROWS = {"classify": (("classified", "ours"),), "activity": (("classified", "ours"),),
               "forecast": (("zero noise", "zero_noise"), ("oracle", "oracle"))}
+
+
+@dataclass(frozen=True)
+class ChartSettings(Settings):
+    """Draw training curves, next steps sampled and true, or accuracy by share of labels."""
+    what: str = opt("training: curves of RUN/metrics.jsonl; distributions: next steps, sampled and "
+                    "true, in the embedded world; labels: of evaluate.py's JSON files in RUN",
+                    choices=("training", "distributions", "labels"))
+    run: Path = opt("the run folder; labels: a folder of JSON files", Path("runs/pretrain"), WHAT)
+    out: Path = opt("file to write: .png, .pdf or .svg; default WHAT.png", None, file=PICTURES)
+    seed: int = opt("distributions: of the noise, and the first of six test videos", 0, low=0,
+                    high=2 ** 32 - 1)
+    device: str = opt("auto: a CUDA GPU if there is one", "auto")
+
+    def __post_init__(self):
+        self.default("out", Path(f"{self.what}.png"))
+        super().__post_init__()
 
 
 def require():
@@ -244,44 +260,22 @@ def plot_distributions(forecasts):
     return figure
 
 
-def toy_distributions(settings):
-    """PANELS forecasts of test videos from number --seed on: what plot_distributions draws.
-
-    Sampled are the likeliest steps of --samples draws; true is the exact distribution given the
-    steps shown, of which a perfect model would draw.
-    """
-    from tqdm import tqdm
-
-    from predict import forecast
-    drawn = []
-    for seed in tqdm(range(settings.seed, settings.seed + PANELS), desc="forecast", mininterval=1):
-        content = forecast(PredictSettings(checkpoint=settings.run, samples=settings.samples,
-                                           seed=seed, device=settings.device))[0]
-        if not content["futures"]:
-            raise BadInput(f"{settings.run}: {content['warning']}; there is nothing to draw")
-        names = [row["step"] for row in content["next"]]
-        true = {row["step"]: row["p"] for row in content["truth"]["next"]}
-        sampled = Counter()
-        for future in content["futures"]:
-            sampled[future["steps"][0]] += future["share"]
-        seen = ", ".join(dict.fromkeys(step for step in content["truth"]["clips"] if step))
-        drawn.append((f"after {seen}", names, [sampled[name] for name in names],
-                      [true.get(name, 0.0) for name in names]))
-    return drawn
-
-
 def main(settings):
     """Draw what was asked for."""
+    from evaluation.prediction import toy_distributions
+    from support.device import pick_device
     require()
     if settings.what == "training":
         figure = plot_training(load_metrics(settings.run / "metrics.jsonl"))
     elif settings.what == "labels":
         figure = plot_labels(load_labels(settings.run))
     else:
-        figure = plot_distributions(toy_distributions(settings))
+        figure = plot_distributions(toy_distributions(
+            settings.run, pick_device(settings.device), SAMPLES,
+            range(settings.seed, settings.seed + PANELS)))
     save(figure, settings.out)
     print(settings.out)
 
 
 if __name__ == "__main__":
-    run(main, FiguresSettings)
+    run(main, ChartSettings)

@@ -6,7 +6,6 @@ from tqdm import tqdm
 
 from data import samples_of
 from files import annotations, listings
-from files.epic import split_of
 from files.video import Unreadable, find_videos, read_frames
 from support.command import write_json
 from support.workers import prefetch
@@ -48,12 +47,10 @@ def count_videos(listed, paths, bad):
 
 def check_epic(settings):
     """A csv of EPIC-Kitchens-100: its actions and videos -> counts, unreadable, unnamed classes."""
-    segments = listings.load_epic(settings.annotations)
-    ends = {}
-    for segment in segments:
-        ends[segment.video] = max(segment.end, ends.get(segment.video, 0.0))
+    videos = listings.load_epic(settings.annotations)
+    ends = {video.name: max(action.end for action in video.steps) for video in videos}
     paths, bad = read_ends(settings, ends)
-    return {"segments": {split_of(settings.annotations): len(segments)},
+    return {"segments": {listings.epic_split(settings.annotations): sum(len(video.steps) for video in videos)},
             "verbs": listings.VERBS, "nouns": listings.NOUNS,
             **count_videos(ends.keys(), paths, bad)}, bad, []
 

@@ -199,6 +199,12 @@ def open_narrated(folder, caption_path, ids, view, teacher, cached):
                                       teacher, captions, cached), folder)
 
 
+def open_actions(annotation_file, folder, view, needed=True):
+    """The videos of a csv of EPIC-Kitchens-100 -> VideoSource."""
+    source = VideoSource(listings.load_epic(annotation_file), find_videos(folder), view)
+    return require_videos(source, folder) if needed else source
+
+
 def load_listed(annotation_file, task, split):
     """The videos of one split of COIN.json, or of a released csv -> [data.Video], class names.
 

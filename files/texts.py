@@ -11,7 +11,7 @@ from weights.teacher import open_teacher
 
 def write_texts(settings):
     """settings: phrases, clip, clip_weights, device, out."""
-    names = [phrase.text for phrase in load_phrases(settings.phrases)]
+    names = load_phrases(settings.phrases)
     teacher = open_teacher(settings.clip, settings.clip_weights, pick_device(settings.device))
     embeddings = torch.cat([teacher.encode_phrases([name])
                             for name in tqdm(names, desc="phrases", mininterval=1)])     # (K, D)

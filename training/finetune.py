@@ -28,7 +28,7 @@ from data import EPIC_FRAMES, View, action_samples, activity_samples, samples_of
 from evaluation.embedding import encode_samples
 from evaluation.labeled import open_labeled
 from files import listings
-from files.epic import open_actions
+from files.sources import open_actions
 from support.command import BadInput, write_json
 from support.device import mixed_precision, pick_device, set_seed
 from support.workers import prefetch
@@ -123,17 +123,22 @@ def open_data(settings, init, device):
     return source, texts
 
 
-def labeled_samples(settings, source):
-    """The samples of --labels of the labeled videos, drawn from the seed."""
-    if settings.data == "epic":
-        every = action_samples(source.videos, 1)
-        actions.require_labels(every, settings.annotations)
-    else:
-        every = samples_of(settings.task, source.videos)
-    videos = sorted({sample.video for sample in every})
+def draw_labeled(samples, settings):
+    """Those of the samples that belong to --labels of the videos, drawn from the seed."""
+    videos = sorted({sample.video for sample in samples})
     order = np.random.default_rng((settings.seed, 4)).permutation(videos)
     chosen = set(order[:math.ceil(settings.labels * len(videos))].tolist())
-    samples = [sample for sample in every if sample.video in chosen]
+    return [sample for sample in samples if sample.video in chosen]
+
+
+def labeled_samples(settings, source):
+    """The samples of the task that are used; BadInput if there is none."""
+    if settings.data == "epic":
+        samples = action_samples(source.videos, 1)
+        actions.require_labels(samples, settings.annotations)
+    else:
+        samples = samples_of(settings.task, source.videos)
+    samples = draw_labeled(samples, settings)
     if not samples:
         raise BadInput(f"{settings.annotations}: no labeled train sample for --task "
                        f"{settings.task}; there is nothing to fine-tune on")
@@ -171,31 +176,30 @@ def set_up(settings):
     return model.to(device), arguments, source, samples, device, resumed
 
 
-def make_optimizer(model, settings):
-    """AdamW on the classifier and what is trained with it; everything else is frozen."""
-    parts = {"classify": [model.encoder] if settings.data == "epic" else [],
-             "forecast": [model.denoiser], "activity": [model.denoiser]}[settings.task]
+def make_optimizer(model, parts, lr):
+    """AdamW on the classifier and `parts` of the model; everything else is frozen."""
     model.requires_grad_(False)
     for part in (model.classifier, *parts):
         part.requires_grad_(True)
     trained = [p for p in model.parameters() if p.requires_grad]
     print(f"{sum(p.numel() for p in trained):,} of {sum(p.numel() for p in model.parameters()):,} "
           "parameters are trained")
-    return torch.optim.AdamW([{"params": trained, "peak": settings.lr}], lr=0.0,
+    return torch.optim.AdamW([{"params": trained, "peak": lr}], lr=0.0,
                              weight_decay=WEIGHT_DECAY)
 
 
 # ------------------------------------------------------------------------------------------------
 # Steps
 # ------------------------------------------------------------------------------------------------
-def train(settings, model, arguments, count, device, resumed, items, losses):
+def train(settings, model, arguments, parts, count, device, resumed, items, losses):
     """Go over `count` samples for --epochs.
 
     Args:
+        parts:  of the model, trained with the classifier.
         items:  callable, range of steps left -> one item for each.
         losses: callable, step and item -> the losses by name, and how many clips were read.
     """
-    began, optimizer = time.perf_counter(), make_optimizer(model, settings)
+    began, optimizer = time.perf_counter(), make_optimizer(model, parts, settings.lr)
     if resumed:
         optimizer.load_state_dict(resumed["optimizer"])
     steps = max(1, round(settings.epochs * max(count // settings.batch, 1)))
@@ -209,7 +213,7 @@ def train(settings, model, arguments, count, device, resumed, items, losses):
     print(f"{settings.out}/checkpoint.pt: {steps} steps, {time.perf_counter() - began:.0f} s")
 
 
-def train_cached(settings, model, arguments, x, y, device, resumed=None):
+def train_cached(settings, model, arguments, parts, x, y, device, resumed=None):
     """Fine-tune on embeddings x (M, N, D) of the samples and their labels y (M,): f is frozen.
 
     One of a step's views (classify) is drawn; a history or a whole video is read as one.
@@ -224,7 +228,7 @@ def train_cached(settings, model, arguments, x, y, device, resumed=None):
             answer = model.forecast_next(clips, clips.new_zeros(B, 1, D))[:, 0]
         return {"loss": functional.nll_loss(model.classify(answer)[0], labels)}, B * N
 
-    train(settings, model, arguments, len(y), device, resumed, iter, losses)
+    train(settings, model, arguments, parts, len(y), device, resumed, iter, losses)
 
 
 def load_step(source, samples, settings, step):
@@ -253,7 +257,8 @@ def train_actions(settings, model, arguments, source, samples, device, resumed):
         log_p = torch.cat(model.classify(x), 1)                                # (B, V + U)
         return {"loss": -(target * log_p).sum(1).mean()}, len(labels)
 
-    train(settings, model, arguments, len(samples), device, resumed, items, losses)
+    train(settings, model, arguments, [model.encoder], len(samples), device, resumed, items,
+          losses)
 
 
 def finetune(settings):
@@ -265,4 +270,5 @@ def finetune(settings):
     if source.unreadable:
         write_json(settings.out / "unreadable.json", source.unreadable)
     y = torch.tensor([sample.label for sample in samples], device=device)
-    train_cached(settings, model, arguments, x, y, device, resumed)
+    parts = [] if settings.task == "classify" else [model.denoiser]
+    train_cached(settings, model, arguments, parts, x, y, device, resumed)

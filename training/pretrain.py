@@ -18,6 +18,7 @@ import torch
 import diffusion
 import losses
 from data import CLIPS, PIECES, View, missing_clips, pad_clips
+from evaluation.embedding import embed_videos, teacher_features
 from files.annotations import FeaturesFile
 from files.listings import load_phrases
 from files.sources import open_coin_features, open_narrated
@@ -29,7 +30,7 @@ from support.device import mixed_precision, pick_device, send, set_seed
 from support.workers import prefetch
 from toy import grammar, render
 from toy.source import ToySource, load_teacher
-from training.cache import CachedRows, embed_videos, teacher_features
+from training.cache import CachedRows
 from training.run import Stage, Unreadable, prepare_run, report_missing, videos_of_step
 from weights.checkpoint import build_model, same_texts
 from weights.fill import fill, open_start
@@ -84,8 +85,7 @@ def open_material(settings, encoder, device):
                             for video in range(min(len(source), 1000))])
         calibrated = estimate_tau(some.clips, texts)
         return Material(source, texts, None, None, tau or SHARPER * calibrated, calibrated)
-    phrases = ([phrase.text for phrase in load_phrases(settings.phrases)] if settings.phrases
-               else grammar.PHRASES)
+    phrases = load_phrases(settings.phrases) if settings.phrases else grammar.PHRASES
     if settings.data == "howto100m":
         teacher = open_teacher(settings.clip, settings.clip_weights, device)
         view = View(encoder["image"], encoder["frames"], encoder.get("seconds"))
