@@ -136,7 +136,7 @@ def load_text_embeddings(path):
     return names.tolist(), embeddings
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class FeaturesFile:
     """Embeddings of windows of videos, rows in any order.
 
@@ -153,7 +153,7 @@ class FeaturesFile:
         repeated = (np.diff(which[order]) == 0) & (np.diff(self.middle[order]) == 0)   # (N - 1,)
         order = order[np.append(True, ~repeated)]
         first = np.searchsorted(which[order], np.arange(1, len(names)))      # of video 1, 2, ...
-        object.__setattr__(self, "rows", dict(zip(names.tolist(), np.split(order, first))))
+        self.rows = dict(zip(names.tolist(), np.split(order, first)))
 
     def nearest(self, name, times):
         """Rows (...) int64 of video `name` whose middles are nearest to `times` (...), s.
@@ -168,8 +168,7 @@ class FeaturesFile:
 def load_features(path):
     """Read a features file: video (N,), start (N,), end (N,), embedding (N, D) -> FeaturesFile.
 
-    BadInput if an array is absent, has another shape or type or is not finite, or an end is before
-    its start.
+    BadInput if an array is absent, has a wrong shape, type or value, or ends before it starts.
     """
     video, start, end, embedding = read_arrays(path, ("video", "start", "end", "embedding"))
     check_table(path, "video", video, "embedding", embedding)

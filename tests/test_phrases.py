@@ -1,7 +1,6 @@
 """phrases.py: the rule on parses typed by hand, counting and ratings, the command and its errors.
 
-The parses are given to the rule twice: as plain objects, and (where spaCy is installed) as real
-spacy Docs, whose noun chunks spaCy finds itself. No model is needed.
+The parses are what spaCy's Docs have, as plain objects: neither spaCy nor a model is needed.
 """
 import re
 import sys
@@ -61,28 +60,18 @@ def plain_doc(words, chunks):
     return Doc(tokens)
 
 
-def spacy_doc(words, _):
-    """The same as a real Doc."""
-    spacy = pytest.importorskip("spacy")
-    return spacy.tokens.Doc(spacy.blank("en").vocab, words=[word[0] for word in words],
-                            pos=[word[1] for word in words], deps=[word[2] for word in words],
-                            heads=[int(word[3]) for word in words],
-                            lemmas=[(word + word[:1])[4] for word in words])
-
-
-def parse(text, make=plain_doc):
+def parse(text):
     tokens, chunks, _ = PARSES[text]
-    return make([token.split() for token in tokens.split("|")], chunks)
+    return plain_doc([token.split() for token in tokens.split("|")], chunks)
 
 
 # ---- the rule ----------------------------------------------------------------------------------
-@pytest.mark.parametrize("make", [plain_doc, spacy_doc])
 @pytest.mark.parametrize("text", PARSES)
-def test_verb_phrases_of_parses_by_hand(text, make):
+def test_verb_phrases_of_parses_by_hand(text):
     """Catches: a particle lost or in the wrong place; the object without its chunk, or as its
     lemma; the verb inflected; pronouns, subjects and prepositions without object taken; the last
     preposition in place of the first; an object outside of all chunks lost; commas, capitals."""
-    assert phrases.verb_phrases(parse(text, make)) == PARSES[text][2]
+    assert phrases.verb_phrases(parse(text)) == PARSES[text][2]
 
 
 def test_concreteness_is_the_largest_of_words_and_lemmas():
