@@ -77,7 +77,7 @@ def load_released_csv(path, task):
 def load_epic(path):
     """Read EPIC_100_train.csv, _validation.csv or _test_timestamps.csv (8 columns, no labels).
 
-    Only the timestamps are used: the frame numbers are at another rate than the video's.
+    Only the timestamps are used: the frame numbers count frames at another rate than the video's.
 
     Returns: [EpicSegment, ...] in the file's order.
     """
