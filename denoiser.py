@@ -4,7 +4,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eq. 5) and appendix
 Model: the Transformer of CLIP's text encoder (pre-norm, QuickGELU) with bidirectional attention.
 
     paper          here       shape        meaning
-    {x_i}, i != j  context    (B, N, C)    what is known of each clip
+    {x_i}, i != j  context    (B, N, C)    the features that h reads of each clip
     -              observed   (B, N)       bool; False = missing, hidden or padding
     j              j          (B, P)       which clips are missing, 0 to N - 1; the paper's P is 1
     x_j^t          xt         (B, Q, D)    noisy versions of these clips: G groups of P, Q = G P
@@ -14,13 +14,12 @@ Model: the Transformer of CLIP's text encoder (pre-norm, QuickGELU) with bidirec
     w = W / heads.
 
 Where this file leaves the paper:
-  - Queries stand beside the clips, not in place of them. Clips attend to the observed clips, so
-    that they go through once for all levels (`remember`); a query attends to the observed clips and
-    to its own group: several noise levels (in training) or Monte Carlo samples (at inference) go
-    through in one pass, and none sees another. Clips missing together see each other.
-  - Position enters as a bias on attention by the distance of two clips, not as absolute vectors: a
-    window may start anywhere in a video, so that "the one before" means something and "the third"
-    does not. Measured in README.md.
+  - Queries are tokens of their own, not in place of the clips. Clips attend only to observed clips,
+    so their keys and values are computed once (`remember`). A query attends to the observed clips
+    and to its own group. Levels or Monte Carlo samples are groups, in one pass; clips that are
+    missing together are one group.
+  - Position is a bias on attention by the distance of two clips, not an absolute vector: a window
+    may start anywhere in a video. README.md has the measurement.
 """
 import math
 
@@ -30,17 +29,16 @@ from torch.nn import functional
 
 
 class QuickGELU(nn.Module):
-    """x sigmoid(1.702 x), the activation of OpenAI's CLIP."""
+    """x sigmoid(1.702 x), the activation of OpenAI's CLIP, elementwise."""
 
     def forward(self, x):
-        """(...) -> (...), elementwise."""
         return functional.silu(1.702 * x) / 1.702                       # one pass, not four
 
 
 class Block(nn.Module):
     """tokens + attention(ln_1(tokens)), then tokens + mlp(ln_2(tokens)).
 
-    `distance` (heads, 2N - 1) is added to the attention logits by how far key is after query.
+    `distance` (heads, 2N - 1) is a bias on the logits: how many clips the key is after the query.
     """
 
     def __init__(self, width, heads, clips, dropout):
@@ -55,14 +53,14 @@ class Block(nn.Module):
                                  nn.Linear(4 * width, width))
 
     def forward(self, tokens, offset, hidden, memory=None):
-        """Groups of tokens that do not see each other; all of them see what is remembered.
+        """G groups of L tokens attend within their group, and to the memory.
 
-        Plain softmax attention: for ten keys or so it is faster than the fused one.
+        Plain softmax attention: with about ten keys it is faster than the fused one.
 
         Args:
             tokens: (B, G, L, W).
-            offset: (B, L, N + L) int64, which `distance` lies between a token and a key; the N
-                    remembered keys come first. N = 0 without a memory.
+            offset: (B, L, N + L) int64, column of `distance` for a token and a key; the N keys of
+                    the memory come first. N = 0 without a memory.
             hidden: (B, L, N + L) bool, True = this token does not attend to this key.
             memory: keys and values, (B, heads, N, w) each; or None.
         Returns: tokens (B, G, L, W), and their own keys and values, (B, heads, G, L, w) each.
@@ -89,9 +87,8 @@ class Block(nn.Module):
 class Denoiser(nn.Module):
     """h of Eq. 5: x_hat = h(x_j^t, {x_i}_{i != j}, t).
 
-    A clip token is the sum of its projected context and a role embedding (observed); a query token
-    the sum of its projected noisy input, the role embedding (masked) and the noise level: sinusoids
-    of t through an MLP.
+    A clip token is its projected context plus the role embedding "observed". A query token is its
+    projected noisy input plus the role embedding "masked" and an MLP of the level's sinusoids.
 
     Args:
         dim:     D, width of xt and of the result.
@@ -103,8 +100,7 @@ class Denoiser(nn.Module):
     Raises: ValueError if width is not a multiple of heads.
     """
 
-    def __init__(self, dim=512, context=None, width=512, layers=4, heads=8, clips=9,
-                 dropout=0.0):
+    def __init__(self, dim=512, context=None, width=512, layers=4, heads=8, clips=9, dropout=0.0):
         super().__init__()
         if width % heads:
             raise ValueError(f"width {width} is not a multiple of heads {heads}; choose another")
@@ -113,20 +109,19 @@ class Denoiser(nn.Module):
         self.read_noisy = nn.Linear(dim, width)
         self.role = nn.Embedding(2, width)                              # 0 = observed, 1 = masked
         self.level = nn.Sequential(nn.Linear(16, width), nn.GELU(), nn.Linear(width, width))
-        self.blocks = nn.ModuleList(Block(width, heads, clips, dropout)
-                                    for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, clips, dropout) for _ in range(layers))
         self.ln = nn.LayerNorm(width)
         self.out = nn.Linear(width, dim)
         nn.init.normal_(self.role.weight, std=0.1)
-        nn.init.zeros_(self.out.weight)                                 # h starts by saying nothing
+        nn.init.zeros_(self.out.weight)                                 # h starts at zero
         nn.init.zeros_(self.out.bias)
 
     def remember(self, context, observed):
-        """What the queries read of the clips, whatever their noise and level.
+        """Keys and values of the clips, which do not depend on the queries.
 
         Args:    context (B, N, C), observed (B, N) bool.
         Returns: keys and values at every layer, [((B, heads, N, w), (B, heads, N, w)), ...].
-        Raises:  ValueError if shapes do not fit, or there are more clips than positions.
+        Raises:  ValueError if shapes do not match, or there are more clips than positions.
         """
         B, N, _ = context.shape
         if N > self.clips:
@@ -146,10 +141,9 @@ class Denoiser(nn.Module):
         return memory
 
     def forward(self, memory, observed, xt, j, t):
-        """Shapes in the header. Returns (B, Q, D); the caller says what it means (diffusion.py).
+        """memory from `remember`; other shapes in the header. Returns (B, Q, D), see model.py.
 
-        memory: from `remember`.
-        Raises: ValueError if shapes do not fit.
+        Raises: ValueError if shapes do not match.
         """
         (B, N), (_, Q, _), P = observed.shape, xt.shape, j.shape[-1]
         if j.shape != (B, P) or t.shape != (B, Q) or Q % P:

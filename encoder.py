@@ -4,7 +4,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1: x_i = f(v_i), in Eq
 Model: Bertasius et al., ICML 2021 (arXiv:2102.05095): TimeSformer, divided space-time attention.
 
     paper                here                shape                 meaning
-    v_i                  clips               (B, 3, F, H, W)       float pixels, already normalised
+    v_i                  clips               (B, 3, F, H, W)       float pixels, normalized
     x_i                  TimeSformer(clips)  (B, D)                embedding in text space, length 1
     f                    TimeSformer         nn.Module             the encoder
     (TimeSformer paper from here)
@@ -13,23 +13,17 @@ Model: Bertasius et al., ICML 2021 (arXiv:2102.05095): TimeSformer, divided spac
     E, b                 patch_embed.proj    (width, 3, 16, 16)    a patch's pixels -> its token
     e_(p,t)^pos          pos_embed           (1, 1 + P, width)     place: class token, then patches
                          time_embed          (1, F, width)         frame; the class token has none
-    B clips per batch, D = 512, F = 8 frames, H = W = 224 pixels, patches of 16 x 16 pixels,
-    P = 196 patches per frame, width = 768; S sequences of L tokens in one attention.
+    B clips, D = 512, F = 8 frames, H = W = 224 pixels, P = 196 patches of 16 x 16 pixels per frame,
+    width = 768; S sequences of L tokens in one attention.
 
-Parameters bear the names of the released TimeSformer, so released weights load without a map.
-
-Where this file leaves the released forward, with equal results up to rounding:
-  - patches and class token are two tensors, patches in (P, F) order, so that temporal attention
-    needs no copy;
-  - the projection after temporal attention and temporal_fc are two linear maps in a row, applied as
-    their product: 1 of 17 width^2 products per token less;
-  - in the last block only the class token is computed after the keys and values, since nothing
-    reads the patches any more.
-With patches by matrix product, the last two make forward + backward 1.3 to 1.4 times as fast at
-toy size (32 x 32 pixels, patches of 8, 4 frames, 64 wide, 2 blocks; batch 256, one CPU core);
-the short last block gives most of it.
+Parameters have the names of the released TimeSformer, so released weights load without a map.
+The results equal the released forward's up to rounding. What is computed differently, for speed:
+  - Patches and class token are two tensors. Patches are in (P, F) order, so that temporal attention
+    needs no copy.
+  - The projection after temporal attention and temporal_fc are two linear maps in a row. They are
+    applied as their product.
+  - The last block computes only the class token: nothing reads its patches. This gains the most.
 """
-
 from collections import OrderedDict
 
 import torch
@@ -42,8 +36,7 @@ EPS = 1e-6                                             # of every LayerNorm, as 
 class PatchEmbed(nn.Module):
     """E and b: cut each frame into patches and map each patch's pixels to a token.
 
-    The weight has the shape of a convolution, as released. Patches do not overlap, so that
-    convolution is one matrix product, whose tokens come in the order that the blocks want.
+    Patches do not overlap, so the released convolution is one matrix product.
     """
 
     def __init__(self, patch, width):
@@ -52,12 +45,10 @@ class PatchEmbed(nn.Module):
 
     def forward(self, clips):
         """clips (B, 3, F, H, W) -> (B, P, F, width), patches row by row."""
-        B, C, F, H, W = clips.shape
         size = self.proj.kernel_size[0]
-        rows, columns = H // size, W // size
-        pixels = clips.view(B, C, F, rows, size, columns, size)
-        pixels = pixels.permute(0, 3, 5, 2, 1, 4, 6)       # (B, rows, columns, F, C, size, size)
-        pixels = pixels.reshape(B, rows * columns, F, C * size * size)
+        pixels = clips.unflatten(4, (-1, size)).unflatten(3, (-1, size))
+        pixels = pixels.permute(0, 3, 5, 2, 1, 4, 6)       # (B, rows, columns, F, 3, size, size)
+        pixels = pixels.flatten(4).flatten(1, 2)           # (B, P, F, 3 * size * size)
         return functional.linear(pixels, self.proj.weight.flatten(1), self.proj.bias)
 
 
@@ -66,9 +57,7 @@ class Attention(nn.Module):
 
         heads_h = softmax(q_h k_h^T / sqrt(width / heads)) v_h
 
-    The caller applies `proj`, because it merges it with what comes next. Plain softmax was measured
-    beside scaled_dot_product_attention on one CPU core at 4 to 17 tokens, head width 32: 1.1 to 1.3
-    times as fast alone, 1.05 times in the whole model at toy size; not worth a second path.
+    The caller applies `proj`, because temporal attention merges it with temporal_fc.
     """
 
     def __init__(self, width, heads):
@@ -79,22 +68,19 @@ class Attention(nn.Module):
 
     def forward(self, tokens):
         """tokens (S, L, width): every token attends to its own sequence -> (S, L, width)."""
-        S, L, width = tokens.shape
-        qkv = self.qkv(tokens).view(S, L, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)                   # (S, heads, L, width / heads) each
+        qkv = self.qkv(tokens).unflatten(2, (3, self.heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)                       # (S, heads, L, width / heads)
         mixed = functional.scaled_dot_product_attention(q, k, v)
-        return mixed.transpose(1, 2).reshape(S, L, width)
+        return mixed.transpose(1, 2).flatten(2)
 
     def first_token(self, tokens):
-        """tokens (S, L, width): what `forward` gives token 0, without the others' -> (S, width)."""
-        S, L, width = tokens.shape
-        weight, bias = self.qkv.weight, self.qkv.bias              # rows: queries, keys, values
+        """tokens (S, L, width) -> (S, width): `forward(tokens)[:, 0]` without the other rows."""
+        width, weight, bias = tokens.shape[2], self.qkv.weight, self.qkv.bias      # rows: q, k, v
         q = functional.linear(tokens[:, :1], weight[:width], bias[:width])
         kv = functional.linear(tokens, weight[width:], bias[width:])
-        q = q.view(S, 1, self.heads, width // self.heads).transpose(1, 2)
-        k, v = kv.view(S, L, 2, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(q, k, v)   # (S, heads, 1, width / heads)
-        return mixed.reshape(S, width)
+        q = q.unflatten(2, (self.heads, -1)).transpose(1, 2)       # (S, heads, 1, width / heads)
+        k, v = kv.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return functional.scaled_dot_product_attention(q, k, v).flatten(1)
 
 
 class Block(nn.Module):
@@ -104,7 +90,7 @@ class Block(nn.Module):
         tokens  = tokens + proj(attention over the class token and the P patches of each frame)
         tokens  = tokens + mlp(tokens)
 
-    with a LayerNorm before each. The class token takes no part in the first. It enters the second
+    with a LayerNorm before each. The class token is left out of the first. It enters the second
     once per frame, and its F results are averaged.
     """
 
@@ -120,54 +106,51 @@ class Block(nn.Module):
                                              fc2=nn.Linear(4 * width, width)))
 
     def attend_time(self, patches):
-        """patches (B, P, F, width) -> the same shape, each patch mixed over its frames."""
-        B, P, F, width = patches.shape
-        mixed = self.temporal_attn(self.temporal_norm1(patches).view(B * P, F, width))
+        """Temporal attention: patches (B, P, F, width) -> the same shape."""
+        mixed = self.temporal_attn(self.temporal_norm1(patches).flatten(0, 1))  # (B P, F, width)
         proj, fc = self.temporal_attn.proj, self.temporal_fc
         mixed = functional.linear(mixed, fc.weight @ proj.weight, fc.weight @ proj.bias + fc.bias)
-        return patches + mixed.view(B, P, F, width)
+        return patches + mixed.view_as(patches)
 
     def frame_tokens(self, cls, patches):
-        """cls (B, width), patches (B, P, F, width) -> (B F, 1 + P, width), normalised by norm1."""
+        """cls (B, width), patches (B, P, F, width) -> (B F, 1 + P, width), normalized by norm1."""
         B, P, F, width = patches.shape
         cls = self.norm1(cls)[:, None, None].expand(B, F, 1, width)
         patches = self.norm1(patches).transpose(1, 2)              # (B, F, P, width)
-        return torch.cat([cls, patches], dim=2).view(B * F, 1 + P, width)
+        return torch.cat([cls, patches], 2).view(B * F, 1 + P, width)
 
     def forward(self, cls, patches):
         """cls (B, width), patches (B, P, F, width) -> both, the same shapes."""
-        B, P, F, width = patches.shape
         patches = self.attend_time(patches)
         mixed = self.attn.proj(self.attn(self.frame_tokens(cls, patches)))
-        mixed = mixed.view(B, F, 1 + P, width)
+        mixed = mixed.unflatten(0, (len(cls), -1))                 # (B, F, 1 + P, width)
         cls = cls + mixed[:, :, 0].mean(1)                         # (B, width)
         patches = patches + mixed[:, :, 1:].transpose(1, 2)        # (B, P, F, width)
         return cls + self.mlp(self.norm2(cls)), patches + self.mlp(self.norm2(patches))
 
     def class_token(self, cls, patches):
-        """`forward`'s class token alone, for the last block -> (B, width)."""
-        B, P, F, width = patches.shape
-        patches = self.attend_time(patches)
-        mixed = self.attn.first_token(self.frame_tokens(cls, patches)).view(B, F, width)
-        cls = cls + self.attn.proj(mixed.mean(1))                  # proj is linear: mean first
+        """`forward(cls, patches)[0]` without the patches, for the last block -> (B, width)."""
+        mixed = self.attn.first_token(self.frame_tokens(cls, self.attend_time(patches)))
+        mixed = mixed.unflatten(0, (len(cls), -1)).mean(1)         # (B, width)
+        cls = cls + self.attn.proj(mixed)                          # proj is linear: mean first
         return cls + self.mlp(self.norm2(cls))
 
 
 class TimeSformer(nn.Module):
     """f: clips to unit vectors in the text space. Defaults are the paper's (appendix B).
 
+    New weights are normal with std .02, new biases zero, as in ViT. time_embed starts at zero, and
+    so does temporal_fc except in block 0: the other blocks start as an image model.
+
     Args:
         image:  H = W, pixels; a multiple of patch.
         patch:  side of a patch, pixels.
         frames: F, frames per clip.
-        width:  width of a token; a multiple of heads.
-        depth:  number of blocks.
-        heads:  attention heads per block.
+        width:  of a token; a multiple of heads.
+        depth, heads: number of blocks, attention heads per block.
         dim:    D, width of the text space.
     Raises: ValueError if image or width cannot be split evenly.
     """
-
-    seconds = None             # of a window's middle that a clip covers: all of it
 
     def __init__(self, image=224, patch=16, frames=8, width=768, depth=12, heads=12, dim=512):
         super().__init__()
@@ -176,6 +159,7 @@ class TimeSformer(nn.Module):
         if width % heads:
             raise ValueError(f"width {width} is not a multiple of heads {heads}; choose another")
         self.image, self.frames = image, frames
+        self.seconds = None                                # a clip covers all of its window
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + (image // patch) ** 2, width))
         self.time_embed = nn.Parameter(torch.zeros(1, frames, width))
@@ -183,37 +167,28 @@ class TimeSformer(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width, EPS)
         self.head = nn.Linear(width, dim)
-        self.reset_parameters()
-
-    def reset_parameters(self):
-        """Draw new weights, in place: normal with std .02, zero biases, as ViT.
-
-        time_embed starts at zero, and temporal_fc too, but in block 0: the other blocks begin as
-        an image model and learn to look across frames.
-        """
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)):
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 nn.init.zeros_(module.bias)
         nn.init.trunc_normal_(self.cls_token, std=0.02)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
-        nn.init.zeros_(self.time_embed)
         for block in self.blocks[1:]:
             nn.init.zeros_(block.temporal_fc.weight)
 
     def features(self, clips):
         """The class token after the last LayerNorm, before the head ("encoder_cls").
 
-        Args:    clips (B, 3, F, H, W) float: RGB, normalised as the weights expect.
+        Args:    clips (B, 3, F, H, W) float: RGB, normalized as the weights expect.
         Returns: (B, width) float, of any length.
-        Raises:  ValueError if clips has another shape or is not float; values are not read.
+        Raises:  ValueError if clips has another shape or is not float.
         """
         F, H = self.frames, self.image
         if clips.shape[1:] != (3, F, H, H):
             raise ValueError(f"clips are {tuple(clips.shape)}, need (B, 3, {F}, {H}, {H}): clips, "
                              "RGB, frames, height, width; sample and resize the frames to that")
         if not clips.is_floating_point():
-            raise ValueError(f"clips are {clips.dtype}, need float; normalise the pixels first")
+            raise ValueError(f"clips are {clips.dtype}, need float; normalize the pixels first")
         place = self.pos_embed[0, 1:, None] + self.time_embed      # (P, F, width)
         patches = self.patch_embed(clips) + place                  # (B, P, F, width)
         cls = (self.cls_token[0] + self.pos_embed[0, :1]).expand(clips.shape[0], -1)   # (B, width)

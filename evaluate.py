@@ -2,94 +2,57 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2, appendix C.
 
-    forecast    which step comes next, from the clips before it     (Tables 1, 5)
-    classify    which step a clip shows                             (Table 2)
-    activity    which activity a video shows, fine-tuned            (App. C)
-    infill      which step is missing, from the others              (Sec. 3.1)
-    classify, --data epic    verb, noun and action, fine-tuned      (Table 3)
-    features    every 4 s of all videos, written to a features file
+    task        measures                                            paper          in evaluation/
+    forecast    which step comes next, from the clips before it     Tables 1, 5    forecasting.py
+    classify    which step a clip shows                             Table 2        recognition.py
+    activity    which activity a video shows, fine-tuned            Table A        recognition.py
+    infill      which step is missing, from the others              Sec. 3.1       missing.py
+    classify, --data epic    verb, noun and action, fine-tuned      Table 3        actions.py
+    features    writes embeddings of whole videos to a file         -              features.py
 
-Beside the model's rows stand the label-free baselines and, in the embedded world, the truth.
-M samples of a task, N = 8 observed clips, Q Monte Carlo samples, S steps (the label set), D.
+The table also holds label-free baselines and, in the embedded world, the truth.
 """
-import functools
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
-from evaluation.inference import answer, encode_samples, forecasts, load_data, score
-from support.command import BadInput, pick_device, run, set_seed, write_atomically, write_json
-from settings import EvaluateSettings
-
-
-def classify(model, source, texts, settings, device):
-    """Step classification: the softmax averaged over 3 views; ours beside the teacher."""
-    import torch
-
-    import losses
-    from evaluation import metrics
-    import tasks
-    from evaluation.metrics import percent
-    samples = tasks.classify_samples(source.videos)
-    if not samples:
-        raise BadInput(f"--split {settings.split}: no annotated step; there is nothing to classify")
-    x, teacher, samples = encode_samples(model, source, samples, settings, device, "encode")
-    y = torch.tensor([sample.label for sample in samples])
-    log_p = answer(model, x, None) if model.task else score(model.read, x, texts)
-    ours = log_p.exp().mean(1).cpu()                                           # (M, S)
-    p = {"ours": ours}
-    if teacher is not None:
-        read = functools.partial(losses.match, tau=model.teacher_tau)
-        p["teacher"] = score(read, teacher, texts).exp().mean(1).cpu()
-    hits = {name: metrics.topk_correct(scores, y, 1) for name, scores in p.items()}
-    groups = torch.tensor([sample.video for sample in samples])
-    difference = None if teacher is None or settings.features else metrics.paired_bootstrap(
-        hits["ours"].double(), hits["teacher"].double(), groups=groups)
-    apart = {}
-    if settings.data == "toy":
-        from toy import grammar
-        for kind, steps in (("held_out", grammar.HELD_OUT), ("motion_only", sum(grammar.MOTION_ONLY, ()))):
-            of_kind = torch.isin(y, torch.tensor([grammar.STEP_ID[step] for step in steps]))
-            apart[kind] = {name: percent(hit[of_kind]) for name, hit in hits.items()}
-    rows = {f"top{k}": {name: percent(metrics.topk_correct(p[name], y, k)) if name in p else None
-                        for name in ("ours", "teacher")} for k in (1, 5)}
-    rows["mean_class"] = {name: 100 * metrics.mean_class(hits[name], y) if name in hits else None
-                          for name in ("ours", "teacher")}
-    return ({**rows, **apart, "ours_minus_teacher":
-             None if difference is None else [100 * value for value in difference],
-             "by_class": metrics.by_class(hits["ours"], y, ours.shape[1])},
-            len(samples), len(tasks.classify_samples(source.listed)))
+from support.command import DATA, PAPER, RUN, WHAT, BadInput, check, opt, run, write_json
+from support.flags import EPIC, LabeledSettings
 
 
-def activity(model, source, _, settings, device):
-    """Activity classification of whole videos: the classifier on h's zero-noise prediction."""
-    import torch
+@dataclass(frozen=True)
+class EvaluateSettings(LabeledSettings):
+    """Measure a checkpoint: classification and forecasting, zero-shot or fine-tuned."""
+    task: str = opt("what to measure; features: write a features file; default forecast, and "
+                    "classify with --data epic", None, WHAT,
+                    choices=("forecast", "classify", "activity", "infill", "features"))
+    checkpoint: Path = opt("run folder, a checkpoint file of ours, or a published one",
+                           Path("runs/pretrain"), WHAT)
+    data: str = opt("toy: the embedded world; coin: COIN with videos, or with a features file; "
+                    "epic: EPIC-Kitchens-100, verbs and nouns", "toy", DATA,
+                    choices=("toy", "coin", "epic"))
+    split: str = opt("which videos", "test", DATA, choices=("test", "validation", "train"))
+    toy_videos: int = opt("videos of the embedded world's split", 1000, DATA, low=1)
+    min_steps: int = opt("--task forecast: leave out videos with fewer annotated steps", 2, DATA,
+                         low=2)
+    ids: Path = opt("--task features: only these videos, an id per line", None, DATA)
+    samples: int = opt("M, Monte Carlo samples per forecast (Eq. 11)", 5, PAPER, low=1,
+                       alias="oracle")
+    horizon: int = opt("--task forecast: how many of the next steps, denoised together", 1, PAPER,
+                       low=1, high=3)
+    json: Path = opt("also write the numbers here", None, file=())
+    out: Path = opt("--task features: the file to write", Path("features.npz"), file=())
+    stride: float = opt("--task features: s between two windows", 4.0, above=0)
+    submission: Path = opt("also write the challenge's file here, FILE.zip", None, data=EPIC,
+                           file=())
+    batch: int = opt("samples per step; changes speed and memory, not the result", 64, RUN, low=1)
 
-    from evaluation import metrics
-    import tasks
-    from evaluation.metrics import percent
-    samples = tasks.activity_samples(source.videos)
-    if not samples:
-        raise BadInput(f"--split {settings.split}: no annotated video; there is nothing to "
-                       "classify")
-    x, _, samples = encode_samples(model, source, samples, settings, device, "encode")
-    y = torch.tensor([sample.label for sample in samples])
-    p, _ = forecasts(model, x, None, 1, settings.seed, settings.batch)         # (M, S)
-    hits = [metrics.topk_correct(p.cpu(), y, k) for k in (1, 5)]
-    return ({"top1": {"ours": percent(hits[0])}, "top5": {"ours": percent(hits[1])},
-             "mean_class": {"ours": 100 * metrics.mean_class(hits[0], y)}},
-            len(samples), len(source.listed))
-
-
-def actions(model, source, _, settings, device):
-    """Verbs, nouns and both of EPIC-Kitchens-100: the softmax averaged over clips of an action."""
-    from files import epic
-    samples = epic.samples(source.videos, epic.VIEWS)
-    x, _, samples = encode_samples(model, source, samples, settings, device, "encode")
-    verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(x))    # (M, 97), (M, 300)
-    if settings.submission:
-        names = [source.videos[sample.video].actions[sample.step].name for sample in samples]
-        epic.write_submission(settings.submission, names, verb.log(), noun.log())
-    return (epic.rows(verb, noun, [sample.label for sample in samples]), len(samples),
-            sum(len(video.actions) for video in source.listed))
+    def __post_init__(self):
+        self.default("task", "classify" if self.data == "epic" else "forecast")
+        super().__post_init__()
+        csv = self.data == "coin" and self.annotations.suffix == ".csv"
+        check(not csv or self.min_steps == 2, "min_steps", self.min_steps,
+              "has no effect with a csv, which lists its samples")
 
 
 def require_task(model, settings):
@@ -99,11 +62,6 @@ def require_task(model, settings):
         raise BadInput(f"--data {settings.data}: {path} reads "
                        f"{'frames' if model.pixels else 'features'}; give the --data it was "
                        "trained on")
-    if settings.task == "features":
-        if model.encoder is None:
-            raise BadInput(f"{path}: was trained on features and has no encoder; --task features "
-                           "needs one that was trained on videos")
-        return
     finetune = f"python train.py --stage finetune --task {settings.task}" + " --data epic" * epic
     if model.task is None and (settings.task == "activity" or epic):
         raise BadInput(f"{path}: is not fine-tuned, and there is no zero-shot --task "
@@ -117,9 +75,8 @@ def require_task(model, settings):
                        "zero-shot forecasts (train with --order diffusion or mask)")
 
 
-def require_classes(model, source, texts, settings):
+def require_classes(model, labels, texts, settings):
     """BadInput unless labels, texts and checkpoint fit each other."""
-    import tasks
     path = settings.checkpoint
     matched = model.task != "classify" or settings.features        # else texts are not matched
     if texts is not None and matched and texts.shape[1] != model.dim:
@@ -127,7 +84,6 @@ def require_classes(model, source, texts, settings):
                        f"{texts.shape[1]}; give the --data it was trained on")
     if model.task is None or settings.data == "epic":
         return
-    labels = [sample.label for sample in tasks.samples_of(settings.task, source.listed)]
     count = len(texts) if texts is not None else model.classes[0]
     if count != model.classes[0] or max(labels, default=0) >= count:
         raise BadInput(f"{path}: is fine-tuned to {model.classes[0]} classes, there are "
@@ -135,71 +91,54 @@ def require_classes(model, source, texts, settings):
                        "it was fine-tuned on")
 
 
-def write_features(model, settings, device):
-    """Embeddings of 9-s windows of whole videos as a features file, beside it f's class token."""
-    import numpy as np
-    import torch
-
-    import data
-    from training import cache
-    source = data.open_videos(settings, model)
-
-    def encode(clips):
-        tokens = model.tokens(clips)                                           # (C, W)
-        return torch.cat([model.encode(model.encoder.head(tokens)), tokens], 1)
-
-    with torch.no_grad():
-        names, windows, x, _, failed = cache.embed_videos(source, encode, settings.stride,
-                                                         settings.workers, device)
-    D = model.dim
-    write_atomically(settings.out, lambda file: np.savez(
-        file, video=names, start=windows[:, 0], end=windows[:, 1], embedding=x[:, :D].numpy(),
-        encoder_cls=x[:, D:].numpy(), stride=settings.stride))
-    print(f"{settings.out}: {len(x)} windows of 9 s, one every {settings.stride:g} s, of "
-          f"{len(source) - len(failed)} videos; {len(source.missing)} missing, "
-          f"{len(failed)} unreadable")
-
-
 def main(settings):
     """Load, measure, print, and write the JSON if asked for."""
     import torch
 
-    from evaluation import forecasting
-    from evaluation import missing
-    from model import load_model
+    from data import samples_of
+    from evaluation.actions import actions
+    from evaluation.features import write_features
+    from evaluation.forecasting import forecast
+    from evaluation.labeled import open_labeled
+    from evaluation.missing import infill
+    from evaluation.recognition import activity, classify
+    from files.listings import epic_split
+    from support.device import pick_device, set_seed
+    from weights.checkpoint import load_model
+
+    # 1. The checkpoint, the videos, and the texts of their label set.
     began = time.perf_counter()
-    for name in ("json", "submission", "out"):
-        path = getattr(settings, name)
-        if path and (path.is_dir() or not path.parent.is_dir()):
-            raise BadInput(f"--{name} {path}: is a folder, or there is none to put it in; name a "
-                           "file in a folder that is there")
     device = pick_device(settings.device)
     set_seed(settings.seed)
-    model, _ = load_model(settings.checkpoint)
-    model.to(device)
-    require_task(model, settings)
+    model = load_model(settings.checkpoint)[0].to(device)
     if settings.task == "features":
         return write_features(model, settings, device)
-    source, texts = load_data(settings, model, device)
-    require_classes(model, source, texts, settings)
+    require_task(model, settings)
+    source, texts = open_labeled(settings, settings.split, model, device, settings.checkpoint)
+    labels = ([] if settings.data == "epic" or model.task is None else
+              [sample.label for sample in samples_of(settings.task, source.listed)])
+    require_classes(model, labels, texts, settings)
     texts = None if texts is None else texts.to(device)
-    task = actions if settings.data == "epic" else {
-        "forecast": forecasting.forecast, "classify": classify, "activity": activity,
-        "infill": missing.infill}[settings.task]
+
+    # 2. The rows of the task's table.
     with torch.no_grad():
-        result, evaluated, listed = task(model, source, texts, settings, device)
-    split = settings.split
-    if settings.data == "epic":
-        from files import epic
-        split = epic.split_of(settings.annotations)
-    head = {"task": settings.task, "data": settings.data, "split": split,
-            "setting": "fine-tuned" if model.task else "zero-shot", "order": model.order,
-            "listed": listed, "evaluated": evaluated,
-            "missing": len(source.missing), "unreadable": len(source.unreadable),
-            "classes": sum(model.classes) if texts is None else len(texts)}
-    if settings.task == "forecast":
-        head["samples"] = settings.samples
-    content = {**head, **result, "seed": settings.seed, "checkpoint": str(settings.checkpoint),
+        if settings.data == "epic":
+            rows, evaluated, listed = actions(model, source, settings, device)
+        elif settings.task == "activity":
+            rows, evaluated, listed = activity(model, source, settings, device)
+        else:
+            task = {"forecast": forecast, "classify": classify, "infill": infill}[settings.task]
+            rows, evaluated, listed = task(model, source, texts, settings, device)
+
+    # 3. The table.
+    split = epic_split(settings.annotations) if settings.data == "epic" else settings.split
+    content = {"task": settings.task, "data": settings.data, "split": split,
+               "setting": "fine-tuned" if model.task else "zero-shot", "order": model.order,
+               "listed": listed, "evaluated": evaluated,
+               "missing": len(source.missing), "unreadable": len(source.unreadable),
+               "classes": sum(model.classes) if texts is None else len(texts),
+               **({"samples": settings.samples} if settings.task == "forecast" else {}), **rows,
+               "seed": settings.seed, "checkpoint": str(settings.checkpoint),
                "seconds": time.perf_counter() - began}
     show({name: value for name, value in content.items() if "by_class" not in name})
     if settings.json:

@@ -1,4 +1,4 @@
-"""f and h put together (Eq. 1), and their checkpoint.
+"""f and h put together (Eq. 1).
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.
 
@@ -10,33 +10,19 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.
     p(y | x)       match       (..., K)    Eq. 6 over the phrase pool, log probabilities
     x_hat_j^0      x_hat       (B, Q, D)   prediction of h as an embedding: what is matched to texts
     -              z_hat       (B, Q, D)   its clean point: what is noised again (diffusion.py)
-    -              classifier  nn.Linear   in place of the texts, once fine-tuned (finetune.py)
+    -              classifier  nn.Linear   in place of the texts, once fine-tuned
     B videos, N clips, Q queries, T levels, K phrases, D embedding, S classes.
 """
-import re
-from pathlib import Path
-
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import diffusion
 import losses
-from denoiser import Denoiser
-from encoder import TimeSformer
-from support.command import BadInput, quiet, write_atomically
 
-GAIN = 0.5                # of h's output beside the mean text: the start of training is gentle
-SAME = 0.999              # cosine of a text by one teacher on two machines: at least that
+GAIN = 0.5                # of h's output against the mean text: the start of training is gentle
 KAPPA = 0.45              # scale of the noise in forecasts; below 1 the likelier steps come more
-
-
-def build_encoder(dim, kind="timesformer", **arguments):
-    """f: a TimeSformer, or with kind "mvit" the other backbone of the paper's appendix."""
-    if kind == "mvit":
-        from weights.mvit import MViT
-        return MViT(dim=dim, **arguments)
-    return TimeSformer(dim=dim, **arguments)
 
 
 class ProcedureModel(nn.Module):
@@ -44,8 +30,8 @@ class ProcedureModel(nn.Module):
 
     Args:
         phrases: (K, D) float, embeddings of the phrase pool, of any length.
-        encoder: dict, arguments of `build_encoder`; None = clips are embeddings already.
-        denoiser: dict, arguments of Denoiser; not built with order "none", unless `task` needs h.
+        encoder: f, a TimeSformer or MViT; None = clips are embeddings already.
+        denoiser: h, a Denoiser; None with order "none", unless `task` needs it.
         order:   "diffusion", "mask" or "none".
         tau:     temperature of Eq. 6.
         teacher_tau: temperature of the soft targets.
@@ -53,22 +39,17 @@ class ProcedureModel(nn.Module):
         pixels:  (mean, std) of pixels / 255 as f expects them; None without f.
         task:    what it is fine-tuned for: "classify", "forecast" or "activity"; None = zero-shot.
         classes: of that task, one number for each label set: (S,), or verbs and nouns.
-        witness: text of the first phrase, by which the teacher is known again (inference.py).
+        witness: text of the first phrase, by which the teacher is recognized again.
     """
 
     def __init__(self, phrases, encoder, denoiser, order, tau, pixels, teacher_tau=0.03,
                  clip_tau=None, task=None, classes=(), witness=None):
         super().__init__()
-        self.order, self.tau, self.pixels = order, tau, pixels
-        self.teacher_tau, self.clip_tau = teacher_tau, clip_tau or tau
-        self.arguments = {"encoder": encoder, "denoiser": denoiser, "order": order, "tau": tau,
-                          "pixels": pixels, "teacher_tau": teacher_tau, "clip_tau": clip_tau,
-                          "task": task, "classes": list(classes), "witness": witness}
+        self.encoder, self.denoiser, self.order = encoder, denoiser, order
+        self.tau, self.teacher_tau, self.clip_tau = tau, teacher_tau, clip_tau or tau
+        self.pixels, self.witness = pixels, witness
         self.task, self.classes = task, list(classes)
         self.dim = D = phrases.shape[1]
-        self.encoder = build_encoder(D, **encoder) if encoder else None
-        needs_h = order != "none" or task in ("forecast", "activity")
-        self.denoiser = Denoiser(dim=D, **denoiser) if needs_h else None
         self.classifier = nn.Linear(D, sum(classes)) if task else None
         mean, A = diffusion.affine_map(phrases)
         self.register_buffer("phrases", functional.normalize(phrases, dim=-1))      # (K, D)
@@ -181,12 +162,6 @@ class ProcedureModel(nn.Module):
             return [part.log_softmax(-1) for part in logits.split(self.classes, -1)]
 
 
-def same_texts(then, now):
-    """Whether embeddings (K, D) are of the same texts by the same teacher, but for rounding."""
-    return then.shape == now.shape and bool(
-        (functional.cosine_similarity(then.cpu(), now.cpu()) > SAME).all())
-
-
 def encode_parts(model, clips, part):
     """`model.encode`, `part` clips at a time, to train f with less memory; None: all at once.
 
@@ -196,87 +171,5 @@ def encode_parts(model, clips, part):
     """
     if part is None:
         return model.encode(clips)
-    from torch.utils.checkpoint import checkpoint
     return torch.cat([checkpoint(model.encode, some, use_reentrant=False, preserve_rng_state=False)
                       for some in clips.split(part)])
-
-
-# ------------------------------------------------------------------------------------------------
-# Checkpoints: tensors and plain types, so that weights_only=True loads them
-# ------------------------------------------------------------------------------------------------
-def save_checkpoint(path, model, before=None, **more):
-    """Write the model and `more` (tensors and plain types) to path, whole or not at all.
-
-    before: what the checkpoint that was there is called from then on; None: it is gone.
-    """
-    content = {"arguments": model.arguments, "model": model.state_dict(), **more}
-    write_atomically(path, lambda file: torch.save(content, file), before)
-
-
-def read_content(path):
-    """What a file of weights holds, ours or not: a run folder, a torch file or safetensors -> dict.
-
-    Nothing in the file is executed: tensors and plain types are read, anything else is refused.
-    Raises: BadInput if there is none, it is cut off, or it would have to run code.
-    """
-    path = Path(path)
-    path = path / "checkpoint.pt" if path.is_dir() else path
-    if not path.is_file():
-        raise BadInput(f"{path}: no such checkpoint; make one with "
-                       "`python train.py --stage pretrain`")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-            return load_file(path)
-        with quiet():                          # torch also warns of what it then refuses
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:                 # torch names no class for a file it cannot load
-        code = re.search(r"(?<=GLOBAL )[\w.]+|TorchScript", str(error))
-        if code:
-            tensors = ("torch.jit.load(FILE).state_dict()" if code[0] == "TorchScript" else
-                       "torch.load(FILE, weights_only=False)['model_state']")
-            raise BadInput(f"{path}: holds {code[0]}, which only code can read, and a file's code "
-                           "is never run here; if you trust the file, save its tensors alone: "
-                           f"torch.save({tensors}, NEW)") from None
-        raise BadInput(f"{path}: cannot be read as a checkpoint ({type(error).__name__}); "
-                       "is it cut off, or not a file of tensors and plain types?") from None
-
-
-def is_ours(content):
-    """Whether the content of a file was written by `save_checkpoint`."""
-    return isinstance(content, dict) and {"arguments", "model"} <= content.keys()
-
-
-def read_checkpoint(path):
-    """The content of a checkpoint of ours: a run folder or a file -> dict on the CPU.
-
-    Raises: BadInput as `read_content`, and if it is not one of ours.
-    """
-    content = read_content(path)
-    if not is_ours(content):
-        raise BadInput(f"{path}: not a checkpoint of train.py: it has no arguments and model")
-    return content
-
-
-def load_model(path):
-    """A checkpoint as a model in eval mode, and the rest of its content.
-
-    One of ours gives a ProcedureModel; a released one a released.Released, which answers the same
-    questions.
-    Raises: BadInput as `read_content`, and if the weights do not fit the arguments.
-    """
-    content = read_content(path)
-    if not is_ours(content):
-        from weights import build_released
-        return build_released(path, content), {}
-    try:
-        if "released" in content["arguments"]:                 # written by `python weights.py`
-            from weights.released import Released
-            model = Released(**content["arguments"]["released"])
-        else:
-            model = ProcedureModel(content["model"]["phrases"], **content["arguments"])
-        model.load_state_dict(content["model"])
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise BadInput(f"{path}: its weights do not fit this code: {lines[-1].strip()}") from None
-    return model.eval(), content

@@ -9,29 +9,19 @@ appendix B for the prompts.
     -            Teacher.encode_frames   (n, D)      image features, unit length
     p'_i         soft_targets            (..., K)    softmax of cosines: the target of clip i
     -            estimate_tau            float       its temperature where nothing else gives it
-    -            open_teacher            Teacher     a pre-trained model of open_clip, by name
     B videos, N clips, F frames, K phrases, D embedding.
 
-The teacher is any open_clip model; the embedded world trains a tiny one (toy_render.py), and real
-data has ViT-B/16 with OpenAI's weights. Both are reached through the class below.
+The teacher is any open_clip model: for real data ViT-B/16 with OpenAI's weights
+(weights/teacher.py), in the embedded world a tiny one trained here (toy/teacher.py).
 
     python pseudo_labels.py --phrases phrases.txt --out texts.npz       # g, once for all phrases
 """
-if __name__ == "__main__":       # --help and a mistyped flag do not wait for torch to be imported
-    from support.command import parse
-    from settings_optional import TextSettings
-    parse(TextSettings)
-
-import difflib
-import json
-from pathlib import Path
-from textwrap import shorten
+if __name__ == "__main__":                             # before torch, which --help does not need
+    from files.commands import embed_texts
+    raise SystemExit(embed_texts())
 
 import torch
 from torch.nn import functional
-
-from support.command import BadInput, pick_device, quiet, run, write_atomically
-from settings_optional import TextSettings
 
 # 4 x 7 action templates (the paper's footnote: those of CLIP for Kinetics-700).
 PROMPTS = tuple(f"{what} of {how}" for what in ("a photo", "a video", "a example",
@@ -137,111 +127,3 @@ def estimate_tau(features, phrases, rounds=30):
         tau = (1 - a ** 2) / (D * a)
         a = ((cosine / tau).softmax(1) * cosine).sum(1).mean().clamp(0.01, 0.99)
     return float((1 - a ** 2) / (D * a))
-
-
-# ------------------------------------------------------------------------------------------------
-# The real teacher, from open_clip
-# ------------------------------------------------------------------------------------------------
-def check_weights(clip, weights):
-    """BadInput unless open_clip has the model, and `weights` is a file or a tag that fits it."""
-    import open_clip
-
-    if clip not in open_clip.list_models():
-        near = difflib.get_close_matches(clip, open_clip.list_models(), 3, 0)
-        raise BadInput(f"--clip {clip}: no such model in open_clip; near: {', '.join(near)}, or "
-                       "local-dir:DIR")
-    tag = open_clip.get_pretrained_cfg(clip, weights)
-    if not tag and not Path(weights).is_file():
-        tags = ", ".join(open_clip.list_pretrained_tags_by_model(clip)) or "none"
-        raise BadInput(f"--clip-weights {weights}: neither a file nor a tag of {clip}; its tags: "
-                       f"{tags}")
-    if tag.get("quick_gelu") and not open_clip.get_model_config(clip).get("quick_gelu"):
-        raise BadInput(f"--clip {clip}: the weights {weights} were trained with the activation "
-                       f"QuickGELU, which this model has not; use --clip {clip}-quickgelu")
-
-
-def require_activation(model, clip, given):
-    """BadInput if these are OpenAI's weights, trained with QuickGELU, in a model without it.
-
-    A file does not say whose weights it has. OpenAI's are known by their values, all of which are
-    those of float16. Other weights that were stored so are taken for theirs, unless the config of
-    a local-dir says "quick_gelu": false. Others' weights in a -quickgelu model cannot be told.
-    """
-    import open_clip
-
-    folder = clip.removeprefix("local-dir:")
-    config = (open_clip.get_model_config(clip) if folder == clip else
-              json.loads((Path(folder) / "open_clip_config.json").read_text())["model_cfg"])
-    layers = [weight for name, weight in model.named_parameters() if name.endswith("c_fc.weight")]
-    if (layers and "quick_gelu" not in config
-            and all(torch.equal(weight, weight.half().float()) for weight in layers)):
-        use = (f"use --clip {clip}-quickgelu" if folder == clip else
-               'write "quick_gelu": true into the model_cfg of its config (or false, if they are '
-               "not OpenAI's)")
-        raise BadInput(f"--clip {clip}{given}: by their values (of float16) these weights are "
-                       f"OpenAI's, trained with QuickGELU, which this model has not; {use}")
-
-
-def open_teacher(clip, weights=None, device="cpu"):
-    """A pre-trained image-language model by name -> Teacher.
-
-    Args:
-        clip:    a model of open_clip, "ViT-B-16-quickgelu"; or "local-dir:DIR", a folder with
-                 open_clip_config.json and weights.
-        weights: a tag of open_clip, by default "openai" (downloaded once, then kept by open_clip);
-                 or a file, safetensors or a torch file of tensors. Nothing in it is executed, so
-                 OpenAI's own ViT-B-16.pt, which is a program (TorchScript), is refused.
-                 None with local-dir:DIR.
-        device:  where to run.
-    Mean, deviation and size of the pictures are those of the weights' preprocessing.
-    Raises: BadInput, one line, if there is no such model, tag or file, if the weights do not fit or
-            were trained with another activation, or if they are not here and there is no network.
-    """
-    import open_clip
-
-    if clip.startswith("local-dir:"):
-        folder = Path(clip.removeprefix("local-dir:"))
-        if weights is not None:
-            raise BadInput(f"--clip-weights {weights}: {clip} has its own; leave the flag out")
-        if not (folder / "open_clip_config.json").is_file():
-            raise BadInput(f"--clip {clip}: no open_clip_config.json in {folder}; a folder as "
-                           "open_clip writes it is needed")
-    else:
-        weights = "openai" if weights is None else weights
-        check_weights(clip, weights)
-    given = "" if weights is None else f" --clip-weights {weights}"
-    try:
-        with quiet():
-            model = open_clip.create_model(clip, weights, require_pretrained=True)
-            tokenizer = open_clip.get_tokenizer(clip)
-    except Exception as error:                 # as many classes as there are kinds of weights
-        need = ("its file must be whole and hold tensors only, those of this model"
-                if weights is None or Path(weights).is_file() else
-                "without a network, give a downloaded file: --clip-weights FILE")
-        problem = shorten(str(error).split(". ")[0], 250, placeholder=" ...")      # one sentence
-        raise BadInput(f"--clip {clip}{given}: {type(error).__name__}: {problem}; {need}") from None
-    require_activation(model, clip, given)
-    pictures = model.visual.preprocess_cfg
-    return Teacher(model, tokenizer, pictures["mean"], pictures["std"], device)
-
-
-# ------------------------------------------------------------------------------------------------
-# The command: g of a file of phrases, computed once
-# ------------------------------------------------------------------------------------------------
-def main(settings):
-    import numpy as np
-    from tqdm import tqdm
-
-    from files.listings import load_phrases
-
-    names = [phrase.text for phrase in load_phrases(settings.phrases)]
-    teacher = open_teacher(settings.clip, settings.clip_weights, pick_device(settings.device))
-    embeddings = torch.cat([teacher.encode_phrases([name])
-                            for name in tqdm(names, desc="phrases", mininterval=1)])     # (K, D)
-    write_atomically(settings.out, lambda file: np.savez(file, names=np.array(names),
-                                                         embeddings=embeddings.numpy()))
-    print(f"{settings.out}: {len(names)} phrases, D = {embeddings.shape[1]}")
-
-
-if __name__ == "__main__":
-    run(main, TextSettings)

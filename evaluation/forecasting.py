@@ -1,8 +1,7 @@
 """The forecast table: the model's rows, its label-free baselines, and the embedded world's truth.
 
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2. `evaluate.py --task forecast`
-prints it. M samples of a task, N = 8 observed clips, Q Monte Carlo samples, S steps (the label
-set), D embedding.
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2. M samples of a task, N = 8
+observed clips, Q Monte Carlo samples, S steps (the label set), D embedding.
 """
 import dataclasses
 import functools
@@ -12,18 +11,19 @@ import torch
 from torch.nn import functional
 from tqdm import tqdm
 
-import data
 import diffusion
 import losses
-from evaluation import metrics
-from evaluation import missing
-import protocols
-import tasks
-from toy import grammar
-from evaluation.inference import encode_samples, forecasts, in_batches, load_data, score
+from data import CLIPS, classify_windows, forecast_samples, observed_steps, pad_clips
+from evaluation import metrics, missing
+from evaluation.embedding import encode_samples
+from evaluation.inference import forecasts, in_batches, score
+from evaluation.labeled import open_labeled
 from evaluation.metrics import percent
-from support.command import BadInput
+from files.sources import open_coin_features
 from pseudo_labels import soft_targets
+from support.command import BadInput
+from toy.grammar import Grammar
+from toy.source import ToySource
 
 DRAWS = 200               # sampled steps per forecast for the total variation
 SAMPLINGS = 5             # times M samples are drawn for a standard deviation; the paper's
@@ -37,11 +37,12 @@ def train_sequences(model, settings, device):
     if settings.videos:                            # what it was trained on is not at hand here
         return None, None
     if settings.data == "coin":
-        source, _ = data.open_coin(settings, "train", needed=False)
+        source, _ = open_coin_features(settings.annotations, settings.features,
+                                       settings.text_embeddings, "train", needed=False)
         if not len(source):
             return None, None
     else:
-        source = data.open_toy("train", settings.toy_videos, model.encoder.frames, False, device)
+        source = ToySource("train", settings.toy_videos, model.encoder.frames)
     rng, rows, counts = np.random.default_rng(settings.seed), [], []
     with torch.no_grad():
         for (videos,) in tqdm(list(in_batches(settings.batch, range(len(source)))),
@@ -50,7 +51,7 @@ def train_sequences(model, settings, device):
             requests = [request for request in requests if len(request[1])]
             counts += [len(windows) for _, windows in requests]
             rows.append(model.encode(source.load(requests).clips.to(device)))
-    return data.pad_clips(torch.cat(rows), torch.tensor(counts, device=device), protocols.CLIPS)
+    return pad_clips(torch.cat(rows), torch.tensor(counts, device=device), CLIPS)
 
 
 def bigrams(model, x, texts, settings, device):
@@ -70,9 +71,9 @@ def toy_truth(samples, videos):
 
     Returns: truth (M, S); from_start (M,) bool; clip_seconds (M,).
     """
-    grammar, shown = grammar.Grammar(), [tasks.shown_steps(s, videos[s.video]) for s in samples]
-    return (grammar, np.array([grammar.next_step(*steps) for steps in shown]),
-            np.array([from_start for _, from_start in shown]),
+    grammar, observed = Grammar(), [observed_steps(s, videos[s.video]) for s in samples]
+    return (grammar, np.array([grammar.next_step(*steps) for steps in observed]),
+            np.array([from_start for _, from_start in observed]),
             np.array([s.windows[0, 1] - s.windows[0, 0] for s in samples]))
 
 
@@ -85,10 +86,10 @@ def fitted_temperature(model, settings, texts, device):
     """
     if settings.annotations and settings.annotations.suffix == ".csv":     # one split, this one
         return None
-    held = dataclasses.replace(settings, split="validation",
-                               toy_videos=max(settings.toy_videos // 5, 20))
-    source, _ = load_data(held, model, device, needed=False, compare=not model.task)
-    samples = tasks.forecast_samples(source.videos, settings.min_steps)
+    held = dataclasses.replace(settings, toy_videos=max(settings.toy_videos // 5, 20))
+    source, _ = open_labeled(held, "validation", model, device, settings.checkpoint, needed=False,
+                             compare=not model.task)
+    samples = forecast_samples(source.videos, settings.min_steps)
     if not samples:
         return None
     if model.task:
@@ -97,8 +98,8 @@ def fitted_temperature(model, settings, texts, device):
         y = torch.tensor([sample.label for sample in samples])
         return metrics.fit_temperature(zero.cpu(), y)
     for i, sample in enumerate(samples):                   # a ninth window: the next step's
-        start, end, _ = tasks.steps_of(source.videos[sample.video])[sample.step]
-        windows = [sample.windows, protocols.classify_windows(start, end, end, 1)]
+        start, end, _ = source.videos[sample.video].steps[sample.step]
+        windows = [sample.windows, classify_windows(start, end, end, 1)]
         samples[i] = dataclasses.replace(sample, windows=np.concatenate(windows))
     x, features, _ = encode_samples(model, source, samples, settings, device, "validation")
     if features is None:
@@ -110,11 +111,11 @@ def fitted_temperature(model, settings, texts, device):
 
 def forecast(model, source, texts, settings, device):
     """Every row of the forecast table: the numbers that SPEC's JSON names."""
-    samples = tasks.forecast_samples(source.videos, settings.min_steps)
+    samples = forecast_samples(source.videos, settings.min_steps)
     if not samples:
         raise BadInput(f"--split {settings.split}: no video with {settings.min_steps} steps; "
                        "there is nothing to forecast")
-    x, teacher, samples = encode_samples(model, source, samples, settings, device, "encode")
+    x, teacher, samples = encode_samples(model, source, samples, settings, device)
     y = torch.tensor([sample.label for sample in samples])
     zero, drawn = (log_p.cpu() for log_p in
                    forecasts(model, x, texts, settings.samples, settings.seed, settings.batch))
@@ -159,7 +160,7 @@ def forecast(model, source, texts, settings, device):
                                                              source.videos, y, drawn, settings)
     if settings.horizon > 1:
         result |= missing.horizon(model, x, samples, source.videos, texts, temperature, settings)
-    return result, len(samples), len(tasks.forecast_samples(source.listed, settings.min_steps))
+    return result, len(samples), len(forecast_samples(source.listed, settings.min_steps))
 
 
 def toy_rows(model, x, texts, samples, videos, y, drawn, settings):

@@ -1,18 +1,15 @@
 """Scores of forecasts: top-k, oracle, total variation, temperature, bigrams, BLEU-1, intervals.
 
-Pure functions on tensors (BLEU-1: on texts); nothing here knows the model, the data or a file. They
-return fractions or one value per sample (means are the caller's), so that a bootstrap can have
-them.
+Pure functions on tensors (BLEU-1: on texts). Most return one value per sample.
 
-    word               here                shape     meaning
-    scores             scores              (M, K)    any number per class, more is better
-    p                  probabilities       (M, K)    softmax of the scores, rows sum to 1
-    y                  labels              (M,)      int64, the class that is right
-    draws              draws               (M, R)    int64, the class of each of R sampled forecasts
+    scores          (M, K)    any number per class, more is better
+    probabilities   (M, K)    softmax of the scores, rows sum to 1
+    labels          (M,)      int64, the correct class
+    draws           (M, R)    int64, the class of each of R sampled forecasts
     M samples (forecasts), K steps or classes, R draws per sample, V videos of N clips.
 
-Equal scores are ranked by index, lowest first: of COIN's 778 step texts 749 are distinct, so exact
-ties do happen. `argmax` of torch breaks them the same way, `topk` does not.
+Ties are ranked by index, lowest first. They do happen: of COIN's 778 step texts 749 are distinct.
+torch's `argmax` breaks ties the same way, its `topk` does not.
 """
 import math
 from collections import Counter
@@ -31,12 +28,12 @@ def percent(fraction):
 
 
 def topk_correct(scores, labels, k):
-    """Is the right class among the k best? Ties go to the lowest index.
+    """Whether the correct class is among the k best. Ties go to the lowest index.
 
     Args:
-        scores: (M, K) float. A NaN ranks first, and is never right.
+        scores: (M, K) float. A NaN ranks first, and is never correct.
         labels: (M,) int64, 0 to K - 1.
-        k:      int, at least 1. With k = K or more every label is right.
+        k:      int, at least 1. With k >= K every label is correct.
     Returns: (M,) bool.
     """
     K = scores.shape[1]
@@ -47,28 +44,21 @@ def topk_correct(scores, labels, k):
 
 
 def mean_class(correct, labels):
-    """Accuracy within each class that occurs, averaged over these classes: rare ones count as much.
-
-    Args:    correct (M,) bool or float, labels (M,) int64.
-    Returns: float.
-    """
-    _, member, size = labels.unique(return_inverse=True, return_counts=True)
-    hits = torch.zeros(len(size), dtype=torch.float64, device=labels.device)
-    return float((hits.scatter_add_(0, member, correct.double()) / size).mean())
+    """Accuracy within each class that occurs, averaged: correct (M,) bool, labels (M,) -> float."""
+    size = torch.bincount(labels)
+    hits = torch.bincount(labels[correct], minlength=len(size))
+    return float((hits.double() / size)[size > 0].mean())
 
 
 def by_class(correct, labels, K):
-    """Percent right within each of K classes, None for those that do not occur: a list.
-
-    Args:    correct (M,) bool, labels (M,) int64.
-    """
+    """Percent correct of each of K classes, None where there is none: as `mean_class` -> a list."""
     size = torch.bincount(labels, minlength=K)
     hits = torch.bincount(labels[correct], minlength=K)
     return [100 * h / n if n else None for h, n in zip(hits.tolist(), size.tolist())]
 
 
 def oracle_correct(draws, labels):
-    """Is any of the R draws right? draws (M, R) int64, labels (M,) int64 -> (M,) bool."""
+    """Whether any of the R draws is correct: draws (M, R), labels (M,) int64 -> (M,) bool."""
     return (draws == labels[:, None]).any(1)
 
 
@@ -81,8 +71,7 @@ def distinct(draws):
 def oracle_softmax(probabilities, labels, R):
     """Chance that R independent draws from each row's softmax hit the label: 1 - (1 - p_y)^R.
 
-    What `oracle_correct` is to be compared with: sampling one prediction's softmax also hits more
-    often with more draws, and needs no diffusion.
+    The baseline of `oracle_correct`: draws from the softmax of one prediction, without diffusion.
 
     Args:    probabilities (M, K), labels (M,) int64, R int.
     Returns: (M,) float64, 0 to 1.
@@ -92,12 +81,12 @@ def oracle_softmax(probabilities, labels, R):
 
 
 def total_variation(draws, truth):
-    """Distance of the histogram of R draws to the true distribution: half of their L1 distance.
+    """Half the L1 distance of the histogram of R draws to the true distribution.
 
-    Not zero for draws from the truth itself, as R is finite: compare with that floor.
+    Above zero also for draws from the truth, because R is finite: compare with that floor.
 
     Args:    draws (M, R) int64, truth (M, K) float, rows sum to 1.
-    Returns: (M,) float64, 0 (equal) to 1 (nothing in common).
+    Returns: (M,) float64, 0 (equal) to 1 (disjoint).
     """
     one = torch.full(draws.shape, 1 / draws.shape[1], dtype=torch.float64, device=draws.device)
     histogram = torch.zeros_like(truth, dtype=torch.float64).scatter_add_(1, draws, one)    # (M, K)
@@ -107,37 +96,29 @@ def total_variation(draws, truth):
 def fit_temperature(logits, target):
     """The temperature T with the least mean cross entropy of softmax(logits / T) to the target.
 
-    The loss is convex in 1 / T, and its slope there is
-
-        mean logit under the softmax - mean logit under the target,
-
-    so the best T is where that crosses zero: found by halving an interval of log T.
+    The loss is convex in 1 / T. Its slope is the mean logit under the softmax minus the mean logit
+    under the target, so the best T is where that crosses zero: bisection of log T.
 
     Args:
         logits: (M, K) float, cosines or any other scores.
         target: (M, K) float, rows sum to 1, or (M,) int64 labels.
-    Returns: float, within TEMPERATURES; at its lower end where the highest logit is always
-        right (or all are equal), at its upper end where they say nothing or the opposite.
+    Returns: float, within TEMPERATURES: the lower end if the highest logit is always correct (or
+             all are equal), the upper end if logits and targets are unrelated or opposed.
     """
     logits = logits.double()
     logits = logits - logits.max(1, keepdim=True).values                 # (M, K)  at most 0
-    if target.ndim == 1:
-        wanted = logits.gather(1, target[:, None]).sum()
-    else:
-        wanted = (target * logits).sum()
+    wanted = (logits.gather(1, target[:, None]) if target.ndim == 1 else target * logits).sum()
     low, high = (math.log(T) for T in TEMPERATURES)
-    for _ in range(45):                                                  # 14 / 2^45: to rounding
+    for _ in range(45):                                                  # until 14 / 2^45 wide
         middle = (low + high) / 2
         p = (logits / math.exp(middle)).softmax(1)
-        if (p * logits).sum() <= wanted:                                 # too flat: T is too high
-            high = middle
-        else:
-            low = middle
+        too_flat = (p * logits).sum() <= wanted                          # T is too high
+        low, high = (low, middle) if too_flat else (middle, high)
     return math.exp((low + high) / 2)
 
 
 def bigram_counts(sequences, K):
-    """How often each class follows each other in the sequences, no smoothing.
+    """How often each class follows each other class in the sequences, no smoothing.
 
     Args:
         sequences: (V, N) int64 (tensor, array or list), classes in order, -1 = padding.
@@ -156,12 +137,12 @@ def bigram_counts(sequences, K):
 
 
 def bigram_forecast(counts, posterior):
-    """What follows the last observed clip, by counts alone: the baseline that order must beat.
+    """The class after the last observed clip, from counts: a baseline.
 
         P(b) = sum_a posterior[a] * counts[a, b] / sum_c counts[a, c]
 
-    A class that was never followed by anything is taken to be followed by what follows any class
-    (and, with no pair counted at all, by every class alike).
+    The row of a class that nothing ever followed is the sum of all rows; with no pair at all, it is
+    uniform.
 
     Args:
         counts:    (K, K) float64, from `bigram_counts`.
@@ -176,7 +157,7 @@ def bigram_forecast(counts, posterior):
 
 
 def largest_bleu1(candidates, references):
-    """BLEU-1 of each text with the one reference that is nearest to it: a list, each 0 to 1.
+    """BLEU-1 of each text with its nearest reference: a list, each 0 to 1.
 
         min(1, exp(1 - r / c)) * shared / c        c, r: words of the text, of the reference
 
@@ -185,17 +166,17 @@ def largest_bleu1(candidates, references):
     """
     length = torch.tensor([len(reference.split()) for reference in references],
                           dtype=torch.float64)                                      # (R,)  r
-    having = {}                                            # word: {reference: how often}
+    index = {}                                             # word: {reference: how often}
     for i, reference in enumerate(references):
         for word, count in Counter(reference.lower().split()).items():
-            having.setdefault(word, {})[i] = count
-    having = {word: (torch.tensor([*rows]), torch.tensor([*rows.values()]))
-              for word, rows in having.items()}
+            index.setdefault(word, {})[i] = count
+    index = {word: (torch.tensor([*rows]), torch.tensor([*rows.values()]))
+             for word, rows in index.items()}
     best = []
     for candidate in candidates:
         words, shared = Counter(candidate.lower().split()), torch.zeros_like(length)
-        for word in words.keys() & having.keys():
-            rows, counts = having[word]
+        for word in words.keys() & index.keys():
+            rows, counts = index[word]
             shared[rows] += counts.clamp(max=words[word])
         c = words.total()
         best.append(float(((1 - length / c).exp().clamp(max=1) * shared / c).max()))
@@ -205,8 +186,8 @@ def largest_bleu1(candidates, references):
 def paired_bootstrap(a, b, draws=2000, seed=0, groups=None):
     """Mean of a - b over the same samples, with its 95 % percentile interval.
 
-    Resampled are whole groups: forecasts of one video are not independent, and taking them for so
-    makes the interval too narrow. The groups need not be of one size; each sample weighs the same.
+    Whole groups are resampled: forecasts of one video are not independent. Groups may differ in
+    size; each sample weighs the same.
 
     Args:
         a, b:   (M,) float or bool, scores of two methods on the same samples.
@@ -221,7 +202,7 @@ def paired_bootstrap(a, b, draws=2000, seed=0, groups=None):
     groups = torch.arange(len(a)) if groups is None else torch.as_tensor(groups).cpu()
     _, member, size = groups.unique(return_inverse=True, return_counts=True)
     G = len(size)
-    total = torch.zeros(G, dtype=torch.float64).scatter_add_(0, member, a - b)      # (G,)
+    total = torch.bincount(member, a - b)                                # (G,) float64, sums
     generator = torch.Generator().manual_seed(seed)
     means = torch.empty(draws, dtype=torch.float64)
     for i in range(draws):                                               # (draws, G) may not fit

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from data import CLIP_SECONDS, CLIPS, HISTORY, classify_samples, observed_steps
 from evaluation import metrics
-import tasks
-from toy import grammar
-from evaluation.inference import answer, encode_samples, in_batches
+from evaluation.embedding import encode_samples
+from evaluation.inference import answer, in_batches
 from evaluation.metrics import percent
 from support.command import BadInput
-from protocols import CLIP_SECONDS, CLIPS, HISTORY
+from toy.grammar import Grammar
 
 PLACES = "prior", "current", "future"             # the first step of a video, the others, the last
 DRAWS = 200                                       # sampled pairs for the total variation
@@ -50,11 +50,11 @@ def predict_missing(model, x, observed, j, texts, samples, seed, batch):
 
 
 def lengthen(x, seconds, step):
-    """A history of N windows that goes on with a step of 9 s, cut anew into N windows.
+    """A history of N windows that goes on with a step of 9 s, cut again into N windows.
 
     As at inference: the last 68 s, or all there is. A new window has the embedding of the old one
     in which its middle lies. Of 68 s it is nearly a shift by one; of a short history the new step
-    becomes several windows, as h has seen it in training (protocols.history_windows).
+    becomes several windows, as h has seen it in training (data.history_windows).
 
     Args:    x (M, N, D); seconds (M,) float64 that each covers; step (M, D), unit length.
     Returns: (M, N, D), and the seconds (M,) that they cover.
@@ -113,13 +113,13 @@ def infill_rows(counts):
 def infill(model, source, texts, settings, device):
     """Each step of a video from all the others, and from those before it alone."""
     least = max(settings.min_steps, len(PLACES))
-    counts = {i: len(tasks.steps_of(video)) for i, video in enumerate(source.videos)}
-    every = [sample for sample in tasks.classify_samples(source.videos, 1)
+    counts = {i: len(video.steps) for i, video in enumerate(source.videos)}
+    every = [sample for sample in classify_samples(source.videos, 1)
              if counts[sample.video] >= least]
     if not every:
         raise BadInput(f"--split {settings.split}: no video with {least} steps; there is nothing "
                        "to infill")
-    x, _, read = encode_samples(model, source, every, settings, device, "encode")
+    x, _, read = encode_samples(model, source, every, settings, device)
     rows, there, j, kind = infill_rows([count for i, count in counts.items() if count >= least
                                         and source.videos[i].name not in source.unreadable])
     y = torch.tensor([sample.label for sample in read])
@@ -137,8 +137,8 @@ def infill(model, source, texts, settings, device):
                       "oracle": percent(metrics.oracle_correct(picks[..., 0], y))},
              "by_position": [percent(right[kind == place]) for place in range(len(PLACES))],
              "past_alone": [percent(before[kind == place]) for place in range(len(PLACES))]},
-            len(y), sum(max(len(tasks.steps_of(video)), 0) for video in source.listed
-                        if len(tasks.steps_of(video)) >= least))
+            len(y), sum(len(video.steps) for video in source.listed
+                        if len(video.steps) >= least))
 
 
 def horizon(model, x, samples, videos, texts, temperature, settings):
@@ -151,8 +151,7 @@ def horizon(model, x, samples, videos, texts, temperature, settings):
     if H > places:
         raise BadInput(f"--horizon {H}: {settings.checkpoint} was trained with at most {places} "
                        f"clips missing together; train with --missing {H}")
-    steps = [[step for _, _, step in tasks.steps_of(videos[s.video])[s.step:s.step + H]]
-             for s in samples]
+    steps = [[step.label for step in videos[s.video].steps[s.step:s.step + H]] for s in samples]
     long = [i for i, next_steps in enumerate(steps) if len(next_steps) == H]
     if not long:
         raise BadInput(f"--horizon {H}: no video has {H} steps after another one")
@@ -192,9 +191,9 @@ def pair_rows(zero, picks, turns, far, samples, videos, temperature, seed):
 
     zero (M, 2, S), picks (M, DRAWS, 2), turns (M'', DRAWS, 2) of every far-th of the M.
     """
-    grammar, S = grammar.Grammar(), zero.shape[-1]
+    grammar, S = Grammar(), zero.shape[-1]
     truth = torch.from_numpy(np.stack([                                        # (M, S * S)
-        grammar.next_two_steps(*tasks.shown_steps(sample, videos[sample.video])).ravel()
+        grammar.next_two_steps(*observed_steps(sample, videos[sample.video])).ravel()
         for sample in samples]))
     generator = torch.Generator().manual_seed(seed)
 

@@ -1,37 +1,58 @@
 """Charts: curves of training and of labels, open vocabulary, distributions.
 
-    python figures.py training --run runs/pretrain           # the terms of the loss
-    python figures.py distributions --run runs/pretrain      # next steps, sampled and true
-    python figures.py labels --run results                   # accuracy by the share of labels
+    python -m experiments.charts training --run runs/pretrain       # the terms of the loss
+    python -m experiments.charts distributions --run runs/pretrain  # next steps, sampled and true
+    python -m experiments.charts labels --run results               # accuracy by share of labels
 
     function              shows                                               paper
     plot_training         the terms of the loss by step, and the stages       Eq. 7
-    plot_open_vocabulary  accuracy of steps by their BLEU-1 with the pool     App. D, the chart
-    plot_distributions    sampled beside true next steps                      Eq. 11
     plot_labels           fine-tuned accuracy by the share of labels          4.1, 4.2
+    plot_open_vocabulary  accuracy of steps by their BLEU-1 with the pool     App. D, the chart
+    plot_distributions    sampled versus true next steps                      Eq. 11
     S steps, M samples.
 
 The picture of one video, Fig. 3, is in forecast_figure.py. Only these two files need matplotlib
-(`pip install matplotlib`). What is sampled is solid blue, what is true hatched: they differ in
-print, and to every eye.
+(`pip install matplotlib`). Sampled values are solid blue and true ones hatched, so that they differ
+in print and for every reader.
 """
+import functools
 import json
 import math
 import statistics
 import textwrap
-from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.paper_tables import NOVEL
-from support.command import BadInput, run, write_atomically
-from settings_optional import FiguresSettings, PredictSettings
+from support.command import PICTURES, WHAT, BadInput, Settings, opt, run, write_atomically
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#007A5A", "#666666"     # Okabe and Ito's, darker
 TRUE = {"facecolor": "white", "edgecolor": "black", "hatch": "/////", "linewidth": 0.6}
+STYLE = {"font.size": 8, "axes.titlesize": 10, "axes.titlelocation": "left", "axes.labelsize": 9,
+         "xtick.labelsize": 8, "ytick.labelsize": 8, "legend.fontsize": 8, "legend.frameon": False,
+         "figure.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
+         "svg.fonttype": "none"}                                           # sizes in points
 NEXT = 6                      # next steps that a figure has room for
-PANELS = 6                    # forecasts of plot_distributions
+PANELS, SAMPLES = 6, 200      # forecasts of plot_distributions, Monte Carlo samples of each
 LABEL_ROWS = {"classify": (("classified", "ours"),), "activity": (("classified", "ours"),),
               "forecast": (("zero noise", "zero_noise"), ("oracle", "oracle"))}
+
+
+@dataclass(frozen=True)
+class ChartSettings(Settings):
+    """Draw training curves, next steps sampled and true, or accuracy by share of labels."""
+    what: str = opt("training: curves of RUN/metrics.jsonl; distributions: next steps, sampled and "
+                    "true, in the embedded world; labels: of evaluate.py's JSON files in RUN",
+                    choices=("training", "distributions", "labels"))
+    run: Path = opt("the run folder; labels: a folder of JSON files", Path("runs/pretrain"), WHAT)
+    out: Path = opt("file to write: .png, .pdf or .svg; default WHAT.png", None, file=PICTURES)
+    seed: int = opt("distributions: of the noise, and the first of six test videos", 0, low=0,
+                    high=2 ** 32 - 1)
+    device: str = opt("auto: a CUDA GPU if there is one", "auto")
+
+    def __post_init__(self):
+        self.default("out", Path(f"{self.what}.png"))
+        super().__post_init__()
 
 
 def require():
@@ -43,24 +64,25 @@ def require():
     return matplotlib
 
 
+def styled(draw):
+    """Decorator: within the function matplotlib draws in STYLE."""
+    @functools.wraps(draw)
+    def draw_in_style(*args):
+        with require().rc_context(STYLE):
+            return draw(*args)
+    return draw_in_style
+
+
 def new_figure(width, height):
-    """An empty figure of inches, to be read at the width of a page."""
-    require()
+    """An empty figure, sides in inches."""
     from matplotlib.figure import Figure
     return Figure((width, height), layout="constrained")
 
 
+@styled
 def save(figure, path):
-    """Write a figure as the suffix says, whole or not at all; hatches thin, text as text."""
-    matplotlib = require()
-    with matplotlib.rc_context({"hatch.linewidth": 0.5, "svg.fonttype": "none"}):
-        write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:], dpi=125))
-
-
-def bare(axes, keep=("left", "bottom")):
-    """Take away the frame of axes but for the sides in `keep`."""
-    for side in ("left", "right", "top", "bottom"):
-        axes.spines[side].set_visible(side in keep)
+    """Write a figure in the format of the suffix, whole or not at all; text stays text in SVG."""
+    write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:], dpi=125))
 
 
 def percent(p):
@@ -69,19 +91,16 @@ def percent(p):
 
 
 def folded(text, width=15, lines=2):
-    """Text as at most so many lines of `width` characters, "..." where it is longer: a list.
+    """Text as a list of at most `lines` lines of `width` characters, ending in "..." if cut.
 
-    A dollar is shown as it is: matplotlib would read a formula between two.
+    Dollar signs are escaped: matplotlib would read a formula between two.
     """
     wrapped = textwrap.wrap(text, width, max_lines=lines, placeholder=" ...")
     return [line.replace("$", r"\$") for line in wrapped]
 
 
-# ------------------------------------------------------------------------------------------------
-# Training curves
-# ------------------------------------------------------------------------------------------------
 def load_metrics(path):
-    """The rows of a run's metrics.jsonl. BadInput if there are none."""
+    """The rows of a run's metrics.jsonl: dicts. BadInput if there are none."""
     try:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
     except (OSError, ValueError) as error:
@@ -94,32 +113,32 @@ def load_metrics(path):
 
 
 def smooth(values, width=5):
-    """Medians of up to `width` neighbours, as many at the ends as there are: list -> list."""
+    """Medians of up to `width` neighbors, fewer at the ends: list -> list."""
     half = width // 2
-    near = [sorted(values[max(i - half, 0):i + half + 1]) for i in range(len(values))]
-    return [part[len(part) // 2] for part in near]
+    return [statistics.median_high(values[max(i - half, 0):i + half + 1])
+            for i in range(len(values))]
 
 
+@styled
 def plot_training(rows):
-    """The terms of the loss by step: a median of five rows, and the rows themselves behind it.
+    """The terms of the loss by step: the median of five rows, over the rows themselves.
 
-    A stage begins where `epoch` counts from 0 again. rows: of `load_metrics`.
+    A stage begins where `epoch` restarts. rows: of `load_metrics`. Returns: matplotlib Figure.
     """
     figure = new_figure(7, 3.6)
     losses, rate = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    for name, label, colour, style in (("xe", "L_XE, clips", BLUE, "-"),
-                                       ("mc", "L_MC, missing clip", ORANGE, "--"),
-                                       ("mse", "L_MSE", GREEN, "-.")):
+    for name, label, color, style in (("xe", "L_XE, clips", BLUE, "-"),
+                                      ("mc", "L_MC, missing clip", ORANGE, "--"),
+                                      ("mse", "L_MSE", GREEN, "-.")):
         known = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
         if known:
             steps, values = zip(*known)
-            losses.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
-            losses.plot(steps, smooth(values), style, color=colour, linewidth=1.6, label=label)
-    losses.set_ylabel("loss", fontsize=9)
+            losses.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
+            losses.plot(steps, smooth(values), style, color=color, linewidth=1.6, label=label)
     rate.plot([row["step"] for row in rows], [row["lr"] for row in rows], color="black",
               linewidth=1)
-    rate.set_ylabel("learning\nrate", fontsize=9)
-    rate.set_xlabel("step", fontsize=9)
+    losses.set_ylabel("loss")
+    rate.set(xlabel="step", ylabel="learning\nrate")
     begins = [(a["step"] + b["step"]) / 2 for a, b in zip(rows, rows[1:])
               if b["epoch"] < a["epoch"]]
     for axes in (losses, rate):
@@ -127,22 +146,17 @@ def plot_training(rows):
             axes.axvline(step, color=GREY, linestyle=":", linewidth=1,
                          label="a stage begins" if i == 0 else None)
         axes.set_ylim(bottom=0)
-        axes.tick_params(labelsize=8)
-        bare(axes)
-    losses.legend(fontsize=8, frameon=False)
+    losses.legend()
     return figure
 
 
-# ------------------------------------------------------------------------------------------------
-# Fine-tuning with few labels
-# ------------------------------------------------------------------------------------------------
 def load_labels(folder):
     """Accuracies of evaluate.py's JSON files in a folder -> {task: {row: {share: [percent]}}}.
 
-    The share of the labels is what the checkpoint of a file was trained with, by its config.json;
-    0 for zero-shot. One value for each file, that is for each seed. BadInput if there is none.
+    The share of the labels is read from the config.json of a file's checkpoint; it is 0 for
+    zero-shot. One value per file, that is per seed. BadInput if there is no such file.
     """
-    found = {}
+    accuracies = {}
     for path in sorted(folder.glob("*.json")):
         try:
             content = json.loads(path.read_text())
@@ -151,54 +165,51 @@ def load_labels(folder):
                 config = json.loads((Path(content["checkpoint"]) / "config.json").read_text())
                 share = config["settings"]["labels"]
             for row, key in LABEL_ROWS.get(task, ()):
-                shares = found.setdefault(task, {}).setdefault(row, {})
+                shares = accuracies.setdefault(task, {}).setdefault(row, {})
                 shares.setdefault(share, []).append(content["top1"][key])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BadInput(f"{path}: {type(error).__name__}: {error}; JSON files of evaluate.py "
                            "are needed, and the run folders that they name") from None
-    if not found:
+    if not accuracies:
         raise BadInput(f"{folder}: no JSON file of evaluate.py in it")
-    return found
+    return accuracies
 
 
-def plot_labels(found):
-    """Means over the seeds, and a bar of their standard deviation, a panel for each task.
+@styled
+def plot_labels(accuracies):
+    """Means over the seeds with their standard deviations, a panel for each task.
 
-    found: of `load_labels`.
+    accuracies: of `load_labels`. Returns: matplotlib Figure.
     """
-    figure = new_figure(2.6 * len(found) + 0.6, 3.0)
-    panels = figure.subplots(1, len(found), squeeze=False)[0]
-    for axes, (task, rows) in zip(panels, found.items()):
+    figure = new_figure(2.6 * len(accuracies) + 0.6, 3.0)
+    panels = figure.subplots(1, len(accuracies), squeeze=False)[0]
+    for axes, (task, rows) in zip(panels, accuracies.items()):
         every = sorted(set().union(*rows.values()))
-        for (row, shares), colour, style in zip(rows.items(), (BLUE, ORANGE), ("o-", "s--")):
+        for (row, shares), color, style in zip(rows.items(), (BLUE, ORANGE), ("o-", "s--")):
             known = sorted(shares)
             spread = [statistics.stdev(shares[share]) if shares[share][1:] else 0
                       for share in known]
             axes.errorbar([every.index(share) for share in known],
                           [statistics.mean(shares[share]) for share in known], spread, fmt=style,
-                          color=colour, markersize=4, linewidth=1.4, capsize=3, label=row)
+                          color=color, markersize=4, linewidth=1.4, capsize=3, label=row)
         axes.set_xticks(range(len(every)), ["none" if not share else f"{100 * share:g} %"
                                             for share in every])
-        axes.set_xlabel("labels", fontsize=9)
-        axes.set_title(task, fontsize=10, loc="left")
-        axes.tick_params(labelsize=8)
-        bare(axes)
+        axes.set(xlabel="labels", title=task)
         if len(rows) > 1:
-            axes.legend(fontsize=8, frameon=False)
-    panels[0].set_ylabel("top-1, %", fontsize=9)
+            axes.legend()
+    panels[0].set_ylabel("top-1, %")
     return figure
 
 
-# ------------------------------------------------------------------------------------------------
-# Open vocabulary
-# ------------------------------------------------------------------------------------------------
+@styled
 def plot_open_vocabulary(bleu, accuracy):
     """Accuracy of each step by its overlap with the phrases of pre-training (the paper's chart).
 
     Args:
         bleu:     (S,) 0 to 1: the largest BLEU-1 of each step with any phrase of the pool.
         accuracy: {task: (S,) fractions}, NaN for steps that do not occur; one panel for each.
-    Lines are the means of novel steps (below 0.7, as in the paper) and of the others.
+    Returns: matplotlib Figure; its lines are the means of novel steps (below 0.7, as in the paper)
+             and of the others.
     """
     figure = new_figure(3.6 * len(accuracy) + 0.4, 3.2)
     panels = figure.subplots(1, len(accuracy), squeeze=False, sharey=True)[0]
@@ -211,24 +222,21 @@ def plot_open_vocabulary(bleu, accuracy):
                 mean = sum(group) / len(group)
                 axes.plot((low, min(high, 1)), (mean, mean), color="black", linewidth=2)
                 axes.text((low + min(high, 1)) / 2, 103, f"{name}: {len(group)} steps,\n"
-                          f"{mean:.1f} %", ha="center", va="bottom", fontsize=8)
+                          f"{mean:.1f} %", ha="center", va="bottom")
         axes.axvline(NOVEL, color=GREY, linestyle=":", linewidth=1)
         axes.set(xlim=(-0.03, 1.03), ylim=(-3, 103))
-        axes.set_xlabel("BLEU-1 with the nearest phrase", fontsize=9)
-        axes.set_title(task, fontsize=10, loc="left", pad=30)
-        axes.tick_params(labelsize=8)
-        bare(axes)
-    panels[0].set_ylabel("top-1 of the step, %", fontsize=9)
+        axes.set_xlabel("BLEU-1 with the nearest phrase")
+        axes.set_title(task, pad=30)
+    panels[0].set_ylabel("top-1 of the step, %")
     return figure
 
 
-# ------------------------------------------------------------------------------------------------
-# Distributions of the next step in the embedded world
-# ------------------------------------------------------------------------------------------------
+@styled
 def plot_distributions(forecasts):
-    """Sampled beside true next steps, a panel for each forecast.
+    """Sampled versus true next steps, a panel for each forecast.
 
-    Args: forecasts: [(title, names, sampled (S,), true (S,)), ...], shares that sum to 1.
+    Args:    forecasts: [(title, names, sampled (S,), true (S,)), ...], shares that sum to 1.
+    Returns: matplotlib Figure.
     """
     rows = math.ceil(len(forecasts) / 3)
     figure = new_figure(8, 2.2 * rows)
@@ -242,55 +250,32 @@ def plot_distributions(forecasts):
         axes.set_yticks(places, [names[s] for s in order])
         axes.set(xlim=(0, 1), xticks=(0, 0.5, 1), ylim=(len(order) - 0.4, -0.6))
         axes.set_xticklabels(("0", "50 %", "100 %"))
-        axes.tick_params(labelsize=8, left=False)
+        axes.tick_params(left=False)
         distance = sum(abs(a - b) for a, b in zip(sampled, true)) / 2
         axes.set_title("\n".join([*folded(title, 30, 3),
-                                  f"total variation {distance:.2f}"]), fontsize=8, loc="left")
-        bare(axes)
+                                  f"total variation {distance:.2f}"]), fontsize=8)
     for axes in panels[len(forecasts):]:
         axes.axis("off")
-    panels[0].legend(fontsize=8, frameon=False, loc="lower right")
+    panels[0].legend(loc="lower right")
     return figure
-
-
-def toy_distributions(settings):
-    """PANELS forecasts of test videos from number --seed on: what plot_distributions draws.
-
-    Sampled are the likeliest steps of --samples draws; true is the exact distribution given the
-    steps shown, of which a perfect model would draw.
-    """
-    from tqdm import tqdm
-
-    from predict import forecast
-    drawn = []
-    for seed in tqdm(range(settings.seed, settings.seed + PANELS), desc="forecast", mininterval=1):
-        content = forecast(PredictSettings(checkpoint=settings.run, samples=settings.samples,
-                                           seed=seed, device=settings.device))[0]
-        if not content["futures"]:
-            raise BadInput(f"{settings.run}: {content['warning']}; there is nothing to draw")
-        names = [row["step"] for row in content["next"]]
-        true = {row["step"]: row["p"] for row in content["truth"]["next"]}
-        sampled = Counter()
-        for future in content["futures"]:
-            sampled[future["steps"][0]] += future["share"]
-        seen = ", ".join(dict.fromkeys(step for step in content["truth"]["clips"] if step))
-        drawn.append((f"after {seen}", names, [sampled[name] for name in names],
-                      [true.get(name, 0.0) for name in names]))
-    return drawn
 
 
 def main(settings):
     """Draw what was asked for."""
+    from evaluation.prediction import toy_distributions
+    from support.device import pick_device
     require()
     if settings.what == "training":
         figure = plot_training(load_metrics(settings.run / "metrics.jsonl"))
     elif settings.what == "labels":
         figure = plot_labels(load_labels(settings.run))
     else:
-        figure = plot_distributions(toy_distributions(settings))
+        figure = plot_distributions(toy_distributions(
+            settings.run, pick_device(settings.device), SAMPLES,
+            range(settings.seed, settings.seed + PANELS)))
     save(figure, settings.out)
     print(settings.out)
 
 
 if __name__ == "__main__":
-    run(main, FiguresSettings)
+    run(main, ChartSettings)

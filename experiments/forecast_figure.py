@@ -1,21 +1,22 @@
 """The picture of one forecast, as in the paper's Fig. 3: `python predict.py --figure forecast.png`.
 
-Observed frames above, next steps as bars, sampled futures as a tree; below, key frames if there are
-any. What is sampled is solid blue, what is true hatched. Needs matplotlib, as figures.py does.
+From top to bottom: observed frames, next steps as bars and sampled futures as a tree, key frames if
+there are any. Sampled values are solid blue, true ones hatched. Needs matplotlib, like charts.py.
 N windows, H steps of a future.
 """
 from pathlib import Path
 
-from experiments.charts import BLUE, NEXT, TRUE, bare, folded, new_figure, percent
+from experiments.charts import BLUE, NEXT, TRUE, folded, new_figure, percent, styled
 
 LEAVES = 7                    # futures that a figure has room for
 
 
+@styled
 def plot_forecast(content, pictures, painted=None):
-    """Observed frames, the next steps as bars, futures as a tree; below, key frames if there are.
+    """Observed frames, next steps, futures, and key frames if there are any.
 
     Args:
-        content:  predict.py's answer, SPEC's JSON, with or without "truth".
+        content:  predict.py's JSON content, with or without "truth".
         pictures: (N, 3, H, W) uint8, one of each window.
         painted:  {step: (3, H, W) uint8} of keyframes.py, or None.
     Returns: matplotlib Figure.
@@ -35,34 +36,37 @@ def plot_forecast(content, pictures, painted=None):
         plot_bars(bars, content)
         plot_tree(tree, content)
     if painted:
-        parts[-1].suptitle("Painted from the last frame", fontsize=10, x=0.01, ha="left")
+        parts[-1].suptitle("Painted from the last frame", x=0.01, ha="left")
         for axes, (step, picture) in zip(parts[-1].subplots(1, len(painted), squeeze=False)[0],
                                          painted.items()):
-            axes.imshow(picture.transpose(1, 2, 0))
-            axes.set(xticks=[], yticks=[])
-            axes.set_xlabel("\n".join(folded(step, 30)), fontsize=8)
+            show_picture(axes, picture, folded(step, 30))
     return figure
 
 
+def show_picture(axes, picture, lines):
+    """A framed picture (3, H, W) uint8, with lines of text below it."""
+    axes.imshow(picture.transpose(1, 2, 0))
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(True)
+    axes.set_xlabel("\n".join(lines), fontsize=8)
+
+
 def plot_strip(figure, content, pictures):
-    """The observed windows: a frame of each, when it was, the likeliest step, and the true one."""
+    """The observed windows: a frame of each, its likeliest step, and the true one if known."""
     truth = content.get("truth")
     begin, end = content["clips"][0]["start"], content["clips"][-1]["end"]
     title = f"Observed: {Path(content['video']).name}, {begin:.0f} to {end:.0f} s"
-    figure.suptitle("\n".join(folded(title, 90)), fontsize=10, x=0.01, ha="left")
+    figure.suptitle("\n".join(folded(title, 90)), x=0.01, ha="left")
     for i, axes in enumerate(figure.subplots(1, len(pictures))):
-        clip = content["clips"][i]
-        axes.imshow(pictures[i].transpose(1, 2, 0))
-        axes.set(xticks=[], yticks=[])
-        best = clip["steps"][0]
+        best = content["clips"][i]["steps"][0]
         lines = [*folded(best["step"], 14, 3), percent(best["p"])]
         if truth:
             lines += folded(f"true: {truth['clips'][i] or 'none'}", 14)
-        axes.set_xlabel("\n".join(lines), fontsize=8)
+        show_picture(axes, pictures[i], lines)
 
 
 def plot_bars(axes, content):
-    """p of the likeliest next steps; beneath each the true one, where it is known."""
+    """p of the likeliest next steps; below each bar the true one, where it is known."""
     rows, truth = content["next"][:NEXT], content.get("truth")
     places, high = range(len(rows)), 0.4 if truth else 0.7
     axes.barh([i - high / 2 * bool(truth) for i in places], [row["p"] for row in rows], high,
@@ -73,24 +77,22 @@ def plot_bars(axes, content):
         true = [bayes.get(row["step"], 0.0) for row in rows]
         axes.barh([i + high / 2 for i in places], true, high, label="true", **TRUE)
         largest = max(largest, *true)
-        axes.legend(fontsize=8, frameon=False, loc="lower right")
+        axes.legend(loc="lower right")
     for i, row in enumerate(rows):
         axes.text(row["p"] + 0.02 * largest, i - high / 2 * bool(truth), percent(row["p"]),
-                  va="center", fontsize=8)
+                  va="center")
     axes.set_yticks(places, ["\n".join(folded(row["step"])) for row in rows])
-    axes.tick_params(labelsize=8, left=False)
-    axes.set(xticks=[], xlim=(0, 1.2 * largest), ylim=(len(rows) - 0.4, -0.6))
-    axes.set_title("Next step", fontsize=10, loc="left")
-    bare(axes, keep=("left",))
+    axes.tick_params(left=False)
+    axes.set(xticks=[], xlim=(0, 1.2 * largest), ylim=(len(rows) - 0.4, -0.6), title="Next step")
+    axes.spines["bottom"].set_visible(False)
 
 
 def grow_tree(futures, leaves=LEAVES):
     """The most frequent futures as a tree of prefixes.
 
     Args:    futures: [{"steps": H of them, "share"}, ...], the largest share first.
-    Returns: {prefix: (row, share)}: `leaves` futures at rows 0, 1, ..., their prefixes in the
-             middle of their own; the share of a prefix is that of all futures that begin with it,
-             drawn or not.
+    Returns: {prefix: (row, share)}: `leaves` futures at rows 0, 1, ..., and each prefix at the mean
+             row of its futures; its share is that of all futures that begin with it, drawn or not.
     """
     drawn = [tuple(future["steps"]) for future in futures[:leaves]]
     share = {}
@@ -108,7 +110,7 @@ def grow_tree(futures, leaves=LEAVES):
 
 
 def plot_tree(axes, content):
-    """Sampled futures, the thicker the more samples took it; at the ends what is true of them."""
+    """Sampled futures: line width grows with share; true probabilities at the ends, if known."""
     futures, truth = content["futures"], content.get("truth")
     tree, horizon = grow_tree(futures), len(futures[0]["steps"])
     true = {tuple(future["steps"]): future["share"] for future in truth["futures"]} if truth else {}
@@ -119,15 +121,13 @@ def plot_tree(axes, content):
                       color=BLUE, alpha=0.45, linewidth=1 + 12 * share, solid_capstyle="round",
                       zorder=1)
         text = "\n".join([*folded(prefix[-1]), percent(share)]) if prefix else "now"
-        axes.text(len(prefix), row, text, ha="center", va="center", fontsize=8, zorder=2,
+        axes.text(len(prefix), row, text, ha="center", va="center", zorder=2,
                   bbox={"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE,
                         "linewidth": 0.8})
         if len(prefix) == horizon and true:
-            axes.text(horizon + 0.45, row, f"true: {percent(true[prefix])}", va="center",
-                      fontsize=8)
+            axes.text(horizon + 0.45, row, f"true: {percent(true[prefix])}", va="center")
     drawn = sum(share for prefix, (_, share) in tree.items() if len(prefix) == horizon)
     last = max(row for row, _ in tree.values())
     axes.set(xlim=(-0.25, horizon + (1.0 if true else 0.5)), ylim=(last + 0.6, -0.6))
-    axes.set_title(f"Futures: {len(futures)} different, shown are {percent(drawn)} of the "
-                   "samples", fontsize=10, loc="left")
+    axes.set_title(f"Futures: {len(futures)} different, shown are {percent(drawn)} of the samples")
     axes.axis("off")

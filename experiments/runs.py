@@ -1,23 +1,25 @@
-"""The runs that the paper's tables need: each made once, kept under OUT/RECIPE-SEED.
+"""The runs that the paper's tables need: each made once, in OUT/RECIPE-SEED.
 
-A run is trained, fine-tuned and evaluated by train.py, finetune.py and evaluate.py; its JSON files
-lie in its folder as SPLIT.EVALUATION.json. What a recipe is, and which cells name it, is in
-paper_tables.py. Called by tables.py.
+A run is trained, fine-tuned and evaluated by the commands of train.py and evaluate.py; its JSON
+files lie in its folder as SPLIT.EVALUATION.json. What a recipe is, and which cells use it, is in
+paper_tables.py.
 """
-import contextlib
-import functools
 import json
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+
+from tqdm import tqdm
 
 from experiments import paper_tables
 from experiments.paper_tables import RECIPES, TABLES
-from support.command import BadInput, write_json
-from settings import EvaluateSettings, FinetuneSettings, TrainSettings
+from support.command import BadInput, flag_of, write_json
+from toy.source import load_teacher
 
-HERE = Path(__file__).parent
-SMALL = {"match_epochs": 7.0}     # beside --toy-videos: fewer videos than by default, seen oftener
+ROOT = Path(__file__).parent.parent
+MATCH_EPOCHS = 7          # the default 4 suits 6,000 videos; fewer videos are seen more often
 LABELS = 0.25             # share of the training videos whose labels fine-tuning may use
 
 
@@ -44,122 +46,74 @@ def needs(names):
 
 
 def result_path(settings, recipe, seed, evaluation):
-    """The JSON file of an evaluation; it is there once that has been made."""
+    """The JSON file of an evaluation; it exists once that has been made."""
     return settings.out / f"{recipe}-{seed}" / f"{settings.split}.{evaluation}.json"
 
 
-def begin_worker():
-    """One thread for each process, and every video rendered once in it."""
-    import torch
+def commands(settings, recipe, seed, evaluation):
+    """The command lines that make one evaluation, as lists: train, fine-tune, evaluate."""
+    path = result_path(settings, recipe, seed, evaluation)
+    common = ("--seed", seed, "--device", settings.device)
+    if evaluation == paper_tables.PROBE:
+        return [["-m", "experiments.probe", "--out", path.parent, "--labels", LABELS, "--split",
+                 settings.split, "--toy-videos", settings.toy_videos, "--test-videos",
+                 settings.test_videos, "--json", path, *common]]
+    checkpoint, (task, _, tuned) = path.parent, evaluation.partition("-")
+    flags = [text for name, value in RECIPES[recipe].items()
+             for text in (flag_of(name), ROOT / value if name == "phrases" else value)]
+    todo = [["train.py", "--toy-videos", settings.toy_videos, "--match-epochs", MATCH_EPOCHS,
+             *flags, "--out", checkpoint, "--resume", *common]]
+    if tuned:
+        todo.append(["train.py", "--stage", "finetune", "--task", task, "--init", checkpoint,
+                     "--out", checkpoint / task, "--labels", LABELS, "--toy-videos",
+                     settings.toy_videos, "--resume", *common])
+        checkpoint = checkpoint / task
+    return [*todo, ["evaluate.py", "--task", task, "--checkpoint", checkpoint, "--split",
+                    settings.split, "--toy-videos", settings.test_videos, "--json", path, *common]]
 
-    import data
-    torch.set_num_threads(1)
-    data.KEPT = {}
 
+def make(settings, running, recipe, seed, evaluations):
+    """One run, as far as it does not exist yet, with one thread; its output goes to log.txt.
 
-def make(settings, recipe, flags, seed, evaluations):
-    """One run, as far as it is not there yet; what it prints goes to its log.txt."""
+    running: list of processes; those started here are added.
+    """
     folder = settings.out / f"{recipe}-{seed}"
     folder.mkdir(exist_ok=True)
-    with (open(folder / "log.txt", "a", encoding="utf-8") as log, contextlib.redirect_stdout(log),
-          contextlib.redirect_stderr(log)):
-        for evaluation in evaluations:
-            path = result_path(settings, recipe, seed, evaluation)
-            if not path.exists():
-                if evaluation == paper_tables.PROBE:
-                    probe(settings, seed, path)
-                else:
-                    train_and_evaluate(settings, flags, seed, evaluation, path)
-
-
-def train_and_evaluate(settings, flags, seed, evaluation, path):
-    """Pre-train, fine-tune if the evaluation says so, and write its JSON to path."""
-    import evaluate
-    from training import finetune
-    import train
-    checkpoint, (task, _, tuned) = path.parent, evaluation.partition("-")
-    common = {"seed": seed, "device": settings.device, "resume": True}
-    flags = {**SMALL, **flags, **common, "toy_videos": settings.toy_videos}
-    if "phrases" in flags:
-        flags["phrases"] = HERE / flags["phrases"]
-    train.main(TrainSettings(out=checkpoint, **flags))
-    if tuned:
-        init, checkpoint = checkpoint, checkpoint / task
-        finetune.main(FinetuneSettings(task=task, init=init, out=checkpoint, labels=LABELS,
-                                       toy_videos=settings.toy_videos, **common))
-    evaluate.main(EvaluateSettings(task=task, checkpoint=checkpoint, split=settings.split,
-                                   toy_videos=settings.test_videos, seed=seed,
-                                   device=settings.device, json=path))
-
-
-def probe(settings, seed, path):
-    """One linear layer on the teacher's features, trained as finetune.py trains it on f's."""
-    import torch
-    from torch.nn import functional
-
-    import data
-    from training import finetune
-    from evaluation import metrics
-    import tasks
-    from toy import grammar
-    from model import ProcedureModel
-    from support.command import pick_device, set_seed
-    from training.run import Run
-    from train import SIZES
-    device = pick_device(settings.device)
-    set_seed(seed)
-    tuning = FinetuneSettings(task="classify", labels=LABELS, seed=seed, out=path.parent)
-    x, y = {}, {}
-    for split, count in (("train", settings.toy_videos), (settings.split, settings.test_videos)):
-        source = data.open_toy(split, count, SIZES["small"]["encoder"]["frames"], True, device)
-        samples = (finetune.labelled_samples(tuning, source) if split == "train" else
-                   tasks.classify_samples(source.videos))
-        looks = source.load([(sample.video, sample.windows) for sample in samples]).looks
-        features = functional.normalize(source.teach(looks), dim=-1)
-        x[split] = features.unflatten(0, (len(samples), -1))                   # (M, 3, D)
-        y[split] = torch.tensor([sample.label for sample in samples])
-    texts = source.teacher.encode_phrases(grammar.STEPS)
-    model = ProcedureModel(texts, None, None, "none", TrainSettings().tau, None, task="classify",
-                           classes=[len(texts)])
-    model.classifier.weight.data.copy_(functional.normalize(texts, dim=-1))    # the zero-shot model
-    model.classifier.bias.data.zero_()
-    count = len(y["train"])
-    span = finetune.steps_of(tuning, count)
-    terms_of = functools.partial(finetune.kept_terms, model, x["train"], y["train"], tuning)
-    with Run(tuning, model, device, 0, span.stop, count) as going:
-        going.train("finetune", span, tuning.batch, finetune.make_optimizer(model, tuning), span,
-                    terms_of)
-    with torch.no_grad():
-        p = model.classify(x[settings.split])[0].exp().mean(1)                 # (M, S)
-    hits = metrics.topk_correct(p, y[settings.split], 1)
-    write_json(path, {"task": "classify", "setting": "fine-tuned", "evaluated": len(hits),
-                      "top1": {"ours": metrics.percent(hits)}, "seed": seed})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    for evaluation in evaluations:
+        if result_path(settings, recipe, seed, evaluation).exists():
+            continue
+        for script, *flags in commands(settings, recipe, seed, evaluation):
+            script = [script] if script == "-m" else [str(ROOT / script)]
+            with open(folder / "log.txt", "a", encoding="utf-8") as log:
+                process = subprocess.Popen([sys.executable, *script, *map(str, flags)], stdout=log,
+                                           stderr=log, env=environment)
+                running.append(process)
+                status = process.wait()
+            if status:
+                raise BadInput(f"{folder}: ended with {status}; see its log.txt")
 
 
 def make_all(settings, seeds, needed):
     """Make what is missing, --jobs runs at a time; yields after each run."""
-    from tqdm import tqdm
-    todo = [(recipe, RECIPES.get(recipe, {}), seed, evaluations) for seed in seeds
-            for recipe, evaluations in needed.items() if not
-            all(result_path(settings, recipe, seed, evaluation).exists()
-                for evaluation in evaluations)]
+    todo = [(recipe, seed, evaluations) for seed in seeds for recipe, evaluations in needed.items()
+            if not all(result_path(settings, recipe, seed, evaluation).exists()
+                       for evaluation in evaluations)]
     if not todo:
         return
-    import data
-    from support.command import pick_device
-    data.toy_teacher(pick_device(settings.device))                 # trained before many want it
-    spawn = multiprocessing.get_context("spawn")
+    load_teacher("cpu")                                # trained before several runs want it
+    running = []
     with (tqdm(total=len(todo), desc="runs", smoothing=0) as bar,
-          ProcessPoolExecutor(settings.jobs, spawn, begin_worker) as workers):
+          ThreadPoolExecutor(settings.jobs) as pool):
         try:
-            for done in as_completed([workers.submit(make, settings, *job) for job in todo]):
+            for done in as_completed([pool.submit(make, settings, running, *job) for job in todo]):
                 done.result()
                 bar.update()
                 yield
-        except BaseException:                      # wait for no other run; each saves where it is
-            workers.shutdown(wait=False, cancel_futures=True)
-            for child in multiprocessing.active_children():
-                child.terminate()
+        except BaseException:                          # start no other run; these save, and end
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in running:
+                process.terminate()
             raise
 
 
@@ -172,7 +126,7 @@ def require_same(settings):
         write_json(path, size)
     for name, value in read_json(path, size).items():
         if value != size[name]:
-            raise BadInput(f"--{name.replace('_', '-')} {size[name]}: the runs in {settings.out} "
+            raise BadInput(f"{flag_of(name)} {size[name]}: the runs in {settings.out} "
                            f"have {value}; give the same, or another --out")
 
 

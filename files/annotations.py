@@ -1,7 +1,7 @@
 """Read annotations, features and text embeddings. An error line names the file and line or row.
 
     file                               function              gives
-    COIN.json                          load_coin             [AnnotatedVideo, ...] and class names
+    COIN.json                          load_coin             [data.Video, ...] and class names
     text embeddings (npz)              load_text_embeddings  K names and (K, D); row i is class i
     features, a row per window (npz)   load_features         FeaturesFile: row by video and time
     teacher's features (npy)           load_teacher_rows     (n, D), row i is second i of one video
@@ -18,29 +18,12 @@ from tokenize import TokenError
 
 import numpy as np
 
+from data import Step, Video
 from files.text import read_json, read_text, require
 from support.command import BadInput
 
 SUBSETS = {"training": "train", "testing": "test", "validation": "test"}    # COIN.json -> here
 ROWS_AT_ONCE = 4096        # rows whose values are checked together: 2 MB of temporary memory
-
-
-@dataclass(frozen=True)
-class Step:
-    """One annotated step: start and end in s, label 0 to K - 1 (COIN's id less 1)."""
-    start: float
-    end: float
-    label: int
-
-
-@dataclass(frozen=True)
-class AnnotatedVideo:
-    """One listed video. `name` is the stem of its file; `steps` are sorted by start."""
-    name: str
-    split: str                         # "train", "validation" or "test"
-    activity: int                      # COIN's recipe_type, 0 to 179
-    duration: float | None             # s; None where the file does not give it
-    steps: tuple[Step, ...]
 
 
 def load_coin(path):
@@ -49,7 +32,7 @@ def load_coin(path):
     "training" is train, of which a tenth becomes validation (`training_split`); "testing" is test,
     and so is "validation", which some copies of the file write instead.
 
-    Returns: ([AnnotatedVideo, ...], [name, ...]). Name i is the first label in the file of class
+    Returns: ([data.Video, ...], [name, ...]). Name i is the first label in the file of class
              i, up to the largest class; "" if no step has that class, so that names[i] is class i.
     Raises:  BadInput naming the file, and the line and the video where it is about one.
     """
@@ -72,7 +55,7 @@ def load_coin(path):
 
 
 def coin_video(name, entry):
-    """One entry of the database as an AnnotatedVideo. Its BadInput does not name the video."""
+    """One entry of the database as an Video. Its BadInput does not name the video."""
     subset, activity, steps = take(entry, ("subset", "recipe_type", "annotation"), "the entry")
     duration = entry.get("duration")
     require(subset in list(SUBSETS),                   # a list, since `subset` may be unhashable
@@ -83,7 +66,7 @@ def coin_video(name, entry):
             f"duration is {duration!r}; it must be a finite number of seconds from 0")
     require(isinstance(steps, list), "annotation must be a list [{id, segment, label}, ...]")
     steps = [coin_step(step, f"step {i}") for i, step in enumerate(steps, start=1)]
-    return AnnotatedVideo(name, training_split(name) if subset == "training" else SUBSETS[subset],
+    return Video(name, training_split(name) if subset == "training" else SUBSETS[subset],
                           activity, duration, tuple(sorted(steps, key=lambda step: step.start)))
 
 

@@ -1,8 +1,8 @@
 """Read the plain lists of the field. An error line names the file and the line.
 
     file                                           function           gives
-    csv of ProcedureVRL and DistantSup, no header  load_released_csv  [Listed, ...]
-    csv of EPIC-Kitchens-100                       load_epic          [EpicSegment, ...]
+    csv of ProcedureVRL and DistantSup, no header  load_released_csv  [Video, ...]
+    csv of EPIC-Kitchens-100                       load_epic          [Video, ...]
     step names, line i is class i                  load_steps         [name, ...]
     phrases, with or without counts                load_phrases       [phrase, ...]
     concreteness of words (Brysbaert et al. 2014)  load_ratings       {word: 1 to 5}
@@ -12,39 +12,24 @@
 A bad file is a BadInput, a ValueError, of one line that begins with the file's name.
 """
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from data import Step, Video
 from files.text import read_lines, read_table, require
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100
 RELEASED = {"classify": "path label duration start end", "activity": "path label duration",
             "forecast": "path label duration start end"}                   # task: its columns
+UNKNOWN = -1                  # label of a step whose class a list does not give
 
 
-@dataclass(frozen=True)
-class Listed:
-    """One line of a released list: what is watched, from start to end in s, and the right label.
-
-    To forecast, that is the history from 0 to the end of a step, and the label of the step after
-    it. For an activity it is the whole video. `name` is the stem of the video's file.
-    """
-    name: str
-    label: int
-    duration: float
-    start: float
-    end: float
-
-
-@dataclass(frozen=True)
-class EpicSegment:
-    """One action of EPIC-Kitchens-100, in s; verb and noun are None in the test list."""
+class Action(NamedTuple):
+    """One action of EPIC-Kitchens-100: a data.Step with a name."""
+    start: float                       # s
+    end: float                         # s
+    label: tuple                       # (verb, noun); (None, None) in the test list
     name: str                          # narration_id, P01_11_0
-    video: str                         # P01_11
-    start: float
-    end: float
-    verb: int | None
-    noun: int | None
 
 
 def load_released_csv(path, task):
@@ -54,7 +39,7 @@ def load_released_csv(path, task):
         task: "classify" (the authors' `step`), "forecast" (`next`) or "activity" (`task`). No line
               says which task a list is for. A list for another task is refused, since its scores
               (a step classified from its history, a forecast that sees its answer) would look real.
-    Returns: [Listed, ...] in the file's order.
+    Returns: [Video, ...]  in the file's order.
     """
     columns, rows, from_zero = RELEASED[task], [], set()
     for where, line in read_lines(path):
@@ -70,7 +55,9 @@ def load_released_csv(path, task):
         require(task != "classify" or start > 0 or name not in from_zero, f"{where}: {name} from "
                 "0 s again, as in a list for forecasting (`next`); the list of steps is needed")
         from_zero |= {name} if start == 0 else set()
-        rows.append(Listed(name, label, duration, start, end))
+        steps = {"classify": (Step(start, end, label),), "activity": (),
+                 "forecast": (Step(0.0, end, UNKNOWN), Step(end, end, label))}[task]
+        rows.append(Video(name, None, label, duration, steps))
     return rows
 
 
@@ -79,9 +66,9 @@ def load_epic(path):
 
     Only the timestamps are used: the frame numbers count frames at another rate than the video's.
 
-    Returns: [EpicSegment, ...] in the file's order.
+    Returns: [data.Video, ...], each with its actions as steps, in the file's order.
     """
-    segments = []
+    videos = {}
     for where, row in read_table(path, ("narration_id", "video_id", "start_timestamp",
                                         "stop_timestamp")):
         start, end = (clock(where, row[key]) for key in ("start_timestamp", "stop_timestamp"))
@@ -92,9 +79,15 @@ def load_epic(path):
                     "noun_class alone; both are needed, or none as in the test list")
             labels = [class_number(where, key, row[key], classes)
                       for key, classes in (("verb_class", VERBS), ("noun_class", NOUNS))]
-        segments.append(EpicSegment(row["narration_id"], row["video_id"], start, end, *labels))
-    require(segments, f"{path}: nothing after the first line")
-    return segments
+        videos.setdefault(row["video_id"], []).append(Action(start, end, tuple(labels),
+                                                             row["narration_id"]))
+    require(videos, f"{path}: nothing after the first line")
+    return [Video(name, steps=tuple(actions)) for name, actions in videos.items()]
+
+
+def epic_split(path):
+    """Which split an official csv of EPIC-Kitchens-100 is, by its name; validation if unnamed."""
+    return next((split for split in ("train", "test") if split in path.name), "validation")
 
 
 def load_steps(path):

@@ -9,17 +9,20 @@ form of verb phrases") and 4; the rule is that of Shen et al., CVPR 2021, on a d
       object, if the verb has one
     most concrete word (Brysbaert et al. 2014)      concreteness   take off the covers: 4.2 of 5
 
-    python phrases.py --captions DIR --out phrases.txt     # phrase,count,concreteness by count
+    python data.py phrases --captions DIR --out phrases.txt     # phrase,count,concreteness by count
 
-Only this script needs spaCy (`pip install spacy`) and one of its English models. Each entry of a
+Only this command needs spaCy (`pip install spacy`) and one of its English models. Each entry of a
 narration is parsed alone: a phrase split between two entries is not found. The 9,871 phrases
 released with the paper have a count of at least 12 and a concreteness of at least 4.2.
 """
 import re
 from collections import Counter
 
-from support.command import BadInput, run, write_atomically
-from settings_optional import PhrasesSettings
+from tqdm import tqdm
+
+from files.captions import open_captions
+from files.listings import load_ratings
+from support.command import BadInput, write_text
 
 
 def verb_phrases(doc):
@@ -60,7 +63,7 @@ def load_parser(name):
     try:
         import spacy
     except ImportError:
-        raise BadInput("phrases.py needs spaCy, which is not installed: `pip install spacy`, then "
+        raise BadInput("this needs spaCy, which is not installed: `pip install spacy`, then "
                        "`python -m spacy download en_core_web_sm`; or take the released "
                        "phrase file") from None
     try:
@@ -74,12 +77,8 @@ def load_parser(name):
     return nlp
 
 
-def main(settings):
-    from tqdm import tqdm
-
-    from files.captions import open_captions
-    from files.listings import load_ratings
-
+def collect(settings):
+    """Write the file of phrases. settings: see commands.PhrasesSettings."""
     # 1. What is said, and how concrete words are. Files are checked before the parser is loaded.
     captions = open_captions(settings.captions)
     ratings = load_ratings(settings.concreteness) if settings.concreteness else {}
@@ -90,22 +89,17 @@ def main(settings):
              for _, _, text in captions.sentences(name))
     for doc in nlp.pipe(texts):
         counts.update(verb_phrases(doc))
-    # 3. Keep the frequent and the concrete ones: by count, equal counts by alphabet.
+    # 3. The most frequent ones, equal counts by alphabet, each with its concreteness.
     frequent = sorted((-count, phrase) for phrase, count in counts.items()
-                      if count >= settings.min_count)
+                      if count >= settings.min_count)[:settings.top]
     docs = nlp.pipe(phrase for _, phrase in frequent) if ratings else [()] * len(frequent)
-    lines = []
-    for (count, phrase), doc in zip(frequent, docs):
-        rating = concreteness(doc, ratings)
-        if len(lines) < settings.top and (rating or 0) >= settings.min_concreteness:
-            lines.append(f"{phrase},{-count},{'' if rating is None else rating}\n")
+    rated = ((phrase, -count, concreteness(doc, ratings))
+             for (count, phrase), doc in zip(frequent, docs))
+    lines = [f"{phrase},{count},{'' if rating is None else rating}\n"
+             for phrase, count, rating in rated]
     if len(lines) < 2:
         raise BadInput(f"{settings.captions}: {len(lines)} of {len(counts)} phrases of "
-                       f"{len(captions)} narrations are kept, two are needed; lower --min-count "
-                       f"{settings.min_count} or --min-concreteness {settings.min_concreteness:g}")
-    write_atomically(settings.out, lambda file: file.write("".join(lines).encode()))
+                       f"{len(captions)} narrations occur often enough, two are needed; lower "
+                       f"--min-count {settings.min_count}")
+    write_text(settings.out, "".join(lines))
     print(f"{settings.out}: {len(lines)} of {len(counts)} phrases of {len(captions)} narrations")
-
-
-if __name__ == "__main__":
-    run(main, PhrasesSettings)

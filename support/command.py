@@ -1,40 +1,103 @@
-"""How every script begins and ends: its command line, one line of error, whole files, seeds.
+"""How every command begins and ends: its flags, one line of error, whole files.
 
-Nothing here knows the method; what the flags of each script are is in settings.py.
+A command declares its flags as a frozen dataclass, `class Flags(Settings)`, with one `opt` each,
+beside its `main(settings)`. Nothing here imports torch, so `--help` answers at once.
 """
 import argparse
 import json
 import logging
 import os
-import random
 import signal
 import sys
 import warnings
 from contextlib import contextmanager
-from dataclasses import MISSING, field, fields
+from dataclasses import MISSING, dataclass, field, fields
+from math import inf
 from pathlib import Path
+
+WHAT, DATA, PAPER, RUN = GROUPS = "what to do", "data", "the paper's settings", "run"   # of --help
+PICTURES = (".png", ".pdf", ".svg")                            # kinds of files for charts
 
 
 class BadInput(ValueError):
-    """What was given cannot be used: the user's to mend, so the program ends with one line."""
+    """Invalid input: the program ends with this one line and status 2."""
 
 
-def opt(help, default=MISSING, choices=None, data=(), flag=True):
-    """A field of a settings class: its help says effect, unit, range; choices if there are few.
+# ------------------------------------------------------------------------------------------------
+# Flags
+# ------------------------------------------------------------------------------------------------
+def opt(help, default=MISSING, group=RUN, *, choices=None, low=-inf, high=inf, above=-inf,
+        data=(), file=None, alias=None, flag=True):
+    """One flag: a field of a Settings class. Its help states effect and unit.
 
-    Without a default, or with flag=False, it is no flag but an argument by its place: one that must
-    be given, or one that may be left out. data: the kinds of --data that it has an effect on; with
-    another kind it is refused. None named: all.
+    Args:
+        group:   heading in --help, one of GROUPS.
+        choices: the only values allowed.
+        low, high, above: the range allowed, low <= value <= high and value > above.
+        data:    the kinds of --data on which the flag has an effect; refused with any other.
+        file:    a file to be written, with one of these suffixes (empty: any): its folder must
+                 exist.
+        alias:   a second name of the flag.
+        flag:    False, or no default: a positional argument instead.
     """
     help += f" (--data {', '.join(data)})" if data else ""
-    return field(default=default,
-                 metadata={"help": help, "choices": choices, "data": data, "flag": flag})
+    return field(default=default, metadata=dict(help=help, group=group, choices=choices, low=low,
+                                                high=high, above=above, data=data, file=file,
+                                                alias=alias, flag=flag))
+
+
+def flag_of(name):
+    """order_lr -> --order-lr"""
+    return "--" + name.replace("_", "-")
 
 
 def check(good, name, value, need):
     """BadInput that names the flag unless `good`."""
     if not good:
-        raise BadInput(f"--{name.replace('_', '-')} {value}: {need}")
+        raise BadInput(f"{flag_of(name)} {value}: {need}")
+
+
+def check_range(name, value, low, high, above):
+    """BadInput unless a number is finite and within the declared range."""
+    need = ([f"above {above:g}"] * (above > -inf) + [f"at least {low:g}"] * (low > -inf)
+            + [f"at most {high:g}"] * (high < inf) or ["finite"])
+    check(low <= value <= high and value > above and abs(value) < inf, name, value,
+          f"must be {' and '.join(need)}" + ", and finite" * (value in (inf, -inf)))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Base of all flags: checks what each `opt` declares, also where no command line is parsed."""
+
+    def __post_init__(self):
+        for f in fields(self):
+            value, declared = getattr(self, f.name), f.metadata
+            if value is None:
+                continue
+            if f.type in (int, float):
+                check_range(f.name, value, *(declared[end] for end in ("low", "high", "above")))
+            if declared["choices"]:
+                check(value in declared["choices"], f.name, value,
+                      f"must be one of {', '.join(declared['choices'])}")
+            if declared["data"] and self.data not in declared["data"]:
+                check(value == f.default, f.name, value, f"has no effect with --data {self.data}, "
+                      f"but with {' or '.join(declared['data'])}")
+            if declared["file"] is not None:
+                check(value.parent.is_dir() and not value.is_dir(), f.name, value, "is a folder, "
+                      "or its folder does not exist; name a file in an existing folder")
+                check(not declared["file"] or value.suffix in declared["file"], f.name, value,
+                      f"must end in {', '.join(declared['file'])}")
+
+    def require(self, names, reason):
+        """BadInput unless all these flags are given."""
+        for name in names:
+            check(getattr(self, name) is not None, name, "is missing",
+                  f"{reason} needs {', '.join(map(flag_of, names))}")
+
+    def default(self, name, value):
+        """Set a flag whose default depends on others, unless it was given."""
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, value)
 
 
 class Parser(argparse.ArgumentParser):
@@ -44,40 +107,55 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
+def program_name():
+    """How the program calls itself in its one line of error: train.py, or weights for -m weights."""
+    path = Path(sys.argv[0])
+    return path.parent.name if path.name == "__main__.py" else path.name
+
+
 def parse(cls, argv=None):
     """Command line -> cls. A wrong value ends the program with one line and status 2."""
-    parser = Parser(description=cls.__doc__, allow_abbrev=False,
-                    formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = Parser(program_name(), description=cls.__doc__, allow_abbrev=False)
+    used = {f.metadata["group"] for f in fields(cls)}
+    groups = {name: parser.add_argument_group(name) for name in GROUPS if name in used}
     for f in fields(cls):                              # never type=bool: bool("False") is True
-        kind = ({"action": argparse.BooleanOptionalAction} if f.type is bool else
-                {"type": f.type, "choices": f.metadata["choices"], "metavar": None
-                 if f.metadata["choices"] else f.type.__name__.upper()})
-        if f.default is MISSING or not f.metadata["flag"]:
-            absent = {} if f.default is MISSING else {"nargs": "?", "default": f.default}
-            parser.add_argument(f.name, help=f.metadata["help"], type=f.type,
-                                choices=f.metadata["choices"], **absent)
+        declared, optional = f.metadata, f.default is not MISSING
+        help = declared["help"] + (f" (default: {f.default})" if optional
+                                   and f.default not in (None, False) else "")
+        kind = {"action": argparse.BooleanOptionalAction} if f.type is bool else {
+            "type": f.type, "choices": declared["choices"],
+            "metavar": None if declared["choices"] else f.type.__name__.upper()}
+        if not optional or not declared["flag"]:
+            parser.add_argument(f.name, help=help, type=f.type, choices=declared["choices"],
+                                **{"nargs": "?", "default": f.default} if optional else {})
             continue
-        parser.add_argument("--" + f.name.replace("_", "-"), default=f.default,
-                            help=f.metadata["help"], **kind)
+        names = [flag_of(name) for name in (f.name, declared["alias"]) if name]
+        groups[declared["group"]].add_argument(*names, dest=f.name, default=f.default, help=help,
+                                               **kind)
     try:
         return cls(**vars(parser.parse_args(argv)))
     except BadInput as error:
         parser.error(str(error))
 
 
+# ------------------------------------------------------------------------------------------------
+# How a command ends
+# ------------------------------------------------------------------------------------------------
 def run(main, cls, argv=None):
-    """Parse, call main(settings), and end as SPEC says: what went wrong is one line on stderr.
+    """Parse, call main(settings), and turn what went wrong into one line on stderr and a status.
 
-    BadInput and OSError end with 2 (a full disk, a read-only folder), FloatingPointError with 1 (a
-    loss that is not finite), Ctrl-C with 130, SIGTERM with 143. So does a process that read ahead
-    and was killed (2); a bug of ours keeps its traceback.
+    BadInput and OSError (a full disk, a read-only folder) end with 2, FloatingPointError (a loss
+    that is not finite) with 1, Ctrl-C with 130, SIGTERM with 143, a killed worker with 2. A bug of
+    ours keeps its traceback. Of several processes started by torchrun only the first prints.
     """
     def terminate(signum, frame):
         raise SystemExit(143)
 
     settings = parse(cls, argv)
     signal.signal(signal.SIGTERM, terminate)
-    program = os.path.basename(sys.argv[0])
+    if os.environ.get("RANK", "0") != "0":                     # tqdm reads it when it is imported
+        os.environ["TQDM_DISABLE"], sys.stdout = "1", open(os.devnull, "w")
+    program = program_name()
     try:
         main(settings)
     except (BadInput, OSError) as error:
@@ -87,15 +165,23 @@ def run(main, cls, argv=None):
     except RuntimeError as error:          # torch raises it wherever the program happens to be
         if not str(error).startswith("DataLoader worker (pid"):
             raise
-        sys.exit(fail(program, f"{error} It read ahead; is memory short? Use fewer --workers", 2))
+        sys.exit(fail(program, f"{error} It was reading ahead; if memory is short, use fewer "
+                               "--workers", 2))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def fail(program, error, status):
+    """Print the one line and return the status."""
+    text = " ".join(str(error).split())
+    print(f"{program}: error: {text}", file=sys.stderr)
+    return status
 
 
 class Interrupts:
     """Within it, Ctrl-C and SIGTERM only set `status` (130, 143): a step is finished and saved.
 
-    One that came too late for that ends the program where this ends.
+    A signal that came too late for that ends the program on exit.
     """
 
     def __enter__(self):
@@ -115,16 +201,9 @@ class Interrupts:
             sys.exit(self.status)
 
 
-def fail(program, error, status):
-    """Print the one line and return the status."""
-    text = " ".join(str(error).split())
-    print(f"{program}: error: {text}", file=sys.stderr)
-    return status
-
-
 @contextmanager
 def quiet():
-    """Within it libraries neither log nor warn: what went wrong is in their exception too."""
+    """Within it libraries neither log nor warn: their exceptions say the same."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -134,11 +213,15 @@ def quiet():
         logging.disable(before)
 
 
+# ------------------------------------------------------------------------------------------------
+# Whole files
+# ------------------------------------------------------------------------------------------------
 def write_atomically(path, write, before=None):
-    """Call write(binary file beside `path`), then rename: the file is whole or as before.
+    """Call write(binary file beside `path`), then rename: the new file is whole, or the old stays.
 
-    A file, not a path: torch.save to a path hides a full disk in an error that is no OSError.
-    before: what the file that was there is called from then on; None: it is gone.
+    A file object, not a path: torch.save to a path hides a full disk in an error that is no
+    OSError.
+    before: where to move the old file; None: it is replaced.
     """
     path = Path(path)
     temporary = path.with_name(path.name + ".part")
@@ -152,46 +235,11 @@ def write_atomically(path, write, before=None):
         temporary.unlink(missing_ok=True)
 
 
-def write_json(path, content):
-    """A JSON file, never with NaN (which is no JSON), written atomically."""
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+def write_text(path, text):
+    """A UTF-8 file, written atomically."""
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def set_seed(seed):
-    """Seed python, numpy and torch, CUDA included."""
-    import numpy
-    import torch
-    random.seed(seed)
-    numpy.random.seed(seed % 2 ** 32)
-    torch.manual_seed(seed)
-
-
-def mixed_precision(device):
-    """Within it matrix products are of bfloat16, on a GPU; elsewhere nothing is changed."""
-    import torch
-    kind = torch.device(device).type
-    return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda")
-
-
-def send(x, device):
-    """A tensor to the device; a GPU is not waited for, which takes pinned memory.
-
-    One that is on the GPU already cannot be pinned.
-    """
-    import torch
-    x = x.pin_memory() if torch.device(device).type == "cuda" and x.device.type == "cpu" else x
-    return x.to(device, non_blocking=True)
-
-
-def pick_device(name):
-    """"auto" -> cuda where there is one; else the device named. BadInput if it is not there."""
-    import torch
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise BadInput(f"--device {name}: {reason}; use auto, cpu or cuda") from None
-    return torch.device(name)
+def write_json(path, content):
+    """A JSON file, never with NaN (which is no JSON), written atomically."""
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")

@@ -1,69 +1,69 @@
 """One model on several GPUs: `torchrun --nproc-per-node 8 train.py ...`, a process for each.
 
-A step is what it is in one process, divided: each process reads and encodes its share of the clips,
-is told the embeddings of all others, and computes the whole objective on all of them. Means over
-the batch, and the noise, are therefore those of one process, however the clips are shared out. The
-gradients that come back to one's own clips are summed over the processes. What every process does
-is h and the matching, little beside f. (DistributedDataParallel would average the gradients of one
-objective per process: another one, where their numbers of clips differ.)
+A step computes what it computes in one process. Each process reads and encodes its share of the
+clips, receives the embeddings of all others, and computes the whole objective on all of them. The
+gradients of its own clips are then summed over the processes. Every process repeats h and the
+matching, which cost little next to f. (DistributedDataParallel would average the gradients of one
+objective per process: a different objective where their numbers of clips differ.)
 
---batch is that of all processes together. Process 0 writes the run folder. gloo carries what is
-in main memory, nccl what is on GPUs. With one process nothing here does anything.
+--batch counts the videos of all processes together. Process 0 writes the run folder. gloo carries
+what is in main memory, nccl what is on GPUs. With one process nothing here does anything.
 """
 import os
-import sys
 
-PLACE = 0, 1                  # which process this is, of how many; set by `start`
+import torch
+import torch.distributed as dist
 
 
 def start(device):
-    """Join the other processes, where torchrun has started several; each takes its own GPU.
+    """Join the other processes if torchrun started several; each takes its own GPU.
 
-    Before torch is imported: of the others' progress bars and prints nothing is shown.
     device: as in the settings.
     """
-    global PLACE
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         return
-    if os.environ["RANK"] != "0":
-        os.environ["TQDM_DISABLE"], sys.stdout = "1", open(os.devnull, "w")
-    import torch
-    import torch.distributed as dist
     cuda = torch.cuda.is_available() and device != "cpu"
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
-    PLACE = dist.get_rank(), dist.get_world_size()
+
+
+def place():
+    """(number of this process, how many there are)"""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def is_first():
+    """Whether this process writes the files."""
+    return place()[0] == 0
 
 
 def share(items, place):
-    """Those of a list that fall to the process at `place`: neighbours, about as many for each."""
+    """The part of a list that belongs to the process at `place`: neighbors, about equally many."""
     rank, world = place
     return items[rank * len(items) // world:(rank + 1) * len(items) // world]
 
 
-def everyone(mine):
-    """[what each process has here], in their order. In main memory: no GPU is waited for."""
-    if PLACE[1] == 1:
+def gather_objects(mine):
+    """[the object of each process], in their order. In main memory: no GPU is waited for."""
+    world = place()[1]
+    if world == 1:
         return [mine]
-    import torch.distributed as dist
-    found = [None] * PLACE[1]
-    dist.all_gather_object(found, mine)
-    return found
+    objects = [None] * world
+    dist.all_gather_object(objects, mine)
+    return objects
 
 
 def gather(rows):
     """(C, ...) rows of each process -> those of all, in their order.
 
-    Gradients come back to one's own rows alone, times the number of processes: for the mean of
-    `average_gradients`.
+    Gradients flow back to the process's own rows alone, times the number of processes: it cancels
+    the mean of `average_gradients`.
     """
-    if PLACE[1] == 1:
+    rank, world = place()
+    if world == 1:
         return rows
-    import torch
-    import torch.distributed as dist
-    rank, world = PLACE
-    counts = everyone(len(rows))
+    counts = gather_objects(len(rows))
     padded = rows.new_zeros(max(counts), *rows.shape[1:])
     padded[:len(rows)] = rows.detach()
     parts = [torch.empty_like(padded) for _ in counts]
@@ -76,13 +76,12 @@ def gather(rows):
 
 
 def average_gradients(optimizer):
-    """Give every process the mean of all gradients, so that all go on with the same weights."""
-    if PLACE[1] == 1:
+    """Give every process the mean of all gradients, so that all keep the same weights."""
+    world = place()[1]
+    if world == 1:
         return
-    import torch
-    import torch.distributed as dist
     for group in optimizer.param_groups:
         for p in group["params"]:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad      # it had no clips
             dist.all_reduce(p.grad)
-            p.grad /= PLACE[1]
+            p.grad /= world

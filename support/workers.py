@@ -1,4 +1,4 @@
-"""Worker processes: what is decoded or rendered is made ahead of the step that needs it."""
+"""Worker processes, which decode or render ahead of the step that needs it."""
 import os
 
 import torch
@@ -7,7 +7,7 @@ from support.command import BadInput
 
 
 class Lazy(torch.utils.data.Dataset):
-    """Item i is make(items[i]), made when it is asked for (in a worker, where there are any)."""
+    """Item i is make(items[i]), made on demand (in a worker, if there are any)."""
 
     def __init__(self, make, items):
         self.make, self.items = make, items
@@ -22,16 +22,16 @@ class Lazy(torch.utils.data.Dataset):
             return error
 
 
-def as_it_is(made):
-    """In place of what turns numpy into tensors."""
+def identity(made):
+    """In place of the collation that turns numpy into tensors."""
     return made
 
 
-def stand_apart(worker):
-    """A group of its own: what a job or a terminal sends to all of a group does not reach a worker.
+def leave_group(worker):
+    """A process group of its own: a signal to the whole group, as Ctrl-C sends, spares a worker.
 
-    The main process decides: it finishes and saves its step, and then ends its workers. One that
-    died first would end the run without that.
+    The main process decides: it finishes and saves its step, and then ends its workers. A worker
+    that died first would end the run without that.
     """
     os.setpgid(0, 0)
 
@@ -39,13 +39,13 @@ def stand_apart(worker):
 def prefetch(make, items, workers):
     """Yield make(item) for each item, in order, made ahead by worker processes (0: none).
 
-    Where there is a GPU, tensors come pinned, so that it fetches them by itself.
+    If there is a GPU, tensors are pinned, so that copies to it do not block.
 
     Raises: what `make` raises; RuntimeError if a worker dies.
     """
     for made in torch.utils.data.DataLoader(Lazy(make, items), batch_size=None,
-                                            num_workers=workers, collate_fn=as_it_is,
-                                            worker_init_fn=stand_apart,
+                                            num_workers=workers, collate_fn=identity,
+                                            worker_init_fn=leave_group,
                                             pin_memory=torch.cuda.is_available()):
         if isinstance(made, Exception):
             raise made

@@ -1,20 +1,15 @@
-"""charts.py, forecast_figure.py: what is drawn is what was given; files whole. Drawing needs
-matplotlib (optional)."""
+"""charts.py, forecast_figure.py: the numbers given are the numbers drawn. Drawing needs matplotlib
+(optional)."""
 import json
 import math
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from experiments import charts  # noqa: E402
-from experiments import forecast_figure  # noqa: E402
-from commands import call, fails  # noqa: E402
-from support.command import BadInput  # noqa: E402
+from experiments import charts, forecast_figure
+from support.command import BadInput
 
 
 @pytest.fixture
@@ -38,12 +33,16 @@ def make_content(truth=False):
     return content
 
 
-def texts(axes):
-    """Everything written in axes."""
-    return [text.get_text() for text in axes.texts]
+def texts(labels):
+    return [text.get_text() for text in labels]
 
 
-# ---- what is drawn, without matplotlib -----------------------------------------------------------
+def draw(what, folder, out):
+    """`python -m experiments.charts`, after its command line."""
+    charts.main(SimpleNamespace(what=what, run=Path(folder), out=Path(out)))
+
+
+# ---- without matplotlib --------------------------------------------------------------------------
 def test_the_tree_of_futures_by_hand():
     """Catches: the share of a prefix counted from the drawn futures alone; crossing branches."""
     futures = [{"steps": list(steps), "share": share} for steps, share in
@@ -57,23 +56,18 @@ def test_the_tree_of_futures_by_hand():
         assert (row, share) == pytest.approx(expected[prefix]), prefix
 
 
-def test_medians():
-    """Catches: a window off by one, ends that are cut off."""
+def test_medians_and_folded_texts():
+    """Catches: a window off by one, ends cut off; labels that run into each other, a formula."""
     assert charts.smooth([5, 1, 9, 2, 2, 100], 3) == [5, 5, 2, 2, 2, 100]
     assert charts.smooth([3.0], 5) == [3.0]
-
-
-def test_long_steps_are_cut():
-    """Catches: labels that run into each other."""
     lines = charts.folded("put the batter into the very hot frying pan")
     assert len(lines) == 2 and max(map(len, lines)) <= 15 and lines[-1].endswith("...")
-    assert charts.folded("pour egg") == ["pour egg"]
-    assert charts.folded("pay $5 or $6") == [r"pay \$5 or \$6"]       # no formula
+    assert charts.folded("pay $5 or $6") == [r"pay \$5 or \$6"]
 
 
-@pytest.mark.parametrize("text", [None, "", "{}\n", '{"step": 1}\n', "no json\n", "3\n"])
-def test_metrics_that_are_none(tmp_path, text):
-    """Catches: a traceback for a run that has not logged yet, or another folder."""
+@pytest.mark.parametrize("text", [None, "", "{}\n", "no json\n", "3\n"])
+def test_files_that_are_no_metrics(tmp_path, text):
+    """Catches: a traceback for a run that has not logged yet, or for another folder."""
     if text is not None:
         (tmp_path / "metrics.jsonl").write_text(text)
     with pytest.raises(BadInput, match="metrics.jsonl"):
@@ -83,8 +77,8 @@ def test_metrics_that_are_none(tmp_path, text):
 # ---- with matplotlib -----------------------------------------------------------------------------
 @pytest.mark.parametrize("truth", [False, True])
 def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
-    """Catches: bars of other lengths than the numbers, true ones beside the wrong step, a frame or
-    a branch left out."""
+    """Catches: bars that are not the numbers, a true bar at another step, a frame or branch left
+    out."""
     pictures = np.random.default_rng(0).integers(0, 255, (8, 3, 9, 16), np.uint8)
     painted = {"a": pictures[0], "c": pictures[1]}
     figure = forecast_figure.plot_forecast(make_content(truth), pictures, painted)
@@ -95,46 +89,41 @@ def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
     assert strip[3].get_xlabel() == "step 3\n50 %" + ("\ntrue: a" if truth else "")
     widths = [bar.get_width() for bar in bars.patches]
     assert widths == [0.6, 0.3, 0.1] + ([0.1, 0.0, 0.9] if truth else [])
-    assert [label.get_text() for label in bars.get_yticklabels()] == ["a", "c", "b"]
-    assert sorted(text for text in texts(tree) if not text.startswith("true")) == [
-        "a\n70 %", "b\n30 %", "b\n50 %", "c\n20 %", "c\n30 %", "now"]
-    assert texts(tree).count("true: 25 %") == 3 * truth
+    assert texts(bars.get_yticklabels()) == ["a", "c", "b"]
+    assert sorted(texts(tree.texts)) == ["a\n70 %", "b\n30 %", "b\n50 %", "c\n20 %", "c\n30 %",
+                                         "now"] + ["true: 25 %"] * 3 * truth
     charts.save(figure, tmp_path / "a.png")
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_forecast_without_next_steps(drawing, tmp_path):
-    """Catches: a figure that needs a forecast, of a checkpoint that makes none."""
+    """Catches: a figure that needs a forecast, for a checkpoint that makes none."""
     content = {**make_content(), "next": [], "futures": []}
     figure = forecast_figure.plot_forecast(content, np.zeros((8, 3, 16, 9), np.uint8))
     assert len(figure.axes) == 8
     charts.save(figure, tmp_path / "a.svg")
 
 
-def test_training_curves_by_one_command(drawing, tmp_path, monkeypatch, capsys):
+def test_training_curves(drawing, tmp_path, capsys):
     """Catches: a null drawn as 0, a stage that is not marked, a term that is left out."""
-    monkeypatch.chdir(tmp_path)
     rows = [{"step": 20 * i, "epoch": i / 10 if i < 5 else (i - 4) / 10, "loss": 1.0, "lr": 0.1,
              "xe": 9.0 - i, "mse": None if i < 5 else 0.5, "mc": None, "clips_per_s": 1.0}
             for i in range(1, 10)]
-    figure = charts.plot_training(rows)
-    losses, rate = figure.axes
+    losses, rate = charts.plot_training(rows).axes
     curves = {line.get_label(): line for line in losses.lines}
     assert [label for label in curves if not label.startswith("_")] == [
         "L_XE, clips", "L_MSE", "a stage begins"]
     assert list(curves["L_MSE"].get_xdata()) == [100, 120, 140, 160, 180]
     assert list(curves["a stage begins"].get_xdata()) == [90, 90]
     assert len(rate.lines[0].get_xdata()) == 9
-    Path("run").mkdir()
-    Path("run/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    call("charts.py", "training", "--run", "run", "--out", "curves.pdf")
-    assert Path("curves.pdf").read_bytes().startswith(b"%PDF")
-    assert capsys.readouterr().out == "curves.pdf\n"
-    assert "metrics.jsonl" in fails(capsys, 2, "charts.py", "training", "--run", "nowhere")
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    draw("training", tmp_path, tmp_path / "curves.pdf")
+    assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
+    assert capsys.readouterr().out == f"{tmp_path / 'curves.pdf'}\n"
 
 
-def test_accuracy_by_the_share_of_labels(drawing, tmp_path, monkeypatch, capsys):
+def test_accuracy_by_the_share_of_labels(drawing, tmp_path, monkeypatch):
     """Catches: seeds that are not averaged, shares in the order of the files' names, zero-shot left
     out or taken for all labels, a task's row in another's panel."""
     monkeypatch.chdir(tmp_path)
@@ -151,20 +140,22 @@ def test_accuracy_by_the_share_of_labels(drawing, tmp_path, monkeypatch, capsys)
         Path(f"results/{i}.json").write_text(json.dumps({
             "task": task, "setting": "fine-tuned" if share else "zero-shot", "checkpoint": str(run),
             "top1": top1}))
-    found = charts.load_labels(Path("results"))
-    assert found == {"classify": {"classified": {0: [50], 1: [90], .01: [60, 64]}},
-                     "forecast": {"zero noise": {.1: [40], .01: [30]},
-                                  "oracle": {.1: [70], .01: [60]}}}
-    classify, forecast = charts.plot_labels(found).axes
-    assert [text.get_text() for text in classify.get_xticklabels()] == ["none", "1 %", "100 %"]
-    assert [text.get_text() for text in forecast.get_xticklabels()] == ["1 %", "10 %"]
+    accuracies = charts.load_labels(Path("results"))
+    assert accuracies == {"classify": {"classified": {0: [50], 1: [90], .01: [60, 64]}},
+                          "forecast": {"zero noise": {.1: [40], .01: [30]},
+                                       "oracle": {.1: [70], .01: [60]}}}
+    classify, forecast = charts.plot_labels(accuracies).axes
+    assert texts(classify.get_xticklabels()) == ["none", "1 %", "100 %"]
+    assert texts(forecast.get_xticklabels()) == ["1 %", "10 %"]
     assert list(classify.lines[0].get_ydata()) == [50, 62, 90]
     assert [list(bars[0].get_ydata()) for bars in forecast.containers] == [[30, 40], [60, 70]]
-    call("charts.py", "labels", "--run", "results", "--out", "labels.svg")
-    assert capsys.readouterr().out == "labels.svg\n" and Path("labels.svg").stat().st_size > 1000
-    assert "no JSON file" in fails(capsys, 2, "charts.py", "labels", "--run", "run0")
+    draw("labels", "results", "labels.svg")
+    assert Path("labels.svg").stat().st_size > 1000
+    with pytest.raises(BadInput, match="run0: no JSON file"):
+        charts.load_labels(Path("run0"))
     Path("run1/config.json").unlink()
-    assert "results/1.json" in fails(capsys, 2, "charts.py", "labels", "--run", "results")
+    with pytest.raises(BadInput, match="results/1.json"):
+        charts.load_labels(Path("results"))
 
 
 def test_open_vocabulary_means(drawing):
@@ -172,17 +163,17 @@ def test_open_vocabulary_means(drawing):
     figure = charts.plot_open_vocabulary(
         [0.0, 0.5, 0.7, 1.0, 0.2], {"classification": [0.1, 0.3, 0.5, 0.7, math.nan],
                                     "forecasting": [0.0, 0.0, 1.0, math.nan, math.nan]})
-    said = [texts(axes) for axes in figure.axes]
-    assert said == [["novel: 2 steps,\n20.0 %", "seen: 2 steps,\n60.0 %"],
-                    ["novel: 2 steps,\n0.0 %", "seen: 1 steps,\n100.0 %"]]
+    assert [texts(axes.texts) for axes in figure.axes] == [
+        ["novel: 2 steps,\n20.0 %", "seen: 2 steps,\n60.0 %"],
+        ["novel: 2 steps,\n0.0 %", "seen: 1 steps,\n100.0 %"]]
     assert len(figure.axes[0].lines[0].get_xdata()) == 4
 
 
 def test_distributions_side_by_side(drawing):
-    """Catches: sampled and true exchanged, bars of one step beside another's name."""
+    """Catches: sampled and true exchanged, bars of one step at another's name."""
     names = ["a", "b", "c"]
     figure = charts.plot_distributions([("after x", names, [0.1, 0.9, 0.0], [0.5, 0.3, 0.2])] * 4)
     axes = figure.axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["b", "a", "c"]
+    assert texts(axes.get_yticklabels()) == ["b", "a", "c"]
     assert [bar.get_width() for bar in axes.patches] == [0.9, 0.1, 0.0, 0.3, 0.5, 0.2]
     assert axes.get_title(loc="left") == "after x\ntotal variation 0.60"

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from data import missing_clips
 from model import ProcedureModel
-from protocols import missing_clips
 from train import ordering_losses
 
 K, D, N = 6, 16, 5

@@ -1,4 +1,4 @@
-"""Weights from outside: released numbers, every layout read, what does not fit said or refused.
+"""Weights from outside: every layout read, what does not fit said or refused.
 
 All weights here are random and small; nothing is downloaded.
 """
@@ -20,13 +20,12 @@ from torch.nn import functional
 
 import weights
 from commands import TINY, call, fails, flags_of, make_teacher
-from model import ProcedureModel, load_model, read_content, save_checkpoint
+from model import ProcedureModel, load_model, save_checkpoint
 from weights.mvit import MViT
-from weights.released import Released, ReleasedDenoiser
+from weights.released import Released
 from support.command import BadInput
 from weights import fill, load_released, open_start
 
-RELEASED = Path(__file__).resolve().parents[2] / "shared" / "official" / "released_layout_small.pt"
 F = dict(dim=64, image=32, patch=8, width=32, frames=4, depth=2, heads=2)   # reads the toy's clips
 MVIT = dict(kind="mvit", dim=64, image=32, frames=4, width=8, heads=2, stages=[1, 2], kv_stride=8)
 H = dict(dim=64, layers=3, clips=9)
@@ -93,66 +92,6 @@ def same_outputs(a, b):
 
 
 # ---- the setting `released` --------------------------------------------------------------------
-@torch.no_grad()
-@pytest.mark.skipif(not RELEASED.is_file(), reason="no released_layout_small.pt")
-def test_released_weights_give_the_released_numbers():
-    """Catches: a level off by one, x_T scaled, x_hat normalised before it is noised again, a final
-    LayerNorm, texts normalised where the release does not."""
-    released, model = read_content(RELEASED), load_released(RELEASED)
-    assert not any(parameter.requires_grad for parameter in model.parameters())
-    clips = released["input"].unflatten(2, (8, 4)).transpose(1, 2).flatten(0, 1)  # (16, 3, 4, H, W)
-    x = model.encode(clips)
-    denoised = model.forecast(x.view(2, 8, -1))
-    for ours, name in ((model.encoder.features(clips), "encoder_cls"), (x, "embedding"),
-                       (denoised, "denoised"),
-                       (model.forecast(x.view(2, 8, -1), released["noise"]), "denoised_from_noise"),
-                       (model.probabilities(denoised, released["label_emb"]), "probs")):
-        assert (ours - released[name]).norm() < 1e-5 * released[name].norm(), name
-
-
-def slow_forecast(w, x, noise, heads=8):
-    """The released chain, one token at a time: w named tensors, x (N, D), noise (D,) -> (D,)."""
-    def linear(v, name):
-        return w[name + "weight"] @ v + w[name + "bias"]
-
-    def norm(v, name):
-        v = (v - v.mean()) / torch.sqrt(((v - v.mean()) ** 2).mean() + 1e-5)
-        return v * w[name + "weight"] + w[name + "bias"]
-
-    (N, D), layers = x.shape, 1 + max(int(name.split(".")[2]) for name in w if "resblocks" in name)
-    size = D // heads
-    alpha_bar, product = [], 1.0
-    for t in range(layers):
-        product *= 1 - (1e-4 + (0.02 - 1e-4) * t / (layers - 1))
-        alpha_bar.append(product)
-    xt = noise
-    for t in range(layers - 1, -1, -1):
-        angle = [t / 10000 ** (k / (D // 8 - 1)) for k in range(D // 8)]
-        wave = torch.tensor([math.sin(a) for a in angle] + [math.cos(a) for a in angle])
-        level = linear(functional.gelu(linear(wave, "time_mlp.1.")), "time_mlp.3.")
-        tokens = [v + w["temporalEmbedding.weight"][i] + w["type_embedding.weight"][int(i == N)]
-                  + level for i, v in enumerate([*x, xt])]
-        for block in (f"temporalModelling.resblocks.{i}." for i in range(layers)):
-            qkv = [w[block + "attn.in_proj_weight"] @ norm(v, block + "ln_1.")
-                   + w[block + "attn.in_proj_bias"] for v in tokens]
-            after = []
-            for i, v in enumerate(tokens):
-                parts = []
-                for h in range(heads):
-                    q, k, value = ([row[part * D + h * size:part * D + (h + 1) * size]
-                                    for row in qkv] for part in range(3))
-                    p = torch.stack([q[i] @ other / math.sqrt(size) for other in k]).softmax(0)
-                    parts.append(sum(a * b for a, b in zip(p, value, strict=True)))
-                v = v + linear(torch.cat(parts), block + "attn.out_proj.")
-                y = linear(norm(v, block + "ln_2."), block + "mlp.c_fc.")
-                after.append(v + linear(y / (1 + (-1.702 * y).exp()), block + "mlp.c_proj."))
-            tokens = after
-        x_hat = tokens[N]
-        if t > 0:
-            xt = alpha_bar[t - 1] ** .5 * x_hat + (1 - alpha_bar[t - 1]) ** .5 * noise
-    return x_hat
-
-
 def slow_mvit(w, clips, stages, heads, kv):
     """MViT-v2's class token from tensors under the released names, positions pair by pair.
 
@@ -219,29 +158,6 @@ def test_the_released_mvit_equals_one_pair_of_tokens_at_a_time(tmp_path):
     slow = slow_mvit(w, clips, MVIT["stages"], MVIT["heads"], MVIT["kv_stride"])
     ours = load_released(tmp_path / "x.pyth").encoder.features(clips)
     assert (ours - slow).norm() < 1e-5 * slow.norm()
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("D, layers, N", [(16, 3, 4), (32, 2, 2)])
-def test_the_released_chain_equals_one_token_at_a_time(D, layers, N):
-    """Catches: a size of the one file at hand (levels, clips, heads, width of the sinusoids) taken
-    for a constant; QuickGELU left out, the level on the missing clip alone, fresh noise."""
-    h = ReleasedDenoiser(D, layers, N + 1).eval()
-    generator = torch.Generator().manual_seed(0)
-    for parameter in h.parameters():
-        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
-    x, noise = (torch.randn(2, n, D, generator=generator) for n in (N, 1))
-    out = h.sample(x, noise[:, 0])
-    for b in range(2):
-        slow = slow_forecast(h.state_dict(), x[b], noise[b, 0])
-        assert (out[b] - slow).norm() < 1e-4 * slow.norm()
-
-
-@torch.no_grad()
-def test_the_released_schedule_is_the_published_one():
-    """Catches: betas over another number of levels."""
-    expected = torch.tensor([.9999, .9932, .9799, .9603])             # FIELD_NOTES: betas at T = 4
-    assert (ReleasedDenoiser(16).alpha_bar - expected).abs().max() < 5e-5
 
 
 @torch.no_grad()

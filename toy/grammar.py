@@ -1,19 +1,18 @@
-"""The embedded world: cooking procedures from a written-down grammar, with their exact truth.
+"""The embedded world: cooking procedures from a small grammar, and exact inference on it.
 
-No model and no pixels here (those are in toy_render.py): numpy only. Every command uses this world
-unless told otherwise, so that the whole method runs, and is measured against a known truth, on a
-machine that has nothing but the packages.
+Numpy only; frames and narrations are in render.py. Every command uses this world by default, so the
+whole method runs, and is measured against a known truth, without any data.
 
     word           here            meaning
     step           STEPS[s]        "verb object", s = 0..S-1; the label set of every task here
-    procedure      PROCEDURES      a stochastic grammar over steps: optional ones, alternatives, and
-                                   groups whose order is free
-    trie           Grammar         all step sequences of all procedures as a prefix tree; a node is
-                                   a prefix, its mass the probability that a video begins with it
-    S = 40 steps, R = 6 procedures, M = samples (forecasts), N = 8 clips of an observed window.
+    procedure      PROCEDURES      a stochastic grammar over steps: optional steps, alternatives,
+                                   and groups in any order
+    prefix tree    Grammar         all step sequences of all procedures; a node is a prefix, its
+                                   mass the probability that a video begins with it
+    S = 40 steps, M = samples (forecasts), N = 8 clips of an observed window, n nodes.
 
-Durations, gaps, colours, positions and seeds are drawn independently of the procedure: only the
-steps shown, and their order, tell what comes next.
+Durations, gaps, colors, positions and seeds are drawn independently of the procedure: only the
+observed steps and their order tell what comes next.
 """
 from dataclasses import dataclass
 from itertools import permutations
@@ -21,31 +20,37 @@ from itertools import permutations
 import numpy as np
 
 # ------------------------------------------------------------------------------------------------
-# The grammar. A step is a string; the tuples below combine steps.
+# The grammar. A part is a step, or what these functions return: [(probability, steps), ...].
 # ------------------------------------------------------------------------------------------------
 
 
 def block(*parts):
     """All parts, in this order."""
-    return ("block", *parts)
+    sequences = [(1.0, ())]
+    for part in parts:
+        options = [(1.0, (part,))] if isinstance(part, str) else part
+        sequences = [(p * q, s + t) for p, s in sequences for q, t in options]
+    return sequences
 
 
 def maybe(p, part):
     """The part with probability p, else nothing."""
-    return ("maybe", p, part)
+    return [(1 - p, ())] + [(p * q, s) for q, s in block(part)]
 
 
 def either(*weighted):
     """One of several: either((p, part), ...), the p summing to 1."""
-    return ("either", *weighted)
+    return [(p * q, s) for p, part in weighted for q, s in block(part)]
 
 
 def any_order(*parts):
     """All parts; the order given with probability 0.5, the other orders share the rest evenly."""
-    return ("any_order", *parts)
+    orders = list(permutations(parts))
+    shares = [0.5] + [0.5 / (len(orders) - 1)] * (len(orders) - 1)
+    return [(w * p, s) for w, order in zip(shares, orders) for p, s in block(*order)]
 
 
-PROCEDURES = {
+PROCEDURES = {                                     # name -> [(probability, steps), ...]
     "omelette": block(
         maybe(.4, "wash pan"),
         any_order("crack egg", either((.5, "grate cheese"), (.5, "cut onion")),
@@ -95,36 +100,15 @@ PROCEDURES = {
         maybe(.3, "close jar")),
 }
 
-
-def expand(part):
-    """Every step sequence that a grammar part can produce: a list of (probability, steps)."""
-    if isinstance(part, str):
-        return [(1.0, (part,))]
-    kind, *rest = part
-    if kind == "block":
-        sequences = [(1.0, ())]
-        for piece in rest:
-            sequences = [(p * q, s + t) for p, s in sequences for q, t in expand(piece)]
-        return sequences
-    if kind == "maybe":
-        return [(1 - rest[0], ())] + [(rest[0] * p, s) for p, s in expand(rest[1])]
-    if kind == "either":
-        return [(q * p, s) for q, piece in rest for p, s in expand(piece)]
-    orders = list(permutations(rest))                        # any_order; the first is the one given
-    share = [0.5] + [0.5 / (len(orders) - 1)] * (len(orders) - 1)
-    return [(w * p, s) for w, order in zip(share, orders) for p, s in expand(block(*order))]
-
-
-SEQUENCES = {name: expand(part) for name, part in PROCEDURES.items()}
-STEPS = tuple(sorted({step for options in SEQUENCES.values() for _, s in options for step in s}))
+STEPS = tuple(sorted({step for options in PROCEDURES.values() for _, s in options for step in s}))
 STEP_ID = {step: i for i, step in enumerate(STEPS)}
 
-# Never in a caption of the teacher nor in the phrase pool; each word of theirs occurs in others
-# ("fry egg" from "fry onion" and "crack egg"). Their clips do occur in the training videos.
+# Never in a caption of the teacher or in the phrase pool, though each of their words is in other
+# phrases ("fry egg": "fry onion", "crack egg"). Their clips do occur in the training videos.
 HELD_OUT = ("add onion", "bake bread", "cut cheese", "cut potato", "fry egg")
-# Same object, same tool: only the motion tells these apart, and a single frame does not.
+# Same object, same tool: only the motion tells these apart.
 MOTION_ONLY = (("open jar", "close jar"), ("flip egg", "fold egg"))
-# Phrases people say that are no step here: the pool of pre-training phrases is never the label set.
+# Phrases that are not steps: the pool of pre-training phrases is not the label set.
 OTHER_PHRASES = ("add butter", "add egg", "add milk", "bake cheese", "bake potato", "cut butter",
                  "cut egg", "flip potato", "fold bread", "fry bread", "fry cheese", "grate potato",
                  "melt cheese", "open milk", "peel egg", "peel tomato", "pour salt",
@@ -134,13 +118,13 @@ PHRASES = tuple(sorted(set(STEPS) - set(HELD_OUT) | set(OTHER_PHRASES)))     # t
 
 # Timeline of a video, seconds; each drawn uniformly and independently of everything else.
 INTRO_SECONDS, STEP_SECONDS, GAP_SECONDS, OUTRO_SECONDS = (6, 14), (9, 14), (4, 8), (3, 6)
-GAP_SHARE = 0.12                                  # of the steps are followed by a background gap
+GAP_SHARE = 0.12                                  # of the steps that a background gap follows
 SPLIT_SEEDS = {"train": 0, "validation": 1_000_000, "test": 2_000_000}   # first seed of each split
 
 
 @dataclass(frozen=True)
 class Video:
-    """The script of one video: what is shown when. Times in seconds from its start."""
+    """The script of one video: which step happens when. Times in seconds from its start."""
     name: str
     seed: int
     procedure: str
@@ -153,8 +137,8 @@ def make_video(split, index):
     """Draw the script of video `index` of a split; the same arguments give the same video."""
     seed = SPLIT_SEEDS[split] + index
     rng = np.random.default_rng((seed, 0))
-    procedure = list(SEQUENCES)[rng.integers(len(SEQUENCES))]
-    options = SEQUENCES[procedure]
+    procedure = list(PROCEDURES)[rng.integers(len(PROCEDURES))]
+    options = PROCEDURES[procedure]
     _, names = options[rng.choice(len(options), p=[p for p, _ in options])]
     time, segments = rng.uniform(*INTRO_SECONDS), []
     for _ in names:
@@ -166,100 +150,99 @@ def make_video(split, index):
                  tuple(segments), round(time + rng.uniform(*OUTRO_SECONDS), 2))
 
 
-def as_distribution(mass, shown):
-    """mass / its sum; ValueError if it is 0: the grammar does not go on after these steps."""
+def as_distribution(mass, observed):
+    """mass / its sum; ValueError if it is 0: no sequence continues after the observed steps."""
     if mass.sum() == 0:
-        names = ", ".join(STEPS[int(s)] for s in shown)
-        raise ValueError(f"no procedure shows [{names}] before its end; see toy.PROCEDURES")
+        names = ", ".join(STEPS[int(s)] for s in observed)
+        raise ValueError(f"no procedure shows [{names}] before its end; see PROCEDURES")
     return mass / mass.sum()
 
 
 class Grammar:
     """All sequences of all procedures as one prefix tree, and exact inference on it.
 
-    Node 0 is the empty prefix. For the other nodes: `step` (n,), `parent` (n,), `depth` (n,) and
-    `mass` (n,), the probability that a video's steps begin with this prefix (procedures are equally
-    likely). Nodes are in order of depth, so a parent comes before its children.
+    Node 0 is the empty prefix. Each node has a last `step` (n,), a `parent` (n,), a `depth` (n,)
+    and a `mass` (n,), the probability that a video's steps begin with this prefix (procedures are
+    equally likely). Nodes are in order of depth, so a parent comes before its children.
     """
 
     def __init__(self):
         mass = {(): 1.0}
-        for options in SEQUENCES.values():
+        for options in PROCEDURES.values():
             for p, sequence in options:
                 for k in range(1, len(sequence) + 1):
                     prefix = sequence[:k]
-                    mass[prefix] = mass.get(prefix, 0.0) + p / len(SEQUENCES)
+                    mass[prefix] = mass.get(prefix, 0.0) + p / len(PROCEDURES)
         prefixes = sorted(mass, key=lambda prefix: (len(prefix), prefix))
         index = {prefix: i for i, prefix in enumerate(prefixes)}
         self.mass = np.array([mass[prefix] for prefix in prefixes])
         self.depth = np.array([len(prefix) for prefix in prefixes])
         self.step = np.array([STEP_ID[prefix[-1]] if prefix else -1 for prefix in prefixes])
         self.parent = np.array([index[prefix[:-1]] if prefix else -1 for prefix in prefixes])
-        # (n, S): mass of the continuations of node n by each step; what is missing to mass ends.
+        # (n, S): mass of the continuations of node n by each step; the rest of mass ends there.
         self.next_mass = np.zeros((len(prefixes), len(STEPS)))
         np.add.at(self.next_mass, (self.parent[1:], self.step[1:]), self.mass[1:])
 
-    def next_step(self, shown, from_start):
-        """Bayes-optimal forecast: P(next step | steps shown, procedure unknown, not ended).
+    def next_step(self, observed, from_start):
+        """Bayes-optimal forecast: P(next step | observed steps, procedure unknown, not ended).
 
-        Every occurrence of `shown` as consecutive steps is counted with its probability. Durations
-        are independent of the procedure, so where the window cuts the video carries nothing beyond
-        `from_start`.
+        Sums over every occurrence of `observed` as consecutive steps, weighted by its probability.
+        Durations are independent of the procedure, so the time at which the window starts carries
+        no information except `from_start`.
 
         Args:
-            shown:      sequence of step ids, in order, without repeats in a row.
+            observed:   sequence of step ids, in order, without repeats in a row.
             from_start: bool. True if the first of them is the first of the video.
         Returns: (S,) float64, sums to 1.
         Raises:  ValueError if the grammar cannot produce these steps.
         """
-        return as_distribution(self.next_mass[self.nodes_of(shown, from_start)].sum(0), shown)
+        return as_distribution(self.next_mass[self.nodes_of(observed, from_start)].sum(0), observed)
 
-    def next_two_steps(self, shown, from_start):
-        """The same of the next two steps together, given that the video has so many: (S, S)."""
-        nodes = self.nodes_of(shown, from_start)
+    def next_two_steps(self, observed, from_start):
+        """P(the next two steps | the same, and the video has two more): (S, S)."""
+        nodes = self.nodes_of(observed, from_start)
         after = np.flatnonzero(np.isin(self.parent, nodes))                 # one step later
         mass = np.zeros((len(STEPS), len(STEPS)))
         np.add.at(mass, self.step[after], self.next_mass[after])
-        return as_distribution(mass, shown)
+        return as_distribution(mass, observed)
 
-    def nodes_of(self, shown, from_start):
-        """The nodes of all prefixes that end with the steps shown."""
-        shown = tuple(int(s) for s in shown)
-        nodes = np.flatnonzero(self.depth == len(shown) if from_start else self.depth > len(shown))
-        node = nodes
-        for s in reversed(shown):                            # walk up from each candidate at once
-            keep = self.step[node] == s
-            nodes, node = nodes[keep], self.parent[node[keep]]
+    def nodes_of(self, observed, from_start):
+        """The nodes of all prefixes that end with the observed steps."""
+        n = len(observed)
+        nodes = node = np.flatnonzero(self.depth == n if from_start else self.depth > n)
+        for s in reversed(observed):                         # walk up from all candidates at once
+            same = self.step[node] == int(s)
+            nodes, node = nodes[same], self.parent[node[same]]
         return nodes
 
-    def chance(self, shown, from_start, future):
-        """P(these steps follow in this order), given that the video goes on for as long.
+    def chance(self, observed, from_start, future):
+        """P(these steps follow in this order), given that the video has that many more steps.
 
-        The product of `next_step` over them. Args as there; future: step ids, others (-1) have no
-        chance. Returns: float.
+        The product of `next_step` over them. Args as there; future: step ids, or -1 for a step that
+        is not of this world, with probability 0. Returns: float.
         """
-        p, shown = 1.0, list(shown)
+        p, observed = 1.0, list(observed)
         for step in future:
             try:
-                p *= float(self.next_step(shown, from_start)[step]) if step >= 0 else 0.0
-            except ValueError:                                 # the last step was the video's last
-                p = 0.0
+                p *= float(self.next_step(observed, from_start)[step]) if step >= 0 else 0.0
+            except ValueError:                               # no sequence continues after these
+                return 0.0
             if p == 0:
                 break
-            shown.append(step)
+            observed.append(step)
         return p
 
     def next_step_from_clips(self, likelihood, from_start, clip_seconds):
-        """The same filter, fed with what an encoder believes about each clip instead of the truth.
+        """The same forecast from an encoder's beliefs about each clip, not from the true steps.
 
-        A forward pass over the prefix tree: from one clip to the next a video stays in its step,
-        or leaves it for the next step or for a gap. The intro, steps and gaps are taken to last
-        an exponentially distributed time of their true means.
+        A forward pass over the prefix tree: between two clips a video stays in its step, or leaves
+        it for the next step or for a gap. Intro, steps and gaps are modeled as exponentially
+        distributed times with their true means.
 
         Args:
             likelihood:   (M, N, S) float > 0. P(clip | step) relative to P(clip | background), up
-                          to a factor per clip: a posterior times S will do, which is 1 everywhere
-                          where the encoder knows nothing.
+                          to a factor per clip: S times a posterior works, and is 1 everywhere if
+                          the encoder knows nothing.
             from_start:   (M,) bool. As in `next_step`.
             clip_seconds: (M,) float, s from one clip to the next.
         Returns: (M, S) float64, rows sum to 1.
@@ -270,10 +253,10 @@ class Grammar:
         rest = np.exp(-seconds / np.where(root, np.mean(INTRO_SECONDS), np.mean(GAP_SECONDS)))
         inner = np.where(root, 0.0, self.mass)
         move = inner / self.mass[self.parent]                # (n,)  P(node | parent)
-        first = np.where(self.depth == 1, 0.1 * self.mass, 0.9 * root)   # few open in it
+        first = np.where(self.depth == 1, 0.1 * self.mass, 0.9 * root)   # few start in step 1
         state = np.where(from_start[:, None], first, inner)                      # (M, n)
         on = np.where(root, 0.0, state * np.where(from_start[:, None], 1.0, 1 - GAP_SHARE))
-        off = state - on                                     # on: in a step; off: background after
+        off = state - on                                     # in the step, or in a gap after it
         emit = np.concatenate([likelihood, np.zeros((M, N, 1))], 2)      # the root shows no step
         for i in range(N):
             if i > 0:
@@ -284,6 +267,6 @@ class Grammar:
             on = on * emit[:, i, self.step]
             scale = on.sum(1, keepdims=True) + off.sum(1, keepdims=True)
             on, off = on / scale, off / scale
-        # A window ends inside a step. Where a short step fell between two clips, `on` may be 0.
+        # A window ends inside a step, but `on` may be 0 if a short step fell between two clips.
         forecast = (on + 1e-9 * off) / self.mass @ self.next_mass                # (M, S)
         return forecast / forecast.sum(1, keepdims=True)

@@ -1,16 +1,16 @@
 """The other video encoder f of the paper's ablation: MViT-v2, from torchvision.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), appendix, "Backbone Architecture of Video
-Encoder" and Table C. Model: Li et al., CVPR 2022 (arXiv:2112.01526).
+Encoder" and Table D. Model: Li et al., CVPR 2022 (arXiv:2112.01526).
 
     paper     here         shape              meaning
-    v_i       clips        (B, 3, F, H, W)    float pixels, already normalised
+    v_i       clips        (B, 3, F, H, W)    float pixels, normalized
     x_i       MViT(clips)  (B, D)             embedding in text space, length 1
     f         MViT         nn.Module          the encoder; the interface is TimeSformer's
     B clips per batch, D = 512, F = 16 frames (of 96 consecutive ones: 3.2 s), H = W = 224 pixels.
 
-A token covers 2 frames of 4 x 4 pixels. Stages of blocks follow each other; each but the first
-halves height and width of the tokens and doubles their width and the heads.
+A token covers 2 frames of 4 x 4 pixels. Each stage of blocks except the first halves the height and
+width of the grid of tokens, and doubles the tokens' width and the heads.
 """
 from torch import nn
 from torch.nn import functional
@@ -18,10 +18,10 @@ from torchvision.models.video import mvit
 
 
 def block_settings(stages, width, heads, kv_stride):
-    """torchvision's settings of each block: the doubling above, and pooling by 3 x 3 x 3.
+    """torchvision's settings of each block, with pooling kernels of 3 x 3 x 3.
 
-    kv_stride: by how much keys and values are thinned out, in height and width, in the first
-    stage; half as much in each one after it, so that all stages have equally many.
+    kv_stride: of the pooling of keys and values, in height and width, in the first stage. It halves
+    in each later stage, so that all have equally many.
     """
     settings = []
     for stage, blocks in enumerate(stages):
@@ -38,12 +38,11 @@ class MViT(nn.Module):
     """f: clips to unit vectors in the text space. Defaults are MViT-v2-S (torchvision mvit_v2_s).
 
     Args:
-        image:   H = W, pixels; a multiple of 4, and of 4 * 2^(stages - 1).
+        image:   H = W, pixels; a multiple of 4 * 2^(stages - 1).
         frames:  F, frames per clip; even.
-        seconds: what a clip covers at most, around the middle of its window; None: all of it. The
+        seconds: most that a clip covers, around the middle of its window; None: all of it. The
                  paper's is 16 frames with a stride of 6, at 30 frames/s.
-        width:   of a token in the first stage; a multiple of heads.
-        heads:   of attention in the first stage.
+        width, heads: of a token and of attention, in the first stage; heads divides width.
         stages:  blocks in each stage.
         kv_stride: see `block_settings`.
         dim:     D, width of the text space.
@@ -69,7 +68,7 @@ class MViT(nn.Module):
     def features(self, clips):
         """The class token after the last LayerNorm, before the head.
 
-        Args:    clips (B, 3, F, H, W) float: RGB, normalised as the weights expect.
+        Args:    clips (B, 3, F, H, W) float: RGB, normalized as the weights expect.
         Returns: (B, width of the last stage) float, of any length.
         Raises:  ValueError if clips has another shape.
         """

@@ -25,7 +25,6 @@ from torch.nn import functional
 
 import diffusion
 import losses
-from model import build_encoder
 
 # Facts of the release that its files do not hold.
 HEADS = 8                      # of h, at any width
@@ -89,23 +88,20 @@ class Released(nn.Module):
     """A published model: f and, where it was trained with order, h; in the place of ProcedureModel.
 
     Args:
-        encoder:  dict, arguments of model.build_encoder.
-        denoiser: dict, arguments of ReleasedDenoiser; None without h (TimeSformer, DistantSup).
+        encoder:  f, a TimeSformer or MViT.
+        denoiser: h, a ReleasedDenoiser; None without h (TimeSformer, DistantSup).
+        dim:      D.
         task:     what it is fine-tuned for: "classify", "forecast" or "activity"; None = zero-shot.
         classes:  of that task, one number for each label set: (S,), or verbs and nouns.
     """
 
-    def __init__(self, encoder, denoiser=None, task=None, classes=()):
+    def __init__(self, encoder, denoiser, dim, task=None, classes=()):
         super().__init__()
-        self.arguments = {"released": {"encoder": encoder, "denoiser": denoiser, "task": task,
-                                       "classes": list(classes)}}
-        self.encoder = build_encoder(**encoder)
-        self.denoiser = ReleasedDenoiser(**denoiser) if denoiser else None
-        self.dim = D = encoder["dim"]
-        self.classifier = nn.ModuleList(nn.Linear(D, S) for S in classes)
+        self.encoder, self.denoiser, self.dim = encoder, denoiser, dim
+        self.classifier = nn.ModuleList(nn.Linear(dim, S) for S in classes)
         self.task, self.classes = task, list(classes)
         self.order = "diffusion" if denoiser else "none"
-        self.pixels, self.tau, self.teacher_tau = PIXELS, TAU, TAU
+        self.pixels, self.tau, self.teacher_tau, self.witness = PIXELS, TAU, TAU, None
 
     def tokens(self, clips):
         """Clips (C, F, 3, H, W), pixels 0-255 -> f's class token (C, W), before the projection."""

@@ -1,0 +1,131 @@
+"""Videos through f: the windows of some samples, or whole videos; and the teacher's features.
+
+M samples of N windows, C clips, R windows of all videos, D embedding.
+"""
+import functools
+
+import numpy as np
+import torch
+from torch.nn import functional
+from tqdm import tqdm
+
+from data import CLIP_SECONDS, Loaded, spoken_during, window_around
+from files.video import Unreadable
+from support import parallel
+from support.command import BadInput
+from support.device import send
+from support.workers import prefetch
+
+
+# ------------------------------------------------------------------------------------------------
+# Samples of a task
+# ------------------------------------------------------------------------------------------------
+def load_samples(source, samples):
+    """The clips of some samples -> data.Loaded, and the samples that could be read."""
+    requests = [(sample.video, sample.windows) for sample in samples]
+    loaded = source.load(requests)
+    read = {id(request) for request in loaded.requests}
+    return loaded, [s for s, request in zip(samples, requests) if id(request) in read]
+
+
+def encode_samples(model, source, samples, settings, device, title="encode"):
+    """Embeddings of the samples' windows, and the teacher's features: (M, N, D) twice.
+
+    All samples have the same number of windows N. Without a teacher its features are None.
+    Returns: x, features, and the samples that could be read: M of them.
+    Raises:  BadInput if too many of the videos are unreadable.
+    """
+    ours, teachers, good, N = [], [], [], len(samples[0].windows)
+    batches = list(samples[i:i + settings.batch] for i in range(0, len(samples), settings.batch))
+    make = functools.partial(load_samples, source)
+    with torch.no_grad():
+        for loaded, read in tqdm(prefetch(make, batches, settings.workers), desc=title,
+                                 total=len(batches), mininterval=1):
+            source.unreadable |= loaded.failed
+            if read:
+                good += read
+                ours.append(model.encode(loaded.clips.to(device)))
+                if len(loaded.views):
+                    teachers.append(source.teacher_features(loaded.views).to(device))
+    if not good or len(source.unreadable) > settings.max_unreadable * len(source):
+        raise BadInput(f"{len(source.unreadable)} of {len(source)} videos cannot be read, more "
+                       f"than --max-unreadable {settings.max_unreadable}; the first: "
+                       f"{next(iter(source.unreadable.values()))}")
+    x, features = (torch.cat(rows).unflatten(0, (-1, N)) if rows else None
+                   for rows in (ours, teachers))
+    return x, features, good
+
+
+# ------------------------------------------------------------------------------------------------
+# Whole videos
+# ------------------------------------------------------------------------------------------------
+def narration_features(source, requests):
+    """The teacher's text features of what is said during the requests' clips: (C, D), length 1.
+
+    The mean over a clip's sentences: see `data.spoken_during`. Zeros where nothing is said.
+    """
+    shares, texts = [], []
+    for video, windows in requests:
+        sentences = source.sentences(video)
+        share = spoken_during(sentences, windows)                                     # (n, m)
+        used = share.any(0)
+        shares.append(torch.from_numpy(share[:, used]).float())
+        texts += [text for (_, _, text), use in zip(sentences, used) if use]
+    features = source.teacher.encode_sentences(texts).split([share.shape[1] for share in shares])
+    rows = torch.cat([share @ part for share, part in zip(shares, features)])       # (C, D)
+    return functional.normalize(rows, dim=-1)
+
+
+def teacher_features(source, loaded, targets="vision"):
+    """What soft targets are made of: the teacher's features of loaded clips (C, D).
+
+    targets: "vision", of their frames (the paper); "narration", of what is said meanwhile; "both",
+             the mean of the two at length 1 (the release).
+    """
+    if targets == "narration":
+        return narration_features(source, loaded.requests)
+    vision = source.teacher_features(loaded.views)
+    if targets == "vision":
+        return vision
+    narration = narration_features(source, loaded.requests).to(vision.device)
+    return (functional.normalize(vision, dim=-1) + narration) / 2
+
+
+def load_grid(source, stride, video):
+    """9-s windows of a whole video, one every `stride` s -> Loaded."""
+    try:
+        duration = source.duration(video)
+    except (Unreadable, OSError) as error:
+        return Loaded([], torch.empty(0), torch.empty(0), {source.videos[video].name: str(error)})
+    middles = np.arange(stride / 2, max(duration, stride), stride)
+    windows = np.array([window_around(m, m, CLIP_SECONDS, duration) for m in middles])
+    return source.load([(video, windows)])
+
+
+def embed_videos(source, encode, stride, workers, device, targets="vision"):
+    """Every video as embeddings of 9-s windows, one every `stride` s.
+
+    Args:    encode: callable, clips on `device` -> (C, D); targets: see `teacher_features`.
+    Returns: names (R,), windows (R, 2) s, (R, D) embeddings, (R, D) the teacher's features on the
+             CPU (None where the source has no teacher), and {id: reason} of unreadable videos.
+    """
+    names, windows, x, features, failed = [], [], [], [], {}
+    make = functools.partial(load_grid, source, stride)
+    mine = parallel.share(range(len(source)), parallel.place())
+    for loaded in tqdm(prefetch(make, mine, workers), desc="embed videos", total=len(mine),
+                       mininterval=1):
+        failed |= loaded.failed
+        for video, rows in loaded.requests:
+            names += [source.videos[video].name] * len(rows)
+            windows.append(rows)
+            x.append(encode(send(loaded.clips, device)).cpu())
+            if len(loaded.views):
+                features.append(teacher_features(source, loaded, targets).cpu())
+    parts = parallel.gather_objects((names, windows, x, features))
+    names, windows, x, features = ([row for rows in kind for row in rows] for kind in zip(*parts))
+    failed = {name: why for part in parallel.gather_objects(failed) for name, why in part.items()}
+    if not names:
+        raise BadInput(f"not one of {len(source)} videos could be read; the first: "
+                       f"{next(iter(failed.values()), 'there is none')}")
+    return (np.array(names), np.concatenate(windows), torch.cat(x),
+            torch.cat(features) if features else None, failed)

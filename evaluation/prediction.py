@@ -1,0 +1,264 @@
+"""Forecast from one video: what it shows, and the futures it may take.
+
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
+
+    paper          here       shape       meaning
+    {x_i}          x          (N, D)      embeddings of the observed windows, N = 8
+    y              texts      (S, D)      embeddings of the steps to choose among, any list
+    p(y_i | x_i)   clips      (N, S)      which step each window shows (Eq. 6)
+    p(y_j | ..)    first      (M, S)      the next step, one row per Monte Carlo sample; their mean
+                                          is the forecast (Eq. 11)
+    -              picks      (M, H)      a future per sample: the likeliest step of each row
+    M samples, H steps ahead (the horizon), S steps, D embedding.
+"""
+import time
+from collections import Counter, namedtuple
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import diffusion
+from data import Video, forecast_windows, frame_times, view_of
+from evaluation.inference import score
+from evaluation.labeled import cached_teacher, cached_texts, require_teacher
+from evaluation.missing import sample_in_turn
+from files.annotations import load_text_embeddings
+from files.listings import load_steps
+from files.sources import VideoSource
+from files.video import Unreadable, duration, read_frames
+from support.command import BadInput
+from support.device import pick_device
+from toy import grammar, render
+from toy.source import load_teacher
+from weights.checkpoint import load_model
+
+HORIZON = 3               # steps of a future that `toy_distributions` leaves room for
+TOP = 5                   # steps listed for a window
+PICTURE = 512             # pixels, short side of the frames for figures and key frames
+TOY_WARNING = ("this checkpoint knows only the embedded world, rendered pictures of 32 pixels: on "
+               "any other video its answers mean nothing")
+NO_ORDER_WARNING = ("this checkpoint was trained without order: it recognizes steps, but forecasts "
+                    "none")
+# What is seen of a video: windows (8, 2) s; clips (8, F, 3, S, S) uint8, the encoder's view;
+# pictures (8, 3, H, W) uint8, the middle of each window, or None; script, a grammar.Video, or None.
+Observed = namedtuple("Observed", "name windows clips pictures script")
+
+
+# ------------------------------------------------------------------------------------------------
+# What is given: a model, a list of steps, a video
+# ------------------------------------------------------------------------------------------------
+def open_model(checkpoint, device):
+    """The checkpoint in eval mode, and whether it knows only the embedded world.
+
+    Raises: BadInput if it has no encoder, or is fine-tuned: its classes are then those of its
+            labels, and no list of steps can be put in their place.
+    """
+    model = load_model(checkpoint)[0]
+    if model.task:
+        raise BadInput(f"{checkpoint}: is fine-tuned for --task {model.task}, to classes "
+                       "of its own; give the checkpoint it was made from, which takes any steps")
+    if model.encoder is None:
+        raise BadInput(f"{checkpoint}: was trained on features and has no encoder; a "
+                       "checkpoint that was trained on videos is needed")
+    return model.to(device), tuple(model.pixels) == (render.MEAN, render.STD)
+
+
+def open_steps(settings, model, of_toy, device):
+    """The steps to choose among: S names, and their text embeddings (S, D) on the device.
+
+    They are embedded by the teacher of the checkpoint's training, or come from a file.
+    """
+    if settings.text_embeddings:
+        names, texts = load_text_embeddings(settings.text_embeddings)
+        texts = torch.from_numpy(texts)
+    elif settings.steps is None and not of_toy:
+        raise BadInput("--steps is missing: a file with a step per line, or --text-embeddings "
+                       "FILE, is needed")
+    else:
+        names = (grammar.STEPS if settings.steps is None else settings.steps
+                 if isinstance(settings.steps, (list, tuple)) else load_steps(settings.steps))
+        if len(names) < 2:
+            raise BadInput("--steps: one step: nothing to choose from; at least two are needed")
+        teacher = (load_teacher(device) if of_toy else
+                   cached_teacher(settings.clip, settings.clip_weights, device))
+        require_teacher(teacher, model, settings.checkpoint)
+        texts = cached_texts(teacher, tuple(names))
+    if texts.shape[1] != model.dim:
+        raise BadInput(f"{settings.checkpoint}: embeddings of width {model.dim}, those of the "
+                       f"steps have {texts.shape[1]}; use the teacher it was trained with: --clip")
+    return list(names), texts.to(device)
+
+
+def observe_file(path, model, at, pictured):
+    """The last 68 s of a video file before `at` s, as evaluate.py reads them -> Observed.
+
+    pictured: whether pictures are wanted as well.
+    Raises: BadInput if there is no such file, or --at lies after its end; video.Unreadable.
+    """
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file; a video is needed")
+    length = duration(path)
+    end = at or length
+    if not 0 < end <= length:
+        raise BadInput(f"--at {end:g}: {path} ends at {length:.1f} s, as its header says")
+    windows = forecast_windows(end)                                             # (8, 2)
+    source = VideoSource([Video(path.stem)], {path.stem: str(path)}, view_of(model.encoder))
+    loaded = source.load([(0, windows)])
+    if loaded.failed:
+        raise Unreadable(f"{loaded.failed[path.stem]}; --at SECONDS says where the observed part "
+                         "ends")
+    pictures = read_frames(path, windows.mean(1), PICTURE).numpy() if pictured else None
+    return Observed(str(path), windows, loaded.clips, pictures, None)
+
+
+def observe_toy(number, model, at, horizon):
+    """A test video of the embedded world, by its number -> Observed.
+
+    Without `at` it is observed up to the end of a step after which `horizon` steps are left, if it
+    has so many.
+    """
+    script = grammar.make_video("test", number)
+    ends = [end for _, end in script.segments]
+    end = at or ends[max(len(ends) - 1 - horizon, 0)]
+    if end > script.duration:
+        raise BadInput(f"--at {end:g}: {script.name} ends at {script.duration:.1f} s")
+    windows, frames = forecast_windows(end), render.render(script)
+
+    def frames_at(times):
+        rows = np.floor(times * render.FPS).astype(int).clip(0, len(frames) - 1)
+        return frames[rows]                                                     # (.., 3, H, W)
+
+    clips = torch.from_numpy(frames_at(frame_times(windows, model.encoder.frames)))
+    return Observed(script.name, windows, clips, frames_at(windows.mean(1)), script)
+
+
+# ------------------------------------------------------------------------------------------------
+# What comes next
+# ------------------------------------------------------------------------------------------------
+def rank_steps(p, names, count=None):
+    """[{"step", "p"}, ...] of probabilities (S,), the largest first; equal ones as listed."""
+    pairs = sorted(zip(names, p.tolist()), key=lambda pair: -pair[1])
+    return [{"step": name, "p": value} for name, value in pairs[:count]]
+
+
+def count_futures(picks, names):
+    """[{"steps", "share"}, ...] of futures (M, H): how many of the M took each, the most first."""
+    counts = Counter(map(tuple, picks.tolist())).most_common()
+    return [{"steps": [names[step] for step in future], "share": count / len(picks)}
+            for future, count in counts]
+
+
+def truth_of(observed, futures):
+    """What the embedded world knows: steps observed, what follows, and the exact probabilities.
+
+    A step counts as observed if at least a second of it was (as in evaluate.py's table). `next` is
+    P(next step | steps observed, procedure unknown); that of a future is the product over its
+    steps.
+
+    Returns: {"clips": [step or None, ...], "next": [{"step", "p"}], "futures": [{"steps",
+             "share"}], "follows": [step, ...]}; next and futures are empty once all were observed.
+    """
+    script, windows = observed.script, observed.windows
+    begin, end = windows[0, 0], windows[-1, 1]
+    begun = sum(start <= end - 1 for start, _ in script.segments)
+    observed = [k for k in range(begun) if script.segments[k][1] - begin >= 1]
+    from_start = not observed or observed[0] == 0
+    clips = [next((grammar.STEPS[step] for step, (start, stop) in zip(script.steps, script.segments)
+                   if start <= middle < stop), None) for middle in windows.mean(1)]
+    result = {"clips": clips, "next": [], "futures": [],
+              "follows": [grammar.STEPS[step] for step in script.steps[begun:]]}
+    if result["follows"]:
+        tree, steps = grammar.Grammar(), [script.steps[k] for k in observed]
+        p = tree.next_step(steps, from_start)
+        result["next"] = [row for row in rank_steps(p, grammar.STEPS) if row["p"] > 0]
+        result["futures"] = [{"steps": future["steps"],
+                              "share": tree.chance(steps, from_start, [
+                                  grammar.STEP_ID.get(step, -1) for step in future["steps"]])}
+                             for future in futures]
+    return result
+
+
+# ------------------------------------------------------------------------------------------------
+# The answer
+# ------------------------------------------------------------------------------------------------
+def answer(model, observed, names, texts, samples, horizon, seed):
+    """What the video shows and what may come next -> the JSON's clips, next, futures and truth.
+
+    names, texts: from `open_steps`. Also returns s of encoding, s of forecasting.
+    """
+    began = time.perf_counter()
+    windows, following, futures = observed.windows, [], []
+    with torch.no_grad():
+        x = model.encode(observed.clips.to(texts.device))                      # (8, D)
+        clips = score(model.read, x, texts).exp().cpu()                        # (8, S)
+        encoded = time.perf_counter()
+        if model.denoiser is not None:
+            noise = torch.randn(horizon, 1, samples, model.dim,
+                                generator=torch.Generator().manual_seed(seed))
+            seconds = torch.tensor([windows[-1, 1] - windows[0, 0]])
+            first, picks = sample_in_turn(model, x[None], seconds, texts, noise.to(x.device))
+            following = rank_steps(diffusion.expectation(first)[0].cpu(), names)
+            futures = count_futures(picks[0].cpu(), names)
+    content = {"clips": [{"start": start, "end": end, "steps": rank_steps(p, names, TOP)}
+                         for (start, end), p in zip(windows.tolist(), clips)],
+               "next": following, "futures": futures}
+    if observed.script:
+        content["truth"] = truth_of(observed, futures)
+    return content, encoded - began, time.perf_counter() - encoded
+
+
+def forecast(settings):
+    """All of it: the JSON's content, Observed, s of reading and encoding, s of forecasting.
+
+    settings: predict.PredictSettings.
+    """
+    device = pick_device(settings.device)
+    model, of_toy = open_model(settings.checkpoint, device)
+    if settings.video is None and not of_toy:
+        raise BadInput(f"VIDEO is missing: {settings.checkpoint} was trained on real videos; one "
+                       "of the embedded world is taken only for a checkpoint of it")
+    names, texts = open_steps(settings, model, of_toy, device)
+    began = time.perf_counter()
+    try:
+        observed = (observe_file(settings.video, model, settings.at,
+                                 bool(settings.figure or settings.keyframes)) if settings.video
+                    else observe_toy(settings.seed, model, settings.at, settings.horizon))
+    except Unreadable as error:
+        raise BadInput(error) from None
+    reading = time.perf_counter() - began
+    content, encoding, forecasting = answer(model, observed, names, texts, settings.samples,
+                                            settings.horizon, settings.seed)
+    warnings = ([TOY_WARNING] * bool(of_toy and settings.video)
+                + [NO_ORDER_WARNING] * (model.denoiser is None))
+    truth = {"truth": content.pop("truth")} if observed.script else {}
+    content = {"video": observed.name, **content, "warning": "; ".join(warnings) or None, **truth}
+    return content, observed, reading + encoding, forecasting
+
+
+def toy_distributions(checkpoint, device, samples, videos):
+    """Next steps of some test videos of the embedded world, sampled and true.
+
+    Sampled are the likeliest steps of `samples` draws; true is the exact distribution given the
+    steps observed, from which a perfect model would draw.
+
+    Returns: [(title, names, sampled (S,), true (S,)), ...], shares that sum to 1.
+    """
+    model, of_toy = open_model(checkpoint, device)
+    if not of_toy or model.denoiser is None:
+        raise BadInput(f"{checkpoint}: a checkpoint that forecasts in the embedded world is needed")
+    names = list(grammar.STEPS)
+    texts = cached_texts(load_teacher(device), grammar.STEPS).to(device)
+    rows = []
+    for number in tqdm(videos, desc="forecast", mininterval=1):
+        observed = observe_toy(number, model, None, HORIZON)
+        content = answer(model, observed, names, texts, samples, HORIZON,
+                         number)[0]
+        sampled = Counter()
+        for future in content["futures"]:
+            sampled[future["steps"][0]] += future["share"]
+        true = {row["step"]: row["p"] for row in content["truth"]["next"]}
+        observed = ", ".join(dict.fromkeys(step for step in content["truth"]["clips"] if step))
+        rows.append((f"after {observed}", names, [sampled[name] for name in names],
+                     [true.get(name, 0.0) for name in names]))
+    return rows

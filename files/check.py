@@ -1,0 +1,87 @@
+"""What a list of videos holds, and what of it is present and readable: before anything is trained."""
+import functools
+import json
+
+from tqdm import tqdm
+
+from data import samples_of
+from files import annotations, listings
+from files.video import Unreadable, find_videos, read_frames
+from support.command import write_json
+from support.workers import prefetch
+
+SPLITS = ("train", "validation", "test")
+
+
+def read_end(paths, ends, name):
+    """(id, None), or (id, reason) where the first or the last picture needed cannot be read."""
+    try:
+        read_frames(paths[name], [0.0, ends[name]], 32)
+    except (Unreadable, OSError) as error:
+        return name, str(error)
+    return name, None
+
+
+def read_ends(settings, ends):
+    """Which videos can be read to where their annotations end: ends {id: s}.
+
+    Returns: {id: path} of those found, and {id: reason} of the unreadable; None, {} without
+             --videos.
+    """
+    if settings.videos is None:
+        return None, {}
+    paths = find_videos(settings.videos)
+    present = [name for name in ends if name in paths]
+    read = prefetch(functools.partial(read_end, paths, ends), present, settings.workers)
+    read = tqdm(read, desc="read", total=len(present), mininterval=1)
+    return paths, {name: reason for name, reason in read if reason}
+
+
+def count_videos(listed, paths, bad):
+    """{"videos", "found", "missing", "unreadable"} of a set of ids."""
+    found = None if paths is None else len(listed & paths.keys())
+    return {"videos": len(listed), "found": found,
+            "missing": None if paths is None else len(listed) - found,
+            "unreadable": None if paths is None else len(listed & bad.keys())}
+
+
+def check_epic(settings):
+    """A csv of EPIC-Kitchens-100: its actions and videos -> counts, unreadable, unnamed classes."""
+    videos = listings.load_epic(settings.annotations)
+    ends = {video.name: max(action.end for action in video.steps) for video in videos}
+    paths, bad = read_ends(settings, ends)
+    return {"segments": {listings.epic_split(settings.annotations): sum(len(video.steps) for video in videos)},
+            "verbs": listings.VERBS, "nouns": listings.NOUNS,
+            **count_videos(ends.keys(), paths, bad)}, bad, []
+
+
+def check_coin(settings):
+    """COIN.json: what each task and split lists -> counts, unreadable videos, unnamed classes."""
+    videos, names = annotations.load_coin(settings.annotations)
+    videos = [video for video in videos if video.steps]
+    paths, bad = read_ends(settings, {video.name: max(step.end for step in video.steps)
+                                      for video in videos})
+    result = {}
+    for task in ("classify", "forecast", "activity"):
+        result[task] = {}
+        for split in SPLITS:
+            chosen = [video for video in videos if video.split == split]
+            samples = samples_of(task, chosen, settings.min_steps)
+            listed = {chosen[sample.video].name for sample in samples}
+            result[task][split] = {"listed": len(samples), **count_videos(listed, paths, bad)}
+    unnamed = [number for number, name in enumerate(names, start=1) if not name]
+    return result | {"classes": len(names), "distinct_texts": len(set(names))}, bad, unnamed
+
+
+def report(settings):
+    """What a list holds, and (with --videos) what is there of it."""
+    result, bad, unnamed = {"coin": check_coin, "epic": check_epic}[settings.data](settings)
+    print(json.dumps(result, indent=2))
+    if unnamed:
+        print(f"unnamed: {len(unnamed)} of {result['classes']} classes that no step has (id "
+              f"{', '.join(map(str, unnamed[:5]))}{', ..' * (len(unnamed) > 5)}): they compete "
+              "with an empty text; --steps FILE names all")
+    for name, reason in bad.items():
+        print(f"unreadable: {name}: {reason}")
+    if settings.json:
+        write_json(settings.json, result)

@@ -1,0 +1,78 @@
+"""A file for each video of a folder: a small copy, or the teacher's features."""
+import functools
+
+import numpy as np
+from tqdm import tqdm
+
+from files.video import (Unreadable, duration, evaluation_view, find_videos, read_frames, shrink,
+                         short_side_for)
+from support.command import BadInput, write_atomically
+from support.device import pick_device
+from support.workers import prefetch
+from weights.teacher import open_teacher
+
+
+def for_each_video(settings, suffix, make, save):
+    """Fill the folder --out; videos that have ID`suffix` there are left out, unreadable ones named.
+
+    make: callable, (id, path) -> (id, made, None) or (id, None, reason), called in the workers.
+    save: callable, (path of ID`suffix`, made), called here.
+    """
+    found = find_videos(settings.videos)
+    if not found:
+        raise BadInput(f"--videos {settings.videos}: no video below it")
+    settings.out.mkdir(parents=True, exist_ok=True)
+    todo = [(name, path) for name, path in found.items()
+            if not (settings.out / f"{name}{suffix}").exists()]
+    bad = {}
+    for name, made, reason in tqdm(prefetch(make, todo, settings.workers), total=len(todo),
+                                   desc=f"write {suffix}", mininterval=1):
+        if reason:
+            bad[name] = reason
+        else:
+            save(settings.out / f"{name}{suffix}", made)
+    for name, reason in bad.items():
+        print(f"unreadable: {name}: {reason}")
+    print(f"{settings.out}: {len(todo) - len(bad)} made, {len(found) - len(todo)} were there, "
+          f"{len(bad)} unreadable")
+    if bad and len(bad) == len(found):
+        raise BadInput(f"--videos {settings.videos}: not one of {len(found)} videos can be read")
+
+
+def shrink_one(settings, item):
+    """The copy of one video, written here: (id, None, None), or (id, None, reason)."""
+    name, source = item
+    try:
+        shrink(source, settings.out / f"{name}.mp4", settings.fps, settings.short_side)
+    except Unreadable as error:
+        return name, None, str(error)
+    return name, None, None
+
+
+def shrink_all(settings):
+    """Small copies of all videos of a folder."""
+    for_each_video(settings, ".mp4", functools.partial(shrink_one, settings),
+                   lambda path, made: None)
+
+
+def every_second(size, item):
+    """One video as the teacher sees it at 0.5, 1.5, ... s: id, (n, 3, size, size) uint8, None."""
+    name, path = item
+    try:
+        times = np.arange(0.5, max(duration(path), 1.0))
+        frames = read_frames(path, times, short_side_for(size))
+    except (Unreadable, OSError) as error:
+        return name, None, str(error)
+    return name, evaluation_view(frames, size), None
+
+
+def encode_all(settings):
+    """The teacher's features of a folder's videos: ID.npy, (n, D) float16, row i = second i."""
+    teacher = open_teacher(settings.clip, settings.clip_weights, pick_device(settings.device))
+
+    def save(path, frames):
+        rows = np.concatenate([teacher.encode_frames(part).cpu().numpy()
+                               for part in frames.split(256)])
+        write_atomically(path, lambda file: np.save(file, rows.astype(np.float16)))
+
+    for_each_video(settings, ".npy", functools.partial(every_second, teacher.size), save)

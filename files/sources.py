@@ -1,0 +1,216 @@
+"""Sources of clips: from listed videos to what the model reads.
+
+    source                                          a clip is            teacher features are
+    FeatureSource   COIN.json and a features file   its embedding (D,)   the same embedding
+    VideoSource     video files                     F frames, uint8      the teacher's, per frame
+
+The embedded world's is toy/source.py. Which windows of a video are its clips: data.py.
+B videos, N clips, F frames, D embedding. Clips of several videos are stacked, (C, ...).
+"""
+import functools
+
+import numpy as np
+import torch
+
+from data import Loaded, Video, frame_times, sentence_windows, step_windows
+from files import annotations, listings
+from files.captions import open_captions
+from files.video import (Unreadable, duration, evaluation_view, find_videos, read_frames,
+                         short_side_for, training_view)
+from support.command import BadInput
+from support.device import send
+
+
+class FeatureSource:
+    """Videos of COIN.json whose clips are rows of a features file.
+
+    Args:
+        videos:   [data.Video], of one split.
+        features: annotations.FeaturesFile.
+    `listed` holds the videos with steps; `missing` names those of them without a row, and `videos`
+    holds the others.
+    """
+
+    def __init__(self, videos, features):
+        self.features = features
+        self.listed = [video for video in videos if video.steps]
+        self.videos = [video for video in self.listed if video.name in features.rows]
+        self.missing = [video.name for video in self.listed if video.name not in features.rows]
+        self.unreadable = {}
+
+    def __len__(self):
+        return len(self.videos)
+
+    def pretrain_windows(self, video, rng):
+        """Windows of one pass over a video: its annotated steps; their labels stay unused."""
+        return step_windows(self.videos[video].steps, rng)
+
+    def load(self, requests, rng=None):
+        """The rows (C, D) float32 nearest to the windows' middles -> Loaded; views: the same."""
+        rows = [self.features.nearest(self.videos[video].name, windows.mean(-1))
+                for video, windows in requests]
+        x = torch.from_numpy(self.features.embedding[np.concatenate(rows)]).float()
+        return Loaded(requests, x, x, {})
+
+    def teacher_features(self, views):
+        """The embedding is its own teacher."""
+        return views
+
+
+class VideoSource:
+    """Video files, read on demand.
+
+    Args:
+        videos:   [data.Video].
+        paths:    {id: path}, see video.find_videos.
+        view:     data.View, what the encoder sees of a window.
+        teacher:  pseudo_labels.Teacher, or None where its features are not needed.
+        captions: captions.Captions, in pre-training.
+        cached:   folder of the teacher's features, ID.npy, one row a second (`data.py teach`); the
+                  frames of a video without such a file go through the teacher.
+    `listed` holds all videos; `missing` names those without a file or (in pre-training) a
+    narration, and `videos` holds the others.
+    """
+
+    def __init__(self, videos, paths, view, teacher=None, captions=None, cached=None):
+        self.paths, self.view = paths, view
+        self.cached = {path.stem: path for path in cached.glob("*.npy")} if cached else {}
+        self.width = teacher.encode_phrases(["a"]).shape[1] if cached else None
+        self.listed, self.teacher, self.captions = videos, teacher, captions
+        present = {video.name for video in videos if video.name in paths
+                   and (captions is None or video.name in captions)}
+        self.videos = [video for video in videos if video.name in present]
+        self.missing = [video.name for video in videos if video.name not in present]
+        self.unreadable = {}                            # {id: reason}, filled while reading
+
+    def __len__(self):
+        return len(self.videos)
+
+    def duration(self, video):
+        """s, as the file says. Raises video.Unreadable."""
+        return duration(self.paths[self.videos[video].name])
+
+    def sentences(self, video):
+        """[(start s, end s, text), ...] of its narration."""
+        return self.captions.sentences(self.videos[video].name)
+
+    def pretrain_windows(self, video, rng):
+        """Windows of one pass over a narrated video; see `sentence_windows`."""
+        sentences = self.sentences(video)
+        end = max((end for _, end, _ in sentences), default=0.0)
+        return sentence_windows(sentences, end, rng)
+
+    def load(self, requests, rng=None):
+        """Each request's clips, from one opening of its file -> Loaded.
+
+        rng: numpy Generator, for the random views of training; None: the middle view.
+        views: for each video the middle views at the teacher's size (n, F, 3, H, W), or the cached
+        features of these frames (n, F, D); empty without a teacher.
+        """
+        size, F, seconds = self.view
+        readable, clips, views, failed = [], [], [], {}
+        short_side = short_side_for(max(size, self.teacher.size if self.teacher else 0))
+        for request in requests:
+            name = self.videos[request[0]].name
+            times = frame_times(request[1], F, seconds)
+            try:
+                frames = read_frames(self.paths[name], times.reshape(-1), short_side)
+            except (Unreadable, OSError) as error:
+                failed[name] = str(error)
+                continue
+            readable.append(request)
+            split = frames.split(F)
+            clips += [evaluation_view(clip, size) if rng is None
+                      else training_view(clip, size, rng) for clip in split]
+            if name in self.cached:
+                rows = annotations.load_teacher_rows(self.cached[name], self.width)
+                second = np.minimum(times.astype(np.int64), len(rows) - 1)           # (n, F)
+                views.append(torch.from_numpy(rows[second]))
+            elif self.teacher:
+                views.append(torch.stack([evaluation_view(clip, self.teacher.size)
+                                          for clip in split]))
+        return Loaded(readable, torch.stack(clips) if clips else torch.empty(0), views, failed)
+
+    def teacher_features(self, views):
+        """The teacher's features of clips: the mean over their frames (Sec. 3.2) -> (C, D).
+
+        Frames of all videos go through it together, 1024 at a time (some 2 GB at its size of 224).
+        """
+        pictures = [view for view in views if view.ndim > 3]
+        if not pictures:
+            return torch.cat(views).mean(1)
+        frames = torch.cat(pictures)                                           # (C', F, 3, H, W)
+        rows = torch.cat([self.teacher.encode_frames(part)
+                          for part in frames.flatten(0, 1).split(1024)])       # (C' F, D)
+        encoded = iter(rows.unflatten(0, frames.shape[:2]).split([len(view) for view in pictures]))
+        return torch.cat([next(encoded) if view.ndim > 3 else send(view, rows.device)
+                          for view in views]).mean(1)
+
+
+# ------------------------------------------------------------------------------------------------
+# Opening them
+# ------------------------------------------------------------------------------------------------
+read_features = functools.lru_cache(maxsize=1)(annotations.load_features)      # 650 MB: once
+
+
+def open_coin_features(annotation_file, feature_file, text_file, split, needed=True):
+    """COIN.json with a features file: (FeatureSource of one split, class embeddings (K, D)).
+
+    Raises: BadInput if the files do not fit each other, or (if needed) no video has a feature row.
+    """
+    videos, _ = annotations.load_coin(annotation_file)
+    _, texts = annotations.load_text_embeddings(text_file)
+    features = read_features(feature_file)
+    width, largest = features.embedding.shape[1], max(
+        (step.label for video in videos for step in video.steps), default=-1)
+    if texts.shape[1] != width:
+        raise BadInput(f"{feature_file}: embeddings of width {width}, but {text_file} has "
+                       f"{texts.shape[1]}; one space is needed")
+    if largest >= len(texts):
+        raise BadInput(f"{text_file}: {len(texts)} classes, but {annotation_file} has class "
+                       f"{largest + 1}; row i must be class i + 1")
+    source = FeatureSource([video for video in videos if video.split == split], features)
+    if needed and not len(source):
+        raise BadInput(f"{feature_file}: no row for any of the {len(source.missing)} {split} "
+                       f"videos of {annotation_file}; video must hold their ids")
+    return source, torch.from_numpy(texts)
+
+
+def require_videos(source, folder):
+    """The source; BadInput if it has no video."""
+    if not len(source):
+        raise BadInput(f"--videos {folder}: no file (with a narration, in training) for any of the "
+                       f"{len(source.listed)} videos listed; their names must be the ids")
+    return source
+
+
+def open_folder(folder, ids, view):
+    """All videos of a folder, or those of an --ids file -> VideoSource."""
+    paths = find_videos(folder)
+    names = listings.load_ids(ids) if ids else sorted(paths)
+    return require_videos(VideoSource([Video(name) for name in names], paths, view), folder)
+
+
+def open_narrated(folder, caption_path, ids, view, teacher, cached):
+    """Videos with captions (HowTo100M, or a folder of one's own) -> VideoSource."""
+    captions = open_captions(caption_path)
+    names = listings.load_ids(ids) if ids else captions
+    return require_videos(VideoSource([Video(name) for name in names], find_videos(folder), view,
+                                      teacher, captions, cached), folder)
+
+
+def open_actions(annotation_file, folder, view, needed=True):
+    """The videos of a csv of EPIC-Kitchens-100 -> VideoSource."""
+    source = VideoSource(listings.load_epic(annotation_file), find_videos(folder), view)
+    return require_videos(source, folder) if needed else source
+
+
+def load_listed(annotation_file, task, split):
+    """The videos of one split of COIN.json, or of a released csv -> [data.Video], class names.
+
+    A csv is one split already, and has no names: None.
+    """
+    if annotation_file.suffix == ".csv":
+        return listings.load_released_csv(annotation_file, task), None
+    videos, names = annotations.load_coin(annotation_file)
+    return [video for video in videos if video.split == split and video.steps], names

@@ -1,0 +1,41 @@
+"""Devices and random seeds."""
+import random
+
+import numpy as np
+import torch
+
+from support.command import BadInput
+
+
+def set_seed(seed):
+    """Seed python, numpy and torch, CUDA included."""
+    random.seed(seed)
+    np.random.seed(seed % 2 ** 32)
+    torch.manual_seed(seed)
+
+
+def mixed_precision(device):
+    """Within it matrix products run in bfloat16 on a GPU; elsewhere nothing changes."""
+    kind = torch.device(device).type
+    return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda")
+
+
+def send(x, device):
+    """A tensor to the device, without waiting for a GPU: that takes pinned memory.
+
+    A tensor that is on the GPU already cannot be pinned.
+    """
+    x = x.pin_memory() if torch.device(device).type == "cuda" and x.device.type == "cpu" else x
+    return x.to(device, non_blocking=True)
+
+
+def pick_device(name):
+    """"auto" -> cuda if there is one; else the device named. BadInput if it is not available."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"--device {name}: {reason}; use auto, cpu or cuda") from None
+    return torch.device(name)

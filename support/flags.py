@@ -1,0 +1,45 @@
+"""Flags that several commands have."""
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.command import DATA, Settings, check, opt
+
+COIN, EPIC = ("coin",), ("epic",)                              # kinds of --data
+FEATURES = ("annotations", "features", "text_embeddings")      # a features file and what it needs
+
+
+@dataclass(frozen=True)
+class RunSettings(Settings):
+    """Flags of every command that runs a model over videos."""
+    seed: int = opt("of all that is random", 0, low=0, high=2 ** 32 - 1)
+    device: str = opt("auto: a CUDA GPU if there is one", "auto")
+    workers: int = opt("processes that read videos ahead; 0: none", 0, low=0)
+    max_unreadable: float = opt("share of the videos found that may be unreadable", 0.05, low=0,
+                                high=1)
+
+
+@dataclass(frozen=True)
+class LabeledSettings(RunSettings):
+    """Flags of the commands that read labeled videos. They add --data and --task."""
+    annotations: Path = opt("COIN.json or a released csv, or EPIC's csv", None, DATA,
+                            data=COIN + EPIC)
+    videos: Path = opt("folder of videos, ID.mp4 and the like", None, DATA)
+    features: Path = opt("npz of clip embeddings, one row per window", None, DATA, data=COIN)
+    text_embeddings: Path = opt("npz of the classes' text embeddings", None, DATA, data=COIN)
+    steps: Path = opt("names of the classes, line i is class i; default those in COIN.json", None,
+                      DATA, data=COIN)
+    clip: str = opt("open_clip model that embeds the names, the teacher: or local-dir:DIR",
+                    "ViT-B-16-quickgelu", DATA)
+    clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None,
+                            DATA)
+
+    def __post_init__(self):
+        """COIN's lists need videos or a features file, EPIC's need videos."""
+        super().__post_init__()
+        check(self.videos is None or self.features is None, "features", self.features,
+              "--videos is given as well; give one of them")
+        check(self.data != "epic" or self.task in ("classify", "features"), "task", self.task,
+              "--data epic has actions to classify")
+        self.require({"toy": (), "epic": ("annotations", "videos"),
+                      "coin": ("annotations",) if self.videos else FEATURES}[self.data],
+                     f"--data {self.data}")

@@ -1,0 +1,170 @@
+"""Published weights give the published numbers: files in the released layout, ours and a real one.
+
+released_tiny.pt holds random weights of tiny sizes under the released names, an input, and what the
+slow version here and in test_encoder.py computes from them in float64. It is written by
+
+    PYTHONPATH=. python tests/test_parity.py
+"""
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from test_encoder import slow_attention, slow_gelu, slow_linear, slow_norm, slow_timesformer
+from weights import load_released
+
+TESTS = Path(__file__).resolve().parent
+TINY = TESTS / "released_tiny.pt"
+OFFICIAL = TESTS.parents[1] / "shared" / "official" / "released_layout_small.pt"
+needs_official = pytest.mark.skipif(not OFFICIAL.is_file(), reason=f"no {OFFICIAL.name}")
+CONFIG = {"embed": 8, "depth": 2, "heads": 2, "dim": 16, "img": 8, "frames": 2, "K": 5, "patch": 4}
+CLIPS, LAYERS = 4, 3                                   # N observed clips; T levels of h
+HEADS = 8                                              # of h, at any size
+
+
+def clips_of(content):
+    """The clips of a file: input (B, 3, N F, H, W) -> (B N, 3, F, H, W)."""
+    videos = content["input"].unflatten(2, (-1, content["config"]["frames"]))
+    return videos.transpose(1, 2).flatten(0, 1)
+
+
+# ---- the slow version --------------------------------------------------------------------------
+def slow_schedule(T):
+    """alpha_bar of T levels: products of 1 - beta, betas evenly spaced from 1e-4 to 0.02."""
+    return [math.prod(1 - (1e-4 + (0.02 - 1e-4) * s / (T - 1)) for s in range(t + 1))
+            for t in range(T)]
+
+
+def slow_forecast(w, x, noise):
+    """The released chain, one token at a time: w of order_tfm, x (N, D), noise (D,) -> (D,)."""
+    w = {name.replace("in_proj_", "qkv.").replace("out_proj", "proj"): v for name, v in w.items()}
+    N, D = x.shape
+    T = 1 + max(int(name.split(".")[2]) for name in w if "resblocks" in name)
+    alpha_bar, xt = slow_schedule(T), noise
+    for t in range(T - 1, -1, -1):
+        angle = [t / 10000 ** (k / (D // 8 - 1)) for k in range(D // 8)]
+        wave = torch.tensor([*map(math.sin, angle), *map(math.cos, angle)], dtype=x.dtype)
+        level = slow_linear(slow_gelu(slow_linear(wave, w, "time_mlp.1")), w, "time_mlp.3")
+        tokens = [v + w["temporalEmbedding.weight"][i] + w["type_embedding.weight"][int(i == N)]
+                  + level for i, v in enumerate([*x, xt])]
+        for block in (f"temporalModelling.resblocks.{i}." for i in range(T)):
+            inputs = [slow_norm(v, w, block + "ln_1", 1e-5) for v in tokens]
+            mixed = slow_attention(inputs, w, block + "attn", HEADS)
+            tokens = [v + y for v, y in zip(tokens, mixed, strict=True)]
+            for i, v in enumerate(tokens):
+                y = slow_linear(slow_norm(v, w, block + "ln_2", 1e-5), w, block + "mlp.c_fc")
+                tokens[i] = v + slow_linear(y / (1 + (-1.702 * y).exp()), w, block + "mlp.c_proj")
+        x_hat = tokens[N]
+        if t > 0:
+            xt = alpha_bar[t - 1] ** .5 * x_hat + (1 - alpha_bar[t - 1]) ** .5 * noise
+    return x_hat
+
+
+def slow_outputs(content):
+    """What the released model makes of a file's weights and inputs, in float64."""
+    config, noise = content["config"], content["noise"].double()
+    f = {name.removeprefix("model."): v.double() for name, v in content["model_state"].items()}
+    h = {name.removeprefix("order_tfm."): v for name, v in f.items() if "order_tfm." in name}
+    cls, x = map(torch.stack, zip(*(
+        slow_timesformer(clip, f, config["patch"], config["heads"], config["depth"])
+        for clip in clips_of(content).double())))
+    videos = x.view(len(noise), -1, x.shape[1])                          # (B, N, D)
+    denoised, noisy = (torch.stack([slow_forecast(h, *pair) for pair in zip(videos, start)])
+                       for start in (torch.zeros_like(noise), noise))
+    probs = []
+    for z in denoised:                                                   # texts as they come
+        weight = [math.exp(z @ y / math.sqrt(z @ z) / 0.02)
+                  for y in content["label_emb"].double()]
+        probs.append([value / sum(weight) for value in weight])
+    return {"encoder_cls": cls, "embedding": x, "denoised": denoised, "denoised_from_noise": noisy,
+            "probs": torch.tensor(probs, dtype=torch.float64)}
+
+
+def random_weights():
+    """Random weights of CONFIG's sizes under the released names."""
+    W, D = CONFIG["embed"], CONFIG["dim"]
+    linear = {"patch_embed.proj": (W, 3, CONFIG["patch"], CONFIG["patch"]), "head": (D, W),
+              "order_tfm.time_mlp.1": (D, D // 4), "order_tfm.time_mlp.3": (D, D)}
+    norms = {"norm": W}
+    shapes = {"cls_token": (1, 1, W), "time_embed": (1, CONFIG["frames"], W),
+              "pos_embed": (1, 1 + (CONFIG["img"] // CONFIG["patch"]) ** 2, W),
+              "order_tfm.pad_embedding.weight": (1, D), "order_tfm.type_embedding.weight": (2, D),
+              "order_tfm.temporalEmbedding.weight": (CLIPS + 1, D)}
+    for block in (f"blocks.{i}." for i in range(CONFIG["depth"])):
+        for attention in ("attn", "temporal_attn"):
+            linear |= {f"{block}{attention}.qkv": (3 * W, W), f"{block}{attention}.proj": (W, W)}
+        linear |= {block + "temporal_fc": (W, W), block + "mlp.fc1": (4 * W, W),
+                   block + "mlp.fc2": (W, 4 * W)}
+        norms |= dict.fromkeys([block + "norm1", block + "temporal_norm1", block + "norm2"], W)
+    for block in (f"order_tfm.temporalModelling.resblocks.{i}." for i in range(LAYERS)):
+        shapes |= {block + "attn.in_proj_weight": (3 * D, D), block + "attn.in_proj_bias": (3 * D,)}
+        linear |= {block + "attn.out_proj": (D, D), block + "mlp.c_fc": (4 * D, D),
+                   block + "mlp.c_proj": (D, 4 * D)}
+        norms |= dict.fromkeys([block + "ln_1", block + "ln_2"], D)
+    for name, shape in linear.items():
+        shapes |= {name + ".weight": shape, name + ".bias": shape[:1]}
+    state = {name: 0.3 * torch.randn(shape) for name, shape in shapes.items()}
+    for name, size in norms.items():
+        state |= {name + ".weight": 1 + 0.1 * torch.randn(size), name + ".bias": torch.randn(size)}
+    return {f"model.{name}": value for name, value in state.items()}
+
+
+def write_tiny():
+    """Write released_tiny.pt."""
+    torch.manual_seed(0)
+    B, size = 2, CONFIG["img"]
+    content = {"model_state": random_weights(), "config": CONFIG,
+               "input": torch.randn(B, 3, CLIPS * CONFIG["frames"], size, size),
+               "noise": torch.randn(B, CONFIG["dim"]),
+               "label_emb": 0.02 * torch.randn(CONFIG["K"], CONFIG["dim"])}
+    torch.save(content | {k: v.float() for k, v in slow_outputs(content).items()}, TINY)
+
+
+# ---- the tests ---------------------------------------------------------------------------------
+def close(ours, theirs):
+    return (ours - theirs).norm() < 1e-5 * theirs.norm()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("path", [pytest.param(TINY, id="tiny"), pytest.param(
+    OFFICIAL, marks=needs_official, id="official")])
+def test_released_weights_give_the_released_numbers(path):
+    """Catches: a parameter renamed, no L2 norm of the embedding, a level off by one, x_T scaled,
+    x_hat normalized before it is noised again, fresh noise, a final LayerNorm, QuickGELU left out,
+    the level on the missing clip alone, the sizes of one file taken for constants, texts normalized
+    where the release does not."""
+    content, model = torch.load(path, weights_only=True), load_released(path)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    clips, noise = clips_of(content), content["noise"]
+    x = model.encode(clips)
+    videos = x.unflatten(0, (len(noise), -1))
+    denoised = model.forecast(videos)
+    for name, ours in {"encoder_cls": model.encoder.features(clips), "embedding": x,
+                       "denoised": denoised, "denoised_from_noise": model.forecast(videos, noise),
+                       "probs": model.probabilities(denoised, content["label_emb"])}.items():
+        assert close(ours, content[name]), name
+
+
+def test_the_tiny_file_holds_what_the_slow_version_computes():
+    """Catches: a file written from other code than the slow version, or from ours."""
+    content = torch.load(TINY, weights_only=True)
+    for name, slow in slow_outputs(content).items():
+        assert close(content[name], slow), name
+    assert [round(a, 4) for a in slow_schedule(4)] == [.9999, .9932, .9799, .9603]     # published
+
+
+@needs_official
+def test_the_tiny_file_has_the_released_layout():
+    """Catches: a name in the tiny file that the release does not have, or the reverse."""
+    def layout(path):
+        content = torch.load(path, weights_only=True)
+        return content.keys(), content["config"].keys(), {
+            re.sub(r"blocks\.\d+", "blocks.*", name) for name in content["model_state"]}
+
+    assert layout(TINY) == layout(OFFICIAL)
+
+
+if __name__ == "__main__":
+    write_tiny()

@@ -1,0 +1,76 @@
+"""The embedded world as the files that real data come as."""
+import functools
+from fractions import Fraction
+
+import av
+import numpy as np
+from safetensors.torch import save
+from tqdm import tqdm
+
+from support.command import BadInput, write_atomically, write_json, write_text
+from support.workers import prefetch
+from toy import grammar, render
+from toy.source import load_teacher
+from toy.teacher import TEACHER_CONFIG
+
+BORDER = 2, 3                 # pixels around an exported picture of 32: the middle view (video.py)
+                              # of the 37 is the 32 within
+
+
+def write_video(path, frames, fps):
+    """Frames (n, 3, H, W) uint8 as H.264, with a border, so that the middle view is all of them.
+
+    Without loss (crf 0): the noise of the pixels is part of what makes them hard.
+    """
+    pictures = np.pad(frames.transpose(0, 2, 3, 1), ((0, 0), BORDER, BORDER, (0, 0)), "edge")
+
+    def write(file):
+        with av.open(file, "w", format="mp4") as container:
+            stream = container.add_stream("libx264", rate=Fraction(fps))
+            stream.height, stream.width, stream.pix_fmt = *pictures.shape[1:3], "yuv444p"
+            stream.options = {"crf": "0", "preset": "ultrafast"}
+            stream.codec_context.thread_count = 1
+            for picture in pictures:
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, "rgb24")))
+            container.mux(stream.encode())
+    write_atomically(path, write)
+
+
+def export_one(out, item):
+    """One video of the embedded world: its file, its captions and its entry in COIN.json."""
+    split, index = item
+    video = grammar.make_video(split, index)
+    write_video(out / "videos" / f"{video.name}.mp4", render.render(video), render.FPS)
+    rows = "".join(f"{start},{end},{text}\n" for start, end, text in render.narrate(video))
+    write_atomically(out / "captions" / f"{video.name}.csv",
+                     lambda file: file.write(f"start,end,text\n{rows}".encode()))
+    return video.name, {
+        "duration": video.duration, "class": video.procedure, "video_url": "",
+        "start": 0, "end": video.duration, "subset": "testing" if split == "test" else "training",
+        "recipe_type": list(grammar.PROCEDURES).index(video.procedure),
+        "annotation": [{"id": str(step + 1), "segment": list(segment), "label": grammar.STEPS[step]}
+                       for step, segment in zip(video.steps, video.segments)]}
+
+
+def export_toy(settings):
+    """videos/, captions/, COIN.json, steps.txt, phrases.txt, train.txt and the teacher, clip/."""
+    out = settings.out
+    if out.exists() and any(out.iterdir()):
+        raise BadInput(f"--out {out}: is not empty; choose another folder")
+    for folder in ("videos", "captions", "clip"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    items = [(split, i) for split, count in (("train", settings.train), ("test", settings.test))
+             for i in range(count)]
+    made = prefetch(functools.partial(export_one, out), items, settings.workers)
+    database = dict(tqdm(made, desc="export", total=len(items), mininterval=1))
+    write_json(out / "COIN.json", {"database": database})
+    for name, lines in (("steps.txt", grammar.STEPS), ("phrases.txt", grammar.PHRASES),
+                        ("train.txt", [name for name in database if name.startswith("train")])):
+        text = "".join(f"{line}\n" for line in lines).encode()
+        write_atomically(out / name, lambda file, text=text: file.write(text))
+    weights = {name: value.contiguous() for name, value in
+               load_teacher("cpu").model.state_dict().items()}
+    write_json(out / "clip" / "open_clip_config.json", TEACHER_CONFIG)
+    write_atomically(out / "clip" / "open_clip_model.safetensors",
+                     lambda file: file.write(save(weights)))
+    print(f"{out}: {len(items)} videos")

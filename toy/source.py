@@ -1,0 +1,106 @@
+"""The embedded world as a source of clips: its videos rendered into memory, and its teacher.
+
+    source.videos, sentences, pretrain_windows, load, teacher_features: as files/sources.py has them
+    load_teacher      the teacher, trained once and cached
+n frames, C clips, F frames of a clip, D embedding.
+"""
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from data import Loaded, Step, Video, frame_times, sentence_windows
+from pseudo_labels import Teacher
+from support import parallel
+from support.command import write_atomically
+from toy import grammar, render, teacher as toy_teacher
+
+TEACHER_FILE = Path("runs/toy_teacher.pt")         # written by whichever command comes first
+
+
+def as_video(script, split):
+    """A grammar.Video as the data.Video that every source gives."""
+    steps = tuple(Step(*segment, step) for segment, step in zip(script.segments, script.steps))
+    return Video(script.name, split, list(grammar.PROCEDURES).index(script.procedure),
+                 script.duration, steps)
+
+
+class ToySource:
+    """The videos of one split of the embedded world, rendered into memory.
+
+    Args:
+        split:   "train", "validation" or "test".
+        count:   number of videos.
+        frames:  F, frames per clip.
+        teacher: pseudo_labels.Teacher, or None where its features are not needed. It encodes every
+                 frame once.
+    """
+
+    def __init__(self, split, count, frames, teacher=None, progress=True):
+        self.teacher, self.frames_per_clip = teacher, frames
+        scripts = [grammar.make_video(split, i) for i in range(count)]
+        self.videos = self.listed = [as_video(script, split) for script in scripts]
+        self.missing, self.unreadable = [], {}
+        bar = tqdm(scripts, desc=f"render {split}", mininterval=1, disable=not progress)
+        parts = [render.render(script) for script in bar]
+        self.first = np.cumsum([0] + [len(part) for part in parts])         # of each video's frames
+        self.pixels = torch.from_numpy(np.concatenate(parts))               # (n, 3, H, W) uint8
+        self.narration = [render.narrate(script) for script in scripts]
+        self.frame_features = None
+        if teacher is not None:
+            starts = tqdm(range(0, len(self.pixels), 1024), desc=f"teacher on {split}",
+                          mininterval=1, disable=not progress)
+            self.frame_features = torch.cat([teacher.encode_frames(self.pixels[i:i + 1024]).cpu()
+                                             for i in starts])
+
+    def __len__(self):
+        return len(self.videos)
+
+    def frame_index(self, video, windows):
+        """(n, F) int64: the rows of `pixels` nearest to the clips' frame times."""
+        count = self.first[video + 1] - self.first[video]
+        index = np.floor(frame_times(windows, self.frames_per_clip) * render.FPS).astype(np.int64)
+        return torch.from_numpy(self.first[video] + np.clip(index, 0, count - 1))
+
+    def duration(self, video):
+        """s"""
+        return self.videos[video].duration
+
+    def sentences(self, video):
+        """[(start s, end s, text), ...] of its narration."""
+        return self.narration[video]
+
+    def pretrain_windows(self, video, rng):
+        """Windows of one pass over a video; see `sentence_windows`."""
+        return sentence_windows(self.sentences(video), self.videos[video].duration, rng)
+
+    def load(self, requests, rng=None):
+        """What f and the teacher see of the requests' clips -> Loaded; views: rows of `pixels`."""
+        index = torch.cat([self.frame_index(*request) for request in requests])    # (C, F)
+        views = index if self.frame_features is not None else index[:0]
+        return Loaded(requests, self.pixels[index], views, {})
+
+    def teacher_features(self, views):
+        """The teacher's features of clips: the mean over their frames (Sec. 3.2) -> (C, D)."""
+        return self.frame_features[views].mean(1)
+
+
+def load_teacher(device):
+    """The embedded world's teacher as a pseudo_labels.Teacher: from its cache, or trained now.
+
+    It is trained again if the world is not the one that it was trained on.
+    """
+    model, tokenizer = toy_teacher.build_teacher()
+    try:
+        cached = torch.load(TEACHER_FILE, weights_only=True)
+        if cached["world"] != toy_teacher.digest():
+            raise ValueError("of another world")
+        model.load_state_dict(cached["model"])
+    except Exception:                              # absent, cut off, or of another version
+        model, tokenizer = toy_teacher.train_teacher()
+        if parallel.is_first():
+            TEACHER_FILE.parent.mkdir(parents=True, exist_ok=True)
+            cached = {"model": model.state_dict(), "world": toy_teacher.digest()}
+            write_atomically(TEACHER_FILE, lambda file: torch.save(cached, file))
+    return Teacher(model, tokenizer, render.MEAN, render.STD, device)

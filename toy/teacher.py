@@ -1,0 +1,110 @@
+"""The teacher of the embedded world: a small open_clip.CLIP, the image-language model of Sec. 3.2.
+
+It is trained on single pictures with captions, never on videos or on the order of steps. B pictures
+per batch, D = 64.
+"""
+import hashlib
+import json
+import math
+
+import numpy as np
+import open_clip
+import torch
+from tqdm import trange
+
+from toy import grammar, render
+from toy.render import MEAN, OBJECTS, SIZE, STD, TOOLS, appearance, draw_frames
+
+VERSION = 1                                        # of the code here, in render.py and grammar.py
+TEACHER_CONFIG = {                                 # as in open_clip's open_clip_config.json
+    "model_cfg": {
+        "embed_dim": 64, "init_logit_scale": math.log(1 / .03),
+        "vision_cfg": {"image_size": SIZE, "layers": [1, 1, 1, 1], "width": 16, "patch_size": None},
+        "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 64, "heads": 2,
+                     "layers": 1}},
+    "preprocess_cfg": {"mean": [MEAN] * 3, "std": [STD] * 3}}
+# So few pictures that it overfits: many of its errors then come from the clutter and noise of a
+# clip, and a model trained on many clips averages them out.
+TEACHER_IMAGES, TEACHER_STEPS, TEACHER_BATCH, TEACHER_LR = 1_800, 200, 256, 2e-3
+RANDOM_PAIR, DROPPED_WORD, WRONG_WORD = .3, .15, .15                 # shares of the captions
+CAPTIONS = ("{}", "a photo of {}.", "a photo of a person {}.", "a video of a person doing {}.",
+            "a demonstration of {}.", "how to {}", "a person {} at home", "an example of {}.",
+            "a person using {}.", "a person performing {}.", "a person during {}.")
+
+
+def caption(verb, thing, rng):
+    """A caption of a picture of this phrase: a word may be missing or wrong."""
+    error = rng.random()
+    if error < WRONG_WORD:
+        if rng.random() < .5:
+            verb = list(TOOLS)[rng.integers(len(TOOLS))]
+        else:
+            thing = list(OBJECTS)[rng.integers(len(OBJECTS))]
+        if f"{verb} {thing}" in grammar.HELD_OUT:
+            verb = "make"
+    elif error < WRONG_WORD + DROPPED_WORD:
+        verb, thing = (verb, "") if rng.random() < .5 else ("", thing)
+    return CAPTIONS[rng.integers(len(CAPTIONS))].format(f"{verb} {thing}".strip())
+
+
+def captioned_pictures(n, rng):
+    """n pictures, (n, 3, SIZE, SIZE) uint8, and a list of n captions. No held-out pair is shown."""
+    common = sorted({*grammar.STEPS, *grammar.OTHER_PHRASES} - {*grammar.HELD_OUT})
+    every = sorted({f"{v} {o}" for v in TOOLS for o in OBJECTS} - {*grammar.HELD_OUT})
+    phrases = [(every if rng.random() < RANDOM_PAIR else common) for _ in range(n)]
+    phrases = [pool[rng.integers(len(pool))] for pool in phrases]
+    objects, tools, backwards = np.array([appearance(phrase) for phrase in phrases]).T
+    pictures = draw_frames(objects, tools, backwards.astype(bool), np.arange(n), rng.random(n), rng)
+    return pictures, [caption(*phrase.split(), rng) for phrase in phrases]
+
+
+def build_teacher():
+    """The teacher, untrained, and its tokenizer. Its input is (pixels / 255 - MEAN) / STD.
+
+    Its word embeddings stay at their random initial values: 49,408 rows, of which this world uses
+    about 50, would take most of the optimizer's time, and training them is no better.
+    """
+    model = open_clip.CLIP(**TEACHER_CONFIG["model_cfg"])
+    model.token_embedding.weight.requires_grad_(False)
+    return model, open_clip.get_tokenizer("RN50", context_length=12)
+
+
+def train_teacher(seed=0, progress=True, images=TEACHER_IMAGES, steps=TEACHER_STEPS,
+                  batch_size=TEACHER_BATCH):
+    """Contrastive training on pictures and captions, with open_clip's loss.
+
+    Returns: (model in eval mode, tokenizer). The caller's random state is not changed.
+    """
+    pictures, captions = captioned_pictures(images, np.random.default_rng((seed, 3)))
+    contrastive = open_clip.ClipLoss()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model, tokenizer = build_teacher()
+        pictures, tokens = torch.from_numpy(pictures), tokenizer(captions)
+        weights = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(weights, lr=TEACHER_LR, weight_decay=.1, betas=(.9, .98))
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, TEACHER_LR, steps)
+        for _ in trange(steps, desc="teacher", mininterval=1, disable=not progress):
+            batch = torch.randint(images, (batch_size,))
+            x = model.encode_image((pictures[batch] / 255 - MEAN) / STD, normalize=True)    # (B, D)
+            y = model.encode_text(tokens[batch], normalize=True)                           # (B, D)
+            loss = contrastive(x, y, model.logit_scale.exp().clamp(max=100))
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+    return model.eval(), tokenizer
+
+
+def digest():
+    """Identifies this world and its teacher: SHA-256 (hex) of the constants of toy/'s modules.
+
+    A teacher cached under another digest has to be trained again. Comments and code do not count:
+    a change of code that changes frames or captions must raise VERSION.
+    """
+    constants = {f"{module} {name}": value
+                 for module, names in (("grammar", vars(grammar)), ("render", vars(render)),
+                                       ("teacher", globals()))
+                 for name, value in names.items() if name.isupper() and name != "SHAPES"}
+    return hashlib.sha256(json.dumps(constants, sort_keys=True,
+                                     default=np.ndarray.tolist).encode()).hexdigest()

@@ -1,0 +1,34 @@
+"""`python -m weights IN OUT`: write a published checkpoint as a file of ours."""
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.command import BadInput, Settings, opt, run
+
+
+@dataclass(frozen=True)
+class ConvertSettings(Settings):
+    """Write a checkpoint of TimeSformer, DistantSup or ProcedureVRL as a file of ours."""
+    source: Path = opt("the file: .pyth, .pth, .safetensors")
+    target: Path = opt("the file to write, for --checkpoint and --init", file=())
+    heads: int = opt("attention heads of TimeSformer, which its weights do not give; default what "
+                     "the file gives, else 64 wide each (12 at 768)", None, low=1)
+
+
+def main(settings):
+    """Read a published checkpoint and write it as a file of ours: tensors and plain types."""
+    from weights.checkpoint import convert_released, is_ours, load_model, save_checkpoint
+    from weights.files import read_content
+    if settings.target.resolve() == settings.source.resolve():
+        raise BadInput(f"{settings.target}: is the input file; name another for the result")
+    content = read_content(settings.source)
+    model, arguments = (load_model(settings.source)[:2] if is_ours(content) else
+                        convert_released(settings.source, content, settings.heads))
+    if "released" not in arguments:
+        raise BadInput(f"{settings.source}: is a checkpoint of ours already")
+    save_checkpoint(settings.target, model, arguments)
+    print(f"{settings.target}: {sum(p.numel() for p in model.parameters()):,} parameters, "
+          f"{arguments['released']}")
+
+
+if __name__ == "__main__":
+    run(main, ConvertSettings)

@@ -1,0 +1,88 @@
+"""The real teacher: a pre-trained image-language model of open_clip, by name."""
+import difflib
+import json
+from pathlib import Path
+from textwrap import shorten
+
+import open_clip
+import torch
+
+from pseudo_labels import Teacher
+from support.command import BadInput, quiet
+
+
+def check_weights(clip, weights):
+    """BadInput unless open_clip has the model, and `weights` is a file or a tag that fits it."""
+    if clip not in open_clip.list_models():
+        near = difflib.get_close_matches(clip, open_clip.list_models(), 3, 0)
+        raise BadInput(f"--clip {clip}: no such model in open_clip; near: {', '.join(near)}, or "
+                       "local-dir:DIR")
+    tag = open_clip.get_pretrained_cfg(clip, weights)
+    if not tag and not Path(weights).is_file():
+        tags = ", ".join(open_clip.list_pretrained_tags_by_model(clip)) or "none"
+        raise BadInput(f"--clip-weights {weights}: neither a file nor a tag of {clip}; its tags: "
+                       f"{tags}")
+    if tag.get("quick_gelu") and not open_clip.get_model_config(clip).get("quick_gelu"):
+        raise BadInput(f"--clip {clip}: the weights {weights} were trained with the activation "
+                       f"QuickGELU, which this model has not; use --clip {clip}-quickgelu")
+
+
+def require_activation(model, clip, given):
+    """BadInput if these are OpenAI's weights, trained with QuickGELU, in a model without it.
+
+    A file does not say whose weights it has. OpenAI's are known by their values, all of which are
+    those of float16. Other weights that were stored so are taken for theirs, unless the config of
+    a local-dir says "quick_gelu": false. Others' weights in a -quickgelu model cannot be told.
+    """
+    folder = clip.removeprefix("local-dir:")
+    config = (open_clip.get_model_config(clip) if folder == clip else
+              json.loads((Path(folder) / "open_clip_config.json").read_text())["model_cfg"])
+    layers = [weight for name, weight in model.named_parameters() if name.endswith("c_fc.weight")]
+    if (layers and "quick_gelu" not in config
+            and all(torch.equal(weight, weight.half().float()) for weight in layers)):
+        use = (f"use --clip {clip}-quickgelu" if folder == clip else
+               'write "quick_gelu": true into the model_cfg of its config (or false, if they are '
+               "not OpenAI's)")
+        raise BadInput(f"--clip {clip}{given}: by their values (of float16) these weights are "
+                       f"OpenAI's, trained with QuickGELU, which this model has not; {use}")
+
+
+def open_teacher(clip, weights=None, device="cpu"):
+    """A pre-trained image-language model by name -> Teacher.
+
+    Args:
+        clip:    a model of open_clip, "ViT-B-16-quickgelu"; or "local-dir:DIR", a folder with
+                 open_clip_config.json and weights.
+        weights: a tag of open_clip, by default "openai" (downloaded once, then kept by open_clip);
+                 or a file, safetensors or a torch file of tensors. Nothing in it is executed, so
+                 OpenAI's own ViT-B-16.pt, which is a program (TorchScript), is refused.
+                 None with local-dir:DIR.
+        device:  where to run.
+    Mean, deviation and size of the pictures are those of the weights' preprocessing.
+    Raises: BadInput, one line, if there is no such model, tag or file, if the weights do not fit or
+            were trained with another activation, or if they are not here and there is no network.
+    """
+    if clip.startswith("local-dir:"):
+        folder = Path(clip.removeprefix("local-dir:"))
+        if weights is not None:
+            raise BadInput(f"--clip-weights {weights}: {clip} has its own; leave the flag out")
+        if not (folder / "open_clip_config.json").is_file():
+            raise BadInput(f"--clip {clip}: no open_clip_config.json in {folder}; a folder as "
+                           "open_clip writes it is needed")
+    else:
+        weights = "openai" if weights is None else weights
+        check_weights(clip, weights)
+    given = "" if weights is None else f" --clip-weights {weights}"
+    try:
+        with quiet():
+            model = open_clip.create_model(clip, weights, require_pretrained=True)
+            tokenizer = open_clip.get_tokenizer(clip)
+    except Exception as error:                 # as many classes as there are kinds of weights
+        need = ("its file must be whole and hold tensors only, those of this model"
+                if weights is None or Path(weights).is_file() else
+                "without a network, give a downloaded file: --clip-weights FILE")
+        problem = shorten(str(error).split(". ")[0], 250, placeholder=" ...")      # one sentence
+        raise BadInput(f"--clip {clip}{given}: {type(error).__name__}: {problem}; {need}") from None
+    require_activation(model, clip, given)
+    pictures = model.visual.preprocess_cfg
+    return Teacher(model, tokenizer, pictures["mean"], pictures["std"], device)
