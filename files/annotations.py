@@ -32,8 +32,8 @@ def load_coin(path):
     "training" is train, of which a tenth becomes validation (`training_split`); "testing" is test,
     and so is "validation", which some copies of the file write instead.
 
-    Returns: ([data.Video, ...], [name, ...]). Name i is the first label in the file of class
-             i, up to the largest class; "" if no step has that class, so that names[i] is class i.
+    Returns: ([data.Video, ...], [name, ...]). Name i is the first label in the file of class i, up
+             to the largest class; "" if no step has that class, so that names[i] is class i.
     Raises:  BadInput naming the file, and the line and the video where it is about one.
     """
     data = read_json(path, "COIN.json")
@@ -55,7 +55,7 @@ def load_coin(path):
 
 
 def coin_video(name, entry):
-    """One entry of the database as an Video. Its BadInput does not name the video."""
+    """One entry of the database as a Video. Its BadInput does not name the video."""
     subset, activity, steps = take(entry, ("subset", "recipe_type", "annotation"), "the entry")
     duration = entry.get("duration")
     require(subset in list(SUBSETS),                   # a list, since `subset` may be unhashable
@@ -67,7 +67,7 @@ def coin_video(name, entry):
     require(isinstance(steps, list), "annotation must be a list [{id, segment, label}, ...]")
     steps = [coin_step(step, f"step {i}") for i, step in enumerate(steps, start=1)]
     return Video(name, training_split(name) if subset == "training" else SUBSETS[subset],
-                          activity, duration, tuple(sorted(steps, key=lambda step: step.start)))
+                 activity, duration, tuple(sorted(steps, key=lambda step: step.start)))
 
 
 def coin_step(step, where):

@@ -39,7 +39,7 @@ def load_released_csv(path, task):
         task: "classify" (the authors' `step`), "forecast" (`next`) or "activity" (`task`). No line
               says which task a list is for. A list for another task is refused, since its scores
               (a step classified from its history, a forecast that sees its answer) would look real.
-    Returns: [Video, ...]  in the file's order.
+    Returns: [data.Video, ...] in the file's order.
     """
     columns, rows, from_zero = RELEASED[task], [], set()
     for where, line in read_lines(path):

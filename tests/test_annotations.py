@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from files.annotations import (AnnotatedVideo, FeaturesFile, Step, load_coin, load_features,
-                               load_text_embeddings, training_split)
+from data import Step, Video
+from files.annotations import (FeaturesFile, load_coin, load_features, load_text_embeddings,
+                               training_split)
 
 ROOT = Path(__file__).resolve().parent.parent
 COIN = ROOT.parent / "shared" / "coin"
@@ -54,8 +55,8 @@ def test_load_coin_reads_the_layout(tmp_path):
     path = write_coin(tmp_path, zz=entry(step("3", (5, 6)), step("1", (1.5, 2), "crack the egg"),
                                          subset="testing"),
                       aa=entry(step("1"), subset="validation", duration=None))
-    expected = [AnnotatedVideo("zz", "test", 7, 60.5, (Step(1.5, 2.0, 0), Step(5.0, 6.0, 2))),
-                AnnotatedVideo("aa", "test", 7, None, (Step(1.0, 2.5, 0),))]
+    expected = [Video("zz", "test", 7, 60.5, (Step(1.5, 2.0, 0), Step(5.0, 6.0, 2))),
+                Video("aa", "test", 7, None, (Step(1.0, 2.5, 0),))]
     assert load_coin(path) == (expected, ["crack the egg", "", "whisk the egg"])
     path.write_text("\ufeff" + path.read_text(), encoding="utf-8")
     assert load_coin(path)[0] == expected
