@@ -1,4 +1,4 @@
-"""What the tests of commands share: COIN files made up, scripts run in-process."""
+"""What the tests of commands share: a teacher, COIN files made up, commands run in-process."""
 import itertools
 import json
 import multiprocessing
@@ -6,61 +6,38 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import fields
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import evaluate
+import predict
+import train
+from data import Loaded
+from experiments import charts, probe
+from files import commands, sources
+from files.annotations import training_split
+from support.command import run
+from toy import teacher
+from weights import __main__ as convert
 
-from experiments import benchmark  # noqa: E402
-import data  # noqa: E402
-import evaluate  # noqa: E402
-from experiments import charts  # noqa: E402
-from files import phrases  # noqa: E402
-import predict  # noqa: E402
-import pseudo_labels  # noqa: E402
-from experiments import tables  # noqa: E402
-from files import commands  # noqa: E402
-from toy import render  # noqa: E402
-import train  # noqa: E402
-import weights  # noqa: E402
-from files.annotations import training_split  # noqa: E402
-from support.command import run  # noqa: E402
-from settings import EvaluateSettings, TrainSettings  # noqa: E402
-from settings_optional import (BenchmarkSettings, FiguresSettings,  # noqa: E402
-                               PhrasesSettings, PredictSettings, TablesSettings, TextSettings,
-                               WeightsSettings)
-
-SCRIPTS = {"evaluate.py": (evaluate.main, EvaluateSettings),
-           "predict.py": (predict.main, PredictSettings),
-           "charts.py": (charts.main, FiguresSettings),
-           "benchmark.py": (benchmark.main, BenchmarkSettings),
-           "tables.py": (tables.main, TablesSettings),
-           "phrases.py": (phrases.main, PhrasesSettings),
-           "pseudo_labels.py": (pseudo_labels.main, TextSettings),
-           "weights.py": (weights.main, WeightsSettings)}
-
-
-def flags_of(ending, value):
-    """--NAME value for every training setting whose name ends so: of every stage there is."""
-    return tuple(text for f in fields(TrainSettings)
-                 if f.name.endswith(ending) and f.default is not None
-                 for text in ("--" + f.name.replace("_", "-"), str(value)))
-
-
-TINY = ("--toy-videos", "16", *flags_of("batch", 4), *flags_of("epochs", 0.75), "--log-every", "1",
-        "--save-every", "1", "--device", "cpu")
+SCRIPTS = {"evaluate.py": (evaluate.main, evaluate.EvaluateSettings),
+           "predict.py": (predict.main, predict.PredictSettings),
+           "charts.py": (charts.main, charts.ChartSettings),
+           "probe.py": (probe.main, probe.ProbeSettings),
+           "pseudo_labels.py": (commands.texts, commands.TextSettings),
+           "weights": (convert.main, convert.ConvertSettings)}
+EPOCHS = tuple(text for stage in ("sgd", "match", "joint", "order")
+               for text in (f"--{stage}-epochs", "0.75"))
+TINY = ("--toy-videos", "16", "--batch", "4", *EPOCHS, "--device", "cpu")
 
 
 def make_teacher(folder):
     """runs/toy_teacher.pt in a folder: a teacher of the embedded world that is barely trained."""
-    (folder / "runs").mkdir()
-    model, _ = render.train_teacher(images=64, steps=2, batch_size=16, progress=False)
-    torch.save({"model": model.state_dict(), "world": data.world_digest()},
+    (folder / "runs").mkdir(exist_ok=True)
+    model, _ = teacher.train_teacher(images=64, steps=2, batch_size=16, progress=False)
+    torch.save({"model": model.state_dict(), "world": teacher.digest()},
                folder / "runs" / "toy_teacher.pt")
 
 
@@ -93,7 +70,7 @@ def coin_flags(folder="coin"):
 
 
 def cannot_read(monkeypatch, source, *names):
-    """From now on clips of these videos cannot be read: `source` is a class of data.py."""
+    """From now on clips of these videos cannot be read: ``source` is a class of sources."""
     whole = source.load
 
     def load(self, requests, rng=None):
@@ -101,21 +78,23 @@ def cannot_read(monkeypatch, source, *names):
         failed = {self.videos[video].name: "cut off" for video, _ in requests
                   if self.videos[video].name in names}
         if not good:
-            return data.Loaded([], torch.empty(0), torch.empty(0), failed)
+            return Loaded([], torch.empty(0), torch.empty(0), failed)
         loaded = whole(self, good, rng)
-        return data.Loaded(loaded.requests, loaded.clips, loaded.looks, failed | loaded.failed)
+        return Loaded(loaded.requests, loaded.clips, loaded.views, failed | loaded.failed)
     monkeypatch.setattr(source, "load", load)
 
 
 def call(program, *argv):
     """Run a script's main in this process, by its command line; no file is remembered."""
-    data.read_features.cache_clear()
-    sys.argv, kept = [f"/somewhere/{program}"], sys.argv
+    sources.read_features.cache_clear()
+    name = "weights/__main__.py" if program == "weights" else program
+    sys.argv, kept = [f"/somewhere/{name}"], sys.argv
     try:
         if program == "data.py":                               # its commands read sys.argv
             sys.argv += argv
             return commands.main()
-        return run(*(SCRIPTS[program] if program in SCRIPTS else train.stage_of(argv)), list(argv))
+        main, flags = SCRIPTS[program] if program in SCRIPTS else train.command_of(argv)
+        return run(main, flags, list(argv))
     finally:
         sys.argv = kept
 

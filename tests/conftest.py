@@ -1,0 +1,57 @@
+"""Fixtures of all tests: one workspace for the session, a folder of its own for each test."""
+import os
+
+import pytest
+import torch
+
+from commands import TINY, call, coin_flags, make_coin, make_teacher
+from training import run
+
+RUNS = {"diffusion": (), "mask": ("--order", "mask"), "none": ("--order", "none")}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Sums in the same order on every machine."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def workspace(tmp_path_factory):
+    """A folder with runs/toy_teacher.pt, barely trained, and coin/, the files of `make_coin`."""
+    folder = tmp_path_factory.mktemp("workspace")
+    make_teacher(folder)
+    (folder / "coin").mkdir()
+    make_coin(folder / "coin")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained(workspace):
+    """The workspace with a tiny run of each order in it, and coin-run: h alone on features."""
+    before = os.getcwd()
+    os.chdir(workspace)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "LOG_EVERY", 1)
+        patch.setattr(run, "SAVE_EVERY", 1)
+        for name, flags in RUNS.items():
+            call("train.py", *TINY, *flags, "--out", name)
+        call("train.py", *coin_flags(), "--order-epochs", "3", "--device", "cpu", "--out",
+             "coin-run")
+    os.chdir(before)
+    return workspace
+
+
+@pytest.fixture
+def here(workspace, tmp_path, monkeypatch):
+    """The current folder is a new one; the workspace's teacher and COIN files are linked there.
+
+    Every step of a training run is logged and saved.
+    """
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "toy_teacher.pt").symlink_to(workspace / "runs" / "toy_teacher.pt")
+    (tmp_path / "coin").symlink_to(workspace / "coin")
+    monkeypatch.setattr(run, "LOG_EVERY", 1)
+    monkeypatch.setattr(run, "SAVE_EVERY", 1)
+    return tmp_path
