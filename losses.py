@@ -37,7 +37,7 @@ def match(x, phrases, tau):
     In float32 also under autocast: a cosine rounded to bfloat16 and divided by 0.02 would be off
     by up to 0.2.
 
-    Args:    x (..., D), phrases (K, D), both normalised here; tau > 0, a number or (..., 1).
+    Args:    x (..., D), phrases (K, D), both normalized here; tau > 0, a number or (..., 1).
     Returns: (..., K) log probabilities, of at least float32.
     """
     with torch.autocast(x.device.type, enabled=False):

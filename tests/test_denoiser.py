@@ -4,7 +4,6 @@ import math
 import pytest
 import torch
 
-import denoiser
 from denoiser import Denoiser
 
 N, D, C, W, HEADS = 5, 4, 6, 8, 2
@@ -90,99 +89,29 @@ def slow_h(h, context, observed, xt, j, t):
     return torch.stack([linear(norm(token, h.ln), h.out) for token in tokens[N:]])
 
 
-def test_eq5_h_equals_a_transformer_token_by_token():
+@pytest.mark.parametrize("missing", [[[1], [4], [0]], [[1, 4], [2, 4], [0, 2]]])
+def test_eq5_h_equals_a_transformer_token_by_token(missing):
     """Catches: the scale of attention, heads mixed up, the distance's sign or offset, a hidden clip
-    or another query seen, the level or the role left out, post-norm for pre-norm."""
-    h, (context, observed, xt, j, t) = tiny(), question()
+    or another group seen, a clip of the own group not seen, the level or the role left out,
+    post-norm for pre-norm, rows of a batch mixed, queries ordered by clip and not by group."""
+    h, (context, observed, xt, _, t), j = tiny(), question(), torch.tensor(missing)
+    observed = observed & ~torch.nn.functional.one_hot(j, N).bool().any(1)
+    P = j.shape[1]
     with torch.no_grad():
         fast = ask(h, context, observed, xt, j, t)
         assert fast.shape == xt.shape
         for b in range(3):
-            for q in range(4):
-                slow = slow_h(h, context[b], observed[b], xt[b, q:q + 1], j[b].tolist(),
-                              t[b, q:q + 1].tolist())
-                torch.testing.assert_close(fast[b, q:q + 1], slow)
-
-
-def test_eq5_of_clips_missing_together_equals_a_transformer_token_by_token():
-    """Catches: a group that reads another group or not its own, places of the group's clips mixed
-    up, queries ordered by clip and not by group."""
-    h, (context, observed, xt, _, t) = tiny(), question()
-    j = torch.tensor([[1, 4], [2, 4], [0, 2]])
-    observed = observed & ~torch.nn.functional.one_hot(j, N).bool().any(1)
-    with torch.no_grad():
-        fast = ask(h, context, observed, xt, j, t)
-        for b in range(3):
-            for q in (0, 2):
-                slow = slow_h(h, context[b], observed[b], xt[b, q:q + 2], j[b].tolist(),
-                              t[b, q:q + 2].tolist())
-                torch.testing.assert_close(fast[b, q:q + 2], slow)
-    alone = ask(h, context, observed, xt[:, ::2], j[:, :1], t[:, ::2])
-    assert (alone - fast[:, ::2]).abs().amax(-1).min() > 1e-3      # the other of a group does count
-
-
-def test_a_permuted_batch_gives_permuted_results():
-    """Catches: anything shared by the rows of a batch, or a view that mixes batch and heads."""
-    h, (context, observed, xt, j, t) = tiny(), question()
-    order, turn = torch.tensor([2, 0, 1]), torch.tensor([1, 3, 0, 2])
-    out = ask(h, context, observed, xt, j, t)
-    torch.testing.assert_close(ask(h, context[order], observed[order], xt[order], j[order], t[order]),
-                               out[order])
-    torch.testing.assert_close(ask(h, context, observed, xt[:, turn], j, t[:, turn]), out[:, turn])
-
-
-def test_only_observed_clips_are_seen():
-    """Catches: padding, the future or the missing clip j itself read; an observed clip ignored."""
-    h, (context, observed, xt, j, t) = tiny(), question()
-    out = ask(h, context, observed, xt, j, t)
-    for i in range(N):
-        other = context.clone()
-        other[:, i] += 1
-        moved = (ask(h, other, observed, xt, j, t) - out).abs().amax((1, 2))             # (B,)
-        assert torch.equal(moved > 1e-3, observed[:, i]), (i, moved)
-        assert (moved[~observed[:, i]] == 0).all()
+            for q in range(0, 4, P):
+                slow = slow_h(h, context[b], observed[b], xt[b, q:q + P], missing[b],
+                              t[b, q:q + P].tolist())
+                torch.testing.assert_close(fast[b, q:q + P], slow)
 
 
 def test_a_window_of_fewer_clips_is_the_same_as_one_with_padding():
     """Catches: attention to padding by way of the number of keys."""
     h, (context, observed, xt, j, t) = tiny(), question()
-    short = ask(h, context[:1, :4], observed[:1, :4], xt[:1], j[:1], t[:1])     # clip 4 is hidden there
+    short = ask(h, context[:1, :4], observed[:1, :4], xt[:1], j[:1], t[:1])    # clip 4 is hidden
     torch.testing.assert_close(short, ask(h, context[:1], observed[:1], xt[:1], j[:1], t[:1]))
-
-
-def test_queries_do_not_see_each_other():
-    """Catches: a Monte Carlo sample, or a level with less noise, that tells another the answer."""
-    h, (context, observed, xt, j, t) = tiny(), question()
-    out = ask(h, context, observed, xt, j, t)
-    for q in range(4):
-        other = xt.clone()
-        other[:, q] += 1
-        moved = (ask(h, context, observed, other, j, t) - out).abs().amax((0, 2))        # (Q,)
-        assert moved[q] > 1e-3 and (moved[torch.arange(4) != q] == 0).all()
-        alone = ask(h, context, observed, xt[:, q:q + 1], j, t[:, q:q + 1])
-        torch.testing.assert_close(alone, out[:, q:q + 1])
-
-
-def test_every_position_can_be_missing_and_matters():
-    """Catches: a query that does not know where it stands; j read as the last clip."""
-    h, (context, _, xt, _, t) = tiny(), question(B=1)
-    observed = torch.tensor([[False, True, False, True, False]])
-    out = [ask(h, context, observed, xt, torch.tensor([[j]]), t) for j in range(N)]
-    for a in range(N):
-        assert out[a].isfinite().all()
-        for b in range(a):
-            assert (out[a] - out[b]).abs().max() > 1e-3, (a, b)
-
-
-def test_position_is_the_distance_to_other_clips():
-    """Catches: absolute positions, by which a window that starts one clip later differs."""
-    h, (context, _, xt, _, t) = tiny(), question(B=1)
-    observed, j = torch.tensor([[True, True, False, True, False]]), torch.tensor([[2]])
-    out = ask(h, context, observed, xt, j, t)
-    later = ask(h, context.roll(1, 1), observed.roll(1, 1), xt, j + 1, t)
-    torch.testing.assert_close(later, out)
-    swapped = ask(h, context[:, [1, 0, 2, 3, 4]], observed, xt, j, t)
-    assert (swapped - out).abs().max() > 1e-3                     # but the order of clips matters
 
 
 def test_without_any_observed_clip_the_result_is_finite():
@@ -194,7 +123,7 @@ def test_without_any_observed_clip_the_result_is_finite():
     assert all(p.grad is None or p.grad.isfinite().all() for p in h.parameters())
 
 
-def test_h_starts_by_saying_nothing_and_learns_from_there():
+def test_h_starts_at_zero_and_gets_gradients_there():
     """Catches: a start at random; zeros so deep that no gradient comes out of them."""
     h, (context, observed, xt, j, t) = Denoiser(D, C, W, 1, HEADS, N), question()
     out = ask(h, context, observed, xt, j, t)
@@ -203,9 +132,8 @@ def test_h_starts_by_saying_nothing_and_learns_from_there():
     assert h.out.weight.grad.abs().max() > 0
 
 
-def test_what_does_not_fit_is_refused_by_name():
-    """Catches: broadcasting over a wrong shape; an index error deep inside for a clip too many; a group
-    that is not whole."""
+def test_wrong_shapes_are_named():
+    """Catches: broadcasting; an index error deep inside for a clip too many; a part of a group."""
     h, (context, observed, xt, j, t) = tiny(), question()
     memory = h.remember(context, observed)
     with pytest.raises(ValueError, match=f"{N + 1} clips per video.*at most {N}"):
@@ -228,10 +156,3 @@ def test_dropout_acts_in_training_alone():
     h.load_state_dict(tiny().state_dict())
     torch.testing.assert_close(ask(h.eval(), *asked), ask(tiny(), *asked))
     assert (ask(h.train(), *asked) - ask(tiny(), *asked)).abs().max() > 1e-3
-
-
-def test_levels_have_different_sinusoids():
-    """Catches: two levels that look alike to h."""
-    waves = denoiser.sinusoids(torch.arange(4))
-    assert waves.shape == (4, 16)
-    assert torch.cdist(waves, waves)[~torch.eye(4).bool()].min() > 0.3

@@ -1,6 +1,4 @@
 """Eqs. 2 and 11, the chain of Sec. 3.3 by hand, and what the schedule's levels mean."""
-import inspect
-import itertools
 import math
 
 import pytest
@@ -64,22 +62,17 @@ def test_add_noise_refuses_to_broadcast():
 def test_schedule_falls_in_geometric_steps_of_the_signal_to_noise_ratio(levels):
     """Catches: alpha returned for alpha_bar, the ratio of variances for that of deviations, the
     first and the last exchanged."""
-    default = {name: p.default for name, p in
-               inspect.signature(diffusion.noise_levels).parameters.items()}
-    alpha_bar = diffusion.noise_levels(levels).double()
-    assert alpha_bar.shape == (levels,) and diffusion.noise_levels().shape == (default["levels"],)
-    assert (0 < alpha_bar).all() and (alpha_bar < 1).all() and (alpha_bar.diff() < 0).all()
-    for t in range(levels):
+    alpha_bar = diffusion.noise_levels(levels).tolist()
+    assert len(alpha_bar) == levels and len(diffusion.noise_levels()) == 4
+    for t, a in enumerate(alpha_bar):
         share = t / (levels - 1)
-        ratio = default["first"] ** (1 - share) * default["last"] ** share
-        assert math.sqrt(alpha_bar[t] / (1 - alpha_bar[t])) == pytest.approx(ratio, rel=1e-5)
-    alpha = alpha_bar / torch.cat([torch.ones(1).double(), alpha_bar[:-1]])
-    assert (0 < alpha).all() and (alpha < 1).all()                       # Eq. 2 has such steps
+        ratio = 3.0 ** (1 - share) * 0.3 ** share
+        assert math.sqrt(a / (1 - a)) == pytest.approx(ratio, rel=1e-5)
 
 
-def clean_points(phrases, **floor):
+def clean_points(phrases):
     """(K, D), as float64: the map is made for float32."""
-    mean, A = diffusion.affine_map(phrases, **floor)
+    mean, A = diffusion.affine_map(phrases)
     unit = torch.stack([y / math.sqrt(y @ y) for y in phrases])
     return (unit - mean.double()) @ A.double()
 
@@ -88,9 +81,9 @@ def clean_points(phrases, **floor):
 def test_clean_points_are_half_whitened_with_mean_squared_length_one(K):
     """Catches: the common part left in, lengths of the texts left in, a scale per coordinate, a
     mean over D in place of a sum (points sqrt(D) too long), variance used for deviation (whitened),
-    axes transposed; with K < D: directions without any spread blown up."""
+    axes transposed; with K < D: another floor where the texts do not spread, or none."""
     phrases = crowded(K, 5) * torch.arange(1, K + 1)[:, None]
-    points, (mean, A) = (make(phrases, floor=.02) for make in (clean_points, diffusion.affine_map))
+    points, (mean, A) = clean_points(phrases), diffusion.affine_map(phrases)
     assert mean.shape == (5,) and A.shape == (5, 5)
     torch.testing.assert_close(A, A.T)
     assert points.sum(0).abs().max() < 1e-5
@@ -98,24 +91,10 @@ def test_clean_points_are_half_whitened_with_mean_squared_length_one(K):
     unit = torch.stack([y / math.sqrt(y @ y) for y in phrases])
     _, length, axes = torch.linalg.svd(unit - unit.mean(0))        # another way to the same axes
     length = torch.cat([length, length.new_zeros(5)])[:5]
-    spread = [max(float(s), .02 * float(length[0])) for s in length]
+    spread = [max(float(s), .01 * float(length[0])) for s in length]
     for axis, s in zip(axes, spread):                              # shrunk by the root of it
         expected = math.sqrt(spread[0] / s) * (A.double() @ axes[0]) @ axes[0] * axis
         torch.testing.assert_close(A.double() @ axis, expected, rtol=1e-3, atol=1e-4)
-
-
-def test_a_hundredth_of_the_largest_spread_is_the_least_that_counts():
-    """Catches: a floor that leaves directions as they are in which texts do differ, or none.
-
-    Texts at the corners of a box around the common part: its edges are the axes.
-    """
-    spread = torch.tensor([1, .5, .1, .03, .001], dtype=torch.float64)
-    corners = torch.tensor(list(itertools.product((-1., 1.), repeat=5)))
-    _, A = diffusion.affine_map(torch.cat([torch.full((32, 1), 9.), corners * spread], 1))
-    gain = (A.diagonal() / A[1, 1]).double()
-    expected = [math.sqrt(1 / max(s, .01)) for s in (0, *spread.tolist())]
-    torch.testing.assert_close(gain, torch.tensor(expected).double(), rtol=1e-3, atol=1e-3)
-    assert (A - A.diag().diag()).abs().max() < 1e-3 * A[1, 1]
 
 
 def bayes_accuracy(D, spread, draws=3000, K=32):
@@ -129,8 +108,8 @@ def bayes_accuracy(D, spread, draws=3000, K=32):
 
 
 def test_a_level_means_the_same_at_any_width_and_for_any_crowd():
-    """Catches: noise that grows with D beside unit vectors (at D = 512 all is lost at level 0), and
-    a common part of the texts that takes the place of what tells them apart."""
+    """Catches: noise that grows with D against unit vectors (at D = 512 all is lost at level 0), a
+    common part of the texts that hides their differences."""
     reference = bayes_accuracy(64, 0.5)
     assert reference[0] > reference[-1] + 0.3 and (reference.diff() < 0).all()
     assert (bayes_accuracy(512, 0.5) - reference).abs().max() < 0.04
@@ -138,7 +117,7 @@ def test_a_level_means_the_same_at_any_width_and_for_any_crowd():
 
 
 def test_skip_scale_is_what_the_noisy_point_says_of_the_clean_one():
-    """Catches: alpha_bar for its root, the deviation of the noise for its variance. Held against
+    """Catches: alpha_bar for its root, the deviation of the noise for its variance. Compared with
     the posterior of points of equal length under Eq. 2 and a flat prior."""
     points, zt = functional.normalize(draw(6, 5), dim=-1), draw(5, seed=1)
     for a, c in zip(ALPHA_BAR, diffusion.skip_scale(ALPHA_BAR)):
@@ -192,7 +171,8 @@ def slow_chain(noise):
 @pytest.mark.parametrize("amount", [1.0, 0.0])
 def test_sec33_sampling_equals_the_chain_written_out(amount):
     """Catches: a level skipped or asked twice, t off by one, new noise at each level, noise added
-    after the last one, x_hat noised again in place of z_hat; with amount 0: the zero vector."""
+    after the last one, x_hat noised again in place of z_hat, x_j^T of variance 1, samples that mix;
+    with amount 0: the zero vector."""
     noise = amount * draw(2, 3, 4)
     kept = noise.clone()
     x_hat = diffusion.sample(made_up_h, noise, ALPHA_BAR)
@@ -202,17 +182,9 @@ def test_sec33_sampling_equals_the_chain_written_out(amount):
     assert torch.equal(noise, kept)
 
 
-def test_sec33_many_samples_in_one_pass_equal_single_ones():
-    """Catches: samples that mix."""
-    noise = draw(2, 5, 4)
-    together = diffusion.sample(made_up_h, noise, ALPHA_BAR)
-    alone = [diffusion.sample(made_up_h, noise[:, q:q + 1], ALPHA_BAR) for q in range(5)]
-    torch.testing.assert_close(together, torch.cat(alone, 1))
-
-
 def test_sec33_clips_missing_together_come_one_after_another_by_loops():
     """Catches: clips of a group denoised at once, or in another order; one that is not seen by
-    those after it, or seen with another noise; a group that sees another; levels of those that wait."""
+    those after it, or with another noise; a group that sees another; levels of those that wait."""
     def h(zt, t):                                      # what each makes of itself and of its group
         x_hat = torch.empty_like(zt)
         for q in range(zt.shape[1]):
@@ -234,24 +206,6 @@ def test_sec33_clips_missing_together_come_one_after_another_by_loops():
                         a = ALPHA_BAR[level[r] - 1]
                         z[r] = a.sqrt() * z_hat[0, r] + (1 - a).sqrt() * eps[r]
             torch.testing.assert_close(found[b, first:first + 3], x_hat[0])
-
-
-def test_sec33_starts_with_the_variance_of_the_noise_in_training():
-    """Catches: x_j^T of variance 1 where training's last level has 1 - alpha_bar_T of noise."""
-    asked = []
-
-    def h(zt, t):
-        asked.append((zt, t.tolist()))
-        return zt, torch.zeros_like(zt)
-
-    noise = draw(1, 2, 4)
-    diffusion.sample(h, noise, ALPHA_BAR)
-    assert [t for _, t in asked] == [[[t, t]] for t in (3, 2, 1, 0)]
-    for level, (point, _) in zip((3, 2, 1, 0), asked):          # z_hat = 0: noise alone is left
-        levels = torch.full((2, 1), level)
-        zt, _ = diffusion.training_queries(0 * noise[0, :, None], levels, noise[0, :, None],
-                                           ALPHA_BAR)
-        torch.testing.assert_close(point[0], zt[:, 0])
 
 
 def test_eq11_is_the_mean_of_probabilities_by_loops():

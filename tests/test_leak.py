@@ -5,8 +5,9 @@ import torch
 from torch.nn import functional
 
 from data import missing_clips
+from denoiser import Denoiser
 from model import ProcedureModel
-from train import ordering_losses
+from training.pretrain import ordering_losses
 
 K, D, N = 6, 16, 5
 SHARES = torch.tensor([.05, .10, .15, .20, .20, .30])         # of the steps, everywhere in a video
@@ -17,10 +18,9 @@ TELLS, SILENT = 0.9, 0.0                                      # chance of a vide
 def batch(B, phrases, usual_share, generator):
     """Embeddings of B videos (B, N, D), one-hot targets of clip j (B, K), observed (B, N), j (B,).
 
-    A clip shows the usual step of its video with the given chance, else any; both are drawn from
-    SHARES, so that every position has these shares. With chance 0 the clips are strangers to each
-    other, as if each had been swapped with one of another video: all that tells h about clip j is
-    clip j itself.
+    A clip shows the usual step of its video with the given chance, else any step; both are drawn
+    from SHARES, so every position has these shares. With chance 0 the clips are independent: only
+    clip j itself tells which step it shows.
     """
     usual = torch.multinomial(SHARES, B, replacement=True, generator=generator)
     other = torch.multinomial(SHARES, B * N, replacement=True, generator=generator).view(B, N)
@@ -39,8 +39,8 @@ def trained(usual_share, steps=150, B=192):
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     phrases = functional.normalize(torch.randn(K, D, generator=generator), dim=-1)
-    model = ProcedureModel(phrases, None, dict(width=32, layers=2, heads=2, clips=N), "diffusion",
-                           0.1, None)
+    h = Denoiser(D, width=32, layers=2, heads=2, clips=N)
+    model = ProcedureModel(phrases, None, h, "diffusion", 0.1, None)
     optimizer = torch.optim.AdamW(model.parameters())
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 5e-3 * (1 - step / steps)
@@ -55,8 +55,8 @@ def nll(model, generator, usual_share, kind, M=10_000):
     """Mean -log p(y_j) over the missing clips of M new videos, seen as in training.
 
     kind: "zero" or "noisiest", what h reads of clip j.
-    Returns: h's, and the least possible from the noisy point and SHARES alone, in nats; both less
-    the amount by which the shares of these very clips are off.
+    Returns: h's, and the least possible from the noisy point and SHARES alone, in nats; both
+    corrected for the shares of this sample of clips.
     """
     x, target, observed, j = batch(M, model.phrases, usual_share, generator)
     y, a, zt = target[:, 0].argmax(-1), model.alpha_bar[-1], torch.zeros(M, D)
@@ -74,8 +74,8 @@ def nll(model, generator, usual_share, kind, M=10_000):
 
 
 def test_h_learns_nothing_where_the_context_tells_nothing():
-    """Catches: clip j, a hidden clip or the clean point reaching h by any way, directly or by way
-    of another clip; a last level that still tells which step it is."""
+    """Catches: clip j, a hidden clip or the clean point reaching h, directly or through another
+    clip; a last level that still tells which step it is."""
     model, generator = trained(SILENT)
     zero, unigram = nll(model, generator, SILENT, "zero")
     assert unigram == pytest.approx(UNIGRAM, abs=1e-3)

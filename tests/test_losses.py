@@ -34,7 +34,7 @@ def slow_entropy(target, p):
 
 
 def test_eq6_match_equals_the_softmax_by_loops():
-    """Catches: tau left out, squared or inverted, either side not normalised, sum over the wrong
+    """Catches: tau left out, squared or inverted, either side not normalized, sum over the wrong
     axis, probabilities for log probabilities."""
     x, phrases = draw(2, 3, 4), 7 * draw(5, 4, seed=1)
     log_p = losses.match(x, phrases, TAU)
@@ -95,8 +95,8 @@ def test_eq9_mse_is_the_squared_length_averaged_over_the_missing_clips():
 
 def test_eq10_mc_is_the_cross_entropy_averaged_over_the_missing_clips():
     """Catches: a sum over queries, p and p' exchanged, the target of another video or query."""
-    B, Q, D = 3, 2, 4
-    x_hat, phrases, targets, expected = draw(B, Q, D), draw(5, D, seed=1), soft(B, Q, 5, seed=2), 0.0
+    B, Q, D, expected = 3, 2, 4, 0.0
+    x_hat, phrases, targets = draw(B, Q, D), draw(5, D, seed=1), soft(B, Q, 5, seed=2)
     for b in range(B):
         for q in range(Q):
             expected += slow_entropy(targets[b, q], slow_match(x_hat[b, q], phrases, TAU)) / (B * Q)

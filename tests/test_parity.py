@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from encoder import TimeSformer
 from test_encoder import slow_attention, slow_gelu, slow_linear, slow_norm, slow_timesformer
 from weights import load_released
+from weights.released import ReleasedDenoiser
 
 TESTS = Path(__file__).resolve().parent
 TINY = TESTS / "released_tiny.pt"
@@ -82,43 +84,20 @@ def slow_outputs(content):
             "probs": torch.tensor(probs, dtype=torch.float64)}
 
 
-def random_weights():
-    """Random weights of CONFIG's sizes under the released names."""
-    W, D = CONFIG["embed"], CONFIG["dim"]
-    linear = {"patch_embed.proj": (W, 3, CONFIG["patch"], CONFIG["patch"]), "head": (D, W),
-              "order_tfm.time_mlp.1": (D, D // 4), "order_tfm.time_mlp.3": (D, D)}
-    norms = {"norm": W}
-    shapes = {"cls_token": (1, 1, W), "time_embed": (1, CONFIG["frames"], W),
-              "pos_embed": (1, 1 + (CONFIG["img"] // CONFIG["patch"]) ** 2, W),
-              "order_tfm.pad_embedding.weight": (1, D), "order_tfm.type_embedding.weight": (2, D),
-              "order_tfm.temporalEmbedding.weight": (CLIPS + 1, D)}
-    for block in (f"blocks.{i}." for i in range(CONFIG["depth"])):
-        for attention in ("attn", "temporal_attn"):
-            linear |= {f"{block}{attention}.qkv": (3 * W, W), f"{block}{attention}.proj": (W, W)}
-        linear |= {block + "temporal_fc": (W, W), block + "mlp.fc1": (4 * W, W),
-                   block + "mlp.fc2": (W, 4 * W)}
-        norms |= dict.fromkeys([block + "norm1", block + "temporal_norm1", block + "norm2"], W)
-    for block in (f"order_tfm.temporalModelling.resblocks.{i}." for i in range(LAYERS)):
-        shapes |= {block + "attn.in_proj_weight": (3 * D, D), block + "attn.in_proj_bias": (3 * D,)}
-        linear |= {block + "attn.out_proj": (D, D), block + "mlp.c_fc": (4 * D, D),
-                   block + "mlp.c_proj": (D, 4 * D)}
-        norms |= dict.fromkeys([block + "ln_1", block + "ln_2"], D)
-    for name, shape in linear.items():
-        shapes |= {name + ".weight": shape, name + ".bias": shape[:1]}
-    state = {name: 0.3 * torch.randn(shape) for name, shape in shapes.items()}
-    for name, size in norms.items():
-        state |= {name + ".weight": 1 + 0.1 * torch.randn(size), name + ".bias": torch.randn(size)}
-    return {f"model.{name}": value for name, value in state.items()}
-
-
 def write_tiny():
-    """Write released_tiny.pt."""
+    """Write released_tiny.pt: the slow version above reads the names that it gives the weights."""
     torch.manual_seed(0)
-    B, size = 2, CONFIG["img"]
-    content = {"model_state": random_weights(), "config": CONFIG,
-               "input": torch.randn(B, 3, CLIPS * CONFIG["frames"], size, size),
-               "noise": torch.randn(B, CONFIG["dim"]),
-               "label_emb": 0.02 * torch.randn(CONFIG["K"], CONFIG["dim"])}
+    D, size, frames = CONFIG["dim"], CONFIG["img"], CONFIG["frames"]
+    f = TimeSformer(size, CONFIG["patch"], frames, CONFIG["embed"], CONFIG["depth"],
+                    CONFIG["heads"], D)
+    h = ReleasedDenoiser(D, LAYERS, CLIPS + 1)
+    shapes = {"order_tfm.pad_embedding.weight": torch.zeros(1, D), **f.state_dict(),
+              **{f"order_tfm.{name}": value for name, value in h.state_dict().items()}}
+    state = {f"model.{name}": 0.3 * torch.randn(value.shape) + (value == 1)    # norms' weights: 1
+             for name, value in shapes.items()}
+    content = {"model_state": state, "config": CONFIG, "noise": torch.randn(2, D),
+               "input": torch.randn(2, 3, CLIPS * frames, size, size),
+               "label_emb": 0.02 * torch.randn(CONFIG["K"], D)}
     torch.save(content | {k: v.float() for k, v in slow_outputs(content).items()}, TINY)
 
 
