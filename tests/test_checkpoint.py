@@ -1,5 +1,4 @@
 """Checkpoints of ours: the same model comes back, or one line explains why not."""
-import io
 from types import NoneType
 
 import pytest
@@ -79,37 +78,23 @@ def altered(**changes):
     return {"arguments": arguments | changes, "model": model.state_dict()}
 
 
-def cut_off(share):
-    """The first bytes of a checkpoint: half a download, or a full disk."""
-    file = io.BytesIO()
-    torch.save(altered(), file)
-    return file.getvalue()[:int(share * file.tell())]
-
-
-@pytest.mark.parametrize("make, message", [
-    (lambda: None, "no such checkpoint"),
-    (lambda: b"", "is it cut off"),
-    (lambda: cut_off(.99), "is it cut off"),
-    (lambda: cut_off(.01), "is it cut off"),
-    (lambda: b"not a checkpoint", "cannot be read as a checkpoint"),
-    (lambda: {"state_dict": {"a": torch.ones(1)}}, "not a checkpoint of train.py"),
-    (lambda: [1, 2], "not a checkpoint of train.py"),
-    (lambda: altered(denoiser={**H, "width": 32}), r"do not fit .*size mismatch for denoiser\."),
-    (lambda: altered(denoiser={**H, "heads": 3}), "do not fit this code"),
-    (lambda: altered(denoiser=dict(depth=2)), "do not fit this code"),
-    (lambda: altered(order="none"), "do not fit this code"),
-    (lambda: {"arguments": {}, "model": {}}, "do not fit this code"),
-    (lambda: altered() | {"model": {"phrases": 3}}, "do not fit this code"),
-], ids=["absent", "empty", "end lost", "start alone", "text", "foreign", "list", "width", "heads",
-        "argument", "order", "hollow", "phrases"])
-def test_a_file_that_is_not_a_checkpoint_ends_with_one_line(tmp_path, make, message):
+@pytest.mark.parametrize("content, message", [
+    (None, "no such checkpoint; make one with `python train.py --stage pretrain`"),
+    (altered(), "is it cut off"),
+    ({"state_dict": {"a": torch.ones(1)}}, "not a checkpoint of train.py"),
+    ([1, 2], "not a checkpoint of train.py"),
+    (altered(denoiser={**H, "width": 32}), r"do not fit .*size mismatch for denoiser\."),
+    (altered(denoiser=dict(depth=2)), "do not fit this code: .*depth"),
+    (altered(order="none"), "do not fit this code: Unexpected key"),
+])
+def test_a_file_that_is_not_a_checkpoint_ends_with_one_line(tmp_path, content, message):
     """Catches: a traceback of torch for a wrong file; a message without the file's name, or that
     ends where torch begins to tell which weight is of another shape."""
-    path, content = tmp_path / "checkpoint.pt", make()
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content is not None:
+    path = tmp_path / "checkpoint.pt"
+    if content is not None:
         torch.save(content, path)
+    if "cut off" in message:
+        path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(BadInput, match=message) as raised:
         load_model(path)
     assert str(path) in str(raised.value) and len(str(raised.value).splitlines()) == 1

@@ -21,6 +21,7 @@ from commands import call, fails
 from files.annotations import load_text_embeddings
 from pseudo_labels import PROMPTS, Teacher, estimate_tau, fit, soft_targets
 from support.command import BadInput
+from test_weights import Malice
 from toy.teacher import TEACHER_CONFIG, build_teacher
 from weights.teacher import open_teacher
 
@@ -191,12 +192,6 @@ def test_a_teacher_by_name_file_tag_or_folder(place, teacher, monkeypatch, clip,
         STD if "local-dir" in clip else open_clip.OPENAI_DATASET_STD)
 
 
-class Malice:
-    """An object whose pickle, if it were executed, would make a file."""
-    def __reduce__(self):
-        return open, ("executed", "w")
-
-
 @pytest.mark.parametrize("clip, weights, message", [
     ("ViT-B-16", "openai", "--clip ViT-B-16: the weights openai were trained with the activation "
                            "QuickGELU, .*use --clip ViT-B-16-quickgelu"),
@@ -233,22 +228,19 @@ def test_what_cannot_be_opened_is_one_line(place, tmp_path, monkeypatch, offline
     assert not caplog.records and not recwarn.list and logging.root.manager.disable == 0
 
 
-@pytest.mark.parametrize("change", [
-    lambda copy: (copy / "open_clip_model.safetensors").unlink(),
-    lambda copy: (copy / "open_clip_model.safetensors").write_bytes(b"cut off"),
-    lambda copy: (copy / "open_clip_config.json").write_text("{"),
-    lambda copy: (copy / "open_clip_config.json").write_text('{"model_cfg": {"embed_dim": 3}}'),
-    lambda copy: (copy / "open_clip_config.json").write_text(json.dumps(
-        {"model_cfg": TEACHER_CONFIG["model_cfg"] | {"embed_dim": 32}})),
-], ids=["no weights", "weights cut off", "config cut off", "config of nothing", "another size"])
-def test_a_folder_at_fault_is_one_line(place, tmp_path, offline, change):
+@pytest.mark.parametrize("name, text", [
+    ("open_clip_model.safetensors", None), ("open_clip_model.safetensors", "cut off"),
+    ("open_clip_config.json", "{"), ("open_clip_config.json", '{"model_cfg": {"embed_dim": 3}}'),
+    ("open_clip_config.json", json.dumps(
+        {"model_cfg": TEACHER_CONFIG["model_cfg"] | {"embed_dim": 32}}))])
+def test_a_folder_at_fault_is_one_line(place, tmp_path, offline, name, text):
     """Catches: open_clip's warning about missing weights, after which they are random."""
     copy = shutil.copytree(place / "clip", tmp_path / "copy")
-    change(copy)
-    clip = f"local-dir:{copy}"
+    (copy / name).unlink() if text is None else (copy / name).write_text(text)
     with pytest.raises(BadInput) as caught:
-        open_teacher(clip)
-    assert str(caught.value).startswith(f"--clip {clip}: ") and "\n" not in str(caught.value)
+        open_teacher(f"local-dir:{copy}")
+    message = str(caught.value)
+    assert message.startswith(f"--clip local-dir:{copy}: ") and "\n" not in message
 
 
 # ---- the command -------------------------------------------------------------------------------
