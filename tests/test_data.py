@@ -198,31 +198,24 @@ def video(*segments, duration=None):
 
 
 def test_forecast_samples_are_consecutive_pairs():
-    """Catches: the observed step as the label, the last step left out, min_steps counted in pairs;
-    a step counted as observed of which less than a second lies in the window."""
+    """Catches: the observed step as the label, the last step left out, min_steps counted in pairs.
+    """
     videos = [video((0, 5, 7)), video((0, 10, 1), (12, 90, 2), (95, 99, 1)),
-              video((0, 0, 4), (0, 0, 5), (3, 8, 6)),
-              video((0, 10.5, 1), (11, 20, 2), (70, 79, 3), (80, 90, 4))]
+              video((0, 0, 4), (0, 0, 5), (3, 8, 6))]
     rows = [(s.video, s.label, s.step, s.windows[0, 0], s.windows[-1, 1])
             for s in data.samples_of("forecast", videos)]
-    assert rows == [(1, 2, 1, 0, 10), (1, 1, 2, 22, 90), (3, 2, 1, 0, 10.5), (3, 3, 2, 0, 20),
-                    (3, 4, 3, 11, 79)]                 # of video 2 nothing is observed before 0 s
-    assert [s.video for s in data.forecast_samples(videos, min_steps=3)] == [1, 1, 3, 3, 3]
-    assert data.forecast_samples(videos[:3], min_steps=4) == []
-    last = [data.observed_steps(s, videos[3]) for s in data.forecast_samples(videos[3:])]
-    assert last == [([1], True), ([1, 2], True), ([2, 3], False)]
+    assert rows == [(1, 2, 1, 0, 10), (1, 1, 2, 22, 90)]         # of video 2 nothing is observed
+    assert [s.video for s in data.forecast_samples(videos, min_steps=3)] == [1, 1]
+    assert data.forecast_samples(videos, min_steps=4) == []
 
 
-def test_classify_and_activity_samples():
+def test_classify_samples_are_all_steps():
     """Catches: a step of a one-step video lost, a window beyond a video whose length is known."""
     videos = [video((0, 5, 7)), video((0, 10, 1), (20, 22, 2), duration=24.0)]
     samples = data.samples_of("classify", videos)
     assert [(s.video, s.label, s.step, s.windows.shape) for s in samples] == [
         (0, 7, 0, (3, 2)), (1, 1, 0, (3, 2)), (1, 2, 1, (3, 2))]
     assert samples[2].windows.tolist() == [[15, 24]] * 3
-    wholes = data.samples_of("activity", videos)
-    assert [(s.video, s.label, len(s.windows)) for s in wholes] == [(0, 7, 8), (1, 7, 8)]
-    assert [s.windows[-1].tolist() for s in wholes] == [[4.375, 5], [21, 24]]
 
 
 @pytest.mark.skipif(not COIN.is_file(), reason="no shared/coin/COIN_dev.json")
