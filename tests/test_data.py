@@ -99,22 +99,19 @@ def test_missing_clips_and_hidden_tail_by_counts(count, P):
     """Catches: j never the first or the last, j or the future told, a clip before j hidden, a gap
     within what is observed or within j, a tail that is always or never hidden, or that begins at
     one place too often."""
-    places = count - P + 1
-    rng, found = np.random.default_rng(0), Counter()
+    places, rng, drawn = count - P + 1, np.random.default_rng(0), Counter()
     for _ in range(2000 * places):
         j, observed = data.missing_clips(count, P, rng)
-        assert observed.shape == (count,) and observed.dtype == bool
         first, after = int(j[0]), int(j[0]) + P
-        assert j.tolist() == list(range(first, after))
-        shown = int(observed[after:].sum())
-        assert observed.tolist() == [i < first or after <= i < after + shown for i in range(count)]
-        found[first, after + shown] += 1                     # the hidden tail begins there
+        tail = after + int(observed[after:].sum())           # the hidden tail begins there
+        assert j.tolist() == list(range(first, after)) and observed.dtype == bool
+        assert observed.tolist() == [i < first or after <= i < tail for i in range(count)]
+        drawn[first, tail] += 1
     for first in range(places):
-        starts = range(first + P, count + 1)                 # count: none is hidden; std sqrt(n)
-        assert sum(found[first, start] for start in starts) == pytest.approx(2000, abs=200)
-        for start in starts:
-            n = 2000 / len(starts)
-            assert found[first, start] == pytest.approx(n, abs=4.5 * n ** .5), (first, start)
+        tails = range(first + P, count + 1)                  # count: none is hidden; std sqrt(n)
+        assert sum(drawn[first, tail] for tail in tails) == pytest.approx(2000, abs=200)
+        n = 2000 / len(tails)
+        assert all(drawn[first, tail] == pytest.approx(n, abs=4.5 * n ** .5) for tail in tails)
 
 
 def test_history_windows_are_what_forecasts_read():
@@ -137,8 +134,7 @@ def test_history_windows_are_what_forecasts_read():
         assert (ends - rows[:, 0, 0] <= 68 + 1e-9).all() and rows.min() >= 0
     assert np.abs(np.corrcoef(np.array(places).T) - np.eye(3)).max() < .2
     places = np.sort(places, 0)                              # (500, 3), uniform in 0..1
-    assert places.min() >= 0 and places.max() <= 1
-    assert np.abs(places - np.linspace(0, 1, 500)[:, None]).max() < .09     # Kolmogorov-Smirnov
+    assert 0 <= places.min() and np.abs(places - np.linspace(0, 1, 500)[:, None]).max() < .09
     several = np.stack([windows[1:3], windows[2:4]])         # (2, 2, 2)
     rows = data.history_windows(before[:2], several, rng)
     assert rows.shape == (2, 10, 2) and np.array_equal(rows[:, 8:], several)
@@ -158,18 +154,15 @@ def test_forecast_windows_are_eighths_of_the_last_68_seconds(end, begin):
         assert np.array_equal(many[place], data.forecast_windows(ends[place]))
 
 
-def test_classify_windows_spread_over_the_step():
-    """Catches: views that leave a long step, that do not touch its ends, or miss its middle."""
+def test_windows_and_frames_are_spread_evenly():
+    """Catches: views that leave a long step, that do not touch its ends, or miss its middle; frames
+    at the edges of a clip, which two neighboring clips would share."""
     assert data.classify_windows(10, 40, 100, 3).tolist() == [[10, 19], [20.5, 29.5], [31, 40]]
     assert data.classify_windows(10, 40, 100, 1).tolist() == [[20.5, 29.5]]
     assert data.classify_windows(10, 19, 100, 3).tolist() == [[10, 19]] * 3
     assert data.classify_windows(10, 12, 100, 3).tolist() == [[6.5, 15.5]] * 3     # centered
     assert data.classify_windows(0, 2, 100, 3).tolist() == [[0, 9]] * 3            # inside
     assert data.classify_windows(1, 4, 5, 2).tolist() == [[0, 5]] * 2              # a short video
-
-
-def test_frame_times_are_middles_of_equal_parts():
-    """Catches: frames at the edges of a clip, which two neighboring clips would share."""
     assert data.frame_times([(10, 18)], 4).tolist() == [[11, 13, 15, 17]]
     assert data.frame_times([(0, 1), (5, 5)], 2).tolist() == [[.25, .75], [5, 5]]
     assert data.frame_times([], 4).shape == (0, 4)

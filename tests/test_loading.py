@@ -24,9 +24,9 @@ from support.command import BadInput
 from support.workers import prefetch
 from toy.source import ToySource
 from train import TrainSettings
-from training.pretrain import SIZES, encode_batch, load_step
+from training.pretrain import encode_batch, load_step
 from training.run import Stage, Unreadable, videos_of_step
-from weights.checkpoint import build_model
+from weights.checkpoint import load_model
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
@@ -196,22 +196,21 @@ def test_embed_videos_skips_what_cannot_be_read(workers):
     """Catches: rows of the next video under a broken one's name, a file that cannot be opened that
     ends the run, no word of it; a teacher invented where there is none; an error from deep inside
     (nothing to concatenate) that names no file."""
-    whole = embed_videos(Source(), lambda clips: clips, 4.0, 0, "cpu")
-    source = Source(broken=(0, 4), closed=(5,))
-    names, windows, x, teacher, failed = embed_videos(source, lambda clips: clips, 4.0, workers,
-                                                      "cpu")
+    def embed(source):
+        return embed_videos(source, lambda clips: clips, 4.0, workers, "cpu")
+    whole = embed(Source())
+    names, windows, x, teacher, failed = embed(Source(broken=(0, 4), closed=(5,)))
     assert failed == {"v0": "v0 is broken", "v4": "v4 is broken", "v5": "v5 cannot be opened"}
     good = ~np.isin(whole[0], list(failed))
     assert set(names) == {"v1", "v2", "v3", "v6"} and names.tolist() == whole[0][good].tolist()
     assert np.array_equal(windows, whole[1][good])
     assert torch.equal(x, whole[2][good]) and torch.equal(teacher, whole[3][good])
-    assert [f"v{int(row[0])}" for row in x] == names.tolist()
-    assert (x[:, 2] == 0).all()                        # no random view: f has finished
-    assert torch.equal(teacher, 1000 + x[:, :2])
-    alone = embed_videos(Source(teacher=False), lambda clips: clips, 4.0, workers, "cpu")
+    assert [f"v{int(video)}" for video in x[:, 0]] == names.tolist()
+    assert (x[:, 2] == 0).all() and torch.equal(teacher, 1000 + x[:, :2])    # no random view
+    alone = embed(Source(teacher=False))
     assert alone[3] is None and torch.equal(alone[2], whole[2])
     with pytest.raises(BadInput, match="7 .*v0 is broken"):
-        embed_videos(Source(broken=range(7)), lambda clips: clips, 4.0, workers, "cpu")
+        embed(Source(broken=range(7)))
 
 
 def test_targets_are_of_frames_of_words_or_of_both():
@@ -268,21 +267,18 @@ def test_unreadable_videos_leave_the_samples_aligned(workers, batch):
     assert features is None and len(x) == len(read) == 21
 
 
-def test_blank_frames_tell_nothing_about_the_next_step():
+def test_blank_frames_tell_nothing_about_the_next_step(trained):
     """Catches: anything but pixels that reaches the forecast (durations, video length, position of
     the window, the seed): with blank frames no two forecasts may differ, so that the best of them
     is right as often as the most frequent next step, and no oftener."""
-    teacher = SimpleNamespace(encode_frames=lambda pixels: torch.ones(len(pixels), 8))
-    source = ToySource("test", 12, 4, teacher, False)
+    source = ToySource("test", 12, 4, progress=False)
     source.pixels = torch.zeros_like(source.pixels)
+    model = load_model(trained / "diffusion")[0]
     torch.manual_seed(0)
-    model = build_model(torch.randn(20, 8), encoder=SIZES["small"]["encoder"],
-                        denoiser=SIZES["small"]["denoiser"], order="diffusion", tau=0.02,
-                        pixels=(.4, .25)).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     samples = forecast_samples(source.videos)
     x, _, read = embedding.encode_samples(model, source, samples, EvaluateSettings(batch=16), "cpu")
     assert len(read) == len(samples) == len(x)
-    zero, _ = forecasts(model, x, torch.randn(40, 8), 1, 0, 16)
+    zero, _ = forecasts(model, x, torch.randn(40, model.dim), 1, 0, 16)
     torch.testing.assert_close(zero, zero[:1].expand_as(zero), atol=1e-4, rtol=0)

@@ -27,19 +27,25 @@ CLIP = ("--clip", "local-dir:ex/clip")
 TRAIN = ("--data", "howto100m", *VIDEOS, "--captions", "ex/captions", "--phrases",
          "ex/phrases.txt", *CLIP, *TINY, "--size", "small")
 COIN = ("--data", "coin", *VIDEOS, *CLIP, "--device", "cpu", "--annotations", "ex/COIN.json")
-TEST = [grammar.make_video("test", i) for i in range(3)]
+TRAINED, TEST = ([grammar.make_video(split, i) for i in range(count)]
+                 for split, count in (("train", 12), ("test", 3)))
 STEPS = sum(len(video.steps) for video in TEST)
 
 
 @pytest.fixture(scope="module")
 def exported(workspace, tmp_path_factory):
-    """A folder with the exported world in ex/ and a run trained on it in real/."""
+    """A folder with the exported world in ex/ and a run trained on it in real/.
+
+    One narration is removed, and one of --ids is nowhere.
+    """
     folder = tmp_path_factory.mktemp("real")
     (folder / "runs").symlink_to(workspace / "runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         call("data.py", "export-toy", "--out", "ex", "--train", "12", "--test", "3")
-        call("train.py", *TRAIN, "--ids", "ex/train.txt", "--out", "real", "--workers", "2")
+        Path(f"ex/captions/{TRAINED[0].name}.csv").unlink()
+        Path("ids.txt").write_text(Path("ex/train.txt").read_text() + "nowhere\n")
+        call("train.py", *TRAIN, "--ids", "ids.txt", "--out", "real", "--workers", "2")
     return folder
 
 
@@ -67,8 +73,9 @@ def copy_videos(folder, *videos):
 # ---- the export, and training on it ------------------------------------------------------------
 def test_exported_files_are_those_of_the_embedded_world():
     """Catches: lossy files, a border that the middle view does not cut off, times that drift; ids
-    that start at 0, a split in the wrong place, captions without words."""
-    video = grammar.make_video("train", 1)
+    that start at 0, a split in the wrong place, captions without words; a listed video without a
+    file or a narration that is forgotten without a word."""
+    video = TRAINED[1]
     frames = render.render(video).astype(int)
     times = (np.arange(len(frames)) + .5) / render.FPS
     read = read_frames(Path(f"ex/videos/{video.name}.mp4"), times)
@@ -77,86 +84,62 @@ def test_exported_files_are_those_of_the_embedded_world():
     database = json.loads(Path("ex/COIN.json").read_text())["database"]
     assert len(database) == 15 and Path("ex/steps.txt").read_text() == "".join(
         f"{step}\n" for step in grammar.STEPS)
-    for split, video in (("training", grammar.make_video("train", 3)), ("testing", TEST[2])):
+    for split, video in (("training", TRAINED[3]), ("testing", TEST[2])):
         entry = database[video.name]
         assert entry["subset"] == split
         assert [int(row["id"]) - 1 for row in entry["annotation"]] == list(video.steps)
         lines = Path(f"ex/captions/{video.name}.csv").read_text().splitlines()
         assert len(lines) == len(render.narrate(video)) + 1
+    assert json.loads(Path("real/missing.json").read_text()) == [TRAINED[0].name, "nowhere"]
 
 
 def test_targets_of_what_is_said():
     """Catches: --targets or --phrases that does not arrive, in the embedded world or in real files;
     the narration of a video that is read ahead lost on the way."""
-    def first_loss(targets, *flags):
-        call("train.py", *flags, "--targets", targets, "--order", "none", "--out", "run")
-        row = Path("run/metrics.jsonl").read_text().splitlines()[0]
-        phrases = torch.load("run/checkpoint.pt", weights_only=True)["model"]["phrases"]
-        shutil.rmtree("run")
-        return json.loads(row)["loss"], len(phrases)
     Path("pool.txt").write_text("Add the salt.\nStir the egg.\nFry the egg in a pan.\n")
     world = (*TINY, "--toy-videos", "8", "--phrases", "pool.txt")
-    real = [first_loss(targets, *TRAIN) for targets in ("both", "vision", "narration")]
-    toy = [first_loss(targets, *world) for targets in ("vision", "narration")]
-    assert len({*real}) == 3 and real[0][1] == len(grammar.PHRASES)
-    assert toy[0] != toy[1] and toy[1][1] == 3
-
-
-def test_listed_videos_without_a_file_or_a_narration_are_missing():
-    """Catches: an id of --ids that is forgotten without a word."""
-    names = Path("ex/train.txt").read_text().split()[:4]
-    Path("ids.txt").write_text("\n".join([*names, "nowhere"]))
-    shutil.copytree("ex/captions", "captions")
-    Path(f"captions/{names[0]}.csv").unlink()
-    call("train.py", *TRAIN, "--captions", "captions", "--ids", "ids.txt", "--out", "run")
-    assert json.loads(Path("run/missing.json").read_text()) == [names[0], "nowhere"]
-
-
-@pytest.mark.parametrize("flags", [
-    ("--videos", "nowhere"), ("--captions", "nowhere"), ("--phrases", "nowhere"),
-    ("--clip", "local-dir:nowhere"), ("--ids", "nowhere"), ("--captions", "ex/clip"),
-    ("--teacher-features", "nowhere")])
-def test_training_on_files_that_are_not_there(flags, capsys):
-    """Catches: a traceback where a flag is wrong."""
-    name = flags[1].removeprefix("local-dir:")
-    assert name in fails(capsys, 2, "train.py", *TRAIN, *flags, "--out", "run")
+    losses, counts, one = [], [], ("--order", "none", "--match-epochs", "0", "--joint-epochs", "0")
+    for flags, targets in ((TRAIN, "both"), (TRAIN, "vision"), (TRAIN, "narration"),
+                           (world, "vision"), (world, "narration")):
+        out = Path(f"run-{len(losses)}")
+        call("train.py", *flags, *one, "--targets", targets, "--out", f"{out}")
+        losses.append(json.loads((out / "metrics.jsonl").read_text().splitlines()[0])["loss"])
+        model = torch.load(out / "checkpoint.pt", weights_only=True)["model"]
+        counts.append(len(model["phrases"]))
+    assert len({*losses}) == 5 and counts == 3 * [len(grammar.PHRASES)] + [3, 3]
 
 
 # ---- evaluation --------------------------------------------------------------------------------
-@pytest.mark.parametrize("task", ["forecast", "classify"])
-def test_coin_videos_are_evaluated(task, monkeypatch):
+def test_coin_videos_and_a_released_list_are_evaluated(monkeypatch):
     """Catches: samples or classes that go astray between a file and the table; CLIP and 28 prompts
-    of every class read again for the second split."""
+    of every class read again for the second split; the history of a csv cut at the wrong end, its
+    labels counted from 1."""
     opened = []
     monkeypatch.setattr(labeled, "open_teacher",
                         lambda *args: opened.append(args) or open_teacher(*args))
     labeled.cached_teacher.cache_clear()
-    result = evaluate("--task", task)
-    listed = STEPS - 3 * (task == "forecast")
-    assert (result["listed"], result["evaluated"], result["classes"]) == (listed, listed, 40)
-    assert result["missing"] == result["unreadable"] == 0 and len(opened) == 1
-    teacher = result["baselines"]["clip"] if task == "forecast" else result["top1"]["teacher"]
-    assert teacher is not None and result.get("baselines", {}).get("bigram") is None
-
-
-def test_a_released_list_is_evaluated():
-    """Catches: the history cut at the wrong end, labels counted from 1."""
-    rows = [f"some/where/{video.name} {after} {video.duration} 0 {segment[1]}\n" for video in TEST
-            for after, segment in zip(video.steps[1:], video.segments)]
-    Path("next.csv").write_text("".join(rows))
-    by_json, by_csv = (evaluate("--annotations", path, "--steps", "ex/steps.txt")
-                       for path in ("ex/COIN.json", "next.csv"))
-    assert by_csv["listed"] == by_csv["evaluated"] == len(rows)
-    assert by_csv["top1"]["zero_noise"] == by_json["top1"]["zero_noise"]
-    assert by_csv["top5"] == by_json["top5"]
+    Path("next.csv").write_text("".join(
+        f"some/where/{video.name} {after} {video.duration} 0 {segment[1]}\n" for video in TEST
+        for after, segment in zip(video.steps[1:], video.segments)))
+    steps = ("--steps", "ex/steps.txt")
+    by_csv, forecast = (evaluate("--annotations", path, *steps)
+                        for path in ("next.csv", "ex/COIN.json"))
+    classify = evaluate("--task", "classify")
+    assert len(opened) == 1
+    for result, listed in ((by_csv, STEPS - 3), (forecast, STEPS - 3), (classify, STEPS)):
+        assert [result[key] for key in ("listed", "evaluated", "missing", "unreadable",
+                                        "classes")] == [listed, listed, 0, 0, 40]
+    assert forecast["baselines"]["clip"] is not None and forecast["baselines"]["bigram"] is None
+    assert classify["top1"]["teacher"] is not None
+    assert by_csv["top1"]["zero_noise"] == forecast["top1"]["zero_noise"]
+    assert by_csv["top5"] == forecast["top5"]
 
 
 def test_fine_tuned_from_video_files():
     """Catches: windows of the frozen path that are not those of evaluation; class names or a
     teacher asked for where there is nothing to match; a label that the checkpoint does not have."""
-    for split, count in (("train", 12), ("test", 3)):
-        videos = [grammar.make_video(split, i) for i in range(count)]
-        Path(f"{split}.csv").write_text("".join(
+    for name, videos in (("train.csv", TRAINED), ("test.csv", TEST)):
+        Path(name).write_text("".join(
             f"a/{v.name} {[*grammar.PROCEDURES].index(v.procedure)} {v.duration}\n"
             for v in videos))
     listed = ("--task", "activity", "--clip", "nothing", "--annotations")
@@ -187,7 +170,7 @@ def test_missing_and_unreadable_videos_are_counted(capsys):
     for flags, found in ((("--videos", "some"), [2, 1, 1]), ((), [None] * 3)):
         call("data.py", "check", *COIN[-2:], *flags, "--json", "check.json")
         counts = json.loads(Path("check.json").read_text())
-        assert counts["classes"] == counts["distinct_texts"] == 40
+        assert counts["classes"] == 40 >= counts["distinct_texts"]
         assert counts["classify"]["test"] == {"listed": STEPS, "videos": 3, **dict(
             zip(("found", "missing", "unreadable"), found))}
 
@@ -208,11 +191,16 @@ def test_check_names_classes_without_a_step(capsys):
 
 
 @pytest.mark.parametrize("argv, named", [
+    *(((*TRAIN, "--out", "run", flag, name), name.removeprefix("local-dir:")) for flag, name in (
+        ("--videos", "nowhere"), ("--captions", "nowhere"), ("--phrases", "nowhere"),
+        ("--clip", "local-dir:nowhere"), ("--ids", "nowhere"), ("--captions", "ex/clip"),
+        ("--teacher-features", "nowhere"))),
     (("shrunk",), "shrunk"), ((), "nothing"), (("export-toy", "--out", "ex"), "ex"),
     (("shrink", "--videos", "ex/clip", "--out", "none"), "ex/clip")])
-def test_data_commands_refuse_in_one_line(argv, named, capsys):
-    """Catches: a folder that is overwritten, a command nobody knows."""
-    assert named in fails(capsys, 2, "data.py", *argv)
+def test_what_is_not_there_is_one_line(argv, named, capsys):
+    """Catches: a traceback where a flag is wrong, a folder that is overwritten, a command nobody
+    knows."""
+    assert named in fails(capsys, 2, "train.py" if argv[:1] == TRAIN[:1] else "data.py", *argv)
 
 
 @pytest.mark.parametrize("command, flags", [("shrink", ("--short-side", "16")), ("teach", CLIP)])
@@ -247,7 +235,7 @@ def test_cached_teacher_features_are_used_where_present():
     teacher or none at all that is taken for good."""
     call("data.py", "teach", *VIDEOS, "--out", "made", *CLIP)
     teacher = open_teacher("local-dir:ex/clip")
-    cached, *_, other = sorted(Path("made").glob("train*"))
+    _, cached, *_, other = sorted(Path("made").glob("train*"))     # the first has no narration
     other.unlink()                                     # it is shown to the teacher instead
     windows = np.array([[2.0, 10.0], [5.0, 9.0]])      # frames at 3, 5, 7, 9 and 5.5, 6.5, 7.5, 8.5
 
