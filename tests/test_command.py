@@ -31,10 +31,7 @@ MODULES = ("weights.__main__", "experiments.charts", "experiments.probe", "exper
 HELPS = [("train.py",), ("train.py", "--stage", "finetune"), ("evaluate.py",), ("predict.py",),
          ("pseudo_labels.py",), *(("data.py", name) for name in COMMANDS), *zip(MODULES)]
 for module in MODULES:
-    try:
-        importlib.import_module(module)
-    except ImportError:
-        pass
+    importlib.import_module(module)
 
 
 def commands_of(cls):
