@@ -1,14 +1,15 @@
-"""The rows of the paper's tables, and which runs of ours stand beside them. No code: see tables.py.
+"""The rows of the paper's tables, and which runs of ours stand below them: data for tables.py.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839). Numbers are top-1 accuracies in percent, on COIN
 unless the title says otherwise; None where the paper has a dash.
 
-A run of ours is named as in RECIPES. A cell of it is "RECIPE", the column's own number, or
-"RECIPE KEY", another number of the same evaluation; None: there is no such number.
+A run of ours is named as in RECIPES. A cell of it is "RECIPE", the column's own number;
+"RECIPE KEY", another number of the same evaluation; or "RECIPE/EVALUATION KEY", a number of another
+evaluation. None: there is no such number.
 """
 from dataclasses import dataclass
 
-# name: the settings of train.py that differ from the defaults. howto.txt is beside this file.
+# name: the flags of train.py that differ from the defaults. howto.txt is in this file's folder.
 RECIPES = {
     "diffusion": {},
     "mask": {"order": "mask"},
@@ -31,6 +32,13 @@ class Table:
     columns: tuple
     paper: tuple
     ours: tuple
+
+
+def split_cell(cell, column):
+    """What a cell asks for: recipe, evaluation, key."""
+    recipe, _, key = cell.partition(" ")
+    recipe, _, evaluation = recipe.partition("/")
+    return recipe, evaluation or column[1], key or column[2]
 
 
 CLASSES = ("classification", CLASSIFY, "top1.ours")
@@ -143,6 +151,9 @@ TABLES = {
         (("vision", "diffusion", "diffusion", "diffusion", "diffusion"),
          ("vision and narration", "both", "both", "both", "both"))),
 }
+OPEN = ("concepts", "open-vocabulary")                 # tables that are made of phrases, below
+NAMES = (*TABLES, *OPEN)
+
 NOVEL = 0.7               # BLEU-1 with the nearest phrase below which the paper calls a step novel
 # Fig. A: seen and novel steps: how many, then accuracy of either task (zero-shot).
 OPEN_VOCABULARY = (("seen", "103", 15.9, 14.2), ("novel", "675", 16.7, 10.9))
