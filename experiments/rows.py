@@ -7,7 +7,7 @@ import statistics
 
 from evaluation.metrics import largest_bleu1
 from experiments import charts, paper_tables
-from experiments.paper_tables import CLASSIFY, FORECAST, NAMES, NOVEL, OPEN, TABLES, split_cell
+from experiments.paper_tables import CLASSIFY, FORECAST, NOVEL, TABLES, split_cell
 from experiments.runs import read_json, result_path
 from experiments.text_table import text_table
 from files.listings import load_phrases, load_steps
@@ -47,7 +47,7 @@ def our_rows(table, results):
                         if (r, e) == (recipe, evaluation)
                         and (value := look_up(content, key)) is not None])
         rows.append(("ours", label, row))
-    return [row for row in rows if any(row[2])]
+    return rows
 
 
 def evaluation_of(content):
@@ -85,7 +85,7 @@ def concept_rows(steps, pool, bleu, most=3):
     The paper's steps if they are in the label set, else the first ten.
     """
     novel = [step for step, score in zip(steps, bleu) if score < NOVEL]
-    same = [step for step, _ in paper_tables.CONCEPTS if step in novel]
+    same = [step for step, _ in TABLES["concepts"].paper if step in novel]
     rows = []
     for step in same or novel[:10]:
         words = set(step.lower().split()) - SMALL_WORDS
@@ -95,91 +95,72 @@ def concept_rows(steps, pool, bleu, most=3):
     return rows
 
 
-def by_task(results, steps, key="by_class"):
-    """{evaluation: [(S,) percent or None, one for each run]} of zero-shot results.
-
-    results: [(name, evaluation, content)].
-    """
-    values_of = {CLASSIFY: [], FORECAST: []}
-    for name, evaluation, content in results:
-        if evaluation in values_of and (values := look_up(content, key)) is not None:
-            if len(values) != len(steps):
-                raise BadInput(f"{name}: {len(values)} classes, but there are {len(steps)} steps; "
-                               "give the --steps it was evaluated on")
-            values_of[evaluation].append(values)
-    return values_of
-
-
-def open_rows(bleu, values_of, suffix=""):
+def open_rows(results, bleu):
     """Accuracy of seen and of novel steps: the mean over the steps of a group that occur.
 
-    suffix: of the labels; with one, a row without numbers is left out.
+    results: {("diffusion", seed or file, evaluation): content}; bleu (S,).
     """
+    for (_, name, evaluation), content in results.items():
+        values = content.get("by_class")
+        if evaluation in (CLASSIFY, FORECAST) and values and len(values) != len(bleu):
+            raise BadInput(f"{name}: {len(values)} classes, but there are {len(bleu)} steps; give "
+                           "the --steps it was evaluated on")
     rows = []
-    for name, group in (("seen", [b >= NOVEL for b in bleu]), ("novel", [b < NOVEL for b in bleu])):
-        cells = [[statistics.mean(values) for run in runs if
-                  (values := [v for v, member in zip(run, group) if member and v is not None])]
-                 for runs in values_of.values()]
-        if any(cells) or not suffix:
-            rows.append(("ours", name + suffix, [[str(sum(group))], *cells]))
+    for source, label, (_, *cells) in our_rows(TABLES["open-vocabulary"], results):
+        group = [(b >= NOVEL) == label.startswith("seen") for b in bleu]
+        means = [[statistics.mean(known) for values in cell if
+                  (known := [v for v, member in zip(values, group) if member and v is not None])]
+                 for cell in cells]
+        if any(means) or "," not in label:             # the exact distribution is the toy world's
+            rows.append((source, label, [[str(sum(group))], *means]))
     return rows
 
 
-def draw_open(path, bleu, values_of):
+def draw_open(path, results, bleu):
     """The chart of Fig. A: the mean accuracy of each step over the runs."""
     accuracy = {}
-    for title, runs in zip(("classification", "forecasting"), values_of.values()):
+    _, _, (_, *cells) = our_rows(TABLES["open-vocabulary"], results)[0]
+    for title, runs in zip(("classification", "forecasting"), cells):
         known = [[value for value in values if value is not None] for values in zip(*runs)]
         if runs:
             accuracy[title] = [statistics.mean(values) / 100 if values else float("nan")
                                for values in known]
+    if not accuracy:
+        return
     try:
         charts.save(charts.plot_open_vocabulary(bleu, accuracy), path)
     except BadInput as error:                              # matplotlib is optional
         print(f"{path} is not drawn: {error}")
 
 
-def open_vocabulary(settings, words, results, files, draw):
-    """The table of Fig. A, from --rows or else from the diffusion's runs.
-
-    words: from `vocabulary`; draw: the chart as well.
-    """
-    steps, _, bleu = words
-    runs = [(name, evaluation_of(content), content) for name, content in files.items()] or [
-        (recipe, evaluation, content) for (recipe, _, evaluation), content in results.items()
-        if recipe == "diffusion"]
-    values_of, exact = by_task(runs, steps), by_task(runs, steps, "by_class_bayes")
-    if draw and any(values_of.values()):
-        draw_open(settings.out / "open-vocabulary.png", bleu, values_of)
-    return ("Fig. A: steps by BLEU-1 with the phrases, seen from 0.7, zero-shot",
-            ["steps", "classification", "forecasting"],
-            paper_rows(paper_tables.OPEN_VOCABULARY) + open_rows(bleu, values_of)
-            + open_rows(bleu, exact, ", forecast by the exact distribution"))
-
-
 # ------------------------------------------------------------------------------------------------
 # Tables
 # ------------------------------------------------------------------------------------------------
 def build(settings, seeds, needed, files, draw=False):
-    """All tables, of the results that exist: {name: (title, columns, rows)}.
+    """All tables, of the results that exist: {name: {"title", "columns", "rows"}}.
 
-    needed: from `runs.needs`; files: {name: content} of --rows.
+    needed: from `runs.needs`; files: {name: content} of --rows; draw: the chart of Fig. A as well.
     """
     results = {(recipe, seed, evaluation): read_json(path, ("top1",)) for seed in seeds
                for recipe, evaluations in needed.items() for evaluation in evaluations
                if (path := result_path(settings, recipe, seed, evaluation)).exists()}
-    words = vocabulary(settings) if set(OPEN) & set(settings.names()) else None
     tables = {}
     for name in settings.names():
-        if name == "open-vocabulary":
-            tables[name] = open_vocabulary(settings, words, results, files, draw)
-        elif name == "concepts":
-            tables[name] = ("Table B: new steps", ["phrases that share a verb or a noun"],
-                            paper_rows(paper_tables.CONCEPTS) + concept_rows(*words))
+        table = TABLES[name]
+        if name == "concepts":
+            rows = concept_rows(*vocabulary(settings))
+        elif name == "open-vocabulary":
+            steps, pool, bleu = vocabulary(settings)
+            read = {("diffusion", file, evaluation_of(content)): content
+                    for file, content in files.items()} or results
+            rows = open_rows(read, bleu)
+            if draw:
+                draw_open(settings.out / "open-vocabulary.png", read, bleu)
         else:
-            table = TABLES[name]
-            rows = paper_rows(table.paper) + our_rows(table, results) + file_rows(table, files)
-            tables[name] = table.title, [column[0] for column in table.columns], rows
+            rows = [row for row in our_rows(table, results) if any(row[2])]
+            rows += file_rows(table, files)
+        tables[name] = {"title": table.title, "columns": [column[0] for column in table.columns],
+                        "rows": paper_rows(table.paper) + rows}
     return tables
 
 
@@ -205,10 +186,8 @@ def markdown(title, columns, rows):
 def save(settings, tables):
     """Add the tables to tables.json and tables.md. Returns: their text."""
     path = settings.out / "tables.json"
-    saved = read_json(path, ()) if path.exists() else {}
-    saved |= {name: {"title": title, "columns": columns, "rows": rows}
-              for name, (title, columns, rows) in tables.items()}
+    saved = {**(read_json(path, ()) if path.exists() else {}), **tables}
     write_json(path, saved)
     write_text(settings.out / "tables.md",
-               "\n".join(markdown(**saved[name]) for name in NAMES if name in saved))
-    return "\n".join(markdown(*table) for table in tables.values())
+               "\n".join(markdown(**saved[name]) for name in TABLES if name in saved))
+    return "\n".join(markdown(**table) for table in tables.values())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from experiments.paper_tables import CLASSIFY, FORECAST, RECIPES, TABLES, split_cell
+from experiments.paper_tables import RECIPES, TABLES, split_cell
 from support.command import BadInput, Interrupts, flag_of, write_json
 from support.device import pick_device
 from toy.source import load_teacher
@@ -27,12 +27,8 @@ def needs(names):
     """{recipe: its evaluations}, of the tables named."""
     needed = {}
     for name in names:
-        if name == "open-vocabulary":
-            cells = [("diffusion", CLASSIFY), ("diffusion", FORECAST)]
-        else:
-            table = TABLES.get(name)
-            cells = [split_cell(cell, column)[:2] for _, *row in (table.ours if table else ())
-                     for cell, column in zip(row, table.columns) if cell]
+        cells = [split_cell(cell, column)[:2] for _, *row in TABLES[name].ours
+                 for cell, column in zip(row, TABLES[name].columns) if cell]
         for recipe, evaluation in cells:
             needed.setdefault(recipe, {})[evaluation] = True
     return {recipe: list(evaluations) for recipe, evaluations in needed.items()}

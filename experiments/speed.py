@@ -136,7 +136,8 @@ def encoder_ways(settings, device):
     sizes = SIZES[settings.size]["encoder"]
     f, hf = TimeSformer(**sizes).to(device), timesformer_model(**sizes)
     for p in f.parameters():                           # with zeros half of it would do nothing
-        torch.nn.init.normal_(p, std=0.02)
+        if not p.any():
+            torch.nn.init.normal_(p, std=0.02)
 
     def naive(clips):
         with mock.patch.object(functional, "scaled_dot_product_attention", plain_attention):
@@ -247,6 +248,8 @@ def step(settings, device, folder):
     model = random_model(settings.size, device, clip.visual.output_dim)
     given = SimpleNamespace(seed=0, order="diffusion", augment=True, lr=2e-3, order_lr=4e-3)
     stage, optimizer = Stage("joint", range(REPEATS + 1), B), make_optimizer(model, given, "joint")
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak"]
     loaded, _ = load_step(source, given, stage, 0)
 
     def decode(round):

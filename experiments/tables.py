@@ -2,34 +2,24 @@
 
     python -m experiments.tables ablation,inference --seeds 100,101
 
-    name             paper                                         ours, in the embedded world
-    forecasting      Table 1, zero-shot and fine-tuned             and bigram, oracle of a softmax
-    classification   Table 2, zero-shot and fine-tuned             and a linear layer on the teacher
-    epic             Table 3                                       - (rows of --rows)
-    ablation         Table 4: matching, mask, diffusion            the same
-    inference        Table 5: zero noise, expectation, oracle      the same
-    activity         Table A                                       the same
-    concepts         Table B: phrases that are near a new step     the steps held out
-    open-vocabulary  Fig. A: steps by BLEU-1 with the phrases      the same
-    step-source      Table C: wikiHow or narrations                how-to sentences, howto.txt
-    backbone         Table D: TimeSformer or MViT                  the same
-    targets          -                                             teacher: vision, with narration
+Tables 1 to 5 and A to D of the paper and the chart of its Fig. A, in the embedded world or, with
+--rows, from JSON files of evaluate.py; what they hold is in paper_tables.py.
 
-A run is made once (runs.py) and is used by every table that names its recipe (paper_tables.py).
-If it is interrupted, the same command continues. All recipes of a seed come before the next seed,
-so that an unfinished set gives whole tables of fewer seeds.
+A run is made once (runs.py) and is used by every table that names its recipe. If it is interrupted,
+the same command continues. All recipes of a seed come before the next seed, so that an unfinished
+set gives whole tables of fewer seeds.
 """
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.paper_tables import NAMES
+from experiments.paper_tables import TABLES
 from support.command import DATA, WHAT, BadInput, Settings, check, opt, run
 
 
 @dataclass(frozen=True)
 class TablesSettings(Settings):
     """Make the runs that the paper's tables need, each once, and print the tables."""
-    tables: str = opt(f"which, separated by commas: {', '.join(NAMES)}; or all", "all", WHAT,
+    tables: str = opt(f"which, separated by commas: {', '.join(TABLES)}; or all", "all", WHAT,
                       flag=False)
     rows: str = opt("JSON files of evaluate.py, separated by commas: a row for each. No run is "
                     "made then; existing ones are used", None, WHAT)
@@ -49,8 +39,8 @@ class TablesSettings(Settings):
     def __post_init__(self):
         super().__post_init__()
         for name in self.names():
-            if name not in NAMES:
-                raise BadInput(f"{name}: no such table; there are {', '.join(NAMES)}")
+            if name not in TABLES:
+                raise BadInput(f"{name}: no such table; there are {', '.join(TABLES)}")
         check(all(seed.isdecimal() and int(seed) < 2 ** 32 for seed in self.seeds.split(",")),
               "seeds", self.seeds, "must be numbers from 0, separated by commas")
         check((self.steps is None) == (self.phrases is None), "steps", self.steps,
@@ -60,7 +50,7 @@ class TablesSettings(Settings):
 
     def names(self):
         """Names of the tables."""
-        return NAMES if self.tables == "all" else self.tables.split(",")
+        return [*TABLES] if self.tables == "all" else self.tables.split(",")
 
 
 def main(settings):
