@@ -81,15 +81,14 @@ def altered(**changes):
 @pytest.mark.parametrize("content, message", [
     (None, "no such checkpoint; make one with `python train.py --stage pretrain`"),
     (altered(), "is it cut off"),
-    ({"state_dict": {"a": torch.ones(1)}}, "not a checkpoint of train.py"),
     ([1, 2], "not a checkpoint of train.py"),
     (altered(denoiser={**H, "width": 32}), r"do not fit .*size mismatch for denoiser\."),
     (altered(denoiser=dict(depth=2)), "do not fit this code: .*depth"),
-    (altered(order="none"), "do not fit this code: Unexpected key"),
+    (altered(order="none"), "do not fit this code: .*Unexpected key"),
 ])
 def test_a_file_that_is_not_a_checkpoint_ends_with_one_line(tmp_path, content, message):
-    """Catches: a traceback of torch for a wrong file; a message without the file's name, or that
-    ends where torch begins to tell which weight is of another shape."""
+    """Catches: a traceback of torch for a wrong file; a message without the file's name or the
+    weight that is of another shape."""
     path = tmp_path / "checkpoint.pt"
     if content is not None:
         torch.save(content, path)

@@ -195,22 +195,20 @@ def test_a_teacher_by_name_file_tag_or_folder(place, teacher, monkeypatch, clip,
 @pytest.mark.parametrize("clip, weights, message", [
     ("ViT-B-16", "openai", "--clip ViT-B-16: the weights openai were trained with the activation "
                            "QuickGELU, .*use --clip ViT-B-16-quickgelu"),
-    ("ViT-B-16", None, "use --clip ViT-B-16-quickgelu"),
     ("ViT-B/16", None, "--clip ViT-B/16: no such model in open_clip; near: ViT-B-16"),
     ("ViT-B-16-quickgelu", "laion400m_e32", "--clip-weights laion400m_e32: neither a file nor a "
                                             "tag of ViT-B-16-quickgelu; its tags: openai"),
     ("tiny-test", None, "--clip-weights openai: neither a file nor a tag of tiny-test; its tags: "
                         "none"),
-    ("ViT-B-16-quickgelu", "openai", r"Failed to download file \(no network\); without a network, "
-                                     "give a downloaded file: --clip-weights FILE"),
-    ("local-dir:absent", None, "--clip local-dir:absent: no open_clip_config.json in absent"),
+    ("ViT-B-16-quickgelu", "openai", r"Failed to download file \(no network\).*without a network, "
+                                     "give a downloaded one: --clip-weights FILE"),
+    ("local-dir:absent", None, "--clip local-dir:absent: FileNotFoundError: .* not found: absent"),
     ("local-dir:absent", "openai", "--clip-weights openai: local-dir:absent has its own"),
     ("other-test", "weights.pt", "--clip other-test --clip-weights weights.pt: RuntimeError: .*"
-                                "state_dict.*; its file must be whole and hold tensors only"),
-    ("tiny-test", "text.pt", "--clip-weights text.pt: .* load failed; its file must be whole"),
-    ("tiny-test", "x.safetensors", "--clip-weights x.safetensors: .*; its file must be whole"),
-    ("tiny-test", "malice.pt", "--clip-weights malice.pt: .* load failed; its file must be whole"),
-    ("tiny-test", "script.pt", "--clip-weights script.pt: .*TorchScript.*; its file must be whole"),
+                                "state_dict.*; a file must be whole and hold this model's tensors"),
+    ("tiny-test", "x.safetensors", "--clip-weights x.safetensors: .*; a file must be whole"),
+    ("tiny-test", "malice.pt", "--clip-weights malice.pt: .* load failed; a file must be whole"),
+    ("tiny-test", "script.pt", "--clip-weights script.pt: .*TorchScript.*; a file must be whole"),
 ])
 def test_what_cannot_be_opened_is_one_line(place, tmp_path, monkeypatch, offline, caplog, recwarn,
                                            clip, weights, message):
@@ -218,8 +216,7 @@ def test_what_cannot_be_opened_is_one_line(place, tmp_path, monkeypatch, offline
     pickle being executed, open_clip's log lines before the one line."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(place / "weights.pt", "weights.pt")
-    for name in ("text.pt", "x.safetensors"):
-        Path(name).write_text("not weights\n" * 9)
+    Path("x.safetensors").write_text("not weights\n" * 9)
     torch.save({"state_dict": Malice()}, "malice.pt")
     shutil.copy(place / "script.pt", "script.pt")
     with pytest.raises(BadInput, match=message) as caught:

@@ -256,18 +256,16 @@ def changed(name, value):
 
 @pytest.mark.parametrize("make, message", [
     (lambda: {"model_state": {}, "cfg": Malice()},
-     r"x.pyth: holds \S*open, which only code can read.*save its tensors alone: torch.save"),
+     r"x.pyth: holds \S*open, which only code can read.*torch.save its state_dict, tensors alone"),
     (lambda: {"lr": 3}, "not a checkpoint of train.py, nor one of TimeSformer.*among 0 tensors"),
     (without("time_embed"), "nor one of TimeSformer.*image models are for --init"),
     (without("temporal_attn"), r"missing or .*blocks.\*.temporal_attn.qkv.weight \(2\).*divided"),
     (without("resblocks.1.ln_1"), r"missing or of another shape: denoiser.*ln_1.weight"),
-    (without("model.head.w"), "encoder.head.weight"),
     (changed("pos_embed", torch.zeros(17)), "IndexError"),
-    (changed("head.weight", torch.tensor(1.)), "TypeError"),
     (changed("norm.bias", torch.full((32,), math.nan)), "encoder.norm.bias holds NaN or infinity"),
     (changed("blocks.300.norm1.weight", torch.ones(32)),                             # not 301
      r"missing or of another shape: encoder.blocks.\*.temporal_norm1.weight, "),
-    (lambda: torch.jit.script(torch.nn.Linear(2, 2)), r"TorchScript.*jit.load\(FILE\).state_dict"),
+    (lambda: torch.jit.script(torch.nn.Linear(2, 2)), "TorchScript.*state_dict"),
     (lambda: released_names(published()), "width 32, but how many heads"),
 ])
 def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, make, message):
@@ -415,7 +413,7 @@ def test_no_block_that_fits_is_an_error(tmp_path, encoder, sizes):
         torch.save({"state_dict": {"layer1.0.conv1.weight": torch.ones(2, 2)}}, tmp_path / "x.pyth")
     with pytest.raises(BadInput, match=r"x.pyth: none of its \d+ tensors fits a block of f or h; "
                                        r"it has encoder\.(\S*blocks.0.\w*norm[12].weight \(|layer1."
-                                       r"0.conv1.weight, needed is encoder.b)"):
+                                       r"0.conv1.weight \(2, 2\), needed is encoder.b)"):
         init_model(fresh(sizes), tmp_path / "x.pyth")
 
 
@@ -436,8 +434,8 @@ def test_timm_by_name(monkeypatch, caplog):
         logging.getLogger("huggingface_hub.utils").warning("Retrying in 1s [Retry 1/5].")
         raise OSError("no network\nand no file in the cache")
     monkeypatch.setattr(timm, "create_model", refuse)
-    with pytest.raises(BadInput, match=r"--init timm: vit_base.*\(OSError: no network\); without a "
-                                       "network, download it elsewhere and give the file"):
+    with pytest.raises(BadInput, match=r"--init timm: vit_base.*\(OSError: no network and .*\); with"
+                                       "out a network, download it elsewhere and give the file"):
         init_model(model, Path("timm"))
     assert not caplog.records
 
