@@ -12,15 +12,16 @@ import torch
 from torch.nn import functional
 
 import data
-import evaluate
-from evaluation import forecasting
-from evaluation import inference
 import losses
-from evaluation import metrics
 import pseudo_labels
-import tasks
+from evaluate import EvaluateSettings
+from evaluation import forecasting, metrics
+from evaluation.embedding import encode_samples
+from evaluation.inference import score_texts
+from evaluation.recognition import classify
+from evaluation.truth import truth_rows
 from toy import grammar
-from settings import EvaluateSettings
+from toy.source import as_video
 
 S, D, Q, SEED = len(grammar.STEPS), 16, 3, 2
 TAU, READ_TAU, TEACHER_TAU, SPREAD = 0.2, 0.3, 0.15, 0.25
@@ -43,26 +44,27 @@ def tilted(p):
 
 
 class Source:
-    """Videos of the embedded world; a clip is its middle second: what is shown, what comes, noise.
+    """Videos of the embedded world; a clip is its middle second: its step, the next one, noise.
 
     The second training video has nothing that a window lies around.
     """
 
     def __init__(self, split, count, *_):
-        self.split, self.videos = split, [grammar.make_video(split, i) for i in range(count)]
+        scripts = [grammar.make_video(split, i) for i in range(count)]
+        self.split, self.videos = split, [as_video(script, split) for script in scripts]
         self.listed, self.missing, self.unreadable = self.videos, [], {}
-        self.ours, self.teachers = ([self.seconds(video, turn) for video in self.videos]
+        self.ours, self.teachers = ([self.seconds(script, turn) for script in scripts]
                                     for turn in (TURN.numpy(), np.eye(D)))
 
-    def seconds(self, video, turn):
-        """(seconds, D): the text of the step shown, that of the next one turned, and noise."""
-        rng = np.random.default_rng((video.seed, int(turn[0, 0] == 1)))
-        rows = .3 * rng.standard_normal((math.ceil(video.duration), D))
-        for k, (start, end) in enumerate(video.segments):
+    def seconds(self, script, turn):
+        """(seconds, D): the text of the step, that of the next one turned, and noise."""
+        rng = np.random.default_rng((script.seed, int(turn[0, 0] == 1)))
+        rows = .3 * rng.standard_normal((math.ceil(script.duration), D))
+        for k, (start, end) in enumerate(script.segments):
             for second in range(math.floor(start), math.floor(end) + 1):
-                rows[second] += UNIT[video.steps[k]]
-                if k + 1 < len(video.steps):
-                    rows[second] += UNIT[video.steps[k + 1]] @ turn.T
+                rows[second] += UNIT[script.steps[k]]
+                if k + 1 < len(script.steps):
+                    rows[second] += UNIT[script.steps[k + 1]] @ turn.T
         return rows
 
     def __len__(self):
@@ -71,17 +73,17 @@ class Source:
     def pretrain_windows(self, video, rng):
         if self.split == "train" and video == 1:
             return np.zeros((0, 2))
-        return np.array(self.videos[video].segments)[:9]
+        return np.array([step[:2] for step in self.videos[video].steps])[:9]
 
     def load(self, requests, rng=None):
         places = [(video, int(middle)) for video, windows in requests
                   for middle in windows.mean(-1)]
-        clips, looks = (torch.from_numpy(np.array([rows[video][i] for video, i in places]))
+        clips, views = (torch.from_numpy(np.array([rows[video][i] for video, i in places]))
                         for rows in (self.ours, self.teachers))
-        return data.Loaded(requests, clips, looks, {})
+        return data.Loaded(requests, clips, views, {})
 
-    def teach(self, looks):
-        return looks
+    def teacher_features(self, views):
+        return views
 
 
 class Model:
@@ -104,11 +106,10 @@ class Model:
 @pytest.fixture(autouse=True)
 def world(monkeypatch):
     """All that the tables are made of: the sources of the three splits, and the teacher."""
-    def load_data(settings, *_, **__):
-        return Source(settings.split, settings.toy_videos), TEXTS
     soft_targets = pseudo_labels.soft_targets
-    monkeypatch.setattr(forecasting, "load_data", load_data)
-    monkeypatch.setattr(data, "ToySource", Source)
+    monkeypatch.setattr(forecasting, "open_labeled", lambda settings, split, *_, **__: (
+        Source(split, settings.toy_videos), TEXTS))
+    monkeypatch.setattr(forecasting, "ToySource", Source)
     monkeypatch.setattr(forecasting, "soft_targets", lambda *args: tilted(soft_targets(*args)))
 
 
@@ -153,20 +154,18 @@ def mean_class(scores, labels):
 
 
 def forecasts_of(source):
-    """Each forecast: its video, how many steps came before, the second its window begins, the
-    middles of its 8 clips (s)."""
+    """Each forecast: its video, how many steps came before, the middles of its 8 clips (s)."""
     for v, video in enumerate(source.videos):
         for k in range(1, len(video.steps)):
-            end = video.segments[k - 1][1]
+            end = video.steps[k - 1].end
             begin = max(0.0, end - 68)
-            yield v, k, begin, [begin + (end - begin) * (i + .5) / 8 for i in range(8)]
+            yield v, k, [begin + (end - begin) * (i + .5) / 8 for i in range(8)]
 
 
 def last_clips(source):
     """Embedding of the last observed clip of each forecast, and what comes next."""
-    found = [(source.ours[v][int(middles[-1])], source.videos[v].steps[k])
-             for v, k, _, middles in forecasts_of(source)]
-    return [x for x, _ in found], [label for _, label in found]
+    return [*zip(*[(source.ours[v][int(middles[-1])], source.videos[v].steps[k].label)
+                   for v, k, middles in forecasts_of(source)])]
 
 
 def predictions(clips, noise):
@@ -186,8 +185,9 @@ def slow_temperature(held):
     """
     clips, _ = last_clips(held)
     logits = np.log(predictions(clips, np.zeros((len(clips), 1, D)))[:, 0])
-    target = [softmax(cosines(held.teachers[v][int(sum(held.videos[v].segments[k]) / 2)])
-                      / TEACHER_TAU) for v, k, _, _ in forecasts_of(held)]
+    steps = [(v, held.videos[v].steps[k]) for v, k, _ in forecasts_of(held)]
+    target = [softmax(cosines(held.teachers[v][int((step.start + step.end) / 2)]) / TEACHER_TAU)
+              for v, step in steps]
     low, high = 0.01, 100.0
     for _ in range(80):
         a, b = low + (high - low) / 3, high - (high - low) / 3
@@ -201,8 +201,8 @@ def slow_bigrams(train, clips):
     """What follows the nearest step of each last clip, and what follows its softmax: counted."""
     follows = np.zeros((S, S))
     for v, video in enumerate(train.videos):
-        steps = [best(cosines(train.ours[v][int((start + end) / 2)]))[0]
-                 for start, end in video.segments[:9]] if v != 1 else []
+        steps = [best(cosines(train.ours[v][int((step.start + step.end) / 2)]))[0]
+                 for step in video.steps[:9]] if v != 1 else []
         for a, b in zip(steps, steps[1:]):
             follows[a, b] += 1
     after = [row / row.sum() if row.sum() else follows.sum(0) / follows.sum() for row in follows]
@@ -231,7 +231,7 @@ def test_the_forecast_table_equals_counting():
     fitted = slow_temperature(Source("validation", 20))
     lucky = [1 - (1 - softmax(np.log(p) / fitted)[label]) ** Q for p, label in zip(zero, y)]
     teacher = [UNIT @ np.mean([source.teachers[v][int(m)] for m in middles], 0)
-               for v, _, _, middles in forecasts_of(source)]
+               for v, _, middles in forecasts_of(source)]
     hard, soft = slow_bigrams(Source("train", 25), clips)
     commonest = max(sorted(set(y)), key=y.count)
     assert evaluated == listed == M > 100 and commonest != 0
@@ -251,49 +251,41 @@ def test_the_forecast_table_equals_counting():
     assert result.keys() == expected.keys() | {"distinct", "truth", "by_class", "by_class_bayes"}
 
 
+def encoded(source):
+    """The samples of a source's forecasts, and their clips' embeddings."""
+    samples = data.forecast_samples(source.videos)
+    return samples, encode_samples(Model(), source, samples, SETTINGS, "cpu")[0]
+
+
 def test_bigrams_equal_counting():
     """Catches: padding, or the order of a pair, counted; the first observed clip in place of the
     last; the posterior in place of the nearest step; a video without a clip that shifts others."""
     source = Source("test", 6)
-    samples = tasks.forecast_samples(source.videos)
-    x, _, _ = inference.encode_samples(Model(), source, samples, SETTINGS, "cpu", "encode")
-    for ours, slow in zip(forecasting.bigrams(Model(), x, TEXTS, SETTINGS, "cpu"),
+    for ours, slow in zip(forecasting.bigrams(Model(), encoded(source)[1], TEXTS, SETTINGS, "cpu"),
                           slow_bigrams(Source("train", 25), last_clips(source)[0])):
         np.testing.assert_allclose(ours, slow, rtol=1e-7, atol=1e-12)
 
 
-def shown_steps(video, k, begin):
-    """Of the steps before step k those with a second or more in the window; is the first there?"""
-    shown = [i for i in range(k) if video.segments[i][1] - max(begin, video.segments[i][0]) >= 1]
-    return [video.steps[i] for i in shown], 0 in shown
-
-
 def test_the_rows_of_the_exact_truth_equal_counting():
-    """Catches: a step that is shown for some seconds left out of the truth, or one shown for less
-    than one in it; the filter fed with posteriors that are not P(clip | step) relative to the
+    """Catches: the filter fed with posteriors that are not P(clip | step) relative to the
     background (times S), or without the clips' length; tv of the truth's draws in place of ours,
     or its floor of ours; other draws than --samples in the ideal oracle."""
-    source, grammar = Source("test", 30), grammar.Grammar()
-    samples = tasks.forecast_samples(source.videos)
-    x, _, samples = inference.encode_samples(Model(), source, samples, SETTINGS, "cpu", "encode")
+    source, exact = Source("test", 30), grammar.Grammar()
+    samples, x = encoded(source)
     clips, y = last_clips(source)
-    some = torch.randint(S, (len(y), 30), generator=torch.Generator().manual_seed(1))
-    rows, bayes = forecasting.toy_rows(Model(), x, TEXTS, samples, source.videos, torch.tensor(y),
-                                       some, SETTINGS)
-    truth, believed, cut = [], [], []
-    for v, k, begin, middles in forecasts_of(source):
-        video = source.videos[v]
-        shown, from_start = shown_steps(video, k, begin)
-        truth.append(grammar.next_step(shown, from_start))
+    drawn = torch.randint(S, (len(y), 30), generator=torch.Generator().manual_seed(1))
+    rows, bayes = truth_rows(Model(), x, TEXTS, samples, source.videos, drawn, SETTINGS)
+    truth, believed = [], []
+    for sample, (v, _, middles) in zip(samples, forecasts_of(source)):
+        steps, from_start = data.observed_steps(sample, source.videos[v])
+        truth.append(exact.next_step(steps, from_start))
         likelihood = [S * softmax(cosines(source.ours[v][int(m)]) / READ_TAU) for m in middles]
-        believed.append(grammar.next_step_from_clips(
+        believed.append(exact.next_step_from_clips(
             np.array([likelihood]), np.array([from_start]), np.array([middles[1] - middles[0]]))[0])
-        cut += [end - begin for _, end in video.segments if begin < end < begin + 6]
-    assert min(cut) < 1 < sorted(cut)[-1]                   # steps that the window cuts, both kinds
     generator = torch.Generator().manual_seed(SEED)
     ideal = torch.multinomial(torch.tensor(np.array(truth)), 200, replacement=True,
                               generator=generator).tolist()
-    drawn = some.tolist()
+    drawn = drawn.tolist()
     for more in (50, 50, 50, 20):
         noise = noise_of(len(y), more, SEED * 1000 + len(drawn[0]))
         for row, p in zip(drawn, predictions(clips, noise)):
@@ -311,19 +303,16 @@ def test_the_rows_of_the_exact_truth_equal_counting():
     assert bayes == pytest.approx(by_class(truth, y))
 
 
-def test_a_step_is_shown_from_a_second_on():
+def test_a_step_is_observed_from_a_second_on():
     """Catches: another threshold, seconds of the video in place of seconds of the window."""
-    video, found = grammar.make_video("test", 4), {}
-    for inside in (.5, .99, 1.01, 5., 8.):                  # s of step 1 in the window of step 4
-        begin = video.segments[1][1] - inside
-        windows = np.array([[begin + 8 * i, begin + 8 * i + 8] for i in range(8)])
-        sample = tasks.Sample(0, windows, video.steps[4], 4)
-        grammar, truth, from_start, seconds = forecasting.toy_truth([sample], [video])
-        shown = video.steps[2 if inside < 1 else 1:4]
-        np.testing.assert_allclose(truth[0], grammar.next_step(shown, False))
-        assert not from_start[0] and seconds[0] == pytest.approx(8)
-        found[inside] = truth[0]
-    assert np.abs(found[.5] - found[5.]).max() > .01        # it does matter here
+    video = as_video(grammar.make_video("test", 4), "test")
+    labels = [step.label for step in video.steps]
+    for inside in (.5, .99, 1.01, 5.):                      # s of step 1 in the window of step 4
+        windows = np.array([[video.steps[1].end - inside, video.steps[3].end]])
+        assert data.observed_steps(data.Sample(0, windows, labels[4], 4), video) == (
+            labels[2 if inside < 1 else 1:4], False)
+    windows = np.array([[0., video.steps[1].end]])
+    assert data.observed_steps(data.Sample(0, windows, labels[2], 2), video) == (labels[:2], True)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -334,38 +323,36 @@ def test_the_classification_table_equals_counting():
     made of our embedding or at our temperature, equal texts that do not tie, kinds of steps mixed
     up, the difference of other samples or resampled by sample."""
     source = Source("test", 25)
-    result, evaluated, listed = evaluate.classify(Model(), source, TEXTS, SETTINGS, "cpu")
-    p, y, videos = {"ours": [], "teacher": []}, [], []
-    for v, video in enumerate(source.videos):
-        for (start, end), step in zip(video.segments, video.steps):
-            views = [(start + end) / 2 + i * max(end - start - 9, 0) / 2 for i in (-1, 0, 1)]
-            ours = [softmax(cosines(source.ours[v][int(m)]) / READ_TAU) for m in views]
-            teacher = [softmax(cosines(source.teachers[v][int(m)]) / TEACHER_TAU) for m in views]
-            p["ours"].append(np.mean(ours, 0))
-            p["teacher"].append(np.mean(teacher, 0))
-            y, videos = [*y, step], [*videos, v]
-    kinds = {"held_out": grammar.HELD_OUT, "motion_only": sum(grammar.MOTION_ONLY, ())}
-    ids = {kind: [grammar.STEP_ID[step] for step in steps] for kind, steps in kinds.items()}
+    result, evaluated, listed = classify(Model(), source, TEXTS, SETTINGS, "cpu")
+    steps = [(v, step) for v, video in enumerate(source.videos) for step in video.steps]
+    y, p = [step.label for _, step in steps], {"ours": [], "teacher": []}
+    for v, (start, end, _) in steps:
+        views = [(start + end) / 2 + i * max(end - start - 9, 0) / 2 for i in (-1, 0, 1)]
+        for name, rows, tau in (("ours", source.ours, READ_TAU),
+                                ("teacher", source.teachers, TEACHER_TAU)):
+            p[name].append(np.mean([softmax(cosines(rows[v][int(m)]) / tau) for m in views], 0))
     expected = {**{f"top{k}": {name: top(p[name], y, k) for name in p} for k in (1, 5)},
-                "mean_class": {name: mean_class(p[name], y) for name in p},
-                **{kind: {name: top(*zip(*[(row, label) for row, label in zip(p[name], y)
-                                           if label in own])) for name in p}
-                   for kind, own in ids.items()}}
-    hits = [torch.tensor([best(row)[0] == label for row, label in zip(p[name], y)]).double()
-            for name in ("ours", "teacher")]
-    assert evaluated == listed == len(y)
-    assert result.keys() == {*expected, "ours_minus_teacher", "by_class"}
-    assert result["by_class"] == pytest.approx(by_class(p["ours"], y))
+                "mean_class": {name: mean_class(p[name], y) for name in p}}
+    for kind, names in (("held_out", grammar.HELD_OUT),
+                        ("motion_only", sum(grammar.MOTION_ONLY, ()))):
+        ids = [grammar.STEP_ID[name] for name in names]
+        expected[kind] = {name: top(*zip(*[pair for pair in zip(p[name], y) if pair[1] in ids]))
+                          for name in p}
     for part, values in expected.items():
         assert result[part] == pytest.approx(values), part
-    apart = metrics.paired_bootstrap(*hits, groups=torch.tensor(videos))
-    assert result["ours_minus_teacher"] == pytest.approx([100 * value for value in apart])
+    hits = [torch.tensor([best(row)[0] == label for row, label in zip(p[name], y)]).double()
+            for name in ("ours", "teacher")]
+    interval = metrics.paired_bootstrap(*hits, groups=torch.tensor([v for v, _ in steps]))
+    assert result["ours_minus_teacher"] == pytest.approx([100 * value for value in interval])
+    assert result["by_class"] == pytest.approx(by_class(p["ours"], y))
+    assert result.keys() == {*expected, "ours_minus_teacher", "by_class"}
+    assert evaluated == listed == len(y)
 
 
 def test_equal_texts_tie_and_each_of_them_counts():
     """Catches: equal texts told apart by rounding, one of them left out of the softmax."""
     x = draw(2, 3, D, seed=7)
-    p = inference.score(Model().read, x, TEXTS).exp()
+    p = score_texts(Model().read, x, TEXTS).exp()
     for row, ours in zip(x.flatten(0, 1).numpy(), p.flatten(0, 1)):
         assert ours[TWINS[0]] == ours[TWINS[1]]
         np.testing.assert_allclose(ours, softmax(cosines(row) / READ_TAU), rtol=1e-6)
@@ -373,7 +360,7 @@ def test_equal_texts_tie_and_each_of_them_counts():
 
 def test_percent():
     """Catches: a fraction that is not multiplied, a rounded one, NaN in a JSON, None as 0."""
-    assert metrics.percent(None) is None and metrics.percent(math.nan) is None
+    assert metrics.percent(None) is metrics.percent(math.nan) is None
     assert metrics.percent(torch.empty(0)) is None                        # nothing of a kind
     assert metrics.percent(0.123456) == pytest.approx(12.3456)
     assert metrics.percent(torch.tensor([True, False, True])) == pytest.approx(200 / 3)
