@@ -19,6 +19,7 @@ from weights.checkpoint import load_model
 
 TRAIN, TEST = "EPIC_100_train.csv", "EPIC_100_test_timestamps.csv"
 EPIC = ("--data", "epic", "--videos", "kitchens")
+LABELED = (*EPIC, "--annotations", TRAIN)
 REAL = Path(__file__).resolve().parent.parent.parent / "shared/epic/EPIC_100_validation_head.csv"
 
 
@@ -35,8 +36,8 @@ def made(tmp_path_factory):
             for picture in rng.integers(0, 256, (96, 48, 64, 3), dtype=np.uint8):
                 file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, "rgb24")))
             file.mux(stream.encode())
-        rows += [(f"P01_0{i}_{k}", f"P01_0{i}", f"00:00:0{k}.50", f"00:00:0{2 * k + 1}.75", 3 * i + k,
-                  10 * k) for k in range(3)]
+        rows += [(f"P01_0{i}_{k}", f"P01_0{i}", f"00:00:0{k}.50", f"00:00:0{2 * k + 1}.75",
+                  3 * i + k, 10 * k) for k in range(3)]
     head = "narration_id,video_id,start_timestamp,stop_timestamp,verb_class,noun_class".split(",")
     for name, width in ((TRAIN, 6), (TEST, 4)):
         (folder / name).write_text("".join(",".join(map(str, row[:width])) + "\n"
@@ -140,11 +141,11 @@ def test_actions_are_fine_tuned_and_evaluated(monkeypatch):
     """Catches: f frozen, 8 frames for 32, a submission that names other actions or sums to no 1."""
     monkeypatch.setattr(evaluated, "VIEWS", 2)
     for init in ("published", "diffusion"):
-        call("train.py", *TUNE, *EPIC, "--annotations", TRAIN, "--init", f"{init}.pt", "--out", init)
+        call("train.py", *TUNE, *LABELED, "--init", f"{init}.pt", "--out", init)
         model, before = load_model(init)[0], load_model(f"{init}.pt")[0]
         assert model.encoder.frames == 32 and model.classes == [97, 300]
         assert not torch.equal(before.encoder.head.weight, model.encoder.head.weight)
-        content = measure(*EPIC, "--annotations", TRAIN, "--checkpoint", init)
+        content = measure(*LABELED, "--checkpoint", init)
         assert content["task"] == "classify" and content["split"] == "train"
         assert list(content["top1"]) == list(content["top5"]) == ["verb", "noun", "action"]
         assert content["listed"] == content["evaluated"] == 9
@@ -165,7 +166,7 @@ def test_actions_are_fine_tuned_and_evaluated(monkeypatch):
 
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been():
     """Catches: crops, RandAugment, MixUp or order of samples that start again on resuming."""
-    assert resumed_equals_whole(*TUNE, *EPIC, "--annotations", TRAIN, "--batch", "3", "--init",
+    assert resumed_equals_whole(*TUNE, *LABELED, "--batch", "3", "--init",
                                 "diffusion.pt")
 
 
@@ -182,8 +183,8 @@ def test_unreadable_kitchens_are_named_and_left_out():
 
 def check(annotations, *flags):
     """The JSON of `data.py check`."""
-    call("data.py", "check", "--data", "epic", "--annotations", str(annotations), "--json", "c.json",
-         *flags)
+    call("data.py", "check", "--data", "epic", "--annotations", str(annotations), *flags, "--json",
+         "c.json")
     return json.loads(Path("c.json").read_text())
 
 
@@ -212,5 +213,5 @@ def test_what_has_no_table_is_one_line(capsys):
     """Catches: a zero-shot table of actions; the classifier of steps read as that of actions."""
     call("train.py", *TUNE, "--task", "classify", "--init", "diffusion.pt", "--out", "steps")
     for checkpoint, named in (("diffusion.pt", "not fine-tuned"), ("steps", "--task classify")):
-        assert named in fails(capsys, 2, "evaluate.py", *EPIC, "--annotations", TRAIN,
+        assert named in fails(capsys, 2, "evaluate.py", *LABELED,
                               "--checkpoint", checkpoint)

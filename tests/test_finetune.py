@@ -29,7 +29,7 @@ H = dict(width=32, layers=2, heads=2)
 
 
 def make_ours(order="diffusion", D=64, encoder=F):
-    """A random checkpoint as pre-training leaves it, on frames or on features: and its arguments."""
+    """A random model as pre-training leaves it, on frames or on features, and its arguments."""
     torch.manual_seed(0)
     arguments = dict(encoder=encoder, denoiser=H, order=order, tau=0.05,
                      pixels=(.4, .25) if encoder else None)
@@ -41,7 +41,7 @@ def make_ours(order="diffusion", D=64, encoder=F):
 
 
 def make_published(dim=64, layers=2, task=None, encoder=F):
-    """A random published checkpoint, without h where there are no layers of it: and its arguments."""
+    """A random published model, without h where it has no layers, and its arguments."""
     torch.manual_seed(0)
     sizes = dict(encoder={**encoder, "dim": dim}, task=task, classes=[40] if task else [],
                  denoiser=dict(dim=dim, layers=layers, clips=9) if layers else None)
