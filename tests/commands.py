@@ -15,14 +15,16 @@ import evaluate
 import predict
 import train
 from data import Loaded
-from experiments import charts, probe
+from experiments import benchmark, charts, probe, tables
 from files import commands, sources
 from files.annotations import training_split
 from support.command import run
 from toy import teacher
 from weights import __main__ as convert
 
-SCRIPTS = {"evaluate.py": (evaluate.main, evaluate.EvaluateSettings),
+SCRIPTS = {"benchmark.py": (benchmark.main, benchmark.BenchmarkSettings),
+           "tables.py": (tables.main, tables.TablesSettings),
+           "evaluate.py": (evaluate.main, evaluate.EvaluateSettings),
            "predict.py": (predict.main, predict.PredictSettings),
            "charts.py": (charts.main, charts.ChartSettings),
            "probe.py": (probe.main, probe.ProbeSettings),
