@@ -80,6 +80,7 @@ def measure(*flags):
 
 
 def weights(out):
+    """The tensors of a run's checkpoint."""
     return torch.load(Path(out) / "checkpoint.pt", weights_only=True)["model"]
 
 
@@ -115,20 +116,16 @@ def test_a_share_of_the_labels_is_a_share_of_the_videos():
 
 
 # ---- the classifier ----------------------------------------------------------------------------
-def test_the_classifier_equals_its_formula_by_loops():
+def test_the_classifier_equals_its_formula():
     """Catches: a prediction whose length is lost, tau left out, label sets softmaxed together."""
     torch.manual_seed(0)
     model = ProcedureModel(torch.randn(5, 4), None, None, "none", 0.05, None, task="classify",
                            classes=[2, 3])
-    x = torch.randn(2, 3, 4)
-    verb, noun = model.classify(x)
-    W, b = model.classifier.weight.double(), model.classifier.bias.double()
-    for i, n in np.ndindex(2, 3):
-        logits = [(sum(W[s, d] * x[i, n, d] for d in range(4)) + b[s]) / 0.05 for s in range(5)]
-        for got, part in ((verb[i, n], logits[:2]), (noun[i, n], logits[2:])):
-            total = sum(value.exp() for value in part)
-            expected = torch.stack([(value.exp() / total).log() for value in part])
-            torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+    x, weight, bias = torch.randn(2, 3, 4), model.classifier.weight, model.classifier.bias
+    p = (((x[..., None, :] * weight).sum(-1) + bias) / 0.05).double().exp()            # (2, 3, 5)
+    for log_p, part in zip(model.classify(x), p.split([2, 3], -1), strict=True):
+        torch.testing.assert_close(log_p.double().exp(), part / part.sum(-1, keepdim=True),
+                                   rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()

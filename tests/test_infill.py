@@ -59,7 +59,7 @@ class Source:
         self.videos = [as_video(grammar.make_video("validation", i), "validation")
                        for i in range(8)]
         self.videos.append(Video("long", steps=tuple(
-            Step(10.0 * k + 1, 10.0 * k + 9, k) for k in range(12))))
+            Step(10.0 * k + 1, 10.0 * k + 9, k + 5) for k in range(12))))
         self.listed, self.unreadable = self.videos, {}
 
     def __len__(self):

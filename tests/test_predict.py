@@ -88,20 +88,25 @@ def observed_toy(number=0, at=None):
 def test_the_embedded_video_is_read_as_it_is_evaluated():
     """Catches: other frames than evaluate.py takes; a forecast that is not in the middle; a truth
     with the steps counted one off, or with steps before the window."""
-    source, exact = ToySource("test", 6, F["frames"], progress=False), grammar.Grammar()
+    source, exact, cuts = ToySource("test", 6, F["frames"], progress=False), grammar.Grammar(), 0
     for number, video in enumerate(source.videos):
-        observed = observed_toy(number)
-        assert torch.equal(source.load([(number, observed.windows)]).clips, observed.clips)
-        assert observed.pictures.shape == (8, 3, 32, 32)
-        k = max(len(video.steps) - 4, 0)
-        assert observed.windows[-1, 1] == video.steps[k].end
-        p = exact.next_step(*observed_steps(Sample(0, observed.windows, 0, k + 1), video))
-        truth = truth_of(observed)
-        assert {row["step"]: pytest.approx(row["p"]) for row in truth["next"]} == {
-            grammar.STEPS[step]: p[step] for step in np.flatnonzero(p)}
-        assert truth["follows"] == [grammar.STEPS[step.label] for step in video.steps[k + 1:]]
-        if video.steps[k].start < observed.windows[-1].mean():
-            assert truth["clips"][-1] == grammar.STEPS[video.steps[k].label]
+        cut = [step.end + 67.5 for step in video.steps if step.end + 67.5 < video.steps[-1].start]
+        cuts += len(cut)                                # .5 s of a step are in the window
+        for at in (None, *cut):
+            observed = observed_toy(number, at)
+            windows, end = observed.windows, observed.windows[-1, 1]
+            assert end == at or at is None and end == video.steps[max(len(video.steps) - 4, 0)].end
+            assert torch.equal(source.load([(number, windows)]).clips, observed.clips)
+            assert observed.pictures.shape == (8, 3, 32, 32)
+            begun, truth = sum(step.start <= end - 1 for step in video.steps), truth_of(observed)
+            p = exact.next_step(*observed_steps(Sample(0, windows, 0, begun), video))
+            assert {row["step"]: pytest.approx(row["p"]) for row in truth["next"]} == {
+                grammar.STEPS[step]: p[step] for step in np.flatnonzero(p)}
+            assert truth["follows"] == [grammar.STEPS[step.label] for step in video.steps[begun:]]
+            last = [grammar.STEPS[step.label] for step in video.steps
+                    if step.start <= windows[-1].mean() < step.end]
+            assert truth["clips"][-1] == (last[0] if last else None)
+    assert cuts > 1
 
 
 def test_chances_of_futures_are_products():
