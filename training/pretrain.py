@@ -126,7 +126,11 @@ def set_up(settings):
         if not same_texts(resumed["model"]["phrases"], material.phrases):
             raise BadInput(f"--resume: {settings.out} was trained with other phrases, or another "
                            "teacher, than are given now; give the same")
-        model.load_state_dict(resumed["model"])
+        try:
+            model.load_state_dict(resumed["model"])
+        except RuntimeError as error:
+            raise BadInput(f"--resume: the checkpoint in {settings.out} does not fit this code: "
+                           f"{str(error).strip().splitlines()[-1].strip()}") from None
     elif start is not None:
         fill(settings.init, model, start)
     return model, arguments, material.source, device, resumed
