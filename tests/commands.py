@@ -94,7 +94,8 @@ def call(program, *argv):
     """Run a script's main in this process, by its command line; no file is remembered."""
     sources.read_features.cache_clear()
     name = "weights/__main__.py" if program == "weights" else program
-    sys.argv, before = [f"/somewhere/{name}"], (sys.argv, signal.getsignal(signal.SIGTERM))
+    sys.argv, before = [f"/somewhere/{name}"], sys.argv
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         if program == "data.py":                               # its commands read sys.argv
             sys.argv += argv
@@ -102,8 +103,9 @@ def call(program, *argv):
         main, flags = SCRIPTS[program] if program in SCRIPTS else train.command_of(argv)
         return run(main, flags, list(argv))
     finally:
-        sys.argv = before[0]
-        signal.signal(signal.SIGTERM, before[1])
+        sys.argv = before
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def struck(fault, owner, name, at, program, *argv):

@@ -5,20 +5,23 @@ Faults come in the middle of a real process: a fork of this one, see commands.st
 import os
 import shutil
 import signal
-import threading
-import time
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from commands import TINY, call, coin_flags, fails, read_json, same_run, struck
+import train
+from commands import TINY, call, coin_flags, fails, same_run, struck
 from data import Loaded
 from evaluation import embedding, labeled
+from support.command import parse
 from training import pretrain, run
 from toy.source import ToySource, load_teacher
 
+ROOT = Path(__file__).parent.parent
 COIN = (*coin_flags(), "--order-epochs", "3", "--device", "cpu")
 FINE = ("--stage", "finetune", "--task", "forecast", "--toy-videos", "16", "--epochs", "0.3",
         "--batch", "8", "--device", "cpu")
@@ -138,8 +141,25 @@ def test_struck_while_a_checkpoint_is_renamed(runs, fault, status, renamed):
     assert same_run("struck", runs[COIN])
 
 
-def test_a_signal_while_modules_are_imported():
-    """Catches: a traceback, or a run that goes on."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_modules_are_imported(number):
+    """Catches: a traceback, or a run that goes on with half a module: what imports may swallow any
+    exception, as torch does while it imports numpy."""
+    Path("torch.py").write_text(f"import os\ntry:\n    os.kill(os.getpid(), {int(number)})\n"
+                                "    import time\n    time.sleep(9)\nexcept BaseException: pass\n")
+    end = subprocess.run([sys.executable, ROOT / "train.py"], capture_output=True, text=True,
+                         env={**os.environ, "PYTHONPATH": "."}, preexec_fn=lambda: signal.signal(
+                             signal.SIGINT, signal.default_int_handler))
+    assert (end.returncode, end.stderr) == (128 + number, "")
+
+
+def test_an_error_in_the_loop_leaves_no_handler(runs, monkeypatch):
+    """Catches: a generator that is never closed, with the signals that it holds back."""
+    monkeypatch.setattr(pretrain, "order_losses", lambda *args: 1 / 0)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ZeroDivisionError):
+        train.main(parse(train.TrainSettings, COIN))
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 # ------------------------------------------------------------------------------------------------
