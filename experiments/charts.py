@@ -1,12 +1,10 @@
-"""Charts: curves of training and of labels, open vocabulary, distributions.
+"""Charts: curves of training, open vocabulary, distributions.
 
     python -m experiments.charts training --run runs/pretrain       # the terms of the loss
     python -m experiments.charts distributions --run runs/pretrain  # next steps, sampled and true
-    python -m experiments.charts labels --run results               # accuracy by share of labels
 
     function              shows                                               paper
     plot_training         the terms of the loss by step, and the stages       Eq. 7
-    plot_labels           fine-tuned accuracy by the share of labels          4.1, 4.2
     plot_open_vocabulary  accuracy of steps by their BLEU-1 with the pool     App. D, the chart
     plot_distributions    sampled versus true next steps                      Eq. 11
     S steps, M samples.
@@ -34,17 +32,14 @@ STYLE = {"font.size": 8, "axes.titlesize": 10, "axes.titlelocation": "left", "ax
          "svg.fonttype": "none"}                                           # sizes in points
 NEXT = 6                      # next steps that a figure has room for
 PANELS, SAMPLES = 6, 200      # forecasts of plot_distributions, Monte Carlo samples of each
-LABEL_ROWS = {"classify": (("classified", "ours"),), "activity": (("classified", "ours"),),
-              "forecast": (("zero noise", "zero_noise"), ("oracle", "oracle"))}
 
 
 @dataclass(frozen=True)
 class ChartSettings(Settings):
-    """Draw training curves, next steps sampled and true, or accuracy by share of labels."""
+    """Draw training curves, or next steps sampled and true."""
     what: str = opt("training: curves of RUN/metrics.jsonl; distributions: next steps, sampled and "
-                    "true, in the embedded world; labels: of evaluate.py's JSON files in RUN",
-                    choices=("training", "distributions", "labels"))
-    run: Path = opt("the run folder; labels: a folder of JSON files", Path("runs/pretrain"), WHAT)
+                    "true, in the embedded world", choices=("training", "distributions"))
+    run: Path = opt("the run folder", Path("runs/pretrain"), WHAT)
     out: Path = opt("file to write: .png, .pdf or .svg; default WHAT.png", None, file=PICTURES)
     seed: int = opt("distributions: of the noise, and the first of six test videos", 0, low=0,
                     high=2 ** 32 - 1)
@@ -150,57 +145,6 @@ def plot_training(rows):
     return figure
 
 
-def load_labels(folder):
-    """Accuracies of evaluate.py's JSON files in a folder -> {task: {row: {share: [percent]}}}.
-
-    The share of the labels is read from the config.json of a file's checkpoint; it is 0 for
-    zero-shot. One value per file, that is per seed. BadInput if there is no such file.
-    """
-    accuracies = {}
-    for path in sorted(folder.glob("*.json")):
-        try:
-            content = json.loads(path.read_text())
-            task, share = content["task"], 0.0
-            if content["setting"] == "fine-tuned":
-                config = json.loads((Path(content["checkpoint"]) / "config.json").read_text())
-                share = config["settings"]["labels"]
-            for row, key in LABEL_ROWS.get(task, ()):
-                shares = accuracies.setdefault(task, {}).setdefault(row, {})
-                shares.setdefault(share, []).append(content["top1"][key])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"{path}: {type(error).__name__}: {error}; JSON files of evaluate.py "
-                           "are needed, and the run folders that they name") from None
-    if not accuracies:
-        raise BadInput(f"{folder}: no JSON file of evaluate.py in it")
-    return accuracies
-
-
-@styled
-def plot_labels(accuracies):
-    """Means over the seeds with their standard deviations, a panel for each task.
-
-    accuracies: of `load_labels`. Returns: matplotlib Figure.
-    """
-    figure = new_figure(2.6 * len(accuracies) + 0.6, 3.0)
-    panels = figure.subplots(1, len(accuracies), squeeze=False)[0]
-    for axes, (task, rows) in zip(panels, accuracies.items()):
-        every = sorted(set().union(*rows.values()))
-        for (row, shares), color, style in zip(rows.items(), (BLUE, ORANGE), ("o-", "s--")):
-            known = sorted(shares)
-            spread = [statistics.stdev(shares[share]) if shares[share][1:] else 0
-                      for share in known]
-            axes.errorbar([every.index(share) for share in known],
-                          [statistics.mean(shares[share]) for share in known], spread, fmt=style,
-                          color=color, markersize=4, linewidth=1.4, capsize=3, label=row)
-        axes.set_xticks(range(len(every)), ["none" if not share else f"{100 * share:g} %"
-                                            for share in every])
-        axes.set(xlabel="labels", title=task)
-        if len(rows) > 1:
-            axes.legend()
-    panels[0].set_ylabel("top-1, %")
-    return figure
-
-
 @styled
 def plot_open_vocabulary(bleu, accuracy):
     """Accuracy of each step by its overlap with the phrases of pre-training (the paper's chart).
@@ -267,8 +211,6 @@ def main(settings):
     require()
     if settings.what == "training":
         figure = plot_training(load_metrics(settings.run / "metrics.jsonl"))
-    elif settings.what == "labels":
-        figure = plot_labels(load_labels(settings.run))
     else:
         figure = plot_distributions(toy_distributions(
             settings.run, pick_device(settings.device), SAMPLES,

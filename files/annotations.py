@@ -32,8 +32,8 @@ def load_coin(path):
     "training" is train, of which a tenth becomes validation (`training_split`); "testing" is test,
     and so is "validation", which some copies of the file write instead.
 
-    Returns: ([data.Video, ...], [name, ...]). Name i is the first label in the file of class
-             i, up to the largest class; "" if no step has that class, so that names[i] is class i.
+    Returns: ([data.Video, ...], [name, ...]). Name i is the first label in the file of class i, up
+             to the largest class; "" if no step has that class, so that names[i] is class i.
     Raises:  BadInput naming the file, and the line and the video where it is about one.
     """
     data = read_json(path, "COIN.json")
@@ -55,7 +55,7 @@ def load_coin(path):
 
 
 def coin_video(name, entry):
-    """One entry of the database as an Video. Its BadInput does not name the video."""
+    """One entry of the database as a Video. Its BadInput does not name the video."""
     subset, activity, steps = take(entry, ("subset", "recipe_type", "annotation"), "the entry")
     duration = entry.get("duration")
     require(subset in list(SUBSETS),                   # a list, since `subset` may be unhashable
@@ -67,7 +67,7 @@ def coin_video(name, entry):
     require(isinstance(steps, list), "annotation must be a list [{id, segment, label}, ...]")
     steps = [coin_step(step, f"step {i}") for i, step in enumerate(steps, start=1)]
     return Video(name, training_split(name) if subset == "training" else SUBSETS[subset],
-                          activity, duration, tuple(sorted(steps, key=lambda step: step.start)))
+                 activity, duration, tuple(sorted(steps, key=lambda step: step.start)))
 
 
 def coin_step(step, where):
@@ -119,7 +119,7 @@ def load_text_embeddings(path):
     return names.tolist(), embeddings
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class FeaturesFile:
     """Embeddings of windows of videos, rows in any order.
 
@@ -136,7 +136,7 @@ class FeaturesFile:
         repeated = (np.diff(which[order]) == 0) & (np.diff(self.middle[order]) == 0)   # (N - 1,)
         order = order[np.append(True, ~repeated)]
         first = np.searchsorted(which[order], np.arange(1, len(names)))      # of video 1, 2, ...
-        object.__setattr__(self, "rows", dict(zip(names.tolist(), np.split(order, first))))
+        self.rows = dict(zip(names.tolist(), np.split(order, first)))
 
     def nearest(self, name, times):
         """Rows (...) int64 of video `name` whose middles are nearest to `times` (...), s.
@@ -151,8 +151,7 @@ class FeaturesFile:
 def load_features(path):
     """Read a features file: video (N,), start (N,), end (N,), embedding (N, D) -> FeaturesFile.
 
-    BadInput if an array is absent, has another shape or type or is not finite, or an end is before
-    its start.
+    BadInput if an array is absent, has a wrong shape, type or value, or ends before it starts.
     """
     video, start, end, embedding = read_arrays(path, ("video", "start", "end", "embedding"))
     check_table(path, "video", video, "embedding", embedding)

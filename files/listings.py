@@ -39,7 +39,7 @@ def load_released_csv(path, task):
         task: "classify" (the authors' `step`), "forecast" (`next`) or "activity" (`task`). No line
               says which task a list is for. A list for another task is refused, since its scores
               (a step classified from its history, a forecast that sees its answer) would look real.
-    Returns: [Video, ...]  in the file's order.
+    Returns: [data.Video, ...] in the file's order.
     """
     columns, rows, from_zero = RELEASED[task], [], set()
     for where, line in read_lines(path):
@@ -64,8 +64,7 @@ def load_released_csv(path, task):
 def load_epic(path):
     """Read EPIC_100_train.csv, _validation.csv or _test_timestamps.csv (8 columns, no labels).
 
-    Only the timestamps are used: the frame numbers belong to frames extracted at a rate of their
-    own.
+    Only the timestamps are used: the frame numbers count frames at another rate than the video's.
 
     Returns: [data.Video, ...], each with its actions as steps, in the file's order.
     """

@@ -47,11 +47,11 @@ def read_lines(path):
 def read_table(path, columns, need="a csv file", errors="strict"):
     """[("file:line", {column: text}), ...] of a csv file whose first line names the columns.
 
-    Columns are separated by tabs if the first line has one, otherwise by commas. `columns` must be
+    Columns are separated by commas, or by tabs if the first line has no comma. `columns` must be
     there, in upper or lower case; the keys of the result are in lower case.
     """
     text = read_text(path, need, errors)
-    delimiter = "\t" if "\t" in split_lines(text)[0] else ","
+    delimiter = "," if "," in split_lines(text)[0] else "\t"
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
     rows = []
     try:

@@ -113,8 +113,7 @@ def read_frames(path, times, short_side=None):
     Args:
         times:      (n,) s, n at least 1, 0 to 1e9; in any order, with or without repeats.
         short_side: pixels; larger pictures are reduced to it, smaller ones are not enlarged.
-    Returns: (n, 3, H, W) uint8, row i is the picture at times[i], upright (rotation metadata
-             applied).
+    Returns: (n, 3, H, W) uint8, row i at times[i]; upright (rotation metadata applied).
     Raises:  Unreadable; ValueError if `times` are not as above.
     """
     times = np.asarray(times, float)

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from files.annotations import (AnnotatedVideo, FeaturesFile, Step, load_coin, load_features,
-                               load_text_embeddings, training_split)
+from data import Step, Video
+from files.annotations import (FeaturesFile, load_coin, load_features, load_text_embeddings,
+                               training_split)
 
 ROOT = Path(__file__).resolve().parent.parent
 COIN = ROOT.parent / "shared" / "coin"
@@ -28,9 +29,9 @@ def entry(*steps, subset="training", **changes):
 
 def write_coin(tmp_path, **videos):
     """A COIN.json with one line per video: the first is on line 3."""
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(video)}" for name, video in videos.items())
+    lines = [f"{json.dumps(name)}: {json.dumps(video)}" for name, video in videos.items()]
     path = tmp_path / "COIN.json"
-    path.write_text('{\n"database": {\n' + lines + "\n}}\n")
+    path.write_text('{\n"database": {\n' + ",\n".join(lines) + "\n}}\n")
     return path
 
 
@@ -48,27 +49,17 @@ def features(**changes):
 
 
 # ---- COIN.json ---------------------------------------------------------------------------------
-
-
 def test_load_coin_reads_the_layout(tmp_path):
-    """Catches: labels off by one, steps left unsorted, fields swapped, order of videos lost; a copy
-    of COIN.json that says "validation" for its test videos."""
+    """Catches: labels off by one, steps left unsorted, fields swapped, order of videos lost; a
+    later label of a class taken for its name; "validation", as some copies call "testing"."""
     path = write_coin(tmp_path, zz=entry(step("3", (5, 6)), step("1", (1.5, 2), "crack the egg"),
                                          subset="testing"),
-                      aa=entry(subset="validation", duration=None))
-    steps = (Step(1.5, 2.0, 0), Step(5.0, 6.0, 2))
-    expected = [AnnotatedVideo("zz", "test", 7, 60.5, steps),
-                AnnotatedVideo("aa", "test", 7, None, ())]
+                      aa=entry(step("1"), subset="validation", duration=None))
+    expected = [Video("zz", "test", 7, 60.5, (Step(1.5, 2.0, 0), Step(5.0, 6.0, 2))),
+                Video("aa", "test", 7, None, (Step(1.0, 2.5, 0),))]
     assert load_coin(path) == (expected, ["crack the egg", "", "whisk the egg"])
     path.write_text("\ufeff" + path.read_text(), encoding="utf-8")
     assert load_coin(path)[0] == expected
-
-
-def test_class_names_are_the_first_in_the_file(tmp_path):
-    """Catches: a later label of a class replacing the first."""
-    path = write_coin(tmp_path, a=entry(step("2", label="fold")),
-                      b=entry(step("2", label="fold again"), step("1", label="stir")))
-    assert load_coin(path)[1] == ["stir", "fold"]
 
 
 def test_validation_split_never_changes(tmp_path):
@@ -130,8 +121,6 @@ def test_coin_entry_at_fault_is_named(tmp_path, bad, message):
 
 
 # ---- text embeddings ---------------------------------------------------------------------------
-
-
 def texts(**changes):
     return {"names": np.array(["stir", "fold"]), "embeddings": np.eye(2, 3)} | changes
 
@@ -196,8 +185,6 @@ def test_npz_that_is_not_one(tmp_path, load, arrays):
 
 
 # ---- features ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("row, value", [(0, NAN), (4095, -INF), (4096, NAN), (9999, INF)])
 def test_features_row_with_nan_is_found_wherever_it_is(tmp_path, row, value):
     """Catches: a row number counted within its part of the file, the last part left unchecked."""
@@ -234,6 +221,9 @@ def test_nearest_equals_a_slow_loop():
         rows = file.nearest(name, times)
         assert rows.dtype == np.int64 and rows.tolist() == slow
         assert file.nearest(name, times[0, 0]) == slow[0][0]
+    assert file.nearest("v0", []).shape == (0,)
+    with pytest.raises(KeyError, match="v3x"):         # no features: not another video's row
+        file.nearest("v3x", [1.0])
 
 
 def test_nearest_does_not_depend_on_the_order_of_rows():
@@ -247,18 +237,7 @@ def test_nearest_does_not_depend_on_the_order_of_rows():
     assert file.nearest("a", [0.0, 1.0, 2.0, 4.0]).tolist() == [0, 0, 0, 2]
 
 
-def test_nearest_of_a_video_without_rows_is_an_error():
-    """Catches: another video's row, in silence, for a video that has no features."""
-    file = FeaturesFile(np.array(["b", "d"]), np.array([1., 1.]), np.ones((2, 3), np.float16))
-    for name in ("c", "e"):
-        with pytest.raises(KeyError, match=name):
-            file.nearest(name, [1.0])
-    assert file.nearest("b", []).shape == (0,)
-
-
 # ---- the real files ----------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(not (COIN / "COIN_dev.json").is_file(), reason="no shared/coin/COIN_dev.json")
 def test_real_coin_counts():
     """Catches: videos, steps or classes lost from the released training annotations."""
@@ -273,13 +252,3 @@ def test_real_coin_counts():
     assert len(names) == len(texts) == 778 and len(set(texts)) == 749
     assert [name or text for name, text in zip(names, texts)] == texts
     assert names.count("") == 1                        # the class that has no training step
-
-
-@pytest.mark.skipif(not (COIN / "clip_vit_b_16_steps.npz").is_file(),
-                    reason="no shared/coin/clip_vit_b_16_steps.npz")
-def test_real_text_embeddings():
-    """Catches: the released embeddings (not of unit length) refused, or joined in another order."""
-    names, embeddings = load_text_embeddings(COIN / "clip_vit_b_16_steps.npz")
-    assert names == (COIN / "steps.txt").read_text().splitlines()
-    assert embeddings.shape == (778, 512) and embeddings.dtype == np.float32
-    assert not np.allclose(np.linalg.norm(embeddings, axis=1), 1, atol=0.1)

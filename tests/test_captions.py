@@ -206,5 +206,3 @@ def test_real_narrations():
     for name in found:
         srt = captions.read_cues(REAL / f"{name}.srt")
         assert [text for *_, text in srt] == [text for *_, text in found.sentences(name)]
-        for one, other in zip(srt, found.sentences(name)):
-            assert one[:2] == pytest.approx(other[:2], abs=.006)       # the csv has two decimals

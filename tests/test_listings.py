@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from files import listings
-from files.listings import (EpicSegment, Listed, load_epic, load_ids, load_phrases, load_ratings,
-                            load_released_csv, load_steps)
+from data import Step, Video
+from files.listings import (UNKNOWN, Action, load_epic, load_ids, load_phrases, load_ratings,
+                            load_released_csv, load_steps, video_name)
 from support.command import BadInput
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,35 +29,37 @@ RATINGS = "Word\tBigram\tConc.M\tConc.SD\nEgg\t0\t5\t0.1\nzip up\t1\t3.43\t1.2\n
 
 
 def written(folder, text):
+    """The path of a file with this text, or bytes; of no file if it is None."""
     path = folder / "list"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
 
 # ---- layouts -----------------------------------------------------------------------------------
 def test_released_lists(tmp_path):
     """Catches: a path without suffix, or that begins with a minus, misread; columns exchanged; an
-    activity that does not span its video; a suffix that is no video's (an id may hold a dot) cut,
+    activity that has steps; a suffix that is no video's (an id may hold a dot) cut,
     or a folder kept."""
     assert load_released_csv(written(tmp_path, STEPS), "classify") == [
-        Listed("th2wZ0W8ulA", 580, 163.1434, 59, 65), Listed("-INaRI8Nb_E", 0, 112.2917, .5, 1)]
+        Video("th2wZ0W8ulA", None, 580, 163.1434, (Step(59, 65, 580),)),
+        Video("-INaRI8Nb_E", None, 0, 112.2917, (Step(.5, 1, 0),))]
     assert load_released_csv(written(tmp_path, NEXT), "forecast") == [
-        Listed("th2wZ0W8ulA", 581, 130, 0, 65), Listed("th2wZ0W8ulA", 582, 130, 0, 84)]
+        Video("th2wZ0W8ulA", None, 581, 130, (Step(0, 65, UNKNOWN), Step(65, 65, 581))),
+        Video("th2wZ0W8ulA", None, 582, 130, (Step(0, 84, UNKNOWN), Step(84, 84, 582)))]
     assert load_released_csv(written(tmp_path, TASK), "activity") == [
-        Listed("4bgWwnZQPaA", 123, 157.3572, 0, 157.3572),
-        Listed("-INaRI8Nb_E", 98, 112.2917, 0, 112.2917)]
-    assert [listings.video_name(path) for path in ("a.mp4", "x/y.b.MKV", "c.d", "x\\e.mov")] == [
+        Video("4bgWwnZQPaA", None, 123, 157.3572), Video("-INaRI8Nb_E", None, 98, 112.2917)]
+    assert [video_name(path) for path in ("a.mp4", "x/y.b.MKV", "c.d", "x\\e.mov")] == [
         "a", "y.b", "c.d", "e"]
 
 
 def test_epic_list(tmp_path):
     """Catches: frame numbers used for times, hours forgotten, commas in quotes, verb and noun
-    exchanged, a missing narration time that stops the reader."""
-    assert load_epic(written(tmp_path, EPIC)) == [
-        EpicSegment("P01_11_0", "P01_11", 0, 1.89, 0, 2),
-        EpicSegment("P01_11_1", "P01_11", 3723.5, 3724, 96, 299)]
+    exchanged, a missing narration time that stops the reader, actions of a video parted."""
+    assert load_epic(written(tmp_path, EPIC)) == [Video("P01_11", steps=(
+        Action(0, 1.89, (0, 2), "P01_11_0"), Action(3723.5, 3724, (96, 299), "P01_11_1")))]
     assert load_epic(written(tmp_path, TEST)) == [
-        EpicSegment("P01_12_0", "P01_12", 1.5, 2, None, None)]
+        Video("P01_12", steps=(Action(1.5, 2, (None, None), "P01_12_0"),))]
 
 
 def test_names_phrases_ratings_and_ids(tmp_path):
@@ -125,6 +127,7 @@ def test_line_ends_and_byte_order_marks(tmp_path, name):
     ("phrases", "a,3,4.5.6\nb,2,1\n", "list:1: concreteness is '4.5.6'"),
     ("ratings", RATINGS.replace("3.43", "high"), "list:3: Conc.M is 'high'"),
     ("ratings", RATINGS.replace("Conc.M", "mean"), "list:1: no column Conc.M"),
+    *[(name, None, "list: No such file") for name in READERS],
     *[(name, " \n\r\n", "list: the file is empty") for name in READERS],
     *[(name, b"\xff\xfea\x00", "list: invalid start byte at byte 0; save it as UTF-8")
       for name in READERS],
@@ -137,21 +140,14 @@ def test_list_at_fault_is_named_with_its_line(tmp_path, name, text, message):
     assert str(caught.value).startswith(f"{tmp_path}/list:") and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_no_such_list(tmp_path, name):
-    """Catches: FileNotFoundError, which looks like a bug of ours."""
-    with pytest.raises(BadInput, match="absent: No such file"):
-        READERS[name][0](tmp_path / "absent")
-
-
 # ---- real files --------------------------------------------------------------------------------
 @pytest.mark.skipif(not (REAL / "epic").is_dir(), reason="no shared/epic")
 def test_real_epic_files():
     """Catches: a real row refused."""
-    segments = load_epic(REAL / "epic" / "EPIC_100_validation_head.csv")
-    assert len(segments) == 400
-    assert {segment.video for segment in segments} == {f"P01_1{i}" for i in range(1, 5)}
-    assert segments[-1] == EpicSegment("P01_14_241", "P01_14", 870.55, 882.72, 10, 45)
+    videos = load_epic(REAL / "epic" / "EPIC_100_validation_head.csv")
+    assert sum(len(video.steps) for video in videos) == 400
+    assert {video.name for video in videos} == {f"P01_1{i}" for i in range(1, 5)}
+    assert Action(870.55, 882.72, (10, 45), "P01_14_241") == videos[-1].steps[-1]
 
 
 @pytest.mark.skipif(not (REAL / "phrases").is_dir(), reason="no shared/phrases")

@@ -123,41 +123,6 @@ def test_training_curves(drawing, tmp_path, capsys):
     assert capsys.readouterr().out == f"{tmp_path / 'curves.pdf'}\n"
 
 
-def test_accuracy_by_the_share_of_labels(drawing, tmp_path, monkeypatch):
-    """Catches: seeds that are not averaged, shares in the order of the files' names, zero-shot left
-    out or taken for all labels, a task's row in another's panel."""
-    monkeypatch.chdir(tmp_path)
-    Path("results").mkdir()
-    for i, (task, share, top1) in enumerate((
-            ("classify", 0, {"ours": 50}), ("classify", 1.0, {"ours": 90}),
-            ("classify", .01, {"ours": 60}), ("classify", .01, {"ours": 64}),
-            ("forecast", .1, {"zero_noise": 40, "oracle": 70}),
-            ("forecast", .01, {"zero_noise": 30, "oracle": 60}), ("infill", 0, {"zero_noise": 1}))):
-        run = Path(f"run{i}")
-        run.mkdir()
-        if share:
-            (run / "config.json").write_text(json.dumps({"settings": {"labels": share}}))
-        Path(f"results/{i}.json").write_text(json.dumps({
-            "task": task, "setting": "fine-tuned" if share else "zero-shot", "checkpoint": str(run),
-            "top1": top1}))
-    accuracies = charts.load_labels(Path("results"))
-    assert accuracies == {"classify": {"classified": {0: [50], 1: [90], .01: [60, 64]}},
-                          "forecast": {"zero noise": {.1: [40], .01: [30]},
-                                       "oracle": {.1: [70], .01: [60]}}}
-    classify, forecast = charts.plot_labels(accuracies).axes
-    assert texts(classify.get_xticklabels()) == ["none", "1 %", "100 %"]
-    assert texts(forecast.get_xticklabels()) == ["1 %", "10 %"]
-    assert list(classify.lines[0].get_ydata()) == [50, 62, 90]
-    assert [list(bars[0].get_ydata()) for bars in forecast.containers] == [[30, 40], [60, 70]]
-    draw("labels", "results", "labels.svg")
-    assert Path("labels.svg").stat().st_size > 1000
-    with pytest.raises(BadInput, match="run0: no JSON file"):
-        charts.load_labels(Path("run0"))
-    Path("run1/config.json").unlink()
-    with pytest.raises(BadInput, match="results/1.json"):
-        charts.load_labels(Path("results"))
-
-
 def test_open_vocabulary_means(drawing):
     """Catches: a step of BLEU-1 .7 among the novel ones, NaN in a mean, 1 left out."""
     figure = charts.plot_open_vocabulary(
