@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from commands import TINY, call, cannot_read, coin_flags, fails, make_coin, read_json
-from files import sources
+from commands import TINY, call, coin_flags, fails, make_coin, read_json
 from support import parallel
+from toy.source import TEACHER_FILE
 from training import pretrain
 from weights.checkpoint import build_model, save_checkpoint
 
 
 @pytest.fixture(autouse=True)
 def files(trained, here):
-    """A folder of its own for each test: copies of the COIN files, of a run on them, and lists."""
+    """For each test: copies of the COIN files and of a run on them, a toy run, and lists."""
     Path("coin").unlink()
     shutil.copytree(trained / "coin", "coin")
     shutil.copytree(trained / "coin-run", "run")
+    Path("toy-run").symlink_to(trained / "diffusion")
     Path("list.csv").write_text("a.mp4,1.0,9.0,['stir'],[1]\n")
     Path("caption.json").write_text(json.dumps({"a": {"start": [1], "end": [2], "text": ["cut"]}}))
-    for name in ("phrases.txt", "steps.txt"):
-        Path(name).write_text("stir\ncut\n")
+    Path("phrases.txt").write_text("stir\ncut\n")
 
 
 TRAIN = "train.py", *coin_flags(), "--order-epochs", "3", "--device", "cpu", "--out"
@@ -73,10 +73,11 @@ def put(row, value):
 
 
 def content(change):
-    """A fault: other content of a checkpoint."""
+    """A fault: other content of a checkpoint. A link is replaced, the file that it names stays."""
     def rewrite(path):
         whole = torch.load(path, weights_only=True)
         change(whole)
+        path.unlink()
         torch.save(whole, path)
     return rewrite
 
@@ -175,11 +176,17 @@ def make_wide():
     make_coin(Path("wide"), D=12)
 
 
-def same_texts():
+def other_teacher():
+    """Texts lie elsewhere than in the training, which would cost points unseen."""
+    content(lambda whole: whole["model"]["text_projection"].add_(torch.randn(
+        64, 64, generator=torch.Generator().manual_seed(0)), alpha=0.05))(TEACHER_FILE)
+
+
+def repeat_text():
     npz(embeddings=lambda a: np.repeat(a[:1], len(a), 0))(Path("coin/texts.npz"))
 
 
-BAD = *MEASURE[:-3], "bad.pt"
+BAD, TOY = (*MEASURE[:-3], "bad.pt"), ("--toy-videos", "4")
 # What the line names, the command, what is prepared.
 MISFITS = [
     (["runs/pretrain", "python train.py --stage pretrain"], ("evaluate.py", "--json", "o.json"), 0),
@@ -187,11 +194,16 @@ MISFITS = [
     (["--data"], ("evaluate.py", "--checkpoint", "run"), 0), (["--data"], BAD, save_toy),
     (["none", "bad.pt"], BAD, lambda: refit(drop_h)),
     (["encoder"], ("data.py", "features", "--checkpoint", "run"), 0),
-    (["texts.npz"], (*TRAIN, "new"), same_texts),
+    (["texts.npz"], (*TRAIN, "new"), repeat_text),
     (["run", "not fit"], (*TRAIN, "run", "--resume"), lambda: content(
         lambda whole: whole["model"].popitem())(Path("run/checkpoint.pt"))),
     (["run", "nothing to resume"], (*TRAIN, "run", "--resume"), lambda: content(
         lambda whole: whole.pop("optimizer"))(Path("run/checkpoint.pt"))),
+    (["toy-run", "another teacher"], ("evaluate.py", *TOY, "--checkpoint", "toy-run"),
+     other_teacher),
+    (["toy-run", "another teacher"], ("train.py", "--stage", "finetune", *TOY, "--init", "toy-run",
+                                      "--out", "new"), other_teacher),
+    (["toy-run", "another teacher"], ("predict.py", "--checkpoint", "toy-run"), other_teacher),
     (["other phrases"], (*TRAIN, "run", "--resume"), lambda: npz(
         embeddings=lambda a: a[::-1])(Path("coin/texts.npz"))),
     (["run", "--resume"], (*TRAIN, "run"), 0),
@@ -223,21 +235,6 @@ def test_what_does_not_fit(monkeypatch, capsys, named, command, prepare):
     assert all(text in line for text in named), line
     assert not Path("o.json").exists() and not Path("new/checkpoint.pt").exists()
     assert Path("run/checkpoint.pt").read_bytes() == before
-
-
-# ------------------------------------------------------------------------------------------------
-# Videos that are missing, unreadable or empty
-# ------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("names, share", [(["t2"], "0.05"), (["t0", "t1", "t2", "t3"], "1")])
-def test_too_many_unreadable_videos(capsys, monkeypatch, names, share):
-    """Catches: a score of the few files that can be read; a traceback where there is none."""
-    cannot_read(monkeypatch, sources.FeatureSource, *names)
-    for task in ("forecast", "classify"):
-        with pytest.raises(SystemExit) as end:
-            call(*MEASURE, "--task", task, "--max-unreadable", share)
-        err = capsys.readouterr().err
-        assert end.value.code == 2 and err.count("error: ") == 1 and "cut off" in err
-        assert f"{len(names)} of 4 videos" in err and not Path("o.json").exists()
 
 
 def test_videos_that_are_missing_or_have_no_step():
