@@ -157,9 +157,9 @@ def test_an_error_in_the_loop_leaves_no_handler(runs, monkeypatch):
     """Catches: a generator that is never closed, with the signals that it holds back."""
     monkeypatch.setattr(pretrain, "order_losses", lambda *args: 1 / 0)
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError) as error:    # its traceback refers to the generator
         train.main(parse(train.TrainSettings, COIN))
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is before, error
 
 
 # ------------------------------------------------------------------------------------------------
