@@ -116,6 +116,12 @@ def window_around(start, end, seconds, duration):
     return first, min(first + seconds, duration)
 
 
+def random_run(windows, rng):
+    """At most N consecutive windows, the first of them drawn uniformly."""
+    first = rng.integers(max(len(windows) - CLIPS, 0) + 1)
+    return windows[first:first + CLIPS]
+
+
 def sentence_windows(sentences, duration, rng):
     """Pre-training windows of one narrated video: 9 s around every second sentence.
 
@@ -146,12 +152,6 @@ def step_windows(steps, rng):
     """Pre-training windows of a video without narration: its annotated steps, labels unused."""
     return random_run(np.array([(step.start, step.end) for step in steps],
                                float).reshape(-1, 2), rng)
-
-
-def random_run(windows, rng):
-    """At most N consecutive windows, the first of them drawn uniformly."""
-    first = rng.integers(max(len(windows) - CLIPS, 0) + 1)
-    return windows[first:first + CLIPS]
 
 
 def spoken_during(sentences, windows):

@@ -8,9 +8,9 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.
     f              encoder     nn.Module   clips -> x_i; None where clips are embeddings already
     h              denoiser    nn.Module   None with matching only
     p(y | x)       match       (..., K)    Eq. 6 over the phrase pool, log probabilities
-    x_hat_j^0      x_hat       (B, Q, D)   prediction of h as an embedding: what is matched to texts
-    -              z_hat       (B, Q, D)   its clean point: what is noised again (diffusion.py)
-    -              classifier  nn.Linear   in place of the texts, once fine-tuned
+    x_hat_j^0      x_hat       (B, Q, D)   prediction of h as an embedding, to be matched with texts
+    -              z_hat       (B, Q, D)   its clean point, to be noised again (diffusion.py)
+    -              classifier  nn.Linear   replaces the texts after fine-tuning
     B videos, N clips, Q queries, T levels, K phrases, D embedding, S classes.
 """
 import torch
@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 import diffusion
 import losses
 
-GAIN = 0.5                # of h's output against the mean text: the start of training is gentle
-KAPPA = 0.45              # scale of the noise in forecasts; below 1 the likelier steps come more
+GAIN = 0.5                # scale of h's output, which is added to the mean text
+KAPPA = 0.45              # scale of the noise in forecasts; below 1, likely steps are drawn more
 
 
 class ProcedureModel(nn.Module):
@@ -34,12 +34,12 @@ class ProcedureModel(nn.Module):
         denoiser: h, a Denoiser; None with order "none", unless `task` needs it.
         order:   "diffusion", "mask" or "none".
         tau:     temperature of Eq. 6.
-        teacher_tau: temperature of the soft targets.
-        clip_tau: temperature at which observed clips are read; tau, unless there is no f.
         pixels:  (mean, std) of pixels / 255 as f expects them; None without f.
+        teacher_tau: temperature of the soft targets.
+        clip_tau: temperature at which observed clips are matched; None: tau.
         task:    what it is fine-tuned for: "classify", "forecast" or "activity"; None = zero-shot.
-        classes: of that task, one number for each label set: (S,), or verbs and nouns.
-        witness: text of the first phrase, by which the teacher is recognized again.
+        classes: of that task, how many in each label set: (S,), or verbs and nouns.
+        witness: text of the first phrase. A teacher that embeds it as phrases[0] is the same one.
     """
 
     def __init__(self, phrases, encoder, denoiser, order, tau, pixels, teacher_tau=0.03,
@@ -73,23 +73,23 @@ class ProcedureModel(nn.Module):
         return losses.match(x, self.phrases if texts is None else texts, self.tau)
 
     def match_predicted(self, x_hat, texts=None):
-        """Eq. 6 for what h predicts, at the temperature tau / |x_hat|: the longer, the surer.
+        """Eq. 6 for what h predicts, at the temperature tau / |x_hat|.
 
-        log softmax_k <x_hat, y_k> / tau for texts of length 1; see `predictor`.
+        That is log softmax_k <x_hat, y_k> / tau for texts of length 1; see `predictor`.
         """
         return losses.match(x_hat, self.phrases if texts is None else texts,
                             self.tau / x_hat.norm(dim=-1, keepdim=True))
 
     def read(self, x, texts=None):
-        """`match` for observed clips, at the temperature that fits them."""
+        """`match` for observed clips, at their own temperature clip_tau."""
         return losses.match(x, self.phrases if texts is None else texts, self.clip_tau)
 
     def context(self, x):
-        """What h reads of each clip (B, N, D): the clean point that Eq. 6 expects, times sqrt(D).
+        """The input of h for each clip: its expected clean point under Eq. 6, times sqrt(D).
 
-            sqrt(D) sum_k p(y_k | x_i) z_k
+            sqrt(D) sum_k p(y_k | x_i) z_k                                     (B, N, D)
 
-        Two clips of one step look alike to h, whatever else differs between them; the factor
+        Clips of the same step look alike to h, whatever else differs between them. The factor
         gives each coordinate a variance of about 1.
         """
         return self.read(x).exp() @ self.points * self.dim ** 0.5
@@ -99,10 +99,10 @@ class ProcedureModel(nn.Module):
 
             x_hat = u / |u| + tau c_skip A x_j^t,    u = mean + GAIN h(point, context, t)
 
-        Then <x_hat, y_k> / tau = cos(u, y_k) / tau + c_skip <x_j^t, z_k> + what all k share: the
-        second is what x_j^t itself says of text k (Bayes' rule on Eq. 2), so that h is left with
-        log p(k | context). Both are of one kind at any D. What h reads of x_j^t is the same, as the
-        clean point that it lets expect, so that noisy clips look to it like observed ones:
+        Then <x_hat, y_k> / tau = cos(u, y_k) / tau + c_skip <x_j^t, z_k> + a term that all k share.
+        The second term is the evidence of x_j^t for text k (Bayes' rule on Eq. 2), so h has to
+        learn only log p(k | context). At any D the two terms are on the same scale. h reads the
+        same evidence, as the expected clean point, so noisy clips look to it like observed ones:
 
             point = sqrt(D) sum_k softmax_k(c_skip <x_j^t, z_k>) z_k
 
@@ -118,12 +118,12 @@ class ProcedureModel(nn.Module):
 
         def predict(zt, t):
             with torch.autocast(x.device.type, enabled=False):         # bf16 is not exact
-                says = c_skip[t].unsqueeze(-1) * zt                    # (B, Q, D)
-                point = (says @ self.points.T).softmax(-1) @ self.points * self.dim ** 0.5
+                evidence = c_skip[t].unsqueeze(-1) * zt                # (B, Q, D)
+                point = (evidence @ self.points.T).softmax(-1) @ self.points * self.dim ** 0.5
             out = self.denoiser(memory, observed, point, j, t)
             with torch.autocast(x.device.type, enabled=False):
                 u = self.mean + GAIN * out.float()
-                x_hat = functional.normalize(u, dim=-1) + self.tau * says @ self.A
+                x_hat = functional.normalize(u, dim=-1) + self.tau * evidence @ self.A
                 return x_hat, self.match_predicted(x_hat).exp() @ self.points
 
         return predict
@@ -131,10 +131,10 @@ class ProcedureModel(nn.Module):
     def forecast(self, x, observed, j, noise):
         """Predict missing clips of each video, once per noise: (B, Q, D) -> x_hat (B, Q, D).
 
-        They may be past, present or future: j (B, P) and `observed` (B, N) say. Several see each
-        other while they are denoised: noise holds groups of P. Zeros for noise give the
-        approximate inference. The mask model predicts once, whatever the noise.
-        Draws with KAPPA = 1 reproduce the teacher's errors as well (README.md, Where we differ).
+        The missing clips j (B, P) may be past, present or future. Several see each other while
+        they are denoised: noise holds groups of P. Zero noise is the approximate inference of
+        Sec. 3.3. The mask model predicts once, whatever the noise.
+        With KAPPA = 1, draws reproduce the teacher's errors as well (README.md, Where we differ).
         """
         predict = self.predictor(x, observed, j)
         if self.order != "diffusion":
@@ -154,8 +154,8 @@ class ProcedureModel(nn.Module):
 
             log softmax((W x + b) / tau)
 
-        x as `encode` and `forecast` give it: of length 1, or the longer the surer. In float32, as
-        `match`. One tensor for each label set.
+        x as `encode` or `forecast` returns it. Computed in float32, like `match`. One tensor for
+        each label set.
         """
         with torch.autocast(x.device.type, enabled=False):
             logits = self.classifier(x.float()) / self.tau
@@ -165,9 +165,9 @@ class ProcedureModel(nn.Module):
 def encode_parts(model, clips, part):
     """`model.encode`, `part` clips at a time, to train f with less memory; None: all at once.
 
-    In parts, what f needs for its gradients is not kept but computed again on the way back
-    (activation checkpointing): memory is that of one part, time 4/3, and the gradients are the
-    same, since all that follows sees all embeddings at once.
+    In parts, the activations of f are computed again in the backward pass (activation
+    checkpointing): memory is that of one part, time 4/3. The gradients are the same, since the
+    losses see all embeddings at once.
     """
     if part is None:
         return model.encode(clips)

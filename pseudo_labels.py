@@ -11,12 +11,12 @@ appendix B for the prompts.
     -            estimate_tau            float       its temperature where nothing else gives it
     B videos, N clips, F frames, K phrases, D embedding.
 
-The teacher is any open_clip model: for real data ViT-B/16 with OpenAI's weights
-(weights/teacher.py), in the embedded world a tiny one trained here (toy/teacher.py).
+The teacher is any open_clip model: ViT-B/16 with OpenAI's weights for real videos
+(weights/teacher.py), a tiny one for the embedded world (toy/teacher.py).
 
     python pseudo_labels.py --phrases phrases.txt --out texts.npz       # g, once for all phrases
 """
-if __name__ == "__main__":                             # before torch, which --help does not need
+if __name__ == "__main__":                  # before torch is imported: --help does not need it
     from files.commands import embed_texts
     raise SystemExit(embed_texts())
 
@@ -32,7 +32,7 @@ PROMPTS = tuple(f"{what} of {how}" for what in ("a photo", "a video", "a example
 
 
 def fit(pixels, size):
-    """(n, 3, H, W), 0-255 -> (n, 3, size, size) as CLIP does: short side resized, middle kept."""
+    """(n, 3, H, W) float, 0-255 -> (n, 3, size, size) as CLIP does: short side resized, cropped."""
     H, W = pixels.shape[-2:]
     if (H, W) != (size, size):
         H, W = H * size // min(H, W), W * size // min(H, W)
@@ -64,8 +64,8 @@ class Teacher:
     def encode_phrases(self, phrases):
         """g: K texts -> (K, D) float32, on the CPU.
 
-        The mean over the 28 prompts of the un-normalised text features; it is normalised where it
-        is used (Eq. 6), as in the released embeddings.
+        The mean over the 28 prompts of the text features, none of them normalized, as in the
+        released embeddings. Eq. 6 normalizes the mean.
         """
         rows = []
         for phrase in phrases:
@@ -75,9 +75,9 @@ class Teacher:
 
     @torch.no_grad()
     def encode_sentences(self, sentences):
-        """g without prompts, for what is said: m texts -> (m, D) float32, unit length, on the CPU.
+        """g without prompts, for narrations: m texts -> (m, D) float32, unit length, on the CPU.
 
-        A sentence longer than the model's context is cut off.
+        A sentence longer than the model's context is truncated.
         """
         if not sentences:
             return torch.zeros(0, self.model.text_projection.shape[1])
@@ -88,7 +88,7 @@ class Teacher:
     def encode_frames(self, frames):
         """Frames (n, 3, H, W) uint8 -> (n, D) float32, unit length, on `device`.
 
-        Frames of another size than the model's are made to fit: see `fit`.
+        Frames of another size than the model's are resized and cropped: see `fit`.
         """
         pixels = fit(frames.to(self.device, non_blocking=True).float(), self.size)
         pixels = (pixels / 255 - self.mean) / self.std
@@ -100,7 +100,7 @@ def soft_targets(features, phrases, tau):
 
     Args:
         features: (..., D) float. A clip's image features, averaged over its frames.
-        phrases:  (K, D) float. The pool's text embeddings. Both are normalised here.
+        phrases:  (K, D) float. The pool's text embeddings. Both are normalized here.
         tau:      float > 0, temperature. The paper gives only the student's 0.02.
     Returns: (..., K) float, rows sum to 1, without gradient.
     """
@@ -115,7 +115,7 @@ def estimate_tau(features, phrases, rounds=30):
     A unit feature is taken as a y_k + noise of variance (1 - a^2) / D in each direction; then
     p(k | x) is the softmax of cos(x, y_k) / tau with tau = (1 - a^2) / (D a). The cosine a of a
     clip with its own text is not known, so it is estimated in turn with p (expectation
-    maximisation). For a features file, whose vision nobody here has trained.
+    maximization). For a features file, whose encoder may be any.
 
     Args:    features (C, D), phrases (K, D), any length.
     Returns: float > 0.

@@ -1,4 +1,4 @@
-"""What a list of videos holds, and what of it is present and readable: before anything is trained."""
+"""`data.py check`: what a list of videos holds, and what of it is present and readable."""
 import functools
 import json
 
@@ -14,7 +14,7 @@ SPLITS = ("train", "validation", "test")
 
 
 def read_end(paths, ends, name):
-    """(id, None), or (id, reason) where the first or the last picture needed cannot be read."""
+    """(id, None), or (id, reason) if the first or the last picture needed cannot be read."""
     try:
         read_frames(paths[name], [0.0, ends[name]], 32)
     except (Unreadable, OSError) as error:
@@ -32,8 +32,8 @@ def read_ends(settings, ends):
         return None, {}
     paths = find_videos(settings.videos)
     present = [name for name in ends if name in paths]
-    read = prefetch(functools.partial(read_end, paths, ends), present, settings.workers)
-    read = tqdm(read, desc="read", total=len(present), mininterval=1)
+    read = tqdm(prefetch(functools.partial(read_end, paths, ends), present, settings.workers),
+                desc="read", total=len(present), mininterval=1)
     return paths, {name: reason for name, reason in read if reason}
 
 
@@ -50,7 +50,8 @@ def check_epic(settings):
     videos = listings.load_epic(settings.annotations)
     ends = {video.name: max(action.end for action in video.steps) for video in videos}
     paths, bad = read_ends(settings, ends)
-    return {"segments": {listings.epic_split(settings.annotations): sum(len(video.steps) for video in videos)},
+    actions = sum(len(video.steps) for video in videos)
+    return {"segments": {listings.epic_split(settings.annotations): actions},
             "verbs": listings.VERBS, "nouns": listings.NOUNS,
             **count_videos(ends.keys(), paths, bad)}, bad, []
 
@@ -74,7 +75,7 @@ def check_coin(settings):
 
 
 def report(settings):
-    """What a list holds, and (with --videos) what is there of it."""
+    """Print what a list holds, and (with --videos) what of it is present."""
     result, bad, unnamed = {"coin": check_coin, "epic": check_epic}[settings.data](settings)
     print(json.dumps(result, indent=2))
     if unnamed:

@@ -1,4 +1,4 @@
-"""Look after data: `python data.py check | shrink | teach | export-toy | phrases | features`.
+"""Commands around data: `python data.py check | shrink | teach | export-toy | phrases | features`.
 
     check       what of a list is present, missing and unreadable, before anything is trained
     shrink      small copies of videos, all key frames: fast to read at any time
@@ -7,31 +7,28 @@
     phrases     verb phrases from narrations: the pool that clips are matched with
     features    embeddings of whole videos as a features file
 
-`python data.py COMMAND --help` shows the flags of each.
+`python data.py COMMAND --help` shows the flags of each. In this file every command is a class of
+flags and a function, which imports what is slow to import only when it runs.
 """
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from support.command import DATA, WHAT, Settings, fail, opt, run
-from support.flags import RunSettings
-
-CLIP = "ViT-B-16-quickgelu"
+from support.flags import CLIP, RunSettings
 
 
 @dataclass(frozen=True)
 class CheckSettings(Settings):
     """Count what a list of COIN or EPIC-Kitchens-100 holds, and what of it is readable."""
     data: str = opt("kind of list", "coin", DATA, choices=("coin", "epic"))
-    annotations: Path = opt("COIN.json, or EPIC_100_validation.csv and the like (epic)", None, DATA)
+    annotations: Path = opt("COIN.json, or EPIC_100_validation.csv and the like (epic)", None, DATA,
+                            required=True)
     videos: Path = opt("folder of videos; without it only the list is counted", None, DATA)
-    min_steps: int = opt("of a forecast: leave out videos with fewer annotated steps", 2, DATA)
+    min_steps: int = opt("of a forecast: leave out videos with fewer annotated steps", 2, DATA,
+                         low=2)
     json: Path = opt("also write the counts here", None, file=())
     workers: int = opt("processes that read videos", 0, low=0)
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.require(("annotations",), "the check")
 
 
 def check(settings):
@@ -43,15 +40,11 @@ def check(settings):
 @dataclass(frozen=True)
 class ShrinkSettings(Settings):
     """Small all-key-frame copies of videos; existing copies are left as they are."""
-    videos: Path = opt("folder of videos", None, DATA)
-    out: Path = opt("folder for the copies, ID.mp4", None)
+    videos: Path = opt("folder of videos", None, DATA, required=True)
+    out: Path = opt("folder for the copies, ID.mp4", None, required=True)
     fps: float = opt("frames per second of the copies", 1.0, above=0, high=1000)
     short_side: int = opt("pixels", 256, low=2)
     workers: int = opt("processes", 0, low=0)
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.require(("videos", "out"), "shrinking")
 
 
 def shrink(settings):
@@ -63,16 +56,12 @@ def shrink(settings):
 @dataclass(frozen=True)
 class TeachSettings(Settings):
     """Cache the teacher's features of videos, one row a second, for train.py --teacher-features."""
-    videos: Path = opt("folder of videos", None, DATA)
-    out: Path = opt("folder of ID.npy; videos that have one are left out", None)
+    videos: Path = opt("folder of videos", None, DATA, required=True)
+    out: Path = opt("folder of ID.npy; videos that have one are left out", None, required=True)
     clip: str = opt("the teacher: open_clip model, or local-dir:DIR", CLIP, DATA)
     clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None, DATA)
     device: str = opt("auto: a CUDA GPU if there is one", "auto")
     workers: int = opt("processes that read videos ahead; 0: none", 0, low=0)
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.require(("videos", "out"), "the teacher")
 
 
 def teach(settings):
@@ -84,14 +73,10 @@ def teach(settings):
 @dataclass(frozen=True)
 class ExportSettings(Settings):
     """The embedded world as real files: videos, captions, COIN.json, phrases and its teacher."""
-    out: Path = opt("folder, empty or new", None)
+    out: Path = opt("folder, empty or new", None, required=True)
     train: int = opt("training videos; COIN.json makes a tenth of them validation", 6000, low=0)
     test: int = opt("test videos", 1000, low=0)
     workers: int = opt("processes", 0, low=0)
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.require(("out",), "the export")
 
 
 def export(settings):
@@ -104,18 +89,14 @@ def export(settings):
 class PhrasesSettings(Settings):
     """Collect verb phrases from narrations, for the pool that clips are matched with."""
     captions: Path = opt("folder of ID.csv (start,end,text), ID.srt or ID.vtt, or caption.json",
-                         None, DATA)
+                         None, DATA, required=True)
     concreteness: Path = opt("table with columns Word and Conc.M (Brysbaert et al. 2014); without "
                              "it the third column is empty", None, DATA)
     top: int = opt("how many to keep, the most frequent; the paper's 9871", 9871, WHAT, low=2)
-    min_count: int = opt("leave out phrases that were said less often", 12, WHAT, low=1)
+    min_count: int = opt("leave out phrases that occur less often", 12, WHAT, low=1)
     spacy_model: str = opt("name or folder of a spaCy model with a parser", "en_core_web_sm")
     out: Path = opt("file to write: phrase,count,concreteness per line", Path("phrases.txt"),
                     file=())
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.require(("captions",), "the pool")
 
 
 def phrases(settings):
@@ -149,7 +130,8 @@ def features(settings):
 @dataclass(frozen=True)
 class TextSettings(Settings):
     """Embed phrases, or step names, with CLIP: the mean over 28 prompts, not normalized."""
-    phrases: Path = opt("file with a phrase per line, or phrase,count,concreteness", None, DATA)
+    phrases: Path = opt("file with a phrase per line, or phrase,count,concreteness", None, DATA,
+                        required=True)
     clip: str = opt("open_clip model, or local-dir:DIR with open_clip_config.json and weights; "
                     "OpenAI's weights need a -quickgelu model", CLIP, DATA)
     clip_weights: str = opt("open_clip's tag of the weights (downloaded once), or a file; default "
@@ -157,20 +139,11 @@ class TextSettings(Settings):
     out: Path = opt("npz to write: names (K,) and embeddings (K, D)", Path("texts.npz"), file=())
     device: str = opt("auto: a CUDA GPU if there is one", "auto")
 
-    def __post_init__(self):
-        super().__post_init__()
-        self.require(("phrases",), "the embedding")
-
 
 def texts(settings):
-    """`python pseudo_labels.py`: the text encoder g on a file of phrases, once."""
+    """The text encoder g on a file of phrases, once."""
     from files.texts import write_texts
     write_texts(settings)
-
-
-def embed_texts():
-    """The command line of pseudo_labels.py."""
-    run(texts, TextSettings)
 
 
 COMMANDS = {"check": (check, CheckSettings), "shrink": (shrink, ShrinkSettings),
@@ -186,4 +159,9 @@ def main():
     elif given not in COMMANDS:
         sys.exit(fail("data.py", f"{given}: not a command; use one of {', '.join(COMMANDS)}", 2))
     else:
-        run(*COMMANDS[given], sys.argv[2:])
+        run(*COMMANDS[given], sys.argv[2:], command=given)
+
+
+def embed_texts():
+    """`python pseudo_labels.py ...`"""
+    run(texts, TextSettings)

@@ -1,4 +1,4 @@
-"""A file for each video of a folder: a small copy, or the teacher's features."""
+"""`data.py shrink` and `data.py teach`: a file for each video of a folder."""
 import functools
 
 import numpy as np
@@ -13,10 +13,12 @@ from weights.teacher import open_teacher
 
 
 def for_each_video(settings, suffix, make, save):
-    """Fill the folder --out; videos that have ID`suffix` there are left out, unreadable ones named.
+    """Fill the folder --out: one ID`suffix` per video; those that have theirs are left out.
 
+    Unreadable videos are printed with the reason.
     make: callable, (id, path) -> (id, made, None) or (id, None, reason), called in the workers.
-    save: callable, (path of ID`suffix`, made), called here.
+    save: callable, (path of ID`suffix`, made), called in this process.
+    Raises: BadInput if there is no video, or none that can be read.
     """
     found = find_videos(settings.videos)
     if not found:

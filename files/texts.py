@@ -1,4 +1,4 @@
-"""A text embeddings file: phrases, or step names, through the teacher's text encoder."""
+"""`pseudo_labels.py`: phrases, or step names, through the teacher's text encoder, to a file."""
 import numpy as np
 import torch
 from tqdm import tqdm

@@ -7,6 +7,7 @@ import argparse
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import warnings
@@ -27,23 +28,25 @@ class BadInput(ValueError):
 # Flags
 # ------------------------------------------------------------------------------------------------
 def opt(help, default=MISSING, group=RUN, *, choices=None, low=-inf, high=inf, above=-inf,
-        data=(), file=None, alias=None, flag=True):
+        data=(), file=None, alias=None, flag=True, required=False):
     """One flag: a field of a Settings class. Its help states effect and unit.
 
     Args:
-        group:   heading in --help, one of GROUPS.
-        choices: the only values allowed.
+        group:    heading in --help, one of GROUPS.
+        choices:  the only values allowed.
         low, high, above: the range allowed, low <= value <= high and value > above.
-        data:    the kinds of --data on which the flag has an effect; refused with any other.
-        file:    a file to be written, with one of these suffixes (empty: any): its folder must
-                 exist.
-        alias:   a second name of the flag.
-        flag:    False, or no default: a positional argument instead.
+        data:     the kinds of --data on which the flag has an effect; refused with any other.
+        file:     a file to be written, with one of these suffixes (empty: any): its folder must
+                  exist.
+        alias:    a second name of the flag.
+        flag:     False, or no default: a positional argument instead.
+        required: the flag must be given, although its default is None.
     """
     help += f" (--data {', '.join(data)})" if data else ""
+    help += " (required)" if required else ""
     return field(default=default, metadata=dict(help=help, group=group, choices=choices, low=low,
                                                 high=high, above=above, data=data, file=file,
-                                                alias=alias, flag=flag))
+                                                alias=alias, flag=flag, required=required))
 
 
 def flag_of(name):
@@ -70,6 +73,7 @@ class Settings:
     """Base of all flags: checks what each `opt` declares, also where no command line is parsed."""
 
     def __post_init__(self):
+        self.require([f.name for f in fields(self) if f.metadata["required"]], "the command")
         for f in fields(self):
             value, declared = getattr(self, f.name), f.metadata
             if value is None:
@@ -100,22 +104,36 @@ class Settings:
             object.__setattr__(self, name, value)
 
 
+class Layout(argparse.HelpFormatter):
+    """Two columns of --help: room for most flags, and lines of at most 98 characters."""
+
+    def __init__(self, prog):
+        super().__init__(prog, max_help_position=28,
+                         width=min(shutil.get_terminal_size().columns, 100) - 2)
+
+
 class Parser(argparse.ArgumentParser):
-    """Its errors are one line, `PROG: error: ...`, status 2, without the usage block."""
+    """Its errors are one line, `PROG: error: ...`, status 2, without the usage."""
 
     def error(self, message):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def program_name():
-    """How the program calls itself in its one line of error: train.py, or weights for -m weights."""
+    """The program's name in its messages: train.py, or weights for `python -m weights`."""
     path = Path(sys.argv[0])
     return path.parent.name if path.name == "__main__.py" else path.name
 
 
-def parse(cls, argv=None):
-    """Command line -> cls. A wrong value ends the program with one line and status 2."""
-    parser = Parser(program_name(), description=cls.__doc__, allow_abbrev=False)
+def parse(cls, argv=None, command=""):
+    """Command line -> cls. A wrong value ends the program with one line and status 2.
+
+    command: what follows the program's name and chose cls; --help shows it.
+    """
+    places = [f"[{f.name}]" if f.default is not MISSING else f.name for f in fields(cls)
+              if f.default is MISSING or not f.metadata["flag"]]
+    usage = " ".join(["%(prog)s", *command.split(), *places, "[flags]"])
+    parser = Parser(program_name(), usage, cls.__doc__, formatter_class=Layout, allow_abbrev=False)
     used = {f.metadata["group"] for f in fields(cls)}
     groups = {name: parser.add_argument_group(name) for name in GROUPS if name in used}
     for f in fields(cls):                              # never type=bool: bool("False") is True
@@ -141,7 +159,14 @@ def parse(cls, argv=None):
 # ------------------------------------------------------------------------------------------------
 # How a command ends
 # ------------------------------------------------------------------------------------------------
-def run(main, cls, argv=None):
+def fail(program, error, status):
+    """Print the one line and return the status."""
+    text = " ".join(str(error).split())
+    print(f"{program}: error: {text}", file=sys.stderr)
+    return status
+
+
+def run(main, cls, argv=None, command=""):
     """Parse, call main(settings), and turn what went wrong into one line on stderr and a status.
 
     BadInput and OSError (a full disk, a read-only folder) end with 2, FloatingPointError (a loss
@@ -155,7 +180,7 @@ def run(main, cls, argv=None):
             frame = frame.f_back
         raise SystemExit(128 + signum)
 
-    settings = parse(cls, argv)
+    settings = parse(cls, argv, command)
     signal.signal(signal.SIGTERM, terminate)
     if os.environ.get("RANK", "0") != "0":                     # tqdm reads it when it is imported
         os.environ["TQDM_DISABLE"], sys.stdout = "1", open(os.devnull, "w")
@@ -175,13 +200,6 @@ def run(main, cls, argv=None):
                                "--workers", 2))
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def fail(program, error, status):
-    """Print the one line and return the status."""
-    text = " ".join(str(error).split())
-    print(f"{program}: error: {text}", file=sys.stderr)
-    return status
 
 
 class Interrupts:

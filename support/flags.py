@@ -6,6 +6,7 @@ from support.command import DATA, Settings, check, opt
 
 COIN, EPIC = ("coin",), ("epic",)                              # kinds of --data
 FEATURES = ("annotations", "features", "text_embeddings")      # a features file and what it needs
+CLIP = "ViT-B-16-quickgelu"                                    # the paper's teacher, in open_clip
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class LabeledSettings(RunSettings):
     text_embeddings: Path = opt("npz of the classes' text embeddings", None, DATA, data=COIN)
     steps: Path = opt("names of the classes, line i is class i; default those in COIN.json", None,
                       DATA, data=COIN)
-    clip: str = opt("open_clip model that embeds the names, the teacher: or local-dir:DIR",
-                    "ViT-B-16-quickgelu", DATA)
+    clip: str = opt("open_clip model that embeds the names, the teacher: or local-dir:DIR", CLIP,
+                    DATA)
     clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None,
                             DATA)
 

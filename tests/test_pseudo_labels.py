@@ -1,6 +1,6 @@
 """Soft targets by loops, the 28 prompts, the teacher on an untrained open_clip model, its loading.
 
-No test downloads: the model is saved as open_clip keeps models, and every download is refused.
+No test downloads: the model is saved as open_clip saves models, and every download is refused.
 """
 import json
 import logging
@@ -17,26 +17,30 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch.nn import functional
 
-from toy import render
-from files.annotations import load_text_embeddings
 from commands import call, fails
-from pseudo_labels import PROMPTS, Teacher, estimate_tau, fit, open_teacher, soft_targets
+from files.annotations import load_text_embeddings
+from pseudo_labels import PROMPTS, Teacher, estimate_tau, fit, soft_targets
 from support.command import BadInput
+from test_weights import Malice
+from toy.teacher import TEACHER_CONFIG, build_teacher
+from weights.teacher import open_teacher
+
+MEAN, STD = (.3, .4, .5), (.2, .25, .3)
 
 
 @pytest.fixture(scope="module")
 def parts():
     torch.manual_seed(0)
-    return render.build_teacher()
+    return build_teacher()
 
 
 @pytest.fixture(scope="module")
 def teacher(parts):
-    return Teacher(*parts, (.3, .4, .5), (.2, .25, .3))
+    return Teacher(*parts, MEAN, STD)
 
 
 def test_eq6_soft_targets_equal_the_softmax_by_loops():
-    """Catches: tau left out, a side not normalised, a sum over clips in place of phrases."""
+    """Catches: tau left out, a side not normalized, a sum over clips in place of phrases."""
     generator = torch.Generator().manual_seed(0)
     features = 5 * torch.randn(2, 3, 4, dtype=torch.float64, generator=generator)
     phrases = torch.randn(6, 4, dtype=torch.float64, generator=generator)
@@ -54,7 +58,7 @@ def test_eq6_soft_targets_equal_the_softmax_by_loops():
 
 
 def test_prompts_are_the_28_of_the_released_embeddings():
-    """Catches: a template forgotten, mended ("an example") or doubled."""
+    """Catches: a template forgotten, corrected ("an example") or doubled."""
     expected = []
     for start in ("a photo of", "a video of", "a example of", "a demonstration of"):
         expected += [start + " {}.", start + " a person {}.", start + " a person using {}.",
@@ -65,16 +69,15 @@ def test_prompts_are_the_28_of_the_released_embeddings():
 
 
 def test_sentences_are_encoded_without_prompts(parts, teacher):
-    """Catches: prompts around what is said, features that are not of length 1, an empty list."""
-    model, tokenizer = parts[0], teacher.tokenizer
-    said = ["so now we cut the tomato", "hi"]
-    y = torch.nn.functional.normalize(model.encode_text(tokenizer(said)), dim=-1)
-    torch.testing.assert_close(teacher.encode_sentences(said), y)
+    """Catches: prompts around narrations, features that are not of length 1, an empty list."""
+    sentences = ["so now we cut the tomato", "hi"]
+    y = functional.normalize(parts[0].encode_text(teacher.tokenizer(sentences)), dim=-1)
+    torch.testing.assert_close(teacher.encode_sentences(sentences), y)
     assert teacher.encode_sentences([]).shape == (0, y.shape[1])
 
 
 def test_encode_phrases_is_the_mean_of_the_features_as_they_come(parts, teacher):
-    """Catches: features normalised before the mean, the result normalised, a prompt for another
+    """Catches: features normalized before the mean, the result normalized, a prompt for another
     phrase, a phrase put in place of the braces twice."""
     model, tokenizer = parts
     phrases = ["cut tomato", "wash pan"]
@@ -88,41 +91,31 @@ def test_encode_phrases_is_the_mean_of_the_features_as_they_come(parts, teacher)
         torch.testing.assert_close(y[k], total / 28, rtol=1e-4, atol=1e-6)
 
 
-def test_encode_frames_is_the_unit_feature_of_the_pixels_as_the_model_wants_them(parts, teacher):
-    """Catches: no division by 255, std before mean, channels mixed up, batch statistics used
-    (train mode), features not of unit length."""
-    model, _ = parts
+@pytest.mark.parametrize("mean, std", [(MEAN, STD), (.4, .25)])
+def test_encode_frames_is_the_unit_feature_of_the_pixels_as_the_model_wants_them(parts, mean, std):
+    """Catches: no division by 255, std before mean, channels mixed up, a number that reaches one
+    channel alone, batch statistics used (train mode), features not of unit length, the frames
+    changed, frames of another size refused, a teacher that is trained along."""
+    model, tokenizer = parts
+    teacher = Teacher(model.train(), tokenizer, mean, std)
     frames = torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8,
                            generator=torch.Generator().manual_seed(0))
-    kept, x = frames.clone(), teacher.encode_frames(frames)
-    assert x.shape == (3, 64) and torch.equal(frames, kept) and not x.requires_grad
-    assert not model.training
+    before, x = frames.clone(), teacher.encode_frames(frames)
+    assert x.shape == (3, 64) and torch.equal(frames, before) and not x.requires_grad
+    assert not model.training and not any(weight.requires_grad for weight in model.parameters())
+    mean, std = (value if isinstance(value, tuple) else [value] * 3 for value in (mean, std))
     for i, frame in enumerate(frames):
-        pixels = torch.stack([(frame[c] / 255 - (.3, .4, .5)[c]) / (.2, .25, .3)[c]
-                              for c in range(3)])
+        pixels = torch.stack([(frame[c] / 255 - mean[c]) / std[c] for c in range(3)])
         with torch.no_grad():
             expected = model.encode_image(pixels[None])[0]
         torch.testing.assert_close(x[i], expected / expected.norm(), rtol=1e-4, atol=1e-5)
-
-
-def test_a_single_mean_and_std_serve_all_channels(parts, teacher):
-    """Catches: a number for mean that reaches one channel, or none."""
-    frames = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8,
-                           generator=torch.Generator().manual_seed(1))
-    one, three = (Teacher(*parts, mean, std) for mean, std in ((.4, .25), ([.4] * 3, [.25] * 3)))
-    torch.testing.assert_close(one.encode_frames(frames), three.encode_frames(frames))
-
-
-def test_the_teacher_is_fixed_and_targets_carry_no_gradient(teacher):
-    """Catches: a teacher that is trained along with the student."""
-    assert not any(weight.requires_grad for weight in teacher.model.parameters())
-    x = functional.normalize(torch.randn(2, 4), dim=-1).requires_grad_()
-    assert not soft_targets(x, torch.randn(3, 4), 0.03).requires_grad
+    larger = frames.repeat_interleave(2, -1).repeat_interleave(2, -2)
+    assert teacher.encode_frames(larger).shape == (3, 64)
 
 
 def test_estimated_temperature_is_the_one_of_least_nll():
     """Catches: the square or the D left out of (1 - a^2) / (D a), the nearest text's cosine (too
-    large) kept for a: a temperature that the labels, which it never sees, find worse."""
+    large) taken for a: a temperature that the labels, which it never sees, find worse."""
     generator = torch.Generator().manual_seed(0)
     texts = functional.normalize(torch.randn(30, 48, generator=generator) + 1.5, dim=-1)
     label = torch.randint(30, (4000,), generator=generator)
@@ -134,11 +127,10 @@ def test_estimated_temperature_is_the_one_of_least_nll():
     assert nll[1] < nll[.7] and nll[1] < nll[1.4]
 
 
-# ---- frames of other sizes ---------------------------------------------------------------------
-@pytest.mark.parametrize("shape", [(40, 56), (64, 48), (20, 24), (33, 33)])
+@pytest.mark.parametrize("shape", [(40, 56), (64, 48), (20, 24), (33, 33), (32, 32)])
 def test_frames_are_made_to_fit_as_open_clip_does(shape):
-    """Catches: the long side resized, a corner kept in place of the middle, another interpolation,
-    aliasing, values beyond 0 and 255."""
+    """Catches: the long side resized, a corner in place of the middle, another interpolation,
+    aliasing, values beyond 0 and 255, frames of the right size blurred."""
     y, x = torch.meshgrid(*(torch.arange(n) / n for n in shape), indexing="ij")
     wave = 127.5 + 127.5 * (9 * x + 5 * y).sin()
     frames = torch.stack([255 * x, 255 * y, wave]).round().to(torch.uint8)          # (3, H, W)
@@ -150,23 +142,13 @@ def test_frames_are_made_to_fit_as_open_clip_does(shape):
         assert (one / 255 - expected).abs().max() < 1.5 / 255          # Pillow rounds, twice
 
 
-def test_frames_that_fit_are_left_alone(teacher):
-    """Catches: a resize that blurs frames of the right size; frames of another size refused."""
-    frames = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8,
-                           generator=torch.Generator().manual_seed(0))
-    assert torch.equal(fit(frames.float(), 32), frames.float())
-    larger = frames.repeat_interleave(2, -1).repeat_interleave(2, -2)
-    assert teacher.encode_frames(larger).shape == (2, 64)
-
-
 # ---- the teacher by name -----------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def place(parts, tmp_path_factory):
-    """A folder with the untrained teacher as open_clip keeps models: clip/, tiny.json, weights."""
+    """A folder with the untrained teacher as open_clip saves models: clip/, tiny.json, weights."""
     folder = tmp_path_factory.mktemp("teacher")
     (folder / "clip").mkdir()
-    config = {**render.TEACHER_CONFIG, "preprocess_cfg": {"mean": [.3, .4, .5],
-                                                              "std": [.2, .25, .3]}}
+    config = TEACHER_CONFIG | {"preprocess_cfg": {"mean": MEAN, "std": STD}}
     (folder / "clip" / "open_clip_config.json").write_text(json.dumps(config))
     (folder / "tiny-test.json").write_text(json.dumps(config["model_cfg"]))
     weights = {key: value.contiguous() for key, value in parts[0].state_dict().items()}
@@ -176,7 +158,7 @@ def place(parts, tmp_path_factory):
     (folder / "other-test.json").write_text(json.dumps(config["model_cfg"]))
     for name in ("tiny-test.json", "other-test.json"):
         open_clip.add_model_config(folder / name)
-    with warnings.catch_warnings(action="ignore"):     # a kind of file that is going out of use
+    with warnings.catch_warnings(action="ignore"):     # TorchScript is deprecated
         torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), folder / "script.pt")
     return folder
 
@@ -190,73 +172,54 @@ def offline(monkeypatch):
         monkeypatch.setattr(open_clip.factory, name, refuse)
 
 
-def test_a_local_folder_gives_the_teacher_with_its_preprocessing(place, teacher, offline):
-    """Catches: weights left random, mean and deviation of OpenAI in place of the folder's, train
-    mode, another tokenizer."""
-    opened = open_teacher(f"local-dir:{place}/clip")
-    frames = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8,
-                           generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(opened.encode_frames(frames), teacher.encode_frames(frames))
+@pytest.mark.parametrize("clip, weights", [
+    ("tiny-test", "{}/weights.pt"), ("tiny-test", "{}/clip/open_clip_model.safetensors"),
+    ("tiny-test", "openai"), ("tiny-test", None), ("local-dir:{}/clip", None)])
+def test_a_teacher_by_name_file_tag_or_folder(place, teacher, monkeypatch, clip, weights):
+    """Catches: a file taken for a tag, or left unread; a tag that is not downloaded or read;
+    weights left random, train mode, another tokenizer; mean and deviation of OpenAI in place of
+    the folder's."""
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "tiny-test", {
+        "openai": {"url": "https://nowhere/openai.pt"}})
+    monkeypatch.setattr(open_clip.factory, "download_pretrained",
+                        lambda *args, **kwargs: str(place / "weights.pt"))
+    opened = open_teacher(clip.format(place), weights and weights.format(place))
     torch.testing.assert_close(opened.encode_phrases(["cut tomato"]),
                                teacher.encode_phrases(["cut tomato"]))
-    assert not any(weight.requires_grad for weight in opened.model.parameters())
-
-
-@pytest.mark.parametrize("weights", ["weights.pt", "clip/open_clip_model.safetensors"])
-def test_a_file_of_weights_for_a_named_model(place, teacher, offline, weights):
-    """Catches: a file taken for a tag, or left unread."""
-    opened = open_teacher("tiny-test", str(place / weights))
-    torch.testing.assert_close(opened.encode_phrases(["cut tomato"]),
-                               teacher.encode_phrases(["cut tomato"]))
-    assert opened.mean.flatten().tolist() == pytest.approx(open_clip.OPENAI_DATASET_MEAN)
-
-
-def spoiled(place, tmp_path, change):
-    """A copy of the folder clip/, changed."""
-    copy = shutil.copytree(place / "clip", tmp_path / "copy")
-    change(copy)
-    return f"local-dir:{copy}"
-
-
-class Malice:
-    """An object whose pickle, if it were executed, would make a file."""
-    def __reduce__(self):
-        return open, ("executed", "w")
+    assert opened.mean.flatten().tolist() == pytest.approx(
+        MEAN if "local-dir" in clip else open_clip.OPENAI_DATASET_MEAN)
+    assert opened.std.flatten().tolist() == pytest.approx(
+        STD if "local-dir" in clip else open_clip.OPENAI_DATASET_STD)
 
 
 @pytest.mark.parametrize("clip, weights, message", [
     ("ViT-B-16", "openai", "--clip ViT-B-16: the weights openai were trained with the activation "
                            "QuickGELU, .*use --clip ViT-B-16-quickgelu"),
     ("ViT-B-16", None, "use --clip ViT-B-16-quickgelu"),
-    ("ViT-L-14", "dfn2b", "use --clip ViT-L-14-quickgelu"),
     ("ViT-B/16", None, "--clip ViT-B/16: no such model in open_clip; near: ViT-B-16"),
     ("ViT-B-16-quickgelu", "laion400m_e32", "--clip-weights laion400m_e32: neither a file nor a "
                                             "tag of ViT-B-16-quickgelu; its tags: openai"),
-    ("ViT-B-16-quickgelu", "absent.pt", "--clip-weights absent.pt: neither a file nor a tag"),
     ("tiny-test", None, "--clip-weights openai: neither a file nor a tag of tiny-test; its tags: "
                         "none"),
     ("ViT-B-16-quickgelu", "openai", r"Failed to download file \(no network\); without a network, "
                                      "give a downloaded file: --clip-weights FILE"),
     ("local-dir:absent", None, "--clip local-dir:absent: no open_clip_config.json in absent"),
-    ("local-dir:", None, "no open_clip_config.json"),
     ("local-dir:absent", "openai", "--clip-weights openai: local-dir:absent has its own"),
     ("other-test", "weights.pt", "--clip other-test --clip-weights weights.pt: RuntimeError: .*"
                                 "state_dict.*; its file must be whole and hold tensors only"),
     ("tiny-test", "text.pt", "--clip-weights text.pt: .* load failed; its file must be whole"),
     ("tiny-test", "x.safetensors", "--clip-weights x.safetensors: .*; its file must be whole"),
-    ("tiny-test", "empty.pt", "--clip-weights empty.pt: .*; its file must be whole"),
     ("tiny-test", "malice.pt", "--clip-weights malice.pt: .* load failed; its file must be whole"),
     ("tiny-test", "script.pt", "--clip-weights script.pt: .*TorchScript.*; its file must be whole"),
 ])
 def test_what_cannot_be_opened_is_one_line(place, tmp_path, monkeypatch, offline, caplog, recwarn,
                                            clip, weights, message):
     """Catches: a warning in place of an error, random weights used for a teacher, a traceback, a
-    pickle being executed, open_clip's log lines beside the one line."""
+    pickle being executed, open_clip's log lines before the one line."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(place / "weights.pt", "weights.pt")
     for name in ("text.pt", "x.safetensors"):
         Path(name).write_text("not weights\n" * 9)
-    Path("empty.pt").touch()
     torch.save({"state_dict": Malice()}, "malice.pt")
     shutil.copy(place / "script.pt", "script.pt")
     with pytest.raises(BadInput, match=message) as caught:
@@ -265,84 +228,24 @@ def test_what_cannot_be_opened_is_one_line(place, tmp_path, monkeypatch, offline
     assert not caplog.records and not recwarn.list and logging.root.manager.disable == 0
 
 
-@pytest.mark.parametrize("change", [
-    lambda copy: (copy / "open_clip_model.safetensors").unlink(),
-    lambda copy: (copy / "open_clip_model.safetensors").write_bytes(b"cut off"),
-    lambda copy: (copy / "open_clip_config.json").write_text("{"),
-    lambda copy: (copy / "open_clip_config.json").write_text('{"model_cfg": {"embed_dim": 3}}'),
-    lambda copy: (copy / "open_clip_config.json").write_text(json.dumps(
-        {"model_cfg": {**render.TEACHER_CONFIG["model_cfg"], "embed_dim": 32}})),
-], ids=["no weights", "weights cut off", "config cut off", "config of nothing", "another size"])
-def test_a_folder_at_fault_is_one_line(place, tmp_path, offline, change):
+@pytest.mark.parametrize("name, text", [
+    ("open_clip_model.safetensors", None), ("open_clip_model.safetensors", "cut off"),
+    ("open_clip_config.json", "{"), ("open_clip_config.json", '{"model_cfg": {"embed_dim": 3}}'),
+    ("open_clip_config.json", json.dumps(
+        {"model_cfg": TEACHER_CONFIG["model_cfg"] | {"embed_dim": 32}}))])
+def test_a_folder_at_fault_is_one_line(place, tmp_path, offline, name, text):
     """Catches: open_clip's warning about missing weights, after which they are random."""
-    clip = spoiled(place, tmp_path, change)
+    copy = shutil.copytree(place / "clip", tmp_path / "copy")
+    (copy / name).unlink() if text is None else (copy / name).write_text(text)
     with pytest.raises(BadInput) as caught:
-        open_teacher(clip)
-    assert str(caught.value).startswith(f"--clip {clip}: ") and "\n" not in str(caught.value)
-
-
-# ---- its activation ----------------------------------------------------------------------------
-VIT = {"embed_dim": 16, "vision_cfg": {"image_size": 16, "layers": 1, "width": 16, "patch_size": 8,
-                                       "head_width": 8},
-       "text_cfg": {"context_length": 8, "vocab_size": 49408, "width": 8, "heads": 2, "layers": 1}}
-
-
-@pytest.fixture(scope="module")
-def openai(tmp_path_factory):
-    """Models vit-test and vit-test-quickgelu, and weights as OpenAI's: values of float16."""
-    folder = tmp_path_factory.mktemp("openai")
-    for name, more in (("vit-test", {}), ("vit-test-quickgelu", {"quick_gelu": True})):
-        (folder / f"{name}.json").write_text(json.dumps(VIT | more))
-        open_clip.add_model_config(folder / f"{name}.json")
-    torch.manual_seed(0)
-    model = open_clip.CLIP(**VIT, quick_gelu=True)
-    weights = {name: value.contiguous() for name, value in model.state_dict().items()}
-    save_file(weights, folder / "others.safetensors")
-    weights = {name: value.half().float() if value.is_floating_point() else value
-               for name, value in weights.items()}
-    save_file(weights, folder / "openai.safetensors")
-    model.load_state_dict(weights)
-    return folder, Teacher(model, open_clip.get_tokenizer("vit-test"), .5, .5)
-
-
-def as_folder(openai, target, config):
-    """A local-dir with OpenAI's weights and this model_cfg."""
-    target.mkdir()
-    shutil.copy(openai / "openai.safetensors", target / "open_clip_model.safetensors")
-    (target / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
-    return f"local-dir:{target}"
-
-
-def test_openais_weights_by_name_file_and_folder(openai, tmp_path, monkeypatch):
-    """Catches: a tag that is not downloaded or read, QuickGELU lost on one of the three ways."""
-    folder, expected = openai
-    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "vit-test-quickgelu", {
-        "openai": {"url": "https://nowhere/openai.pt", "quick_gelu": True}})
-    monkeypatch.setattr(open_clip.factory, "download_pretrained",
-                        lambda *args, **kwargs: str(folder / "openai.safetensors"))
-    ways = [("vit-test-quickgelu", None), ("vit-test-quickgelu", "openai"),
-            ("vit-test-quickgelu", str(folder / "openai.safetensors")),
-            (as_folder(folder, tmp_path / "clip", VIT | {"quick_gelu": True}), None)]
-    for clip, weights in ways:
-        torch.testing.assert_close(open_teacher(clip, weights).encode_phrases(["cut tomato"]),
-                                   expected.encode_phrases(["cut tomato"]))
-
-
-def test_openais_weights_without_quickgelu_are_an_error(openai, tmp_path, offline):
-    """Catches: a teacher with the wrong activation, of which open_clip does not even warn."""
-    folder, _ = openai
-    with pytest.raises(BadInput, match="--clip vit-test --clip-weights .*openai.safetensors: by "
-                                       "their values .*QuickGELU.*use --clip vit-test-quickgelu"):
-        open_teacher("vit-test", str(folder / "openai.safetensors"))
-    open_teacher("vit-test", str(folder / "others.safetensors"))       # nobody knows: not refused
-    with pytest.raises(BadInput, match='local-dir.*write "quick_gelu": true into the model_cfg'):
-        open_teacher(as_folder(folder, tmp_path / "silent", VIT))
-    open_teacher(as_folder(folder, tmp_path / "said", VIT | {"quick_gelu": False}))
+        open_teacher(f"local-dir:{copy}")
+    message = str(caught.value)
+    assert message.startswith(f"--clip local-dir:{copy}: ") and "\n" not in message
 
 
 # ---- the command -------------------------------------------------------------------------------
 def test_command_writes_a_text_embeddings_file(place, tmp_path, monkeypatch, teacher, capsys):
-    """Catches: rows in another order or normalised, counts kept in the names, a file that our own
+    """Catches: rows in another order or normalized, counts left in the names, a file that our own
     reader refuses."""
     monkeypatch.chdir(tmp_path)
     Path("phrases.txt").write_text("cut tomato,30,4.9\nwash pan,20,\ncut tomato,12,4.9\n")
@@ -355,17 +258,13 @@ def test_command_writes_a_text_embeddings_file(place, tmp_path, monkeypatch, tea
 
 
 @pytest.mark.parametrize("argv, message", [
-    ((), "--phrases is missing: a file with a phrase per line is needed"),
-    (("--phrases", "absent.txt"), "absent.txt: No such file"),
-    (("--phrases", "one.txt"), "one.txt: one phrase"),
+    ((), "--phrases is missing: the embedding needs --phrases"),
     (("--phrases", "two.txt", "--clip", "ViT-B-16"), "use --clip ViT-B-16-quickgelu"),
-    (("--phrases", "two.txt", "--out", "no/t.npz"), "--out no/t.npz: there is no folder no"),
     (("--phrases", "two.txt", "--device", "abacus"), "--device abacus"),
 ])
 def test_command_ends_with_one_line(tmp_path, monkeypatch, capsys, offline, argv, message):
-    """Catches: a traceback, or the missing folder noticed after an hour of embedding."""
+    """Catches: a traceback, half a file."""
     monkeypatch.chdir(tmp_path)
-    Path("one.txt").write_text("stir\n")
     Path("two.txt").write_text("stir\nfold\n")
     assert message in fails(capsys, 2, "pseudo_labels.py", *argv)
     assert not list(Path().glob("*.npz*"))

@@ -1,4 +1,4 @@
-"""Weights from outside: every layout read, what does not fit said or refused.
+"""Weights from outside: every layout is read, what does not fit is printed or refused.
 
 All weights here are random and small; nothing is downloaded.
 """
@@ -7,8 +7,8 @@ import json
 import logging
 import math
 import re
-import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -18,23 +18,23 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-import weights
-from commands import TINY, call, fails, flags_of, make_teacher
-from model import ProcedureModel, load_model, save_checkpoint
-from weights.mvit import MViT
-from weights.released import Released
+from commands import TINY, call, fails
 from support.command import BadInput
-from weights import fill, load_released, open_start
+from training import pretrain
+from weights import load_released
+from weights.checkpoint import build_model, build_published, load_model, save_checkpoint
+from weights.fill import TIMM, fill, open_start
+from weights.mvit import MViT
 
-F = dict(dim=64, image=32, patch=8, width=32, frames=4, depth=2, heads=2)   # reads the toy's clips
+F = dict(dim=64, image=32, patch=8, width=32, frames=4, depth=2, heads=2)   # fits the toy's clips
 MVIT = dict(kind="mvit", dim=64, image=32, frames=4, width=8, heads=2, stages=[1, 2], kv_stride=8)
 H = dict(dim=64, layers=3, clips=9)
 
 
-def made(encoder=F, denoiser=H, task=None, classes=()):
+def published(encoder=F, denoiser=H, task=None, classes=()):
     """A small published model with every parameter random."""
     torch.manual_seed(0)
-    model = Released(encoder, denoiser, task, classes).eval()
+    model = build_published(encoder, denoiser, task, classes).eval()
     for name, parameter in model.named_parameters():
         nn.init.normal_(parameter, std=0.15)
         if re.search(r"(ln_[12]|norm.*)\.weight", name):
@@ -50,8 +50,7 @@ SLOWFAST = (("body.pos_encoding.class_token", "cls_token"), ("body.conv_proj", "
 
 
 def released_names(model):
-    """Its state dict under the names of the released code, with what a pre-trained file has more.
-    """
+    """Its state dict under the released names, with what else is in a pre-trained file."""
     state = {"model.order_tfm.pad_embedding.weight": torch.zeros(1, 64),
              "model.text_model.ln_final.weight": torch.zeros(5)}
     for name, value in model.state_dict().items():
@@ -59,8 +58,8 @@ def released_names(model):
         if part == "encoder" and rest.startswith("body."):
             for ours, theirs in SLOWFAST:
                 rest = rest.replace(ours, theirs)
-            rest, value = f"video_encoder.{rest}", value.view(1, 1, -1) if rest == "cls_token" \
-                else value
+            value = value.view(1, 1, -1) if rest == "cls_token" else value
+            rest = f"video_encoder.{rest}"
         elif part == "denoiser":
             rest = f"order_tfm.{rest}"
         elif part == "classifier":
@@ -71,7 +70,7 @@ def released_names(model):
 
 
 def save_released(path, model):
-    """As the release writes them, but that its cfg, a text, has no number of heads."""
+    """A file as the release writes it, with the number of heads in addition."""
     torch.save({"epoch": 3, "model_state": released_names(model), "optimizer_state": {"state": {}},
                 "cfg": "MVIT:\n  NUM_HEADS: 1\n", "config": {"heads": 2}}, path)
 
@@ -91,7 +90,7 @@ def same_outputs(a, b):
     return all(torch.equal(x, y) for x, y in zip(outputs(a), outputs(b), strict=True))
 
 
-# ---- the setting `released` --------------------------------------------------------------------
+# ---- what a published model computes -----------------------------------------------------------
 def slow_mvit(w, clips, stages, heads, kv):
     """MViT-v2's class token from tensors under the released names, positions pair by pair.
 
@@ -150,7 +149,7 @@ def slow_mvit(w, clips, stages, heads, kv):
 def test_the_released_mvit_equals_one_pair_of_tokens_at_a_time(tmp_path):
     """Catches: a released name given to another layer of torchvision's MViT (its two `proj`), kv
     strides of another stage, distances between grids of two sizes from the wrong end."""
-    model = made(MVIT, None)
+    model = published(MVIT, None)
     save_released(tmp_path / "x.pyth", model)
     w = {name.removeprefix("model.video_encoder."): value
          for name, value in released_names(model).items() if "video_encoder" in name}
@@ -162,9 +161,9 @@ def test_the_released_mvit_equals_one_pair_of_tokens_at_a_time(tmp_path):
 
 @torch.no_grad()
 def test_many_noises_at_once_and_frames_of_bytes():
-    """Catches: samples of one video given to another; uint8 frames in another order, not normalised
-    or normalised by the toy's numbers."""
-    model = made()
+    """Catches: samples of one video given to another; uint8 frames in another order, not normalized
+    or normalized by the toy's numbers."""
+    model = published()
     x, noise = functional.normalize(torch.randn(2, 8, 64), dim=-1), torch.randn(2, 3, 64)
     many = model.forecast_next(x, noise)
     for q in range(3):
@@ -185,7 +184,7 @@ def test_many_noises_at_once_and_frames_of_bytes():
 def test_fine_tuned_heads(tmp_path, classes, denoiser, task):
     """Catches: head_cls taken for the projection, verbs and nouns swapped, tau where the release
     has none or none where it has."""
-    model = made(F, denoiser, task, classes)
+    model = published(F, denoiser, task, classes)
     save_released(tmp_path / "x.pyth", model)
     loaded, x = load_released(tmp_path / "x.pyth"), torch.randn(3, 64)
     assert loaded.task == task and loaded.classes == classes
@@ -195,65 +194,49 @@ def test_fine_tuned_heads(tmp_path, classes, denoiser, task):
 
 
 # ---- layouts -----------------------------------------------------------------------------------
-LAYOUTS = {"model_state": lambda state: {"epoch": 1, "model_state": state, "cfg": "A: 1"},
-           "state_dict, module": lambda state: {"state_dict": {"module." + name: value for
-                                                               name, value in state.items()}},
-           "model": lambda state: {"model": {name.removeprefix("model."): value for name, value in
-                                             state.items()}},
-           "plain": lambda state: state,
-           "compiled": lambda state: {"model": {"_orig_mod.module." + name: value
-                                                for name, value in state.items()}},
-           "half": lambda state: {name: value.half() for name, value in state.items()}}
-
-
-@pytest.mark.parametrize("encoder", [F, MVIT], ids=["timesformer", "mvit"])
-@pytest.mark.parametrize("layout", [*LAYOUTS, "safetensors"])
-def test_every_layout_gives_the_same_model(tmp_path, capsys, encoder, layout):
-    """Catches: a prefix left on, weights left random, sizes of one file taken for all, a name of
-    SlowFast's MViT mapped to another part."""
-    model = made(encoder)
-    if layout == "half":                                   # what float16 can hold
+@pytest.mark.parametrize("key, prefix, kind", [
+    ("model_state", "model.", "torch"), ("state_dict", "module.model.", "torch"),
+    ("model", "", "torch"), ("model", "_orig_mod.module.model.", "torch"),
+    (None, "model.", "half"), (None, "model.", "safetensors")])
+def test_every_layout_gives_the_same_model(tmp_path, capsys, key, prefix, kind):
+    """Catches: a prefix left on, weights left random, a model in train mode."""
+    model = published()
+    if kind == "half":                                     # what float16 can hold
         model.load_state_dict({name: value.half() for name, value in model.state_dict().items()})
-    state = {name: value.contiguous() for name, value in released_names(model).items()}
-    if layout == "safetensors":
+    state = {prefix + name.removeprefix("model."): value.half() if kind == "half" else value
+             for name, value in released_names(model).items()}
+    if kind == "safetensors":
         save_file(state, tmp_path / "x.safetensors", {"format": "pt"})
     else:
-        torch.save(LAYOUTS[layout](state), tmp_path / "x.pyth")
+        torch.save({"epoch": 1, key: state, "cfg": "A: 1"} if key else state, tmp_path / "x.pyth")
     loaded = load_released(next(tmp_path.iterdir()), heads=2)
     assert not loaded.training and same_outputs(loaded, model)
-    assert loaded.arguments == model.arguments
     out = capsys.readouterr().out
     assert out.endswith(f"{len(list(model.parameters()))} parameters taken\n")
 
 
-@pytest.mark.parametrize("sizes", [
-    dict(dim=48, image=24, patch=6, width=40, frames=2, depth=1, heads=5),
-    dict(dim=16, image=32, patch=16, width=128, frames=6, depth=3, heads=2)])
-def test_sizes_are_read_from_the_weights(tmp_path, capsys, sizes):
+WIDE = dict(dim=16, image=32, patch=16, width=128, frames=6, depth=3, heads=2)
+
+
+@pytest.mark.parametrize("sizes, config", [
+    (dict(dim=48, image=24, patch=6, width=40, frames=2, depth=1, heads=5), {"heads": 5}),
+    (WIDE, {}), (WIDE, {"heads": "4"}), (WIDE, {"heads": -1}), (WIDE | {"heads": 4}, {"heads": 4}),
+    (MVIT | {"width": 12, "stages": [1, 1, 2], "frames": 6}, {})])
+def test_sizes_are_read_from_the_file(tmp_path, capsys, sizes, config):
     """Catches: width, depth, patch, frames, image or D of the paper taken for granted; 12 heads
-    whatever the width."""
-    model = made(sizes, None)
-    state = {"model_state": released_names(model)}
-    if sizes["width"] % 64:
-        torch.save(state | {"config": {"heads": sizes["heads"]}}, tmp_path / "x.pyth")
-    else:                                                  # the release's 64 per head: 2 at 128
-        torch.save(state, tmp_path / "x.pyth")
-    loaded = load_released(tmp_path / "x.pyth")
-    assert loaded.arguments == model.arguments
-    said = "does not say how many attention heads: 2, each 64 wide" in capsys.readouterr().out
-    assert said == (sizes["width"] == 128)
+    whatever the width; the release's 64 per head in place of what the file gives; a number of heads
+    that is none taken as it is, or the caller's overruled."""
+    model = published(sizes, None)
+    torch.save({"model_state": released_names(model), "config": config}, tmp_path / "x.pyth")
+    loaded, arguments, _ = load_model(tmp_path / "x.pyth")
+    assert arguments == {"released": {"encoder": sizes, "denoiser": None, "task": None,
+                                      "classes": []}}
+    note = "does not give the number of attention heads: 2, each 64 wide" in capsys.readouterr().out
+    assert note == (sizes is WIDE)
     clips = torch.randn(2, 3, sizes["frames"], sizes["image"], sizes["image"])
     assert torch.equal(loaded.encode(clips), model.encode(clips))
-
-
-@pytest.mark.parametrize("kept, heads", [({"heads": 4}, 4), ({"heads": 1}, 1), ({}, 2),
-                                         ({"heads": "4"}, 2), ({"heads": 0}, 2), ({"heads": -1}, 2),
-                                         ({"heads": None}, 2), ({"heads": 4.0}, 2)])
-def test_heads_are_those_that_the_file_names(tmp_path, kept, heads):
-    """Catches: 64 per head in place of what the file says; a number that is none taken as it is."""
-    sizes = dict(F, width=128, heads=heads)
-    torch.save({"model_state": released_names(made(sizes)), "config": kept}, tmp_path / "x.pyth")
-    assert same_outputs(load_released(tmp_path / "x.pyth"), made(sizes))
+    _, arguments, _ = load_model(tmp_path / "x.pyth", heads=8)
+    assert arguments["released"]["encoder"]["heads"] == (2 if "kind" in sizes else 8)
 
 
 class Malice:
@@ -262,69 +245,58 @@ class Malice:
         return open, ("executed", "w")
 
 
-def without(*words):
-    return lambda: {name: value for name, value in released_names(made()).items()
-                    if not any(word in name for word in words)}
+def without(word):
+    return lambda: {name: value for name, value in released_names(published()).items()
+                    if word not in name}
 
 
-@pytest.mark.parametrize("make, says", [
-    (lambda: None, "x.pyth: no such checkpoint"),
-    (lambda: b"", "is it cut off"),
-    (lambda: b"not weights", "is it cut off"),
+def changed(name, value):
+    return lambda: released_names(published()) | {f"model.{name}": value}
+
+
+@pytest.mark.parametrize("make, message", [
     (lambda: {"model_state": {}, "cfg": Malice()},
      r"x.pyth: holds \S*open, which only code can read.*save its tensors alone: torch.save"),
-    (lambda: {"cfg": torch.nn.Linear(1, 1)}, "holds torch.nn.modules.linear.Linear, which only"),
     (lambda: {"lr": 3}, "not a checkpoint of train.py, nor one of TimeSformer.*among 0 tensors"),
-    (lambda: {"a.weight": torch.ones(2)}, "nor one of TimeSformer"),
     (without("time_embed"), "nor one of TimeSformer.*image models are for --init"),
     (without("temporal_attn"), r"missing or .*blocks.\*.temporal_attn.qkv.weight \(2\).*divided"),
     (without("resblocks.1.ln_1"), r"missing or of another shape: denoiser.*ln_1.weight"),
     (without("model.head.w"), "encoder.head.weight"),
-    (lambda: {**released_names(made()), "model.pos_embed": torch.zeros(1, 14, 32)}, "pos_embed"),
-    (lambda: {**released_names(made()), "model.pos_embed": torch.zeros(17)}, "IndexError"),
-    (lambda: {**released_names(made()), "model.head.weight": torch.tensor(1.)}, "TypeError"),
-    (lambda: {**released_names(made()), "model.norm.bias": torch.full((32,), math.nan)},
-     "encoder.norm.bias holds NaN or infinity"),
-    (lambda: {**released_names(made()), "model.blocks.300.norm1.weight": torch.ones(32)},
-     r"missing or of another shape: encoder.blocks.\*.temporal_norm1.weight, "),     # not 301
+    (changed("pos_embed", torch.zeros(17)), "IndexError"),
+    (changed("head.weight", torch.tensor(1.)), "TypeError"),
+    (changed("norm.bias", torch.full((32,), math.nan)), "encoder.norm.bias holds NaN or infinity"),
+    (changed("blocks.300.norm1.weight", torch.ones(32)),                             # not 301
+     r"missing or of another shape: encoder.blocks.\*.temporal_norm1.weight, "),
     (lambda: torch.jit.script(torch.nn.Linear(2, 2)), r"TorchScript.*jit.load\(FILE\).state_dict"),
-    (lambda: released_names(made()), "width 32, but how many heads"),
+    (lambda: released_names(published()), "width 32, but how many heads"),
 ])
-def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, make, says):
+def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, make, message):
     """Catches: a traceback, a pickle executed, weights left random where the file has none, torch's
-    warning beside the one line."""
+    warning before the one line."""
     monkeypatch.chdir(tmp_path)
     content = make()
     recwarn.clear()
-    if isinstance(content, bytes):
-        Path("x.pyth").write_bytes(content)
-    elif isinstance(content, torch.jit.ScriptModule):
+    if isinstance(content, torch.jit.ScriptModule):
         content.save("x.pyth")
-    elif content is not None:
+    else:
         torch.save(content, "x.pyth")
-    heads = None if "how many" in says else 2
-    with pytest.raises(BadInput, match=says) as caught:
-        load_released("x.pyth", heads)
+    with pytest.raises(BadInput, match=message) as caught:
+        load_released("x.pyth", None if "how many" in message else 2)
     assert "\n" not in str(caught.value) and not Path("executed").exists() and not recwarn.list
 
 
-def test_what_the_command_wrote_is_loaded_as_well(tmp_path):
-    """Catches: a file of `python weights.py` refused by the documented call, or one of training
-    taken for a published one."""
-    save_checkpoint(tmp_path / "x.pt", made())
-    assert same_outputs(load_released(tmp_path / "x.pt"), made())
-    save_checkpoint(tmp_path / "ours.pt", fresh(F))
-    with pytest.raises(BadInput, match="ours.pt: a checkpoint of ours; model.load_model reads it"):
-        load_released(tmp_path / "ours.pt")
-
-
 # ---- a start for training ----------------------------------------------------------------------
+def arguments_of(encoder):
+    """The arguments of a model of ours with this encoder; "dim" is D of the texts."""
+    return {"encoder": {name: value for name, value in encoder.items() if name != "dim"},
+            "denoiser": dict(width=32, layers=2, heads=4), "order": "diffusion", "tau": .02,
+            "pixels": (.45, .225)}
+
+
 def fresh(encoder):
-    """A new model of ours with this encoder; "dim" is D of the texts."""
+    """A new model of ours with this encoder."""
     torch.manual_seed(3)
-    sizes = {name: value for name, value in encoder.items() if name != "dim"}
-    return ProcedureModel(torch.randn(5, 64), sizes, dict(width=32, layers=2, heads=4),
-                          "diffusion", .02, (.45, .225))
+    return build_model(torch.randn(5, 64), **arguments_of(encoder))
 
 
 def init_model(model, source):
@@ -333,31 +305,28 @@ def init_model(model, source):
 
 
 def image_model(library):
-    """A small random ViT, what it makes of pictures before its classifier, and its state dict."""
+    """A small random ViT: what it makes of pictures before its classifier, and its state dict."""
     torch.manual_seed(1)
-    if library == "timm":
-        model = timm.models.VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=2,
-                                              num_heads=2, num_classes=10).eval()
-        feature = lambda pixels: model.forward_features(pixels)[:, 0]             # noqa: E731
-    else:
-        model = torchvision.models.VisionTransformer(32, 8, 2, 2, 32, 128, num_classes=10).eval()
-        for parameter in model.parameters():
-            nn.init.normal_(parameter, std=.2)
-        heads, model.heads = model.heads, nn.Identity()
-        feature, classifier = model, {f"heads.{k}": v for k, v in heads.state_dict().items()}
-        return feature, model.state_dict() | classifier
+    model = (timm.models.VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=2,
+                                           num_heads=2, num_classes=10) if library == "timm" else
+             torchvision.models.VisionTransformer(32, 8, 2, 2, 32, 128, num_classes=10)).eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=.2)
-    return feature, model.state_dict()
+    state = dict(model.state_dict())
+    if library == "timm":
+        return lambda pixels: model.forward_features(pixels)[:, 0], state
+    model.heads = nn.Identity()
+    return model, state
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("library", ["timm", "torchvision"])
-def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path, capsys, library):
+@pytest.mark.parametrize("library, prefix", [("timm", ""), ("timm", "model."), ("torchvision", "")],
+                         ids=["timm", "TimeSformer, space only", "torchvision"])
+def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path, capsys, library, prefix):
     """Catches: queries, keys and values in another order, a norm or an MLP of another block,
-    another epsilon, the class token's place left out."""
+    another epsilon, the class token's place left out, temporal attention left random."""
     feature, state = image_model(library)
-    torch.save(state, tmp_path / "vit.pth")
+    torch.save({prefix + name: value for name, value in state.items()}, tmp_path / "vit.pth")
     model = fresh(F | {"frames": 1})
     init_model(model, tmp_path / "vit.pth")
     out = capsys.readouterr().out
@@ -378,7 +347,7 @@ def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path, capsys, l
 def test_positions_are_the_nearest_in_the_square_and_in_time(tmp_path, capsys):
     """Catches: the class token's place interpolated, rows and columns mixed up, linear in place of
     nearest, a trained number of frames refused."""
-    model, source = fresh(F | {"image": 64, "frames": 6}), made(denoiser=None)
+    model, source = fresh(F | {"image": 64, "frames": 6}), published(denoiser=None)
     save_released(tmp_path / "x.pyth", source)
     init_model(model, tmp_path / "x.pyth")
     old, new = source.encoder, model.encoder
@@ -393,8 +362,8 @@ def test_positions_are_the_nearest_in_the_square_and_in_time(tmp_path, capsys):
 
 
 def test_what_was_not_taken_is_printed(tmp_path, capsys):
-    """Catches: a head of other classes copied in part, silence about what begins anew."""
-    source = made(dict(F, dim=32), dict(H, dim=32))
+    """Catches: a head of other classes copied in part, silence about what starts from random."""
+    source = published(dict(F, dim=32), dict(H, dim=32))
     save_released(tmp_path / "x.pyth", source)
     model = fresh(F)
     head = model.encoder.head.weight.clone()
@@ -409,12 +378,12 @@ def test_what_was_not_taken_is_printed(tmp_path, capsys):
 
 
 def test_ours_starts_another_run_with_f_and_h(tmp_path):
-    """Catches: h left anew; texts of the other run taken over."""
+    """Catches: h left random; texts of the other run taken over."""
     source, model = fresh(F), fresh(F)
     for parameter in source.parameters():
         nn.init.normal_(parameter)
     source.phrases.mul_(-1)
-    save_checkpoint(tmp_path / "checkpoint.pt", source)
+    save_checkpoint(tmp_path / "checkpoint.pt", source, arguments_of(F))
     init_model(model, tmp_path)                                            # a run folder
     for (name, a), b in zip(source.named_parameters(), model.parameters(), strict=True):
         assert torch.equal(a, b), name
@@ -433,61 +402,32 @@ def test_torchvisions_mvit_is_a_start_for_ours(tmp_path, capsys):
     assert "unexpected" not in capsys.readouterr().out
 
 
-def test_nothing_that_fits_is_an_error(tmp_path):
-    """Catches: a run that begins from random weights, as if it had been given none."""
-    torch.save({"state_dict": {"layer1.0.conv1.weight": torch.ones(2, 2)}}, tmp_path / "resnet.pth")
-    with pytest.raises(BadInput, match="resnet.pth: none of its 1 tensors fits a block of f or h; "
-                                       "it has encoder.layer1.0.conv1.weight, needed is encoder.b"):
-        init_model(fresh(F), tmp_path / "resnet.pth")
-
-
 @pytest.mark.parametrize("encoder, sizes", [(MVIT, dict(F, width=16)), (F, dict(F, width=64)),
-                                            (F, MVIT | {"width": 16})])
-def test_a_projection_alone_is_no_start(tmp_path, encoder, sizes):
-    """Catches: a run from random weights because the head, or its bias, happens to fit: TimeSformer
-    and MViT-v2 are both 768 wide before it."""
-    save_released(tmp_path / "x.pyth", made(encoder, None))
-    with pytest.raises(BadInput, match=r"fits a block .*; it has encoder\.\S*blocks.0.norm2.weight "
-                                       r"\(|it has encoder.blocks.0.temporal_norm1.weight \("):
+                                            (F, MVIT | {"width": 16}), (None, F)])
+def test_no_block_that_fits_is_an_error(tmp_path, encoder, sizes):
+    """Catches: a run from random weights as if it had been given none, also where the head, or its
+    bias, happens to fit: TimeSformer and MViT-v2 are both 768 wide before it."""
+    if encoder:
+        save_released(tmp_path / "x.pyth", published(encoder, None))
+    else:
+        torch.save({"state_dict": {"layer1.0.conv1.weight": torch.ones(2, 2)}}, tmp_path / "x.pyth")
+    with pytest.raises(BadInput, match=r"x.pyth: none of its \d+ tensors fits a block of f or h; "
+                                       r"it has encoder\.(\S*blocks.0.\w*norm[12].weight \(|layer1."
+                                       r"0.conv1.weight, needed is encoder.b)"):
         init_model(fresh(sizes), tmp_path / "x.pyth")
 
 
-def test_numbers_that_are_none_are_refused(tmp_path):
-    """Catches: a training that ends at step 1 with advice on the learning rate."""
-    state = released_names(made())
-    state["model.blocks.1.mlp.fc1.bias"][3] = math.inf
-    torch.save(state, tmp_path / "x.pyth")
-    with pytest.raises(BadInput, match="encoder.blocks.1.mlp.fc1.bias holds NaN or infinity"):
-        init_model(fresh(F), tmp_path / "x.pyth")
-
-
-@pytest.mark.parametrize("kind", ["joint", "space only"])
-def test_a_timesformer_of_another_kind_gets_attention_over_time(tmp_path, kind):
-    """Catches: temporal attention left random beside a spatial one that is trained."""
-    state = {name: value for name, value in released_names(made(denoiser=None)).items()
-             if "temporal" not in name and (kind == "joint" or "time_embed" not in name)}
-    torch.save({"model_state": state}, tmp_path / "x.pyth")
-    model = fresh(F)
-    init_model(model, tmp_path / "x.pyth")
-    for block in model.encoder.blocks:
-        assert torch.equal(block.temporal_attn.qkv.weight, block.attn.qkv.weight)
-    assert torch.equal(block.attn.qkv.weight, state["model.blocks.1.attn.qkv.weight"])
-    assert not block.temporal_fc.weight.any()
-
-
 def test_timm_by_name(monkeypatch, caplog):
-    """Catches: another model than the release's, a traceback of the hub without a network, the
-    hub's log of its retries beside the one line."""
+    """Catches: another model than the release's, or a name that timm does not have; a traceback of
+    the hub without a network; the hub's log of its retries before the one line."""
+    assert TIMM == "vit_base_patch16_224.orig_in21k_ft_in1k"
+    assert timm.models.get_pretrained_cfg(TIMM) is not None
     _, state = image_model("timm")
-    asked = []
 
-    class Downloaded(nn.Module):
-        state_dict = staticmethod(lambda: state)
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: asked.append(
-        (name, pretrained)) or Downloaded())
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: {
+        (TIMM, True): SimpleNamespace(state_dict=lambda: state)}[name, pretrained])
     model = fresh(F)
     init_model(model, Path("timm"))
-    assert asked == [("vit_base_patch16_224.orig_in21k_ft_in1k", True)]
     assert torch.equal(model.encoder.blocks[1].attn.qkv.weight, state["blocks.1.attn.qkv.weight"])
 
     def refuse(name, pretrained):
@@ -500,38 +440,18 @@ def test_timm_by_name(monkeypatch, caplog):
     assert not caplog.records
 
 
-def test_the_name_of_the_start_is_one_of_timms():
-    """Catches: a name that timm has not."""
-    assert timm.models.get_pretrained_cfg(weights.TIMM) is not None
-
-
 # ---- the commands ------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with the embedded world's teacher, barely trained, and published weights."""
-    folder, threads = tmp_path_factory.mktemp("weights"), torch.get_num_threads()
-    torch.set_num_threads(1)
-    make_teacher(folder)
-    save_released(folder / "x.pyth", made())
-    save_released(folder / "mvit.pyth", made(MVIT, None))
-    yield folder
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def here(place, monkeypatch):
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.chdir(place)
-    yield place
-    signal.signal(signal.SIGTERM, before)
-
-
-def test_published_weights_are_evaluated(here, capsys):
+def test_published_weights_are_converted_and_evaluated(here, capsys):
     """Catches: a row that needs a run of ours, h's samples all alike, another model in the file of
-    ours that the same weights were written to."""
+    ours that the same weights were written to, that file refused by the documented call or written
+    with more than plain types, a checkpoint of training taken for a published one; a traceback, a
+    shape mismatch deep inside f."""
     flags = ("--toy-videos", "3", "--device", "cpu")
-    call("weights.py", "x.pyth", "ours.pt")
+    save_released("x.pyth", published())
+    save_released("mvit.pyth", published(MVIT, None))
+    call("weights", "x.pyth", "ours.pt")
     assert same_outputs(load_model("ours.pt")[0], load_released("x.pyth"))
+    assert same_outputs(load_released("ours.pt"), load_released("x.pyth"))
     torch.load("ours.pt", weights_only=True)
     call("evaluate.py", "--oracle", "3", "--checkpoint", "x.pyth", "--json", "o.json", *flags)
     result = json.loads(Path("o.json").read_text())
@@ -543,58 +463,46 @@ def test_published_weights_are_evaluated(here, capsys):
     call("evaluate.py", "--task", "features", "--checkpoint", "ours.pt", "--out", "f.npz", *flags)
     assert "3 videos" in capsys.readouterr().out
 
-
-@pytest.mark.parametrize("encoder, sizes, says", [
-    (dict(F, image=64), H, "--data toy: its pictures are 32 pixels wide, the checkpoint reads 64"),
-    (F, None, "big.pyth: trained with --order none"),
-])
-def test_weights_that_do_not_fit_the_data_are_one_line(here, capsys, encoder, sizes, says):
-    """Catches: a shape mismatch deep inside f; forecasts without an h."""
-    save_released("big.pyth", made(encoder, sizes))
+    save_checkpoint("trained.pt", fresh(F), arguments_of(F))
+    with pytest.raises(BadInput, match="trained.pt: a checkpoint of ours; .*load_model reads it"):
+        load_released("trained.pt")
+    save_released("large.pyth", published(dict(F, image=64)))
+    flags = ("--checkpoint", "large.pyth", *flags)
     capsys.readouterr()
-    assert says in fails(capsys, 2, "evaluate.py", "--toy-videos", "2", "--checkpoint", "big.pyth")
+    for argv, message in (
+            (("weights", "trained.pt", "o.pt"), "trained.pt: is a checkpoint of ours already"),
+            (("weights", "absent.pyth", "o.pt"), "absent.pyth: no such checkpoint"),
+            (("weights", "x.pyth", "./x.pyth"), "x.pyth: is the input file; name another"),
+            (("weights", "x.pyth", "absent/o.pt"), "--target absent/o.pt: is a folder, or its"),
+            (("evaluate.py", *flags), "pictures are 32 pixels wide, the checkpoint reads 64")):
+        assert message in fails(capsys, 2, *argv)
+    assert not Path("o.pt").exists()
 
 
-@pytest.mark.parametrize("argv, says", [
-    (("absent.pyth", "o.pt"), "absent.pyth: no such checkpoint"),
-    (("x.pyth", "absent/o.pt"), "--target absent/o.pt: there is no folder absent"),
-    (("x.pyth", "./x.pyth"), "x.pyth: is the file to be read; name another for the result"),
-    (("x.pyth", "o.pt", "--heads", "0"), "--heads 0: must be at least 1"),
-    (("x.pyth",), "the following arguments are required: target"),
-])
-def test_the_command_ends_with_one_line(here, capsys, argv, says):
-    """Catches: a traceback; a folder that is missed after the work is done."""
-    assert says in fails(capsys, 2, "weights.py", *argv)
-
-
-def test_training_starts_from_weights(here, capsys):
+def test_training_starts_from_weights(here, capsys, monkeypatch):
     """Catches: --init read and not used, used again on --resume, or by mistake without it."""
-    small = dict(image=32, patch=8, frames=4, width=64, depth=2, heads=2, dim=64)
-    torch.manual_seed(5)
-    save_released("start.pyth", made(small, None))
-    flags = (*TINY, *flags_of("epochs", 0.25), "--order", "none", "--sgd-lr", "1e-9",
-             "--lr", "1e-9", "--weight-decay", "0")
-    call("train.py", *flags, "--init", "start.pyth", "--out", "runs/a")
+    monkeypatch.setattr(pretrain, "SGD_LR", 1e-9)
+    monkeypatch.setattr(pretrain, "WEIGHT_DECAY", 0)
+    save_released("start.pyth", published(
+        dict(image=32, patch=8, frames=4, width=64, depth=2, heads=2, dim=64), None))
+    flags = (*TINY, "--order", "none", "--lr", "1e-9")
+    call("train.py", *flags, "--init", "start.pyth", "--out", "a")
     assert "start.pyth: 49 of 49 parameters taken" in capsys.readouterr().out
-    a, start = load_model("runs/a")[0].encoder, load_released("start.pyth").encoder
+    a, start = load_model("a")[0].encoder, load_released("start.pyth").encoder
     for (name, ours), theirs in zip(a.named_parameters(), start.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4), name
-    call("train.py", *flags, "--init", "start.pyth", "--out", "runs/a", "--resume")
-    call("train.py", *flags, "--init", "runs/a", "--out", "runs/b")
-    b = load_model("runs/b")[0].encoder
-    torch.testing.assert_close(b.head.weight, a.head.weight, rtol=1e-3, atol=1e-4)
+    call("train.py", *flags, "--init", "start.pyth", "--out", "a", "--resume")
     assert "--init None: this run has start.pyth" in fails(capsys, 2, "train.py", *flags, "--out",
-                                                           "runs/a", "--resume")
+                                                           "a", "--resume")
     assert "absent.pyth: no such checkpoint" in fails(capsys, 2, "train.py", *flags, "--init",
-                                                      "absent.pyth", "--out", "runs/c")
+                                                      "absent.pyth", "--out", "c")
 
 
 def test_mvit_is_trained_and_evaluated(here, capsys):
     """Catches: --encoder read and not used, a checkpoint that gives another encoder back."""
-    call("train.py", *TINY, "--encoder", "mvit", "--out", "runs/mvit")
-    model = load_model("runs/mvit")[0]
-    assert isinstance(model.encoder, MViT)
-    call("evaluate.py", "--task", "classify", "--checkpoint", "runs/mvit", "--toy-videos", "3",
+    call("train.py", *TINY, "--encoder", "mvit", "--out", "mvit")
+    assert isinstance(load_model("mvit")[0].encoder, MViT)
+    call("evaluate.py", "--task", "classify", "--checkpoint", "mvit", "--toy-videos", "3",
          "--json", "o.json", "--device", "cpu")
     assert json.loads(Path("o.json").read_text())["evaluated"] > 0
     assert "--encoder mvit: --data coin trains h alone" in fails(

@@ -13,14 +13,13 @@ from toy import grammar, render
 from toy.source import load_teacher
 from toy.teacher import TEACHER_CONFIG
 
-BORDER = 2, 3                 # pixels around an exported picture of 32: the middle view (video.py)
-                              # of the 37 is the 32 within
+BORDER = 2, 3                 # pixels around the 32: a reader of files crops the middle of 37 to 32
 
 
 def write_video(path, frames, fps):
-    """Frames (n, 3, H, W) uint8 as H.264, with a border, so that the middle view is all of them.
+    """Frames (n, 3, H, W) uint8 as H.264, with a border that the reader's center crop removes.
 
-    Without loss (crf 0): the noise of the pixels is part of what makes them hard.
+    Lossless (crf 0): the noise of the pixels is part of what makes them hard.
     """
     pictures = np.pad(frames.transpose(0, 2, 3, 1), ((0, 0), BORDER, BORDER, (0, 0)), "edge")
 
@@ -42,8 +41,7 @@ def export_one(out, item):
     video = grammar.make_video(split, index)
     write_video(out / "videos" / f"{video.name}.mp4", render.render(video), render.FPS)
     rows = "".join(f"{start},{end},{text}\n" for start, end, text in render.narrate(video))
-    write_atomically(out / "captions" / f"{video.name}.csv",
-                     lambda file: file.write(f"start,end,text\n{rows}".encode()))
+    write_text(out / "captions" / f"{video.name}.csv", f"start,end,text\n{rows}")
     return video.name, {
         "duration": video.duration, "class": video.procedure, "video_url": "",
         "start": 0, "end": video.duration, "subset": "testing" if split == "test" else "training",
@@ -66,10 +64,9 @@ def export_toy(settings):
     write_json(out / "COIN.json", {"database": database})
     for name, lines in (("steps.txt", grammar.STEPS), ("phrases.txt", grammar.PHRASES),
                         ("train.txt", [name for name in database if name.startswith("train")])):
-        text = "".join(f"{line}\n" for line in lines).encode()
-        write_atomically(out / name, lambda file, text=text: file.write(text))
-    weights = {name: value.contiguous() for name, value in
-               load_teacher("cpu").model.state_dict().items()}
+        write_text(out / name, "".join(f"{line}\n" for line in lines))
+    weights = {name: value.contiguous()
+               for name, value in load_teacher("cpu").model.state_dict().items()}
     write_json(out / "clip" / "open_clip_config.json", TEACHER_CONFIG)
     write_atomically(out / "clip" / "open_clip_model.safetensors",
                      lambda file: file.write(save(weights)))

@@ -1,8 +1,7 @@
 """The embedded world as a source of clips: its videos rendered into memory, and its teacher.
 
-    source.videos, sentences, pretrain_windows, load, teacher_features: as files/sources.py has them
-    load_teacher      the teacher, trained once and cached
-n frames, C clips, F frames of a clip, D embedding.
+ToySource has the methods of the sources of real clips in files/sources.py. n frames of all videos,
+C clips, F frames of a clip, D embedding.
 """
 from pathlib import Path
 
@@ -20,7 +19,7 @@ TEACHER_FILE = Path("runs/toy_teacher.pt")         # written by whichever comman
 
 
 def as_video(script, split):
-    """A grammar.Video as the data.Video that every source gives."""
+    """A grammar.Video, the script of a video, as the data.Video that every source lists."""
     steps = tuple(Step(*segment, step) for segment, step in zip(script.segments, script.steps))
     return Video(script.name, split, list(grammar.PROCEDURES).index(script.procedure),
                  script.duration, steps)
@@ -64,11 +63,11 @@ class ToySource:
         return torch.from_numpy(self.first[video] + np.clip(index, 0, count - 1))
 
     def duration(self, video):
-        """s"""
+        """Length of a video, s."""
         return self.videos[video].duration
 
     def sentences(self, video):
-        """[(start s, end s, text), ...] of its narration."""
+        """The narration of a video: [(start s, end s, text), ...]."""
         return self.narration[video]
 
     def pretrain_windows(self, video, rng):
@@ -76,7 +75,7 @@ class ToySource:
         return sentence_windows(self.sentences(video), self.videos[video].duration, rng)
 
     def load(self, requests, rng=None):
-        """What f and the teacher see of the requests' clips -> Loaded; views: rows of `pixels`."""
+        """The clips of some requests -> Loaded; its views are rows of `pixels`."""
         index = torch.cat([self.frame_index(*request) for request in requests])    # (C, F)
         views = index if self.frame_features is not None else index[:0]
         return Loaded(requests, self.pixels[index], views, {})
@@ -89,7 +88,7 @@ class ToySource:
 def load_teacher(device):
     """The embedded world's teacher as a pseudo_labels.Teacher: from its cache, or trained now.
 
-    It is trained again if the world is not the one that it was trained on.
+    It is trained again if the world has changed since.
     """
     model, tokenizer = toy_teacher.build_teacher()
     try:

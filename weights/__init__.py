@@ -1,11 +1,11 @@
-"""Weights from outside: published checkpoints and teachers, read, renamed, checked.
+"""Weights from outside: published checkpoints and pre-trained teachers, and our own checkpoints.
 
-    from weights import load_released          # a published checkpoint; see weights/checkpoint.py
-    python -m weights IN OUT                    # the same as a file of ours
+    from weights import load_released           # a published checkpoint as a model
+    python -m weights IN OUT                    # the same, written as a checkpoint of ours
 """
 
 
 def load_released(path, heads=None):
-    """See weights.checkpoint.load_released. Imported on call: `--help` does not wait for torch."""
+    """See weights.checkpoint.load_released: imported here, since `--help` must not load torch."""
     from weights.checkpoint import load_released
     return load_released(path, heads)

@@ -1,4 +1,4 @@
-"""`python -m weights IN OUT`: write a published checkpoint as a file of ours."""
+"""`python -m weights IN OUT`: write a published checkpoint as a checkpoint of ours."""
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +16,12 @@ class ConvertSettings(Settings):
 
 def main(settings):
     """Read a published checkpoint and write it as a file of ours: tensors and plain types."""
-    from weights.checkpoint import convert_released, is_ours, load_model, save_checkpoint
-    from weights.files import read_content
+    from weights.checkpoint import load_model, save_checkpoint
+    from weights.released import Released
     if settings.target.resolve() == settings.source.resolve():
         raise BadInput(f"{settings.target}: is the input file; name another for the result")
-    content = read_content(settings.source)
-    model, arguments = (load_model(settings.source)[:2] if is_ours(content) else
-                        convert_released(settings.source, content, settings.heads))
-    if "released" not in arguments:
+    model, arguments, _ = load_model(settings.source, settings.heads)
+    if not isinstance(model, Released):
         raise BadInput(f"{settings.source}: is a checkpoint of ours already")
     save_checkpoint(settings.target, model, arguments)
     print(f"{settings.target}: {sum(p.numel() for p in model.parameters()):,} parameters, "

@@ -1,15 +1,15 @@
 """Checkpoints: ours and published ones, as models in eval mode.
 
 A checkpoint of ours holds "arguments" (plain types: how the model is built), "model" (its tensors)
-and whatever else the run needs, so that torch.load(weights_only=True) reads it. A published one is
-renamed, its sizes are read from its tensors, and it becomes a weights.released.Released:
+and what else a run needs to resume. A published one becomes a weights.released.Released: its
+tensors get the names of ours, its sizes are read from their shapes, and its arguments are
+{"released": sizes}.
 
     model = load_released("procedurevrl.pyth")
     x = model.encode(clips)                 # (B, 3, F, H, W) float, normalized -> (B, D)
     x_hat = model.forecast(x)               # (B, 8, D) -> (B, D), the clip after these eight
 """
 import zipfile
-from pathlib import Path
 
 import torch
 from torch.nn import functional
@@ -25,18 +25,21 @@ from weights.names import HEAD_WIDTH, heads_of, released_sizes, rename, tensors_
 from weights.released import Released, ReleasedDenoiser
 
 SAME = 0.999              # least cosine of a text's embeddings by one teacher on two machines
+# What building or filling a model raises if arguments, names or shapes are not those of a model.
+MISFITS = (LookupError, ArithmeticError, ValueError, TypeError, AttributeError, AssertionError,
+           RuntimeError)
 
 
 # ------------------------------------------------------------------------------------------------
 # From plain arguments to a model
 # ------------------------------------------------------------------------------------------------
 def build_encoder(dim, kind="timesformer", **sizes):
-    """f: a TimeSformer, or with kind "mvit" the other backbone of the paper's appendix."""
+    """f: a TimeSformer, or with kind "mvit" an MViT; sizes: their arguments."""
     return MViT(dim=dim, **sizes) if kind == "mvit" else TimeSformer(dim=dim, **sizes)
 
 
 def build_model(phrases, encoder, denoiser, order, task=None, **others):
-    """A ProcedureModel with new weights, from the arguments that its checkpoint stores.
+    """A ProcedureModel with new weights, from the arguments in its checkpoint.
 
     Args:
         phrases: (K, D) float, embeddings of the phrase pool.
@@ -51,7 +54,7 @@ def build_model(phrases, encoder, denoiser, order, task=None, **others):
 
 
 def build_published(encoder, denoiser=None, task=None, classes=()):
-    """A Released with new weights, from the sizes that its checkpoint stores."""
+    """A Released with new weights, from the sizes in its checkpoint."""
     h = ReleasedDenoiser(**denoiser) if denoiser else None
     return Released(build_encoder(**encoder), h, encoder["dim"], task, classes)
 
@@ -74,8 +77,9 @@ def is_ours(content):
 
 
 def read_whole(path):
-    """The content of a checkpoint of ours whose bytes are as written, which torch does not check.
+    """The content of a checkpoint of ours, to resume from; its checksums are verified.
 
+    torch.load does not verify them: a flipped bit would become a weight.
     Raises: BadInput as `read_content`, and if the file is damaged or not one of ours.
     """
     content = read_content(path)
@@ -91,63 +95,60 @@ def read_whole(path):
     return content
 
 
-def load_model(path):
-    """A checkpoint, ours or published -> model in eval mode, its arguments, content of the file.
+def convert_published(path, content, heads):
+    """The content of a published file -> Released, and its arguments.
 
-    Raises: BadInput as `read_content`, and if the weights do not fit the arguments.
-    """
-    content = read_content(path)
-    if not is_ours(content):
-        return *convert_released(path, content), content
-    try:
-        arguments = content["arguments"]
-        model = (build_published(**arguments["released"]) if "released" in arguments else
-                 build_model(content["model"]["phrases"], **arguments))
-        model.load_state_dict(content["model"])
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise BadInput(f"{path}: its weights do not fit this code: {lines[-1].strip()}") from None
-    return model.eval(), arguments, content
-
-
-def convert_released(path, content, heads=None):
-    """The content of a published file -> Released in eval mode, and its arguments.
-
-    Args:    heads: of TimeSformer, if neither the file nor the release's 64 per head gives it.
-    Raises:  BadInput if it is no video model, or its tensors do not fit each other.
+    Args:    heads: see `load_model`.
+    Raises:  BadInput if it is not a video model, or a tensor is missing or has the wrong shape.
     """
     w, heads = rename(tensors_of(content)), heads or heads_of(content)
     try:
         sizes = released_sizes(w, heads)
         model = build_published(**sizes)
-    except (LookupError, ArithmeticError, ValueError, TypeError, AssertionError,
-            RuntimeError) as error:
+    except MISFITS as error:
         raise BadInput(f"{path}: not a checkpoint of train.py, nor one of TimeSformer, DistantSup "
                        f"or ProcedureVRL ({type(error).__name__}: {error}, among {len(w)} tensors)"
                        "; image models are for --init of pre-training") from None
-    missing, _, reshaped = fill(path, model, w)
-    f = sizes["encoder"]
-    if missing or reshaped:
-        raise BadInput(f"{path}: missing or of another shape: {shorten([*missing, *reshaped])}; "
-                       f"needed is a {f.get('kind', 'timesformer')} of width {f['width']} with "
-                       f"divided space-time attention, and heads on its embedding of {f['dim']}")
-    if not heads and "kind" not in f:
+    absent, f = fill(path, model, w), sizes["encoder"]
+    if absent:
+        raise BadInput(f"{path}: missing or of another shape: {shorten(absent)}; needed is a "
+                       f"{type(model.encoder).__name__} of width {f['width']} (a TimeSformer with "
+                       f"divided space-time attention), and heads on its embedding of {f['dim']}")
+    if not heads and isinstance(model.encoder, TimeSformer):
         print(f"  it does not give the number of attention heads: {f['heads']}, each {HEAD_WIDTH} "
               "wide as in the release")
-    return model.eval(), {"released": sizes}
+    return model, {"released": sizes}
+
+
+def load_model(path, heads=None):
+    """A checkpoint, ours or published -> model in eval mode, its arguments, content of the file.
+
+    Args:   heads: of a published TimeSformer, whose tensors do not give them. None: the file's
+            config["heads"], else width / 64 as in all published ones.
+    Raises: BadInput as `read_content`, and if the weights do not fit the arguments or each other.
+    """
+    content = read_content(path)
+    if not is_ours(content):
+        model, arguments = convert_published(path, content, heads)
+        return model.eval(), arguments, content
+    try:
+        arguments = content["arguments"]
+        model = (build_published(**arguments["released"]) if "released" in arguments else
+                 build_model(content["model"]["phrases"], **arguments))
+        model.load_state_dict(content["model"])
+    except MISFITS as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise BadInput(f"{path}: its weights do not fit this code: {lines[-1].strip()}") from None
+    return model.eval(), arguments, content
 
 
 def load_released(path, heads=None):
-    """A published checkpoint -> Released, computing what it computed there; see the header.
+    """A published checkpoint, or what `python -m weights` made of it -> Released, for inference.
 
-    In eval mode, its parameters without gradients. Sizes are read from the tensors. The number of
-    TimeSformer's heads is not in them: it is the file's config["heads"] if that is written, else
-    width / 64, as all published ones have it; `heads` sets it. A file that `python -m weights`
-    wrote is read as well.
-    Raises: BadInput, one line, if the file is none or cannot be read.
+    It computes what it computed where it was published; see the header. In eval mode, its
+    parameters without gradients. heads and Raises: as `load_model`.
     """
-    content = read_content(path)
-    model = (load_model(path) if is_ours(content) else convert_released(path, content, heads))[0]
+    model = load_model(path, heads)[0]
     if not isinstance(model, Released):
         raise BadInput(f"{path}: a checkpoint of ours; weights.checkpoint.load_model reads it")
     return model.requires_grad_(False)

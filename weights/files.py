@@ -1,4 +1,4 @@
-"""Read checkpoint files, ours and others: tensors and plain types; nothing in a file is executed."""
+"""Read files of weights, ours and others: tensors and plain types. No code in a file is run."""
 import re
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from support.command import BadInput, quiet
 
 
 def read_content(path):
-    """What a file of weights holds, ours or not: a run folder, a torch file or safetensors -> dict.
+    """The content of a file of weights, ours or not: a run folder, a torch file or safetensors.
 
-    Nothing in the file is executed: tensors and plain types are read, anything else is refused.
-    Raises: BadInput if there is none, it is cut off, or it would have to run code.
+    Returns: dict as a rule; a torch file may hold any plain type.
+    Raises:  BadInput if the file is absent, is cut off, or could only be read by running code.
     """
     path = Path(path)
     path = path / "checkpoint.pt" if path.is_dir() else path
@@ -22,9 +22,9 @@ def read_content(path):
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with quiet():                          # torch also warns of what it then refuses
+        with quiet():                          # torch warns of a file before it refuses it
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:                 # torch names no class for a file it cannot load
+    except Exception as error:                 # torch documents no class for what it cannot load
         code = re.search(r"(?<=GLOBAL )[\w.]+|TorchScript", str(error))
         if code:
             tensors = ("torch.jit.load(FILE).state_dict()" if code[0] == "TorchScript" else

@@ -1,4 +1,4 @@
-"""Names and sizes of published weights: from a file's tensors to those of our modules.
+"""Names and sizes of published weights: a file's tensors under the names of our modules.
 
     file                                            its names                      here
     TimeSformer, DistantSup .pyth                   model.*                        encoder.*
@@ -9,8 +9,8 @@
     an image model of timm, or torchvision's vit    blocks.*; encoder.layers.*     encoder.*
     torchvision's mvit_v2_s                         conv_proj.*, blocks.*          encoder.body.*
 
-Each as {"model_state"}, {"state_dict"}, {"model"} or a plain dict, with `module.` before its names
-or not.
+The tensors lie in a dict under "model_state", "state_dict" or "model", or are the file's whole
+dict. Their names may begin with `module.`.
 """
 import math
 import re
@@ -18,12 +18,13 @@ from itertools import groupby
 
 import torch
 
-# Facts of the release that its files do not hold.
+# Facts of the release that are not in its files.
 HEAD_WIDTH = 64                # of TimeSformer: 12 heads at 768
 KV_STRIDE = 8                  # of MViT's first stage
-ACTIVITIES = 180               # COIN's: how a classifier of activities is told from one of steps
+ACTIVITIES = 180               # of COIN: a classifier of so many is one of activities, not steps
 LEFT_OUT = ("text_model.", "order_tfm.pad_embedding.")     # CLIP's text tower; padding in training
-# Their names -> those of encoder.py, mvit.py and released.py: regular expression, replacement.
+# (regular expression, replacement), from their names to those of encoder, weights.mvit and
+# weights.released.
 WRAPPER = r"^(module\.|model\.|_orig_mod\.)+"        # of DataParallel, the release, torch.compile
 TORCHVISION_VIT = (
     (r"^class_token$", "cls_token"), (r"^encoder\.pos_embedding$", "pos_embed"),
@@ -48,44 +49,49 @@ RELEASED = (
 
 
 def tensors_of(content):
-    """Content of a file -> {bare name: tensor}, out of its dict; empty if there is no tensor."""
+    """The floating-point tensors in a file's content -> {name without wrappers: tensor}."""
     for key in ("model_state", "state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    found = content.items() if isinstance(content, dict) else ()
-    return {re.sub(WRAPPER, "", name): value for name, value in found if isinstance(name, str)
+    items = content.items() if isinstance(content, dict) else ()
+    return {re.sub(WRAPPER, "", name): value for name, value in items if isinstance(name, str)
             and isinstance(value, torch.Tensor) and value.is_floating_point()
             and value.layout == torch.strided}
 
 
-def rename(tensors):
-    """Bare names of any kind of the header's table -> names of ours, see there."""
-    def replaced(pairs, tensors):
-        for old, new in pairs:
-            tensors = {re.sub(old, new, name): value for name, value in tensors.items()}
-        return tensors
+def replace_names(tensors, pairs):
+    """Apply each (regular expression, replacement) to all names."""
+    for old, new in pairs:
+        tensors = {re.sub(old, new, name): value for name, value in tensors.items()}
+    return tensors
 
+
+def rename(tensors):
+    """{name: tensor} of any file in the header's table -> the same under the names of ours."""
     tensors = {name: value for name, value in tensors.items() if not name.startswith(LEFT_OUT)}
     if any(re.match(r"encoder\.(patch_embed|body)\.|denoiser\.", name) for name in tensors):
         return tensors                                                      # ours
     if "encoder.pos_embedding" in tensors:
-        tensors = replaced(TORCHVISION_VIT, tensors)
+        tensors = replace_names(tensors, TORCHVISION_VIT)
     if "pos_encoding.class_token" in tensors:                               # torchvision's MViT
         tensors = {f"video_encoder.{name}": value for name, value in tensors.items()
                    if not name.startswith("head.")}
-    tensors = replaced(RELEASED, tensors)
+    tensors = replace_names(tensors, RELEASED)
     token = "encoder.body.pos_encoding.class_token"
     return tensors | ({token: tensors[token].flatten()} if token in tensors else {})
 
 
 def count(names, start):
-    """How many different numbers i the names `start`i.* have."""
-    found = (re.match(re.escape(start) + r"(\d+)\.", name) for name in names)
-    return len({match[1] for match in found if match})
+    """How many blocks there are: different numbers i in the names `start`i.*"""
+    matches = (re.match(re.escape(start) + r"(\d+)\.", name) for name in names)
+    return len({match[1] for match in matches if match})
 
 
 def encoder_sizes(w, heads):
-    """Arguments of build_encoder, read from the shapes; heads of a TimeSformer cannot be."""
+    """Arguments of build_encoder, read from shapes; they do not give the heads of a TimeSformer.
+
+    Args: w {name of ours: tensor}; heads int, or None: as in the release.
+    """
     dim = len(w["encoder.head.weight"])
     if "encoder.body.conv_proj.weight" in w:
         attention = [f"encoder.body.blocks.{i}.attn."
@@ -106,7 +112,7 @@ def encoder_sizes(w, heads):
 
 
 def released_sizes(w, heads):
-    """Arguments of Released, as a dict, read from the shapes of {name of ours: tensor}."""
+    """Arguments of build_published, read from shapes; arguments as `encoder_sizes`."""
     encoder, denoiser = encoder_sizes(w, heads), None
     if any(name.startswith("denoiser.") for name in w):
         denoiser = {"dim": encoder["dim"],
@@ -119,7 +125,7 @@ def released_sizes(w, heads):
 
 
 def heads_of(content):
-    """The number of TimeSformer's heads where a file names it, or None; the release's do not."""
-    kept = [content.get(key) for key in ("config", "cfg")] if isinstance(content, dict) else []
-    named = [config.get("heads") for config in kept if isinstance(config, dict)]
-    return next((heads for heads in named if isinstance(heads, int) and heads > 0), None)
+    """The number of TimeSformer's heads, if the file gives it (the release's do not), or None."""
+    configs = [content.get(key) for key in ("config", "cfg")] if isinstance(content, dict) else []
+    given = [config.get("heads") for config in configs if isinstance(config, dict)]
+    return next((heads for heads in given if isinstance(heads, int) and heads > 0), None)

@@ -11,10 +11,9 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1-3.3, Eqs. 2-5; the r
     f, h           Released            nn.Module   in the place of model.ProcedureModel
     B videos, N = 8 clips, Q noises, T = 4 levels, D = 512, S classes.
 
-Ours (denoiser.py, diffusion.py, model.py) differs from it in most details: README.md, Where we
-differ. So that published weights give what was published, also once they are fine-tuned here
-(finetune.py), it stands by itself. Files are read in weights.py, whose `load_released` gives a
-Released.
+Our h and its schedule (denoiser.py, diffusion.py, model.py) differ from the release in most
+details; this module gives published weights their published numbers, also after fine-tuning here.
+weights/checkpoint.py reads the files: its `load_released` returns a Released.
 """
 import math
 
@@ -26,7 +25,7 @@ from torch.nn import functional
 import diffusion
 import losses
 
-# Facts of the release that its files do not hold.
+# Facts of the release that are not in its files.
 HEADS = 8                      # of h, at any width
 TAU = 0.02
 PIXELS = 0.45, 0.225           # mean and deviation of pixels / 255
@@ -42,10 +41,10 @@ def sinusoids(t, width):
 class ReleasedDenoiser(nn.Module):
     """h of Eq. 5 and the chain of Sec. 3.3 in the released code; names of the released parameters.
 
-    Beside denoiser.py and diffusion.py: x_j^t stands in the place of clip j, the last one; places
-    are N + 1 learned vectors; the level is added to every token; levels are as many as layers,
-    with betas from 1e-4 to 0.02 (T = 4: alpha_bar = .9999, .9932, .9799, .9603); x_j^T is the noise
-    itself, zeros unless it is given; x_hat is noised again as it comes, with the same noise.
+    Unlike denoiser.py and diffusion.py: the token of x_j^t takes the place of clip j, the last one;
+    positions are N + 1 learned vectors; the level is added to every token; there are as many levels
+    as layers, with betas from 1e-4 to 0.02 (T = 4: alpha_bar = .9999, .9932, .9799, .9603); x_j^T
+    is the noise itself, zeros by default; x_hat is noised again as it is, with the same noise.
 
     Args:
         dim:    D, a multiple of 8 and at least 16.
@@ -85,14 +84,14 @@ class ReleasedDenoiser(nn.Module):
 
 
 class Released(nn.Module):
-    """A published model: f and, where it was trained with order, h; in the place of ProcedureModel.
+    """A published model: f and, if it was trained on order, h. A stand-in for ProcedureModel.
 
     Args:
         encoder:  f, a TimeSformer or MViT.
         denoiser: h, a ReleasedDenoiser; None without h (TimeSformer, DistantSup).
         dim:      D.
         task:     what it is fine-tuned for: "classify", "forecast" or "activity"; None = zero-shot.
-        classes:  of that task, one number for each label set: (S,), or verbs and nouns.
+        classes:  of that task, how many in each label set: (S,), or verbs and nouns.
     """
 
     def __init__(self, encoder, denoiser, dim, task=None, classes=()):
@@ -109,10 +108,10 @@ class Released(nn.Module):
         return self.encoder.features(((clips.float() / 255 - mean) / std).transpose(1, 2))
 
     def encode(self, clips):
-        """x_i = f(v_i): clips (B, 3, F, H, W) float, normalised by PIXELS -> (B, D), length 1.
+        """x_i = f(v_i): clips (B, 3, F, H, W) float, normalized by PIXELS -> (B, D), length 1.
 
-        Frames (B, F, 3, H, W) uint8, as a source of data.py gives them, are normalised here;
-        embeddings (B, D) are as well.
+        Frames (B, F, 3, H, W) uint8, as sources of clips give them, are normalized here. Embeddings
+        (B, D) are brought to length 1.
         """
         features = self.tokens if clips.dtype == torch.uint8 else self.encoder.features
         x = self.encoder.head(features(clips)) if clips.ndim > 2 else clips
@@ -138,23 +137,23 @@ class Released(nn.Module):
         return self.forecast(x.repeat_interleave(Q, 0), noise.flatten(0, 1)).unflatten(0, (-1, Q))
 
     def match(self, x, texts):
-        """Eq. 6: log p over texts (S, D), both normalised: (..., D) -> (..., S)."""
+        """Eq. 6: log p over texts (S, D), both normalized: (..., D) -> (..., S)."""
         return losses.match(x, texts, self.tau)
 
-    read = match_predicted = match
+    read = match_predicted = match           # one temperature for observed and predicted clips
 
     def probabilities(self, x, texts):
-        """p over texts (S, D) *as they come*: (..., D) -> (..., S).
+        """p over texts (S, D) that are *not* normalized: (..., D) -> (..., S).
 
-        The released code brings texts to length 1 only where they lie on another device than the
-        model: on a GPU, so `match` gives what was published; on a CPU it computes this.
+        The released code normalizes texts only if they lie on another device than the model. On a
+        GPU it therefore computes `match`, on a CPU this.
         """
         return (functional.normalize(x, dim=-1) @ texts.T / self.tau).softmax(-1)
 
     def classify(self, x):
         """The classifiers' log p: (..., D) -> [(..., S), ...], in float32.
 
-        Of embeddings of clips, divided by tau; of what h forecasts, as it is.
+        Logits of clips are divided by tau, those of forecasts are not.
         """
         scale = self.tau if self.task == "classify" else 1
         with torch.autocast(x.device.type, enabled=False):

@@ -1,18 +1,16 @@
-"""The real teacher: a pre-trained image-language model of open_clip, by name."""
+"""The teacher for real videos: a pre-trained image-language model of open_clip, by name."""
 import difflib
-import json
 from pathlib import Path
 from textwrap import shorten
 
 import open_clip
-import torch
 
 from pseudo_labels import Teacher
 from support.command import BadInput, quiet
 
 
 def check_weights(clip, weights):
-    """BadInput unless open_clip has the model, and `weights` is a file or a tag that fits it."""
+    """BadInput unless open_clip has the model and `weights` is a file, or a tag that fits it."""
     if clip not in open_clip.list_models():
         near = difflib.get_close_matches(clip, open_clip.list_models(), 3, 0)
         raise BadInput(f"--clip {clip}: no such model in open_clip; near: {', '.join(near)}, or "
@@ -24,27 +22,7 @@ def check_weights(clip, weights):
                        f"{tags}")
     if tag.get("quick_gelu") and not open_clip.get_model_config(clip).get("quick_gelu"):
         raise BadInput(f"--clip {clip}: the weights {weights} were trained with the activation "
-                       f"QuickGELU, which this model has not; use --clip {clip}-quickgelu")
-
-
-def require_activation(model, clip, given):
-    """BadInput if these are OpenAI's weights, trained with QuickGELU, in a model without it.
-
-    A file does not say whose weights it has. OpenAI's are known by their values, all of which are
-    those of float16. Other weights that were stored so are taken for theirs, unless the config of
-    a local-dir says "quick_gelu": false. Others' weights in a -quickgelu model cannot be told.
-    """
-    folder = clip.removeprefix("local-dir:")
-    config = (open_clip.get_model_config(clip) if folder == clip else
-              json.loads((Path(folder) / "open_clip_config.json").read_text())["model_cfg"])
-    layers = [weight for name, weight in model.named_parameters() if name.endswith("c_fc.weight")]
-    if (layers and "quick_gelu" not in config
-            and all(torch.equal(weight, weight.half().float()) for weight in layers)):
-        use = (f"use --clip {clip}-quickgelu" if folder == clip else
-               'write "quick_gelu": true into the model_cfg of its config (or false, if they are '
-               "not OpenAI's)")
-        raise BadInput(f"--clip {clip}{given}: by their values (of float16) these weights are "
-                       f"OpenAI's, trained with QuickGELU, which this model has not; {use}")
+                       f"QuickGELU, which this model lacks; use --clip {clip}-quickgelu")
 
 
 def open_teacher(clip, weights=None, device="cpu"):
@@ -53,14 +31,20 @@ def open_teacher(clip, weights=None, device="cpu"):
     Args:
         clip:    a model of open_clip, "ViT-B-16-quickgelu"; or "local-dir:DIR", a folder with
                  open_clip_config.json and weights.
-        weights: a tag of open_clip, by default "openai" (downloaded once, then kept by open_clip);
-                 or a file, safetensors or a torch file of tensors. Nothing in it is executed, so
-                 OpenAI's own ViT-B-16.pt, which is a program (TorchScript), is refused.
-                 None with local-dir:DIR.
+        weights: a tag of open_clip, by default "openai" (downloaded once, then cached by
+                 open_clip); or a file, safetensors or a torch file of tensors. Nothing in it is
+                 executed, so OpenAI's own ViT-B-16.pt, which is a program (TorchScript), is
+                 refused. None with local-dir:DIR.
         device:  where to run.
     Mean, deviation and size of the pictures are those of the weights' preprocessing.
-    Raises: BadInput, one line, if there is no such model, tag or file, if the weights do not fit or
-            were trained with another activation, or if they are not here and there is no network.
+
+    OpenAI's weights were trained with the activation QuickGELU and need a -quickgelu model. A tag
+    says so and is checked. A file or folder does not say what it was trained with: give OpenAI's
+    weights to a model without QuickGELU, and it runs without a warning and its features are wrong.
+
+    Raises: BadInput, one line, if there is no such model, tag or file, if the weights do not fit,
+            if the tag needs another activation, or if the weights are not here and there is no
+            network.
     """
     if clip.startswith("local-dir:"):
         folder = Path(clip.removeprefix("local-dir:"))
@@ -77,12 +61,11 @@ def open_teacher(clip, weights=None, device="cpu"):
         with quiet():
             model = open_clip.create_model(clip, weights, require_pretrained=True)
             tokenizer = open_clip.get_tokenizer(clip)
-    except Exception as error:                 # as many classes as there are kinds of weights
+    except Exception as error:                 # a class for each way of loading
         need = ("its file must be whole and hold tensors only, those of this model"
                 if weights is None or Path(weights).is_file() else
                 "without a network, give a downloaded file: --clip-weights FILE")
         problem = shorten(str(error).split(". ")[0], 250, placeholder=" ...")      # one sentence
         raise BadInput(f"--clip {clip}{given}: {type(error).__name__}: {problem}; {need}") from None
-    require_activation(model, clip, given)
     pictures = model.visual.preprocess_cfg
     return Teacher(model, tokenizer, pictures["mean"], pictures["std"], device)

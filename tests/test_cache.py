@@ -1,0 +1,151 @@
+"""training/cache.py: the rows of cached embeddings that h is trained on, and its batches."""
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from files.annotations import FeaturesFile
+from support.command import BadInput
+from training import cache
+
+
+class Moments:
+    """Videos of 6, 2, 1 and 0 windows. They have no length, so that their history is not random;
+    each pass over a video has them two seconds later."""
+    moments = [[3., 30., 31., 70., 110., 140.], [10., 90.], [77.], []]
+
+    def __init__(self, chosen=(0, 1, 2, 3)):
+        self.moments = [self.moments[video] for video in chosen]
+        self.videos = [SimpleNamespace(name=f"v{i}") for i in range(len(chosen))]
+        self.passes = Counter()
+
+    def __len__(self):
+        return len(self.videos)
+
+    def pretrain_windows(self, video, rng):
+        self.passes[video] += 1
+        moments = np.array(self.moments[video]) + 2 * self.passes[video]
+        return np.stack([moments, moments], 1)
+
+
+def cached(source, without=(), steps=None, missing=3):
+    """CachedRows whose embeddings say video and time (every 3 s), and the nearest row by a loop.
+
+    without: videos without embeddings. steps: callable, video and time -> the step seen there.
+    """
+    rng = np.random.default_rng(0)
+    place = rng.permutation([(video, time) for video in range(4) for time in range(0, 151, 3)])
+    place = place[~np.isin(place[:, 0], without)]
+    names, middles = [f"v{video}" for video, _ in place], place[:, 1].astype(float)
+    features = FeaturesFile(np.array(names), middles, place.astype(np.float16))
+    teacher = torch.from_numpy(place) @ torch.tensor([[1000], [1]])        # (R, 1)
+    seen = None if steps is None else np.array([steps(*row) for row in place])
+
+    def nearest(video, time):
+        return min((abs(t - time), t, row) for row, (v, t) in enumerate(place) if v == video)[2]
+    return cache.CachedRows(source, features, teacher, seen, 2, missing, rng), nearest
+
+
+def expected_rows(nearest, P, same):
+    """Rows of forecasts and of others of P missing clips, by loops over Moments in two passes.
+
+    same: whether two moments show one step.
+    """
+    forecasts, others = [], []
+    for turn in (1, 2):
+        for video, moments in enumerate(Moments.moments):
+            moments = [moment + 2 * turn for moment in moments]
+            new = [i for i in range(len(moments))
+                   if i == 0 or not same(video, moments[i - 1], moments[i])]
+            for k in range(1, len(new) - P + 1):
+                before = moments[new[k] - 1]
+                begin = max(0, before - 68)
+                history = [begin + (i + .5) * (before - begin) / 8 for i in range(8)]
+                missing = [moments[i] for i in new[k:k + P]]
+                forecasts.append([nearest(video, time) for time in [*history, *missing]])
+            if len(new) >= P:
+                others.append([nearest(video, moments[i]) for i in new])
+    return forecasts, others
+
+
+def half_of_100_s(video, time):
+    """0 to 50 s show one step, to 100 s another, then the first again."""
+    return int(time) // 50 % 2
+
+
+@pytest.mark.parametrize("P", [1, 2, 3])
+@pytest.mark.parametrize("step", [None, half_of_100_s])
+def test_rows_are_the_nearest_embeddings(P, step):
+    """Catches: rows of another video or window, a pass that repeats the windows of the one before,
+    the first clip asked as a forecast, padding or clips j observed, a history that is hidden; a
+    forecast of the step that was just seen, a history that ends before the last clip of a step, a
+    step that returns later left out, steps read off another row."""
+    made, nearest = cached(Moments(), steps=step)
+    times = made.x.tolist()                                    # row -> (video, time)
+
+    def same(video, a, b):
+        return step and step(*times[nearest(video, a)]) == step(*times[nearest(video, b)])
+    (rows, seen, js, F), (forecasts, others) = made.tables[P], expected_rows(nearest, P, same)
+    assert rows[:F].tolist() == forecasts and (js[:F] == 8 + torch.arange(P)).all()
+    assert (seen[:F] == (torch.arange(8 + P) < 8)).all()
+    assert len(rows) == len(seen) == len(js) == F + len(others)
+    for row, observed, j, expected in zip(rows[F:], seen[F:], js[F:], others):
+        n = len(expected)
+        assert row[:n].tolist() == expected and (j < n).all() and len(j) == P
+        assert not observed[j].any() and not observed[n:].any() and observed[:j[0]].all()
+
+
+def test_rows_of_videos_that_could_be_embedded():
+    """Catches: a video without embeddings that ends the run, or stands in with those of another."""
+    whole, made = (cached(Moments(), without)[0] for without in ([], [1]))
+    (all_rows, _, _, every), (rows, observed, j, F) = whole.tables[1], made.tables[1]
+    assert F == every - 2 and len(rows) == len(all_rows) - 2 * 2                    # in two passes
+    asked = whole.x[all_rows[:every]]                                               # (., 9, 2)
+    assert torch.equal(made.x[rows[:F]], asked[asked[:, 8, 0] == 0])
+    missing = made.x[rows.gather(1, j)[F:, 0]]
+    assert missing[:, 0].tolist() == [0, 2, 0, 2]
+    assert set(made.x[rows[observed]][:, 0].tolist()) == {0}                        # v2 is one clip
+    with pytest.raises(BadInput, match="4 videos"):
+        cached(Moments(), [0, 1, 2])
+
+
+@pytest.mark.parametrize("share", [.25, .75])
+def test_batches_are_forecasts_and_others(share, monkeypatch):
+    """Catches: a part of the wrong kind or size, a row that is never drawn, features of another
+    clip than j, columns out of step, float16 that reaches the model, a P that never comes."""
+    monkeypatch.setattr(cache, "FORECASTS", share)
+    made, _ = cached(Moments())
+    rng, drawn, whole = np.random.default_rng(1), {1: Counter(), 2: Counter(), 3: Counter()}, {}
+    for P, (rows, seen, js, _) in made.tables.items():
+        whole[P] = [(made.x[row].tolist(), observed.tolist(), j.tolist())
+                    for row, observed, j in zip(rows, seen, js)]
+    for _ in range(160):
+        x, features, observed, j = made.batch(8, rng, "cpu")
+        P = j.shape[1]
+        assert x.shape == (8, 8 + P, 2) and x.dtype == features.dtype == torch.float32
+        for b in range(8):
+            place = whole[P].index((x[b].tolist(), observed[b].tolist(), j[b].tolist()))
+            drawn[P][place] += 1
+            assert (place < made.tables[P][3]) == (b < 8 * share)
+            assert features[b, :, 0].tolist() == (x[b, j[b]] @ torch.tensor([1000., 1.])).tolist()
+    assert all(len(drawn[P]) == len(whole[P]) for P in drawn)
+    batches = [sum(count.values()) for count in drawn.values()]
+    assert batches[0] == pytest.approx(8 * 80, abs=8 * 25)     # one is missing in half of them
+    alone, _ = cached(Moments(), missing=1)
+    assert alone.tables.keys() == {1} and alone.batch(8, rng, "cpu")[3].shape == (8, 1)
+    first = [made.batch(9, np.random.default_rng(seed), "cpu")[0] for seed in (3, 3, 4)]
+    assert torch.equal(first[0], first[1])
+    assert first[0].shape != first[2].shape or not torch.equal(first[0], first[2])
+
+
+def test_batches_of_videos_with_one_clip():
+    """Catches: a forecast drawn where there is none; a lone clip that h may read; several clips
+    asked of videos that have one."""
+    made, _ = cached(Moments([2, 3]))
+    x, features, observed, j = made.batch(6, np.random.default_rng(0), "cpu")
+    assert made.tables.keys() == {1} and made.tables[1][3] == 0 and x.shape == (6, 9, 2)
+    assert (j == 0).all() and not observed.any()
+    assert set(features[:, 0, 0].tolist()) == {78, 81}         # 79 s in one pass, 81 s in the other
+    assert made.batch(1, np.random.default_rng(0), "cpu")[0].shape == (1, 9, 2)

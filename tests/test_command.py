@@ -1,0 +1,260 @@
+"""support/command.py, device.py: the command line, one-line errors, exit statuses, whole files."""
+import importlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import MISSING, FrozenInstanceError, fields
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from evaluate import EvaluateSettings
+from experiments.charts import ChartSettings
+from files.commands import COMMANDS
+from predict import PredictSettings
+from support.command import (GROUPS, BadInput, Settings, flag_of, parse, run, write_atomically,
+                             write_json)
+from support.device import pick_device, set_seed
+from train import FinetuneSettings, TrainSettings
+from training import pretrain
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = ("weights.__main__", "experiments.charts", "experiments.probe", "experiments.tables",
+           "experiments.benchmark")
+HELPS = [("train.py",), ("train.py", "--stage", "finetune"), ("evaluate.py",), ("predict.py",),
+         ("pseudo_labels.py",), *(("data.py", name) for name in COMMANDS), *zip(MODULES)]
+for module in MODULES:
+    importlib.import_module(module)
+
+
+def commands_of(cls):
+    """The flags of all commands: the subclasses of Settings that have none themselves."""
+    below = [leaf for sub in cls.__subclasses__() for leaf in commands_of(sub)]
+    return below or [cls] * (not cls.__module__.startswith("test"))
+
+
+CLASSES = pytest.mark.parametrize("cls", commands_of(Settings), ids=lambda cls: cls.__name__)
+
+
+@pytest.fixture(autouse=True)
+def program(monkeypatch, tmp_path):
+    """Be called train.py, in an empty folder; leave the handler of SIGTERM as it was."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(sys, "argv", ["/somewhere/train.py"])
+    monkeypatch.chdir(tmp_path)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def argv_of(cls, **given):
+    """The shortest valid command line of a command, and further flags with their values."""
+    must = {f.name: (f.metadata["choices"] or ["x"])[0] for f in fields(cls)
+            if f.default is MISSING or f.metadata["required"]}
+    named = {f.name: f"{flag_of(f.name)}=" * (f.default is not MISSING) for f in fields(cls)}
+    return [f"{named[name]}{value}" for name, value in {**must, **given}.items()]
+
+
+def error_of(capsys, cls, *argv):
+    """The line that a wrong command line ends with; checks that it is one, and status 2."""
+    with pytest.raises(SystemExit) as end:
+        parse(cls, [*argv])
+    out, err = capsys.readouterr()
+    assert end.value.code == 2 and out == "", argv
+    assert err.startswith("train.py: error: ") and err.count("\n") == 1 and err.endswith("\n")
+    return err
+
+
+# ---- every flag of every command ---------------------------------------------------------------
+@pytest.mark.parametrize("script, flags", [(script, flags) for script, *flags in HELPS])
+def test_help_is_there_at_once(script, flags, tmp_path):
+    """Catches: torch imported at the top of a script (4 s before --help), a wrong % in a help, a
+    usage that fills the screen."""
+    start = f"path({str(ROOT / script)!r}" if script.endswith(".py") else f"module({script!r}"
+    code = ("import runpy, sys\n"
+            f"sys.argv = {[script, *flags, '--help']}\n"
+            "try:\n"
+            f"    runpy.run_{start}, run_name='__main__')\n"
+            "except SystemExit as end:\n"
+            "    heavy = {'torch', 'open_clip', 'numpy', 'tqdm'} & set(sys.modules)\n"
+            "    print('HEAVY', sorted(heavy), 'STATUS', end.code)\n")
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert time.perf_counter() - began < 3             # s; 0.1 is usual on an idle machine
+    assert done.stdout.endswith("HEAVY [] STATUS 0\n") and done.stderr == "", done.stderr
+    assert done.stdout.startswith("usage: ") and done.stdout.splitlines()[1] == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@CLASSES
+def test_every_flag_has_help_a_group_and_a_default(cls):
+    """Catches: a flag without an explanation, a number without a range, a default that its own
+    checks or type refuse, --help that hides a flag."""
+    for f in fields(cls):
+        declared = f.metadata
+        assert len(declared["help"]) >= 4 and declared["group"] in GROUPS, f.name
+        assert f.default in (None, MISSING) or isinstance(f.default, f.type), f.name
+        assert f.type not in (int, float) or max(declared["low"], declared["above"]) > -inf, f.name
+    assert parse(cls, argv_of(cls)) is not None
+
+
+def wrong_values(f):
+    """Values outside of what a flag declares."""
+    declared, small = f.metadata, 1 if f.type is int else 1e-3
+    if f.type in (int, float):
+        yield from ["x", "", *(["1.5"] if f.type is int else ["nan", "inf", "-inf"])]
+        yield from [end + way * small for end, way in ((declared["low"], -1), (declared["high"], 1),
+                                                       (declared["above"], 0)) if abs(end) < inf]
+    if declared["choices"]:
+        yield "another"
+    if declared["file"] is not None:
+        yield from ["nowhere/x.png", ".", *(["x.txt"] if declared["file"] else [])]
+
+
+@CLASSES
+def test_values_outside_of_what_a_flag_declares_are_refused(cls, capsys):
+    """Catches: usage blocks, tracebacks, values that fail after minutes of work (seeds, inf, a
+    file that cannot be written); a range that is declared and not checked, or shut at its end; a
+    run of another size, or on other files, than its command line says."""
+    kinds = {f.name: f.metadata["choices"] for f in fields(cls)}.get("data", ())
+    for f in fields(cls):
+        declared, valid = f.metadata, f.metadata["data"][:1]
+        for value in wrong_values(f):
+            argv = argv_of(cls, **{f.name: value}, **({"data": valid[0]} if valid else {}))
+            line = error_of(capsys, cls, *argv)
+            assert (f.name if f.default is MISSING else flag_of(f.name)) in line
+        for end in (declared["low"], declared["high"]):
+            if abs(end) < inf:
+                assert getattr(parse(cls, argv_of(cls, **{f.name: end})), f.name) == end
+        for kind in {*kinds} - {*(declared["data"] or kinds)}:
+            other = {*(declared["choices"] or "x")} - {f.default}
+            given = argv_of(cls, **{"data": kind, f.name: min(other)})
+            line = error_of(capsys, cls, *given[:1], f"--no-{f.name}" if f.type is bool else
+                            given[1])
+            assert f"no effect with --data {kind}" in line and flag_of(f.name) in line
+
+
+# ---- the command line --------------------------------------------------------------------------
+COIN = ("--data", "coin", "--annotations", "a")
+FEATURES = ("--features", "f", "--text-embeddings", "t")
+
+
+@pytest.mark.parametrize("cls, argv, named", [
+    *((TrainSettings, argv, argv[-1]) for argv in (["--no-such-flag"], ["stray"], ["--lr"],
+                                                   ["--video", "3"], ["--resume", "False"])),
+    (TrainSettings, [*COIN, "--features", "f"], "--text-embeddings"),
+    (TrainSettings, ["--data", "howto100m", "--videos", "v"], "--captions"),
+    (TrainSettings, [*COIN, *FEATURES, "--order", "none"], "--order none"),
+    (TrainSettings, [*COIN, *FEATURES, "--encoder", "mvit"], "--encoder mvit"),
+    (EvaluateSettings, [*COIN, "--videos", "v", "--features", "f"], "--features f"),
+    (EvaluateSettings, ["--data", "epic", "--annotations", "a"], "--videos"),
+    (EvaluateSettings, [*COIN[:3], "a.csv", *FEATURES, "--min-steps", "3"], "--min-steps 3"),
+    (FinetuneSettings, ["--data", "epic", "--task", "forecast"], "--task forecast"),
+    (PredictSettings, ["--steps", "a", "--text-embeddings", "b"], "--steps a"),
+    (PredictSettings, ["--keyframes", __file__], "--keyframes"), (ChartSettings, [], "what"),
+    *((cls, [], argv_of(cls)[0][:-2]) for _, cls in COMMANDS.values() if argv_of(cls))])
+def test_flags_that_do_not_fit_each_other(cls, argv, named, capsys):
+    """Catches: usage blocks, `None: No such file` where a flag was forgotten, a shortened flag."""
+    line = error_of(capsys, cls, *argv)
+    assert named in line and "None" not in line
+
+
+def test_values_arrive_with_their_types():
+    """Catches: "3" for 3, str for Path, --order-lr that does not reach order_lr; type=bool, with
+    which "--resume False" is True; a video taken for a flag, or asked for where it may be left out;
+    --oracle 7 measured with 5 samples; another temperature than the help says."""
+    given = parse(TrainSettings, ["--toy-videos", "3", "--order-lr", "1e-4", "--out", "a/b"])
+    assert (given.toy_videos, given.order_lr, given.out) == (3, 1e-4, Path("a/b"))
+    assert given.resume is False and parse(TrainSettings, ["--resume"]).resume is True
+    with pytest.raises(FrozenInstanceError):
+        given.toy_videos = 4
+    for argv in (["a/b.mp4", "--samples", "7"], ["--samples", "7", "a/b.mp4"]):
+        given = parse(PredictSettings, argv)
+        assert (given.video, given.samples) == (Path("a/b.mp4"), 7)
+    assert parse(PredictSettings, []).video is None
+    assert parse(EvaluateSettings, ["--oracle", "7"]).samples == 7
+    with pytest.raises(BadInput, match="--samples 0"):           # without a command line
+        EvaluateSettings(samples=0)
+    text = {f.name: f.metadata["help"] for f in fields(TrainSettings)}["teacher_tau"]
+    assert f"{pretrain.SHARPER} of the calibrated one: {pretrain.CALIBRATED_TAU} in" in text
+    assert pretrain.TAU == 0.02                                  # the paper's
+
+
+# ---- how a command ends ------------------------------------------------------------------------
+@pytest.mark.parametrize("error, status", [
+    (BadInput("the file\nis wrong"), 2), (OSError(28, "No space left on device"), 2),
+    (FloatingPointError("step 3: the loss is nan"), 1), (KeyboardInterrupt(), 130),
+    (signal.SIGTERM, 143), (ValueError("a bug"), None), (RuntimeError("a bug"), None)])
+def test_exit_statuses(error, status, capsys):
+    """Catches: invalid input that looks like our bug, or a bug without its traceback; a message on
+    two lines; a scheduler's SIGTERM that skips `finally`, so that .part files stay behind."""
+    ended = []
+
+    def main(given):
+        assert given == TrainSettings(toy_videos=4)
+        try:
+            if error is signal.SIGTERM:
+                os.kill(os.getpid(), error)
+                time.sleep(5)
+            raise error
+        finally:
+            ended.append(True)
+    with pytest.raises(SystemExit if status else type(error)) as end:
+        run(main, TrainSettings, ["--toy-videos", "4"])
+    assert ended and (end.value is error if status is None else end.value.code == status)
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == "" and len(lines) == (status in (1, 2))
+    assert all(line.startswith("train.py: error: ") for line in lines)
+
+
+# ---- files, seeds and devices ------------------------------------------------------------------
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
+def test_the_old_file_survives_a_failed_write(tmp_path, error):
+    """Catches: the last checkpoint lost because the next one did not fit on the disk."""
+    path = tmp_path / "checkpoint.pt"
+    path.write_text("old")
+
+    def write(file):
+        file.write(b"half")
+        assert path.read_text() == "old" and Path(file.name).parent == tmp_path
+        raise error
+    with open(path) as reader:                         # who reads meanwhile has the old one, whole
+        with pytest.raises(type(error)):
+            write_atomically(path, write)
+        assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+        write_atomically(path, lambda file: file.write(b"new"))
+        assert reader.read() == "old" and path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_json_never_holds_nan(tmp_path):
+    """Catches: NaN in a JSON, which other programs cannot read; half a file after that."""
+    path = tmp_path / "a.json"
+    for bad in (float("nan"), inf):
+        with pytest.raises(ValueError):
+            write_json(path, {"top1": bad})
+    assert not path.exists()
+    write_json(path, {"top1": None, "name": "crème", "part": {"x": 12.5}})
+    assert json.loads(path.read_text()) == {"top1": None, "name": "crème", "part": {"x": 12.5}}
+
+
+def test_seeds_and_devices():
+    """Catches: one of python, numpy and torch left unseeded; the largest seed refused; a traceback
+    of torch's for `--device gpu`."""
+    def draw(seed):
+        set_seed(seed)
+        return random.random(), np.random.random(), torch.rand(1).item()
+    first, again, other = draw(5), draw(5), draw(2 ** 32 - 1)
+    assert first == again and all(a != b for a, b in zip(first, other))
+    assert pick_device("cpu").type == "cpu" and pick_device("auto").type in ("cpu", "cuda")
+    for name in ("gpu", "cuda:99"):
+        with pytest.raises(BadInput, match=f"--device {name}"):
+            pick_device(name)
