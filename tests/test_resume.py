@@ -154,10 +154,10 @@ def test_a_signal_while_modules_are_imported(number):
 
 
 def test_an_error_in_the_loop_leaves_no_handler(runs, monkeypatch):
-    """Catches: a generator that is never closed, with the signals that it holds back."""
+    """Catches: a generator that stays open, with the signals that it holds back."""
     monkeypatch.setattr(pretrain, "order_losses", lambda *args: 1 / 0)
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(ZeroDivisionError) as error:    # its traceback refers to the generator
+    with pytest.raises(ZeroDivisionError) as error:    # its traceback refers to the loop
         train.main(parse(train.TrainSettings, COIN))
     assert signal.getsignal(signal.SIGINT) is before, error
 

@@ -202,21 +202,16 @@ class Run:
         return range(max(self.first, stage.span.start), stage.span.stop)
 
     def steps(self, stage, optimizer, items):
-        """Iterate over (step, item) for the steps left of a stage; call `update` in each.
+        """Yield (step, item) for the steps left of a stage; each calls `update`.
 
         Before each step its learning rates and random seed are set. After it, a row and a
-        checkpoint are written if they are due.
+        checkpoint are written if they are due. An exception in the caller's loop closes this
+        generator, and so ends its hold on signals.
 
         Args:
             optimizer: its groups have a peak learning rate, "peak".
             items:     iterable, one item for each step that is left.
         """
-        steps = self.generate_steps(stage, optimizer, items)
-        self.stack.callback(steps.close)               # if an exception leaves the caller's loop
-        return steps
-
-    def generate_steps(self, stage, optimizer, items):
-        """The generator behind `steps`. Signals are held back until a step has been saved."""
         self.model.train()
         self.optimizer = optimizer
         with Interrupts() as interrupts:
