@@ -10,7 +10,7 @@ import torch
 from commands import call, cannot_read, fails
 from data import Sample, observed_steps
 from evaluation import prediction
-from evaluation.prediction import count_futures, observe_toy, rank_steps, truth_of
+from evaluation.prediction import Observed, count_futures, observe_toy, rank_steps, truth_of
 from files.commands import ExportSettings, export
 from files.sources import VideoSource
 from predict import predict
@@ -88,25 +88,24 @@ def observed_toy(number=0, at=None):
 def test_the_embedded_video_is_read_as_it_is_evaluated():
     """Catches: other frames than evaluate.py takes; a forecast that is not in the middle; a truth
     with the steps counted one off, or with steps before the window."""
-    source, exact, cuts = ToySource("test", 6, F["frames"], progress=False), grammar.Grammar(), 0
+    source, exact = ToySource("test", 6, F["frames"], progress=False), grammar.Grammar()
     for number, video in enumerate(source.videos):
-        cut = [step.end + 67.5 for step in video.steps if step.end + 67.5 < video.steps[-1].start]
-        cuts += len(cut)                                # .5 s of a step are in the window
-        for at in (None, *cut):
-            observed = observed_toy(number, at)
-            windows, end = observed.windows, observed.windows[-1, 1]
-            assert end == at or at is None and end == video.steps[max(len(video.steps) - 4, 0)].end
-            assert torch.equal(source.load([(number, windows)]).clips, observed.clips)
-            assert observed.pictures.shape == (8, 3, 32, 32)
-            begun, truth = sum(step.start <= end - 1 for step in video.steps), truth_of(observed)
-            p = exact.next_step(*observed_steps(Sample(0, windows, 0, begun), video))
-            assert {row["step"]: pytest.approx(row["p"]) for row in truth["next"]} == {
-                grammar.STEPS[step]: p[step] for step in np.flatnonzero(p)}
-            assert truth["follows"] == [grammar.STEPS[step.label] for step in video.steps[begun:]]
-            last = [grammar.STEPS[step.label] for step in video.steps
-                    if step.start <= windows[-1].mean() < step.end]
-            assert truth["clips"][-1] == (last[0] if last else None)
-    assert cuts > 1
+        observed, k = observed_toy(number), max(len(video.steps) - 4, 0)
+        windows, truth = observed.windows, truth_of(observed)
+        assert torch.equal(source.load([(number, windows)]).clips, observed.clips)
+        assert observed.pictures.shape == (8, 3, 32, 32) and windows[-1, 1] == video.steps[k].end
+        p = exact.next_step(*observed_steps(Sample(0, windows, 0, k + 1), video))
+        assert {row["step"]: pytest.approx(row["p"]) for row in truth["next"]} == {
+            grammar.STEPS[step]: p[step] for step in np.flatnonzero(p)}
+        assert truth["follows"] == [grammar.STEPS[step.label] for step in video.steps[k + 1:]]
+        if video.steps[k].start < windows[-1].mean():
+            assert truth["clips"][-1] == grammar.STEPS[video.steps[k].label]
+    script = grammar.make_video("test", 4)
+    for inside in (.9, 1.1):                            # s of step 1 in the window
+        windows = np.array([[script.segments[1][1] - inside, script.segments[3][1]]])
+        p = exact.next_step(script.steps[2 if inside < 1 else 1:4], False)
+        for row in truth_of(Observed("", windows, None, None, script))["next"]:
+            assert row["p"] == pytest.approx(p[grammar.STEP_ID[row["step"]]])
 
 
 def test_chances_of_futures_are_products():
