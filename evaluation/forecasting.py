@@ -5,7 +5,7 @@ truth of the embedded world: truth.py.
 
 With --horizon H the next H steps are denoised together. They have a joint distribution: which step
 comes second depends on which came first. A softmax for each position cannot hold it, however good
-it is; draws can, and README.md (Results) says how well they do.
+it is; draws can: see docs/results.md.
 M samples of a task, N = 8 observed clips, Q Monte Carlo samples, H steps ahead, V training videos,
 S steps (the label set), D embedding.
 """
@@ -22,8 +22,7 @@ import losses
 from data import CLIPS, classify_windows, forecast_samples, pad_clips
 from evaluation import metrics
 from evaluation.embedding import encode_samples
-from evaluation.inference import (forecasts, in_batches, predict_missing, sample_in_turn,
-                                  score_texts)
+from evaluation.inference import forecasts, in_batches, predict_missing, score_texts
 from evaluation.labeled import open_labeled
 from evaluation.metrics import percent
 from evaluation.truth import DRAWS, pair_rows, truth_rows
@@ -33,7 +32,6 @@ from support.command import BadInput
 from toy.source import ToySource
 
 SAMPLINGS = 5             # times M samples are drawn for a standard deviation; the paper's
-IN_TURN = 500             # forecasts whose pairs are drawn in turn, at most
 
 
 # ------------------------------------------------------------------------------------------------
@@ -136,16 +134,8 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
     by_step = [percent(metrics.topk_correct(zero[:, k], y[:, k], 1)) for k in range(H)]
     if not has_truth:
         return {"by_step": by_step, "pairs": None}
-    every = -(-M // IN_TURN)                           # one in so many forecasts is drawn in turn
-    seconds = torch.tensor([np.ptp(sample.windows) for sample in samples[::every]])
-    noise = torch.randn(2, len(seconds), DRAWS, D,
-                        generator=torch.Generator().manual_seed(settings.seed))
-    turns = torch.cat([
-        sample_in_turn(model, part, covered, texts, eps.transpose(0, 1).to(x.device))[1].cpu()
-        for part, covered, eps in in_batches(settings.batch, x[::every], seconds,
-                                             noise.transpose(0, 1))])          # (M'', DRAWS, 2)
-    return {"by_step": by_step, "pairs": pair_rows(zero, picks, turns, every, samples, videos,
-                                                   temperature, settings.seed)}
+    return {"by_step": by_step,
+            "pairs": pair_rows(zero, picks, samples, videos, temperature, settings.seed)}
 
 
 def forecast(model, source, texts, settings, device):

@@ -40,7 +40,7 @@ def infill_rows(counts):
 
 
 def infill(model, source, texts, settings, device):
-    """Each step of a video from all the others, and from those before it alone.
+    """Each step of a video from all the others.
 
     Returns: rows of the table, steps evaluated, steps listed.
     """
@@ -57,19 +57,12 @@ def infill(model, source, texts, settings, device):
         if count >= least and video.name not in source.unreadable])
     y = torch.tensor([sample.label for sample in samples])
     observed = real & (torch.arange(CLIPS) != j)                               # (M, 9)
-
-    def predict(observed):
-        return predict_missing(model, x[rows, 0], observed.to(device), j.to(device), texts,
-                               settings.samples, settings.seed, settings.batch)
-
-    zero, mean, picks = predict(observed)
-    past, _, _ = predict(observed & (torch.arange(CLIPS) < j))
-    right, right_of_past = (metrics.topk_correct(log_p[:, 0], y, 1) for log_p in (zero, past))
+    zero, mean, picks = predict_missing(model, x[rows, 0], observed.to(device), j.to(device), texts,
+                                        settings.samples, settings.seed, settings.batch)
+    right = metrics.topk_correct(zero[:, 0], y, 1)
     return ({"top1": {"zero_noise": percent(right),
                       "expectation": percent(metrics.topk_correct(mean[:, 0], y, 1)),
                       "oracle": percent(metrics.oracle_correct(picks[..., 0], y))},
-             "by_position": [percent(right[kind == place]) for place in range(len(PLACES))],
-             "past_alone": [percent(right_of_past[kind == place])
-                            for place in range(len(PLACES))]},
+             "by_position": [percent(right[kind == place]) for place in range(len(PLACES))]},
             len(y), sum(len(video.steps) for video in source.listed
                         if len(video.steps) >= least))

@@ -51,18 +51,14 @@ def truth_rows(model, x, texts, samples, videos, picks, settings):
     return rows, metrics.by_class(bayes, y, len(texts))
 
 
-def pair_rows(zero, picks, turns, every, samples, videos, temperature, seed):
+def pair_rows(zero, picks, samples, videos, temperature, seed):
     """Total variation of the next two steps together.
 
         tv              draws of both steps, denoised together
-        tv_repaired     the draws of tv, each first step with the second of another draw
-        tv_in_turn      draws of the first step, each continued with a second one
-        tv_in_turn_repaired   these, each first step with the second of another draw
         tv_independent  draws of each step from its own zero-noise softmax, at the temperature
         tv_ideal        as many draws from the truth: the floor
 
-    Args: zero (M, 2, S) log p; picks (M, DRAWS, 2); turns (M', DRAWS, 2), of one in `every` of the
-          M samples.
+    Args: zero (M, 2, S) log p; picks (M, DRAWS, 2).
     """
     grammar, S = Grammar(), zero.shape[-1]
     truth = torch.from_numpy(np.stack([                                        # (M, S * S)
@@ -73,13 +69,9 @@ def pair_rows(zero, picks, turns, every, samples, videos, temperature, seed):
     def draw(p):
         return torch.multinomial(p, DRAWS, replacement=True, generator=generator)
 
-    def tv(first, second, truth=truth):
-        return float(metrics.total_variation(first * S + second, truth).mean())
+    def tv(pairs):
+        return float(metrics.total_variation(pairs, truth).mean())
 
-    alone = [draw((zero[:, k] / temperature).softmax(-1)) for k in range(2)]   # (M, DRAWS) each
-    ideal, (first, second), (begun, then) = draw(truth), picks.unbind(-1), turns.unbind(-1)
-    return {"tv": tv(first, second), "tv_independent": tv(*alone),
-            "tv_repaired": tv(first, second.roll(1, 1)),
-            "tv_in_turn": tv(begun, then, truth[::every]),
-            "tv_in_turn_repaired": tv(begun, then.roll(1, 1), truth[::every]),
-            "tv_ideal": tv(ideal // S, ideal % S)}
+    first, second = (draw((zero[:, k] / temperature).softmax(-1)) for k in range(2))
+    return {"tv": tv(picks[..., 0] * S + picks[..., 1]), "tv_independent": tv(first * S + second),
+            "tv_ideal": tv(draw(truth))}
