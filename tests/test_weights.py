@@ -257,6 +257,7 @@ def changed(name, value):
     (without("temporal_attn"), r"missing or .*blocks.\*.temporal_attn.qkv.weight \(2\).*divided"),
     (without("resblocks.1.ln_1"), r"missing or of another shape: denoiser.*ln_1.weight"),
     (changed("pos_embed", torch.zeros(17)), "IndexError"),
+    (changed("norm.bias", torch.ones(31)), "missing or of another shape: encoder.norm.bias;"),
     (changed("norm.bias", torch.full((32,), math.nan)), "encoder.norm.bias holds NaN or infinity"),
     (changed("blocks.300.norm1.weight", torch.ones(32)),                             # not 301
      r"missing or of another shape: encoder.blocks.\*.temporal_norm1.weight, "),
