@@ -50,8 +50,7 @@ PACE = 7.0                    # loader: s between clips, every second sentence o
 def machine(device):
     """What the numbers belong to."""
     return {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-            "cores": os.cpu_count(), "threads": torch.get_num_threads(),
-            "load": os.getloadavg()[0], "torch": torch.__version__, "av": av.__version__}
+            "cores": os.cpu_count(), "threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
 def measure(ways, device):
@@ -137,8 +136,8 @@ def encoder(settings, device, folder):
         way(clips)
 
     def forward_backward(module, way):
-        module.zero_grad(set_to_none=True)
         way(clips).float().square().sum().backward()
+        module.zero_grad(set_to_none=True)
     for work in (forward, forward_backward):
         works = {name: functools.partial(work, *way) for name, way in ways.items()}
         works["matrix"] = lambda: left @ right
@@ -177,20 +176,16 @@ def sampling(settings, device, folder):
 
 # ---- step ----------------------------------------------------------------------------------------
 def step(settings, device, folder):
-    """A pre-training step of the joint stage and its parts, on B videos, all the generated one.
-
-    Decoding is in this process.
-    """
-    B, paper = settings.batch, settings.size == "paper"
+    """A pre-training step of the joint stage and its parts; it decodes in this process."""
+    B, paper, made = settings.batch, settings.size == "paper", folder / "made.mp4"
     part = MICRO_BATCH if paper and B * CLIPS > MICRO_BATCH else None
     clip = open_clip.create_model("ViT-B-16-quickgelu") if paper else build_teacher()[0]
-    size, videos = SIZES[settings.size]["encoder"], [Video(str(i)) for i in range(B)]
-    starts, made = list(range(0, int(SECONDS) - 4, 4)), folder / "made.mp4"
     make_video(made, SECONDS)
+    size, starts = SIZES[settings.size]["encoder"], list(range(0, int(SECONDS) - 4, 4))
     spoken = {"start": starts, "end": [t + 4 for t in starts],
               "text": [f"then add {t} cups of flour" for t in starts]}
-    (folder / "caption.json").write_text(json.dumps({video.name: spoken for video in videos}))
-    source = VideoSource(videos, {video.name: str(made) for video in videos},
+    (folder / "caption.json").write_text(json.dumps({str(i): spoken for i in range(B)}))
+    source = VideoSource([Video(str(i)) for i in range(B)], {str(i): str(made) for i in range(B)},
                          View(size["image"], size["frames"]),
                          Teacher(clip, None, 0.5, 0.25, device),
                          open_captions(folder / "caption.json"))
@@ -202,15 +197,15 @@ def step(settings, device, folder):
     loaded, _ = load_step(source, given, stage, 0)
 
     def encode():
-        model.zero_grad(set_to_none=True)
         encode_parts(model, send(loaded.clips, device), part).sum().backward()
+        model.zero_grad(set_to_none=True)
 
     def everything():
         loaded, masks = load_step(source, given, stage, 0)
         batch = encode_batch(model, source, loaded, masks, device, part=part)
-        optimizer.zero_grad(set_to_none=True)
         objective(model, *batch, ordering=True)["loss"].backward()
         optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
     table = measure({"decode": lambda: load_step(source, given, stage, 0),
                      "teacher": lambda: source.teacher_features(loaded.views),
                      "encoder": encode, "everything": everything}, device)
@@ -220,26 +215,17 @@ def step(settings, device, folder):
 
 
 # ---- loader --------------------------------------------------------------------------------------
-def make_video(path, length, size=(360, 640), fps=30):
+def make_video(path, length, size="640x360", rate=30):
     """An H.264 mp4 of `length` s with x264's defaults: groups of up to 250 frames, B-frames.
 
-    A window moves over smooth noise, with a cut every 8 s. Its bitrate is lower than the web's,
-    which makes it easier to decode.
+    It shows FFmpeg's moving test picture: some 2 Mbit/s, more than such a video has on the web.
     """
-    height, width = size
-    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
-    noise = torch.rand(1, 3, height // 4, width // 4, generator=generator)
-    ground = functional.interpolate(255 * noise, (2 * height, 2 * width), mode="bilinear")
-    ground = ground[0].byte().permute(1, 2, 0).numpy()                     # (2 H, 2 W, 3)
-    with av.open(str(path), "w") as file:
-        stream = file.add_stream("libx264", rate=fps)
-        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
-        for i in range(int(length * fps)):
-            if i % (8 * fps) == 0:
-                y, x = rng.integers(height), rng.integers(width)
-            top, left = (y + 2 * i) % height, (x + 3 * i) % width
-            picture = np.ascontiguousarray(ground[top:top + height, left:left + width])
-            file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, "rgb24")))
+    pictures = f"testsrc2=size={size}:rate={rate}:duration={length}"
+    with av.open(pictures, format="lavfi") as source, av.open(str(path), "w") as file:
+        stream = file.add_stream("libx264", rate=rate)
+        stream.width, stream.height = map(int, size.split("x"))
+        for frame in source.decode(video=0):
+            file.mux(stream.encode(frame.reformat(format="yuv420p")))
         file.mux(stream.encode())
 
 

@@ -30,7 +30,7 @@ def tiny(tmp_path, monkeypatch):
 @NEEDS_FFMPEG
 def test_both_loaders_read_the_same_clips(tmp_path):
     """Catches: a comparison with something else: fewer frames, other clips, a part of the file."""
-    speed.make_video(tmp_path / "a.mp4", 20, (90, 160), 10)
+    speed.make_video(tmp_path / "a.mp4", 20, "160x90", 10)
     length = duration(tmp_path / "a.mp4")
     one, other = (read(tmp_path / "a.mp4", speed.windows_of(length))
                   for read in (speed.read_ours, speed.read_ffmpegs))
@@ -56,7 +56,7 @@ def test_the_loader_part(tmp_path, monkeypatch, capsys):
     """Catches: numbers that are not in the JSON, a video of the user's left out; a traceback for a
     video that cannot be read."""
     monkeypatch.setattr(speed, "SECONDS", 2.0)
-    speed.make_video(tmp_path / "mine.mp4", 3, (48, 64), 10)
+    speed.make_video(tmp_path / "mine.mp4", 3, "64x48", 10)
     call("benchmark.py", "--videos", ".", "--json", "o.json")
     result, out = json.loads(Path("o.json").read_text()), capsys.readouterr().out
     assert result["machine"]["cores"] >= 1 and result["loader"].keys() == {"made", "mine"}
