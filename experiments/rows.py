@@ -17,9 +17,7 @@ from toy import grammar
 SMALL_WORDS = frozenset("a an and for from in into my of off on or out the to up with your".split())
 
 
-# ------------------------------------------------------------------------------------------------
-# Rows of numbers
-# ------------------------------------------------------------------------------------------------
+# ---- Rows of numbers -----------------------------------------------------------------------------
 def find_values(results, source, evaluation, key):
     """A cell: content["a"]["b"], for the key "a.b", of each such result that has it."""
     values = []
@@ -33,14 +31,11 @@ def find_values(results, source, evaluation, key):
 
 def our_rows(table, results):
     """The rows of our runs; each cell has the values of the seeds that exist."""
-    rows = []
-    for label, *cells in table.ours:
-        row = []
-        for cell, (_, evaluation, own) in zip(cells, table.columns):
-            recipe, _, key = (cell or "").partition(" ")
-            row.append(find_values(results, recipe, evaluation, key or own))
-        rows.append(("ours", label, row))
-    return rows
+    def cell_of(cell, column):
+        recipe, _, key = (cell or "").partition(" ")
+        return find_values(results, recipe, column[1], key or column[2])
+    return [("ours", label, list(map(cell_of, cells, table.columns)))
+            for label, *cells in table.ours]
 
 
 def evaluation_of(content):
@@ -50,35 +45,29 @@ def evaluation_of(content):
     return content["task"] + "-tuned" * (content["setting"] == "fine-tuned")
 
 
-# ------------------------------------------------------------------------------------------------
-# Steps that pre-training had no phrase for
-# ------------------------------------------------------------------------------------------------
-def concept_rows(steps, pool, bleu, most=3):
-    """Novel steps, and the phrases that share the most words with them, earlier ones first.
-
-    The paper's steps if they are in the label set, else the first ten.
-    """
+# ---- Steps that pre-training had no phrase for ---------------------------------------------------
+def concept_rows(steps, pool, bleu):
+    """The paper's novel steps, or else the first ten, and three phrases that share most words."""
     novel = [step for step, score in zip(steps, bleu) if score < NOVEL]
     same = [step for step, _ in TABLES["concepts"].paper if step in novel]
     rows = []
     for step in same or novel[:10]:
         words = set(step.lower().split()) - SMALL_WORDS
         shared = [len(words & set(phrase.lower().split())) for phrase in pool]
-        near = sorted(range(len(pool)), key=lambda i: (-shared[i], i))[:most]
+        near = sorted(range(len(pool)), key=lambda i: (-shared[i], i))[:3]
         rows.append(("ours", step, [[", ".join(pool[i] for i in near if shared[i]) or "--"]]))
     return rows
 
 
 def open_rows(results, bleu):
-    """Accuracy of seen and of novel steps: the mean over the steps of a group that occur. bleu (S,)
-    """
+    """Accuracy of seen and of novel steps: the mean over those that occur. bleu: (S,), BLEU-1."""
     rows = []
     for source, label, (_, *cells) in our_rows(TABLES["open-vocabulary"], results):
         group = [(b >= NOVEL) == label.startswith("seen") for b in bleu]
         means = [[statistics.mean(known) for values in cell if
                   (known := [v for v, member in zip(values, group) if member and v is not None])]
                  for cell in cells]
-        if any(means) or "," not in label:             # the exact distribution is the toy world's
+        if any(means) or "," not in label:             # files have no exact distribution
             rows.append((source, label, [[str(sum(group))], *means]))
     return rows
 
@@ -86,23 +75,19 @@ def open_rows(results, bleu):
 def draw_open(path, results, bleu):
     """The chart of Fig. A: the mean accuracy of each step over the runs."""
     accuracy = {}
-    _, _, (_, *cells) = our_rows(TABLES["open-vocabulary"], results)[0]
-    for title, runs in zip(("classification", "forecasting"), cells):
-        known = [[value for value in values if value is not None] for values in zip(*runs)]
-        if runs:
+    for title, evaluation in (("classification", CLASSIFY), ("forecasting", FORECAST)):
+        if runs := find_values(results, "diffusion", evaluation, "by_class"):
+            known = [[value for value in values if value is not None] for values in zip(*runs)]
             accuracy[title] = [statistics.mean(values) / 100 if values else float("nan")
                                for values in known]
-    if not accuracy:
-        return
     try:
-        charts.save(charts.plot_open_vocabulary(bleu, accuracy), path)
+        if accuracy:
+            charts.save(charts.plot_open_vocabulary(bleu, accuracy), path)
     except BadInput as error:                              # matplotlib is optional
         print(f"{path} is not drawn: {error}")
 
 
-# ------------------------------------------------------------------------------------------------
-# Tables
-# ------------------------------------------------------------------------------------------------
+# ---- Tables --------------------------------------------------------------------------------------
 def build(settings, seeds, needed, contents, draw=False):
     """All tables, of the results that exist: {name: {"title", "columns", "rows"}}.
 
@@ -115,11 +100,11 @@ def build(settings, seeds, needed, contents, draw=False):
     steps, pool = grammar.STEPS, grammar.PHRASES
     if settings.steps:
         steps, pool = load_steps(settings.steps), load_phrases(settings.phrases)
-    tables = {}
+    tables, bleu = {}, largest_bleu1(steps, pool)
     for name in settings.names():
         table = TABLES[name]
         if name == "concepts":
-            rows = concept_rows(steps, pool, largest_bleu1(steps, pool))
+            rows = concept_rows(steps, pool, bleu)
         elif name == "open-vocabulary":
             for file, evaluation, content in files:
                 count = len(content.get("by_class") or steps)
@@ -127,15 +112,14 @@ def build(settings, seeds, needed, contents, draw=False):
                     raise BadInput(f"{file}: {count} classes, but there are {len(steps)} steps; "
                                    "give the --steps it was evaluated on")
             read = [("diffusion", *file[1:]) for file in files] or results
-            bleu = largest_bleu1(steps, pool)
             rows = open_rows(read, bleu)
             if draw:
                 draw_open(settings.out / "open-vocabulary.png", read, bleu)
         else:
-            rows = our_rows(table, results)
-            rows += [(file, content["order"], [find_values(files, file, evaluation, key)
-                                               for _, evaluation, key in table.columns])
-                     for file, _, content in files]
+            rows = our_rows(table, results) + [
+                (file, content["order"], [find_values(files, file, *column[1:])
+                                          for column in table.columns])
+                for file, _, content in files]
             rows = [row for row in rows if any(row[2])]
         paper = [("paper", label, [[] if cell is None else [cell] for cell in cells])
                  for label, *cells in table.paper]

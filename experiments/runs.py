@@ -110,7 +110,7 @@ def make_all(settings, seeds, needed):
 def require_same(settings):
     """BadInput if OUT holds runs of another size; else write size.json."""
     path = settings.out / "size.json"
-    size = {name: getattr(settings, name) for name in ("toy_videos", "test_videos")}
+    size = {"toy_videos": settings.toy_videos, "test_videos": settings.test_videos}
     settings.out.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         write_json(path, size)

@@ -96,8 +96,6 @@ def test_the_parts_of_the_model(monkeypatch, capsys):
     assert step.keys() == {"decode", "teacher", "encoder", "everything"}
     assert step["everything"]["s"] > step["encoder"]["s"]
     assert result["sampling"]["8 clips"].keys() == {"encode", "zero noise", "M = 1", "M = 5"}
-    assert all(row["s"] > 0 for part in ("encoder", "sampling", "step")
-               for table in result[part].values() for row in table.values())
     new = build("small", torch.device("cpu"), models[1].dim)
     for part in "encoder", "denoiser":
         assert not torch.equal(next(getattr(models[1], part).parameters()),
