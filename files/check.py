@@ -23,10 +23,9 @@ def read_end(paths, ends, name):
 
 
 def read_ends(settings, ends):
-    """Which videos can be read to where their annotations end: ends {id: s}.
+    """Which videos can be read to where their annotations end, ends {id: s}.
 
-    Returns: {id: path} of those found, and {id: reason} of the unreadable; None, {} without
-             --videos.
+    -> {id: path} of those found, {id: reason} of the unreadable; None, {} without --videos.
     """
     if settings.videos is None:
         return None, {}
@@ -39,10 +38,11 @@ def read_ends(settings, ends):
 
 def count_videos(listed, paths, bad):
     """{"videos", "found", "missing", "unreadable"} of a set of ids."""
-    found = None if paths is None else len(listed & paths.keys())
-    return {"videos": len(listed), "found": found,
-            "missing": None if paths is None else len(listed) - found,
-            "unreadable": None if paths is None else len(listed & bad.keys())}
+    if paths is None:
+        return {"videos": len(listed), "found": None, "missing": None, "unreadable": None}
+    found = len(listed & paths.keys())
+    return {"videos": len(listed), "found": found, "missing": len(listed) - found,
+            "unreadable": len(listed & bad.keys())}
 
 
 def check_epic(settings):

@@ -1,9 +1,11 @@
-"""`data.py shrink` and `data.py teach`: a file for each video of a folder."""
+"""`data.py shrink` and `teach`: a file for each video of a folder; `pseudo_labels.py`: texts."""
 import functools
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
+from files.listings import load_phrases
 from files.video import (Unreadable, duration, evaluation_view, find_videos, read_frames, shrink,
                          short_side_for)
 from support.command import BadInput, write_atomically
@@ -15,10 +17,9 @@ from weights.teacher import open_teacher
 def for_each_video(settings, suffix, make, save):
     """Fill the folder --out: one ID`suffix` per video; those that have theirs are left out.
 
-    Unreadable videos are printed with the reason.
-    make: callable, (id, path) -> (id, made, None) or (id, None, reason), called in the workers.
-    save: callable, (path of ID`suffix`, made), called in this process.
-    Raises: BadInput if there is no video, or none that can be read.
+    make: (id, path) -> (id, made, None) or (id, None, reason), called in the workers.
+    save: (path of ID`suffix`, made), called in this process.
+    BadInput if there is no video, or none that can be read.
     """
     found = find_videos(settings.videos)
     if not found:
@@ -78,3 +79,14 @@ def encode_all(settings):
         write_atomically(path, lambda file: np.save(file, rows.astype(np.float16)))
 
     for_each_video(settings, ".npy", functools.partial(every_second, teacher.size), save)
+
+
+def write_texts(settings):
+    """Embeddings of phrases, or step names: the teacher's text encoder, to a file."""
+    names = load_phrases(settings.phrases)
+    teacher = open_teacher(settings.clip, settings.clip_weights, pick_device(settings.device))
+    embeddings = torch.cat([teacher.encode_phrases([name])
+                            for name in tqdm(names, desc="phrases", mininterval=1)])     # (K, D)
+    write_atomically(settings.out, lambda file: np.savez(file, names=np.array(names),
+                                                         embeddings=embeddings.numpy()))
+    print(f"{settings.out}: {len(names)} phrases, D = {embeddings.shape[1]}")

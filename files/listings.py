@@ -1,15 +1,7 @@
-"""Read the plain lists of the field. An error line names the file and the line.
+"""Read plain lists: released csv files, step names, phrases, ratings of words, video ids.
 
-    file                                           function           gives
-    csv of ProcedureVRL and DistantSup, no header  load_released_csv  [Video, ...]
-    csv of EPIC-Kitchens-100                       load_epic          [Video, ...]
-    step names, line i is class i                  load_steps         [name, ...]
-    phrases, with or without counts                load_phrases       [phrase, ...]
-    concreteness of words (Brysbaert et al. 2014)  load_ratings       {word: 1 to 5}
-    video ids, one per line                        load_ids           [id, ...]
-    Times are in seconds. Lines count from 1, classes from 0. Lines without text are skipped.
-
-A bad file is a BadInput, a ValueError, of one line that begins with the file's name.
+Times are in seconds. Lines count from 1, classes from 0. Lines without text are skipped. A bad file
+is a BadInput of one line that begins with the file's name and the line.
 """
 import re
 from typing import NamedTuple
@@ -33,13 +25,11 @@ class Action(NamedTuple):
 
 
 def load_released_csv(path, task):
-    """Read a released list of COIN, or of HowTo100M.
+    """Read a csv of ProcedureVRL or DistantSup (no header) -> [data.Video, ...] in its order.
 
-    Args:
-        task: "classify" (the authors' `step`), "forecast" (`next`) or "activity" (`task`). No line
-              says which task a list is for. A list for another task is refused, since its scores
-              (a step classified from its history, a forecast that sees its answer) would look real.
-    Returns: [data.Video, ...] in the file's order.
+    task: "classify" (the authors' `step`), "forecast" (`next`) or "activity" (`task`). No line says
+    which task a list is for. A list for another task is refused, since its scores (a step
+    classified from its history, a forecast that sees its answer) would look real.
     """
     columns, rows, from_zero = RELEASED[task], [], set()
     for where, line in read_lines(path):
@@ -65,22 +55,19 @@ def load_epic(path):
     """Read EPIC_100_train.csv, _validation.csv or _test_timestamps.csv (8 columns, no labels).
 
     Only the timestamps are used: the frame numbers count frames at another rate than the video's.
-
-    Returns: [data.Video, ...], each with its actions as steps, in the file's order.
+    Returns [data.Video, ...], each with its actions as steps, in the file's order.
     """
     videos = {}
     for where, row in read_table(path, ("narration_id", "video_id", "start_timestamp",
                                         "stop_timestamp")):
         start, end = (clock(where, row[key]) for key in ("start_timestamp", "stop_timestamp"))
         require(start <= end, f"{where}: its end, {end:g} s, is before its start, {start:g} s")
-        labels = [None, None]
-        if "verb_class" in row or "noun_class" in row:
-            require("verb_class" in row and "noun_class" in row, f"{where}: verb_class or "
-                    "noun_class alone; both are needed, or none as in the test list")
-            labels = [class_number(where, key, row[key], classes)
-                      for key, classes in (("verb_class", VERBS), ("noun_class", NOUNS))]
-        videos.setdefault(row["video_id"], []).append(Action(start, end, tuple(labels),
-                                                             row["narration_id"]))
+        require(("verb_class" in row) == ("noun_class" in row), f"{where}: verb_class or noun_class "
+                "alone; both are needed, or none as in the test list")
+        label = tuple(class_number(where, key, row[key], classes) if key in row else None
+                      for key, classes in (("verb_class", VERBS), ("noun_class", NOUNS)))
+        action = Action(start, end, label, row["narration_id"])
+        videos.setdefault(row["video_id"], []).append(action)
     require(videos, f"{path}: nothing after the first line")
     return [Video(name, steps=tuple(actions)) for name, actions in videos.items()]
 
@@ -117,8 +104,7 @@ def load_phrases(path):
         if rating:
             number(where, "concreteness", rating)
         phrases.append(text.strip())
-    require(len(phrases) > 1, f"{path}: one phrase: nothing to choose from; at least two are "
-            "needed")
+    require(len(phrases) > 1, f"{path}: one phrase: nothing to choose from; two are needed")
     return phrases
 
 
@@ -139,9 +125,7 @@ def load_ids(path):
     return list(ids)
 
 
-# ------------------------------------------------------------------------------------------------
-# Fields
-# ------------------------------------------------------------------------------------------------
+# --- Fields ---
 def video_name(path):
     """The stem of a video's file; only known suffixes are taken off, since an id may hold a dot."""
     name = path.replace("\\", "/").rsplit("/", 1)[-1]

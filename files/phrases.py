@@ -3,17 +3,11 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 ("a pool of step descriptions in the
 form of verb phrases") and 4; the rule is that of Shen et al., CVPR 2021, on a dependency parse.
 
-    rule                                            here           example
-    verb + particle + object                        verb_phrases   take off + the covers
-    verb + particle + object + preposition + its    verb_phrases   put + a link + in + the box
-      object, if the verb has one
-    most concrete word (Brysbaert et al. 2014)      concreteness   take off the covers: 4.2 of 5
+    verb + particle + object                                    take off + the covers
+    the same + preposition + its object, if the verb has one    put + a link + in + the box
 
-    python data.py phrases --captions DIR --out phrases.txt     # phrase,count,concreteness by count
-
-Only this command needs spaCy (`pip install spacy`) and one of its English models. Each entry of a
-narration is parsed alone: a phrase split between two entries is not found. The 9,871 phrases
-released with the paper have a count of at least 12 and a concreteness of at least 4.2.
+Each entry of a narration is parsed alone: a phrase split between two entries is not found. The
+9,871 released phrases have a count of at least 12 and a concreteness of at least 4.2.
 """
 import re
 from collections import Counter
@@ -32,9 +26,7 @@ def verb_phrases(doc):
     (`prt`), the object's noun chunk. If the verb has a preposition (`prep`) with an object
     (`pobj`), the first such preposition and its object's noun chunk follow.
 
-    Args:    doc: a spacy Doc, or anything with its tokens' dep_, pos_, lemma_, text, i, head and
-                  children, and with noun_chunks that have root and text.
-    Returns: [str, ...]. A comma becomes a space, since the phrase file separates by commas.
+    doc: a spacy Doc. Returns [str, ...]. A comma becomes a space: it separates the file's columns.
     """
     chunks = {chunk.root.i: chunk.text for chunk in doc.noun_chunks}
     phrases = []
@@ -52,7 +44,7 @@ def verb_phrases(doc):
 
 
 def concreteness(doc, ratings):
-    """The largest rating of a phrase's words or their lemmas; None if none is rated."""
+    """The largest rating (1 to 5) of a phrase's words or their lemmas; None if none is rated."""
     rated = [ratings[word] for token in doc for word in (token.text.lower(), token.lemma_.lower())
              if word in ratings]
     return max(rated, default=None)

@@ -1,7 +1,7 @@
-"""Read text, csv and JSON files. A file that cannot be used is a BadInput of one line.
+"""Read text, csv and JSON files: UTF-8, with or without a byte order mark.
 
-The line begins with the file's name and, where it is known, the line's number, counted from 1. It
-ends with `need`, what kind of file is needed. Files are UTF-8, with or without a byte order mark.
+A file that cannot be used is a BadInput of one line: the file's name, the number of the line where
+it is known (from 1), the problem and `need`, what kind of file is needed.
 """
 import csv
 import io

@@ -1,21 +1,16 @@
 """Read frames of video files at given times, crop them to the encoder's size, shrink files.
 
-    word             here             meaning
-    time             times            s from the start of the file, as players and annotations count
-    picture at t     pictures_at      the last frame whose timestamp is at most t
-    outside          outside          s by which t is after the last frame's end or before the first
-    key frame        key_frame_ahead  a frame that needs no other: decoding can begin only here
-    short side       short_side       the smaller of height and width; pixels are taken as square
-    n pictures of a file, F of a clip, H W pixels, S the encoder's; a picture is uint8 RGB, 0-255.
+Times are s from the start of the file, as players and annotations count. The picture at t is the
+last frame whose timestamp is at most t. Decoding can begin only at a key frame, which needs no
+other. n pictures of a file, F of a clip, H W pixels, taken as square; uint8 RGB.
 
-The file is opened once for all pictures of a sample and decoded forward, on one thread (a loader
-has its workers). A bad file is Unreadable, in one line that gives the reason. A wrong argument is a
-ValueError. Any other exception is a bug.
+A file is opened once for all pictures of a sample and decoded forward, on one thread: a loader has
+its workers. A bad file is Unreadable, a wrong argument a ValueError, any other exception a bug.
 """
 import math
 import os
 from collections import deque
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
@@ -39,26 +34,17 @@ class Unreadable(Exception):
     """A file that cannot be opened or decoded, has no video, or ends before the requested time."""
 
 
-# ------------------------------------------------------------------------------------------------
-# Files
-# ------------------------------------------------------------------------------------------------
+# --- Files ---
 def find_videos(folder):
     """{stem: path, a str} of all videos below a folder, by suffix (upper or lower case).
 
-    Of several files with the same stem, the first path in sorted order counts. Links to folders
-    are not followed. BadInput if there is no such folder.
+    Of several files with one stem, the first path counts. Links to folders are not followed.
+    BadInput if there is no such folder.
     """
     if not Path(folder).is_dir():
         raise BadInput(f"{folder}: no such folder; a folder of videos is needed")
-    folders, files = [str(folder)], []
-    while folders:
-        with suppress(PermissionError), os.scandir(folders.pop()) as entries:
-            for entry in entries:                      # scandir knows its kind: no stat per file
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif (os.path.splitext(entry.name)[1].lower() in VIDEO_SUFFIXES
-                      and entry.is_file()):
-                    files.append(entry.path)
+    files = [os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names
+             if os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES]
     return {os.path.splitext(os.path.basename(path))[0]: path
             for path in sorted(files, reverse=True)}
 
@@ -100,15 +86,13 @@ def duration(path):
         return max(0.0, float(end) - (container.start_time or 0) / av.time_base)
 
 
-# ------------------------------------------------------------------------------------------------
-# Frames
-# ------------------------------------------------------------------------------------------------
+# --- Frames ---
 def read_frames(path, times, short_side=None):
     """The pictures at `times`, from one opening of the file.
 
     The first and the last frame also count for SLACK = 1 s before and after the video, since
-    annotations often end a little late. Any further away the file is Unreadable. A frame *between*
-    others counts for as long as it lasts: a slide can, and a gap left by damage looks the same.
+    annotations often end a little late. Further away the file is Unreadable. A frame *between*
+    others counts for as long as it lasts, as a slide can.
 
     Args:
         times:      (n,) s, n at least 1, 0 to 1e9; in any order, with or without repeats.
@@ -171,11 +155,9 @@ def pictures_at(path, times, short_side=None):
 def key_frame_ahead(stream, time, reached):
     """Whether decoding can begin nearer to `time` (s) than `reached` (s), its present position.
 
-    The index of an mp4 is read when it is opened, that of an mkv at the first seek. If the index
-    ends before `time`, a key frame at least every KEY_FRAME_GAP seconds is assumed.
-
-    The index of an mp4 has decoding times, some ticks before those of display. A seek for a key
-    frame displayed after `time` would end at the one before and decode its whole group again.
+    If the index ends before `time` (that of an mkv is read at the first seek), a key frame at least
+    every KEY_FRAME_GAP seconds is assumed. The index of an mp4 has decoding times, some ticks
+    before display: a seek for a key frame displayed after `time` would decode this group again.
     """
     index, ticks = stream.index_entries, math.floor(time / stream.time_base)
     early = max(0, (stream.start_time or 0) - index[0].timestamp) if len(index) else 0    # ticks
@@ -188,9 +170,8 @@ def key_frame_ahead(stream, time, reached):
 def frames_around(container, stream, time, start, wanted):
     """Seek: the frames from a key frame at or before `time`, or from the first if there is none.
 
-    A seek may end at a key frame *after* `time` (an index is in decoding order, and a B-frame is
-    displayed before a frame that it needs). Then it is repeated further and further back.
-    `wanted`: see `decode`.
+    A seek may end at a key frame *after* `time`, since an index is in decoding order. Then it is
+    repeated further and further back. `wanted`: see `decode`.
     """
     back = 0.0
     while True:
@@ -210,10 +191,9 @@ def decode(container, stream, wanted):
 
     `wanted()` is the earliest time, s, whose picture is still to be found. A frame is skipped,
     undecoded, if no frame refers to it and a later frame is displayed at or before `wanted()`.
-    Other codecs give all frames: HEVC marks frames as unreferenced that higher temporal layers use.
+    (HEVC marks frames as unreferenced that higher temporal layers use.)
 
-    An avi only has decoding times. H.264 displays frames in another order but at the same times:
-    the n-th frame out is displayed at the n-th decoding time.
+    An avi only has decoding times: the n-th frame of H.264 is displayed at the n-th of them.
     """
     context, tick, newest = stream.codec_context, float(stream.time_base), -math.inf
     h264 = context.name == "h264"
@@ -233,17 +213,13 @@ def decode(container, stream, wanted):
                 yield frame
 
 
-# ------------------------------------------------------------------------------------------------
-# Small copies of files
-# ------------------------------------------------------------------------------------------------
+# --- Small copies of files ---
 def shrink(source, target, fps=1.0, short_side=256):
     """Write a small mp4 (Motion JPEG) without sound in which every frame is a key frame.
 
-    At the same size and quality, JPEG decodes about six times as fast as key frames of H.264.
-
-    Frame k of the copy is the source's picture at k / fps (its first frame, if it begins later).
-    The copy ends where the source does, also if the source is cut off. `target` is whole or absent:
-    it is written under another name and renamed.
+    JPEG decodes about six times as fast as key frames of H.264. Frame k of the copy is the source's
+    picture at k / fps (its first frame, if it begins later). The copy ends where the source does,
+    also if the source is cut off. `target` is whole or absent.
 
     Args: fps > 0, frames/s; short_side: pixels, at least 2 (both sides become even).
     Raises: Unreadable for the source, OSError for the target.
@@ -272,9 +248,7 @@ def encode(file, pictures, rate):
         container.mux(stream.encode())
 
 
-# ------------------------------------------------------------------------------------------------
-# Views: the squares of a clip that the encoder is given
-# ------------------------------------------------------------------------------------------------
+# --- Views: the squares of a clip that the encoder is given ---
 def short_side_for(size):
     """The short side, pixels, from which no view of `size` is enlarged."""
     return round(size * JITTER[1] / 224)
@@ -284,7 +258,7 @@ def training_view(frames, size, rng):
     """A random square of a clip, perhaps mirrored: the same for all its frames.
 
     As in the paper: short side drawn from 256 to 320, a crop of 224, flipped in half of the draws;
-    other sizes in proportion. Here the square is cropped first, and only the square is resized.
+    other sizes in proportion. The square is cropped first, and only the square is resized.
 
     Args:    frames (F, 3, H, W) uint8; size: S, pixels; rng: numpy Generator, four draws.
     Returns: (F, 3, S, S) uint8.

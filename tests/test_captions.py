@@ -146,7 +146,7 @@ def test_folder_is_listed_without_opening_anything(tmp_path, monkeypatch):
         found = open_captions(tmp_path)
         assert list(found) == ["-a_1", "b", "c", "d", "my.video"] and len(found) == 5
         assert "b" in found and "b.steps" not in found
-    assert [found.entries[name] for name in "bcd"] == ["b.srt", "c.csv", "d.en.vtt"]
+    assert [found[name] for name in "bcd"] == ["b.srt", "c.csv", "d.en.vtt"]
     with pytest.raises(BadInput, match=r"b\.srt:1"):
         found.sentences("b")
 
