@@ -90,10 +90,7 @@ def is_seconds(value):
 
 
 def training_split(name):
-    """The split of a training video: "validation" for a tenth of them, by CRC-32, else "train".
-
-    The split does not depend on the machine (Python's own hash() does) or on other videos.
-    """
+    """The split of a training video: "validation" for a tenth of them, by CRC-32, else "train"."""
     return "validation" if zlib.crc32(name.encode()) % 10 == 0 else "train"
 
 
@@ -156,9 +153,9 @@ def load_features(path):
 
 
 def load_teacher_rows(path, width):
-    """The teacher's features of one video, (n, D) float32, a row per second: see `data.py teach`.
+    """The teacher's features of one video, (n, D = width) float32, row i is second i.
 
-    BadInput unless the file is an npy of finite float rows, D = `width`.
+    BadInput unless the file is an npy of finite floats of this shape: see `data.py teach`.
     """
     try:
         rows = np.load(path, allow_pickle=False)
@@ -172,10 +169,7 @@ def load_teacher_rows(path, width):
 
 
 def read_rows(path, **needed):
-    """The arrays `needed` of an npz file, in that order: TEXT, FLOATS or NUMBERS of N finite rows.
-
-    Its other arrays are not read.
-    """
+    """The arrays `needed` of an npz file, in that order: TEXT, FLOATS or NUMBERS, N finite rows."""
     try:               # ZipFile refuses what np.load would accept and we cannot: .npy and pickles
         with (open(path, "rb") as raw, zipfile.ZipFile(raw),
               np.load(path, allow_pickle=False) as file):
@@ -189,9 +183,9 @@ def read_rows(path, **needed):
     fit = [array.dtype.kind in kinds and array.ndim == dimensions and array.size > 0
            for array, (kinds, dimensions, _) in zip(arrays, needed.values())]
     given = ", ".join(f"{key} is {array.dtype} {array.shape}" for key, array in zip(needed, arrays))
-    require(all(fit) and len({len(array) for array in arrays}) == 1, f"{path}: {given}; needed are "
-            + ", ".join(f"{key}: {words}" for key, (_, _, words) in needed.items())
-            + ", with N and D at least 1")
+    wanted = ", ".join(f"{key}: {words}" for key, (_, _, words) in needed.items())
+    require(all(fit) and len(set(map(len, arrays))) == 1,
+            f"{path}: {given}; needed are {wanted}, with N and D at least 1")
     for key, array in zip(needed, arrays):
         if array.dtype.kind == "f":
             finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)                # (N,)

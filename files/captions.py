@@ -17,8 +17,7 @@ from support.command import BadInput
 COLUMNS = ("start", "end", "text")
 SUFFIXES = (".csv", ".srt", ".vtt")         # of several files of one video, the first kind is read
 NARRATION = "a narration (fetch it again, or remove the file)"
-JSON = ("a folder of narrations (ID.csv, ID.srt, ID.vtt) or a caption.json "
-        "{ID: {start, end, text}}")
+JSON = "a folder of narrations (ID.csv, ID.srt, ID.vtt) or a caption.json {ID: {start, end, text}}"
 LANGUAGE = re.compile(r"\.[a-z]{2}(-\w+)?$")            # ID.en.vtt, as downloaders name them
 TIME = r"(?:(\d{1,4}):)?(\d\d?):(\d\d?(?:[.,]\d{1,3})?)"               # 01:02:03,400 or 02:03.400
 CUE = re.compile(rf"\s*{TIME}\s*-->\s*{TIME}(?:\s.*)?")
@@ -38,10 +37,7 @@ class Captions(dict):
         self.path, self.read = path, read
 
     def sentences(self, name):
-        """[(start s, end s, text), ...] of one video, by start, each with words, said once.
-
-        BadInput that begins with the file and its line.
-        """
+        """[(start s, end s, text), ...] of one video, by start. BadInput names file and line."""
         return unroll(sorted(self.read(self.path, name, self[name]), key=lambda row: row[0]))
 
 
@@ -60,7 +56,6 @@ def unroll(sentences):
 
     A cue that begins with the whole last sentence (or the last two, three, ...), at most ROLL s
     after its end, loses these words. If no words are left, the last sentence lasts longer instead.
-    Other words that recur were said twice and stay: "they get yellow", "yellow and soft".
     """
     unrolled, words = [], []                # words[i] are those of unrolled[i]
     for start, end, text in sentences:
@@ -81,7 +76,6 @@ def unroll(sentences):
     return unrolled
 
 
-# --- Folders ---
 def list_folder(path):
     """{id: file name}, by id. The id is the name without its suffix, and without .en of a subtitle.
 
@@ -155,7 +149,6 @@ def sentence(where, start, end, text):
     return [(start, end, text)]
 
 
-# --- One JSON file ---
 def read_entry(path, name, entry):
     """One video's {"start": [], "end": [], "text": []} -> its sentences in the file's order."""
     where = f"{path}: video {name!r}"

@@ -62,8 +62,8 @@ def load_epic(path):
                                         "stop_timestamp")):
         start, end = (clock(where, row[key]) for key in ("start_timestamp", "stop_timestamp"))
         require(start <= end, f"{where}: its end, {end:g} s, is before its start, {start:g} s")
-        require(("verb_class" in row) == ("noun_class" in row), f"{where}: verb_class or noun_class "
-                "alone; both are needed, or none as in the test list")
+        require(("verb_class" in row) == ("noun_class" in row), f"{where}: verb_class or "
+                "noun_class alone; both are needed, or none as in the test list")
         label = tuple(class_number(where, key, row[key], classes) if key in row else None
                       for key, classes in (("verb_class", VERBS), ("noun_class", NOUNS)))
         action = Action(start, end, label, row["narration_id"])
@@ -90,8 +90,8 @@ def load_steps(path):
 def load_phrases(path):
     """The phrases of a file of `phrase` or `phrase,count,concreteness` lines, in its order.
 
-    A phrase may hold commas (some of COIN's steps do): only numbers at the end are columns, and
-    all lines have them or none has. The concreteness may be left empty.
+    A phrase may hold commas: only numbers at the end are columns, and all lines have them or none
+    has. The concreteness may be left empty.
     """
     phrases, counted = [], set()
     for where, line in read_lines(path):
@@ -99,8 +99,7 @@ def load_phrases(path):
         require(text.strip(), f"{where}: no phrase before the first comma")
         counted.add(count is not None)
         require(len(counted) == 1, f"{where}: {line[:80]!r}: `phrase` on every line, or "
-                "`phrase,count,concreteness` on every line, is needed; the lines before it have "
-                "the other")
+                "`phrase,count,concreteness` on every line, is needed; those before have the other")
         if rating:
             number(where, "concreteness", rating)
         phrases.append(text.strip())
@@ -118,14 +117,11 @@ def load_ratings(path):
 
 def load_ids(path):
     """Video ids, each once, in the file's order. Of a released list, the first column is taken."""
-    ids = {}
-    for _, line in read_lines(path):
-        listed = re.fullmatch(r"(\S+) \d+ [\d.]+(?: [\d.]+ [\d.]+)?", line)
-        ids[video_name(listed[1] if listed else line)] = True
-    return list(ids)
+    lines = (re.sub(r"^(\S+) \d+ [\d.]+( [\d.]+ [\d.]+)?$", r"\1", line)
+             for _, line in read_lines(path))
+    return list(dict.fromkeys(map(video_name, lines)))
 
 
-# --- Fields ---
 def video_name(path):
     """The stem of a video's file; only known suffixes are taken off, since an id may hold a dot."""
     name = path.replace("\\", "/").rsplit("/", 1)[-1]

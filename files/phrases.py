@@ -16,17 +16,16 @@ from tqdm import tqdm
 
 from files.captions import open_captions
 from files.listings import load_ratings
+from files.text import require
 from support.command import BadInput, write_text
 
 
 def verb_phrases(doc):
-    """The phrases of one parsed text, in lower case.
+    """The phrases [str, ...] of one parsed text (a spacy Doc), in lower case and without commas.
 
     For each direct object (`dobj`) that is not a pronoun: lemma of its verb, the verb's particle
     (`prt`), the object's noun chunk. If the verb has a preposition (`prep`) with an object
     (`pobj`), the first such preposition and its object's noun chunk follow.
-
-    doc: a spacy Doc. Returns [str, ...]. A comma becomes a space: it separates the file's columns.
     """
     chunks = {chunk.root.i: chunk.text for chunk in doc.noun_chunks}
     phrases = []
@@ -63,9 +62,8 @@ def load_parser(name):
     except (OSError, ImportError, ValueError) as error:
         raise BadInput(f"--spacy-model {name}: {str(error).splitlines()[0]} Install it with "
                        f"`python -m spacy download {name}`, or name a model's folder") from None
-    if "parser" not in nlp.pipe_names:
-        raise BadInput(f"--spacy-model {name}: it has no dependency parser (it has: "
-                       f"{', '.join(nlp.pipe_names) or 'nothing'}); en_core_web_sm has one")
+    require("parser" in nlp.pipe_names, f"--spacy-model {name}: it has no dependency parser (it "
+            f"has: {', '.join(nlp.pipe_names) or 'nothing'}); en_core_web_sm has one")
     return nlp
 
 
@@ -89,9 +87,8 @@ def collect(settings):
              for (count, phrase), doc in zip(frequent, docs))
     lines = [f"{phrase},{count},{'' if rating is None else rating}\n"
              for phrase, count, rating in rated]
-    if len(lines) < 2:
-        raise BadInput(f"{settings.captions}: {len(lines)} of {len(counts)} phrases of "
-                       f"{len(captions)} narrations occur often enough, two are needed; lower "
-                       f"--min-count {settings.min_count}")
+    kept = f"{len(lines)} of {len(counts)} phrases of {len(captions)} narrations"
+    require(len(lines) > 1, f"{settings.captions}: {kept} occur often enough, two are needed; "
+            f"lower --min-count {settings.min_count}")
     write_text(settings.out, "".join(lines))
-    print(f"{settings.out}: {len(lines)} of {len(counts)} phrases of {len(captions)} narrations")
+    print(f"{settings.out}: {kept}")

@@ -11,9 +11,9 @@ import torch
 from data import Loaded, Video, frame_times, sentence_windows, step_windows
 from files import annotations, listings
 from files.captions import open_captions
+from files.text import require
 from files.video import (Unreadable, duration, evaluation_view, find_videos, read_frames,
                          short_side_for, training_view)
-from support.command import BadInput
 from support.device import send
 
 
@@ -86,8 +86,7 @@ class VideoSource(Source):
     def pretrain_windows(self, video, rng):
         """Windows of one pass over a narrated video; see `sentence_windows`."""
         sentences = self.sentences(video)
-        end = max((end for _, end, _ in sentences), default=0.0)
-        return sentence_windows(sentences, end, rng)
+        return sentence_windows(sentences, max((end for _, end, _ in sentences), default=0.0), rng)
 
     def load(self, requests, rng=None):
         """Each request's clips, from one opening of its file -> Loaded.
@@ -136,38 +135,33 @@ class VideoSource(Source):
                           for view in views]).mean(1)
 
 
-# --- Opening sources ---
 read_features = functools.lru_cache(maxsize=1)(annotations.load_features)      # 650 MB: once
 
 
 def open_coin_features(annotation_file, feature_file, text_file, split, needed=True):
     """COIN.json with a features file: (FeatureSource of one split, class embeddings (K, D)).
 
-    Raises: BadInput if the files do not fit each other, or (if needed) no video has a feature row.
+    BadInput if the files do not fit each other, or (if needed) no video has a feature row.
     """
     videos, _ = annotations.load_coin(annotation_file)
     _, texts = annotations.load_text_embeddings(text_file)
     features = read_features(feature_file)
     width = features.embedding.shape[1]
     largest = max((step.label for video in videos for step in video.steps), default=-1)
-    if texts.shape[1] != width:
-        raise BadInput(f"{feature_file}: embeddings of width {width}, but {text_file} has "
-                       f"{texts.shape[1]}; one space is needed")
-    if largest >= len(texts):
-        raise BadInput(f"{text_file}: {len(texts)} classes, but {annotation_file} has class "
-                       f"{largest + 1}; row i must be class i + 1")
+    require(texts.shape[1] == width, f"{feature_file}: embeddings of width {width}, but "
+            f"{text_file} has {texts.shape[1]}; one space is needed")
+    require(largest < len(texts), f"{text_file}: {len(texts)} classes, but {annotation_file} has "
+            f"class {largest + 1}; row i must be class i + 1")
     source = FeatureSource([video for video in videos if video.split == split], features)
-    if needed and not len(source):
-        raise BadInput(f"{feature_file}: no row for any of the {len(source.missing)} {split} "
-                       f"videos of {annotation_file}; video must hold their ids")
+    require(not needed or len(source), f"{feature_file}: no row for any of the "
+            f"{len(source.missing)} {split} videos of {annotation_file}; video must hold their ids")
     return source, torch.from_numpy(texts)
 
 
 def require_videos(source, folder):
     """The source; BadInput if it has no video."""
-    if not len(source):
-        raise BadInput(f"--videos {folder}: no file (with a narration, in training) for any of the "
-                       f"{len(source.listed)} videos listed; their names must be the ids")
+    require(len(source), f"--videos {folder}: no file (with a narration, in training) for any of "
+            f"the {len(source.listed)} videos listed; their names must be the ids")
     return source
 
 

@@ -45,10 +45,9 @@ def read_lines(path):
 
 
 def read_table(path, columns, need="a csv file", errors="strict"):
-    """[("file:line", {column: text}), ...] of a csv file whose first line names the columns.
+    """[("file:line", {column in lower case: text}), ...] of a csv file that names its columns.
 
-    Columns are separated by commas, or by tabs if the first line has no comma. `columns` must be
-    there, in upper or lower case; the keys of the result are in lower case.
+    `columns` must be in the first line. They are separated by commas, or by tabs if it has none.
     """
     text = read_text(path, need, errors)
     delimiter = "," if "," in split_lines(text)[0] else "\t"

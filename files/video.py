@@ -13,7 +13,6 @@ from collections import deque
 from contextlib import closing, contextmanager
 from fractions import Fraction
 from itertools import chain
-from pathlib import Path
 
 import av
 import numpy as np
@@ -23,7 +22,8 @@ from av.video.reformatter import VideoReformatter
 from torchvision.transforms.v2 import functional as transform
 
 from files.listings import VIDEO_SUFFIXES
-from support.command import BadInput, write_atomically
+from files.text import require
+from support.command import write_atomically
 
 SLACK = 1.0               # s outside the video in which its first or last frame still counts
 KEY_FRAME_GAP = 10.0      # s between key frames, assumed where no index tells
@@ -34,6 +34,15 @@ class Unreadable(Exception):
     """A file that cannot be opened or decoded, has no video, or ends before the requested time."""
 
 
+def attempt(make, item):
+    """make(id, path) in a worker: (id, made, None), or (id, None, reason) if it is unreadable."""
+    name, path = item
+    try:
+        return name, make(name, path), None
+    except Unreadable as error:
+        return name, None, str(error)
+
+
 # --- Files ---
 def find_videos(folder):
     """{stem: path, a str} of all videos below a folder, by suffix (upper or lower case).
@@ -41,8 +50,7 @@ def find_videos(folder):
     Of several files with one stem, the first path counts. Links to folders are not followed.
     BadInput if there is no such folder.
     """
-    if not Path(folder).is_dir():
-        raise BadInput(f"{folder}: no such folder; a folder of videos is needed")
+    require(os.path.isdir(folder), f"{folder}: no such folder; a folder of videos is needed")
     files = [os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names
              if os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES]
     return {os.path.splitext(os.path.basename(path))[0]: path
@@ -52,21 +60,17 @@ def find_videos(folder):
 @contextmanager
 def open_video(path):
     """(container, its first video stream), closed at the end. FFmpeg's errors become Unreadable."""
-    stage = "opened"
     try:
         # "file:" because an id may hold a colon, which would be read as a protocol.
         with av.open(f"file:{path}", metadata_errors="replace") as container:
-            streams = [stream for stream in container.streams.video        # not a cover picture
-                       if not stream.disposition & Disposition.attached_pic]
+            streams = [stream for stream in container.streams.video if stream.codec_context
+                       and not stream.disposition & Disposition.attached_pic]    # a cover picture
             if not streams:
-                raise Unreadable(f"{path}: no video stream")
-            if streams[0].codec_context is None:
-                raise Unreadable(f"{path}: no decoder for its video stream")
+                raise Unreadable(f"{path}: no video stream that can be decoded")
             streams[0].thread_type, streams[0].codec_context.thread_count = "NONE", 1
-            stage = "decoded"
             yield container, streams[0]
     except av.FFmpegError as error:
-        raise Unreadable(f"{path}: cannot be {stage}: {error.strerror}") from None
+        raise Unreadable(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def duration(path):
@@ -88,17 +92,14 @@ def duration(path):
 
 # --- Frames ---
 def read_frames(path, times, short_side=None):
-    """The pictures at `times`, from one opening of the file.
+    """The pictures at `times`, from one opening of the file: (n, 3, H, W) uint8, upright.
 
     The first and the last frame also count for SLACK = 1 s before and after the video, since
     annotations often end a little late. Further away the file is Unreadable. A frame *between*
     others counts for as long as it lasts, as a slide can.
 
-    Args:
-        times:      (n,) s, n at least 1, 0 to 1e9; in any order, with or without repeats.
-        short_side: pixels; larger pictures are reduced to it, smaller ones are not enlarged.
-    Returns: (n, 3, H, W) uint8, row i at times[i]; upright (rotation metadata applied).
-    Raises:  Unreadable; ValueError if `times` are not as above.
+    times:      (n,) s, n at least 1, 0 to 1e9, in any order, with repeats; else a ValueError.
+    short_side: pixels; larger pictures are reduced to it, smaller ones are not enlarged.
     """
     times = np.asarray(times, float)
     if times.ndim != 1 or not times.size or not np.all((times >= 0) & (times < 1e9)):
@@ -132,8 +133,7 @@ def pictures_at(path, times, short_side=None):
                 frames = frames_around(container, stream, time, start, lambda: time)
                 frame, after = None, next(frames, None)
                 if after is None:
-                    raise Unreadable(f"{path}: cannot be decoded: no frame found at "
-                                     f"{time - start:.1f} s")
+                    raise Unreadable(f"{path}: no frame found at {time - start:.1f} s")
             while after is not None and after.time <= time:
                 frame, after = after, next(frames, None)
             picture, outside = frame or after, 0.0
@@ -221,8 +221,8 @@ def shrink(source, target, fps=1.0, short_side=256):
     picture at k / fps (its first frame, if it begins later). The copy ends where the source does,
     also if the source is cut off. `target` is whole or absent.
 
-    Args: fps > 0, frames/s; short_side: pixels, at least 2 (both sides become even).
-    Raises: Unreadable for the source, OSError for the target.
+    fps > 0, frames/s; short_side: pixels, at least 2 (both sides become even).
+    Raises Unreadable for the source, OSError for the target.
     """
     rate = Fraction(fps).limit_denominator(1000)
     count = max(1, math.ceil(duration(source) * rate - 1e-6))
@@ -255,13 +255,11 @@ def short_side_for(size):
 
 
 def training_view(frames, size, rng):
-    """A random square of a clip, perhaps mirrored: the same for all its frames.
+    """(F, 3, H, W) uint8 -> (F, 3, size, size): a random square, perhaps mirrored, of all frames.
 
     As in the paper: short side drawn from 256 to 320, a crop of 224, flipped in half of the draws;
     other sizes in proportion. The square is cropped first, and only the square is resized.
-
-    Args:    frames (F, 3, H, W) uint8; size: S, pixels; rng: numpy Generator, four draws.
-    Returns: (F, 3, S, S) uint8.
+    rng: numpy Generator, four draws.
     """
     height, width = frames.shape[-2:]
     side = round(min(height, width) * 224 / rng.uniform(*JITTER))
@@ -271,10 +269,7 @@ def training_view(frames, size, rng):
 
 
 def evaluation_view(frames, size):
-    """The center square of a clip, 224 of a short side of 256, resized to `size`.
-
-    (F, 3, H, W) uint8 -> (F, 3, size, size) uint8.
-    """
+    """(F, 3, H, W) uint8 -> (F, 3, size, size): the center square, 224 of a short side of 256."""
     height, width = frames.shape[-2:]
     side = round(min(height, width) * 224 / JITTER[0])
     return transform.resized_crop(frames, (height - side) // 2, (width - side) // 2, side, side,

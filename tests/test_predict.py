@@ -248,7 +248,7 @@ def test_matching_alone_recognises_and_forecasts_nothing():
 
 @pytest.mark.parametrize("argv, says", [
     (["nowhere.mp4"], "nowhere.mp4: no such file"),
-    (["broken.mp4"], "broken.mp4: cannot be opened"),
+    (["broken.mp4"], "broken.mp4: cannot be read"),
     (["own.txt"], "own.txt"),
     (["."], "no such file"),
     (["cut.mkv"], "--at SECONDS"),
