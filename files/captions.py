@@ -12,7 +12,6 @@ import re
 from pathlib import Path
 
 from files.text import read_json, read_table, read_text, require, split_lines
-from support.command import BadInput
 
 COLUMNS = ("start", "end", "text")
 SUFFIXES = (".csv", ".srt", ".vtt")         # of several files of one video, the first kind is read
@@ -139,14 +138,13 @@ def sentence(where, start, end, text):
     if text.lower() == "nan" or not any(map(str.isalnum, text)):
         return []
     try:
-        start, end = float(start), float(end)
+        times = float(start), float(end)
     except (ValueError, OverflowError):
-        raise BadInput(f"{where}: start {str(start)[:40]!r}, end {str(end)[:40]!r}; seconds are "
-                       "needed") from None
-    require(0 <= start <= end <= 1e9,       # false for NaN
-            f"{where}: start {start:g} s, end {end:g} s; both must be finite and from 0, and the "
-            "end not before the start")
-    return [(start, end, text)]
+        times = -1, -1
+    require(0 <= times[0] <= times[1] <= 1e9,          # false for NaN
+            f"{where}: start {str(start)[:40]!r}, end {str(end)[:40]!r}; finite seconds from 0 are "
+            "needed, the end not before the start")
+    return [(*times, text)]
 
 
 def read_entry(path, name, entry):

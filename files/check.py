@@ -10,8 +10,6 @@ from files.video import attempt, find_videos, read_frames
 from support.command import write_json
 from support.workers import prefetch
 
-SPLITS = ("train", "validation", "test")
-
 
 def read_ends(ends, name, path):
     """Read the first picture of a video and the one where its annotations end."""
@@ -32,11 +30,9 @@ def try_videos(settings, videos):
 
 def count_videos(listed, paths, bad):
     """{"videos", "found", "missing", "unreadable"} of a set of ids."""
-    if paths is None:
-        return {"videos": len(listed), "found": None, "missing": None, "unreadable": None}
-    found = len(listed & paths.keys())
-    return {"videos": len(listed), "found": found, "missing": len(listed) - found,
-            "unreadable": len(listed & bad.keys())}
+    counts = (None,) * 3 if paths is None else map(len, (
+        listed & paths.keys(), listed - paths.keys(), listed & bad.keys()))
+    return {"videos": len(listed), **dict(zip(("found", "missing", "unreadable"), counts))}
 
 
 def check_epic(settings):
@@ -57,7 +53,7 @@ def check_coin(settings):
     result = {}
     for task in ("classify", "forecast", "activity"):
         result[task] = {}
-        for split in SPLITS:
+        for split in ("train", "validation", "test"):
             chosen = [video for video in videos if video.split == split]
             samples = samples_of(task, chosen, settings.min_steps)
             listed = {chosen[sample.video].name for sample in samples}

@@ -11,8 +11,6 @@ from files.text import read_lines, read_table, require
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100
-RELEASED = {"classify": "path label duration start end", "activity": "path label duration",
-            "forecast": "path label duration start end"}                   # task: its columns
 UNKNOWN = -1                  # label of a step whose class a list does not give
 
 
@@ -31,7 +29,8 @@ def load_released_csv(path, task):
     which task a list is for. A list for another task is refused, since its scores (a step
     classified from its history, a forecast that sees its answer) would look real.
     """
-    columns, rows, from_zero = RELEASED[task], [], set()
+    columns = "path label duration" + (" start end" if task != "activity" else "")
+    rows, from_zero = [], set()
     for where, line in read_lines(path):
         parts = line.split()
         require(len(parts) == len(columns.split()), f"{where}: {len(parts)} columns; to {task}, "

@@ -73,9 +73,6 @@ def read_json(path, need, errors="strict"):
     text = read_text(path, need, errors)
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{path}:{error.lineno}: not valid JSON (cut off?): {error.msg} at column "
-                       f"{error.colno}; {need} is needed") from None
-    except (RecursionError, ValueError):               # ValueError: a number of over 4300 digits
-        raise BadInput(f"{path}: not valid JSON: nested too deeply, or a number is too long; "
-                       f"{need} is needed") from None
+    except (RecursionError, ValueError) as error:      # nested too deeply, a number of 4301 digits
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise BadInput(f"{path}{line}: not valid JSON: {error}; {need} is needed") from None

@@ -74,10 +74,10 @@ def open_video(path):
 
 
 def duration(path):
-    """s from the start of the file to the end of its video, according to its header.
+    """s from the start of the file to the end of its video, by its header, also if it is cut off.
 
     mkv and webm only give the duration of the whole file, sound included. A recorded webm gives
-    none: all its packets are read. A file that was cut off still has the header of the whole.
+    none: all its packets are read.
     """
     with open_video(path) as (container, stream):
         if (stream.duration or 0) > 0:
@@ -220,9 +220,8 @@ def shrink(source, target, fps=1.0, short_side=256):
     JPEG decodes about six times as fast as key frames of H.264. Frame k of the copy is the source's
     picture at k / fps (its first frame, if it begins later). The copy ends where the source does,
     also if the source is cut off. `target` is whole or absent.
-
-    fps > 0, frames/s; short_side: pixels, at least 2 (both sides become even).
-    Raises Unreadable for the source, OSError for the target.
+    fps > 0, frames/s; short_side: pixels, at least 2 (both sides become even). Raises Unreadable
+    for the source, OSError for the target.
     """
     rate = Fraction(fps).limit_denominator(1000)
     count = max(1, math.ceil(duration(source) * rate - 1e-6))
