@@ -1,14 +1,15 @@
-"""The rows of the paper's tables, and which runs of ours stand beside them. No code: see tables.py.
+"""The rows of the paper's tables, and which runs of ours stand below them: data for tables.py.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839). Numbers are top-1 accuracies in percent, on COIN
 unless the title says otherwise; None where the paper has a dash.
 
-A run of ours is named as in RECIPES. A cell of it is "RECIPE", the column's own number, or
-"RECIPE KEY", another number of the same evaluation; None: there is no such number.
+A run of ours is named as in RECIPES. A cell of it is "RECIPE", the column's own number;
+"RECIPE KEY", another number of the same evaluation; or "RECIPE/EVALUATION KEY", a number of another
+evaluation. None: there is no such number.
 """
 from dataclasses import dataclass
 
-# name: the settings of train.py that differ from the defaults. howto.txt is beside this file.
+# name: the flags of train.py that differ from the defaults. howto.txt is in this file's folder.
 RECIPES = {
     "diffusion": {},
     "mask": {"order": "mask"},
@@ -33,11 +34,20 @@ class Table:
     ours: tuple
 
 
+def split_cell(cell, column):
+    """What a cell asks for: recipe, evaluation, key."""
+    recipe, _, key = cell.partition(" ")
+    recipe, _, evaluation = recipe.partition("/")
+    return recipe, evaluation or column[1], key or column[2]
+
+
 CLASSES = ("classification", CLASSIFY, "top1.ours")
 FORECASTS = ("forecasting", FORECAST, "top1.zero_noise")
 TUNED = (("classification, fine-tuned", TUNED_CLASSIFY, "top1.ours"),
          ("forecasting, fine-tuned", TUNED_FORECAST, "top1.zero_noise"))
 ASR, HOWTO, MIL = "ASR", "ASR + wikiHow", "ASR, MIL-NCE"          # what a model was trained with
+
+NOVEL = 0.7               # BLEU-1 with the nearest phrase below which the paper calls a step novel
 
 TABLES = {
     "forecasting": Table(
@@ -142,17 +152,26 @@ TABLES = {
         (),
         (("vision", "diffusion", "diffusion", "diffusion", "diffusion"),
          ("vision and narration", "both", "both", "both", "both"))),
+    # Novel steps, and phrases of pre-training that share a verb or a noun with them.
+    "concepts": Table(
+        "Table B: new steps",
+        (("phrases that share a verb or a noun", None, None),),
+        (("fry eggs", "fry chicken, lay eggs"), ("calibrate the liquid", "calibrate the meter"),
+         ("scrub the bathtub", "clean the bathroom"), ("chase for the frisbee", "--"),
+         ("knead the meat", "cut the meat, cook the meat"),
+         ("bake pizza", "bake soda, bake powder, make pizza"),
+         ("put the sheet on the bed", "take a sheet, make a sheet"),
+         ("melt the wax with water", "melt the plastic, melt the cheese, put wax"),
+         ("wet and wash the hair", "moisturize hair, rinse hair, wet my brush"),
+         ("place light into pumpkin", "place your lights, adjust the light")),
+        ()),                                            # rows.concept_rows makes ours
+    # A row of ours is the mean over the steps of its group: see rows.open_rows.
+    "open-vocabulary": Table(
+        "Fig. A: steps by BLEU-1 with the phrases, seen from 0.7, zero-shot",
+        (("steps", None, None), ("classification", CLASSIFY, "by_class"),
+         ("forecasting", FORECAST, "by_class")),
+        (("seen", "103", 15.9, 14.2), ("novel", "675", 16.7, 10.9)),
+        (("seen", None, "diffusion", "diffusion"), ("novel", None, "diffusion", "diffusion"),
+         ("seen, forecast by the exact distribution", None, None, "diffusion by_class_bayes"),
+         ("novel, forecast by the exact distribution", None, None, "diffusion by_class_bayes"))),
 }
-NOVEL = 0.7               # BLEU-1 with the nearest phrase below which the paper calls a step novel
-# Fig. A: seen and novel steps: how many, then accuracy of either task (zero-shot).
-OPEN_VOCABULARY = (("seen", "103", 15.9, 14.2), ("novel", "675", 16.7, 10.9))
-# Table B: steps of COIN, and phrases of pre-training that share a verb or a noun with them.
-CONCEPTS = (
-    ("fry eggs", "fry chicken, lay eggs"), ("calibrate the liquid", "calibrate the meter"),
-    ("scrub the bathtub", "clean the bathroom"), ("chase for the frisbee", "--"),
-    ("knead the meat", "cut the meat, cook the meat"),
-    ("bake pizza", "bake soda, bake powder, make pizza"),
-    ("put the sheet on the bed", "take a sheet, make a sheet"),
-    ("melt the wax with water", "melt the plastic, melt the cheese, put wax"),
-    ("wet and wash the hair", "moisturize hair, rinse hair, wet my brush"),
-    ("place light into pumpkin", "place your lights, adjust the light"))

@@ -8,38 +8,27 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor, as_completed
+import time
 from pathlib import Path
 
 from tqdm import tqdm
 
-from experiments import paper_tables
-from experiments.paper_tables import RECIPES, TABLES
-from support.command import BadInput, flag_of, write_json
+from experiments.paper_tables import RECIPES, TABLES, split_cell
+from support.command import BadInput, Interrupts, flag_of, write_json
+from support.device import pick_device
 from toy.source import load_teacher
 
-ROOT = Path(__file__).parent.parent
+HERE = Path(__file__).parent
 MATCH_EPOCHS = 7          # the default 4 suits 6,000 videos; fewer videos are seen more often
 LABELS = 0.25             # share of the training videos whose labels fine-tuning may use
-
-
-def split_cell(cell, column):
-    """What a cell asks for: recipe, evaluation, key."""
-    recipe, _, key = cell.partition(" ")
-    recipe, _, evaluation = recipe.partition("/")
-    return recipe, evaluation or column[1], key or column[2]
 
 
 def needs(names):
     """{recipe: its evaluations}, of the tables named."""
     needed = {}
     for name in names:
-        if name == "open-vocabulary":
-            cells = [("diffusion", paper_tables.CLASSIFY), ("diffusion", paper_tables.FORECAST)]
-        else:
-            table = TABLES.get(name)
-            cells = [split_cell(cell, column)[:2] for _, *row in (table.ours if table else ())
-                     for cell, column in zip(row, table.columns) if cell]
+        cells = [split_cell(cell, column)[:2] for _, *row in TABLES[name].ours
+                 for cell, column in zip(row, TABLES[name].columns) if cell]
         for recipe, evaluation in cells:
             needed.setdefault(recipe, {})[evaluation] = True
     return {recipe: list(evaluations) for recipe, evaluations in needed.items()}
@@ -50,75 +39,87 @@ def result_path(settings, recipe, seed, evaluation):
     return settings.out / f"{recipe}-{seed}" / f"{settings.split}.{evaluation}.json"
 
 
-def commands(settings, recipe, seed, evaluation):
-    """The command lines that make one evaluation, as lists: train, fine-tune, evaluate."""
-    path = result_path(settings, recipe, seed, evaluation)
-    common = ("--seed", seed, "--device", settings.device)
-    if evaluation == paper_tables.PROBE:
-        return [["-m", "experiments.probe", "--out", path.parent, "--labels", LABELS, "--split",
-                 settings.split, "--toy-videos", settings.toy_videos, "--test-videos",
-                 settings.test_videos, "--json", path, *common]]
-    checkpoint, (task, _, tuned) = path.parent, evaluation.partition("-")
-    flags = [text for name, value in RECIPES[recipe].items()
-             for text in (flag_of(name), ROOT / value if name == "phrases" else value)]
-    todo = [["train.py", "--toy-videos", settings.toy_videos, "--match-epochs", MATCH_EPOCHS,
-             *flags, "--out", checkpoint, "--resume", *common]]
-    if tuned:
-        todo.append(["train.py", "--stage", "finetune", "--task", task, "--init", checkpoint,
-                     "--out", checkpoint / task, "--labels", LABELS, "--toy-videos",
-                     settings.toy_videos, "--resume", *common])
-        checkpoint = checkpoint / task
-    return [*todo, ["evaluate.py", "--task", task, "--checkpoint", checkpoint, "--split",
-                    settings.split, "--toy-videos", settings.test_videos, "--json", path, *common]]
-
-
-def make(settings, running, recipe, seed, evaluations):
-    """One run, as far as it does not exist yet, with one thread; its output goes to log.txt.
-
-    running: list of processes; those started here are added.
-    """
+def commands(settings, recipe, seed, evaluations):
+    """The command lines that make these evaluations of a run: lists of arguments for python."""
     folder = settings.out / f"{recipe}-{seed}"
-    folder.mkdir(exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    for evaluation in evaluations:
-        if result_path(settings, recipe, seed, evaluation).exists():
-            continue
-        for script, *flags in commands(settings, recipe, seed, evaluation):
-            script = [script] if script == "-m" else [str(ROOT / script)]
-            with open(folder / "log.txt", "a", encoding="utf-8") as log:
-                process = subprocess.Popen([sys.executable, *script, *map(str, flags)], stdout=log,
-                                           stderr=log, env=environment)
-                running.append(process)
-                status = process.wait()
-            if status:
-                raise BadInput(f"{folder}: ended with {status}; see its log.txt")
+    common = ["--seed", seed, "--device", settings.device]
+    training = ["--toy-videos", settings.toy_videos, *common]
+    results = {evaluation: ["--split", settings.split, *common, "--json",
+                            result_path(settings, recipe, seed, evaluation)]
+               for evaluation in evaluations}
+    if recipe not in RECIPES:                          # a classifier on the teacher
+        return [["-m", "experiments.probe", "--out", folder, "--labels", LABELS, "--toy-videos",
+                 settings.toy_videos, "--test-videos", settings.test_videos, *more]
+                for more in results.values()]
+    flags = [text for name, value in RECIPES[recipe].items()
+             for text in (flag_of(name), HERE / value if name == "phrases" else value)]
+    lines = [[HERE.parent / "train.py", "--match-epochs", MATCH_EPOCHS, *flags, "--out", folder,
+              "--resume", *training]]
+    for evaluation, more in results.items():
+        task, _, tuned = evaluation.partition("-")
+        checkpoint = folder / task if tuned else folder
+        if tuned:
+            lines.append([HERE.parent / "train.py", "--stage", "finetune", "--task", task, "--init",
+                          folder, "--out", checkpoint, "--labels", LABELS, "--resume", *training])
+        lines.append([HERE.parent / "evaluate.py", "--task", task, "--checkpoint", checkpoint,
+                      "--toy-videos", settings.test_videos, *more])
+    return lines
+
+
+def start(folder, line):
+    """Start python with these arguments and one thread; its output goes to log.txt -> Popen."""
+    path = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with open(folder / "log.txt", "a", encoding="utf-8") as log:
+        return subprocess.Popen([sys.executable, *map(str, line)], stdout=log, stderr=log,
+                                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path})
 
 
 def make_all(settings, seeds, needed):
-    """Make what is missing, --jobs runs at a time; yields after each run."""
-    todo = [(recipe, seed, evaluations) for seed in seeds for recipe, evaluations in needed.items()
-            if not all(result_path(settings, recipe, seed, evaluation).exists()
-                       for evaluation in evaluations)]
+    """Make what is missing, --jobs runs at a time; yields after each run.
+
+    Ctrl-C and SIGTERM, and a run that fails, end those that are running: each saves its training.
+    """
+    todo = []
+    for seed in seeds:
+        for recipe, evaluations in needed.items():
+            missing = [evaluation for evaluation in evaluations
+                       if not result_path(settings, recipe, seed, evaluation).exists()]
+            if missing:
+                folder = settings.out / f"{recipe}-{seed}"
+                folder.mkdir(exist_ok=True)
+                todo.append((folder, commands(settings, recipe, seed, missing)))
     if not todo:
         return
-    load_teacher("cpu")                                # trained before several runs want it
-    running = []
-    with (tqdm(total=len(todo), desc="runs", smoothing=0) as bar,
-          ThreadPoolExecutor(settings.jobs) as pool):
+    load_teacher(pick_device(settings.device))         # trained before several runs need it
+    running, waiting = {}, todo[::-1]                  # {Popen: (folder, its further lines)}
+    with Interrupts() as stop, tqdm(total=len(todo), desc="runs", smoothing=0) as bar:
         try:
-            for done in as_completed([pool.submit(make, settings, running, *job) for job in todo]):
-                done.result()
-                bar.update()
-                yield
-        except BaseException:                          # start no other run; these save, and end
-            pool.shutdown(wait=False, cancel_futures=True)
+            while (waiting or running) and not stop.status:
+                while waiting and len(running) < settings.jobs:
+                    folder, lines = waiting.pop()
+                    running[start(folder, lines[0])] = folder, lines[1:]
+                time.sleep(0.1)
+                for process in [process for process in running if process.poll() is not None]:
+                    folder, lines = running.pop(process)
+                    if stop.status:
+                        break
+                    if process.returncode:
+                        raise BadInput(f"{folder}: ended with {process.returncode}; see its "
+                                       "log.txt")
+                    if lines:
+                        running[start(folder, lines[0])] = folder, lines[1:]
+                    else:
+                        bar.update()
+                        yield
+        finally:
             for process in running:
                 process.terminate()
-            raise
+            for process in running:
+                process.wait()
 
 
 def require_same(settings):
-    """BadInput if OUT holds runs of another size; else note the size of these."""
+    """BadInput if OUT holds runs of another size; else write size.json."""
     path = settings.out / "size.json"
     size = {name: getattr(settings, name) for name in ("toy_videos", "test_videos")}
     settings.out.mkdir(parents=True, exist_ok=True)

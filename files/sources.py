@@ -24,7 +24,7 @@ class Source:
         self.listed = listed
         self.videos = [video for video in listed if video.name in present]
         self.missing = [video.name for video in listed if video.name not in present]
-        self.unreadable = {}                            # {id: reason}, filled while reading
+        self.unreadable = {}                            # {id: reason}, filled by whoever reads
 
     def __len__(self):
         return len(self.videos)

@@ -12,7 +12,6 @@ import io
 import json
 import os
 import random
-import signal
 import tempfile
 import zipfile
 from pathlib import Path
@@ -181,14 +180,6 @@ def run_case(kind, number):
 
 
 # ---- the test ----------------------------------------------------------------------------------
-@pytest.fixture(autouse=True)
-def handler():
-    """Commands that run in this process set a handler."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_files_end_in_data_or_one_line(kind):
     """Catches: a traceback, wrong data or a hang on damage nobody thought of."""

@@ -331,6 +331,7 @@ def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path, capsys, l
     init_model(model, tmp_path / "vit.pth")
     out = capsys.readouterr().out
     assert "missing in it: encoder.time_embed" in out and "unexpected" not in out
+    assert "another shape" not in out                                  # the classifier of images
     f, pixels = model.encoder, torch.randn(3, 3, 32, 32)
     for new, old in ((f.blocks[1].temporal_attn, f.blocks[1].attn),
                      (f.blocks[1].temporal_norm1, f.blocks[1].norm1)):
@@ -377,7 +378,7 @@ def test_what_was_not_taken_is_printed(tmp_path, capsys):
     assert re.search(r"\n  of another shape: encoder.head.weight, encoder.head.bias\n", out)
 
 
-def test_ours_starts_another_run_with_f_and_h(tmp_path):
+def test_ours_starts_another_run_with_f_and_h(tmp_path, capsys):
     """Catches: h left random; texts of the other run taken over."""
     source, model = fresh(F), fresh(F)
     for parameter in source.parameters():
@@ -388,6 +389,7 @@ def test_ours_starts_another_run_with_f_and_h(tmp_path):
     for (name, a), b in zip(source.named_parameters(), model.parameters(), strict=True):
         assert torch.equal(a, b), name
     assert torch.equal(model.phrases, fresh(F).phrases)
+    assert "unexpected" not in capsys.readouterr().out
 
 
 def test_torchvisions_mvit_is_a_start_for_ours(tmp_path, capsys):
