@@ -5,11 +5,10 @@ per sample, V videos of N clips. labels (M,) int64, the correct class, 0 to K - 
 int64, the class of each of R sampled forecasts.
 
 Ties are ranked by index, lowest first. They do happen: of COIN's 778 step texts 749 are distinct.
-torch's `argmax` breaks ties the same way, its `topk` does not.
+torch's `argmax` breaks ties the same way; its `topk` does not.
 """
 import math
-from collections import Counter
-from functools import cache
+from collections import Counter, defaultdict
 
 import torch
 
@@ -29,11 +28,8 @@ def topk_correct(scores, labels, k):
 
     A NaN ranks first, and is never correct. With k >= K every other label is correct.
     """
-    K = scores.shape[1]
-    own = scores.gather(1, labels[:, None])                              # (M, 1)
-    before = torch.arange(K, device=scores.device) < labels[:, None]     # (M, K)  lower index
-    ahead = ~(scores <= own) | (scores == own) & before                  # (M, K)  ~<= keeps NaN
-    return ahead.sum(1) < min(k, K)
+    best = scores.argsort(dim=1, descending=True, stable=True)[:, :k]    # (M, k)
+    return (best == labels[:, None]).any(1) & ~scores.gather(1, labels[:, None])[:, 0].isnan()
 
 
 def mean_class(correct, labels):
@@ -147,13 +143,15 @@ def largest_bleu1(candidates, references):
     `shared` counts a word as often as both have it. Lower case, split at white space.
     Source: Papineni et al. 2002, for single references, without smoothing.
     """
-    references = [reference.lower().split() for reference in references]
+    references, best = [reference.lower().split() for reference in references], []
     length = torch.tensor([len(words) for words in references], dtype=torch.float64)       # r
-    count = cache(lambda word: torch.tensor([words.count(word) for words in references]))
-    best = []
+    counts = defaultdict(lambda: torch.zeros(len(length), dtype=torch.int16))    # word: in each
+    for i, words in enumerate(references):
+        for word in words:
+            counts[word][i] += 1
     for candidate in candidates:
         words = Counter(candidate.lower().split())
-        shared = sum(count(word).clamp(max=n) for word, n in words.items())
+        shared = sum(counts[word].clamp(max=n) for word, n in words.items())
         c = words.total()
         best.append(float(((1 - length / c).exp().clamp(max=1) * shared / c).max()))
     return best
