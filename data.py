@@ -103,7 +103,7 @@ def pad_clips(x, counts, clips):
     n = torch.arange(clips, device=x.device)
     real = n < counts[:, None]                                                  # (B, N)
     row = (counts.cumsum(0) - counts)[:, None] + n                              # (B, N)
-    padded = x[row.clamp(max=len(x) - 1)]              # padding is some other clip, for a moment
+    padded = x[row.clamp(max=len(x) - 1)]              # padding: some other clip
     return padded.masked_fill(~real.view(*real.shape, *[1] * (x.ndim - 1)), 0), real
 
 
@@ -183,7 +183,7 @@ def missing_clips(count, missing, rng):
 
 
 def history_windows(before, missing, rng):
-    """Forecasts as they are asked at inference: what comes next, after a history.
+    """Forecasts as at inference: what comes next, after a history.
 
     The history ends in the second half of the clip before the missing ones, and is cut into 8
     windows however long it is. The clips themselves follow the pace of the narration; a model

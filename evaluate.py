@@ -6,7 +6,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2, appendix 
     forecast    which step comes next, from the clips before it     Tables 1, 5    forecasting.py
     classify    which step a clip shows                             Table 2        recognition.py
     activity    which activity a video shows, fine-tuned            Table A        recognition.py
-    infill      which step is missing, from the others              Sec. 3.1       missing.py
+    infill      which step is missing, from the others              Sec. 3.1       infill.py
     classify, --data epic    verb, noun and action, fine-tuned      Table 3        actions.py
     features    writes embeddings of whole videos to a file         -              features.py
 
@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.command import DATA, PAPER, RUN, WHAT, BadInput, check, opt, run, write_json
+from support.command import DATA, PAPER, RUN, WHAT, check, opt, run, write_json
 from support.flags import EPIC, LabeledSettings
 
 
@@ -55,52 +55,27 @@ class EvaluateSettings(LabeledSettings):
               "has no effect with a csv, which lists its samples")
 
 
-def require_task(model, settings):
-    """BadInput unless the checkpoint can answer what is asked."""
-    path, epic = settings.checkpoint, settings.data == "epic"
-    if bool(model.pixels) != (settings.features is None):
-        raise BadInput(f"--data {settings.data}: {path} reads "
-                       f"{'frames' if model.pixels else 'features'}; give the --data it was "
-                       "trained on")
-    finetune = f"python train.py --stage finetune --task {settings.task}" + " --data epic" * epic
-    if model.task is None and (settings.task == "activity" or epic):
-        raise BadInput(f"{path}: is not fine-tuned, and there is no zero-shot --task "
-                       f"{settings.task} of --data {settings.data}; `{finetune}` does it")
-    if model.task not in (None, settings.task) or model.task and epic != (len(model.classes) > 1):
-        what = "verbs and nouns" if len(model.classes) > 1 else f"--task {model.task}"
-        raise BadInput(f"{path}: is fine-tuned for {what}; `{finetune}` makes what is asked for "
-                       "here")
-    if settings.task == "forecast" and model.denoiser is None:
-        raise BadInput(f"{path}: trained with --order none; matching alone has no "
-                       "zero-shot forecasts (train with --order diffusion or mask)")
-
-
-def require_classes(model, labels, texts, settings):
-    """BadInput unless labels, texts and checkpoint fit each other."""
-    path = settings.checkpoint
-    matched = model.task != "classify" or settings.features        # else texts are not matched
-    if texts is not None and matched and texts.shape[1] != model.dim:
-        raise BadInput(f"{path}: embeddings of width {model.dim}, the texts have "
-                       f"{texts.shape[1]}; give the --data it was trained on")
-    if model.task is None or settings.data == "epic":
-        return
-    count = len(texts) if texts is not None else model.classes[0]
-    if count != model.classes[0] or max(labels, default=0) >= count:
-        raise BadInput(f"{path}: is fine-tuned to {model.classes[0]} classes, there are "
-                       f"{max([count, *(label + 1 for label in labels)])} here; give the --data "
-                       "it was fine-tuned on")
+def print_rows(content, indent=""):
+    """Print a result as aligned rows."""
+    for name, value in content.items():
+        if isinstance(value, dict):
+            print(f"{indent}{name}")
+            print_rows(value, indent + "  ")
+        else:
+            print(f"{indent}{name:<20} {value:.2f}" if isinstance(value, float)
+                  else f"{indent}{name:<20} {value}")
 
 
 def main(settings):
     """Load, measure, print, and write the JSON if asked for."""
     import torch
 
-    from data import samples_of
-    from evaluation.actions import actions
+    from evaluation.actions import classify_actions
+    from evaluation.checks import require_fit, require_task
     from evaluation.features import write_features
     from evaluation.forecasting import forecast
+    from evaluation.infill import infill
     from evaluation.labeled import open_labeled
-    from evaluation.missing import infill
     from evaluation.recognition import activity, classify
     from files.listings import epic_split
     from support.device import pick_device, set_seed
@@ -114,25 +89,24 @@ def main(settings):
     if settings.task == "features":
         return write_features(model, settings, device)
     require_task(model, settings)
-    source, texts = open_labeled(settings, settings.split, model, device, settings.checkpoint)
-    labels = ([] if settings.data == "epic" or model.task is None else
-              [sample.label for sample in samples_of(settings.task, source.listed)])
-    require_classes(model, labels, texts, settings)
-    texts = None if texts is None else texts.to(device)
+    source, texts = open_labeled(settings, settings.split, model, settings.checkpoint, device)
+    require_fit(model, source, texts, settings)
+    texts = None if texts is None else texts.to(device)            # (S, D)
 
     # 2. The rows of the task's table.
     with torch.no_grad():
         if settings.data == "epic":
-            rows, evaluated, listed = actions(model, source, settings, device)
+            rows, evaluated, listed = classify_actions(model, source, settings, device)
         elif settings.task == "activity":
             rows, evaluated, listed = activity(model, source, settings, device)
         else:
-            task = {"forecast": forecast, "classify": classify, "infill": infill}[settings.task]
-            rows, evaluated, listed = task(model, source, texts, settings, device)
+            measure = {"forecast": forecast, "classify": classify, "infill": infill}[settings.task]
+            rows, evaluated, listed = measure(model, source, texts, settings, device)
 
     # 3. The table.
-    split = epic_split(settings.annotations) if settings.data == "epic" else settings.split
-    content = {"task": settings.task, "data": settings.data, "split": split,
+    content = {"task": settings.task, "data": settings.data,
+               "split": (epic_split(settings.annotations) if settings.data == "epic" else
+                         settings.split),
                "setting": "fine-tuned" if model.task else "zero-shot", "order": model.order,
                "listed": listed, "evaluated": evaluated,
                "missing": len(source.missing), "unreadable": len(source.unreadable),
@@ -140,20 +114,9 @@ def main(settings):
                **({"samples": settings.samples} if settings.task == "forecast" else {}), **rows,
                "seed": settings.seed, "checkpoint": str(settings.checkpoint),
                "seconds": time.perf_counter() - began}
-    show({name: value for name, value in content.items() if "by_class" not in name})
+    print_rows({name: value for name, value in content.items() if "by_class" not in name})
     if settings.json:
         write_json(settings.json, content)
-
-
-def show(content, indent=""):
-    """Print a result as aligned rows."""
-    for name, value in content.items():
-        if isinstance(value, dict):
-            print(f"{indent}{name}")
-            show(value, indent + "  ")
-        else:
-            print(f"{indent}{name:<20} {value:.2f}" if isinstance(value, float)
-                  else f"{indent}{name:<20} {value}")
 
 
 if __name__ == "__main__":

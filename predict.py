@@ -2,19 +2,26 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
 
-The observed part is what h was trained on: the last 68 s before --at, cut into 8 windows. How the
-forecast is made: evaluation/prediction.py. In Python:
+The observed part is what h was trained on: the last 68 s before --at, cut into 8 windows. The
+parts of `forecast` are in evaluation/prediction.py. In Python:
 
     from predict import predict, table
-    forecast = predict("video.mp4", steps=["crack egg", "melt butter", "pour oil"])
-    print(table(forecast))
+    content = predict("video.mp4", steps=["crack egg", "melt butter", "pour oil"])
+    print(table(content))
 """
+import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from support.command import DATA, PAPER, PICTURES, WHAT, Settings, check, opt, run, write_json
+from support.command import (DATA, PAPER, PICTURES, WHAT, BadInput, Settings, check, opt, run,
+                             write_json)
 
+TOP = 5                   # steps listed for a window
 ROWS = 5                  # next steps and futures in the printed table
+TOY_WARNING = ("this checkpoint knows only the embedded world, rendered pictures of 32 pixels: on "
+               "any other video its answers mean nothing")
+NO_ORDER_WARNING = ("this checkpoint was trained without order: it recognizes steps, but forecasts "
+                    "none")
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,69 @@ class PredictSettings(Settings):
               "is a file; name a folder")
 
 
+def forecast(settings):
+    """Forecast one video, and write the files that were asked for: JSON, key frames, figure.
+
+    Returns: the JSON's content, s of reading and encoding, s of forecasting.
+    """
+    import torch
+
+    import diffusion
+    from evaluation.inference import score_texts
+    from evaluation.prediction import (count_futures, observe_file, observe_toy, open_model,
+                                       open_steps, rank_steps, sample_futures, truth_of)
+    from experiments import charts, keyframes
+    from experiments.forecast_figure import plot_forecast
+    from support.device import pick_device
+
+    # 1. The checkpoint, the steps to choose among, the video.
+    if settings.figure:
+        charts.require()                               # fail before the work, not after it
+    painter = keyframes.open_painter(settings) if settings.keyframes else None
+    device = pick_device(settings.device)
+    model, of_toy = open_model(settings.checkpoint, device)
+    if settings.video is None and not of_toy:
+        raise BadInput(f"VIDEO is missing: {settings.checkpoint} was trained on real videos; one "
+                       "of the embedded world is taken only for a checkpoint of it")
+    names, texts = open_steps(settings, model, of_toy, device)                 # (S, D)
+    began = time.perf_counter()
+    observed = (observe_toy(settings.seed, model, settings.at, settings.horizon)
+                if settings.video is None else
+                observe_file(settings.video, model, settings.at,
+                             bool(settings.figure or settings.keyframes)))
+
+    # 2. The step of each window, and what may come next.
+    following, futures = [], []
+    with torch.no_grad():
+        x = model.encode(observed.clips.to(device))                            # x_i = f(v_i) (8, D)
+        p = score_texts(model.read, x, texts).exp().cpu()                      # Eq. 6        (8, S)
+        encoded = time.perf_counter()
+        if model.denoiser is not None:
+            first, picks = sample_futures(model, x, observed.windows, texts, settings.samples,
+                                          settings.horizon, settings.seed)
+            following = rank_steps(diffusion.expectation(first[None])[0], names)       # Eq. 11
+            futures = count_futures(picks, names)
+    done = time.perf_counter()
+
+    # 3. What is handed over.
+    content = {"video": observed.name,
+               "clips": [{"start": start, "end": end, "steps": rank_steps(row, names, TOP)}
+                         for (start, end), row in zip(observed.windows.tolist(), p)],
+               "next": following, "futures": futures,
+               "warning": "; ".join([TOY_WARNING] * bool(of_toy and settings.video)
+                                    + [NO_ORDER_WARNING] * (model.denoiser is None)) or None,
+               **({"truth": truth_of(observed, futures)} if observed.script else {})}
+    if settings.json:
+        write_json(settings.json, content)
+    painted = {}
+    if painter:
+        steps = list(dict.fromkeys(row["step"] for row in following))[:keyframes.PAINTED]
+        painted = keyframes.paint_steps(painter, observed.pictures[-1], steps, settings)
+    if settings.figure:
+        charts.save(plot_forecast(content, observed.pictures, painted), settings.figure)
+    return content, encoded - began, done - encoded
+
+
 def predict(video=None, **flags):
     """The command as a function: a path, and the flags by name -> the JSON's content, a dict.
 
@@ -62,30 +132,7 @@ def predict(video=None, **flags):
     kinds = {field.name: field.type for field in fields(PredictSettings)}
     flags = {name: Path(value) if kinds.get(name) is Path and isinstance(value, str) else value
              for name, value in {"video": video, **flags}.items()}
-    return produce(PredictSettings(**flags))[0]
-
-
-def produce(settings):
-    """The forecast, and the files that were asked for: JSON, key frames, figure.
-
-    Returns: the JSON's content, s of reading and encoding, s of forecasting.
-    """
-    from evaluation.prediction import forecast
-    from experiments import charts, keyframes
-    from experiments.forecast_figure import plot_forecast
-    if settings.figure:
-        charts.require()                               # fail before the work, not after it
-    painter = keyframes.open_painter(settings) if settings.keyframes else None
-    content, observed, reading, forecasting = forecast(settings)
-    if settings.json:
-        write_json(settings.json, content)
-    painted = {}
-    if painter:
-        steps = list(dict.fromkeys(row["step"] for row in content["next"]))[:keyframes.PAINTED]
-        painted = keyframes.paint_steps(painter, observed.pictures[-1], steps, settings)
-    if settings.figure:
-        charts.save(plot_forecast(content, observed.pictures, painted), settings.figure)
-    return content, reading, forecasting
+    return forecast(PredictSettings(**flags))[0]
 
 
 def aligned(head, lines, true):
@@ -124,7 +171,7 @@ def table(content, rows=ROWS):
 
 def main(settings):
     """Forecast, write what was asked for, and print."""
-    content, reading, forecasting = produce(settings)
+    content, reading, forecasting = forecast(settings)
     print(table(content))
     print(f"\n  {reading:.2f} s to read and encode, {forecasting:.2f} s to forecast")
 

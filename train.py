@@ -156,13 +156,13 @@ def main(settings):
 
 
 def finetune(settings):
-    """Fine-tuning. A step is one optimizer update."""
-    from training.finetune import finetune
-    finetune(settings)
+    """Fine-tuning, in training/finetune.py."""
+    from training import finetune
+    finetune.finetune(settings)
 
 
 def command_of(argv):
-    """What `--stage` asks for: its main and its flags; both stages are one command."""
+    """The function and the flags that `--stage` chooses: both stages are one command."""
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--stage")
     tuned = parser.parse_known_args(argv)[0].stage == "finetune"

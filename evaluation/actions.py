@@ -21,18 +21,6 @@ VIEWS = 10                # clips of an action; the released configuration's
 SUPERVISION = {"sls_pt": 2, "sls_tl": 3, "sls_td": 3}
 
 
-def actions(model, source, settings, device):
-    """The rows of Table 3, how many actions were evaluated, and how many are listed."""
-    samples = action_samples(source.videos, VIEWS)
-    x, _, samples = encode_samples(model, source, samples, settings, device)
-    verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(x))    # (M, 97), (M, 300)
-    if settings.submission:
-        names = [source.videos[sample.video].steps[sample.step].name for sample in samples]
-        write_submission(settings.submission, names, verb.log(), noun.log())
-    return (table_rows(verb, noun, [sample.label for sample in samples]), len(samples),
-            sum(len(video.steps) for video in source.listed))
-
-
 def table_rows(verb, noun, labels):
     """Rows of Table 3, {"top1": {"verb", ...}, ...} in percent, of p(verb) (M, V), p(noun) (M, U).
 
@@ -78,3 +66,15 @@ def write_submission(path, names, verb, noun):
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
             packed.writestr("test.json", text)
     write_atomically(path, write)
+
+
+def classify_actions(model, source, settings, device):
+    """The rows of Table 3; actions evaluated; actions listed."""
+    samples = action_samples(source.videos, VIEWS)
+    x, _, samples = encode_samples(model, source, samples, settings, device)
+    verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(x))    # (M, 97), (M, 300)
+    if settings.submission:
+        names = [source.videos[sample.video].steps[sample.step].name for sample in samples]
+        write_submission(settings.submission, names, verb.log(), noun.log())
+    return (table_rows(verb, noun, [sample.label for sample in samples]), len(samples),
+            sum(len(video.steps) for video in source.listed))

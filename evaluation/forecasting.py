@@ -1,7 +1,13 @@
-"""The forecast table: the model's rows, its label-free baselines, and the embedded world's truth.
+"""The forecast table: the model's rows, its label-free baselines, several next steps.
 
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2. M samples of a task, N = 8
-observed clips, Q Monte Carlo samples, S steps (the label set), D embedding.
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1, 3.3, 4.1, 4.2. Rows against the exact
+truth of the embedded world: truth.py.
+
+With --horizon H the next H steps are denoised together. They have a joint distribution: which step
+comes second depends on which came first. A softmax for each position cannot hold it, however good
+it is; draws can: see docs/results.md.
+M samples of a task, N = 8 observed clips, Q Monte Carlo samples, H steps ahead, V training videos,
+S steps (the label set), D embedding.
 """
 import dataclasses
 import functools
@@ -13,28 +19,31 @@ from tqdm import tqdm
 
 import diffusion
 import losses
-from data import CLIPS, classify_windows, forecast_samples, observed_steps, pad_clips
-from evaluation import metrics, missing
+from data import CLIPS, classify_windows, forecast_samples, pad_clips
+from evaluation import metrics
 from evaluation.embedding import encode_samples
-from evaluation.inference import forecasts, in_batches, score
+from evaluation.inference import forecasts, in_batches, predict_missing, score_texts
 from evaluation.labeled import open_labeled
 from evaluation.metrics import percent
+from evaluation.truth import DRAWS, pair_rows, truth_rows
 from files.sources import open_coin_features
 from pseudo_labels import soft_targets
 from support.command import BadInput
-from toy.grammar import Grammar
 from toy.source import ToySource
 
-DRAWS = 200               # sampled steps per forecast for the total variation
 SAMPLINGS = 5             # times M samples are drawn for a standard deviation; the paper's
 
 
+# ------------------------------------------------------------------------------------------------
+# Baselines
+# ------------------------------------------------------------------------------------------------
 def train_sequences(model, settings, device):
-    """Embeddings of the training sequences as the model saw them: (V, N, D) and which are there.
+    """Embeddings of the training sequences (V, 9, D), and which are no padding (V, 9) bool.
 
-    What the label-free bigram counts. (None, None) where no training video has features.
+    They are cut as in pre-training; the bigram counts them. (None, None) with --videos, where the
+    videos of pre-training are not given, and where no training video has features.
     """
-    if settings.videos:                            # what it was trained on is not at hand here
+    if settings.videos:
         return None, None
     if settings.data == "coin":
         source, _ = open_coin_features(settings.annotations, settings.features,
@@ -56,98 +65,119 @@ def train_sequences(model, settings, device):
 
 def bigrams(model, x, texts, settings, device):
     """The two label-free baselines, (M, S) each: by the nearest step, and by the posterior."""
-    rows, there = train_sequences(model, settings, device)
+    rows, real = train_sequences(model, settings, device)
     if rows is None:
         return None, None
-    labels = torch.where(there, score(model.read, rows, texts).argmax(-1), -1).cpu()
+    labels = torch.where(real, score_texts(model.read, rows, texts).argmax(-1), -1).cpu()
     counts = metrics.bigram_counts(labels, len(texts))
-    posterior = score(model.read, x[:, -1], texts).exp().cpu()                      # (M, S)
+    posterior = score_texts(model.read, x[:, -1], texts).exp().cpu()           # (M, S)
     nearest = functional.one_hot(posterior.argmax(1), len(texts))
     return metrics.bigram_forecast(counts, nearest), metrics.bigram_forecast(counts, posterior)
 
 
-def toy_truth(samples, videos):
-    """The exact next-step distribution of each forecast, (M, S), and what the filter must know.
-
-    Returns: truth (M, S); from_start (M,) bool; clip_seconds (M,).
-    """
-    grammar, observed = Grammar(), [observed_steps(s, videos[s.video]) for s in samples]
-    return (grammar, np.array([grammar.next_step(*steps) for steps in observed]),
-            np.array([from_start for _, from_start in observed]),
-            np.array([s.windows[0, 1] - s.windows[0, 0] for s in samples]))
-
-
 def fitted_temperature(model, settings, texts, device):
-    """Temperature of least NLL of the zero-noise softmax, on validation, against pseudo labels.
+    """Temperature of least NLL of the zero-noise softmax, on validation.
 
-    The pseudo label of a forecast is the soft target of the clip that shows the next step. Once
-    fine-tuned, labels were seen in training, and the label it is. None where no validation video
-    has features.
+    Zero-shot, against pseudo labels: the soft target of the clip that shows the next step. Once
+    fine-tuned, against labels, which training has seen as well. None where there is no validation
+    video, or no teacher.
     """
-    if settings.annotations and settings.annotations.suffix == ".csv":     # one split, this one
+    if settings.annotations and settings.annotations.suffix == ".csv":         # holds one split
         return None
-    held = dataclasses.replace(settings, toy_videos=max(settings.toy_videos // 5, 20))
-    source, _ = open_labeled(held, "validation", model, device, settings.checkpoint, needed=False,
-                             compare=not model.task)
+    smaller = dataclasses.replace(settings, toy_videos=max(settings.toy_videos // 5, 20))
+    source, _ = open_labeled(smaller, "validation", model, settings.checkpoint, device,
+                             required=False, with_teacher=not model.task)
     samples = forecast_samples(source.videos, settings.min_steps)
     if not samples:
         return None
+    if not model.task:                                     # a ninth window: the next step's
+        for i, sample in enumerate(samples):
+            start, end, _ = source.videos[sample.video].steps[sample.step]
+            windows = [sample.windows, classify_windows(start, end, end, 1)]
+            samples[i] = dataclasses.replace(sample, windows=np.concatenate(windows))
+    x, features, samples = encode_samples(model, source, samples, settings, device, "validation")
     if model.task:
-        x, _, samples = encode_samples(model, source, samples, settings, device, "validation")
-        zero, _ = forecasts(model, x, texts, 1, settings.seed, settings.batch)
-        y = torch.tensor([sample.label for sample in samples])
-        return metrics.fit_temperature(zero.cpu(), y)
-    for i, sample in enumerate(samples):                   # a ninth window: the next step's
-        start, end, _ = source.videos[sample.video].steps[sample.step]
-        windows = [sample.windows, classify_windows(start, end, end, 1)]
-        samples[i] = dataclasses.replace(sample, windows=np.concatenate(windows))
-    x, features, _ = encode_samples(model, source, samples, settings, device, "validation")
-    if features is None:
+        target = torch.tensor([sample.label for sample in samples], device=x.device)
+    elif features is None:
         return None
-    zero, _ = forecasts(model, x[:, :-1], texts, 1, settings.seed, settings.batch)
-    target = soft_targets(features[:, -1], texts, model.teacher_tau)
+    else:
+        x, target = x[:, :-1], soft_targets(features[:, -1], texts, model.teacher_tau)
+    zero, _ = forecasts(model, x, texts, 1, settings.seed, settings.batch)
     return metrics.fit_temperature(zero, target)
 
 
+# ------------------------------------------------------------------------------------------------
+# The table
+# ------------------------------------------------------------------------------------------------
+def horizon_rows(model, x, samples, videos, texts, temperature, settings):
+    """The next H steps of each forecast that has so many, denoised together.
+
+    Args:    x (M, 8, D), samples: M of them, as of a forecast; temperature of its softmax.
+    Returns: {"by_step": top-1 of each of the H steps, "pairs": the first two against their truth}.
+    """
+    H, most = settings.horizon, model.denoiser.clips - x.shape[1]
+    if H > most:
+        raise BadInput(f"--horizon {H}: {settings.checkpoint} was trained with at most {most} "
+                       f"clips missing together; train with --missing {H}")
+    steps = [[step.label for step in videos[s.video].steps[s.step:s.step + H]] for s in samples]
+    chosen = [i for i, labels in enumerate(steps) if len(labels) == H]
+    if not chosen:
+        raise BadInput(f"--horizon {H}: no video has {H} steps after another one")
+    y = torch.tensor([steps[i] for i in chosen])                               # (M', H)
+    x, samples = x[chosen], [samples[i] for i in chosen]
+    M, N, D = x.shape
+    place = torch.arange(N + H, device=x.device).expand(M, -1)
+    has_truth = settings.data == "toy"
+    zero, _, picks = predict_missing(model, torch.cat([x, x.new_zeros(M, H, D)], 1), place < N,
+                                     place[:, N:], texts, DRAWS if has_truth else settings.samples,
+                                     settings.seed, settings.batch)
+    by_step = [percent(metrics.topk_correct(zero[:, k], y[:, k], 1)) for k in range(H)]
+    if not has_truth:
+        return {"by_step": by_step, "pairs": None}
+    return {"by_step": by_step,
+            "pairs": pair_rows(zero, picks, samples, videos, temperature, settings.seed)}
+
+
 def forecast(model, source, texts, settings, device):
-    """Every row of the forecast table: the numbers that SPEC's JSON names."""
+    """Every row of the forecast table; samples evaluated; samples listed."""
     samples = forecast_samples(source.videos, settings.min_steps)
     if not samples:
         raise BadInput(f"--split {settings.split}: no video with {settings.min_steps} steps; "
                        "there is nothing to forecast")
     x, teacher, samples = encode_samples(model, source, samples, settings, device)
     y = torch.tensor([sample.label for sample in samples])
-    zero, drawn = (log_p.cpu() for log_p in
-                   forecasts(model, x, texts, settings.samples, settings.seed, settings.batch))
-    mean = diffusion.expectation(drawn)                                        # Eq. 11  (M, S)
-    picks = drawn.argmax(-1)                                                   # (M, Q)
-    again = [(mean, picks)]
-    for i in range(1, SAMPLINGS):
-        other = forecasts(model, x, texts, settings.samples, settings.seed * 1000 + 500 + i,
-                          settings.batch)[1].cpu()
-        again.append((diffusion.expectation(other), other.argmax(-1)))
-    temperature = fitted_temperature(model, settings, texts, device)
-    hard, soft = bigrams(model, x, texts, settings, device)
-    read = functools.partial(losses.match, tau=model.teacher_tau)
-    clip = None if teacher is None else score(read, teacher.mean(1), texts)    # (M, S)
+
+    def sample(seed):
+        """Zero-noise log p (M, S), its mean over Q samples (Eq. 11) (M, S), their steps (M, Q)."""
+        zero, drawn = (log_p.cpu() for log_p in forecasts(model, x, texts, settings.samples, seed,
+                                                          settings.batch))
+        return zero, diffusion.expectation(drawn), drawn.argmax(-1)
 
     def top(scores, k=1):
         return None if scores is None else percent(metrics.topk_correct(scores.cpu(), y, k))
 
+    def oracle(picks):
+        return percent(metrics.oracle_correct(picks, y))
+
     def deviation(values):
         return float(torch.tensor(values, dtype=torch.float64).std())
 
+    samplings = [sample(seed) for seed in (
+        settings.seed, *(settings.seed * 1000 + 500 + i for i in range(1, SAMPLINGS)))]
+    zero, mean, picks = samplings[0]
+    temperature = fitted_temperature(model, settings, texts, device)
+    hard, soft = bigrams(model, x, texts, settings, device)
+    read = functools.partial(losses.match, tau=model.teacher_tau)
+    clip = None if teacher is None else score_texts(read, teacher.mean(1), texts)      # (M, S)
     result = {
-        "top1": {"zero_noise": top(zero), "expectation": top(mean),
-                 "oracle": percent(metrics.oracle_correct(picks, y)),
+        "top1": {"zero_noise": top(zero), "expectation": top(mean), "oracle": oracle(picks),
                  "oracle_softmax": None if temperature is None else percent(metrics.oracle_softmax(
                      (zero / temperature).softmax(-1), y, settings.samples))},
         "top5": {"zero_noise": top(zero, 5), "expectation": top(mean, 5)},
         "mean_class": {name: 100 * metrics.mean_class(metrics.topk_correct(p, y, 1), y)
                        for name, p in (("zero_noise", zero), ("expectation", mean))},
-        "deviation": {"expectation": deviation([top(p) for p, _ in again]),
-                      "oracle": deviation([percent(metrics.oracle_correct(draws, y))
-                                           for _, draws in again])},
+        "deviation": {"expectation": deviation([top(p) for _, p, _ in samplings]),
+                      "oracle": deviation([oracle(steps) for _, _, steps in samplings])},
         "distinct": float(metrics.distinct(picks).double().mean()),
         "baselines": {"random": 100 / len(texts),
                       "unigram": percent((y == y.mode().values).double()),
@@ -155,38 +185,9 @@ def forecast(model, source, texts, settings, device):
         "truth": None, "by_class_bayes": None,
         "by_class": metrics.by_class(metrics.topk_correct(zero, y, 1), y, len(texts))}
     if settings.data == "toy":
-        drawn = torch.cat([draws for _, draws in again], 1)
-        result["truth"], result["by_class_bayes"] = toy_rows(model, x, texts, samples,
-                                                             source.videos, y, drawn, settings)
+        picks = torch.cat([steps for _, _, steps in samplings], 1)             # (M, SAMPLINGS Q)
+        result["truth"], result["by_class_bayes"] = truth_rows(
+            model, x, texts, samples, source.videos, picks, settings)
     if settings.horizon > 1:
-        result |= missing.horizon(model, x, samples, source.videos, texts, temperature, settings)
+        result |= horizon_rows(model, x, samples, source.videos, texts, temperature, settings)
     return result, len(samples), len(forecast_samples(source.listed, settings.min_steps))
-
-
-def toy_rows(model, x, texts, samples, videos, y, drawn, settings):
-    """Rows against the exact truth of the embedded world, and its own accuracy for each step.
-
-    drawn: (M, R) steps sampled so far.
-    """
-    grammar, truth, from_start, seconds = toy_truth(samples, videos)
-    believed = torch.cat([                     # P(clip | step) is the posterior times S, flat prior
-        torch.from_numpy(grammar.next_step_from_clips(p.numpy(), start, gap)) for p, start, gap in
-        in_batches(256, score(model.read, x, texts).exp().cpu().double() * len(texts),
-                   from_start, seconds)])
-    truth = torch.from_numpy(truth)
-    generator = torch.Generator().manual_seed(settings.seed)
-    ideal = torch.multinomial(truth, DRAWS, replacement=True, generator=generator)
-    while drawn.shape[1] < DRAWS:
-        more = min(DRAWS - drawn.shape[1], 50)
-        log_p = forecasts(model, x, texts, more, settings.seed * 1000 + drawn.shape[1],
-                          settings.batch)[1]
-        drawn = torch.cat([drawn, log_p.argmax(-1).cpu()], 1)
-    few = ideal[:, :settings.samples]
-    bayes = metrics.topk_correct(truth, y, 1)
-    rows = {"bayes_top1": percent(bayes),
-            "bayes_top1_pixels": percent(metrics.topk_correct(believed, y, 1)),
-            "ideal_oracle": percent(metrics.oracle_correct(few, y)),
-            "ideal_distinct": float(metrics.distinct(few).double().mean()),
-            "tv": float(metrics.total_variation(drawn[:, :DRAWS], truth).mean()),
-            "tv_ideal": float(metrics.total_variation(ideal, truth).mean()), "tv_draws": DRAWS}
-    return rows, metrics.by_class(bayes, y, len(texts))

@@ -1,45 +1,46 @@
-"""What a checkpoint answers: scores against texts, forecasts.
+"""Inference with a checkpoint: clips and predictions of h -> log p over the steps of a label set.
 
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3. M samples of a task, N = 8 observed
-clips, Q Monte Carlo samples, S steps (the label set), D embedding.
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3.
+
+    score_texts        log p(y | x) over texts (Eq. 6)
+    score_labels       the same for predictions of h; once fine-tuned, the classifier's
+    forecasts          the clip after 8 observed ones: zero noise, and Monte Carlo samples (Eq. 11)
+    predict_missing    any missing clips, denoised together
+    sample_in_turn     futures, sampled step by step
+
+M samples of a task, N clips of each, P missing ones, Q Monte Carlo samples, H steps ahead,
+S steps (the label set), D embedding.
 """
 import torch
+from torch.nn import functional
 
-
-def distinct_texts(texts):
-    """COIN has steps with the same text: which rows are the first of their kind.
-
-    Scores of equal texts must tie exactly (ties go to the lowest index), whatever a matrix product
-    does to two equal columns: so each text is scored once.
-
-    Returns: unique (U, D), and index (S,) with unique[index] == texts.
-    """
-    return torch.unique(texts, dim=0, return_inverse=True)
+from data import CLIP_SECONDS, HISTORY
 
 
 def in_batches(size, *columns):
-    """Slices of `size` rows of lists and tensors of the same length, side by side."""
+    """Slices of `size` rows of lists and tensors of the same length, as tuples."""
     for i in range(0, len(columns[0]), size):
         yield tuple(column[i:i + size] for column in columns)
 
 
-def score(match, x, texts):
-    """log p over the label set, equal texts exactly equal: (..., D) -> (..., S).
+def score_texts(match, x, texts):
+    """log p over texts, (..., D) -> (..., S); equal texts have exactly equal scores.
 
+    COIN has steps with the same text. They must tie (ties go to the lowest index), whatever a
+    matrix product does to two equal columns: so each text is matched once.
     match: model.match_predicted for predictions, model.read for clips that were observed.
     """
-    unique, index = distinct_texts(texts)
-    log_p = match(x, unique)
+    unique, index = torch.unique(texts, dim=0, return_inverse=True)            # (U, D), (S,)
+    log_p = match(x, unique)                                                   # (..., U)
     return (log_p - log_p[..., index].logsumexp(-1, keepdim=True))[..., index]
 
 
-def answer(model, x, texts):
-    """log p over the label set, (..., D) -> (..., S), for embeddings of clips or of h.
+def score_labels(model, x, texts):
+    """log p over the label set, (..., D) -> (..., S), for predictions of h.
 
-    Fine-tuned it is the classifier's. Zero-shot it is that of the texts (S, D), which are matched
-    at the temperature of a prediction.
+    Zero-shot the texts (S, D) are matched; a fine-tuned model has a classifier, also for clips.
     """
-    return model.classify(x)[0] if model.task else score(model.match_predicted, x, texts)
+    return model.classify(x)[0] if model.task else score_texts(model.match_predicted, x, texts)
 
 
 def forecasts(model, x, texts, samples, seed, batch):
@@ -53,7 +54,67 @@ def forecasts(model, x, texts, samples, seed, batch):
     with torch.no_grad():
         for clips, eps in in_batches(batch, x, noise):
             queries = torch.cat([torch.zeros_like(eps[:, :1]), eps], 1)        # (B, 1 + Q, D)
-            log_p = answer(model, model.forecast_next(clips, queries), texts)
+            log_p = score_labels(model, model.forecast_next(clips, queries), texts)
             zero.append(log_p[:, 0])
             drawn.append(log_p[:, 1:])
     return torch.cat(zero), torch.cat(drawn)
+
+
+def predict_missing(model, x, observed, j, texts, samples, seed, batch):
+    """Zero noise and Q Monte Carlo samples of clips j, denoised together (Sec. 3.3).
+
+    Args:    x (M, N, D), observed (M, N) bool, j (M, P), texts (S, D) or None once fine-tuned.
+    Returns: zero-noise log p (M, P, S), p averaged over the samples (M, P, S), and the likeliest
+             step of each sample (M, Q, P), all on the CPU.
+    """
+    (M, _, D), P = x.shape, j.shape[1]
+    noise = torch.randn(M, samples, P, D, generator=torch.Generator().manual_seed(seed))
+    zero, mean, picks = [], [], []
+    for clips, readable, places, eps in in_batches(batch, x, observed, j, noise.to(x.device)):
+        queries = torch.cat([torch.zeros_like(eps[:, :1]), eps], 1).flatten(1, 2)
+        x_hat = model.forecast(clips, readable, places, queries)       # (B, (1 + Q) P, D)
+        log_p = score_labels(model, x_hat, texts).unflatten(1, (-1, P)).cpu()
+        zero.append(log_p[:, 0])
+        mean.append(log_p[:, 1:].exp().mean(1))                        # Eq. 11
+        picks.append(log_p[:, 1:].argmax(-1))
+    return torch.cat(zero), torch.cat(mean), torch.cat(picks)
+
+
+def extend_history(x, seconds, step):
+    """Append a step of 9 s to a history of N windows, and cut the result into N windows again.
+
+    As at inference: the last 68 s, or all there is. A new window has the embedding of the old one
+    in which its middle lies. Of 68 s it is nearly a shift by one; of a short history the new step
+    becomes several windows, as h has seen it in training (data.history_windows).
+
+    Args:    x (M, N, D); seconds (M,) float64 that each covers; step (M, D), unit length.
+    Returns: (M, N, D), and the seconds (M,) that they cover.
+    """
+    N, total = x.shape[1], seconds + CLIP_SECONDS
+    covered = total.clamp(max=HISTORY)
+    middles = (total - covered)[:, None] + covered[:, None] * (torch.arange(N) + 0.5) / N   # (M, N)
+    rows = (middles / (seconds[:, None] / N)).long().clamp(max=N)              # N: the new step
+    x = torch.cat([x, step[:, None]], 1)                                       # (M, N + 1, D)
+    return x.gather(1, rows.to(x.device)[..., None].expand(-1, -1, x.shape[2])), covered
+
+
+def sample_in_turn(model, x, seconds, texts, noise):
+    """Q futures of H steps of each video, each sampled step by step (Sec. 3.3, repeated).
+
+    The likeliest step of a sample then counts as observed: the embedding of its text is the last
+    clip of the next forecast. Each of the Q samples has a history of its own.
+
+    Args:    x (M, N, D) of the observed windows; seconds (M,) float64 that they cover;
+             texts (S, D); noise (H, M, Q, D), standard normal.
+    Returns: first (M, Q, S), log p of the next step; picks (M, Q, H) int64.
+    """
+    H, M, Q, D = noise.shape
+    y = functional.normalize(texts, dim=-1)
+    first = score_labels(model, model.forecast_next(x, noise[0]), texts)       # (M, Q, S)
+    picks = [first.argmax(-1)]                                                 # (M, Q)
+    x, seconds = x.repeat_interleave(Q, 0), seconds.repeat_interleave(Q)       # (M Q, N, D)
+    for eps in noise[1:]:
+        x, seconds = extend_history(x, seconds, y[picks[-1].flatten()])
+        log_p = score_labels(model, model.forecast_next(x, eps.reshape(M * Q, 1, D)), texts)
+        picks.append(log_p.argmax(-1).view(M, Q))
+    return first, torch.stack(picks, -1)

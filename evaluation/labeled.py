@@ -6,7 +6,8 @@ import functools
 
 import torch
 
-from data import classify_samples, view_of
+from data import EPIC_FRAMES, classify_samples, view_of
+from evaluation.checks import require_teacher
 from files import listings
 from files.annotations import load_text_embeddings
 from files.sources import (VideoSource, load_listed, open_actions, open_coin_features,
@@ -15,80 +16,7 @@ from files.video import find_videos
 from support.command import BadInput
 from toy import grammar, render
 from toy.source import ToySource, load_teacher
-from weights.checkpoint import same_texts
 from weights.teacher import open_teacher
-
-
-def open_labeled(settings, split, model, device, path, needed=True, compare=True):
-    """The videos of a split, and the text embeddings of its label set (S, D).
-
-    Activities and the actions of EPIC-Kitchens-100 are matched with no texts: None.
-
-    Args:
-        path:    of the checkpoint, for messages.
-        needed:  whether a split without a video is an error.
-        compare: whether the teacher's features of clips are wanted as well.
-    """
-    view, named = model.encoder and view_of(model.encoder), settings.task != "activity"
-    if settings.data == "epic":
-        return open_actions(settings.annotations, settings.videos, view, needed), None
-    if settings.features:
-        source, texts = open_coin_features(settings.annotations, settings.features,
-                                           settings.text_embeddings, split, needed)
-        return source, texts if named else None
-    if settings.data == "coin":
-        return open_coin_videos(settings, split, model, device, path, needed, compare)
-    if view.size != render.SIZE:
-        raise BadInput(f"--data toy: its pictures are {render.SIZE} pixels wide, the checkpoint "
-                       f"reads {view.size}; give it --data coin")
-    teacher = load_teacher(device) if named else None
-    if named:
-        require_teacher(teacher, model, path)
-    source = ToySource(split, settings.toy_videos, view.frames,
-                       teacher if compare else None)
-    return source, teacher.encode_phrases(grammar.STEPS) if named else None
-
-
-def open_coin_videos(settings, split, model, device, path, needed, compare):
-    """COIN from video files. With a text embeddings file no teacher is needed, nor compared."""
-    named = settings.task != "activity"
-    teacher = (cached_teacher(settings.clip, settings.clip_weights, device)
-               if named and not settings.text_embeddings else None)
-    if teacher:
-        require_teacher(teacher, model, path)
-    videos, names = load_listed(settings.annotations, settings.task, split)
-    if settings.steps:
-        names = listings.load_steps(settings.steps)
-    if teacher and names is None:
-        raise BadInput(f"{settings.annotations}: a csv has no class names; add --steps FILE "
-                       "or --text-embeddings FILE")
-    source = VideoSource(videos, find_videos(settings.videos), view_of(model.encoder),
-                         teacher if compare else None)
-    if needed:
-        require_videos(source, settings.videos)
-    if not named:
-        return source, None
-    texts = (cached_texts(teacher, tuple(names)) if teacher else
-             torch.from_numpy(load_text_embeddings(settings.text_embeddings)[1]))
-    largest = max((sample.label for sample in classify_samples(source.listed, 1)), default=-1)
-    if largest >= len(texts):
-        raise BadInput(f"{settings.annotations}: class {largest + 1}, but there are {len(texts)} "
-                       "names; row or line i must be class i")
-    return source, texts
-
-
-def require_teacher(teacher, model, path):
-    """BadInput if a checkpoint was trained with another teacher, whose texts lie elsewhere.
-
-    It holds the text of the first phrase of its pool, which is embedded again.
-    """
-    if model.witness is None:                          # published, or trained on a features file
-        return
-    now = teacher.encode_phrases([model.witness])      # of another width: the scripts report it
-    if now.shape[1] == model.dim and not same_texts(model.phrases[:1], now):
-        raise BadInput(f"{path}: was trained with another teacher, which embeds "
-                       f"\"{model.witness}\" differently; give the same --clip and --clip-weights "
-                       "(in the embedded world: its runs/toy_teacher.pt)")
 
 
 @functools.lru_cache(maxsize=1)
@@ -101,3 +29,66 @@ def cached_teacher(clip, weights, device):
 def cached_texts(teacher, names):
     """The teacher's embeddings of class names, a tuple: (S, D). COIN's are 22,000 prompts: once."""
     return teacher.encode_phrases(names)
+
+
+def open_coin_videos(settings, split, model, path, device, required, with_teacher):
+    """COIN from video files: as `open_labeled`. With --text-embeddings no teacher is opened."""
+    named = settings.task != "activity"
+    teacher = (cached_teacher(settings.clip, settings.clip_weights, device)
+               if named and not settings.text_embeddings else None)
+    if teacher:
+        require_teacher(teacher, model, path)
+    videos, names = load_listed(settings.annotations, settings.task, split)
+    if settings.steps:
+        names = listings.load_steps(settings.steps)
+    if teacher and names is None:
+        raise BadInput(f"{settings.annotations}: a csv has no class names; add --steps FILE "
+                       "or --text-embeddings FILE")
+    source = VideoSource(videos, find_videos(settings.videos), view_of(model.encoder),
+                         teacher if with_teacher else None)
+    if required:
+        require_videos(source, settings.videos)
+    if not named:
+        return source, None
+    texts = (cached_texts(teacher, tuple(names)) if teacher else
+             torch.from_numpy(load_text_embeddings(settings.text_embeddings)[1]))
+    largest = max((sample.label for sample in classify_samples(source.listed, 1)), default=-1)
+    if largest >= len(texts):
+        raise BadInput(f"{settings.annotations}: class {largest + 1}, but there are {len(texts)} "
+                       "names; row or line i must be class i")
+    return source, texts
+
+
+def open_labeled(settings, split, model, path, device, required=True, with_teacher=True):
+    """The videos of a split, and the text embeddings of its label set (S, D).
+
+    Activities and the actions of EPIC-Kitchens-100 are not matched with texts: None.
+
+    Args:
+        path:     of the model's checkpoint, for messages.
+        required: whether a split without a video is an error.
+        with_teacher: whether the source is to give the teacher's features of clips.
+    """
+    if bool(model.pixels) != (settings.features is None):
+        raise BadInput(f"--data {settings.data}: {path} reads "
+                       f"{'frames' if model.pixels else 'features'}; give the --data it was "
+                       "trained on")
+    named = settings.task != "activity"
+    if settings.features:
+        source, texts = open_coin_features(settings.annotations, settings.features,
+                                           settings.text_embeddings, split, required)
+        return source, texts if named else None
+    view = view_of(model.encoder)
+    if settings.data == "epic":
+        return open_actions(settings.annotations, settings.videos,
+                            view._replace(frames=EPIC_FRAMES), required), None
+    if settings.data == "coin":
+        return open_coin_videos(settings, split, model, path, device, required, with_teacher)
+    if view.size != render.SIZE:
+        raise BadInput(f"--data toy: its pictures are {render.SIZE} pixels wide, the checkpoint "
+                       f"reads {view.size}; give it --data coin")
+    teacher = load_teacher(device) if named else None
+    if named:
+        require_teacher(teacher, model, path)
+    source = ToySource(split, settings.toy_videos, view.frames, teacher if with_teacher else None)
+    return source, teacher.encode_phrases(grammar.STEPS) if named else None

@@ -1,55 +1,53 @@
-"""Forecast from one video: what it shows, and the futures it may take.
+"""Forecast from one video: what is observed of it, and the futures it may take.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
 
     paper          here       shape       meaning
     {x_i}          x          (N, D)      embeddings of the observed windows, N = 8
     y              texts      (S, D)      embeddings of the steps to choose among, any list
-    p(y_i | x_i)   clips      (N, S)      which step each window shows (Eq. 6)
     p(y_j | ..)    first      (M, S)      the next step, one row per Monte Carlo sample; their mean
                                           is the forecast (Eq. 11)
     -              picks      (M, H)      a future per sample: the likeliest step of each row
     M samples, H steps ahead (the horizon), S steps, D embedding.
 """
-import time
-from collections import Counter, namedtuple
+from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-import diffusion
 from data import Video, forecast_windows, frame_times, view_of
-from evaluation.inference import score
-from evaluation.labeled import cached_teacher, cached_texts, require_teacher
-from evaluation.missing import sample_in_turn
+from evaluation.checks import require_teacher, require_width
+from evaluation.inference import sample_in_turn
+from evaluation.labeled import cached_teacher, cached_texts
 from files.annotations import load_text_embeddings
 from files.listings import load_steps
 from files.sources import VideoSource
 from files.video import Unreadable, duration, read_frames
 from support.command import BadInput
-from support.device import pick_device
 from toy import grammar, render
 from toy.source import load_teacher
 from weights.checkpoint import load_model
 
-HORIZON = 3               # steps of a future that `toy_distributions` leaves room for
-TOP = 5                   # steps listed for a window
 PICTURE = 512             # pixels, short side of the frames for figures and key frames
-TOY_WARNING = ("this checkpoint knows only the embedded world, rendered pictures of 32 pixels: on "
-               "any other video its answers mean nothing")
-NO_ORDER_WARNING = ("this checkpoint was trained without order: it recognizes steps, but forecasts "
-                    "none")
-# What is seen of a video: windows (8, 2) s; clips (8, F, 3, S, S) uint8, the encoder's view;
-# pictures (8, 3, H, W) uint8, the middle of each window, or None; script, a grammar.Video, or None.
-Observed = namedtuple("Observed", "name windows clips pictures script")
+LEFT = 3                  # steps that `toy_distributions` leaves unobserved
+
+
+class Observed(NamedTuple):
+    """What is observed of a video."""
+    name: str
+    windows: np.ndarray                    # (8, 2) s
+    clips: torch.Tensor                    # (8, F, 3, S, S) uint8, the encoder's view
+    pictures: np.ndarray | None            # (8, 3, H, W) uint8, the middle of each window
+    script: grammar.Video | None           # of a video of the embedded world
 
 
 # ------------------------------------------------------------------------------------------------
-# What is given: a model, a list of steps, a video
+# A model, a list of steps, a video
 # ------------------------------------------------------------------------------------------------
 def open_model(checkpoint, device):
-    """The checkpoint in eval mode, and whether it knows only the embedded world.
+    """The checkpoint in eval mode, and whether it was trained on the embedded world.
 
     Raises: BadInput if it has no encoder, or is fine-tuned: its classes are then those of its
             labels, and no list of steps can be put in their place.
@@ -84,9 +82,7 @@ def open_steps(settings, model, of_toy, device):
                    cached_teacher(settings.clip, settings.clip_weights, device))
         require_teacher(teacher, model, settings.checkpoint)
         texts = cached_texts(teacher, tuple(names))
-    if texts.shape[1] != model.dim:
-        raise BadInput(f"{settings.checkpoint}: embeddings of width {model.dim}, those of the "
-                       f"steps have {texts.shape[1]}; use the teacher it was trained with: --clip")
+    require_width(model, texts, settings.checkpoint)
     return list(names), texts.to(device)
 
 
@@ -94,33 +90,36 @@ def observe_file(path, model, at, pictured):
     """The last 68 s of a video file before `at` s, as evaluate.py reads them -> Observed.
 
     pictured: whether pictures are wanted as well.
-    Raises: BadInput if there is no such file, or --at lies after its end; video.Unreadable.
+    Raises: BadInput if there is no such file, it cannot be read, or --at lies after its end.
     """
     if not path.is_file():
         raise BadInput(f"{path}: no such file; a video is needed")
-    length = duration(path)
-    end = at or length
-    if not 0 < end <= length:
-        raise BadInput(f"--at {end:g}: {path} ends at {length:.1f} s, as its header says")
-    windows = forecast_windows(end)                                             # (8, 2)
-    source = VideoSource([Video(path.stem)], {path.stem: str(path)}, view_of(model.encoder))
-    loaded = source.load([(0, windows)])
-    if loaded.failed:
-        raise Unreadable(f"{loaded.failed[path.stem]}; --at SECONDS says where the observed part "
-                         "ends")
-    pictures = read_frames(path, windows.mean(1), PICTURE).numpy() if pictured else None
+    try:
+        length = duration(path)
+        end = at or length
+        if not 0 < end <= length:
+            raise BadInput(f"--at {end:g}: {path} ends at {length:.1f} s, as its header says")
+        windows = forecast_windows(end)                                         # (8, 2)
+        source = VideoSource([Video(path.stem)], {path.stem: str(path)}, view_of(model.encoder))
+        loaded = source.load([(0, windows)])
+        if loaded.failed:
+            raise BadInput(f"{loaded.failed[path.stem]}; --at SECONDS says where the observed part "
+                           "ends")
+        pictures = read_frames(path, windows.mean(1), PICTURE).numpy() if pictured else None
+    except Unreadable as error:
+        raise BadInput(error) from None
     return Observed(str(path), windows, loaded.clips, pictures, None)
 
 
-def observe_toy(number, model, at, horizon):
+def observe_toy(number, model, at, left):
     """A test video of the embedded world, by its number -> Observed.
 
-    Without `at` it is observed up to the end of a step after which `horizon` steps are left, if it
+    Without `at` it is observed up to the end of a step after which `left` steps are left, if it
     has so many.
     """
     script = grammar.make_video("test", number)
     ends = [end for _, end in script.segments]
-    end = at or ends[max(len(ends) - 1 - horizon, 0)]
+    end = at or ends[max(len(ends) - 1 - left, 0)]
     if end > script.duration:
         raise BadInput(f"--at {end:g}: {script.name} ends at {script.duration:.1f} s")
     windows, frames = forecast_windows(end), render.render(script)
@@ -136,6 +135,18 @@ def observe_toy(number, model, at, horizon):
 # ------------------------------------------------------------------------------------------------
 # What comes next
 # ------------------------------------------------------------------------------------------------
+def sample_futures(model, x, windows, texts, samples, horizon, seed):
+    """Futures of one video: x (8, D) of its windows (8, 2) s -> first (M, S) log p, picks (M, H).
+
+    Both on the CPU; see `inference.sample_in_turn`.
+    """
+    noise = torch.randn(horizon, 1, samples, model.dim,
+                        generator=torch.Generator().manual_seed(seed))
+    seconds = torch.tensor([windows[-1, 1] - windows[0, 0]])
+    first, picks = sample_in_turn(model, x[None], seconds, texts, noise.to(x.device))
+    return first[0].cpu(), picks[0].cpu()
+
+
 def rank_steps(p, names, count=None):
     """[{"step", "p"}, ...] of probabilities (S,), the largest first; equal ones as listed."""
     pairs = sorted(zip(names, p.tolist()), key=lambda pair: -pair[1])
@@ -149,7 +160,7 @@ def count_futures(picks, names):
             for future, count in counts]
 
 
-def truth_of(observed, futures):
+def truth_of(observed, futures=()):
     """What the embedded world knows: steps observed, what follows, and the exact probabilities.
 
     A step counts as observed if at least a second of it was (as in evaluate.py's table). `next` is
@@ -162,80 +173,24 @@ def truth_of(observed, futures):
     script, windows = observed.script, observed.windows
     begin, end = windows[0, 0], windows[-1, 1]
     begun = sum(start <= end - 1 for start, _ in script.segments)
-    observed = [k for k in range(begun) if script.segments[k][1] - begin >= 1]
-    from_start = not observed or observed[0] == 0
+    places = [k for k in range(begun) if script.segments[k][1] - begin >= 1]
+    from_start = not places or places[0] == 0
     clips = [next((grammar.STEPS[step] for step, (start, stop) in zip(script.steps, script.segments)
                    if start <= middle < stop), None) for middle in windows.mean(1)]
-    result = {"clips": clips, "next": [], "futures": [],
-              "follows": [grammar.STEPS[step] for step in script.steps[begun:]]}
-    if result["follows"]:
-        tree, steps = grammar.Grammar(), [script.steps[k] for k in observed]
-        p = tree.next_step(steps, from_start)
-        result["next"] = [row for row in rank_steps(p, grammar.STEPS) if row["p"] > 0]
-        result["futures"] = [{"steps": future["steps"],
-                              "share": tree.chance(steps, from_start, [
-                                  grammar.STEP_ID.get(step, -1) for step in future["steps"]])}
-                             for future in futures]
-    return result
+    truth = {"clips": clips, "next": [], "futures": [],
+             "follows": [grammar.STEPS[step] for step in script.steps[begun:]]}
+    if truth["follows"]:
+        exact, steps = grammar.Grammar(), [script.steps[k] for k in places]
+        p = exact.next_step(steps, from_start)
+        truth["next"] = [row for row in rank_steps(p, grammar.STEPS) if row["p"] > 0]
+        truth["futures"] = [{"steps": future["steps"],
+                             "share": exact.chance(steps, from_start, [
+                                 grammar.STEP_ID.get(step, -1) for step in future["steps"]])}
+                            for future in futures]
+    return truth
 
 
-# ------------------------------------------------------------------------------------------------
-# The answer
-# ------------------------------------------------------------------------------------------------
-def answer(model, observed, names, texts, samples, horizon, seed):
-    """What the video shows and what may come next -> the JSON's clips, next, futures and truth.
-
-    names, texts: from `open_steps`. Also returns s of encoding, s of forecasting.
-    """
-    began = time.perf_counter()
-    windows, following, futures = observed.windows, [], []
-    with torch.no_grad():
-        x = model.encode(observed.clips.to(texts.device))                      # (8, D)
-        clips = score(model.read, x, texts).exp().cpu()                        # (8, S)
-        encoded = time.perf_counter()
-        if model.denoiser is not None:
-            noise = torch.randn(horizon, 1, samples, model.dim,
-                                generator=torch.Generator().manual_seed(seed))
-            seconds = torch.tensor([windows[-1, 1] - windows[0, 0]])
-            first, picks = sample_in_turn(model, x[None], seconds, texts, noise.to(x.device))
-            following = rank_steps(diffusion.expectation(first)[0].cpu(), names)
-            futures = count_futures(picks[0].cpu(), names)
-    content = {"clips": [{"start": start, "end": end, "steps": rank_steps(p, names, TOP)}
-                         for (start, end), p in zip(windows.tolist(), clips)],
-               "next": following, "futures": futures}
-    if observed.script:
-        content["truth"] = truth_of(observed, futures)
-    return content, encoded - began, time.perf_counter() - encoded
-
-
-def forecast(settings):
-    """All of it: the JSON's content, Observed, s of reading and encoding, s of forecasting.
-
-    settings: predict.PredictSettings.
-    """
-    device = pick_device(settings.device)
-    model, of_toy = open_model(settings.checkpoint, device)
-    if settings.video is None and not of_toy:
-        raise BadInput(f"VIDEO is missing: {settings.checkpoint} was trained on real videos; one "
-                       "of the embedded world is taken only for a checkpoint of it")
-    names, texts = open_steps(settings, model, of_toy, device)
-    began = time.perf_counter()
-    try:
-        observed = (observe_file(settings.video, model, settings.at,
-                                 bool(settings.figure or settings.keyframes)) if settings.video
-                    else observe_toy(settings.seed, model, settings.at, settings.horizon))
-    except Unreadable as error:
-        raise BadInput(error) from None
-    reading = time.perf_counter() - began
-    content, encoding, forecasting = answer(model, observed, names, texts, settings.samples,
-                                            settings.horizon, settings.seed)
-    warnings = ([TOY_WARNING] * bool(of_toy and settings.video)
-                + [NO_ORDER_WARNING] * (model.denoiser is None))
-    truth = {"truth": content.pop("truth")} if observed.script else {}
-    content = {"video": observed.name, **content, "warning": "; ".join(warnings) or None, **truth}
-    return content, observed, reading + encoding, forecasting
-
-
+@torch.no_grad()
 def toy_distributions(checkpoint, device, samples, videos):
     """Next steps of some test videos of the embedded world, sampled and true.
 
@@ -251,14 +206,13 @@ def toy_distributions(checkpoint, device, samples, videos):
     texts = cached_texts(load_teacher(device), grammar.STEPS).to(device)
     rows = []
     for number in tqdm(videos, desc="forecast", mininterval=1):
-        observed = observe_toy(number, model, None, HORIZON)
-        content = answer(model, observed, names, texts, samples, HORIZON,
-                         number)[0]
-        sampled = Counter()
-        for future in content["futures"]:
-            sampled[future["steps"][0]] += future["share"]
-        true = {row["step"]: row["p"] for row in content["truth"]["next"]}
-        observed = ", ".join(dict.fromkeys(step for step in content["truth"]["clips"] if step))
-        rows.append((f"after {observed}", names, [sampled[name] for name in names],
+        observed = observe_toy(number, model, None, LEFT)
+        x = model.encode(observed.clips.to(device))                            # (8, D)
+        _, picks = sample_futures(model, x, observed.windows, texts, samples, 1, number)
+        truth = truth_of(observed)
+        true = {row["step"]: row["p"] for row in truth["next"]}
+        title = "after " + ", ".join(dict.fromkeys(step for step in truth["clips"] if step))
+        counts = torch.bincount(picks[:, 0], minlength=len(names))
+        rows.append((title, names, (counts / samples).tolist(),
                      [true.get(name, 0.0) for name in names]))
     return rows

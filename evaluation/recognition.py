@@ -11,7 +11,7 @@ import losses
 from data import activity_samples, classify_samples
 from evaluation import metrics
 from evaluation.embedding import encode_samples
-from evaluation.inference import answer, forecasts, score
+from evaluation.inference import forecasts, score_labels, score_texts
 from evaluation.metrics import percent
 from support.command import BadInput
 from toy import grammar
@@ -27,30 +27,32 @@ def classify(model, source, texts, settings, device):
         raise BadInput(f"--split {settings.split}: no annotated step; there is nothing to classify")
     x, teacher, samples = encode_samples(model, source, samples, settings, device)
     y = torch.tensor([sample.label for sample in samples])
-    log_p = answer(model, x, None) if model.task else score(model.read, x, texts)
-    ours = log_p.exp().mean(1).cpu()                                           # (M, S)
-    p = {"ours": ours}
+    log_p = score_labels(model, x, None) if model.task else score_texts(model.read, x, texts)
+    p = {"ours": log_p.exp().mean(1).cpu()}                                    # (M, S)
     if teacher is not None:
         read = functools.partial(losses.match, tau=model.teacher_tau)
-        p["teacher"] = score(read, teacher, texts).exp().mean(1).cpu()
-    hits = {name: metrics.topk_correct(scores, y, 1) for name, scores in p.items()}
-    groups = torch.tensor([sample.video for sample in samples])
-    difference = None if teacher is None or settings.features else metrics.paired_bootstrap(
-        hits["ours"].double(), hits["teacher"].double(), groups=groups)
-    apart = {}
+        p["teacher"] = score_texts(read, teacher, texts).exp().mean(1).cpu()
+    right = {name: metrics.topk_correct(scores, y, 1) for name, scores in p.items()}
+
+    rows = {f"top{k}": {name: percent(metrics.topk_correct(scores, y, k))
+                        for name, scores in p.items()} for k in (1, 5)}
+    rows["mean_class"] = {name: 100 * metrics.mean_class(hits, y) for name, hits in right.items()}
+    if teacher is None:
+        for row in rows.values():
+            row["teacher"] = None
     if settings.data == "toy":
         for kind, steps in (("held_out", grammar.HELD_OUT),
                             ("motion_only", sum(grammar.MOTION_ONLY, ()))):
             of_kind = torch.isin(y, torch.tensor([grammar.STEP_ID[step] for step in steps]))
-            apart[kind] = {name: percent(hit[of_kind]) for name, hit in hits.items()}
-    rows = {f"top{k}": {name: percent(metrics.topk_correct(p[name], y, k)) if name in p else None
-                        for name in ("ours", "teacher")} for k in (1, 5)}
-    rows["mean_class"] = {name: 100 * metrics.mean_class(hits[name], y) if name in hits else None
-                          for name in ("ours", "teacher")}
-    return ({**rows, **apart, "ours_minus_teacher":
-             None if difference is None else [100 * value for value in difference],
-             "by_class": metrics.by_class(hits["ours"], y, ours.shape[1])},
-            len(samples), len(classify_samples(source.listed)))
+            rows[kind] = {name: percent(hits[of_kind]) for name, hits in right.items()}
+    rows["ours_minus_teacher"] = None
+    if teacher is not None and not settings.features:
+        videos = torch.tensor([sample.video for sample in samples])
+        difference = metrics.paired_bootstrap(right["ours"].double(), right["teacher"].double(),
+                                              groups=videos)
+        rows["ours_minus_teacher"] = [100 * value for value in difference]
+    rows["by_class"] = metrics.by_class(right["ours"], y, p["ours"].shape[1])
+    return rows, len(samples), len(classify_samples(source.listed))
 
 
 def activity(model, source, settings, device):
@@ -64,8 +66,9 @@ def activity(model, source, settings, device):
                        "classify")
     x, _, samples = encode_samples(model, source, samples, settings, device)
     y = torch.tensor([sample.label for sample in samples])
-    p, _ = forecasts(model, x, None, 1, settings.seed, settings.batch)         # (M, S)
-    hits = [metrics.topk_correct(p.cpu(), y, k) for k in (1, 5)]
-    return ({"top1": {"ours": percent(hits[0])}, "top5": {"ours": percent(hits[1])},
-             "mean_class": {"ours": 100 * metrics.mean_class(hits[0], y)}},
+    log_p = forecasts(model, x, None, 1, settings.seed, settings.batch)[0].cpu()       # (M, S)
+    right = metrics.topk_correct(log_p, y, 1)
+    return ({"top1": {"ours": percent(right)},
+             "top5": {"ours": percent(metrics.topk_correct(log_p, y, 5))},
+             "mean_class": {"ours": 100 * metrics.mean_class(right, y)}},
             len(samples), len(source.listed))

@@ -73,15 +73,15 @@ class VideoSource:
     """
 
     def __init__(self, videos, paths, view, teacher=None, captions=None, cached=None):
-        self.paths, self.view = paths, view
+        self.paths, self.view, self.teacher, self.captions = paths, view, teacher, captions
         self.cached = {path.stem: path for path in cached.glob("*.npy")} if cached else {}
-        self.width = teacher.encode_phrases(["a"]).shape[1] if cached else None
-        self.listed, self.teacher, self.captions = videos, teacher, captions
-        present = {video.name for video in videos if video.name in paths
-                   and (captions is None or video.name in captions)}
-        self.videos = [video for video in videos if video.name in present]
+        self.width = teacher.encode_phrases(["a"]).shape[1] if cached else None    # D
+        self.listed = videos
+        self.videos = [video for video in videos if video.name in paths
+                       and (captions is None or video.name in captions)]
+        present = {video.name for video in self.videos}
         self.missing = [video.name for video in videos if video.name not in present]
-        self.unreadable = {}                            # {id: reason}, filled while reading
+        self.unreadable = {}                            # {id: reason}, filled by whoever reads
 
     def __len__(self):
         return len(self.videos)
@@ -150,7 +150,7 @@ class VideoSource:
 # ------------------------------------------------------------------------------------------------
 # Opening them
 # ------------------------------------------------------------------------------------------------
-read_features = functools.lru_cache(maxsize=1)(annotations.load_features)      # 650 MB: once
+read_features = functools.lru_cache(maxsize=1)(annotations.load_features)      # 650 MB, read once
 
 
 def open_coin_features(annotation_file, feature_file, text_file, split, needed=True):
@@ -177,7 +177,7 @@ def open_coin_features(annotation_file, feature_file, text_file, split, needed=T
 
 
 def require_videos(source, folder):
-    """The source; BadInput if it has no video."""
+    """The source; BadInput if not one of its videos is there."""
     if not len(source):
         raise BadInput(f"--videos {folder}: no file (with a narration, in training) for any of the "
                        f"{len(source.listed)} videos listed; their names must be the ids")

@@ -174,13 +174,19 @@ def run(main, cls, argv=None, command=""):
     ours keeps its traceback. Of several processes started by torchrun only the first prints.
     """
     def terminate(signum, frame):
-        raise SystemExit(143)
+        while frame:                       # C code that imports may swallow an exception, and go on
+            if "importlib" in frame.f_code.co_filename:
+                os._exit(128 + signum)
+            frame = frame.f_back
+        raise SystemExit(128 + signum)
 
     settings = parse(cls, argv, command)
     signal.signal(signal.SIGTERM, terminate)
     if os.environ.get("RANK", "0") != "0":                     # tqdm reads it when it is imported
         os.environ["TQDM_DISABLE"], sys.stdout = "1", open(os.devnull, "w")
     program = program_name()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:     # else it is ignored
+        signal.signal(signal.SIGINT, terminate)
     try:
         main(settings)
     except (BadInput, OSError) as error:

@@ -23,15 +23,15 @@ class Lazy(torch.utils.data.Dataset):
 
 
 def identity(made):
-    """In place of the collation that turns numpy into tensors."""
+    """Replaces DataLoader's collation, which would turn numpy into tensors."""
     return made
 
 
 def leave_group(worker):
-    """A process group of its own: a signal to the whole group, as Ctrl-C sends, spares a worker.
+    """Move a worker to a process group of its own, so that Ctrl-C does not reach it.
 
-    The main process decides: it finishes and saves its step, and then ends its workers. A worker
-    that died first would end the run without that.
+    A terminal sends Ctrl-C to the whole group. The main process finishes and saves its step, and
+    then ends its workers. A worker that died first would end the run before that.
     """
     os.setpgid(0, 0)
 

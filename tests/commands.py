@@ -6,6 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,8 +33,8 @@ SCRIPTS = {"benchmark.py": (benchmark.main, benchmark.BenchmarkSettings),
            "probe.py": (probe.main, probe.ProbeSettings),
            "pseudo_labels.py": (commands.texts, commands.TextSettings),
            "weights": (convert.main, convert.ConvertSettings)}
-EPOCHS = tuple(text for stage in ("sgd", "match", "joint", "order")
-               for text in (f"--{stage}-epochs", "0.75"))
+EPOCHS = ("--sgd-epochs", "0.75", "--match-epochs", "0.75", "--joint-epochs", "0.75",
+          "--order-epochs", "3")                       # three steps of each stage
 TINY = ("--toy-videos", "16", "--batch", "4", *EPOCHS, "--device", "cpu")
 
 
@@ -72,7 +75,7 @@ def coin_flags(folder="coin"):
 
 
 def cannot_read(monkeypatch, source, *names):
-    """From now on clips of these videos cannot be read: ``source` is a class of sources."""
+    """From now on clips of these videos cannot be read. source: a class of sources."""
     whole = source.load
 
     def load(self, requests, rng=None):
@@ -86,11 +89,15 @@ def cannot_read(monkeypatch, source, *names):
     monkeypatch.setattr(source, "load", load)
 
 
+# ------------------------------------------------------------------------------------------------
+# Commands
+# ------------------------------------------------------------------------------------------------
 def call(program, *argv):
     """Run a script's main in this process, by its command line; no file is remembered."""
     sources.read_features.cache_clear()
     name = "weights/__main__.py" if program == "weights" else program
-    sys.argv, kept = [f"/somewhere/{name}"], sys.argv
+    sys.argv, before = [f"/somewhere/{name}"], sys.argv
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         if program == "data.py":                               # its commands read sys.argv
             sys.argv += argv
@@ -98,34 +105,51 @@ def call(program, *argv):
         main, flags = SCRIPTS[program] if program in SCRIPTS else train.command_of(argv)
         return run(main, flags, list(argv))
     finally:
-        sys.argv = kept
+        sys.argv = before
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
-def struck(number, owner, name, count, program, *argv):
-    """`call` in a process of its own, which gets a signal when owner.name is called the count-th
-    time; so does its group, as a job that is ended. It is a copy of this process: torch is there.
+def struck(fault, owner, name, at, program, *argv):
+    """`call` in a process of its own, with a fault when owner.name is called.
 
-    Returns: its exit code; 99 if owner.name was called once more.
+    The process is a copy of this one, in which torch is imported already.
+
+    Args:
+        fault: a signal, which is sent to the process and its group, as a terminal does; or a
+               callable in place of owner.name, which gets it and its arguments.
+        at:    the number of the call, from 1; or a callable that tells from its arguments.
+    Returns: its exit code; 98 after a traceback, 99 if owner.name is called again after a signal.
     """
     def until_struck():
         os.setpgid(0, 0)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # none in a background job
-        calls, whole = itertools.count(1), getattr(owner, name)
+        group, calls, whole = os.getpid(), itertools.count(1), getattr(owner, name)
+        done = []
 
         def strike(*args, **kwargs):
             this = next(calls)
-            if this == count:
-                subprocess.Popen(["kill", f"-{number}", "--", f"-{os.getpid()}"],
-                                 start_new_session=True).wait()
-            if this > count:
+            if done and not callable(fault) and os.getpid() == group:
                 os._exit(99)
+            if at(*args) if callable(at) else this == at:
+                done.append(True)
+                if callable(fault):
+                    return fault(whole, *args, **kwargs)
+                subprocess.Popen(["kill", f"-{fault}", "--", f"-{group}"],
+                                 start_new_session=True).wait()
             return whole(*args, **kwargs)
         setattr(owner, name, strike)
-        call(program, *argv)
+        try:
+            call(program, *argv)
+        except Exception:
+            traceback.print_exc()
+            os._exit(98)
     process = multiprocessing.get_context("fork").Process(target=until_struck)
     process.start()
-    process.join(60)
-    process.kill()
+    timer = threading.Timer(60, process.kill)
+    timer.start()
+    process.join()                                     # with a timeout it waits for workers as well
+    timer.cancel()
     return process.exitcode
 
 
@@ -141,3 +165,27 @@ def fails(capsys, status, program, *argv):
     if status == 2:
         assert err == line + "\n"
     return line
+
+
+# ------------------------------------------------------------------------------------------------
+# What they wrote
+# ------------------------------------------------------------------------------------------------
+def read_json(path):
+    """Strict JSON: no NaN, no Infinity."""
+    return json.loads(Path(path).read_text(), parse_constant=lambda text: pytest.fail(text))
+
+
+def read_rows(out):
+    """metrics.jsonl of a run, strictly, without the column that depends on the clock."""
+    rows = [json.loads(line, parse_constant=lambda text: pytest.fail(text))
+            for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
+    return [{name: row[name] for name in row if name != "clips_per_s"} for row in rows]
+
+
+def same_run(a, b):
+    """Whether two runs have the same rows and, bit for bit, the same weights and momenta."""
+    ours, theirs = (torch.load(Path(out) / "checkpoint.pt", weights_only=True) for out in (a, b))
+    tensors = [[*content["model"].values(), *(value for entry in content["optimizer"][
+        "state"].values() for value in entry.values())] for content in (ours, theirs)]
+    return (read_rows(a) == read_rows(b) and ours["step"] == theirs["step"]
+            and len(tensors[0]) == len(tensors[1]) and all(map(torch.equal, *tensors)))

@@ -7,24 +7,20 @@ import contextlib
 import io
 import json
 import random
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-import test_captions  # noqa: E402
-import test_listings  # noqa: E402
-import test_video  # noqa: E402
-from files.annotations import load_coin, load_features, load_text_embeddings  # noqa: E402
-from files.captions import open_captions  # noqa: E402
-from commands import call, make_coin  # noqa: E402
-from support.command import BadInput  # noqa: E402
-from files.video import Unreadable, duration, read_frames  # noqa: E402
+import test_captions
+import test_listings
+import test_video
+from commands import call, make_coin
+from files.annotations import load_coin, load_features, load_text_embeddings
+from files.captions import open_captions
+from files.video import Unreadable, duration, read_frames
+from support.command import BadInput
 
 
 # ------------------------------------------------------------------------------------------------

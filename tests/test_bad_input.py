@@ -1,63 +1,66 @@
-"""What cannot be used ends with status 2 and one line of stderr, and writes no JSON: SPEC's table.
+"""What cannot be used ends with status 2 and one line of stderr that names it; nothing is written.
 
-Everything runs in this process on small COIN files made up; each test breaks one thing.
+One table, file and fault; everything runs in this process, on small files made up.
 """
 import json
 import shutil
-import signal
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-import data  # noqa: E402
-from commands import (TINY, call, cannot_read, coin_flags, fails, flags_of,  # noqa: E402
-                      make_coin)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """COIN files in coin/ and a run on them."""
-    folder = tmp_path_factory.mktemp("bad")
-    (folder / "coin").mkdir()
-    make_coin(folder / "coin")
-    handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        call("train.py", *TINY, *coin_flags(), "--out", "runs/coin")
-    signal.signal(signal.SIGTERM, handler)
-    yield folder
-    torch.set_num_threads(threads)
+from commands import TINY, call, coin_flags, fails, make_coin, read_json
+from support import parallel
+from toy.source import TEACHER_FILE
+from training import pretrain
+from weights.checkpoint import build_model, save_checkpoint
 
 
 @pytest.fixture(autouse=True)
-def here(place, tmp_path, monkeypatch):
-    """An empty folder with a copy of the COIN files; the run is ../runs/coin of `place`."""
-    before = signal.getsignal(signal.SIGTERM)
-    shutil.copytree(place / "coin", tmp_path / "coin")
-    monkeypatch.chdir(tmp_path)
-    yield
-    signal.signal(signal.SIGTERM, before)
+def files(trained, here):
+    """For each test: copies of the COIN files and of a run on them, a toy run, and lists."""
+    Path("coin").unlink()
+    shutil.copytree(trained / "coin", "coin")
+    shutil.copytree(trained / "coin-run", "run")
+    Path("toy-run").symlink_to(trained / "diffusion")
+    Path("list.csv").write_text("a.mp4,1.0,9.0,['stir'],[1]\n")
+    Path("caption.json").write_text(json.dumps({"a": {"start": [1], "end": [2], "text": ["cut"]}}))
+    Path("phrases.txt").write_text("stir\ncut\n")
 
 
-def change_npz(name, **changes):
-    """Rewrite an npz of the COIN files; a change maps the old array to the new one."""
-    path = Path("coin") / name
-    table = dict(np.load(path))
-    np.savez(path, **{key: changes.get(key, lambda a: a)(value) for key, value in table.items()})
+TRAIN = "train.py", *coin_flags(), "--order-epochs", "3", "--device", "cpu", "--out"
+MEASURE = "evaluate.py", *coin_flags(), "--checkpoint", "run/checkpoint.pt", "--json", "o.json"
+# What reads each file; the first of its commands that is broken must say so.
+READERS = {
+    "coin/COIN.json": [(*TRAIN, "new"), MEASURE, ("data.py", "check", "--annotations",
+                                                  "coin/COIN.json", "--json", "o.json")],
+    "coin/features.npz": [(*TRAIN, "new"), MEASURE], "coin/texts.npz": [(*TRAIN, "new"), MEASURE],
+    "run/checkpoint.pt": [MEASURE, ("predict.py", *MEASURE[-4:]), (
+        "train.py", "--stage", "finetune", *coin_flags(), "--init", "run/checkpoint.pt", "--out",
+        "new")],
+    "run/config.json": [(*TRAIN, "run", "--resume")],
+    "phrases.txt": [("train.py", *TINY, "--phrases", "phrases.txt", "--out", "new")],
+    "list.csv": [("data.py", "check", "--annotations", "list.csv", "--json", "o.json")],
+    "caption.json": [("data.py", "phrases", "--captions", "caption.json", "--out", "o.json")],
+}
 
 
-def change_coin(old, new):
-    path = Path("coin/COIN.json")
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
+def replace(old, new):
+    """A fault: other text in a file of text, once."""
+    def change(path):
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+    return change
+
+
+def npz(**changes):
+    """A fault: other arrays in an npz. A change maps the old array to the new one."""
+    def change(path):
+        table = dict(np.load(path))
+        np.savez(path, **{key: changes.get(key, lambda a: a)(table[key]) for key in table})
+    return change
 
 
 def put(row, value):
@@ -69,222 +72,177 @@ def put(row, value):
     return change
 
 
-def cut(name):
-    path = Path("coin") / name
-    path.write_bytes(path.read_bytes()[:-200])
+def content(change):
+    """A fault: other content of a checkpoint. A link is replaced, the file that it names stays."""
+    def rewrite(path):
+        whole = torch.load(path, weights_only=True)
+        change(whole)
+        path.unlink()
+        torch.save(whole, path)
+    return rewrite
 
 
-BROKEN = {
-    "no COIN.json": (lambda: Path("coin/COIN.json").unlink(), ["COIN.json", "No such file"]),
-    "empty COIN.json": (lambda: Path("coin/COIN.json").write_text(""), ["COIN.json", "empty"]),
-    "COIN.json cut off": (lambda: cut("COIN.json"), ["COIN.json:", "JSON"]),
-    "another JSON": (lambda: Path("coin/COIN.json").write_text("[1]"), ["COIN.json", "database"]),
-    "end before start": (lambda: change_coin("15.0", "1.0"), ["COIN.json:3:", "v", "before"]),
-    "NaN time": (lambda: change_coin("15.0", "NaN"), ["COIN.json:3:", "segment"]),
-    "class 0": (lambda: change_coin('"id": "1"', '"id": "0"'), ["COIN.json:", "id is '0'"]),
-    "class too large": (lambda: change_coin('"id": "1"', '"id": "9"'), ["texts.npz", "class 9"]),
-    "a folder": (lambda: (Path("coin/COIN.json").unlink(), Path("coin/COIN.json").mkdir()),
-                 ["COIN.json", "directory"]),
-    "no features": (lambda: Path("coin/features.npz").unlink(), ["features.npz", "No such file"]),
-    "empty features": (lambda: Path("coin/features.npz").write_bytes(b""), ["features.npz"]),
-    "features cut off": (lambda: cut("features.npz"), ["features.npz", "npz"]),
-    "no start": (lambda: np.savez("coin/features.npz", video=["t0"], embedding=np.ones((1, 8))),
-                 ["features.npz", "start, end"]),
-    "object array": (lambda: np.savez("coin/features.npz", video=np.array(["a", 3], object)),
-                     ["features.npz"]),
-    "NaN feature": (lambda: change_npz("features.npz", embedding=put((7, 3), np.nan)),
-                    ["features.npz", "row 7"]),
-    "infinite feature": (lambda: change_npz("features.npz", embedding=put((9, 0), np.inf)),
-                         ["features.npz", "row 9"]),
-    "window ends early": (lambda: change_npz("features.npz", end=put(5, -1)),
-                          ["features.npz", "row 5", "before"]),
-    "wrong D": (lambda: change_npz("features.npz", embedding=lambda a: a[:, :5]),
-                ["features.npz", "width 5", "texts.npz"]),
-    "no listed video": (lambda: change_npz("features.npz", video=lambda a: np.char.add(a, ".mp4")),
-                        ["features.npz", "no row"]),
-    "no texts": (lambda: Path("coin/texts.npz").unlink(), ["texts.npz", "No such file"]),
-    "NaN text": (lambda: change_npz("texts.npz", embeddings=put((2, 1), np.nan)),
-                 ["texts.npz", "row 2"]),
-    "zero text": (lambda: change_npz("texts.npz", embeddings=put(3, 0)), ["texts.npz", "row 3"]),
-    "one class": (lambda: change_npz("texts.npz", names=lambda a: a[:1],
-                                     embeddings=lambda a: a[:1]), ["texts.npz", "one class"]),
-}
+def directory(path):
+    path.unlink()
+    path.mkdir()
 
 
-@pytest.mark.parametrize("program", ["train.py", "evaluate.py"])
-@pytest.mark.parametrize("name", BROKEN)
-def test_broken_files(place, capsys, program, name):
-    """Catches: a traceback for a user's file, NaN that trains, files read in another order."""
-    spoil, named = BROKEN[name]
-    spoil()
-    flags = {"train.py": ("--out", "run"),
-             "evaluate.py": ("--checkpoint", str(place / "runs/coin"), "--json", "o.json")}[program]
-    line = fails(capsys, 2, program, *coin_flags(), *flags)
-    assert all(text in line for text in named), line
-    assert not Path("o.json").exists() and not Path("run/checkpoint.pt").exists()
+GENERAL = {"missing": Path.unlink, "empty": lambda path: path.write_bytes(b""),
+           "a folder": directory, "no text": lambda path: path.write_bytes(b"\xff\xfe\0" * 99),
+           "cut off": lambda path: path.write_bytes(path.read_bytes()[:-200])}
+BROKEN = [(file, name, fault, []) for file in READERS for name, fault in GENERAL.items()
+          if name != "cut off" or not file.endswith((".txt", ".csv"))]
+BROKEN += [("coin/COIN.json", *row) for row in [
+    ("another JSON", lambda path: path.write_text("[1]"), ["database"]),
+    ("end before start", replace("15.0", "1.0"), ["COIN.json:3:", "v", "before"]),
+    ("NaN time", replace("15.0", "NaN"), ["COIN.json:3:", "segment"]),
+    ("class 0", replace('"id": "1"', '"id": "0"'), ["COIN.json:", "id is '0'"])]]
+BROKEN += [("coin/features.npz", *row) for row in [
+    ("no start", lambda path: np.savez(path, video=["t0"], embedding=np.ones((1, 8))),
+     ["start, end"]),
+    ("objects", lambda path: np.savez(path, video=np.array(["a", 3], object)), []),
+    ("NaN", npz(embedding=put((7, 3), np.nan)), ["row 7"]),
+    ("infinity", npz(embedding=put((9, 0), np.inf)), ["row 9"]),
+    ("end before start", npz(end=put(5, -1)), ["row 5", "before"]),
+    ("wrong D", npz(embedding=lambda a: a[:, :5]), ["width 5", "texts.npz"]),
+    ("no listed video", npz(video=lambda a: np.char.add(a, ".mp4")), ["no row"])]]
+BROKEN += [("coin/texts.npz", *row) for row in [
+    ("NaN", npz(embeddings=put((2, 1), np.nan)), ["row 2"]),
+    ("a row of zeros", npz(embeddings=put(3, 0)), ["row 3"]),
+    ("class out of range", npz(names=lambda a: a[:5], embeddings=lambda a: a[:5]),
+     ["5 classes", "class 6"]),
+    ("one class", npz(names=lambda a: a[:1], embeddings=lambda a: a[:1]), ["one class"])]]
+BROKEN += [("run/checkpoint.pt", *row) for row in [
+    ("a tensor", lambda path: torch.save(torch.ones(3), path), []),
+    ("code", lambda path: torch.save({"model": Path("x"), "arguments": print}, path), []),
+    ("others' weights", lambda path: torch.save({"model": {}, "arguments": {}}, path), []),
+    ("another shape", content(lambda whole: whole["model"].update(
+        {key: value[..., :-1] for key, value in whole["model"].items() if value.ndim > 1})), []),
+    ("weights lost", content(lambda whole: whole["model"].popitem()), []),
+    ("impossible arguments", content(lambda whole: whole["arguments"]["denoiser"].update(heads=7)),
+     []),
+    ("phrases not a table", content(lambda whole: whole["model"].update(phrases=torch.ones(3))),
+     [])]]
+BROKEN += [("phrases.txt", "one phrase", lambda path: path.write_text("stir\n"), ["two"]),
+           ("list.csv", "no number", replace("1.0", "one"), ["list.csv:1:"])]
 
 
-def test_the_same_command_works_after_the_mistake_is_mended(capsys):
+@pytest.mark.parametrize("file, fault, spoil, named", BROKEN,
+                         ids=[f"{file}: {fault}" for file, fault, *_ in BROKEN])
+def test_a_broken_file(capsys, file, fault, spoil, named):
+    """Catches: a traceback for a user's file, code in it that is run, NaN that trains, a message
+    without the file, a result or a checkpoint of nothing."""
+    spoil(Path(file))
+    for command in READERS[file]:
+        line = fails(capsys, 2, *command)
+        assert all(text in line for text in [file.removeprefix("coin/"), *named]), line
+        assert not Path("o.json").exists() and not Path("new/checkpoint.pt").exists()
+
+
+def test_the_same_command_works_once_the_file_is_there(capsys):
     """Catches: a folder spoilt by the first try: refused, or with its config."""
     Path("coin/texts.npz").rename("texts.npz")
-    fails(capsys, 2, "train.py", *TINY, *coin_flags(), "--out", "run")
+    fails(capsys, 2, *TRAIN, "new")
     Path("texts.npz").rename("coin/texts.npz")
-    call("train.py", *TINY, *coin_flags(), "--seed", "3", "--out", "run")
-    assert json.loads(Path("run/config.json").read_text())["settings"]["seed"] == 3
-    assert Path("run/checkpoint.pt").exists()
+    call(*TRAIN, "new", "--seed", "3")
+    assert read_json("new/config.json")["settings"]["seed"] == 3
+    assert Path("new/checkpoint.pt").exists()
 
 
-# ---- checkpoints -------------------------------------------------------------------------------
-def test_no_checkpoint_names_the_train_command(capsys):
-    """Catches: `runs/pretrain: No such file` on a reader's first command."""
-    line = fails(capsys, 2, "evaluate.py", "--json", "o.json")
-    assert "runs/pretrain" in line and "python train.py --stage pretrain" in line
-    assert not Path("o.json").exists()
+# ------------------------------------------------------------------------------------------------
+# Files that are good but do not fit each other, or what is asked
+# ------------------------------------------------------------------------------------------------
+def refit(change):
+    """The run's checkpoint with other content, as bad.pt."""
+    shutil.copy("run/checkpoint.pt", "bad.pt")
+    content(change)(Path("bad.pt"))
 
 
-def spoiled(place, change):
-    content = torch.load(place / "runs/coin/checkpoint.pt", weights_only=True)
-    change(content)
-    torch.save(content, "bad.pt")
+def drop_h(whole):
+    whole["arguments"]["order"] = "none"
+    for name in [name for name in whole["model"] if "denoiser" in name]:
+        del whole["model"][name]
 
 
-CHECKPOINTS = {
-    "empty": lambda place: Path("bad.pt").write_bytes(b""),
-    "cut off": lambda place: Path("bad.pt").write_bytes(
-        (place / "runs/coin/checkpoint.pt").read_bytes()[:-1000]),
-    "text": lambda place: Path("bad.pt").write_text("hello\n"),
-    "a tensor": lambda place: torch.save(torch.ones(3), "bad.pt"),
-    "code": lambda place: torch.save({"model": Path("x"), "arguments": print}, "bad.pt"),
-    "others' weights": lambda place: torch.save({"model": {}, "arguments": {}}, "bad.pt"),
-    "other shape": lambda place: spoiled(place, lambda content: content["model"].update(
-        {key: value[..., :-1] for key, value in content["model"].items() if value.ndim > 1})),
-    "weights lost": lambda place: spoiled(place, lambda content: content["model"].popitem()),
-    "impossible arguments": lambda place: spoiled(
-        place, lambda content: content["arguments"]["denoiser"].update(heads=7)),
-    "phrases not a table": lambda place: spoiled(
-        place, lambda content: content["model"].update(phrases=torch.ones(3))),
-}
+def save_toy():
+    """bad.pt: a checkpoint that reads frames."""
+    sizes = pretrain.SIZES["small"]
+    arguments = {**sizes, "order": "diffusion", "tau": 0.02, "pixels": (.4, .25)}
+    save_checkpoint("bad.pt", build_model(torch.eye(8), **arguments), arguments)
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_broken_checkpoints(place, capsys, name):
-    """Catches: a traceback for a file that is not ours, or code in it that is run."""
-    CHECKPOINTS[name](place)
-    line = fails(capsys, 2, "evaluate.py", *coin_flags(), "--checkpoint", "bad.pt", "--json",
-                 "o.json")
-    assert "bad.pt" in line and not Path("o.json").exists()
-
-
-def test_a_checkpoint_of_another_width(place, capsys):
-    """Catches: a shape error from a matrix product."""
+def make_wide():
     Path("wide").mkdir()
     make_coin(Path("wide"), D=12)
-    line = fails(capsys, 2, "evaluate.py", *coin_flags("wide"), "--checkpoint",
-                 str(place / "runs/coin"))
-    assert "8" in line and "12" in line
 
 
-def test_a_checkpoint_of_the_other_data(place, capsys):
-    """Catches: AttributeError of an encoder that is not there; features read as pixels."""
-    line = fails(capsys, 2, "evaluate.py", "--checkpoint", str(place / "runs/coin"))
-    assert "--data" in line
-    from model import ProcedureModel, save_checkpoint
-    from train import SIZES
-    model = ProcedureModel(torch.eye(8), SIZES["small"]["encoder"], SIZES["small"]["denoiser"],
-                           "diffusion", 0.02, (.4, .25))
-    save_checkpoint("toy.pt", model)
-    line = fails(capsys, 2, "evaluate.py", *coin_flags(), "--checkpoint", "toy.pt")
-    assert "--data" in line
+def other_teacher():
+    """Texts lie elsewhere than in the training, which would cost points unseen."""
+    content(lambda whole: whole["model"]["text_projection"].add_(torch.randn(
+        64, 64, generator=torch.Generator().manual_seed(0)), alpha=0.05))(TEACHER_FILE)
 
 
-def test_features_of_a_checkpoint_that_has_no_encoder(place, capsys):
-    """Catches: AttributeError of an encoder that is not there."""
-    flags = ("--task", "features", *coin_flags(), "--checkpoint", str(place / "runs/coin"))
-    assert "encoder" in fails(capsys, 2, "evaluate.py", *flags)
+def repeat_text():
+    npz(embeddings=lambda a: np.repeat(a[:1], len(a), 0))(Path("coin/texts.npz"))
 
 
-@pytest.mark.parametrize("flag, path", [("--json", "coin"), ("--json", "no/o.json"),
-                                        ("--out", "no/f.npz"), ("--submission", "coin")])
-def test_a_result_without_a_place_is_said_before_it_is_made(place, capsys, flag, path):
-    """Catches: an hour of measuring, and then no file."""
-    line = fails(capsys, 2, "evaluate.py", *coin_flags(), flag, path, "--checkpoint", "none")
-    assert f"{flag} {path}" in line
+BAD, TOY = (*MEASURE[:-3], "bad.pt"), ("--toy-videos", "4")
+# What the line names, the command, what is prepared.
+MISFITS = [
+    (["runs/pretrain", "python train.py --stage pretrain"], ("evaluate.py", "--json", "o.json"), 0),
+    (["8", "12", "run"], ("evaluate.py", *coin_flags("wide"), "--checkpoint", "run"), make_wide),
+    (["--data"], ("evaluate.py", "--checkpoint", "run"), 0), (["--data"], BAD, save_toy),
+    (["none", "bad.pt"], BAD, lambda: refit(drop_h)),
+    (["encoder"], ("data.py", "features", "--checkpoint", "run"), 0),
+    (["texts.npz"], (*TRAIN, "new"), repeat_text),
+    (["run", "not fit"], (*TRAIN, "run", "--resume"), lambda: content(
+        lambda whole: whole["model"].popitem())(Path("run/checkpoint.pt"))),
+    (["run", "nothing to resume"], (*TRAIN, "run", "--resume"), lambda: content(
+        lambda whole: whole.pop("optimizer"))(Path("run/checkpoint.pt"))),
+    (["toy-run", "another teacher"], ("evaluate.py", *TOY, "--checkpoint", "toy-run"),
+     other_teacher),
+    (["toy-run", "another teacher"], ("train.py", "--stage", "finetune", *TOY, "--init", "toy-run",
+                                      "--out", "new"), other_teacher),
+    (["toy-run", "another teacher"], ("predict.py", "--checkpoint", "toy-run"), other_teacher),
+    (["other phrases"], (*TRAIN, "run", "--resume"), lambda: npz(
+        embeddings=lambda a: a[::-1])(Path("coin/texts.npz"))),
+    (["run", "--resume"], (*TRAIN, "run"), 0),
+    (["--lr 0.5", "config.json"], (*TRAIN, "run", "--resume", "--lr", "0.5"), 0),
+    (["--order none"], (*TRAIN, "new", "--order", "none"), 0),
+    (["epochs"], (*TRAIN, "new", "--order-epochs", "0"), 0),
+    (["9 steps"], (*MEASURE, "--min-steps", "9"), 0),
+    (["proc"], (*TRAIN, "/proc/run"), 0), (["list.csv"], (*TRAIN, "list.csv/run"), 0),
+    (["--json coin"], (*MEASURE, "--json", "coin"), 0),
+    (["--json no/o.json"], (*MEASURE, "--json", "no/o.json"), 0),
+    (["--out no/f.npz"], ("data.py", "features", "--out", "no/f.npz"), 0),
+    (["8 processes"], ("train.py", *TINY, "--out", "new"), 8),
+    (["without torchrun"], ("train.py", "--stage", "finetune", "--init", "run", "--out", "new"), 8),
+]
 
 
-def test_texts_that_are_all_the_same(capsys):
-    """Catches: a division by their spread, 0, that ends as a loss of NaN."""
-    change_npz("texts.npz", embeddings=lambda a: np.repeat(a[:1], len(a), 0))
-    assert "texts.npz" in fails(capsys, 2, "train.py", *TINY, *coin_flags(), "--out", "run")
+@pytest.mark.parametrize("named, command, prepare", MISFITS)
+def test_what_does_not_fit(monkeypatch, capsys, named, command, prepare):
+    """Catches: an error from deep inside; numbers for a model without h; a night's run overwritten,
+    or resumed with other settings or texts; an hour of work, and then no place for its result."""
+    if callable(prepare):
+        prepare()
+    elif prepare:
+        monkeypatch.setattr(parallel, "place", lambda: (0, prepare))
+        monkeypatch.setattr(parallel, "start", lambda device: None)
+        monkeypatch.setenv("WORLD_SIZE", str(prepare))
+    before = Path("run/checkpoint.pt").read_bytes()
+    line = fails(capsys, 2, *command)
+    assert all(text in line for text in named), line
+    assert not Path("o.json").exists() and not Path("new/checkpoint.pt").exists()
+    assert Path("run/checkpoint.pt").read_bytes() == before
 
 
-def test_a_damaged_checkpoint_is_not_resumed(place, capsys):
-    """Catches: --resume that starts again from nothing over a checkpoint it cannot read."""
-    call("train.py", *TINY, *coin_flags(), "--out", "run")
-    Path("run/checkpoint_before.pt").unlink()          # with it: test_resume.py
-    path = Path("run/checkpoint.pt")
-    path.write_bytes(path.read_bytes()[:-1000])
-    again = (*TINY, *coin_flags(), "--out", "run", "--resume")
-    assert "checkpoint" in fails(capsys, 2, "train.py", *again)
-    Path("run/config.json").write_text("{")
-    assert "config.json" in fails(capsys, 2, "train.py", *again)
-
-
-# ---- what cannot be done -----------------------------------------------------------------------
-def test_forecasts_of_matching_alone_are_refused(place, capsys):
-    """Catches: numbers for a model without h."""
-    spoiled(place, lambda content: (
-        content["arguments"].update(order="none"),
-        [content["model"].pop(key) for key in list(content["model"]) if "denoiser" in key]))
-    line = fails(capsys, 2, "evaluate.py", *coin_flags(), "--checkpoint", "bad.pt")
-    assert "none" in line
-
-
-def test_nothing_to_train_or_to_measure(place, capsys):
-    """Catches: an empty list of parameters, no step, no sample: errors from deep inside."""
-    line = fails(capsys, 2, "train.py", *TINY, *coin_flags(), "--order", "none", "--out", "run")
-    assert "--order none" in line
-    line = fails(capsys, 2, "train.py", *TINY, *coin_flags(), *flags_of("epochs", 0), "--out", "b")
-    assert "epochs" in line
-    line = fails(capsys, 2, "evaluate.py", *coin_flags(), "--min-steps", "9", "--checkpoint",
-                 str(place / "runs/coin"))
-    assert "9" in line
-
-
-def test_places_that_cannot_be_written(place, capsys):
-    """Catches: an hour of measuring before the JSON's folder turns out not to be there."""
-    Path("file").write_text("")
-    fails(capsys, 2, "train.py", *TINY, *coin_flags(), "--out", "file/run")
-    line = fails(capsys, 2, "evaluate.py", *coin_flags(), "--checkpoint", str(place / "runs/coin"),
-                 "--json", "no/such/o.json")
-    assert "no/such" in line
-
-
-@pytest.mark.parametrize("names, share", [(["t2"], None), (["t0", "t1", "t2", "t3"], "1")])
-def test_too_many_unreadable_videos(place, capsys, monkeypatch, names, share):
-    """Catches: a score of the few files that can be read; a traceback where there is none."""
-    cannot_read(monkeypatch, data.FeatureSource, *names)
-    flags = () if share is None else ("--max-unreadable", share)
-    for task in ("forecast", "classify"):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            call("evaluate.py", *coin_flags(), "--task", task, "--checkpoint",
-                 str(place / "runs/coin"), "--json", "o.json", *flags)
-        err = capsys.readouterr().err
-        assert end.value.code == 2 and err.count("error: ") == 1 and "cut off" in err
-        assert f"{len(names)} of 4 videos" in err and not Path("o.json").exists()
-
-
-def test_missing_videos_are_named_in_the_run_folder(place):
-    """Catches: listed videos without features left out in silence."""
-    assert "unseen" in "".join(path.read_text(errors="replace") for path in
-                             (place / "runs/coin").iterdir() if path.suffix != ".pt")
-
-
-def test_videos_without_steps_are_skipped():
-    """Catches: a batch whose only video has no clips (nothing to concatenate)."""
-    data = json.loads(Path("coin/COIN.json").read_text())
-    first = next(iter(data["database"].values()))
-    first["annotation"] = []
-    Path("coin/COIN.json").write_text(json.dumps(data))
-    call("train.py", *TINY, *coin_flags(), *flags_of("batch", 1), "--out", "run")
-    assert Path("run/checkpoint.pt").exists()
+def test_videos_that_are_missing_or_have_no_step():
+    """Catches: listed videos without features left out in silence; a batch whose only video has no
+    clips (nothing to concatenate)."""
+    assert read_json("run/missing.json") == ["unseen"]
+    listed = read_json("coin/COIN.json")
+    next(iter(listed["database"].values()))["annotation"] = []
+    Path("coin/COIN.json").write_text(json.dumps(listed))
+    call(*TRAIN, "new", "--batch", "1")
+    assert Path("new/checkpoint.pt").exists()

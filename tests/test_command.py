@@ -148,7 +148,7 @@ FEATURES = ("--features", "f", "--text-embeddings", "t")
 
 @pytest.mark.parametrize("cls, argv, named", [
     *((TrainSettings, argv, argv[-1]) for argv in (["--no-such-flag"], ["stray"], ["--lr"],
-                                                   ["--video", "3"], ["--resume", "False"])),
+                                                   ["--toy-video", "3"], ["--resume", "False"])),
     (TrainSettings, [*COIN, "--features", "f"], "--text-embeddings"),
     (TrainSettings, ["--data", "howto100m", "--videos", "v"], "--captions"),
     (TrainSettings, [*COIN, *FEATURES, "--order", "none"], "--order none"),

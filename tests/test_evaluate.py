@@ -12,19 +12,20 @@ import torch
 from torch.nn import functional
 
 import data
-import evaluate
-from evaluation import forecasting
-from evaluation import inference
 import losses
-from evaluation import metrics
 import pseudo_labels
-import tasks
+from commands import call
+from evaluate import EvaluateSettings
+from evaluation import forecasting, metrics
+from evaluation.inference import score_texts
+from evaluation.recognition import classify
+from evaluation.truth import truth_rows
 from toy import grammar
-from settings import EvaluateSettings
+from toy.source import as_video
 
 S, D, Q, SEED = len(grammar.STEPS), 16, 3, 2
 TAU, READ_TAU, TEACHER_TAU, SPREAD = 0.2, 0.3, 0.15, 0.25
-TWINS = grammar.STEP_ID["melt butter"], grammar.STEP_ID["pour oil"]    # two steps with the same text
+TWINS = grammar.STEP_ID["melt butter"], grammar.STEP_ID["pour oil"]       # they have equal texts
 
 
 def draw(*shape, seed):
@@ -33,7 +34,6 @@ def draw(*shape, seed):
 
 TEXTS = functional.normalize(draw(S, D, seed=1), dim=-1) * (1 + draw(S, 1, seed=2).abs())
 TEXTS[TWINS[1]] = TEXTS[TWINS[0]]
-UNIT = functional.normalize(TEXTS, dim=-1).numpy()
 TURN = torch.linalg.qr(draw(D, D, seed=3))[0]
 
 
@@ -43,26 +43,26 @@ def tilted(p):
 
 
 class Source:
-    """Videos of the embedded world; a clip is its middle second: what is shown, what comes, noise.
+    """Videos of the embedded world; a clip is its middle second: its step, the next one, noise.
 
     The second training video has nothing that a window lies around.
     """
 
     def __init__(self, split, count, *_):
-        self.split, self.videos = split, [grammar.make_video(split, i) for i in range(count)]
+        scripts = [grammar.make_video(split, i) for i in range(count)]
+        self.split, self.videos = split, [as_video(script, split) for script in scripts]
         self.listed, self.missing, self.unreadable = self.videos, [], {}
-        self.ours, self.teachers = ([self.seconds(video, turn) for video in self.videos]
-                                    for turn in (TURN.numpy(), np.eye(D)))
+        self.ours, self.teachers = ([self.seconds(script, turn) for script in scripts]
+                                    for turn in (TURN, torch.eye(D).double()))
 
-    def seconds(self, video, turn):
-        """(seconds, D): the text of the step shown, that of the next one turned, and noise."""
-        rng = np.random.default_rng((video.seed, int(turn[0, 0] == 1)))
-        rows = .3 * rng.standard_normal((math.ceil(video.duration), D))
-        for k, (start, end) in enumerate(video.segments):
-            for second in range(math.floor(start), math.floor(end) + 1):
-                rows[second] += UNIT[video.steps[k]]
-                if k + 1 < len(video.steps):
-                    rows[second] += UNIT[video.steps[k + 1]] @ turn.T
+    def seconds(self, script, turn):
+        """(seconds, D): the text of the step, that of the next one turned, and noise."""
+        rows = .3 * draw(math.ceil(script.duration), D, seed=script.seed + int(turn[0, 0] == 1))
+        y = functional.normalize(TEXTS, dim=-1)
+        for k, (start, end) in enumerate(script.segments):
+            rows[int(start):int(end) + 1] += y[script.steps[k]]
+            if k + 1 < len(script.steps):
+                rows[int(start):int(end) + 1] += y[script.steps[k + 1]] @ turn.T
         return rows
 
     def __len__(self):
@@ -71,17 +71,16 @@ class Source:
     def pretrain_windows(self, video, rng):
         if self.split == "train" and video == 1:
             return np.zeros((0, 2))
-        return np.array(self.videos[video].segments)[:9]
+        return np.array([step[:2] for step in self.videos[video].steps])[:9]
 
     def load(self, requests, rng=None):
-        places = [(video, int(middle)) for video, windows in requests
-                  for middle in windows.mean(-1)]
-        clips, looks = (torch.from_numpy(np.array([rows[video][i] for video, i in places]))
+        clips, views = (torch.cat([rows[video][windows.mean(-1).astype(int)]
+                                   for video, windows in requests])
                         for rows in (self.ours, self.teachers))
-        return data.Loaded(requests, clips, looks, {})
+        return data.Loaded(requests, clips, views, {})
 
-    def teach(self, looks):
-        return looks
+    def teacher_features(self, views):
+        return views
 
 
 class Model:
@@ -104,11 +103,10 @@ class Model:
 @pytest.fixture(autouse=True)
 def world(monkeypatch):
     """All that the tables are made of: the sources of the three splits, and the teacher."""
-    def load_data(settings, *_, **__):
-        return Source(settings.split, settings.toy_videos), TEXTS
     soft_targets = pseudo_labels.soft_targets
-    monkeypatch.setattr(forecasting, "load_data", load_data)
-    monkeypatch.setattr(data, "ToySource", Source)
+    monkeypatch.setattr(forecasting, "open_labeled", lambda settings, split, *_, **__: (
+        Source(split, settings.toy_videos), TEXTS))
+    monkeypatch.setattr(forecasting, "ToySource", Source)
     monkeypatch.setattr(forecasting, "soft_targets", lambda *args: tilted(soft_targets(*args)))
 
 
@@ -116,98 +114,78 @@ SETTINGS = EvaluateSettings(seed=SEED, samples=Q, batch=7, toy_videos=25)
 
 
 # ------------------------------------------------------------------------------------------------
-# The same, slowly
+# The same, one forecast at a time. Its scores are those of metrics.py, which has its own tests.
 # ------------------------------------------------------------------------------------------------
-def softmax(logits):
-    weights = np.exp(logits - np.max(logits))
-    return weights / weights.sum()
+def p_of(x, tau):
+    """p(step | x) (..., S) by the formula; that of equal texts is equal."""
+    cosines = torch.stack([(x * y).sum(-1) / x.norm(dim=-1) / y.norm() for y in TEXTS], -1)
+    cosines[..., TWINS[1]] = cosines[..., TWINS[0]]
+    weights = (cosines / tau).exp()
+    return weights / weights.sum(-1, keepdim=True)
 
 
-def cosines(x):
-    """(D,) -> (S,), those of equal texts equal."""
-    values = UNIT @ x / math.sqrt(x @ x)
-    values[TWINS[1]] = values[TWINS[0]]
-    return values
+def top(scores, y, k=1):
+    return 100 * metrics.topk_correct(scores, y, k).double().mean().item()
 
 
-def best(scores, k=1):
-    """The k best steps, the first of equal ones first."""
-    return sorted(range(S), key=lambda s: (-scores[s], s))[:k]
+def by_class(scores, y):
+    return metrics.by_class(metrics.topk_correct(scores, y, 1), y, S)
 
 
-def share(hits):
-    return 100 * sum(hits) / len(hits)
-
-
-def top(scores, labels, k=1):
-    return share([label in best(row, k) for row, label in zip(scores, labels)])
-
-
-def by_class(scores, labels):
-    return [share([best(row)[0] == s for row, label in zip(scores, labels) if label == s])
-            if s in labels else None for s in range(S)]
-
-
-def mean_class(scores, labels):
-    return np.mean([value for value in by_class(scores, labels) if value is not None])
+def mean_class(scores, y):
+    return np.mean([value for value in by_class(scores, y) if value is not None])
 
 
 def forecasts_of(source):
-    """Each forecast: its video, how many steps came before, the second its window begins, the
-    middles of its 8 clips (s)."""
+    """Each forecast: its video, the middles of its 8 clips (s), the next step."""
     for v, video in enumerate(source.videos):
-        for k in range(1, len(video.steps)):
-            end = video.segments[k - 1][1]
-            begin = max(0.0, end - 68)
-            yield v, k, begin, [begin + (end - begin) * (i + .5) / 8 for i in range(8)]
+        for now, then in zip(video.steps, video.steps[1:]):
+            begin = max(0.0, now.end - 68)
+            yield v, [begin + (now.end - begin) * (i + .5) / 8 for i in range(8)], then
 
 
-def last_clips(source):
-    """Embedding of the last observed clip of each forecast, and what comes next."""
-    found = [(source.ours[v][int(middles[-1])], source.videos[v].steps[k])
-             for v, k, _, middles in forecasts_of(source)]
-    return [x for x, _ in found], [label for _, label in found]
+def clips_of(rows, source):
+    """(M, 8, D) of rows, source.ours or source.teachers: the clips of each forecast."""
+    return torch.stack([rows[v][[int(m) for m in middles]] for v, middles, _ in
+                        forecasts_of(source)])
 
 
-def predictions(clips, noise):
-    """p(next step) for each last clip and each of its noises (M, R, D): (M, R, S)."""
-    return np.array([[softmax(cosines(x @ TURN.numpy() + SPREAD * eps) / TAU) for eps in row]
-                     for x, row in zip(clips, noise)])
+def predictions(source, samples, seed):
+    """p(next step) of each forecast for each of its noises: (M, Q, S)."""
+    last = clips_of(source.ours, source)[:, -1:]
+    noise = torch.randn(len(last), samples, D, generator=torch.Generator().manual_seed(seed))
+    return p_of(last @ TURN + SPREAD * noise, TAU)
 
 
-def noise_of(count, samples, seed):
-    return torch.randn(count, samples, D, generator=torch.Generator().manual_seed(seed)).numpy()
+def zero_noise(source):
+    """p(next step) of each forecast without noise: (M, S)."""
+    return p_of(clips_of(source.ours, source)[:, -1] @ TURN, TAU)
 
 
-def slow_temperature(held):
-    """Where the NLL of the zero-noise softmax is least, by ternary search on 1 / T: it is convex.
-
-    Against what the teacher makes of the clip in the middle of the next step.
-    """
-    clips, _ = last_clips(held)
-    logits = np.log(predictions(clips, np.zeros((len(clips), 1, D)))[:, 0])
-    target = [softmax(cosines(held.teachers[v][int(sum(held.videos[v].segments[k]) / 2)])
-                      / TEACHER_TAU) for v, k, _, _ in forecasts_of(held)]
-    low, high = 0.01, 100.0
-    for _ in range(80):
-        a, b = low + (high - low) / 3, high - (high - low) / 3
-        at = [sum(-t @ np.log(softmax(row * inverse)) for t, row in zip(target, logits))
-              for inverse in (a, b)]
-        low, high = (low, b) if at[0] < at[1] else (a, high)
-    return 1 / low
+def middle_of(step):
+    return int((step.start + step.end) / 2)
 
 
-def slow_bigrams(train, clips):
+def temperature_by_hand():
+    """That of the zero-noise forecasts against what the teacher sees in the next step's middle."""
+    held = Source("validation", 20)
+    target = torch.stack([p_of(held.teachers[v][middle_of(then)], TEACHER_TAU)
+                          for v, _, then in forecasts_of(held)])
+    return metrics.fit_temperature(zero_noise(held).log(), target)
+
+
+def bigrams_by_hand(last):
     """What follows the nearest step of each last clip, and what follows its softmax: counted."""
-    follows = np.zeros((S, S))
+    train, follows = Source("train", 25), np.zeros((S, S))
     for v, video in enumerate(train.videos):
-        steps = [best(cosines(train.ours[v][int((start + end) / 2)]))[0]
-                 for start, end in video.segments[:9]] if v != 1 else []
+        steps = [int(p_of(train.ours[v][middle_of(step)], READ_TAU).argmax())
+                 for step in video.steps[:9]] if v != 1 else []
         for a, b in zip(steps, steps[1:]):
             follows[a, b] += 1
-    after = [row / row.sum() if row.sum() else follows.sum(0) / follows.sum() for row in follows]
-    soft = [softmax(cosines(x) / READ_TAU) for x in clips]
-    return [after[best(p)[0]] for p in soft], [sum(p[a] * after[a] for a in range(S)) for p in soft]
+    after = torch.tensor(np.array([row / row.sum() if row.sum() else follows.sum(0) / follows.sum()
+                                   for row in follows]))
+    posterior = p_of(last, READ_TAU)
+    return after[posterior.argmax(-1)], posterior @ after
 
 
 # ------------------------------------------------------------------------------------------------
@@ -220,33 +198,29 @@ def test_the_forecast_table_equals_counting():
     that does not arrive."""
     source = Source("test", 25)
     result, evaluated, listed = forecasting.forecast(Model(), source, TEXTS, SETTINGS, "cpu")
-    clips, y = last_clips(source)
-    M = len(y)
-    zero = predictions(clips, np.zeros((M, 1, D)))[:, 0]
-    rounds = [predictions(clips, noise_of(M, Q, seed)) for seed in
-              (SEED, *(SEED * 1000 + 500 + i for i in range(1, 5)))]
-    means = [p.mean(1) for p in rounds]
-    picks = [[[best(p)[0] for p in row] for row in drawn] for drawn in rounds]
-    oracle = [share([label in row for row, label in zip(drawn, y)]) for drawn in picks]
-    fitted = slow_temperature(Source("validation", 20))
-    lucky = [1 - (1 - softmax(np.log(p) / fitted)[label]) ** Q for p, label in zip(zero, y)]
-    teacher = [UNIT @ np.mean([source.teachers[v][int(m)] for m in middles], 0)
-               for v, _, _, middles in forecasts_of(source)]
-    hard, soft = slow_bigrams(Source("train", 25), clips)
-    commonest = max(sorted(set(y)), key=y.count)
-    assert evaluated == listed == M > 100 and commonest != 0
+    y = torch.tensor([then.label for _, _, then in forecasts_of(source)])
+    zero, drawn = zero_noise(source), [predictions(source, Q, seed) for seed in (
+        SEED, *(SEED * 1000 + 500 + i for i in range(1, 5)))]
+    means, picks = [p.mean(1) for p in drawn], [p.argmax(-1) for p in drawn]
+    oracle = [100 * (steps == y[:, None]).any(1).double().mean().item() for steps in picks]
+    fitted = (zero.log() / temperature_by_hand()).softmax(-1)[range(len(y)), y]
+    teacher = p_of(clips_of(source.teachers, source).mean(1), TEACHER_TAU)
+    hard, soft = bigrams_by_hand(clips_of(source.ours, source)[:, -1])
+    most = y.bincount().max().item()
+    assert evaluated == listed == len(y) > 100 and y.bincount().argmax() != 0
     expected = {
         "top1": {"zero_noise": top(zero, y), "expectation": top(means[0], y), "oracle": oracle[0],
-                 "oracle_softmax": share(lucky)},
+                 "oracle_softmax": 100 * (1 - (1 - fitted) ** Q).mean().item()},
         "top5": {"zero_noise": top(zero, y, 5), "expectation": top(means[0], y, 5)},
         "mean_class": {"zero_noise": mean_class(zero, y), "expectation": mean_class(means[0], y)},
         "deviation": {"expectation": np.std([top(p, y) for p in means], ddof=1),
                       "oracle": np.std(oracle, ddof=1)},
-        "baselines": {"random": 100 / S, "unigram": share([label == commonest for label in y]),
-                      "clip": top(teacher, y), "bigram": top(hard, y), "bigram_soft": top(soft, y)}}
+        "baselines": {"random": 100 / S, "unigram": 100 * most / len(y), "clip": top(teacher, y),
+                      "bigram": top(hard, y), "bigram_soft": top(soft, y)}}
     for part, values in expected.items():
         assert result[part] == pytest.approx(values, rel=1e-6), part
-    assert result["distinct"] == pytest.approx(np.mean([len(set(row)) for row in picks[0]]))
+    assert result["distinct"] == pytest.approx(np.mean([len(set(row)) for row in
+                                                        picks[0].tolist()]))
     assert result["by_class"] == pytest.approx(by_class(zero, y))
     assert result.keys() == expected.keys() | {"distinct", "truth", "by_class", "by_class_bayes"}
 
@@ -255,75 +229,54 @@ def test_bigrams_equal_counting():
     """Catches: padding, or the order of a pair, counted; the first observed clip in place of the
     last; the posterior in place of the nearest step; a video without a clip that shifts others."""
     source = Source("test", 6)
-    samples = tasks.forecast_samples(source.videos)
-    x, _, _ = inference.encode_samples(Model(), source, samples, SETTINGS, "cpu", "encode")
+    x = clips_of(source.ours, source)
     for ours, slow in zip(forecasting.bigrams(Model(), x, TEXTS, SETTINGS, "cpu"),
-                          slow_bigrams(Source("train", 25), last_clips(source)[0])):
-        np.testing.assert_allclose(ours, slow, rtol=1e-7, atol=1e-12)
-
-
-def shown_steps(video, k, begin):
-    """Of the steps before step k those with a second or more in the window; is the first there?"""
-    shown = [i for i in range(k) if video.segments[i][1] - max(begin, video.segments[i][0]) >= 1]
-    return [video.steps[i] for i in shown], 0 in shown
+                          bigrams_by_hand(x[:, -1])):
+        torch.testing.assert_close(ours, slow, rtol=1e-7, atol=1e-12)
 
 
 def test_the_rows_of_the_exact_truth_equal_counting():
-    """Catches: a step that is shown for some seconds left out of the truth, or one shown for less
-    than one in it; the filter fed with posteriors that are not P(clip | step) relative to the
+    """Catches: the filter fed with posteriors that are not P(clip | step) relative to the
     background (times S), or without the clips' length; tv of the truth's draws in place of ours,
     or its floor of ours; other draws than --samples in the ideal oracle."""
-    source, grammar = Source("test", 30), grammar.Grammar()
-    samples = tasks.forecast_samples(source.videos)
-    x, _, samples = inference.encode_samples(Model(), source, samples, SETTINGS, "cpu", "encode")
-    clips, y = last_clips(source)
-    some = torch.randint(S, (len(y), 30), generator=torch.Generator().manual_seed(1))
-    rows, bayes = forecasting.toy_rows(Model(), x, TEXTS, samples, source.videos, torch.tensor(y),
-                                       some, SETTINGS)
-    truth, believed, cut = [], [], []
-    for v, k, begin, middles in forecasts_of(source):
-        video = source.videos[v]
-        shown, from_start = shown_steps(video, k, begin)
-        truth.append(grammar.next_step(shown, from_start))
-        likelihood = [S * softmax(cosines(source.ours[v][int(m)]) / READ_TAU) for m in middles]
-        believed.append(grammar.next_step_from_clips(
-            np.array([likelihood]), np.array([from_start]), np.array([middles[1] - middles[0]]))[0])
-        cut += [end - begin for _, end in video.segments if begin < end < begin + 6]
-    assert min(cut) < 1 < sorted(cut)[-1]                   # steps that the window cuts, both kinds
-    generator = torch.Generator().manual_seed(SEED)
-    ideal = torch.multinomial(torch.tensor(np.array(truth)), 200, replacement=True,
-                              generator=generator).tolist()
-    drawn = some.tolist()
+    source, exact = Source("test", 30), grammar.Grammar()
+    samples, x = data.forecast_samples(source.videos), clips_of(source.ours, source)
+    y = torch.tensor([sample.label for sample in samples])
+    picks = torch.randint(S, (len(y), 30), generator=torch.Generator().manual_seed(1))
+    rows, bayes = truth_rows(Model(), x, TEXTS, samples, source.videos, picks, SETTINGS)
+    truth, believed = [], []
+    for sample, clips, (_, middles, _) in zip(samples, x, forecasts_of(source)):
+        steps, from_start = data.observed_steps(sample, source.videos[sample.video])
+        truth.append(exact.next_step(steps, from_start))
+        believed.append(exact.next_step_from_clips(
+            (S * p_of(clips, READ_TAU))[None].numpy(), np.array([from_start]),
+            np.array([middles[1] - middles[0]]))[0])
+    truth, believed = torch.tensor(np.array(truth)), torch.tensor(np.array(believed))
+    ideal = torch.multinomial(truth, 200, replacement=True,
+                              generator=torch.Generator().manual_seed(SEED))
     for more in (50, 50, 50, 20):
-        noise = noise_of(len(y), more, SEED * 1000 + len(drawn[0]))
-        for row, p in zip(drawn, predictions(clips, noise)):
-            row += p.argmax(1).tolist()
-
-    def tv(draws):
-        return np.mean([sum(abs(row.count(s) / 200 - p[s]) for s in range(S)) / 2
-                        for row, p in zip(draws, truth)])
-    few = [row[:Q] for row in ideal]
+        p = predictions(source, more, SEED * 1000 + picks.shape[1])
+        picks = torch.cat([picks, p.argmax(-1)], 1)
+    few = ideal[:, :Q]
     assert rows == pytest.approx({
         "bayes_top1": top(truth, y), "bayes_top1_pixels": top(believed, y),
-        "ideal_oracle": share([label in row for row, label in zip(few, y)]),
-        "ideal_distinct": np.mean([len(set(row)) for row in few]),
-        "tv": tv(drawn), "tv_ideal": tv(ideal), "tv_draws": 200}, rel=1e-6)
+        "ideal_oracle": 100 * (few == y[:, None]).any(1).double().mean().item(),
+        "ideal_distinct": np.mean([len(set(row)) for row in few.tolist()]),
+        "tv": metrics.total_variation(picks, truth).mean().item(),
+        "tv_ideal": metrics.total_variation(ideal, truth).mean().item(), "tv_draws": 200}, rel=1e-6)
     assert bayes == pytest.approx(by_class(truth, y))
 
 
-def test_a_step_is_shown_from_a_second_on():
+def test_a_step_is_observed_from_a_second_on():
     """Catches: another threshold, seconds of the video in place of seconds of the window."""
-    video, found = grammar.make_video("test", 4), {}
-    for inside in (.5, .99, 1.01, 5., 8.):                  # s of step 1 in the window of step 4
-        begin = video.segments[1][1] - inside
-        windows = np.array([[begin + 8 * i, begin + 8 * i + 8] for i in range(8)])
-        sample = tasks.Sample(0, windows, video.steps[4], 4)
-        grammar, truth, from_start, seconds = forecasting.toy_truth([sample], [video])
-        shown = video.steps[2 if inside < 1 else 1:4]
-        np.testing.assert_allclose(truth[0], grammar.next_step(shown, False))
-        assert not from_start[0] and seconds[0] == pytest.approx(8)
-        found[inside] = truth[0]
-    assert np.abs(found[.5] - found[5.]).max() > .01        # it does matter here
+    video = as_video(grammar.make_video("test", 4), "test")
+    labels = [step.label for step in video.steps]
+    for inside in (.5, .99, 1.01, 5.):                      # s of step 1 in the window of step 4
+        windows = np.array([[video.steps[1].end - inside, video.steps[3].end]])
+        assert data.observed_steps(data.Sample(0, windows, labels[4], 4), video) == (
+            labels[2 if inside < 1 else 1:4], False)
+    windows = np.array([[0., video.steps[1].end]])
+    assert data.observed_steps(data.Sample(0, windows, labels[2], 2), video) == (labels[:2], True)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -334,46 +287,56 @@ def test_the_classification_table_equals_counting():
     made of our embedding or at our temperature, equal texts that do not tie, kinds of steps mixed
     up, the difference of other samples or resampled by sample."""
     source = Source("test", 25)
-    result, evaluated, listed = evaluate.classify(Model(), source, TEXTS, SETTINGS, "cpu")
-    p, y, videos = {"ours": [], "teacher": []}, [], []
-    for v, video in enumerate(source.videos):
-        for (start, end), step in zip(video.segments, video.steps):
-            views = [(start + end) / 2 + i * max(end - start - 9, 0) / 2 for i in (-1, 0, 1)]
-            ours = [softmax(cosines(source.ours[v][int(m)]) / READ_TAU) for m in views]
-            teacher = [softmax(cosines(source.teachers[v][int(m)]) / TEACHER_TAU) for m in views]
-            p["ours"].append(np.mean(ours, 0))
-            p["teacher"].append(np.mean(teacher, 0))
-            y, videos = [*y, step], [*videos, v]
-    kinds = {"held_out": grammar.HELD_OUT, "motion_only": sum(grammar.MOTION_ONLY, ())}
-    ids = {kind: [grammar.STEP_ID[step] for step in steps] for kind, steps in kinds.items()}
+    result, evaluated, listed = classify(Model(), source, TEXTS, SETTINGS, "cpu")
+    steps = [(v, step) for v, video in enumerate(source.videos) for step in video.steps]
+    y, p = torch.tensor([step.label for _, step in steps]), {}
+    for name, rows, tau in (("ours", source.ours, READ_TAU),
+                            ("teacher", source.teachers, TEACHER_TAU)):
+        p[name] = torch.stack([p_of(rows[v][[
+            int((start + end) / 2 + i * max(end - start - 9, 0) / 2) for i in (-1, 0, 1)]],
+            tau).mean(0) for v, (start, end, _) in steps])
     expected = {**{f"top{k}": {name: top(p[name], y, k) for name in p} for k in (1, 5)},
-                "mean_class": {name: mean_class(p[name], y) for name in p},
-                **{kind: {name: top(*zip(*[(row, label) for row, label in zip(p[name], y)
-                                           if label in own])) for name in p}
-                   for kind, own in ids.items()}}
-    hits = [torch.tensor([best(row)[0] == label for row, label in zip(p[name], y)]).double()
-            for name in ("ours", "teacher")]
-    assert evaluated == listed == len(y)
-    assert result.keys() == {*expected, "ours_minus_teacher", "by_class"}
-    assert result["by_class"] == pytest.approx(by_class(p["ours"], y))
+                "mean_class": {name: mean_class(p[name], y) for name in p}}
+    for kind, names in (("held_out", grammar.HELD_OUT),
+                        ("motion_only", sum(grammar.MOTION_ONLY, ()))):
+        own = [i for i, label in enumerate(y) if grammar.STEPS[label] in names]
+        expected[kind] = {name: top(p[name][own], y[own]) for name in p}
     for part, values in expected.items():
         assert result[part] == pytest.approx(values), part
-    apart = metrics.paired_bootstrap(*hits, groups=torch.tensor(videos))
-    assert result["ours_minus_teacher"] == pytest.approx([100 * value for value in apart])
+    interval = metrics.paired_bootstrap(*(metrics.topk_correct(p[name], y, 1).double()
+                                          for name in ("ours", "teacher")),
+                                        groups=torch.tensor([v for v, _ in steps]))
+    assert result["ours_minus_teacher"] == pytest.approx([100 * value for value in interval])
+    assert result["by_class"] == pytest.approx(by_class(p["ours"], y))
+    assert result.keys() == {*expected, "ours_minus_teacher", "by_class"}
+    assert evaluated == listed == len(y)
 
 
 def test_equal_texts_tie_and_each_of_them_counts():
     """Catches: equal texts told apart by rounding, one of them left out of the softmax."""
     x = draw(2, 3, D, seed=7)
-    p = inference.score(Model().read, x, TEXTS).exp()
-    for row, ours in zip(x.flatten(0, 1).numpy(), p.flatten(0, 1)):
-        assert ours[TWINS[0]] == ours[TWINS[1]]
-        np.testing.assert_allclose(ours, softmax(cosines(row) / READ_TAU), rtol=1e-6)
+    p = score_texts(Model().read, x, TEXTS).exp()
+    assert torch.equal(p[..., TWINS[0]], p[..., TWINS[1]])
+    torch.testing.assert_close(p, p_of(x, READ_TAU), rtol=1e-6, atol=0)
 
 
 def test_percent():
     """Catches: a fraction that is not multiplied, a rounded one, NaN in a JSON, None as 0."""
-    assert metrics.percent(None) is None and metrics.percent(math.nan) is None
+    assert metrics.percent(None) is metrics.percent(math.nan) is None
     assert metrics.percent(torch.empty(0)) is None                        # nothing of a kind
     assert metrics.percent(0.123456) == pytest.approx(12.3456)
     assert metrics.percent(torch.tensor([True, False, True])) == pytest.approx(200 / 3)
+
+
+def test_both_commands_write_the_same_features_file(trained, here):
+    """Catches: windows at another stride, an embedding without its class token, two formats."""
+    flags = ("--checkpoint", str(trained / "diffusion"), "--toy-videos", "3", "--stride", "8",
+             "--device", "cpu")
+    call("evaluate.py", "--task", "features", *flags, "--out", "a.npz")
+    call("data.py", "features", *flags, "--out", "b.npz")
+    a, b = np.load("a.npz"), np.load("b.npz")
+    assert a.files == b.files and all(np.array_equal(a[key], b[key]) for key in a.files)
+    first = a["video"] == "test_00000"
+    assert np.allclose(np.diff(a["start"][first])[1:-1], 8) and a["stride"] == 8
+    assert np.allclose(a["end"] - a["start"], 9) and len(set(a["video"])) == 3
+    assert len(a["embedding"]) == len(a["encoder_cls"]) == len(a["video"])

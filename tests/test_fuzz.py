@@ -7,20 +7,11 @@ Case N of a kind damages the same file in the same way each time: see damage.py.
 failure's output is the one that failed. A crash or a hang of native code ends with its traceback.
 """
 import os
-import signal
 
 import damage
 import pytest
 
 CASES = {"captions": 60, "list": 30, "video": 16}      # of each kind; 12 of the others
-
-
-@pytest.fixture(autouse=True)
-def handler():
-    """Commands that run in this process set a handler."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("kind", damage.KINDS)

@@ -125,7 +125,7 @@ def test_phrases_are_counted_sorted_and_rated(folder, capsys):
 
 
 @pytest.mark.parametrize("argv, message", [
-    ((), "--captions is missing: the pool needs --captions"),
+    ((), "--captions is missing: the command needs --captions"),
     (("--captions", "absent"), "absent: No such file"),
     (("--captions", "captions"), "captions: 0 of 4 phrases of 2 narrations .*lower --min-count 12"),
     (("--captions", "captions", "--min-count", "0"), "--min-count 0: must be at least 1"),

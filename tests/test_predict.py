@@ -1,173 +1,139 @@
-"""predict.py: futures sampled one step after another, the truth beside them, the command."""
+"""predict.py: what is read of a video, the truth next to its futures, the command."""
 import json
 import sys
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-import data  # noqa: E402
-from evaluation import forecasting  # noqa: E402
-import predict  # noqa: E402
-import settings_optional as s  # noqa: E402
-import tasks  # noqa: E402
-from files import commands  # noqa: E402
-from toy import grammar  # noqa: E402
-from toy import render  # noqa: E402
-from commands import call, fails, make_teacher  # noqa: E402
-from model import ProcedureModel, save_checkpoint  # noqa: E402
-from support.command import BadInput  # noqa: E402
-from weights.released import Released  # noqa: E402
+from commands import call, cannot_read, fails
+from data import Sample, observed_steps
+from evaluation import prediction
+from evaluation.prediction import Observed, count_futures, observe_toy, rank_steps, truth_of
+from files.commands import ExportSettings, export
+from files.sources import VideoSource
+from predict import predict
+from support.command import BadInput
+from toy import grammar, render
+from toy.source import ToySource
+from weights.checkpoint import build_model, build_published, save_checkpoint
 
 F = dict(image=32, patch=16, frames=2, width=8, depth=1, heads=2)
 H = dict(width=16, layers=1, heads=2)
 TOY = render.MEAN, render.STD
 REAL = 0.45, 0.225                     # pixels of a checkpoint that was trained on video files
 KEYS = ["video", "clips", "next", "futures", "warning"]
+NAMES = ["feed the bird", "sing a song", "pour egg", "feed the bird"]
 VIDEO, CLIP = "ex/videos/test_00000.mp4", ("--clip", "local-dir:ex/clip")
-SHARED = ROOT.parent / "shared" / "videos"
+SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "videos"
 
 
 def save_model(folder, pixels, order="diffusion", encoder=F, dim=64, **more):
     """A run folder with a model whose parameters are all random."""
     torch.manual_seed(0)
-    model = ProcedureModel(torch.randn(6, dim), encoder, H, order, 0.02, pixels, **more)
+    arguments = dict(encoder=encoder, denoiser=H, order=order, tau=0.02, pixels=pixels, **more)
+    model = build_model(torch.randn(6, dim), **arguments)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    folder.mkdir(parents=True)
-    save_checkpoint(folder / "checkpoint.pt", model)
-
-
-def cut_off(source, target):
-    """Copy a video into an mkv and leave out the second half of it; its header still says all."""
-    with av.open(str(source)) as old, av.open(str(target), "w") as new:
-        stream = new.add_stream_from_template(old.streams.video[0])
-        for packet in old.demux(video=0):
-            if packet.dts is not None:
-                packet.stream = stream
-                new.mux(packet)
-    whole = target.read_bytes()
-    target.write_bytes(whole[:len(whole) // 2])
+    folder.mkdir(parents=True, exist_ok=True)
+    save_checkpoint(folder / "checkpoint.pt", model, arguments)
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(workspace, tmp_path_factory):
     """A folder with the exported world in ex/, checkpoints of several kinds, a list of steps."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("predict")
-    make_teacher(folder)
+    save_model(folder / "runs/pretrain", TOY)
+    (folder / "runs/toy_teacher.pt").symlink_to(workspace / "runs/toy_teacher.pt")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        commands.export_toy(s.ExportSettings(out=Path("ex"), train=0, test=1))
-    save_model(folder / "runs/pretrain", TOY)
+        export(ExportSettings(out=Path("ex"), train=0, test=1))
     save_model(folder / "real", REAL)
-    save_model(folder / "none", REAL, order="none")
-    save_model(folder / "mask", REAL, order="mask")
+    for order in ("none", "mask"):
+        save_model(folder / order, REAL, order=order)
     save_model(folder / "tuned", REAL, task="forecast", classes=[5])
     save_model(folder / "features", None, encoder=None)
     save_model(folder / "narrow", REAL, dim=32)
-    released = Released({**F, "dim": 64}, {"dim": 64, "layers": 2, "clips": 9})
-    save_checkpoint(folder / "released.pt", released)
-    (folder / "own.txt").write_text("feed the bird\nsing a song\npour egg\nfeed the bird\n")
+    sizes = dict(encoder={**F, "dim": 64}, denoiser={"dim": 64, "layers": 2, "clips": 9})
+    save_checkpoint(folder / "released.pt", build_published(**sizes), {"released": sizes})
+    (folder / "own.txt").write_text("\n".join(NAMES) + "\n")
     (folder / "one.txt").write_text("feed the bird\n")
     (folder / "broken.mp4").write_bytes(b"no video")
-    cut_off(folder / VIDEO, folder / "cut.mkv")
-    yield folder
-    torch.set_num_threads(threads)
+    return folder
 
 
 @pytest.fixture(autouse=True)
-def here(place, monkeypatch):
+def in_place(place, monkeypatch):
     """Work in that folder."""
     monkeypatch.chdir(place)
 
 
-# ---- the answer ------------------------------------------------------------------------------
+# ---- parts -------------------------------------------------------------------------------------
 def test_futures_are_counted_and_steps_ranked():
     """Catches: shares that do not sum to 1, a rank turned round, ties not in the list's order."""
-    futures = predict.shared(torch.tensor([[0, 1], [2, 2], [2, 2], [1, 0]]), ["a", "b", "c"])
+    futures = count_futures(torch.tensor([[0, 1], [2, 2], [2, 2], [1, 0]]), ["a", "b", "c"])
     assert futures == [{"steps": ["c", "c"], "share": 0.5}, {"steps": ["a", "b"], "share": 0.25},
                        {"steps": ["b", "a"], "share": 0.25}]
-    rows = predict.ranked(torch.tensor([0.25, 0.5, 0.25]), ["a", "b", "c"])
+    rows = rank_steps(torch.tensor([0.25, 0.5, 0.25]), ["a", "b", "c"])
     assert [(row["step"], row["p"]) for row in rows] == [("b", 0.5), ("a", 0.25), ("c", 0.25)]
-    assert predict.ranked(torch.tensor([0.25, 0.75]), ["a", "b"], 1) == [{"step": "b", "p": 0.75}]
+    assert rank_steps(torch.tensor([0.25, 0.75]), ["a", "b"], 1) == [{"step": "b", "p": 0.75}]
 
 
-# ---- the embedded world --------------------------------------------------------------------------
-def observed_toy(seed=0, horizon=3, at=None):
-    """Test video `seed`, as the encoder of runs/pretrain reads it."""
-    given = s.PredictSettings(seed=seed, horizon=horizon, at=at)
-    return predict.observe_toy(given, predict.open_model(given, torch.device("cpu"))[0])
+def observed_toy(number=0, at=None):
+    """Test video `number`, as the encoder of runs/pretrain reads it."""
+    return observe_toy(number, prediction.open_model("runs/pretrain", "cpu")[0], at, 3)
 
 
 def test_the_embedded_video_is_read_as_it_is_evaluated():
-    """Catches: other frames than evaluate.py takes; a forecast that is not in the middle."""
-    source = data.ToySource("test", 3, F["frames"], progress=False)
-    for seed in range(3):
-        seen = observed_toy(seed)
-        assert torch.equal(source.load([(seed, seen.windows)]).clips, seen.clips)
-        ends = [end for _, end in source.videos[seed].segments]
-        assert seen.windows[-1, 1] == ends[max(len(ends) - 4, 0)]
-        assert seen.pictures.shape == (8, 3, 32, 32)
-
-
-def test_the_truth_is_that_of_evaluate():
-    """Catches: the steps counted one off; steps before the window counted as shown."""
-    videos = [grammar.make_video("test", seed) for seed in range(6)]
-    for seed, script in enumerate(videos):
-        seen = observed_toy(seed)
-        k = next(k for k, (_, end) in enumerate(script.segments) if end == seen.windows[-1, 1])
-        sample = tasks.Sample(0, seen.windows, 0, k + 1)
-        _, expected, _, _ = forecasting.toy_truth([sample], [script])
-        truth = predict.truth_of(seen, [])
-        p = dict.fromkeys(grammar.STEPS, 0.0) | {row["step"]: row["p"] for row in truth["next"]}
-        assert np.allclose(list(p.values()), expected[0])
-        assert truth["follows"] == [grammar.STEPS[step] for step in script.steps[k + 1:]]
-        middle = seen.windows[-1].mean()
-        if script.segments[k][0] < middle:
-            assert truth["clips"][-1] == grammar.STEPS[script.steps[k]]
+    """Catches: other frames than evaluate.py takes; a forecast that is not in the middle; a truth
+    with the steps counted one off, or with steps before the window."""
+    source, exact = ToySource("test", 6, F["frames"], progress=False), grammar.Grammar()
+    for number, video in enumerate(source.videos):
+        observed, k = observed_toy(number), max(len(video.steps) - 4, 0)
+        windows, truth = observed.windows, truth_of(observed)
+        assert torch.equal(source.load([(number, windows)]).clips, observed.clips)
+        assert observed.pictures.shape == (8, 3, 32, 32) and windows[-1, 1] == video.steps[k].end
+        p = exact.next_step(*observed_steps(Sample(0, windows, 0, k + 1), video))
+        assert {row["step"]: pytest.approx(row["p"]) for row in truth["next"]} == {
+            grammar.STEPS[step]: p[step] for step in np.flatnonzero(p)}
+        assert truth["follows"] == [grammar.STEPS[step.label] for step in video.steps[k + 1:]]
+        if video.steps[k].start < windows[-1].mean():
+            assert truth["clips"][-1] == grammar.STEPS[video.steps[k].label]
+    script = grammar.make_video("test", 4)
+    for inside in (.9, 1.1):                            # s of step 1 in the window
+        windows = np.array([[script.segments[1][1] - inside, script.segments[3][1]]])
+        p = exact.next_step(script.steps[2 if inside < 1 else 1:4], False)
+        for row in truth_of(Observed("", windows, None, None, script))["next"]:
+            assert row["p"] == pytest.approx(p[grammar.STEP_ID[row["step"]]])
 
 
 def test_chances_of_futures_are_products():
     """Catches: a chance that forgets the first step, or goes on after the end of a video."""
-    grammar, shown = grammar.Grammar(), [grammar.STEP_ID["wash pan"]]
-    first = grammar.next_step(shown, True)
-    total = 0.0
+    exact, steps = grammar.Grammar(), [grammar.STEP_ID["wash pan"]]
+    first, S = exact.next_step(steps, True), range(len(grammar.STEPS))
+    chance = np.array([[exact.chance(steps, True, [a, b]) for b in S] for a in S])
     for a in np.flatnonzero(first):
-        for b in range(len(grammar.STEPS)):
-            p = grammar.chance(shown, True, [a, b])
-            assert p == pytest.approx(first[a] * grammar.next_step([*shown, a], True)[b])
-            total += p
-    assert total == pytest.approx(1) and shown == [grammar.STEP_ID["wash pan"]]
-    assert grammar.chance(shown, True, [-1, 0]) == 0
+        assert chance[a] == pytest.approx(first[a] * exact.next_step([*steps, a], True))
+    assert chance.sum() == pytest.approx(1) and steps == [grammar.STEP_ID["wash pan"]]
     bake = grammar.STEP_ID["bake dough"]                           # the last step of a pizza
-    assert grammar.chance([grammar.STEP_ID["add cheese"]], False, [bake, 0]) == 0
+    assert exact.chance([grammar.STEP_ID["add cheese"]], False, [bake, 0]) == 0
 
 
-@pytest.mark.parametrize("at, empty", [(1.0, False), (1e9, None), ("end", True)])
-def test_any_moment_of_the_embedded_video(at, empty):
+def test_any_moment_of_the_embedded_video():
     """Catches: a traceback where nothing was shown yet, or nothing follows."""
-    script = grammar.make_video("test", 0)
-    if empty is None:
-        with pytest.raises(BadInput, match="--at"):
-            observed_toy(at=at)
-        return
-    truth = predict.truth_of(observed_toy(at=script.duration if at == "end" else at),
-                             [{"steps": ["crack egg"], "share": 1.0}])
-    assert (truth["follows"] == []) is empty and (truth["next"] == []) is empty
-    if not empty:
-        assert sum(row["p"] for row in truth["next"]) == pytest.approx(1)
-        assert truth["futures"][0]["share"] == pytest.approx(
-            {row["step"]: row["p"] for row in truth["next"]}["crack egg"])
+    with pytest.raises(BadInput, match="--at"):
+        observed_toy(at=1e9)
+    futures = [{"steps": ["crack egg"], "share": 1.0}]
+    over = truth_of(observed_toy(at=grammar.make_video("test", 0).duration), futures)
+    assert over["follows"] == over["next"] == over["futures"] == []
+    truth = truth_of(observed_toy(at=1.0), futures)
+    p = {row["step"]: row["p"] for row in truth["next"]}
+    assert truth["follows"] and sum(p.values()) == pytest.approx(1)
+    assert truth["futures"][0]["share"] == pytest.approx(p["crack egg"])
 
 
-# ---- the command ---------------------------------------------------------------------------------
+# ---- the command -------------------------------------------------------------------------------
 def run_predict(*argv):
     """The JSON of a call."""
     call("predict.py", *argv, "--json", "out.json", "--device", "cpu")
@@ -204,54 +170,50 @@ def test_without_a_video(capsys):
 
 def test_a_file_any_steps_and_the_warning(capsys):
     """Catches: SPEC's keys changed; equal texts with unequal chances; no warning that the forecast
-    means nothing; --at not obeyed; the function that answers otherwise than the command."""
+    means nothing; --at not obeyed; the function that answers otherwise than the command, or takes
+    a list of one step, which is always sure."""
     content = run_predict(VIDEO, "--steps", "own.txt", "--at", "30", "--samples", "5")
-    names = ["feed the bird", "sing a song", "pour egg", "feed the bird"]
-    check_content(content, names, 5, 3)
+    check_content(content, NAMES, 5, 3)
     assert list(content) == KEYS and content["video"] == VIDEO
     assert content["clips"][-1]["end"] == 30 and content["clips"][0]["start"] == 0
     assert "only the embedded world" in content["warning"]
     assert content["warning"] in capsys.readouterr().out
     birds = [row["p"] for row in content["next"] if row["step"] == "feed the bird"]
     assert birds[0] == birds[1]
-    assert predict.predict(VIDEO, steps=names, at=30.0, samples=5, device="cpu") == content
-    first = predict.predict(VIDEO, steps="own.txt", at=30.0, samples=5, device="cpu")
-    assert first == content
+    for steps in (NAMES, "own.txt"):
+        assert predict(VIDEO, steps=steps, at=30.0, samples=5, device="cpu") == content
+    with pytest.raises(BadInput, match="one step"):
+        predict(VIDEO, steps=["feed the bird"], device="cpu")
 
 
 def test_real_checkpoints_with_their_teacher(monkeypatch):
     """Catches: the toy's teacher for a checkpoint of real videos; embeddings from a file that give
     another answer than the teacher itself; a warning where there is nothing to warn of."""
-    monkeypatch.setattr(data, "toy_teacher", None)
-    content = run_predict(VIDEO, "--checkpoint", "real", "--steps", "own.txt", *CLIP)
-    check_content(content, ["feed the bird", "sing a song", "pour egg", "feed the bird"], 50, 3)
+    monkeypatch.setattr(prediction, "load_teacher", None)
+    own = ("--steps", "own.txt", *CLIP)
+    content = run_predict(VIDEO, "--checkpoint", "real", *own)
+    check_content(content, NAMES, 50, 3)
     assert content["warning"] is None
     call("pseudo_labels.py", "--phrases", "own.txt", "--out", "own.npz", *CLIP)
-    again = run_predict(VIDEO, "--checkpoint", "real", "--text-embeddings", "own.npz")
-    assert again == content
-    released = run_predict(VIDEO, "--checkpoint", "released.pt", "--steps", "own.txt", *CLIP)
-    check_content(released, ["feed the bird", "sing a song", "pour egg", "feed the bird"], 50, 3)
+    assert run_predict(VIDEO, "--checkpoint", "real", "--text-embeddings", "own.npz") == content
+    check_content(run_predict(VIDEO, "--checkpoint", "released.pt", *own), NAMES, 50, 3)
 
 
-def test_the_mask_model_has_one_future():
-    """Catches: samples that differ where nothing is drawn."""
+def test_the_mask_model_has_one_future_and_matching_alone_none():
+    """Catches: samples that differ where nothing is drawn; a crash, or a made-up forecast, where a
+    checkpoint has no h."""
     content = run_predict(VIDEO, "--checkpoint", "mask", "--steps", "own.txt", *CLIP)
-    assert len(content["futures"]) == 1 and content["futures"][0]["share"] == 1
-
-
-def test_matching_alone_recognises_and_forecasts_nothing():
-    """Catches: a crash, or a made-up forecast, where a checkpoint has no h."""
+    assert [future["share"] for future in content["futures"]] == [1]
     content = run_predict(VIDEO, "--checkpoint", "none", "--steps", "own.txt", *CLIP)
     assert content["next"] == content["futures"] == [] and len(content["clips"]) == 8
     assert "without order" in content["warning"]
 
 
-@pytest.mark.parametrize("argv, says", [
+@pytest.mark.parametrize("argv, named", [
     (["nowhere.mp4"], "nowhere.mp4: no such file"),
     (["broken.mp4"], "broken.mp4: cannot be opened"),
     (["own.txt"], "own.txt"),
     (["."], "no such file"),
-    (["cut.mkv"], "--at SECONDS"),
     ([VIDEO, "--at", "900"], "--at 900"),
     ([VIDEO, "--steps", "nowhere.txt"], "nowhere.txt: No such file"),
     ([VIDEO, "--steps", "one.txt"], "one class"),
@@ -262,25 +224,25 @@ def test_matching_alone_recognises_and_forecasts_nothing():
     ([VIDEO, "--checkpoint", "features", "--steps", "own.txt"], "has no encoder"),
     ([VIDEO, "--checkpoint", "narrow", "--steps", "own.txt", *CLIP], "embeddings of width 32"),
     ([VIDEO, "--device", "gpu"], "--device gpu")], ids=str)
-def test_bad_input_is_one_line(argv, says, capsys):
-    """Catches: a traceback for a user's mistake; a JSON beside an error."""
+def test_bad_input_is_one_line(argv, named, capsys):
+    """Catches: a traceback for invalid input; a JSON as well as an error."""
     Path("out.json").unlink(missing_ok=True)
-    assert says in fails(capsys, 2, "predict.py", *argv, "--json", "out.json")
+    assert named in fails(capsys, 2, "predict.py", *argv, "--json", "out.json")
     assert not Path("out.json").exists()
 
 
-def test_a_list_of_one_step():
-    """Catches: a softmax over one step, which is always sure."""
-    with pytest.raises(BadInput, match="one step"):
-        predict.predict(VIDEO, steps=["feed the bird"], device="cpu")
+def test_a_video_that_ends_early_is_one_line(monkeypatch, capsys):
+    """Catches: a cut-off video without a word on --at, which reads what there is."""
+    cannot_read(monkeypatch, VideoSource, "test_00000")
+    assert "cut off; --at SECONDS" in fails(capsys, 2, "predict.py", VIDEO, "--steps", "own.txt")
 
 
 @pytest.mark.parametrize("package, flags", [
     ("matplotlib", ["--figure", "a.png"]), ("diffusers", ["--keyframes", "frames"])])
-def test_what_an_optional_package_is_for(package, flags, monkeypatch, capsys):
+def test_an_optional_package_that_is_missing(package, flags, monkeypatch, capsys):
     """Catches: an ImportError's traceback, or one that comes after the forecast."""
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setattr(predict, "forecast", None)
+    monkeypatch.setattr(prediction, "open_model", None)
     assert f"pip install {package}" in fails(capsys, 2, "predict.py", *flags)
 
 

@@ -1,110 +1,170 @@
-"""A run that was killed goes on exactly, from the newest checkpoint that is whole."""
-import json
+"""A run that is struck ends with the right status and, resumed, gives the same bits as a whole one.
+
+Faults come in the middle of a real process: a fork of this one, see commands.struck.
+"""
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+import train
+from commands import TINY, call, coin_flags, fails, same_run, struck
+from data import Loaded
+from evaluation import embedding, labeled
+from support.command import parse
+from training import pretrain, run
+from toy.source import ToySource, load_teacher
 
-import data  # noqa: E402
-from evaluation import inference  # noqa: E402
-from training import cache  # noqa: E402
-import model  # noqa: E402
-from training import run  # noqa: E402
-import train  # noqa: E402
-from commands import TINY, call, coin_flags, fails, make_coin, make_teacher, struck  # noqa: E402
-
-EVERY = "--save-every", "2", "--log-every", "2"          # so that a kill costs steps
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A working folder with a teacher, COIN files, and uninterrupted runs in whole/ and coin/run.
-
-    One thread: every process then adds in the same order.
-    """
-    threads, folder = torch.get_num_threads(), tmp_path_factory.mktemp("resume")
-    torch.set_num_threads(1)
-    make_teacher(folder)
-    (folder / "coin").mkdir()
-    make_coin(folder / "coin")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        call("train.py", *TINY, *EVERY, "--out", "whole")
-        call("train.py", *TINY, *EVERY, *coin_flags(), "--order-epochs", "3", "--out", "coin/run")
-    yield folder
-    torch.set_num_threads(threads)
+ROOT = Path(__file__).parent.parent
+COIN = (*coin_flags(), "--order-epochs", "3", "--device", "cpu")
+FINE = ("--stage", "finetune", "--task", "forecast", "--toy-videos", "16", "--epochs", "0.3",
+        "--batch", "8", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
-def source(place):
-    """The videos of TINY, rendered once: processes begin as copies of this one."""
+def source(workspace):
+    """The videos of TINY, rendered once: every process begins as a copy of this one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place)
-        return data.ToySource("train", 16, 4, data.toy_teacher("cpu"), False)
+        patch.chdir(workspace)
+        return ToySource("train", 16, 4, load_teacher("cpu"), False)
+
+
+@pytest.fixture(scope="module")
+def runs(workspace, source, tmp_path_factory):
+    """{command: an uninterrupted run of it}; fine-tuning starts from the first."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(workspace)
+        patch.setattr(pretrain, "ToySource", lambda *args: source)
+        patch.setattr(labeled, "ToySource", lambda *args: source)
+        patch.setattr(run, "LOG_EVERY", 2)
+        patch.setattr(run, "SAVE_EVERY", 2)
+        call("train.py", *TINY, "--out", str(folder / "pretrain"))
+        fine = *FINE, "--init", str(folder / "pretrain")
+        call("train.py", *fine, "--out", str(folder / "finetune"))
+        call("train.py", *COIN, "--out", str(folder / "coin"))
+    return {TINY: folder / "pretrain", fine: folder / "finetune", COIN: folder / "coin"}
 
 
 @pytest.fixture(autouse=True)
-def here(place, source, monkeypatch):
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.chdir(place)
-    monkeypatch.setattr(data, "ToySource", lambda *args: source)
-    yield
-    signal.signal(signal.SIGTERM, before)
+def every_two(here, source, monkeypatch):
+    """Rows and checkpoints after every second step only, so that a kill costs steps."""
+    for module in (pretrain, labeled):
+        monkeypatch.setattr(module, "ToySource", lambda *args: source)
+    monkeypatch.setattr(run, "LOG_EVERY", 2)
+    monkeypatch.setattr(run, "SAVE_EVERY", 2)
 
 
-def outcome(out):
-    """Weights and momenta of the last checkpoint, and metrics.jsonl but for what a clock says."""
-    content = torch.load(Path(out) / "checkpoint.pt", weights_only=True)
-    rows = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
-    state = [value for entry in content["optimizer"]["state"].values() for value in entry.values()]
-    return ([*content["model"].values(), *state],
-            [{name: row[name] for name in row if name != "clips_per_s"} for row in rows])
+# ------------------------------------------------------------------------------------------------
+# The matrix
+# ------------------------------------------------------------------------------------------------
+def fill_disk(whole, *args):
+    """The next checkpoint is written to a disk that is full."""
+    Path("struck/checkpoint.pt.part").symlink_to("/dev/full")
+    return whole(*args)
 
 
-def same(a, b):
-    """Bit for bit."""
-    (ours, rows), (theirs, other) = outcome(a), outcome(b)
-    return rows == other and len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+def poison(whole, *args):
+    """The next gradients are NaN."""
+    def spoil_gradients(optimizer, *_):
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad.mul_(float("nan"))
+    register_optimizer_step_pre_hook(spoil_gradients)
+    return whole(*args)
 
 
-KILL, TERM, CTRL_C = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
-STEP = run, "set_seed"
-AGAIN = {                     # of 12 steps, 3 in each stage; signal, where, at which call of it
-    "0": [(KILL, *STEP, 2), (KILL, os, "replace", 5),          # between the renames of step 3
-          (TERM, *STEP, 3), (KILL, train, "make_optimizer", 3), (CTRL_C, cache, "load_grid", 3),
-          (TERM, cache, "load_grid", 3), (KILL, cache, "load_grid", 3), (KILL, *STEP, 2)],
-    "2": [(TERM, *STEP, 2), (KILL, *STEP, 4), (CTRL_C, *STEP, 2)],
-}
+def lose_video(whole, *args, **kwargs):
+    """What is read now cannot be read; its last argument serves as its name."""
+    result, nothing = whole(*args, **kwargs), torch.empty(0)
+    loaded = Loaded([], nothing, nothing, {str(args[-1])[:9]: "cut off"})
+    return (loaded, []) if isinstance(result, tuple) else loaded
 
 
-@pytest.mark.parametrize("workers", [*AGAIN])
-def test_killed_again_and_again(workers):
-    """Catches: a step done twice or left out, noise, views, order of videos, momentum or rate that
-    starts anew, kept embeddings that differ; rows of metrics that are lost or stay. In each of the
-    four stages, mid-epoch, with steps since the last checkpoint; while it is renamed, between two
-    stages, and while videos are embedded, which ends at once."""
-    flags = (*TINY, *EVERY, "--workers", workers, "--out", f"killed-{workers}", "--resume")
-    for number, *where in AGAIN[workers]:
-        code = struck(number, *where, "train.py", *flags)
-        assert code == (-KILL if number == KILL else 128 + number), (number, where)
-    call("train.py", *flags)
-    assert same(f"killed-{workers}", "whole")
+def at_step(step, place=0):
+    """The call with this number of a step as an argument."""
+    return lambda *args: args[place] == step
 
 
-def copied(name):
-    """The finished COIN run in a new folder, with its last two checkpoints, of steps 6 and 4."""
-    shutil.copytree("coin/run", name)
-    assert [torch.load(f"{name}/{file}", weights_only=True)["step"]
-            for file in (run.NEWEST, run.BEFORE)] == [6, 4]
+STEP = run, "set_seed"                                 # called in the middle of a step
+# Of 12 steps, three in each stage. The second and fourth strike come off the schedule of saving.
+SIGNALS = [(*STEP, at_step(1)), (*STEP, at_step(4)), (*STEP, at_step(7)),
+           (pretrain, "make_optimizer", at_step("order", 2)), (embedding, "load_grid", 3),
+           (*STEP, at_step(10))]
+SAVED = [(*STEP, at_step(step)) for step in (1, 3, 7, 9)]       # a checkpoint follows at once
+READ = [(pretrain, "load_step", at_step(step, 3)) for step in (1, 4, 7)] + [
+    (embedding, "load_grid", 3)]
+FINE_READ = [(embedding, "load_samples", 2)]
+# fault: what happens, the exit code, where in pre-training, where in fine-tuning
+FAULTS = {"kill": (signal.SIGKILL, -signal.SIGKILL, SIGNALS, [*FINE_READ, (*STEP, at_step(2))]),
+          "SIGTERM": (signal.SIGTERM, 143, SIGNALS, [*FINE_READ, (*STEP, at_step(0))]),
+          "Ctrl-C": (signal.SIGINT, 130, SIGNALS, [*FINE_READ, (*STEP, at_step(0))]),
+          "full disk": (fill_disk, 2, SAVED, SAVED[:1]), "NaN": (poison, 1, SAVED, SAVED[:1]),
+          "unreadable video": (lose_video, 2, READ, FINE_READ)}
 
 
+@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_struck_in_every_stage_and_resumed(runs, fault, stage, workers):
+    """Catches: another status; a step done twice or left out; noise, views, order of videos,
+    momentum or rate that starts again; cached embeddings that differ; rows of metrics that are lost
+    or stay; a checkpoint half written or with NaN; a signal that is lost, or waits for all clips to
+    be encoded; workers that die of Ctrl-C before the step is saved."""
+    what, status, *places = FAULTS[fault]
+    flags = *next(flags for flags, out in runs.items() if out.name == stage), "--workers", workers
+    for place in places[stage == "finetune"]:
+        code = struck(what, *place, "train.py", *flags, "--out", "struck", "--resume")
+        assert code == status, place
+        assert not list(Path("struck").glob("*.part")) or fault == "kill"
+    call("train.py", *flags, "--out", "struck", "--resume")
+    assert same_run("struck", runs[flags[:-2]]) and not list(Path("struck").glob("*.part"))
+
+
+@pytest.mark.parametrize("fault, status", [
+    (signal.SIGKILL, -signal.SIGKILL), (lambda *args: os.rmdir("struck"), 2)])
+@pytest.mark.parametrize("renamed", [run.BEFORE, run.NEWEST])
+def test_struck_while_a_checkpoint_is_renamed(runs, fault, status, renamed):
+    """Catches: the last checkpoint lost to a kill, or to a folder that has become read-only."""
+    there = Path("struck", run.NEWEST if renamed == run.BEFORE else run.BEFORE)
+    flags = *COIN, "--out", "struck"
+    code = struck(fault, os, "replace", lambda old, new: new == Path("struck", renamed)
+                  and there.exists(), "train.py", *flags)
+    assert code == status
+    assert torch.load(there, weights_only=True)["step"] == 2
+    call("train.py", *flags, "--resume")
+    assert same_run("struck", runs[COIN])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_modules_are_imported(number):
+    """Catches: a traceback, or a run that goes on with half a module: what imports may swallow any
+    exception, as torch does while it imports numpy."""
+    Path("torch.py").write_text(f"import os\ntry:\n    os.kill(os.getpid(), {int(number)})\n"
+                                "    import time\n    time.sleep(9)\nexcept BaseException: pass\n")
+    end = subprocess.run([sys.executable, ROOT / "train.py"], capture_output=True, text=True,
+                         env={**os.environ, "PYTHONPATH": "."}, preexec_fn=lambda: signal.signal(
+                             signal.SIGINT, signal.default_int_handler))
+    assert (end.returncode, end.stderr) == (128 + number, "")
+
+
+def test_an_error_in_the_loop_leaves_no_handler(runs, monkeypatch):
+    """Catches: a generator that stays open, with the signals that it holds back."""
+    monkeypatch.setattr(pretrain, "order_losses", lambda *args: 1 / 0)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ZeroDivisionError) as error:    # its traceback refers to the loop
+        train.main(parse(train.TrainSettings, COIN))
+    assert signal.getsignal(signal.SIGINT) is before, error
+
+
+# ------------------------------------------------------------------------------------------------
+# Damaged checkpoints
+# ------------------------------------------------------------------------------------------------
 def spoil(path, how):
     """What a power failure, a full disk or a kill leaves."""
     whole = path.read_bytes()
@@ -118,74 +178,19 @@ def spoil(path, how):
 
 
 @pytest.mark.parametrize("how", ["missing", "cut", "bit"])
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(how, capsys):
-    """Catches: one checkpoint cache, a damaged one that is gone on from or ends the run, nothing
-    said; the whole one lost when the next is saved."""
-    copied(how)
-    spoil(Path(how, run.NEWEST), how)
-    flags = (*TINY, *EVERY, *coin_flags(), "--order-epochs", "3", "--out", how)
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(runs, how, capsys):
+    """Catches: only one checkpoint, a damaged one that is continued, no line about it; the whole
+    one lost when the next is saved; a start from scratch if both are damaged."""
+    shutil.copytree(runs[COIN], "run")
+    spoil(Path("run", run.NEWEST), how)
+    flags = *COIN, "--out", "run"
     assert "--resume" in fails(capsys, 2, "train.py", *flags)
-    capsys.readouterr()
     call("train.py", *flags, "--resume")
-    said = capsys.readouterr().out
-    assert f"{how}/{run.NEWEST}" in said and "step 4" in said
-    assert same(how, "coin/run") and not list(Path(how).glob("*.part"))
-
-
-def test_two_damaged_checkpoints_end_with_2(capsys):
-    """Catches: a run that begins anew over what is left of a month."""
-    copied("both")
+    printed = capsys.readouterr().out
+    assert f"run/{run.NEWEST}" in printed and "step 2" in printed
+    assert same_run("run", runs[COIN]) and not list(Path("run").glob("*.part"))
     for name in (run.NEWEST, run.BEFORE):
-        spoil(Path("both", name), "cut")
-    left = Path("both", run.NEWEST).read_bytes()
-    line = fails(capsys, 2, "train.py", *TINY, *EVERY, *coin_flags(), "--order-epochs", "3",
-                 "--out", "both", "--resume")
-    assert "both" in line and Path("both", run.NEWEST).read_bytes() == left
-
-
-@pytest.mark.parametrize("moment", ["write", "first rename", "second rename"])
-def test_a_disk_that_fails_while_saving_leaves_a_whole_checkpoint(moment, capsys):
-    """Catches: the last checkpoint lost to a full disk or a folder that has become read-only."""
-    replace, save, count = os.replace, torch.save, {"save": 0, "rename": 0}
-
-    def fail(kind, at, real, *args):
-        if kind == "save" or str(args[-1]).endswith((run.NEWEST, run.BEFORE)):
-            count[kind] += 1
-            if count[kind] == at:
-                raise OSError(28, "No space left on device")
-        return real(*args)
-    out = f"disk-{moment}"
-    flags = (*TINY, *EVERY, *coin_flags(), "--order-epochs", "3", "--out", out)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "save", lambda *args: fail(
-            "save", 2 if moment == "write" else 0, save, *args))
-        patch.setattr(os, "replace", lambda *args: fail(
-            "rename", {"first rename": 2, "second rename": 3}.get(moment, 0), replace, *args))
-        with pytest.raises(SystemExit) as end:
-            call("train.py", *flags)
-    assert end.value.code == 2 and "error: [Errno 28] No space left" in capsys.readouterr().err
-    assert sum((Path(out) / name).exists() for name in (run.NEWEST, run.BEFORE)) == 1
-    call("train.py", *flags, "--resume")
-    assert same(out, "coin/run")
-
-
-@pytest.mark.parametrize("out", ["/proc/run", "coin/COIN.json/run"])
-def test_a_folder_that_cannot_be_written_ends_with_2(out, capsys):
-    """Catches: a traceback, or an hour of training before the folder is found to be read-only."""
-    assert out.split("/")[1] in fails(capsys, 2, "train.py", *TINY, *coin_flags(), "--out", out)
-    assert model.read_checkpoint("coin/run")["step"] > 2
-
-
-def test_fine_tuning_that_is_struck():
-    """Catches: a Ctrl-C that waits until all clips are encoded; fine-tuning that goes on from
-    another batch, rate or momentum."""
-    flags = ("--stage", "finetune", "--task", "classify", "--init", "whole", "--toy-videos", "16",
-             "--epochs", "0.3", "--batch", "8", "--log-every", "1", *EVERY, "--device", "cpu",
-             "--out")
-    call("train.py", *flags, "fine")
-    for number, *where in ((CTRL_C, inference, "load_samples", 2), (KILL, *STEP, 4),
-                           (TERM, *STEP, 2)):
-        code = struck(number, *where, "train.py", *flags, "fine-struck", "--resume")
-        assert code == (-KILL if number == KILL else 128 + number), (number, where)
-    call("train.py", *flags, "fine-struck", "--resume")
-    assert same("fine-struck", "fine")
+        spoil(Path("run", name), "cut")
+    left = Path("run", run.NEWEST).read_bytes()
+    assert "run/" in fails(capsys, 2, "train.py", *flags, "--resume")
+    assert Path("run", run.NEWEST).read_bytes() == left

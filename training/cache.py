@@ -1,7 +1,7 @@
 """Cached embeddings: the rows that h is trained on once f has finished.
 
-f would compute the same again in every epoch of the last stage. R windows of all videos, B rows, N
-clips, P missing ones, D embedding.
+Without them f would compute the same embeddings in every epoch of the last stage.
+R windows of all videos, B rows, N clips, P missing ones, D embedding.
 """
 import numpy as np
 import torch
@@ -14,18 +14,17 @@ FORECASTS = 0.75          # share of the rows that are forecasts as at inference
 
 
 class CachedRows:
-    """Cached embeddings, and what h is asked about them: forecasts, and any clips.
+    """Cached embeddings, and what h is to predict from them: forecasts, and any clips.
 
     Consecutive clips that show the same step count once: what is missing is a step, not the rest of
-    one that was observed. Which step a clip shows is read off its embedding, without
-    labels.
+    one that was observed. Which step a clip shows is read off its embedding, without labels.
 
     Args:
         source:   gives the videos and their pre-training windows.
         features: annotations.FeaturesFile of these videos.
         teacher:  (R, D) the teacher's features of its rows.
         steps:    (R,) int64, the phrase that f sees in each row; None where the windows are steps.
-        passes:   how often each video is gone through, with other windows each time.
+        passes:   passes over each video, with other windows each time.
         missing:  the most clips that are missing together.
         rng:      numpy Generator.
     """

@@ -24,17 +24,16 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from data import EPIC_FRAMES, View, action_samples, activity_samples, samples_of
+from data import EPIC_FRAMES, action_samples, activity_samples, samples_of
+from evaluation.checks import require_width
 from evaluation.embedding import encode_samples
 from evaluation.labeled import open_labeled
 from files import listings
-from files.sources import open_actions
 from support.command import BadInput, write_json
 from support.device import mixed_precision, pick_device, set_seed
 from support.workers import prefetch
 from training import actions
-from training.run import (Run, Stage, Unreadable, prepare_run, report_missing,
-                          videos_of_step)
+from training.run import Run, Stage, Unreadable, prepare_run, report_missing, videos_of_step
 from weights.checkpoint import build_model, build_published, load_model
 from weights.mvit import MViT
 from weights.released import Released
@@ -57,8 +56,8 @@ def matches_texts(init):
 def extend(init, arguments, settings, texts, classes):
     """The checkpoint's model with a classifier, as the task needs it -> a new model, its arguments.
 
-    If the head of f is a classifier of other classes, the class token before it becomes the
-    embedding, as usual when TimeSformer is fine-tuned.
+    If the head of f classifies other classes, the class token before it becomes the embedding, as
+    usual when TimeSformer is fine-tuned. For EPIC, the embeddings of f's frames are repeated to 32.
 
     Args:
         init:    ProcedureModel or Released that is not fine-tuned.
@@ -108,18 +107,11 @@ def count_classes(settings, source, texts):
 
 def open_data(settings, init, device):
     """The labeled videos, and the texts of their classes or None."""
-    if bool(init.pixels) != (settings.features is None):
-        raise BadInput(f"--data {settings.data}: {settings.init} reads "
-                       f"{'frames' if init.pixels else 'features'}; give the --data it was "
-                       "trained on")
-    if settings.data == "epic":
-        view = View(init.encoder.image, EPIC_FRAMES, init.encoder.seconds)
-        return open_actions(settings.annotations, settings.videos, view), None
-    source, texts = open_labeled(settings, "train", init, device, settings.init, compare=False)
+    source, texts = open_labeled(settings, "train", init, settings.init, device,
+                                 with_teacher=False)
     given = source.features.embedding if settings.features else texts
-    if given is not None and given.shape[1] != init.dim and matches_texts(init):
-        raise BadInput(f"--init {settings.init}: embeddings of width {init.dim}, those given have "
-                       f"{given.shape[1]}; give the --data it was trained on")
+    if given is not None and matches_texts(init):
+        require_width(init, given, settings.init)
     return source, texts
 
 
@@ -192,7 +184,7 @@ def make_optimizer(model, parts, lr):
 # Steps
 # ------------------------------------------------------------------------------------------------
 def train(settings, model, arguments, parts, count, device, resumed, items, losses):
-    """Go over `count` samples for --epochs.
+    """The loop: `count` samples, --epochs times. A step is one optimizer update.
 
     Args:
         parts:  of the model, trained with the classifier.
@@ -223,10 +215,10 @@ def train_cached(settings, model, arguments, parts, x, y, device, resumed=None):
         clips, labels = x[chosen], y[chosen]                                   # (B, N, D), (B,)
         B, N, D = clips.shape
         if model.task == "classify":
-            answer = clips[torch.arange(B), torch.randint(N, (B,))]            # (B, D)
+            read = clips[torch.arange(B), torch.randint(N, (B,))]              # (B, D)
         else:
-            answer = model.forecast_next(clips, clips.new_zeros(B, 1, D))[:, 0]
-        return {"loss": functional.nll_loss(model.classify(answer)[0], labels)}, B * N
+            read = model.forecast_next(clips, clips.new_zeros(B, 1, D))[:, 0]
+        return {"loss": functional.nll_loss(model.classify(read)[0], labels)}, B * N
 
     train(settings, model, arguments, parts, len(y), device, resumed, iter, losses)
 
@@ -262,7 +254,7 @@ def train_actions(settings, model, arguments, source, samples, device, resumed):
 
 
 def finetune(settings):
-    """Fine-tuning. A step is one optimizer update."""
+    """`python train.py --stage finetune`"""
     model, arguments, source, samples, device, resumed = set_up(settings)
     if settings.data == "epic":
         return train_actions(settings, model, arguments, source, samples, device, resumed)

@@ -57,7 +57,7 @@ SGD_LR = 5e-3             # peak learning rate of SGD, the release's
 WEIGHT_DECAY = 1e-2       # of every stage; the release's 1e-4
 ORDER_BATCH = 256         # rows per step of the last stage
 GRID = 4.0                # s between two of the cached embeddings of a video
-PASSES = 6                # times each video is gone through for the last stage, with other windows
+PASSES = 6                # over each video for the last stage, each with other windows
 
 
 # ------------------------------------------------------------------------------------------------
@@ -126,7 +126,11 @@ def set_up(settings):
         if not same_texts(resumed["model"]["phrases"], material.phrases):
             raise BadInput(f"--resume: {settings.out} was trained with other phrases, or another "
                            "teacher, than are given now; give the same")
-        model.load_state_dict(resumed["model"])
+        try:
+            model.load_state_dict(resumed["model"])
+        except RuntimeError as error:
+            raise BadInput(f"--resume: the checkpoint in {settings.out} does not fit this code: "
+                           f"{str(error).strip().splitlines()[-1].strip()}") from None
     elif start is not None:
         fill(settings.init, model, start)
     return model, arguments, material.source, device, resumed
@@ -168,8 +172,13 @@ def make_optimizer(model, settings, stage):
 # ------------------------------------------------------------------------------------------------
 # A step on clips
 # ------------------------------------------------------------------------------------------------
+def has_ordering(settings, stage):
+    """Whether h is trained on the clips of this stage."""
+    return stage.name == "joint" and settings.order != "none"
+
+
 def load_step(source, settings, stage, step, place=(0, 1)):
-    """What f reads in one step, all of it drawn from (seed, step): in a worker, if there are any.
+    """What f reads in one step, drawn from (seed, step); in a worker, if there are any.
 
     Args:    place: this process, of how many that share the videos.
     Returns: data.Loaded, and [(observed (n,) bool, j (1,)), ...], one for each of its videos; j is
@@ -177,7 +186,7 @@ def load_step(source, settings, stage, step, place=(0, 1)):
              out.
     """
     rng = np.random.default_rng((settings.seed, 2, step))
-    ordering = stage.name == "joint" and settings.order != "none"
+    ordering = has_ordering(settings, stage)
     requests, masks = [], {}
     for video in videos_of_step(step - stage.span.start, len(source), stage.batch, settings.seed):
         windows = source.pretrain_windows(video, rng)
@@ -244,11 +253,27 @@ def objective(model, x, targets, observed, j, ordering):
     return {"loss": losses.total_loss(xe, mse, mc), "xe": xe, "mse": mse, "mc": mc}    # Eq. 7
 
 
+def clip_losses(model, source, settings, unreadable, ordering, device, item):
+    """The losses of a batch of videos, as a dict, and how many clips; None, 0 if it has no clip.
+
+    item: from `load_step`. unreadable: run.Unreadable.
+    """
+    loaded, masks = item
+    for failed in parallel.gather_objects(loaded.failed):
+        unreadable.add(failed)
+    masks = [mask for part in parallel.gather_objects(masks) for mask in part]
+    if not masks:
+        return None, 0
+    x, targets, observed, j = encode_batch(model, source, loaded, masks, device,
+                                           settings.targets, settings.micro_batch)
+    return objective(model, x, targets, observed, j, ordering), observed.sum()
+
+
 # ------------------------------------------------------------------------------------------------
 # A step on cached embeddings
 # ------------------------------------------------------------------------------------------------
 def cache_rows(model, source, settings, device):
-    """What h is trained on once f has finished: f would compute the same again in every epoch.
+    """What h is trained on once f has finished; f would compute the same in every epoch.
 
     Returns: cache.CachedRows, and {id: reason} of the videos that could not be read.
     """
@@ -275,26 +300,13 @@ def order_losses(model, rows, settings, device, step):
     return {"loss": mse + mc, "mse": mse, "mc": mc}, len(j)
 
 
-def clip_losses(model, source, settings, unreadable, ordering, device, item):
-    """The losses of a batch of videos, as a dict, and how many clips; None, 0 if nothing is said.
-
-    item: from `load_step`. unreadable: run.Unreadable.
-    """
-    loaded, masks = item
-    for failed in parallel.gather_objects(loaded.failed):
-        unreadable.add(failed)
-    masks = [mask for part in parallel.gather_objects(masks) for mask in part]
-    if not masks:
-        return None, 0
-    x, targets, observed, j = encode_batch(model, source, loaded, masks, device,
-                                           settings.targets, settings.micro_batch)
-    return objective(model, x, targets, observed, j, ordering), observed.sum()
-
-
+# ------------------------------------------------------------------------------------------------
+# A step of any stage
+# ------------------------------------------------------------------------------------------------
 def step_losses(model, source, settings, unreadable, device, stage, left):
-    """What a stage goes over, and how it computes the losses of a step.
+    """What the steps of a stage read, and what computes their losses.
 
-    left: its steps that are not done.
+    left: range of its steps that are not done.
     Returns: iterable of items, one for each of these steps; callable, step and item -> the losses
              by name, and how many clips were read.
     """
@@ -303,7 +315,7 @@ def step_losses(model, source, settings, unreadable, device, stage, left):
         unreadable.add(failed)
         return left, lambda step, item: order_losses(model, rows, settings, device, step)
     make = functools.partial(load_step, source, settings, stage, place=parallel.place())
-    ordering = stage.name == "joint" and settings.order != "none"
+    ordering = has_ordering(settings, stage)
     return (prefetch(make, left, settings.workers),
             lambda step, item: clip_losses(model, source, settings, unreadable, ordering, device,
                                            item))

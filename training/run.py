@@ -56,7 +56,11 @@ def prepare_run(settings):
         if other:
             raise BadInput(f"{flag_of(other[0])} {config[other[0]]}: this run has "
                            f"{before.get(other[0])}; resume it with the settings in {path}")
-        return last_checkpoint(settings.out)
+        content = last_checkpoint(settings.out)
+        if not {"step", "stage", "optimizer"} <= content.keys():
+            raise BadInput(f"{settings.out / NEWEST}: was not saved by a training run; there is "
+                           "nothing to resume")
+        return content
     if has:
         raise BadInput(f"--out {settings.out}: holds a checkpoint; add --resume to continue, "
                        "or choose another folder")
@@ -69,8 +73,8 @@ def prepare_run(settings):
 def last_checkpoint(out):
     """The content of a run's newest checkpoint that is whole.
 
-    If checkpoint.pt is damaged, or a kill came between two renames, the previous one takes its
-    place, and this is printed.
+    If checkpoint.pt is damaged, or a kill came between two renames, the previous checkpoint takes
+    its place, and a line says so.
     """
     try:
         return read_whole(out / NEWEST)
@@ -113,11 +117,11 @@ class Unreadable:
         if resumed:
             try:
                 self.reasons = json.loads((settings.out / "unreadable.json").read_text())
-            except (OSError, ValueError):              # none, or cut off: they will be met again
+            except (OSError, ValueError):              # none, or cut off: they will fail again
                 pass
 
     def add(self, failed):
-        """Add {id: reason}; BadInput if they are too many."""
+        """Add {id: reason}; BadInput if there are too many."""
         if failed.keys() <= self.reasons.keys():
             return
         self.reasons |= failed
@@ -158,20 +162,20 @@ def videos_of_step(step, count, batch, seed):
 
 
 class Run:
-    """A training run between its first and its last step.
+    """A training run, from its first step to its last: logging, checkpoints and interrupts.
 
         with Run(...) as run:
             for step, item in run.steps(stage, optimizer, items):
                 run.update({"loss": ..., "xe": ...}, clips)
 
-    Ctrl-C and SIGTERM let a step end, save, and then end the program. Between two stages they end
-    it at once, since a stage is saved at its end.
+    On Ctrl-C or SIGTERM the current step is finished and saved, and the program ends. Between two
+    stages it ends at once: a stage is saved at its end.
 
     Args:
         arguments: how the model is built, for its checkpoints.
-        first: steps that are done already; the rows of metrics.jsonl after them are dropped.
-        total: steps of all stages.
-        count: videos (or samples) in an epoch.
+        first:     number of steps that are done already; later rows of metrics.jsonl are dropped.
+        total:     number of steps of all stages.
+        count:     number of videos (or samples) in an epoch.
     """
 
     def __init__(self, settings, model, arguments, first, total, count):
@@ -198,10 +202,11 @@ class Run:
         return range(max(self.first, stage.span.start), stage.span.stop)
 
     def steps(self, stage, optimizer, items):
-        """Yield (step, item) for the steps left of a stage; each must end with `update`.
+        """Yield (step, item) for the steps left of a stage; each calls `update`.
 
-        Before each step its learning rates and random seed are set; after it, rows and checkpoints
-        are written where it is time for them.
+        Before each step its learning rates and random seed are set. After it, a row and a
+        checkpoint are written if they are due. An exception in the caller's loop closes this
+        generator, and so ends its hold on signals.
 
         Args:
             optimizer: its groups have a peak learning rate, "peak".
@@ -209,15 +214,15 @@ class Run:
         """
         self.model.train()
         self.optimizer = optimizer
-        with Interrupts() as stop:
-            for step, item in zip(self.steps_left(stage), items):
+        with Interrupts() as interrupts:
+            for item, step in zip(items, self.steps_left(stage), strict=True):
                 in_stage = step - stage.span.start
                 for group in optimizer.param_groups:
                     group["lr"] = group["peak"] * schedule(in_stage, len(stage.span))
                 set_seed(self.settings.seed * 1_000_003 + step)
                 yield step, item
                 self.bar.update()
-                status = max(parallel.gather_objects(stop.status))
+                status = max(parallel.gather_objects(interrupts.status))
                 self.record(stage, step + 1, (in_stage + 1) * stage.batch / self.count, status != 0)
                 if status:
                     sys.exit(status)
@@ -227,7 +232,7 @@ class Run:
 
         Args:
             terms: losses by name, "loss" among them; None: this step has nothing to learn from.
-            clips: how many were read.
+            clips: number of clips read.
         """
         self.terms = terms
         if terms:
@@ -235,13 +240,13 @@ class Run:
             terms["loss"].backward()
             parallel.average_gradients(self.optimizer)
             self.optimizer.step()
-            self.clips = self.clips + clips                # a tensor: not waited for here
+            self.clips = self.clips + clips            # a tensor: reading it would wait for the GPU
 
     def record(self, stage, done, epoch, stops):
-        """After a step: a row and a checkpoint, if it is time for them.
+        """After a step: write a row and a checkpoint if they are due.
 
-        stops: the run is interrupted: a checkpoint, but no row that the run would not have had
-        otherwise.
+        stops: the run is interrupted: write a checkpoint, but no row that an uninterrupted run
+               would not have.
         """
         saves = done == stage.span.stop or done % SAVE_EVERY == 0
         if saves or done % LOG_EVERY == 0:
@@ -255,7 +260,7 @@ class Run:
                             stage=stage.name, optimizer=self.optimizer.state_dict())
 
     def log_row(self, step, epoch):
-        """One line of metrics.jsonl, if the loss is finite; null for a term that the stage has not.
+        """One line of metrics.jsonl, if the loss is finite; null for terms the stage does not have.
 
         Reading the terms waits for the GPU.
         """
@@ -274,4 +279,4 @@ class Run:
             raise FloatingPointError(
                 f"step {step}, batch {step - 1} of --seed {self.settings.seed}, stage {stage.name}:"
                 f" the loss ({loss}) or a weight is not finite; the last checkpoint in "
-                f"{self.settings.out} is kept; try a smaller learning rate (--lr and the like)")
+                f"{self.settings.out} is whole; try a smaller learning rate (--lr and the like)")

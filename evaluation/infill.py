@@ -1,0 +1,68 @@
+"""Infilling: which step is missing, from the steps before and after it.
+
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1.
+
+M steps to infill, N = 9 clips that are read for each.
+"""
+import numpy as np
+import torch
+
+from data import CLIPS, classify_samples
+from evaluation import metrics
+from evaluation.embedding import encode_samples
+from evaluation.inference import predict_missing
+from evaluation.metrics import percent
+from support.command import BadInput
+
+PLACES = "prior", "current", "future"             # the first step of a video, the others, the last
+
+
+def infill_rows(counts):
+    """Which clips are read to infill each step of videos with so many steps.
+
+    Of a video of more than 9 steps the nine around the missing one are read.
+
+    Returns: rows (M, 9) int64, of all steps of all videos one after another; real (M, 9) bool,
+             False = padding; j (M, 1), the place of the missing step among the nine; kind (M,), of
+             PLACES.
+    """
+    rows, real, js, kinds, first = [], [], [], [], 0
+    for count in counts:
+        for k in range(count):
+            begin = min(max(k - CLIPS // 2, 0), max(count - CLIPS, 0))
+            place = begin + np.arange(CLIPS)
+            rows.append(first + np.minimum(place, count - 1))
+            real.append(place < count)
+            js.append([k - begin])
+            kinds.append(0 if k == 0 else 2 if k == count - 1 else 1)
+        first += count
+    return tuple(torch.from_numpy(np.array(column)) for column in (rows, real, js, kinds))
+
+
+def infill(model, source, texts, settings, device):
+    """Each step of a video from all the others.
+
+    Returns: rows of the table, steps evaluated, steps listed.
+    """
+    least = max(settings.min_steps, len(PLACES))
+    counts = [len(video.steps) for video in source.videos]
+    samples = [sample for sample in classify_samples(source.videos, 1)
+               if counts[sample.video] >= least]
+    if not samples:
+        raise BadInput(f"--split {settings.split}: no video with {least} steps; there is nothing "
+                       "to infill")
+    x, _, samples = encode_samples(model, source, samples, settings, device)
+    rows, real, j, kind = infill_rows([
+        count for count, video in zip(counts, source.videos)
+        if count >= least and video.name not in source.unreadable])
+    y = torch.tensor([sample.label for sample in samples])
+    observed = real & (torch.arange(CLIPS) != j)                               # (M, 9)
+    zero, mean, picks = predict_missing(model, x[rows, 0], observed.to(device), j.to(device), texts,
+                                        settings.samples, settings.seed, settings.batch)
+    right = metrics.topk_correct(zero[:, 0], y, 1)
+    return ({"top1": {"zero_noise": percent(right),
+                      "expectation": percent(metrics.topk_correct(mean[:, 0], y, 1)),
+                      "oracle": percent(metrics.oracle_correct(picks[..., 0], y))},
+             "by_position": [percent(right[kind == place]) for place in range(len(PLACES))]},
+            len(y), sum(len(video.steps) for video in source.listed
+                        if len(video.steps) >= least))

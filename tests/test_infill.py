@@ -1,0 +1,208 @@
+"""Infilling, several next steps at once, and steps in turn: against loops."""
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from data import (CLIP_SECONDS, HISTORY, Loaded, Step, Video, forecast_samples, forecast_windows,
+                  observed_steps)
+from evaluate import EvaluateSettings
+from evaluation import forecasting, infill
+from evaluation.inference import extend_history, predict_missing, sample_in_turn
+from losses import match
+from support.command import BadInput
+from toy import grammar
+from toy.source import as_video
+
+S = len(grammar.STEPS)
+TEXTS = functional.normalize(torch.randn(S, 24, generator=torch.Generator().manual_seed(0)), dim=-1)
+SETTINGS = EvaluateSettings(samples=3, batch=7, seed=5)
+
+
+class Model:
+    """A forecast of clip j is the step after the last observed one before it, or before the first
+    observed one after it, by number; where nothing is observed step 0. Noise is added to it."""
+    task, denoiser = None, SimpleNamespace(clips=10)
+
+    def forecast(self, x, observed, j, noise):
+        rows = []
+        for clips, seen, places, eps in zip(x, observed, j, noise):
+            seen = [i for i in range(len(clips)) if seen[i]]
+            for q, point in enumerate(eps):
+                place = int(places[q % len(places)])
+                before, after = [i for i in seen if i < place], [i for i in seen if i > place]
+                step = (self.step(clips[before[-1]]) + place - before[-1] if before else
+                        self.step(clips[after[0]]) - (after[0] - place) if after else 0)
+                rows.append(TEXTS[step % S] + 0.3 * point)
+        return torch.stack(rows).view_as(noise)
+
+    def forecast_next(self, x, noise):
+        following = ((x[:, -1] @ TEXTS.T).argmax(-1) + 1) % S                  # (M,)
+        return TEXTS[following][:, None] + 0.5 * noise
+
+    def step(self, clip):
+        return int((TEXTS @ clip).argmax())
+
+    def encode(self, clips):
+        return clips
+
+    def match_predicted(self, x_hat, texts):
+        return match(x_hat, texts, 0.1)
+
+
+class Source:
+    """Videos of the embedded world whose clips are the texts of their steps; one has 12 steps."""
+
+    def __init__(self):
+        self.videos = [as_video(grammar.make_video("validation", i), "validation")
+                       for i in range(8)]
+        self.videos.append(Video("long", steps=tuple(
+            Step(10.0 * k + 1, 10.0 * k + 9, k + 5) for k in range(12))))
+        self.listed, self.unreadable = self.videos, {}
+
+    def __len__(self):
+        return len(self.videos)
+
+    def load(self, requests, rng=None):
+        clips = [TEXTS[min(self.videos[video].steps,
+                           key=lambda step: abs((step.start + step.end) / 2 - middle)).label]
+                 for video, windows in requests for middle in windows.mean(-1)]
+        return Loaded(requests, torch.stack(clips), [], {})
+
+
+def test_infill_reads_the_nine_steps_around_the_missing_one():
+    """Catches: steps of another video, a window that leaves the video, j not at the missing step,
+    prior and future exchanged."""
+    counts = [3, 12, 9]
+    steps = [(first, count, k) for first, count in zip((0, 3, 15), counts) for k in range(count)]
+    for (first, count, k), row, real, j, kind in zip(steps, *infill.infill_rows(counts),
+                                                     strict=True):
+        read = row[real].tolist()
+        assert read == [*range(read[0], read[0] + min(count, 9))]
+        assert first <= read[0] and read[-1] < first + count and row[j] == first + k
+        assert count != 12 or not 4 <= k <= 7 or j == 4                    # in the middle
+        assert infill.PLACES[kind] == ("prior" if k == 0 else
+                                       "future" if k == count - 1 else "current")
+
+
+def test_missing_clips_are_predicted_in_groups():
+    """Catches: noise that depends on the batch, zero noise among the samples, clips of a group
+    exchanged, a mean of log probabilities."""
+    generator = torch.Generator().manual_seed(1)
+    x = TEXTS[torch.randint(S, (5, 6), generator=generator)]
+    j = torch.tensor([[1, 4]] * 5)
+    observed = torch.ones(5, 6).bool().scatter(1, j, False)
+    zero, mean, picks = predict_missing(Model(), x, observed, j, TEXTS, 3, 9, 2)
+    noise = torch.randn(5, 3, 2, 24, generator=torch.Generator().manual_seed(9))
+    for b in range(5):
+        for p in range(2):
+            clean = Model().forecast(x[b:b + 1], observed[b:b + 1], j[b:b + 1, p:p + 1],
+                                     torch.zeros(1, 1, 24))[0, 0]
+            torch.testing.assert_close(zero[b, p], match(clean, TEXTS, .1))
+            drawn = [match(clean + .3 * noise[b, q, p], TEXTS, .1) for q in range(3)]
+            torch.testing.assert_close(mean[b, p], sum(row.exp() for row in drawn) / 3)
+            assert picks[b, :, p].tolist() == [int(row.argmax()) for row in drawn]
+
+
+def test_infill_equals_counting():
+    """Catches: another step's label, the missing clip or a clip of another video read, a position
+    counted under another."""
+    source, right = Source(), {0: [], 1: [], 2: []}
+    result, evaluated, listed = infill.infill(Model(), source, TEXTS, SETTINGS, "cpu")
+    for video in source.videos:
+        steps = [step.label for step in video.steps]
+        for k, step in enumerate(steps):
+            kind = 0 if k == 0 else 2 if k == len(steps) - 1 else 1
+            right[kind].append((steps[k - 1] + 1 if k else steps[1] - 1) % S == step)
+    assert evaluated == listed == sum(map(len, right.values()))
+    assert result["by_position"] == pytest.approx([100 * np.mean(right[k]) for k in range(3)])
+    assert result["top1"]["zero_noise"] == pytest.approx(100 * np.mean(sum(right.values(), [])))
+
+
+@pytest.mark.parametrize("seconds", [HISTORY, 60.0, 20.0, 4.0])
+def test_a_longer_history_is_cut_again_by_loops(seconds):
+    """Catches: a shift in the wrong direction, windows of the whole video, a step of no length."""
+    x, step = torch.arange(8.0)[None, :, None], torch.full((1, 1), 99.0)
+    other = torch.tensor([30.0]).double()                      # another video, of its own length
+    longer, covered = extend_history(x.repeat(2, 1, 1), torch.tensor([seconds, 30.0]).double(),
+                                    step.repeat(2, 1))
+    alone, _ = extend_history(x, other, step)
+    assert torch.equal(longer[1:], alone) and covered[1] == 39
+    total, covered = seconds + CLIP_SECONDS, covered[0]
+    assert covered == min(total, HISTORY) and longer.shape == (2, 8, 1)
+    for i, (start, end) in enumerate(forecast_windows(total)):
+        middle = (start + end) / 2
+        assert longer[0, i, 0] == (99 if middle >= seconds else int(middle // (seconds / 8)))
+    assert torch.equal(x, torch.arange(8.0)[None, :, None])
+    if seconds == HISTORY:                                     # nearly a shift by one
+        assert longer[0, :, 0].tolist() == [1, 2, 3, 4, 5, 6, 7, 99]
+
+
+class Cycle:
+    """Steps 0 .. 5 as unit vectors: after step k comes k + 1 or k + 2, as the noise's sign says;
+    two more where the oldest window shows step 0."""
+    task, denoiser = None, True
+
+    def forecast_next(self, history, noise):
+        last = history[:, -1].argmax(-1)                                       # (M,)
+        old = 2 * (history[:, 0].argmax(-1) == 0)                              # (M,)
+        following = ((last + old)[:, None] + 1 + (noise[..., 0] > 0)) % 6      # (M, Q)
+        return functional.one_hot(following, 6).float()
+
+    def match_predicted(self, x, texts):
+        return match(x, texts, 0.1)
+
+
+def test_each_draw_goes_on_from_its_own_steps():
+    """Catches: a history shared by all draws, by all videos or by all steps; the same noise at
+    every step; a future of another length; a next step that is not the futures' first."""
+    x = functional.one_hot(torch.tensor([[3] * 6 + [1, 4], [0] * 7 + [2]]), 6).float()
+    noise = torch.randn(4, 2, 40, 6, generator=torch.Generator().manual_seed(1))
+    seconds = torch.tensor([68.0, 20.0]).double()
+    first, picks = sample_in_turn(Cycle(), x, seconds, 5 * torch.eye(6), noise)
+    assert first.shape == (2, 40, 6) and picks.shape == (2, 40, 4)
+    assert torch.equal(first.argmax(-1), picks[..., 0])
+    for m, last in enumerate((4, 2)):
+        steps = torch.cat([torch.full((40, 1), last), picks[m]], 1)
+        moves = (steps[:, 1:] - steps[:, :-1]) % 6
+        assert torch.equal(moves, 1 + 2 * m + (noise[:, m, :, 0].T > 0).long())
+        assert len(moves.unique(dim=0)) > 10                   # of 16 courses
+
+
+def test_the_next_steps_together_equal_counting():
+    """Catches: a horizon that h never learned, a forecast with too few steps after it, pairs
+    counted by their first step, softmax draws without temperature."""
+    source = Source()
+    videos = source.videos = source.videos[:-1]                            # without an exact truth
+    samples = forecast_samples(videos)
+    x = torch.stack([source.load([(s.video, s.windows)]).clips for s in samples])
+
+    def rows_of(horizon):
+        settings = EvaluateSettings(horizon=horizon, samples=3, batch=7, seed=5)
+        return forecasting.horizon_rows(Model(), x, samples, videos, TEXTS, 2.0, settings)
+    with pytest.raises(BadInput, match="at most 2 clips missing.*--missing 3"):
+        rows_of(3)
+    result, hits, exact, truth, steps = rows_of(2), [], grammar.Grammar(), [], []
+    for clips, sample in zip(x, samples):
+        after = [step.label for step in videos[sample.video].steps[sample.step:sample.step + 2]]
+        if len(after) == 2:
+            last = Model().step(clips[-1])
+            steps.append([(last + 1) % S, (last + 2) % S])
+            hits.append(np.equal(steps[-1], after))
+            truth.append(exact.next_two_steps(*observed_steps(sample, videos[sample.video])))
+    assert result["by_step"] == pytest.approx(list(100 * np.mean(hits, 0)))
+    steps = torch.tensor(steps)
+    noise = torch.randn(len(steps), 200, 2, 24, generator=torch.Generator().manual_seed(5))
+    first, second = match(TEXTS[steps][:, None] + .3 * noise, TEXTS, .1).argmax(-1).unbind(-1)
+    pairs, distances = result["pairs"], []
+    for a, b, p in zip(first.tolist(), second.tolist(), truth):
+        share = np.zeros((S, S))
+        np.add.at(share, (a, b), 1 / len(a))
+        distances.append(abs(share - p).sum() / 2)
+    assert pairs["tv"] == pytest.approx(np.mean(distances))
+    alone = (match(TEXTS[steps], TEXTS, .1) / 2.0).softmax(-1).numpy()         # (M, 2, S)
+    independent = np.mean([abs(np.outer(a, b) - p).sum() / 2 for (a, b), p in zip(alone, truth)])
+    assert pairs["tv_independent"] == pytest.approx(independent, abs=.12)      # 200 draws
+    assert pairs["tv_ideal"] < 0.15
