@@ -46,7 +46,7 @@ class ChartSettings(Settings):
 def require():
     """BadInput unless matplotlib is installed."""
     try:
-        import matplotlib
+        import matplotlib.figure
     except ImportError:
         raise BadInput("figures need matplotlib: pip install matplotlib") from None
     return matplotlib
@@ -63,8 +63,7 @@ def styled(draw):
 
 def new_figure(width, height):
     """An empty figure, sides in inches."""
-    from matplotlib.figure import Figure
-    return Figure((width, height), layout="constrained")
+    return require().figure.Figure((width, height), layout="constrained")
 
 
 @styled

@@ -22,7 +22,7 @@ RECIPES = {
 # Evaluation: its task and whether it is fine-tuned; "probe" has a classifier on the teacher.
 CLASSIFY, TUNED_CLASSIFY = "classify", "classify-tuned"
 FORECAST, TUNED_FORECAST, ACTIVITY = "forecast", "forecast-tuned", "activity-tuned"
-PROBE, EPIC = "probe", "classify-epic"
+EPIC = "classify-epic"
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,6 @@ OBJECT_COLORS = np.array([row[1:] for row in (*OBJECTS.values(), FACE)], np.floa
 TOOL_SHAPE = np.array([list(SHAPES).index(row[0]) for row in TOOLS.values()])
 TOOL_COLORS = np.array([(row[1], row[1]) for row in TOOLS.values()], np.float32)       # (16, 2, 3)
 TOOL_ARC = np.radians([row[2:] for row in TOOLS.values()])                             # (16, 2)
-
 RADIUS = 8                                         # pixels, of a tool's arc
 
 # Nuisance: shapes per scene, share of the frames with another in front, pixels, and the standard
@@ -183,14 +182,13 @@ def render(video):
     tools, backwards = np.full(m, -1), np.zeros(m, bool)
     steps = [appearance(grammar.STEPS[s]) for s in video.steps]
     objects[1::2], tools[1::2], backwards[1::2] = np.array(steps).T
-    start = np.concatenate([[0], edges])
-    length = np.diff(np.append(start, max(video.duration, times[-1]) + 1))
-    progress = (times - start[instance]) / length[instance]
+    bounds = np.concatenate([[0], edges, [max(video.duration, times[-1]) + 1]])
+    progress = (times - bounds[instance]) / np.diff(bounds)[instance]
     return draw_frames(objects, tools, backwards, instance, progress, rng)
 
 
 # --- Narration, as a speech recognizer transcribes it ---
-SENTENCE_SECONDS = (4.4, 5.6)                       # s per sentence; one rate per video
+SENTENCE_SECONDS = (4.4, 5.6)                      # s per sentence; one rate per video
 MISSING, MISALIGNED, MAX_SHIFT = .15, .2, 6.0      # shares of the sentences; shift in s
 PARAPHRASE = {                                     # of the held-out steps, never named directly
     "add onion": "throw in the chopped onion", "bake bread": "put the bread in the oven",
