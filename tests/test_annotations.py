@@ -145,8 +145,9 @@ def test_arrays_at_fault(tmp_path, arrays, message):
 def test_npz_that_is_not_one(tmp_path):
     """Catches: zlib.error as a traceback; a pickle being loaded; one array without a name taken
     for all; an absent array as a KeyError."""
-    flipped = bytearray(write_npz(tmp_path, **features()).read_bytes())
-    flipped[200] ^= 255                                # inside the first array: its checksum fails
+    np.savez_compressed(tmp_path / "whole.npz", **features())
+    flipped = bytearray((tmp_path / "whole.npz").read_bytes())
+    flipped[100] ^= 255                                # inside the first array
     np.save(tmp_path / "one.npy", np.ones((2, 3)))
     for content in (flipped, pickle.dumps(features()), (tmp_path / "one.npy").read_bytes()):
         (tmp_path / "broken.npz").write_bytes(content)
