@@ -4,7 +4,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4 and appendix B.
 
     pre-training      sentence_windows, step_windows, missing_clips, history_windows
     forecasting       forecast_windows: the last 68 s, cut into 8
-    classification    classify_windows: 3 views of a step; activity_windows: all of a video, in 8
+    classification    classify_windows: 3 views of a step; activities: the whole video, cut into 8
 
 Times are seconds. N clips, P missing ones, n windows of one video, rng a numpy Generator. Clips of
 several videos are stacked, (C, ...). Where clips come from: toy/source.py and files/sources.py.
@@ -178,7 +178,7 @@ def history_windows(before, missing, rng):
 
 # --- Windows of the tasks, and frames ---
 def forecast_windows(end, history=HISTORY):
-    """The last 68 s before `end` s (or all there is) cut into 8 windows: (...) -> (..., 8, 2)."""
+    """The last 68 s before `end` s, or all there is, cut into 8 windows: (...) -> (..., 8, 2)."""
     edges = np.linspace(np.maximum(0.0, end - history), end, PIECES + 1, axis=-1)
     return np.stack([edges[..., :-1], edges[..., 1:]], -1)
 
@@ -194,11 +194,6 @@ def random_window(start, end, seconds, rng):
     """(1, 2) s: a window anywhere within (start, end), or around its middle if it is longer."""
     middle = (start + end) / 2 + max(end - start - seconds, 0.0) * (rng.random() - 0.5)
     return np.array([window_around(middle, middle, seconds, np.inf)])
-
-
-def activity_windows(duration):
-    """The whole of a video cut into 8 windows: duration s -> (8, 2)."""
-    return forecast_windows(duration, np.inf)
 
 
 def frame_times(windows, frames, seconds=None):
@@ -235,10 +230,11 @@ def classify_samples(videos, views=3):
 
 
 def activity_samples(videos):
-    """One sample for every video: the whole of it, and its activity."""
-    return [Sample(i, activity_windows(video.duration or max((step.end for step in video.steps),
-                                                             default=0.0)), video.activity, 0)
-            for i, video in enumerate(videos)]
+    """One sample for every video: the whole of it, cut into 8, and its activity."""
+    ends = [video.duration or max((step.end for step in video.steps), default=0.0)
+            for video in videos]
+    return [Sample(i, forecast_windows(end, np.inf), video.activity, 0)
+            for i, (video, end) in enumerate(zip(videos, ends))]
 
 
 def action_samples(videos, views):

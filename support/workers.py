@@ -28,10 +28,9 @@ def identity(made):
 
 
 def leave_group(worker):
-    """Move a worker to a process group of its own, so that Ctrl-C does not reach it.
+    """Move a worker to a group of its own: a terminal sends Ctrl-C to the main process's group.
 
-    A terminal sends Ctrl-C to the whole group. The main process finishes and saves its step, and
-    then ends its workers. A worker that died first would end the run before that.
+    It finishes and saves its step; a worker that died first would end the run before that.
     """
     os.setpgid(0, 0)
 

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from commands import call, coin_flags, fails, make_coin
-from data import Step, Video, activity_samples, activity_windows
+from data import Step, Video, activity_samples, forecast_windows
 from model import ProcedureModel
 from toy import grammar
 from toy.source import as_video
@@ -97,7 +97,7 @@ def test_activity_samples_of_every_kind_of_list():
     assert [s.windows[-1, 1] for s in found] == [world.duration, 50, 80, 30]
     assert [s.video for s in found] == [0, 1, 2, 3]
     for seconds in (0.5, 68.0, 240.0):
-        assert np.allclose(activity_windows(seconds), [
+        assert np.allclose(forecast_windows(seconds, np.inf), [
             (seconds * k / 8, seconds * (k + 1) / 8) for k in range(8)])
 
 

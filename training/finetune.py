@@ -104,7 +104,9 @@ def labeled_samples(settings, source):
     """The task's samples of --labels of the videos, drawn from the seed; BadInput if none."""
     if settings.data == "epic":
         samples = action_samples(source.videos, 1)
-        actions.require_labels(samples, settings.annotations)
+        if any(sample.label == (None, None) for sample in samples):
+            raise BadInput(f"{settings.annotations}: has no labels (is it the test list?); to "
+                           "fine-tune, EPIC_100_train.csv is needed")
     else:
         samples = samples_of(settings.task, source.videos)
     videos = sorted({sample.video for sample in samples})
