@@ -8,12 +8,11 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and append
     activity               the same; the 8 clips are all the video  h and classifier   App. C
     classify, --data epic  x = f(v), 32 frames of an action         f and classifier   Table 3
 
-The classifier is one linear layer on the embedding, its logits divided by tau. If the classes have
-texts, it starts as their embeddings, so that training starts from the zero-shot model. The loss
-is its cross entropy alone, and noise is zero, as in the released code. f is frozen except for EPIC,
-so each clip goes through it once. A checkpoint of `--order none` has no h: a new one is trained,
-which predicts once.
-M samples, N clips of each, B samples per step, S classes, D embedding.
+The classifier is one linear layer, its logits divided by tau. If the classes have texts, it starts
+as their embeddings, so that training starts from the zero-shot model. The loss is its cross entropy
+alone, and noise is zero, as in the released code. Where f is frozen, each clip goes through it
+once. A checkpoint of `--order none` has no h: a new one is trained, which predicts once.
+N clips of a sample, B samples per step, S classes, D embedding.
 """
 import functools
 import math
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from data import EPIC_FRAMES, action_samples, activity_samples, samples_of
+from data import EPIC_FRAMES, action_samples, samples_of
 from evaluation.checks import require_width
 from evaluation.embedding import encode_samples
 from evaluation.labeled import open_labeled
@@ -56,8 +55,8 @@ def extend(init, arguments, settings, texts, classes):
 
     Args:
         init:    ProcedureModel or Released that is not fine-tuned.
-        texts:   (S, D) embeddings of the classes, of any length. None, or with an f that does not
-                 match texts: the classifier starts at 0.
+        texts:   (S, D) embeddings of the classes, of any length. Without them, or where f does not
+                 match texts, the classifier starts at 0.
         classes: sizes of the label sets.
     """
     published, state = isinstance(init, Released), init.state_dict()
@@ -76,8 +75,7 @@ def extend(init, arguments, settings, texts, classes):
         state["encoder.time_embed"] = functional.interpolate(place, EPIC_FRAMES).transpose(1, 2)
     model = build_published(**sizes) if published else build_model(init.phrases, **sizes)
     new, _ = model.load_state_dict(state, strict=False)
-    parts = {name.split(".")[0] for name in new}
-    assert parts <= {"classifier", "denoiser"}, parts
+    assert all(name.startswith(("classifier.", "denoiser.")) for name in new), new
     with torch.no_grad():
         for parameter in model.classifier.parameters():
             parameter.zero_()
@@ -93,11 +91,11 @@ def count_classes(settings, source, texts):
         return [listings.VERBS, listings.NOUNS]
     if texts is not None:
         return [len(texts)]
-    labels = {sample.label for sample in activity_samples(source.listed)}
-    if max(labels) < 1:
+    last = max(video.activity for video in source.listed)
+    if last < 1:
         raise BadInput(f"{settings.annotations}: one activity: nothing to choose from; at least "
                        "two are needed")
-    return [max(labels) + 1]
+    return [last + 1]
 
 
 def labeled_samples(settings, source):

@@ -61,10 +61,7 @@ PASSES = 6                # over each video for the last stage, each with other 
 
 # --- Before the first step ---
 def open_material(settings, encoder, device):
-    """Videos, the pool's embeddings (K, D), and the model's arguments that depend on both.
-
-    encoder: dict, sizes of f, or None.
-    """
+    """Videos, the pool's embeddings (K, D), and the model's arguments that depend on both."""
     if settings.data == "coin":
         source, texts = open_coin_features(settings.annotations, settings.features,
                                            settings.text_embeddings, "train")

@@ -1,7 +1,6 @@
 """A training run: its folder, whether it may begin or resume there, logging and checkpoints.
 
-Nothing here knows the method: a step's loss comes from the caller. Every random choice of a step is
-drawn from (seed, step).
+Nothing here knows the method: a step's loss comes from the caller.
 """
 import json
 import math
@@ -27,9 +26,9 @@ LOG_EVERY, SAVE_EVERY = 20, 500           # steps between two rows of metrics.js
 
 @dataclass(frozen=True)
 class Stage:
-    """Consecutive steps with one optimizer."""
+    """Consecutive steps with one optimizer: `span`, counted over the whole run."""
     name: str
-    span: range                # its steps, counted over the whole run
+    span: range
     batch: int                 # videos (or samples) per step
 
 
@@ -85,11 +84,11 @@ def versions():
     """What the run was made with: versions of python, torch and numpy, and the commit."""
     try:
         commit = subprocess.run(["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-                                capture_output=True, text=True, check=False).stdout.strip()
+                                capture_output=True, text=True, check=False).stdout.strip() or None
     except OSError:                                    # no git here
-        commit = ""
+        commit = None
     return {"python": sys.version.split()[0], "torch": torch.__version__,
-            "numpy": np.__version__, "commit": commit or None}
+            "numpy": np.__version__, "commit": commit}
 
 
 def report_missing(source, settings):
