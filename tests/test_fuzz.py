@@ -119,7 +119,8 @@ def write_video(folder, name, **options):
 
 
 VIDEOS = {"a.mp4": {}, "a.mkv": {},
-          "a.webm": {"codec": "libvpx", "options": {"deadline": "good", "cpu-used": "5"}, "gop": 20},
+          "a.webm": {"codec": "libvpx", "options": {"deadline": "good", "cpu-used": "5"},
+                     "gop": 20},
           "a.avi": {"codec": "mpeg4", "options": test_video.MPEG4, "gop": 12},
           "b.mov": {"codec": "mjpeg", "options": {}, "pixels": "yuvj420p"}}
 # kind: (name of the file, its whole bytes from an empty folder, damage, reader)

@@ -176,7 +176,6 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(runs, how, capsys):
     shutil.copytree(runs[COIN], "run")
     spoil(Path("run", run.NEWEST), how)
     flags = *COIN, "--out", "run"
-    assert "--resume" in fails(capsys, 2, "train.py", *flags)
     call("train.py", *flags, "--resume")
     printed = capsys.readouterr().out
     assert f"run/{run.NEWEST}" in printed and "step 2" in printed
