@@ -120,9 +120,8 @@ def wrong_values(f):
 
 @CLASSES
 def test_values_outside_of_what_a_flag_declares_are_refused(cls, capsys):
-    """Catches: usage blocks, tracebacks, values that fail after minutes of work (seeds, inf, a
-    file that cannot be written); a range that is declared and not checked, or shut at its end; a
-    run of another size, or on other files, than its command line says."""
+    """Catches: usage blocks, tracebacks, values that fail after minutes of work (seeds, inf, a file
+    that cannot be written); a range that is declared and not checked, or shut at its end."""
     kinds = {f.name: f.metadata["choices"] for f in fields(cls)}.get("data", ())
     for f in fields(cls):
         declared, valid = f.metadata, f.metadata["data"][:1]
@@ -168,8 +167,7 @@ def test_flags_that_do_not_fit_each_other(cls, argv, named, capsys):
 
 def test_values_arrive_with_their_types():
     """Catches: "3" for 3, str for Path, --order-lr that does not reach order_lr; type=bool, with
-    which "--resume False" is True; a video taken for a flag, or asked for where it may be left out;
-    --oracle 7 measured with 5 samples; another temperature than the help says."""
+    which "--resume False" is True."""
     given = parse(TrainSettings, ["--toy-videos", "3", "--order-lr", "1e-4", "--out", "a/b"])
     assert (given.toy_videos, given.order_lr, given.out) == (3, 1e-4, Path("a/b"))
     assert given.resume is False and parse(TrainSettings, ["--resume"]).resume is True
