@@ -17,9 +17,7 @@ from support.device import send
 from support.workers import prefetch
 
 
-# ------------------------------------------------------------------------------------------------
-# Samples of a task
-# ------------------------------------------------------------------------------------------------
+# --- Samples of a task ---
 def load_samples(source, samples):
     """The clips of some samples -> data.Loaded, and the samples that could be read."""
     requests = [(sample.video, sample.windows) for sample in samples]
@@ -29,14 +27,14 @@ def load_samples(source, samples):
 
 
 def encode_samples(model, source, samples, settings, device, title="encode"):
-    """Embeddings of the samples' windows, and the teacher's features: (M, N, D) twice.
+    """Embeddings of the samples' windows, each with N of them.
 
-    All samples have the same number of windows N. Without a teacher its features are None.
-    Returns: x, features, and the samples that could be read: M of them.
+    Returns: x (M, N, D), the teacher's features (M, N, D) or None without a teacher, and the M
+             samples that could be read.
     Raises:  BadInput if too many of the videos are unreadable.
     """
     ours, teachers, good, N = [], [], [], len(samples[0].windows)
-    batches = list(samples[i:i + settings.batch] for i in range(0, len(samples), settings.batch))
+    batches = [samples[i:i + settings.batch] for i in range(0, len(samples), settings.batch)]
     make = functools.partial(load_samples, source)
     with torch.no_grad():
         for loaded, read in tqdm(prefetch(make, batches, settings.workers), desc=title,
@@ -56,9 +54,7 @@ def encode_samples(model, source, samples, settings, device, title="encode"):
     return x, features, good
 
 
-# ------------------------------------------------------------------------------------------------
-# Whole videos
-# ------------------------------------------------------------------------------------------------
+# --- Whole videos ---
 def narration_features(source, requests):
     """The teacher's text features of what is said during the requests' clips: (C, D), length 1.
 

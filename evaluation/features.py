@@ -6,15 +6,19 @@ from data import view_of
 from evaluation.embedding import embed_videos
 from files.sources import open_folder
 from support.command import BadInput, write_atomically
+from support.device import pick_device
 from toy.source import ToySource
+from weights.checkpoint import load_model
 
 
-def write_features(model, settings, device):
+def write_features(settings):
     """One row for each window of every video, with f's class token (encoder_cls) as well.
 
-    settings: checkpoint, videos, ids, split, toy_videos, stride (s between two windows), out,
-              workers.
+    settings: checkpoint, device, videos, ids, split, toy_videos, stride (s between two windows),
+              out, workers.
     """
+    device = pick_device(settings.device)
+    model = load_model(settings.checkpoint)[0].to(device)
     if model.encoder is None:
         raise BadInput(f"{settings.checkpoint}: was trained on features and has no encoder; a "
                        "features file needs a checkpoint that was trained on videos")

@@ -11,10 +11,25 @@ import losses
 from data import activity_samples, classify_samples
 from evaluation import metrics
 from evaluation.embedding import encode_samples
-from evaluation.inference import forecasts, score_labels, score_texts
+from evaluation.inference import forecast_next, score_labels, score_texts
 from evaluation.metrics import percent
 from support.command import BadInput
 from toy import grammar
+
+
+def accuracy_rows(columns):
+    """Rows top1, top5 and mean_class, in percent: columns {name: (scores (M, S), labels (M,))}.
+
+    A column without scores (None) stays None.
+    """
+    def row(measure):
+        return {name: None if scores is None else measure(scores, y)
+                for name, (scores, y) in columns.items()}
+
+    return {"top1": row(lambda p, y: percent(metrics.topk_correct(p, y, 1))),
+            "top5": row(lambda p, y: percent(metrics.topk_correct(p, y, 5))),
+            "mean_class": row(lambda p, y: 100 * metrics.mean_class(
+                metrics.topk_correct(p, y, 1), y))}
 
 
 def classify(model, source, texts, settings, device):
@@ -28,18 +43,13 @@ def classify(model, source, texts, settings, device):
     x, teacher, samples = encode_samples(model, source, samples, settings, device)
     y = torch.tensor([sample.label for sample in samples])
     log_p = score_labels(model, x, None) if model.task else score_texts(model.read, x, texts)
-    p = {"ours": log_p.exp().mean(1).cpu()}                                    # (M, S)
+    p = {"ours": log_p.exp().mean(1).cpu(), "teacher": None}                   # (M, S)
     if teacher is not None:
         read = functools.partial(losses.match, tau=model.teacher_tau)
         p["teacher"] = score_texts(read, teacher, texts).exp().mean(1).cpu()
-    right = {name: metrics.topk_correct(scores, y, 1) for name, scores in p.items()}
-
-    rows = {f"top{k}": {name: percent(metrics.topk_correct(scores, y, k))
-                        for name, scores in p.items()} for k in (1, 5)}
-    rows["mean_class"] = {name: 100 * metrics.mean_class(hits, y) for name, hits in right.items()}
-    if teacher is None:
-        for row in rows.values():
-            row["teacher"] = None
+    right = {name: metrics.topk_correct(scores, y, 1) for name, scores in p.items()
+             if scores is not None}
+    rows = accuracy_rows({name: (scores, y) for name, scores in p.items()})
     if settings.data == "toy":
         for kind, steps in (("held_out", grammar.HELD_OUT),
                             ("motion_only", sum(grammar.MOTION_ONLY, ()))):
@@ -66,9 +76,5 @@ def activity(model, source, settings, device):
                        "classify")
     x, _, samples = encode_samples(model, source, samples, settings, device)
     y = torch.tensor([sample.label for sample in samples])
-    log_p = forecasts(model, x, None, 1, settings.seed, settings.batch)[0].cpu()       # (M, S)
-    right = metrics.topk_correct(log_p, y, 1)
-    return ({"top1": {"ours": percent(right)},
-             "top5": {"ours": percent(metrics.topk_correct(log_p, y, 5))},
-             "mean_class": {"ours": 100 * metrics.mean_class(right, y)}},
-            len(samples), len(source.listed))
+    log_p, *_ = forecast_next(model, x, None, 1, settings.seed, settings.batch)        # (M, S)
+    return accuracy_rows({"ours": (log_p, y)}), len(samples), len(source.listed)

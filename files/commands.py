@@ -121,10 +121,7 @@ class FeaturesSettings(RunSettings):
 def features(settings):
     """Embeddings of whole videos; the same as evaluate.py --task features."""
     from evaluation.features import write_features
-    from support.device import pick_device
-    from weights.checkpoint import load_model
-    device = pick_device(settings.device)
-    write_features(load_model(settings.checkpoint)[0].to(device), settings, device)
+    write_features(settings)
 
 
 @dataclass(frozen=True)
