@@ -1,13 +1,6 @@
 """Read annotations, features and text embeddings. An error line names the file and line or row.
 
-    file                               function              gives
-    COIN.json                          load_coin             [data.Video, ...] and class names
-    text embeddings (npz)              load_text_embeddings  K names and (K, D); row i is class i
-    features, a row per window (npz)   load_features         FeaturesFile: row by video and time
-    teacher's features (npy)           load_teacher_rows     (n, D), row i is second i of one video
-    K classes, N windows, D embedding. Times are in seconds. Rows of npz files count from 0.
-
-A bad file is a BadInput, a ValueError, of one line that begins with the file's name.
+K classes, N windows, D embedding. Times are in seconds. Rows of npz files count from 0.
 """
 import json
 import re
@@ -23,18 +16,18 @@ from files.text import read_json, read_text, require
 from support.command import BadInput
 
 SUBSETS = {"training": "train", "testing": "test", "validation": "test"}    # COIN.json -> here
-ROWS_AT_ONCE = 4096        # rows whose values are checked together: 2 MB of temporary memory
+# Of an array of an npz file: kinds of its dtype, its dimensions, and both in words.
+TEXT, FLOATS, NUMBERS = ("U", 1, "text (N,)"), ("f", 2, "floats (N, D)"), ("fiu", 1, "numbers (N,)")
 
 
 def load_coin(path):
-    """Read COIN.json: the videos in the file's order, and the names of the step classes.
+    """Read COIN.json: ([data.Video, ...] in the file's order, names of the step classes).
 
     "training" is train, of which a tenth becomes validation (`training_split`); "testing" is test,
-    and so is "validation", which some copies of the file write instead.
+    and so is "validation", which some copies of the file write instead. names[i] is the first label
+    of class i in the file, up to the largest class; "" if no step has that class.
 
-    Returns: ([data.Video, ...], [name, ...]). Name i is the first label in the file of class i, up
-             to the largest class; "" if no step has that class, so that names[i] is class i.
-    Raises:  BadInput naming the file, and the line and the video where it is about one.
+    BadInput names the file, and the line and the video where it is about one.
     """
     data = read_json(path, "COIN.json")
     database = data.get("database") if isinstance(data, dict) else None
@@ -97,25 +90,22 @@ def is_seconds(value):
 
 
 def training_split(name):
-    """The split of a training video: "validation" for a tenth of them, by CRC-32, else "train".
-
-    The split does not depend on the machine (Python's own hash() does) or on other videos.
-    """
+    """The split of a training video: "validation" for a tenth of them, by CRC-32, else "train"."""
     return "validation" if zlib.crc32(name.encode()) % 10 == 0 else "train"
 
 
 def load_text_embeddings(path):
-    """Names and embeddings of the K >= 2 classes: ([name, ...], (K, D) float32, not normalised).
+    """Names and embeddings of the K >= 2 classes: ([name, ...], (K, D) float32, not normalized).
 
     BadInput if an array is absent or has another shape, or a row is NaN, infinite or all zeros.
     """
-    names, embeddings = read_arrays(path, ("names", "embeddings"))
-    check_table(path, "names", names, "embeddings", embeddings)
+    names, embeddings = read_rows(path, names=TEXT, embeddings=FLOATS)
     require(len(names) > 1, f"{path}: one class: nothing to choose from; at least two are needed")
-    with np.errstate(over="ignore"):          # a float64 too large becomes inf, refused below
+    with np.errstate(over="ignore"):                   # float64 beyond float32 becomes infinite
         embeddings = embeddings.astype(np.float32)
-    check_rows(path, finite_rows(embeddings), "embeddings holds NaN or infinity")
-    check_rows(path, embeddings.any(axis=1), "embeddings is all zeros, which has no direction")
+        length = np.linalg.norm(embeddings, axis=1)                                        # (K,)
+    check_rows(path, (length > 0) & (length < np.inf),
+               "embeddings is all zeros or too large for float32, which has no direction")
     return names.tolist(), embeddings
 
 
@@ -153,24 +143,19 @@ def load_features(path):
 
     BadInput if an array is absent, has a wrong shape, type or value, or ends before it starts.
     """
-    video, start, end, embedding = read_arrays(path, ("video", "start", "end", "embedding"))
-    check_table(path, "video", video, "embedding", embedding)
+    video, start, end, embedding = read_rows(path, video=TEXT, start=NUMBERS, end=NUMBERS,
+                                             embedding=FLOATS)
     require(embedding.dtype.itemsize <= 4,
             f"{path}: embedding is {embedding.dtype}; save it as float16 or float32")
-    for key, times in (("start", start), ("end", end)):
-        require(times.shape == video.shape and times.dtype.kind in "fiu", f"{path}: {key} is "
-                f"{times.dtype} {times.shape}; numbers {video.shape}, as of video, are needed")
-        check_rows(path, np.isfinite(times), f"{key} is NaN or infinite")
     start, end = start.astype(np.float64), end.astype(np.float64)
     check_rows(path, start <= end, "end is before start")
-    check_rows(path, finite_rows(embedding), "embedding holds NaN or infinity")
     return FeaturesFile(video, (start + end) / 2, embedding)
 
 
 def load_teacher_rows(path, width):
-    """The teacher's features of one video, (n, D) float32, a row per second: see `data.py teach`.
+    """The teacher's features of one video, (n, D = width) float32, row i is second i.
 
-    BadInput unless the file is an npy of finite float rows, D = `width`.
+    BadInput unless the file is an npy of finite floats of this shape: see `data.py teach`.
     """
     try:
         rows = np.load(path, allow_pickle=False)
@@ -179,36 +164,33 @@ def load_teacher_rows(path, width):
     require(rows.dtype.kind == "f" and rows.ndim == 2 and len(rows) and rows.shape[1] == width,
             f"{path}: {rows.dtype} {rows.shape}; floats (n, {width}) are needed, n at least 1: was "
             "it made with another --clip?")
-    check_rows(path, finite_rows(rows), "holds NaN or infinity")
+    check_rows(path, np.isfinite(rows).all(axis=1), "holds NaN or infinity")
     return rows.astype(np.float32)
 
 
-def read_arrays(path, keys):
-    """The arrays `keys` of an npz file, in that order. Its other arrays are not read."""
+def read_rows(path, **needed):
+    """The arrays `needed` of an npz file, in that order: TEXT, FLOATS or NUMBERS, N finite rows."""
     try:               # ZipFile refuses what np.load would accept and we cannot: .npy and pickles
         with (open(path, "rb") as raw, zipfile.ZipFile(raw),
               np.load(path, allow_pickle=False) as file):
-            absent = [key for key in keys if key not in file.files]
+            absent = [key for key in needed if key not in file.files]
             require(not absent, f"no array {', '.join(absent)} (it has {', '.join(file.files)})")
-            return [np.asarray(file[key]) for key in keys]
+            arrays = [np.asarray(file[key]) for key in needed]
     except (OSError, ValueError, EOFError, MemoryError, RuntimeError, TokenError,
             zipfile.BadZipFile, zlib.error) as error:
         raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}; an npz file with "
-                         f"{', '.join(keys)} is needed, without object arrays") from None
-
-
-def check_table(path, text_key, text, float_key, table):
-    """BadInput unless `text` is (N,) str and `table` (N, D) floats, with N and D at least 1."""
-    require(text.dtype.kind == "U" and table.dtype.kind == "f" and table.ndim == 2
-            and text.shape == table.shape[:1] and table.size > 0,
-            f"{path}: {text_key} is {text.dtype} {text.shape}, {float_key} {table.dtype} "
-            f"{table.shape}; text (N,) and floats (N, D) are needed, with N and D at least 1")
-
-
-def finite_rows(table):
-    """(N,) bool: which rows of (N, D) have no NaN or infinity. Needs little memory."""
-    parts = range(0, len(table), ROWS_AT_ONCE)
-    return np.concatenate([np.isfinite(table[i:i + ROWS_AT_ONCE]).all(axis=1) for i in parts])
+                       f"{', '.join(needed)} is needed, without object arrays") from None
+    fit = [array.dtype.kind in kinds and array.ndim == dimensions and array.size > 0
+           for array, (kinds, dimensions, _) in zip(arrays, needed.values())]
+    given = ", ".join(f"{key} is {array.dtype} {array.shape}" for key, array in zip(needed, arrays))
+    wanted = ", ".join(f"{key}: {words}" for key, (_, _, words) in needed.items())
+    require(all(fit) and len(set(map(len, arrays))) == 1,
+            f"{path}: {given}; needed are {wanted}, with N and D at least 1")
+    for key, array in zip(needed, arrays):
+        if array.dtype.kind == "f":
+            finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)                # (N,)
+            check_rows(path, finite, f"{key} holds NaN or infinity")
+    return arrays
 
 
 def check_rows(path, good, problem):

@@ -1,31 +1,22 @@
 """Read narrations from the layouts that people have: what was said in a video, and when.
 
-    given                             an entry is                           read
-    folder of ID.csv                  a row of columns start,end,text       a file, when asked for
-    folder of ID.srt or ID.vtt        a cue                                 a file, when asked for
-    caption.json or raw_caption.json  item i of {ID: {start, end, text}}    whole, at the start
+    folder of ID.csv, rows of start,end,text; ID.srt or ID.vtt    a file is read when asked for
+    caption.json or raw_caption.json, {ID: {start, end, text}}    read whole, at the start
 
-`sentences(ID)` of all of them: [(start s, end s, text), ...] by start, each with words. Bytes that
-are not UTF-8 are replaced. A bad file is a BadInput that begins with the file and its line.
-
-Times are the file's: YouTube shows a line until the next but one begins, so neighbors overlap.
-Repeated text is removed: see `unroll`.
+Bytes that are not UTF-8 are replaced. Times are the file's: YouTube shows a line until the next but
+one begins, so neighbors overlap.
 """
 import html
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from files.text import read_json, read_table, read_text, require, split_lines
-from support.command import BadInput
 
 COLUMNS = ("start", "end", "text")
 SUFFIXES = (".csv", ".srt", ".vtt")         # of several files of one video, the first kind is read
 NARRATION = "a narration (fetch it again, or remove the file)"
-JSON = ("a folder of narrations (ID.csv, ID.srt, ID.vtt) or a caption.json "
-        "{ID: {start, end, text}}")
+JSON = "a folder of narrations (ID.csv, ID.srt, ID.vtt) or a caption.json {ID: {start, end, text}}"
 LANGUAGE = re.compile(r"\.[a-z]{2}(-\w+)?$")            # ID.en.vtt, as downloaders name them
 TIME = r"(?:(\d{1,4}):)?(\d\d?):(\d\d?(?:[.,]\d{1,3})?)"               # 01:02:03,400 or 02:03.400
 CUE = re.compile(rf"\s*{TIME}\s*-->\s*{TIME}(?:\s.*)?")
@@ -34,29 +25,19 @@ SOUND = re.compile(r"\[[^\[\]]*\]")                     # [Music]: not speech
 ROLL = 2.0         # s after its end in which a line can still be on the screen above the next
 
 
-@dataclass(frozen=True, eq=False)
-class Captions:
-    """Narrations by video id. `len`, `in` and iteration over the ids read no narration.
+class Captions(dict):
+    """{video id: its file's name, or what the JSON has there}; narrations are read when asked for.
 
-    path: the folder or the JSON file. entries: id -> file name in it, or what the JSON has there.
+    path: the folder or the JSON file. read: (path, id, entry) -> [(start, end, text), ...].
     """
-    path: Path
-    entries: dict
-    read: Callable                          # (path, id, entry) -> [(start, end, text), ...]
 
-    def __iter__(self):
-        return iter(self.entries)
-
-    def __len__(self):
-        return len(self.entries)
-
-    def __contains__(self, name):
-        return name in self.entries
+    def __init__(self, path, entries, read):
+        super().__init__(entries)
+        self.path, self.read = path, read
 
     def sentences(self, name):
-        """[(start s, end s, text), ...] of one video, by start. BadInput if it is malformed."""
-        rows = self.read(self.path, name, self.entries[name])
-        return unroll(sorted(rows, key=lambda row: row[0]))
+        """[(start s, end s, text), ...] of one video, by start. BadInput names file and line."""
+        return unroll(sorted(self.read(self.path, name, self[name]), key=lambda row: row[0]))
 
 
 def open_captions(path):
@@ -74,7 +55,6 @@ def unroll(sentences):
 
     A cue that begins with the whole last sentence (or the last two, three, ...), at most ROLL s
     after its end, loses these words. If no words are left, the last sentence lasts longer instead.
-    Other words that recur were said twice and stay: "they get yellow", "yellow and soft".
     """
     unrolled, words = [], []                # words[i] are those of unrolled[i]
     for start, end, text in sentences:
@@ -95,9 +75,6 @@ def unroll(sentences):
     return unrolled
 
 
-# ------------------------------------------------------------------------------------------------
-# Folders
-# ------------------------------------------------------------------------------------------------
 def list_folder(path):
     """{id: file name}, by id. The id is the name without its suffix, and without .en of a subtitle.
 
@@ -105,15 +82,14 @@ def list_folder(path):
     another id (ID.steps.csv next to ID.csv) is not a narration.
     """
     choices = {}                            # id: (kind, not English, file name), the least so far
-    with os.scandir(path) as entries:
-        for file in (entry.name for entry in entries):
-            stem, suffix = os.path.splitext(file)
-            suffix = suffix.lower()
-            if suffix in SUFFIXES and not file.startswith("."):
-                name = stem if suffix == ".csv" else LANGUAGE.sub("", stem)
-                foreign = stem[len(name):][:3] not in ("", ".en")
-                choice = SUFFIXES.index(suffix), foreign, file
-                choices[name] = min(choices.get(name, choice), choice)
+    for file in os.listdir(path):
+        stem, suffix = os.path.splitext(file)
+        suffix = suffix.lower()
+        if suffix in SUFFIXES and not file.startswith("."):
+            name = stem if suffix == ".csv" else LANGUAGE.sub("", stem)
+            foreign = stem[len(name):][:3] not in ("", ".en")
+            choice = SUFFIXES.index(suffix), foreign, file
+            choices[name] = min(choices.get(name, choice), choice)
     require(choices, f"{path}: no {', '.join(SUFFIXES)} file in it; narrations are ID.csv with "
             "columns start,end,text, ID.srt or ID.vtt, or one JSON file")
     return {name: choices[name][-1] for name in sorted(choices)
@@ -129,7 +105,7 @@ def read_file(folder, name, file):
 
 
 def read_cues(path):
-    """Cues of an srt or vtt file, without tags, in the file's order."""
+    """Cues of an srt or vtt file -> its sentences, without tags, in the file's order."""
     text = read_text(path, NARRATION, errors="replace")
     cues, lines = [], None                  # lines: of the cue being read, None between cues
     for number, line in enumerate(split_lines(text), start=1):
@@ -162,19 +138,15 @@ def sentence(where, start, end, text):
     if text.lower() == "nan" or not any(map(str.isalnum, text)):
         return []
     try:
-        start, end = float(start), float(end)
+        times = float(start), float(end)
     except (ValueError, OverflowError):
-        raise BadInput(f"{where}: start {str(start)[:40]!r}, end {str(end)[:40]!r}; seconds are "
-                       "needed") from None
-    require(0 <= start <= end <= 1e9,       # false for NaN
-            f"{where}: start {start:g} s, end {end:g} s; both must be finite and from 0, and the "
-            "end not before the start")
-    return [(start, end, text)]
+        times = -1, -1
+    require(0 <= times[0] <= times[1] <= 1e9,          # false for NaN
+            f"{where}: start {str(start)[:40]!r}, end {str(end)[:40]!r}; finite seconds from 0 are "
+            "needed, the end not before the start")
+    return [(*times, text)]
 
 
-# ------------------------------------------------------------------------------------------------
-# One JSON file
-# ------------------------------------------------------------------------------------------------
 def read_entry(path, name, entry):
     """One video's {"start": [], "end": [], "text": []} -> its sentences in the file's order."""
     where = f"{path}: video {name!r}"

@@ -6,66 +6,54 @@ from tqdm import tqdm
 
 from data import samples_of
 from files import annotations, listings
-from files.video import Unreadable, find_videos, read_frames
+from files.video import attempt, find_videos, read_frames
 from support.command import write_json
 from support.workers import prefetch
 
-SPLITS = ("train", "validation", "test")
+
+def read_ends(ends, name, path):
+    """Read the first picture of a video and the one where its annotations end."""
+    read_frames(path, [0.0, ends[name]], 32)
 
 
-def read_end(paths, ends, name):
-    """(id, None), or (id, reason) if the first or the last picture needed cannot be read."""
-    try:
-        read_frames(paths[name], [0.0, ends[name]], 32)
-    except (Unreadable, OSError) as error:
-        return name, str(error)
-    return name, None
-
-
-def read_ends(settings, ends):
-    """Which videos can be read to where their annotations end: ends {id: s}.
-
-    Returns: {id: path} of those found, and {id: reason} of the unreadable; None, {} without
-             --videos.
-    """
+def try_videos(settings, videos):
+    """{id: path} of the videos found, {id: reason} of the unreadable; None, {} without --videos."""
     if settings.videos is None:
         return None, {}
+    ends = {video.name: max(step.end for step in video.steps) for video in videos}           # s
     paths = find_videos(settings.videos)
-    present = [name for name in ends if name in paths]
-    read = tqdm(prefetch(functools.partial(read_end, paths, ends), present, settings.workers),
-                desc="read", total=len(present), mininterval=1)
-    return paths, {name: reason for name, reason in read if reason}
+    present = [(name, paths[name]) for name in ends if name in paths]
+    make = functools.partial(attempt, functools.partial(read_ends, ends))
+    read = tqdm(prefetch(make, present, settings.workers), "read", len(present), mininterval=1)
+    return paths, {name: reason for name, _, reason in read if reason}
 
 
 def count_videos(listed, paths, bad):
     """{"videos", "found", "missing", "unreadable"} of a set of ids."""
-    found = None if paths is None else len(listed & paths.keys())
-    return {"videos": len(listed), "found": found,
-            "missing": None if paths is None else len(listed) - found,
-            "unreadable": None if paths is None else len(listed & bad.keys())}
+    counts = (None,) * 3 if paths is None else map(len, (
+        listed & paths.keys(), listed - paths.keys(), listed & bad.keys()))
+    return {"videos": len(listed), **dict(zip(("found", "missing", "unreadable"), counts))}
 
 
 def check_epic(settings):
     """A csv of EPIC-Kitchens-100: its actions and videos -> counts, unreadable, unnamed classes."""
     videos = listings.load_epic(settings.annotations)
-    ends = {video.name: max(action.end for action in video.steps) for video in videos}
-    paths, bad = read_ends(settings, ends)
+    paths, bad = try_videos(settings, videos)
     actions = sum(len(video.steps) for video in videos)
     return {"segments": {listings.epic_split(settings.annotations): actions},
             "verbs": listings.VERBS, "nouns": listings.NOUNS,
-            **count_videos(ends.keys(), paths, bad)}, bad, []
+            **count_videos({video.name for video in videos}, paths, bad)}, bad, []
 
 
 def check_coin(settings):
     """COIN.json: what each task and split lists -> counts, unreadable videos, unnamed classes."""
     videos, names = annotations.load_coin(settings.annotations)
     videos = [video for video in videos if video.steps]
-    paths, bad = read_ends(settings, {video.name: max(step.end for step in video.steps)
-                                      for video in videos})
+    paths, bad = try_videos(settings, videos)
     result = {}
     for task in ("classify", "forecast", "activity"):
         result[task] = {}
-        for split in SPLITS:
+        for split in ("train", "validation", "test"):
             chosen = [video for video in videos if video.split == split]
             samples = samples_of(task, chosen, settings.min_steps)
             listed = {chosen[sample.video].name for sample in samples}

@@ -139,7 +139,7 @@ class TextSettings(Settings):
 
 def texts(settings):
     """The text encoder g on a file of phrases, once."""
-    from files.texts import write_texts
+    from files.copies import write_texts
     write_texts(settings)
 
 

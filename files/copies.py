@@ -1,12 +1,15 @@
-"""`data.py shrink` and `data.py teach`: a file for each video of a folder."""
+"""`data.py shrink` and `teach`: a file for each video of a folder; `pseudo_labels.py`: texts."""
 import functools
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
-from files.video import (Unreadable, duration, evaluation_view, find_videos, read_frames, shrink,
+from files.listings import load_phrases
+from files.text import require
+from files.video import (attempt, duration, evaluation_view, find_videos, read_frames, shrink,
                          short_side_for)
-from support.command import BadInput, write_atomically
+from support.command import write_atomically
 from support.device import pick_device
 from support.workers import prefetch
 from weights.teacher import open_teacher
@@ -15,20 +18,17 @@ from weights.teacher import open_teacher
 def for_each_video(settings, suffix, make, save):
     """Fill the folder --out: one ID`suffix` per video; those that have theirs are left out.
 
-    Unreadable videos are printed with the reason.
-    make: callable, (id, path) -> (id, made, None) or (id, None, reason), called in the workers.
-    save: callable, (path of ID`suffix`, made), called in this process.
-    Raises: BadInput if there is no video, or none that can be read.
+    make: (id, path) -> made, called in the workers. save: (path of ID`suffix`, made), called here.
+    BadInput if there is no video, or none that can be read.
     """
     found = find_videos(settings.videos)
-    if not found:
-        raise BadInput(f"--videos {settings.videos}: no video below it")
+    require(found, f"--videos {settings.videos}: no video below it")
     settings.out.mkdir(parents=True, exist_ok=True)
     todo = [(name, path) for name, path in found.items()
             if not (settings.out / f"{name}{suffix}").exists()]
     bad = {}
-    for name, made, reason in tqdm(prefetch(make, todo, settings.workers), total=len(todo),
-                                   desc=f"write {suffix}", mininterval=1):
+    made_ahead = prefetch(functools.partial(attempt, make), todo, settings.workers)
+    for name, made, reason in tqdm(made_ahead, f"write {suffix}", len(todo), mininterval=1):
         if reason:
             bad[name] = reason
         else:
@@ -37,18 +37,13 @@ def for_each_video(settings, suffix, make, save):
         print(f"unreadable: {name}: {reason}")
     print(f"{settings.out}: {len(todo) - len(bad)} made, {len(found) - len(todo)} were there, "
           f"{len(bad)} unreadable")
-    if bad and len(bad) == len(found):
-        raise BadInput(f"--videos {settings.videos}: not one of {len(found)} videos can be read")
+    require(len(bad) < len(found),
+            f"--videos {settings.videos}: not one of {len(found)} videos can be read")
 
 
-def shrink_one(settings, item):
-    """The copy of one video, written here: (id, None, None), or (id, None, reason)."""
-    name, source = item
-    try:
-        shrink(source, settings.out / f"{name}.mp4", settings.fps, settings.short_side)
-    except Unreadable as error:
-        return name, None, str(error)
-    return name, None, None
+def shrink_one(settings, name, path):
+    """Write the copy of one video."""
+    shrink(path, settings.out / f"{name}.mp4", settings.fps, settings.short_side)
 
 
 def shrink_all(settings):
@@ -57,15 +52,10 @@ def shrink_all(settings):
                    lambda path, made: None)
 
 
-def every_second(size, item):
-    """One video as the teacher sees it at 0.5, 1.5, ... s: id, (n, 3, size, size) uint8, None."""
-    name, path = item
-    try:
-        times = np.arange(0.5, max(duration(path), 1.0))
-        frames = read_frames(path, times, short_side_for(size))
-    except (Unreadable, OSError) as error:
-        return name, None, str(error)
-    return name, evaluation_view(frames, size), None
+def every_second(size, name, path):
+    """One video as the teacher sees it at 0.5, 1.5, ... s: (n, 3, size, size) uint8."""
+    times = np.arange(0.5, max(duration(path), 1.0))
+    return evaluation_view(read_frames(path, times, short_side_for(size)), size)
 
 
 def encode_all(settings):
@@ -78,3 +68,14 @@ def encode_all(settings):
         write_atomically(path, lambda file: np.save(file, rows.astype(np.float16)))
 
     for_each_video(settings, ".npy", functools.partial(every_second, teacher.size), save)
+
+
+def write_texts(settings):
+    """Embeddings of phrases, or step names: the teacher's text encoder, to a file."""
+    names = load_phrases(settings.phrases)
+    teacher = open_teacher(settings.clip, settings.clip_weights, pick_device(settings.device))
+    embeddings = torch.cat([teacher.encode_phrases([name])
+                            for name in tqdm(names, desc="phrases", mininterval=1)])     # (K, D)
+    write_atomically(settings.out, lambda file: np.savez(file, names=np.array(names),
+                                                         embeddings=embeddings.numpy()))
+    print(f"{settings.out}: {len(names)} phrases, D = {embeddings.shape[1]}")

@@ -1,15 +1,7 @@
-"""Read the plain lists of the field. An error line names the file and the line.
+"""Read plain lists: released csv files, step names, phrases, ratings of words, video ids.
 
-    file                                           function           gives
-    csv of ProcedureVRL and DistantSup, no header  load_released_csv  [Video, ...]
-    csv of EPIC-Kitchens-100                       load_epic          [Video, ...]
-    step names, line i is class i                  load_steps         [name, ...]
-    phrases, with or without counts                load_phrases       [phrase, ...]
-    concreteness of words (Brysbaert et al. 2014)  load_ratings       {word: 1 to 5}
-    video ids, one per line                        load_ids           [id, ...]
-    Times are in seconds. Lines count from 1, classes from 0. Lines without text are skipped.
-
-A bad file is a BadInput, a ValueError, of one line that begins with the file's name.
+Times are in seconds. Lines count from 1, classes from 0. Lines without text are skipped. A bad file
+is a BadInput of one line that begins with the file's name and the line.
 """
 import re
 from typing import NamedTuple
@@ -19,8 +11,6 @@ from files.text import read_lines, read_table, require
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100
-RELEASED = {"classify": "path label duration start end", "activity": "path label duration",
-            "forecast": "path label duration start end"}                   # task: its columns
 UNKNOWN = -1                  # label of a step whose class a list does not give
 
 
@@ -33,15 +23,14 @@ class Action(NamedTuple):
 
 
 def load_released_csv(path, task):
-    """Read a released list of COIN, or of HowTo100M.
+    """Read a csv of ProcedureVRL or DistantSup (no header) -> [data.Video, ...] in its order.
 
-    Args:
-        task: "classify" (the authors' `step`), "forecast" (`next`) or "activity" (`task`). No line
-              says which task a list is for. A list for another task is refused, since its scores
-              (a step classified from its history, a forecast that sees its answer) would look real.
-    Returns: [data.Video, ...] in the file's order.
+    task: "classify" (the authors' `step`), "forecast" (`next`) or "activity" (`task`). No line says
+    which task a list is for. A list for another task is refused, since its scores (a step
+    classified from its history, a forecast that sees its answer) would look real.
     """
-    columns, rows, from_zero = RELEASED[task], [], set()
+    columns = "path label duration" + (" start end" if task != "activity" else "")
+    rows, from_zero = [], set()
     for where, line in read_lines(path):
         parts = line.split()
         require(len(parts) == len(columns.split()), f"{where}: {len(parts)} columns; to {task}, "
@@ -65,22 +54,19 @@ def load_epic(path):
     """Read EPIC_100_train.csv, _validation.csv or _test_timestamps.csv (8 columns, no labels).
 
     Only the timestamps are used: the frame numbers count frames at another rate than the video's.
-
-    Returns: [data.Video, ...], each with its actions as steps, in the file's order.
+    Returns [data.Video, ...], each with its actions as steps, in the file's order.
     """
     videos = {}
     for where, row in read_table(path, ("narration_id", "video_id", "start_timestamp",
                                         "stop_timestamp")):
         start, end = (clock(where, row[key]) for key in ("start_timestamp", "stop_timestamp"))
         require(start <= end, f"{where}: its end, {end:g} s, is before its start, {start:g} s")
-        labels = [None, None]
-        if "verb_class" in row or "noun_class" in row:
-            require("verb_class" in row and "noun_class" in row, f"{where}: verb_class or "
-                    "noun_class alone; both are needed, or none as in the test list")
-            labels = [class_number(where, key, row[key], classes)
-                      for key, classes in (("verb_class", VERBS), ("noun_class", NOUNS))]
-        videos.setdefault(row["video_id"], []).append(Action(start, end, tuple(labels),
-                                                             row["narration_id"]))
+        require(("verb_class" in row) == ("noun_class" in row), f"{where}: verb_class or "
+                "noun_class alone; both are needed, or none as in the test list")
+        label = tuple(class_number(where, key, row[key], classes) if key in row else None
+                      for key, classes in (("verb_class", VERBS), ("noun_class", NOUNS)))
+        action = Action(start, end, label, row["narration_id"])
+        videos.setdefault(row["video_id"], []).append(action)
     require(videos, f"{path}: nothing after the first line")
     return [Video(name, steps=tuple(actions)) for name, actions in videos.items()]
 
@@ -103,8 +89,8 @@ def load_steps(path):
 def load_phrases(path):
     """The phrases of a file of `phrase` or `phrase,count,concreteness` lines, in its order.
 
-    A phrase may hold commas (some of COIN's steps do): only numbers at the end are columns, and
-    all lines have them or none has. The concreteness may be left empty.
+    A phrase may hold commas: only numbers at the end are columns, and all lines have them or none
+    has. The concreteness may be left empty.
     """
     phrases, counted = [], set()
     for where, line in read_lines(path):
@@ -112,13 +98,11 @@ def load_phrases(path):
         require(text.strip(), f"{where}: no phrase before the first comma")
         counted.add(count is not None)
         require(len(counted) == 1, f"{where}: {line[:80]!r}: `phrase` on every line, or "
-                "`phrase,count,concreteness` on every line, is needed; the lines before it have "
-                "the other")
+                "`phrase,count,concreteness` on every line, is needed; those before have the other")
         if rating:
             number(where, "concreteness", rating)
         phrases.append(text.strip())
-    require(len(phrases) > 1, f"{path}: one phrase: nothing to choose from; at least two are "
-            "needed")
+    require(len(phrases) > 1, f"{path}: one phrase: nothing to choose from; two are needed")
     return phrases
 
 
@@ -132,16 +116,11 @@ def load_ratings(path):
 
 def load_ids(path):
     """Video ids, each once, in the file's order. Of a released list, the first column is taken."""
-    ids = {}
-    for _, line in read_lines(path):
-        listed = re.fullmatch(r"(\S+) \d+ [\d.]+(?: [\d.]+ [\d.]+)?", line)
-        ids[video_name(listed[1] if listed else line)] = True
-    return list(ids)
+    lines = (re.sub(r"^(\S+) \d+ [\d.]+( [\d.]+ [\d.]+)?$", r"\1", line)
+             for _, line in read_lines(path))
+    return list(dict.fromkeys(map(video_name, lines)))
 
 
-# ------------------------------------------------------------------------------------------------
-# Fields
-# ------------------------------------------------------------------------------------------------
 def video_name(path):
     """The stem of a video's file; only known suffixes are taken off, since an id may hold a dot."""
     name = path.replace("\\", "/").rsplit("/", 1)[-1]

@@ -3,17 +3,11 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 ("a pool of step descriptions in the
 form of verb phrases") and 4; the rule is that of Shen et al., CVPR 2021, on a dependency parse.
 
-    rule                                            here           example
-    verb + particle + object                        verb_phrases   take off + the covers
-    verb + particle + object + preposition + its    verb_phrases   put + a link + in + the box
-      object, if the verb has one
-    most concrete word (Brysbaert et al. 2014)      concreteness   take off the covers: 4.2 of 5
+    verb + particle + object                                    take off + the covers
+    the same + preposition + its object, if the verb has one    put + a link + in + the box
 
-    python data.py phrases --captions DIR --out phrases.txt     # phrase,count,concreteness by count
-
-Only this command needs spaCy (`pip install spacy`) and one of its English models. Each entry of a
-narration is parsed alone: a phrase split between two entries is not found. The 9,871 phrases
-released with the paper have a count of at least 12 and a concreteness of at least 4.2.
+Each entry of a narration is parsed alone: a phrase split between two entries is not found. The
+9,871 released phrases have a count of at least 12 and a concreteness of at least 4.2.
 """
 import re
 from collections import Counter
@@ -22,19 +16,16 @@ from tqdm import tqdm
 
 from files.captions import open_captions
 from files.listings import load_ratings
+from files.text import require
 from support.command import BadInput, write_text
 
 
 def verb_phrases(doc):
-    """The phrases of one parsed text, in lower case.
+    """The phrases [str, ...] of one parsed text (a spacy Doc), in lower case and without commas.
 
     For each direct object (`dobj`) that is not a pronoun: lemma of its verb, the verb's particle
     (`prt`), the object's noun chunk. If the verb has a preposition (`prep`) with an object
     (`pobj`), the first such preposition and its object's noun chunk follow.
-
-    Args:    doc: a spacy Doc, or anything with its tokens' dep_, pos_, lemma_, text, i, head and
-                  children, and with noun_chunks that have root and text.
-    Returns: [str, ...]. A comma becomes a space, since the phrase file separates by commas.
     """
     chunks = {chunk.root.i: chunk.text for chunk in doc.noun_chunks}
     phrases = []
@@ -52,7 +43,7 @@ def verb_phrases(doc):
 
 
 def concreteness(doc, ratings):
-    """The largest rating of a phrase's words or their lemmas; None if none is rated."""
+    """The largest rating (1 to 5) of a phrase's words or their lemmas; None if none is rated."""
     rated = [ratings[word] for token in doc for word in (token.text.lower(), token.lemma_.lower())
              if word in ratings]
     return max(rated, default=None)
@@ -71,9 +62,8 @@ def load_parser(name):
     except (OSError, ImportError, ValueError) as error:
         raise BadInput(f"--spacy-model {name}: {str(error).splitlines()[0]} Install it with "
                        f"`python -m spacy download {name}`, or name a model's folder") from None
-    if "parser" not in nlp.pipe_names:
-        raise BadInput(f"--spacy-model {name}: it has no dependency parser (it has: "
-                       f"{', '.join(nlp.pipe_names) or 'nothing'}); en_core_web_sm has one")
+    require("parser" in nlp.pipe_names, f"--spacy-model {name}: it has no dependency parser (it "
+            f"has: {', '.join(nlp.pipe_names) or 'nothing'}); en_core_web_sm has one")
     return nlp
 
 
@@ -97,9 +87,8 @@ def collect(settings):
              for (count, phrase), doc in zip(frequent, docs))
     lines = [f"{phrase},{count},{'' if rating is None else rating}\n"
              for phrase, count, rating in rated]
-    if len(lines) < 2:
-        raise BadInput(f"{settings.captions}: {len(lines)} of {len(counts)} phrases of "
-                       f"{len(captions)} narrations occur often enough, two are needed; lower "
-                       f"--min-count {settings.min_count}")
+    kept = f"{len(lines)} of {len(counts)} phrases of {len(captions)} narrations"
+    require(len(lines) > 1, f"{settings.captions}: {kept} occur often enough, two are needed; "
+            f"lower --min-count {settings.min_count}")
     write_text(settings.out, "".join(lines))
-    print(f"{settings.out}: {len(lines)} of {len(counts)} phrases of {len(captions)} narrations")
+    print(f"{settings.out}: {kept}")

@@ -1,11 +1,7 @@
 """Sources of clips: from listed videos to what the model reads.
 
-    source                                          a clip is            teacher features are
-    FeatureSource   COIN.json and a features file   its embedding (D,)   the same embedding
-    VideoSource     video files                     F frames, uint8      the teacher's, per frame
-
 The embedded world's is toy/source.py. Which windows of a video are its clips: data.py.
-B videos, N clips, F frames, D embedding. Clips of several videos are stacked, (C, ...).
+F frames, D embedding. Clips of several videos are stacked, (C, ...).
 """
 import functools
 
@@ -15,31 +11,34 @@ import torch
 from data import Loaded, Video, frame_times, sentence_windows, step_windows
 from files import annotations, listings
 from files.captions import open_captions
+from files.text import require
 from files.video import (Unreadable, duration, evaluation_view, find_videos, read_frames,
                          short_side_for, training_view)
-from support.command import BadInput
 from support.device import send
 
 
-class FeatureSource:
-    """Videos of COIN.json whose clips are rows of a features file.
+class Source:
+    """Listed videos: `videos` are those whose id is in `present`, `missing` names the others."""
 
-    Args:
-        videos:   [data.Video], of one split.
-        features: annotations.FeaturesFile.
-    `listed` holds the videos with steps; `missing` names those of them without a row, and `videos`
-    holds the others.
-    """
-
-    def __init__(self, videos, features):
-        self.features = features
-        self.listed = [video for video in videos if video.steps]
-        self.videos = [video for video in self.listed if video.name in features.rows]
-        self.missing = [video.name for video in self.listed if video.name not in features.rows]
-        self.unreadable = {}
+    def __init__(self, listed, present):
+        self.listed = listed
+        self.videos = [video for video in listed if video.name in present]
+        self.missing = [video.name for video in listed if video.name not in present]
+        self.unreadable = {}                            # {id: reason}, filled by whoever reads
 
     def __len__(self):
         return len(self.videos)
+
+
+class FeatureSource(Source):
+    """Videos of COIN.json, those with steps; their clips are rows of a features file.
+
+    videos: [data.Video], of one split. features: annotations.FeaturesFile.
+    """
+
+    def __init__(self, videos, features):
+        super().__init__([video for video in videos if video.steps], features.rows)
+        self.features = features
 
     def pretrain_windows(self, video, rng):
         """Windows of one pass over a video: its annotated steps; their labels stay unused."""
@@ -57,34 +56,24 @@ class FeatureSource:
         return views
 
 
-class VideoSource:
-    """Video files, read on demand.
+class VideoSource(Source):
+    """Video files, read on demand. A clip is F frames.
 
     Args:
         videos:   [data.Video].
         paths:    {id: path}, see video.find_videos.
         view:     data.View, what the encoder sees of a window.
         teacher:  pseudo_labels.Teacher, or None where its features are not needed.
-        captions: captions.Captions, in pre-training.
+        captions: captions.Captions, in pre-training: a video without a narration is missing.
         cached:   folder of the teacher's features, ID.npy, one row a second (`data.py teach`); the
                   frames of a video without such a file go through the teacher.
-    `listed` holds all videos; `missing` names those without a file or (in pre-training) a
-    narration, and `videos` holds the others.
     """
 
     def __init__(self, videos, paths, view, teacher=None, captions=None, cached=None):
+        super().__init__(videos, paths if captions is None else paths.keys() & captions.keys())
         self.paths, self.view, self.teacher, self.captions = paths, view, teacher, captions
         self.cached = {path.stem: path for path in cached.glob("*.npy")} if cached else {}
-        self.width = teacher.encode_phrases(["a"]).shape[1] if cached else None    # D
-        self.listed = videos
-        self.videos = [video for video in videos if video.name in paths
-                       and (captions is None or video.name in captions)]
-        present = {video.name for video in self.videos}
-        self.missing = [video.name for video in videos if video.name not in present]
-        self.unreadable = {}                            # {id: reason}, filled by whoever reads
-
-    def __len__(self):
-        return len(self.videos)
+        self.width = teacher.encode_phrases(["a"]).shape[1] if cached else None
 
     def duration(self, video):
         """s, as the file says. Raises video.Unreadable."""
@@ -97,15 +86,14 @@ class VideoSource:
     def pretrain_windows(self, video, rng):
         """Windows of one pass over a narrated video; see `sentence_windows`."""
         sentences = self.sentences(video)
-        end = max((end for _, end, _ in sentences), default=0.0)
-        return sentence_windows(sentences, end, rng)
+        return sentence_windows(sentences, max((end for _, end, _ in sentences), default=0.0), rng)
 
     def load(self, requests, rng=None):
         """Each request's clips, from one opening of its file -> Loaded.
 
         rng: numpy Generator, for the random views of training; None: the middle view.
-        views: for each video the middle views at the teacher's size (n, F, 3, H, W), or the cached
-        features of these frames (n, F, D); empty without a teacher.
+        Loaded.views: for each video the middle views at the teacher's size (n, F, 3, H, W), or the
+        cached features of these frames (n, F, D); empty without a teacher.
         """
         size, F, seconds = self.view
         readable, clips, views, failed = [], [], [], {}
@@ -147,56 +135,47 @@ class VideoSource:
                           for view in views]).mean(1)
 
 
-# ------------------------------------------------------------------------------------------------
-# Opening them
-# ------------------------------------------------------------------------------------------------
-read_features = functools.lru_cache(maxsize=1)(annotations.load_features)      # 650 MB, read once
+read_features = functools.lru_cache(maxsize=1)(annotations.load_features)      # 650 MB: once
 
 
 def open_coin_features(annotation_file, feature_file, text_file, split, needed=True):
     """COIN.json with a features file: (FeatureSource of one split, class embeddings (K, D)).
 
-    Raises: BadInput if the files do not fit each other, or (if needed) no video has a feature row.
+    BadInput if the files do not fit each other, or (if needed) no video has a feature row.
     """
     videos, _ = annotations.load_coin(annotation_file)
     _, texts = annotations.load_text_embeddings(text_file)
     features = read_features(feature_file)
-    width, largest = features.embedding.shape[1], max(
-        (step.label for video in videos for step in video.steps), default=-1)
-    if texts.shape[1] != width:
-        raise BadInput(f"{feature_file}: embeddings of width {width}, but {text_file} has "
-                       f"{texts.shape[1]}; one space is needed")
-    if largest >= len(texts):
-        raise BadInput(f"{text_file}: {len(texts)} classes, but {annotation_file} has class "
-                       f"{largest + 1}; row i must be class i + 1")
+    width = features.embedding.shape[1]
+    largest = max((step.label for video in videos for step in video.steps), default=-1)
+    require(texts.shape[1] == width, f"{feature_file}: embeddings of width {width}, but "
+            f"{text_file} has {texts.shape[1]}; one space is needed")
+    require(largest < len(texts), f"{text_file}: {len(texts)} classes, but {annotation_file} has "
+            f"class {largest + 1}; row i must be class i + 1")
     source = FeatureSource([video for video in videos if video.split == split], features)
-    if needed and not len(source):
-        raise BadInput(f"{feature_file}: no row for any of the {len(source.missing)} {split} "
-                       f"videos of {annotation_file}; video must hold their ids")
+    require(not needed or len(source), f"{feature_file}: no row for any of the "
+            f"{len(source.missing)} {split} videos of {annotation_file}; video must hold their ids")
     return source, torch.from_numpy(texts)
 
 
 def require_videos(source, folder):
-    """The source; BadInput if not one of its videos is there."""
-    if not len(source):
-        raise BadInput(f"--videos {folder}: no file (with a narration, in training) for any of the "
-                       f"{len(source.listed)} videos listed; their names must be the ids")
+    """The source; BadInput if it has no video."""
+    require(len(source), f"--videos {folder}: no file (with a narration, in training) for any of "
+            f"the {len(source.listed)} videos listed; their names must be the ids")
     return source
 
 
 def open_folder(folder, ids, view):
     """All videos of a folder, or those of an --ids file -> VideoSource."""
-    paths = find_videos(folder)
-    names = listings.load_ids(ids) if ids else sorted(paths)
-    return require_videos(VideoSource([Video(name) for name in names], paths, view), folder)
+    return open_narrated(folder, None, ids, view, None, None)
 
 
 def open_narrated(folder, caption_path, ids, view, teacher, cached):
     """Videos with captions (HowTo100M, or a folder of one's own) -> VideoSource."""
-    captions = open_captions(caption_path)
-    names = listings.load_ids(ids) if ids else captions
-    return require_videos(VideoSource([Video(name) for name in names], find_videos(folder), view,
-                                      teacher, captions, cached), folder)
+    captions, paths = open_captions(caption_path) if caption_path else None, find_videos(folder)
+    names = listings.load_ids(ids) if ids else captions or sorted(paths)
+    return require_videos(VideoSource([Video(name) for name in names], paths, view, teacher,
+                                      captions, cached), folder)
 
 
 def open_actions(annotation_file, folder, view, needed=True):
@@ -206,10 +185,7 @@ def open_actions(annotation_file, folder, view, needed=True):
 
 
 def load_listed(annotation_file, task, split):
-    """The videos of one split of COIN.json, or of a released csv -> [data.Video], class names.
-
-    A csv is one split already, and has no names: None.
-    """
+    """Videos of a split of COIN.json, class names; or those of a released csv (one split), None."""
     if annotation_file.suffix == ".csv":
         return listings.load_released_csv(annotation_file, task), None
     videos, names = annotations.load_coin(annotation_file)

@@ -1,7 +1,7 @@
-"""Read text, csv and JSON files. A file that cannot be used is a BadInput of one line.
+"""Read text, csv and JSON files: UTF-8, with or without a byte order mark.
 
-The line begins with the file's name and, where it is known, the line's number, counted from 1. It
-ends with `need`, what kind of file is needed. Files are UTF-8, with or without a byte order mark.
+A file that cannot be used is a BadInput of one line: the file's name, the number of the line where
+it is known (from 1), the problem and `need`, what kind of file is needed.
 """
 import csv
 import io
@@ -45,10 +45,9 @@ def read_lines(path):
 
 
 def read_table(path, columns, need="a csv file", errors="strict"):
-    """[("file:line", {column: text}), ...] of a csv file whose first line names the columns.
+    """[("file:line", {column in lower case: text}), ...] of a csv file that names its columns.
 
-    Columns are separated by commas, or by tabs if the first line has no comma. `columns` must be
-    there, in upper or lower case; the keys of the result are in lower case.
+    `columns` must be in the first line. They are separated by commas, or by tabs if it has none.
     """
     text = read_text(path, need, errors)
     delimiter = "," if "," in split_lines(text)[0] else "\t"
@@ -74,9 +73,6 @@ def read_json(path, need, errors="strict"):
     text = read_text(path, need, errors)
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{path}:{error.lineno}: not valid JSON (cut off?): {error.msg} at column "
-                       f"{error.colno}; {need} is needed") from None
-    except (RecursionError, ValueError):               # ValueError: a number of over 4300 digits
-        raise BadInput(f"{path}: not valid JSON: nested too deeply, or a number is too long; "
-                       f"{need} is needed") from None
+    except (RecursionError, ValueError) as error:      # nested too deeply, a number of 4301 digits
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise BadInput(f"{path}{line}: not valid JSON: {error}; {need} is needed") from None

@@ -1,24 +1,18 @@
 """Read frames of video files at given times, crop them to the encoder's size, shrink files.
 
-    word             here             meaning
-    time             times            s from the start of the file, as players and annotations count
-    picture at t     pictures_at      the last frame whose timestamp is at most t
-    outside          outside          s by which t is after the last frame's end or before the first
-    key frame        key_frame_ahead  a frame that needs no other: decoding can begin only here
-    short side       short_side       the smaller of height and width; pixels are taken as square
-    n pictures of a file, F of a clip, H W pixels, S the encoder's; a picture is uint8 RGB, 0-255.
+Times are s from the start of the file, as players and annotations count. The picture at t is the
+last frame whose timestamp is at most t. Decoding can begin only at a key frame, which needs no
+other. n pictures of a file, F of a clip, H W pixels, taken as square; uint8 RGB.
 
-The file is opened once for all pictures of a sample and decoded forward, on one thread (a loader
-has its workers). A bad file is Unreadable, in one line that gives the reason. A wrong argument is a
-ValueError. Any other exception is a bug.
+A file is opened once for all pictures of a sample and decoded forward, on one thread: a loader has
+its workers. A bad file is Unreadable, a wrong argument a ValueError, any other exception a bug.
 """
 import math
 import os
 from collections import deque
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from fractions import Fraction
 from itertools import chain
-from pathlib import Path
 
 import av
 import numpy as np
@@ -28,7 +22,8 @@ from av.video.reformatter import VideoReformatter
 from torchvision.transforms.v2 import functional as transform
 
 from files.listings import VIDEO_SUFFIXES
-from support.command import BadInput, write_atomically
+from files.text import require
+from support.command import write_atomically
 
 SLACK = 1.0               # s outside the video in which its first or last frame still counts
 KEY_FRAME_GAP = 10.0      # s between key frames, assumed where no index tells
@@ -39,26 +34,25 @@ class Unreadable(Exception):
     """A file that cannot be opened or decoded, has no video, or ends before the requested time."""
 
 
-# ------------------------------------------------------------------------------------------------
-# Files
-# ------------------------------------------------------------------------------------------------
+def attempt(make, item):
+    """make(id, path) in a worker: (id, made, None), or (id, None, reason) if it is unreadable."""
+    name, path = item
+    try:
+        return name, make(name, path), None
+    except Unreadable as error:
+        return name, None, str(error)
+
+
+# --- Files ---
 def find_videos(folder):
     """{stem: path, a str} of all videos below a folder, by suffix (upper or lower case).
 
-    Of several files with the same stem, the first path in sorted order counts. Links to folders
-    are not followed. BadInput if there is no such folder.
+    Of several files with one stem, the first path counts. Links to folders are not followed.
+    BadInput if there is no such folder.
     """
-    if not Path(folder).is_dir():
-        raise BadInput(f"{folder}: no such folder; a folder of videos is needed")
-    folders, files = [str(folder)], []
-    while folders:
-        with suppress(PermissionError), os.scandir(folders.pop()) as entries:
-            for entry in entries:                      # scandir knows its kind: no stat per file
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif (os.path.splitext(entry.name)[1].lower() in VIDEO_SUFFIXES
-                      and entry.is_file()):
-                    files.append(entry.path)
+    require(os.path.isdir(folder), f"{folder}: no such folder; a folder of videos is needed")
+    files = [os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names
+             if os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES]
     return {os.path.splitext(os.path.basename(path))[0]: path
             for path in sorted(files, reverse=True)}
 
@@ -66,28 +60,24 @@ def find_videos(folder):
 @contextmanager
 def open_video(path):
     """(container, its first video stream), closed at the end. FFmpeg's errors become Unreadable."""
-    stage = "opened"
     try:
         # "file:" because an id may hold a colon, which would be read as a protocol.
         with av.open(f"file:{path}", metadata_errors="replace") as container:
-            streams = [stream for stream in container.streams.video        # not a cover picture
-                       if not stream.disposition & Disposition.attached_pic]
+            streams = [stream for stream in container.streams.video if stream.codec_context
+                       and not stream.disposition & Disposition.attached_pic]    # a cover picture
             if not streams:
-                raise Unreadable(f"{path}: no video stream")
-            if streams[0].codec_context is None:
-                raise Unreadable(f"{path}: no decoder for its video stream")
+                raise Unreadable(f"{path}: no video stream that can be decoded")
             streams[0].thread_type, streams[0].codec_context.thread_count = "NONE", 1
-            stage = "decoded"
             yield container, streams[0]
     except av.FFmpegError as error:
-        raise Unreadable(f"{path}: cannot be {stage}: {error.strerror}") from None
+        raise Unreadable(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def duration(path):
-    """s from the start of the file to the end of its video, according to its header.
+    """s from the start of the file to the end of its video, by its header, also if it is cut off.
 
     mkv and webm only give the duration of the whole file, sound included. A recorded webm gives
-    none: all its packets are read. A file that was cut off still has the header of the whole.
+    none: all its packets are read.
     """
     with open_video(path) as (container, stream):
         if (stream.duration or 0) > 0:
@@ -100,21 +90,16 @@ def duration(path):
         return max(0.0, float(end) - (container.start_time or 0) / av.time_base)
 
 
-# ------------------------------------------------------------------------------------------------
-# Frames
-# ------------------------------------------------------------------------------------------------
+# --- Frames ---
 def read_frames(path, times, short_side=None):
-    """The pictures at `times`, from one opening of the file.
+    """The pictures at `times`, from one opening of the file: (n, 3, H, W) uint8, upright.
 
     The first and the last frame also count for SLACK = 1 s before and after the video, since
-    annotations often end a little late. Any further away the file is Unreadable. A frame *between*
-    others counts for as long as it lasts: a slide can, and a gap left by damage looks the same.
+    annotations often end a little late. Further away the file is Unreadable. A frame *between*
+    others counts for as long as it lasts, as a slide can.
 
-    Args:
-        times:      (n,) s, n at least 1, 0 to 1e9; in any order, with or without repeats.
-        short_side: pixels; larger pictures are reduced to it, smaller ones are not enlarged.
-    Returns: (n, 3, H, W) uint8, row i at times[i]; upright (rotation metadata applied).
-    Raises:  Unreadable; ValueError if `times` are not as above.
+    times:      (n,) s, n at least 1, 0 to 1e9, in any order, with repeats; else a ValueError.
+    short_side: pixels; larger pictures are reduced to it, smaller ones are not enlarged.
     """
     times = np.asarray(times, float)
     if times.ndim != 1 or not times.size or not np.all((times >= 0) & (times < 1e9)):
@@ -148,8 +133,7 @@ def pictures_at(path, times, short_side=None):
                 frames = frames_around(container, stream, time, start, lambda: time)
                 frame, after = None, next(frames, None)
                 if after is None:
-                    raise Unreadable(f"{path}: cannot be decoded: no frame found at "
-                                     f"{time - start:.1f} s")
+                    raise Unreadable(f"{path}: no frame found at {time - start:.1f} s")
             while after is not None and after.time <= time:
                 frame, after = after, next(frames, None)
             picture, outside = frame or after, 0.0
@@ -171,11 +155,9 @@ def pictures_at(path, times, short_side=None):
 def key_frame_ahead(stream, time, reached):
     """Whether decoding can begin nearer to `time` (s) than `reached` (s), its present position.
 
-    The index of an mp4 is read when it is opened, that of an mkv at the first seek. If the index
-    ends before `time`, a key frame at least every KEY_FRAME_GAP seconds is assumed.
-
-    The index of an mp4 has decoding times, some ticks before those of display. A seek for a key
-    frame displayed after `time` would end at the one before and decode its whole group again.
+    If the index ends before `time` (that of an mkv is read at the first seek), a key frame at least
+    every KEY_FRAME_GAP seconds is assumed. The index of an mp4 has decoding times, some ticks
+    before display: a seek for a key frame displayed after `time` would decode this group again.
     """
     index, ticks = stream.index_entries, math.floor(time / stream.time_base)
     early = max(0, (stream.start_time or 0) - index[0].timestamp) if len(index) else 0    # ticks
@@ -188,9 +170,8 @@ def key_frame_ahead(stream, time, reached):
 def frames_around(container, stream, time, start, wanted):
     """Seek: the frames from a key frame at or before `time`, or from the first if there is none.
 
-    A seek may end at a key frame *after* `time` (an index is in decoding order, and a B-frame is
-    displayed before a frame that it needs). Then it is repeated further and further back.
-    `wanted`: see `decode`.
+    A seek may end at a key frame *after* `time`, since an index is in decoding order. Then it is
+    repeated further and further back. `wanted`: see `decode`.
     """
     back = 0.0
     while True:
@@ -210,10 +191,9 @@ def decode(container, stream, wanted):
 
     `wanted()` is the earliest time, s, whose picture is still to be found. A frame is skipped,
     undecoded, if no frame refers to it and a later frame is displayed at or before `wanted()`.
-    Other codecs give all frames: HEVC marks frames as unreferenced that higher temporal layers use.
+    (HEVC marks frames as unreferenced that higher temporal layers use.)
 
-    An avi only has decoding times. H.264 displays frames in another order but at the same times:
-    the n-th frame out is displayed at the n-th decoding time.
+    An avi only has decoding times: the n-th frame of H.264 is displayed at the n-th of them.
     """
     context, tick, newest = stream.codec_context, float(stream.time_base), -math.inf
     h264 = context.name == "h264"
@@ -233,20 +213,15 @@ def decode(container, stream, wanted):
                 yield frame
 
 
-# ------------------------------------------------------------------------------------------------
-# Small copies of files
-# ------------------------------------------------------------------------------------------------
+# --- Small copies of files ---
 def shrink(source, target, fps=1.0, short_side=256):
     """Write a small mp4 (Motion JPEG) without sound in which every frame is a key frame.
 
-    At the same size and quality, JPEG decodes about six times as fast as key frames of H.264.
-
-    Frame k of the copy is the source's picture at k / fps (its first frame, if it begins later).
-    The copy ends where the source does, also if the source is cut off. `target` is whole or absent:
-    it is written under another name and renamed.
-
-    Args: fps > 0, frames/s; short_side: pixels, at least 2 (both sides become even).
-    Raises: Unreadable for the source, OSError for the target.
+    JPEG decodes about six times as fast as key frames of H.264. Frame k of the copy is the source's
+    picture at k / fps (its first frame, if it begins later). The copy ends where the source does,
+    also if the source is cut off. `target` is whole or absent.
+    fps > 0, frames/s; short_side: pixels, at least 2 (both sides become even). Raises Unreadable
+    for the source, OSError for the target.
     """
     rate = Fraction(fps).limit_denominator(1000)
     count = max(1, math.ceil(duration(source) * rate - 1e-6))
@@ -272,22 +247,18 @@ def encode(file, pictures, rate):
         container.mux(stream.encode())
 
 
-# ------------------------------------------------------------------------------------------------
-# Views: the squares of a clip that the encoder is given
-# ------------------------------------------------------------------------------------------------
+# --- Views: the squares of a clip that the encoder is given ---
 def short_side_for(size):
     """The short side, pixels, from which no view of `size` is enlarged."""
     return round(size * JITTER[1] / 224)
 
 
 def training_view(frames, size, rng):
-    """A random square of a clip, perhaps mirrored: the same for all its frames.
+    """(F, 3, H, W) uint8 -> (F, 3, size, size): a random square, perhaps mirrored, of all frames.
 
     As in the paper: short side drawn from 256 to 320, a crop of 224, flipped in half of the draws;
-    other sizes in proportion. Here the square is cropped first, and only the square is resized.
-
-    Args:    frames (F, 3, H, W) uint8; size: S, pixels; rng: numpy Generator, four draws.
-    Returns: (F, 3, S, S) uint8.
+    other sizes in proportion. The square is cropped first, and only the square is resized.
+    rng: numpy Generator, four draws.
     """
     height, width = frames.shape[-2:]
     side = round(min(height, width) * 224 / rng.uniform(*JITTER))
@@ -297,10 +268,7 @@ def training_view(frames, size, rng):
 
 
 def evaluation_view(frames, size):
-    """The center square of a clip, 224 of a short side of 256, resized to `size`.
-
-    (F, 3, H, W) uint8 -> (F, 3, size, size) uint8.
-    """
+    """(F, 3, H, W) uint8 -> (F, 3, size, size): the center square, 224 of a short side of 256."""
     height, width = frames.shape[-2:]
     side = round(min(height, width) * 224 / JITTER[0])
     return transform.resized_crop(frames, (height - side) // 2, (width - side) // 2, side, side,

@@ -3,22 +3,189 @@
     python -m pytest -q tests/test_fuzz.py                                            # a few cases
     FUZZ=100 python -m pytest -q tests/test_fuzz.py -o faulthandler_timeout=600       # thousands
 
-Case N of a kind damages the same file in the same way each time: see damage.py. The last case in a
-failure's output is the one that failed. A crash or a hang of native code ends with its traceback.
+A case damages one file as a disk, a download or an editor may, and reads it. Case N of a kind
+damages it in the same way each time. The last case in a failure's output is the one that failed. A
+crash or a hang of native code ends with its traceback.
 """
+import contextlib
+import io
+import json
 import os
+import random
+import tempfile
+import zipfile
+from pathlib import Path
 
-import damage
+import numpy as np
 import pytest
+import test_captions
+import test_listings
+import test_video
+from commands import call, make_coin
+
+from files.annotations import load_coin, load_features, load_text_embeddings
+from files.captions import open_captions
+from files.video import Unreadable, duration, read_frames
+from support.command import BadInput
 
 CASES = {"captions": 60, "list": 30, "video": 16}      # of each kind; 12 of the others
 
 
-@pytest.mark.parametrize("kind", damage.KINDS)
+# ---- Damage ------------------------------------------------------------------------------------
+PIECES = (b"-->", b'"', b",", b"\n", b"\n\n", b"\0", b"9" * 400, b"[{", b"}", b"nan", b"NaN", b"-",
+          b" ", b"1e999", b"null", b"\xff", b"\xef\xbb\xbf")
+
+
+def mutate(data, rng):
+    """Bytes of a text: some changed, put in, taken out, said again or cut off."""
+    data = bytearray(data)
+    for _ in range(rng.randint(1, 6)):
+        i, j = sorted((rng.randrange(len(data) + 1), rng.randrange(len(data) + 1)))
+        kind = rng.randrange(6)
+        if kind == 0:
+            data[i:i + 1] = bytes([rng.randrange(256)])
+        elif kind == 1:
+            data[i:i] = rng.choice(PIECES)
+        elif kind == 2:
+            del data[i:min(j, i + 9)]
+        elif kind == 3:
+            data[i:i] = data[i:min(j, i + 1000)]
+        elif kind == 4:
+            data[i:i + 1] = b"%d" % rng.randrange(10 ** rng.randint(1, 12))
+        elif rng.random() < .3:
+            del data[i:]
+    return bytes(data)
+
+
+def flip(data, rng):
+    """Bytes of a binary file: bits flipped anywhere, near its start or near its end; cut off."""
+    data = bytearray(data)
+    low, high = rng.choice(((0, len(data)), (0, 1500), (len(data) - 3000, len(data))))
+    for _ in range(rng.choice((1, 4, 40))):
+        data[rng.randrange(max(low, 0), min(high, len(data)))] ^= 1 << rng.randrange(8)
+    return bytes(data[:rng.randint(len(data) // 2, len(data))] if rng.random() < .25 else data)
+
+
+def flip_npz(data, rng):
+    """As `flip`; or within one array, in a zip file that is whole: checksums hide nothing then."""
+    if rng.random() < .5:
+        return flip(data, rng)
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        parts = {name: file.read(name) for name in file.namelist()}
+    name, out = rng.choice(sorted(parts)), io.BytesIO()
+    head = rng.random() < .7                           # 128 bytes: type and shape
+    part = parts[name]
+    parts[name] = mutate(part[:128], rng) + part[128:] if head else flip(part, rng)
+    with zipfile.ZipFile(out, "w") as file:
+        for name, part in parts.items():
+            file.writestr(name, part)
+    return out.getvalue()
+
+
+# ---- Readers: what good data is ----------------------------------------------------------------
+def read_captions(path):
+    found = open_captions(path if path.suffix == ".json" else path.parent)
+    for start, end, text in (row for name in found for row in found.sentences(name)):
+        assert 0 <= start <= end < float("inf") and text.split()
+
+
+def read_coin(path):
+    videos, names = load_coin(path)
+    for step in (step for video in videos for step in video.steps):
+        assert 0 <= step.start <= step.end < float("inf") and 0 <= step.label < len(names)
+
+
+def read_features(path):
+    features = load_features(path)
+    assert np.isfinite(features.embedding).all() and np.isfinite(features.middle).all()
+    rows = features.nearest(str(features.video[0]), np.array([1.0, 50.0]))
+    assert (features.video[rows] == features.video[0]).all()
+
+
+def read_texts(path):
+    names, texts = load_text_embeddings(path)
+    assert len(names) == len(texts) and np.isfinite(texts).all() and texts.any(1).all()
+
+
+def read_video(path):
+    assert 0 <= duration(path) < float("inf")
+    pictures = read_frames(path, [0.3, 5.1, 1.7, 7.9, 2.0], short_side=24)
+    assert pictures.shape[:2] == (5, 3)
+
+
+def check(path):
+    """`data.py check`, the whole command: a list and a video of it, both damaged by chance."""
+    error = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(error):
+            call("data.py", "check", "--annotations", str(path), "--videos", str(path.parent),
+                 "--json", str(path.parent / "out.json"))
+        json.loads((path.parent / "out.json").read_text())
+    except SystemExit as end:
+        lines = error.getvalue().split("\r")[-1].splitlines()
+        assert end.code == 2 and lines[-1].startswith("data.py: error: "), lines
+        raise BadInput(lines[-1].removeprefix("data.py: error: ")) from None
+
+
+def write_coin(name):
+    """A file of commands.make_coin, as bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_coin(Path(folder))
+        return (Path(folder) / name).read_bytes()
+
+
+def write_video(name, **options):
+    """A video of test_video.write, as bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        return test_video.write(Path(folder) / name, count=200, container={"fflags": "bitexact"},
+                                **options).read_bytes()
+
+
+VIDEOS = {"a.mp4": {}, "a.mkv": {},
+          "a.webm": {"codec": "libvpx", "gop": 20,
+                     "options": {"deadline": "good", "cpu-used": "5"}},
+          "a.avi": {"codec": "mpeg4", "options": test_video.MPEG4, "gop": 12},
+          "b.mov": {"codec": "mjpeg", "options": {}, "pixels": "yuvj420p"}}
+# kind: (name of the file, its whole bytes when asked for, damage, reader)
+KINDS = {f"video {name}": (name, lambda name=name, options=options: write_video(name, **options),
+                           flip, read_video) for name, options in VIDEOS.items()}
+KINDS |= {f"captions {name}": (name, text.encode, mutate, read_captions)
+          for name, text in test_captions.LAYOUTS.items()}
+KINDS |= {f"list {name}": ("list", text.encode, mutate, read)
+          for name, (read, text) in test_listings.READERS.items()}
+KINDS |= {"COIN.json": ("COIN.json", lambda: write_coin("COIN.json"), mutate, read_coin),
+          "features": ("f.npz", lambda: write_coin("features.npz"), flip_npz, read_features),
+          "texts": ("t.npz", lambda: write_coin("texts.npz"), flip_npz, read_texts),
+          "data.py check": ("COIN.json", lambda: write_coin("COIN.json"), mutate, check)}
+WHOLE = {}                    # kind: bytes, made once a process
+
+
+def run_case(kind, number):
+    """Damage and read one file -> "data" or "refused". Raises whatever should not be."""
+    name, make, damage, read = KINDS[kind]
+    rng = random.Random(f"{kind} {number}")
+    for needed, maker in ((kind, make), ("t0.mp4", lambda: write_video("t0.mp4"))):
+        if needed not in WHOLE:
+            WHOLE[needed] = maker()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_bytes(damage(WHOLE[kind], rng))
+        if read is check:
+            (path.parent / "t0.mp4").write_bytes(flip(WHOLE["t0.mp4"], rng))
+        try:
+            read(path)
+        except (BadInput, Unreadable) as error:
+            assert "\n" not in str(error) and str(error).startswith(folder), repr(str(error))
+            return "refused"
+    return "data"
+
+
+# ---- the test ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", KINDS)
 def test_damaged_files_end_in_data_or_one_line(kind):
     """Catches: a traceback, wrong data or a hang on damage nobody thought of."""
     outcomes = set()
     for number in range(CASES.get(kind.split()[0], 12) * int(os.environ.get("FUZZ", 1))):
         print(f"case {number} of {kind}")
-        outcomes.add(damage.run_case(kind, number))
+        outcomes.add(run_case(kind, number))
     assert "refused" in outcomes                       # the damage is felt

@@ -211,7 +211,7 @@ def test_the_mask_model_has_one_future_and_matching_alone_none():
 
 @pytest.mark.parametrize("argv, named", [
     (["nowhere.mp4"], "nowhere.mp4: no such file"),
-    (["broken.mp4"], "broken.mp4: cannot be opened"),
+    (["broken.mp4"], "broken.mp4: cannot be read"),
     (["own.txt"], "own.txt"),
     (["."], "no such file"),
     ([VIDEO, "--at", "900"], "--at 900"),

@@ -329,7 +329,7 @@ def test_a_file_cut_off_gives_what_it_has_and_no_more(tmp_path, name, options):
     part.write_bytes(whole.read_bytes()[:whole.stat().st_size // 2])
     frames = decode_all(whole)
     assert_shows(part, [0.5, 1.5, 3.0], frames)
-    with pytest.raises(Unreadable, match="ends .* s before|cannot be decoded"):
+    with pytest.raises(Unreadable, match="ends .* s before|cannot be read|no frame"):
         read_frames(part, [3.0, 9.0])
     if name == "a.mkv":
         video.shrink(part, tmp_path / "copy.mp4", fps=2, short_side=24)
@@ -343,13 +343,13 @@ def make_bad(kind, folder):
     """A bad file of some kind, and what its error must say."""
     path = folder / f"{kind}.mp4"
     if kind == "absent":
-        return path, "cannot be opened: No such file"
+        return path, "cannot be read: No such file"
     if kind == "text":
         path.write_text("<html>Sign in to confirm your age</html>\n" * 50)
-        return path, "cannot be opened: Invalid data"
+        return path, "cannot be read: Invalid data"
     if kind == "no_index":                             # the index is at the end
         path.write_bytes(write(folder / "whole.mp4").read_bytes()[:-4000])
-        return path, "cannot be opened: Invalid data"
+        return path, "cannot be read: Invalid data"
     if kind == "sound_and_cover":
         with av.open(str(path), "w", format="mp4") as file:
             cover = file.add_stream("mjpeg", rate=1)
@@ -363,20 +363,20 @@ def make_bad(kind, folder):
                 frame.sample_rate, frame.pts = 8000, i * 1024
                 file.mux(sound.encode(frame))
             file.mux(sound.encode())
-        return path, "no video stream"
+        return path, "no video stream that can be decoded"
     if kind == "no_frame":
         data = write(folder / "whole.mkv").read_bytes()
         path.write_bytes(data[:data.index(bytes.fromhex("1f43b675")) + 40])  # the first cluster
-        return path, r"cannot be decoded: no frame found at 0\.0 s$"
+        return path, r"no frame found at 0\.0 s$"
     if kind == "no_key_frame":                         # in the list: no seek succeeds
         data = bytearray(write(path, format="avi", codec="mpeg4", options=MPEG4).read_bytes())
         index = data.index(b"idx1") + 8                # name, flags, offset, size: 4 bytes each
         for at in range(index, index + 16 * 96, 16):   # all but the last key frame
             data[at + 4:at + 8] = bytes(4)
         path.write_bytes(data)
-        return path, r"cannot be decoded: no frame found at 0\.0 s$"
+        return path, r"no frame found at 0\.0 s$"
     path.write_bytes(write(path).read_bytes().replace(b"avc1", b"zzzz"))      # "unknown_codec"
-    return path, "no decoder for its video"
+    return path, "no video stream that can be decoded"
 
 
 @pytest.mark.parametrize("kind", ["absent", "text", "no_index", "sound_and_cover",
@@ -464,7 +464,6 @@ def test_find_videos(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     (tmp_path / "folder.mp4").mkdir()
-    (tmp_path / "gone.mp4").symlink_to("nowhere")
     (tmp_path / ".mp4").touch()
     found = {stem: Path(path).relative_to(tmp_path).as_posix()
              for stem, path in video.find_videos(tmp_path).items()}
