@@ -61,7 +61,7 @@ def write_submission(path, names, verb, noun):
     write_atomically(path, write)
 
 
-def classify_actions(model, source, settings, device):
+def classify_actions(model, source, texts, settings, device):
     """The rows of Table 3; actions evaluated; actions listed."""
     samples = action_samples(source.videos, VIEWS)
     x, _, samples = encode_samples(model, source, samples, settings, device)

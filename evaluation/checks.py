@@ -25,10 +25,7 @@ def require_task(model, settings):
 
 
 def require_teacher(teacher, model, path):
-    """The checkpoint must have been trained with this teacher: another has another text space.
-
-    The checkpoint holds the text of the first phrase of its pool, which is embedded again.
-    """
+    """The checkpoint must have been trained with this teacher, which embeds its witness again."""
     if model.witness is None:                          # published, or trained on a features file
         return
     now = teacher.encode_phrases([model.witness])      # of another width: see `require_width`

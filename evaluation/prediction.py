@@ -2,13 +2,7 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
 
-    paper          here       shape       meaning
-    {x_i}          x          (N, D)      embeddings of the observed windows, N = 8
-    y              texts      (S, D)      embeddings of the steps to choose among, any list
-    p(y_j | ..)    first      (M, S)      the next step, one row per Monte Carlo sample; their mean
-                                          is the forecast (Eq. 11)
-    -              picks      (M, H)      a future per sample: the likeliest step of each row
-    M samples, H steps ahead (the horizon), S steps, D embedding.
+M Monte Carlo samples, each with a future of H steps; S steps to choose among, D embedding.
 """
 from collections import Counter
 from pathlib import Path
@@ -63,7 +57,7 @@ def open_model(checkpoint, device):
 def open_steps(settings, model, of_toy, device):
     """The steps to choose among: S names, and their text embeddings (S, D) on the device.
 
-    They are embedded by the teacher of the checkpoint's training, or come from a file.
+    They come from a file, or are embedded by the teacher of the checkpoint's training.
     """
     if settings.text_embeddings:
         names, texts = load_text_embeddings(settings.text_embeddings)
@@ -87,8 +81,7 @@ def open_steps(settings, model, of_toy, device):
 def observe_file(path, model, at, pictured):
     """The last 68 s of a video file before `at` s, as evaluate.py reads them -> Observed.
 
-    pictured: whether pictures are wanted as well.
-    Raises: BadInput if there is no such file, it cannot be read, or --at lies after its end.
+    pictured: whether pictures are wanted as well. Raises BadInput if the file cannot be read.
     """
     if not path.is_file():
         raise BadInput(f"{path}: no such file; a video is needed")
@@ -112,8 +105,7 @@ def observe_file(path, model, at, pictured):
 def observe_toy(number, model, at, left):
     """A test video of the embedded world, by its number -> Observed.
 
-    Without `at` it is observed up to the end of a step after which `left` steps are left, if it
-    has so many.
+    Without `at` it is observed until `left` steps are left, if it has so many.
     """
     script = grammar.make_video("test", number)
     ends = [end for _, end in script.segments]
@@ -132,10 +124,7 @@ def observe_toy(number, model, at, left):
 
 # --- What comes next ---
 def sample_futures(model, x, windows, texts, samples, horizon, seed):
-    """Futures of one video: x (8, D) of its windows (8, 2) s -> first (M, S) log p, picks (M, H).
-
-    Both on the CPU; see `inference.sample_in_turn`.
-    """
+    """`sample_in_turn` for x (8, D) of windows (8, 2) s: first (M, S), picks (M, H), on the CPU."""
     noise = torch.randn(horizon, 1, samples, model.dim,
                         generator=torch.Generator().manual_seed(seed))
     seconds = torch.tensor([windows[-1, 1] - windows[0, 0]])
@@ -159,9 +148,8 @@ def count_futures(picks, names):
 def truth_of(observed, futures=()):
     """What the embedded world knows: steps observed, what follows, and the exact probabilities.
 
-    A step counts as observed if at least a second of it was (as in evaluate.py's table). `next` is
-    P(next step | steps observed, procedure unknown); that of a future is the product over its
-    steps.
+    `next` is P(next step | steps observed, procedure unknown), a future's share the product over
+    its steps. What counts as observed: data.observed_steps.
 
     Returns: {"clips": [step or None, ...], "next": [{"step", "p"}], "futures": [{"steps",
              "share"}], "follows": [step, ...]}; next and futures are empty once all were observed.
@@ -188,10 +176,8 @@ def truth_of(observed, futures=()):
 def toy_distributions(checkpoint, device, samples, videos):
     """Next steps of some test videos of the embedded world, sampled and true.
 
-    Sampled are the likeliest steps of `samples` draws; true is the exact distribution given the
-    steps observed, from which a perfect model would draw.
-
-    Returns: [(title, names, sampled (S,), true (S,)), ...], shares that sum to 1.
+    Returns: [(title, names, sampled (S,), true (S,)), ...]: shares of the likeliest steps of
+             `samples` draws, and the exact distribution given the steps observed.
     """
     model, of_toy = open_model(checkpoint, device)
     if not of_toy or model.denoiser is None:

@@ -65,16 +65,13 @@ def classify(model, source, texts, settings, device):
     return rows, len(samples), len(classify_samples(source.listed))
 
 
-def activity(model, source, settings, device):
-    """Activity classification of whole videos: the classifier on h's zero-noise prediction.
-
-    Returns: rows of the table, samples evaluated, samples listed.
-    """
+def activity(model, source, texts, settings, device):
+    """Activity classification, as `classify`: the classifier on h's zero-noise prediction."""
     samples = activity_samples(source.videos)
     if not samples:
         raise BadInput(f"--split {settings.split}: no annotated video; there is nothing to "
                        "classify")
     x, _, samples = encode_samples(model, source, samples, settings, device)
     y = torch.tensor([sample.label for sample in samples])
-    log_p, *_ = forecast_next(model, x, None, 1, settings.seed, settings.batch)        # (M, S)
+    log_p, *_ = forecast_next(model, x, texts, 1, settings.seed, settings.batch)        # (M, S)
     return accuracy_rows({"ours": (log_p, y)}), len(samples), len(source.listed)

@@ -120,7 +120,7 @@ class FeaturesSettings(RunSettings):
 
 def features(settings):
     """Embeddings of whole videos; the same as evaluate.py --task features."""
-    from evaluation.features import write_features
+    from evaluation.embedding import write_features
     write_features(settings)
 
 

@@ -21,9 +21,7 @@ def crowded(K, D, spread=0.5, seed=0):
     return functional.normalize(common + spread * rest, dim=-1)
 
 
-# ------------------------------------------------------------------------------------------------
-# Eq. 2
-# ------------------------------------------------------------------------------------------------
+# --- Eq. 2 ---
 def test_eq2_closed_form_equals_noising_one_step_at_a_time():
     """Catches: t off by one, alpha used for alpha_bar, variance used for standard deviation."""
     alpha = torch.tensor([0.9, 0.8, 0.7, 0.6], dtype=torch.float64)
@@ -55,9 +53,7 @@ def test_add_noise_refuses_to_broadcast():
         diffusion.add_noise(draw(2, 4), draw(4), ALPHA_BAR[0])
 
 
-# ------------------------------------------------------------------------------------------------
-# The schedule, and the space it lives in
-# ------------------------------------------------------------------------------------------------
+# --- The schedule, and the space it lives in ---
 @pytest.mark.parametrize("levels", [2, 4, 10])
 def test_schedule_falls_in_geometric_steps_of_the_signal_to_noise_ratio(levels):
     """Catches: alpha returned for alpha_bar, the ratio of variances for that of deviations, the
@@ -141,9 +137,7 @@ def test_training_asks_a_level_and_zeros_at_the_last():
     assert (zt[:, 2:] == 0).all()
 
 
-# ------------------------------------------------------------------------------------------------
-# Sec. 3.3
-# ------------------------------------------------------------------------------------------------
+# --- Sec. 3.3 ---
 def made_up_h(zt, t):
     """Some h: another result for every input, level and coordinate."""
     x_hat = torch.sin(2 * zt + t[..., None] + torch.arange(zt.shape[-1]))

@@ -113,9 +113,7 @@ def world(monkeypatch):
 SETTINGS = EvaluateSettings(seed=SEED, samples=Q, batch=7, toy_videos=25)
 
 
-# ------------------------------------------------------------------------------------------------
-# The same, one forecast at a time. Its scores are those of metrics.py, which has its own tests.
-# ------------------------------------------------------------------------------------------------
+# --- The same, one forecast at a time. Its scores are those of metrics.py, which has its own tests. ---
 def p_of(x, tau):
     """p(step | x) (..., S) by the formula; that of equal texts is equal."""
     cosines = torch.stack([(x * y).sum(-1) / x.norm(dim=-1) / y.norm() for y in TEXTS], -1)
@@ -188,9 +186,7 @@ def bigrams_by_hand(last):
     return after[posterior.argmax(-1)], posterior @ after
 
 
-# ------------------------------------------------------------------------------------------------
-# The forecast table
-# ------------------------------------------------------------------------------------------------
+# --- The forecast table ---
 def test_the_forecast_table_equals_counting():
     """Catches: zero noise among the samples of the expectation or the oracle; an oracle_softmax
     without its temperature, or fitted to the last observed clip; a clip baseline of one clip;
@@ -279,9 +275,7 @@ def test_a_step_is_observed_from_a_second_on():
     assert data.observed_steps(data.Sample(0, windows, labels[2], 2), video) == (labels[:2], True)
 
 
-# ------------------------------------------------------------------------------------------------
-# The classification table
-# ------------------------------------------------------------------------------------------------
+# --- The classification table ---
 def test_the_classification_table_equals_counting():
     """Catches: one view for three, logarithms averaged in place of probabilities, the teacher's row
     made of our embedding or at our temperature, equal texts that do not tie, kinds of steps mixed
