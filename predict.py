@@ -129,9 +129,10 @@ def predict(video=None, **flags):
 
     `steps` may be a list of texts. Raises BadInput (a ValueError) where the command ends with 2.
     """
-    kinds = {field.name: field.type for field in fields(PredictSettings)}
-    flags = {name: Path(value) if kinds.get(name) is Path and isinstance(value, str) else value
-             for name, value in {"video": video, **flags}.items()}
+    flags["video"] = video
+    for field in fields(PredictSettings):
+        if field.type is Path and isinstance(flags.get(field.name), str):
+            flags[field.name] = Path(flags[field.name])
     return forecast(PredictSettings(**flags))[0]
 
 

@@ -8,6 +8,7 @@ S steps (the label set), D embedding.
 import torch
 from torch.nn import functional
 
+import diffusion
 from data import CLIP_SECONDS, HISTORY
 
 
@@ -57,7 +58,7 @@ def forecasts(model, x, texts, samples, seed, batch, *missing):
         x_hat = predict(clips, *places, queries)                       # (B, (1 + Q) P, D)
         log_p = score_labels(model, x_hat, texts).unflatten(1, (-1, P)).cpu()
         zero.append(log_p[:, 0])
-        mean.append(log_p[:, 1:].exp().mean(1))                        # Eq. 11
+        mean.append(diffusion.expectation(log_p[:, 1:]))               # Eq. 11
         picks.append(log_p[:, 1:].argmax(-1).transpose(1, 2))
     return torch.cat(zero), torch.cat(mean), torch.cat(picks)
 

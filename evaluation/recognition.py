@@ -33,7 +33,7 @@ def accuracy_rows(columns):
 
 
 def classify(model, source, texts, settings, device):
-    """Step classification: the softmax averaged over 3 views; ours and the teacher's.
+    """Step classification by the softmax averaged over 3 views, ours and the teacher's.
 
     Returns: rows of the table, samples evaluated, samples listed.
     """
@@ -58,9 +58,8 @@ def classify(model, source, texts, settings, device):
     rows["ours_minus_teacher"] = None
     if teacher is not None and not settings.features:
         videos = torch.tensor([sample.video for sample in samples])
-        difference = metrics.paired_bootstrap(right["ours"].double(), right["teacher"].double(),
-                                              groups=videos)
-        rows["ours_minus_teacher"] = [100 * value for value in difference]
+        rows["ours_minus_teacher"] = [100 * value for value in metrics.paired_bootstrap(
+            right["ours"], right["teacher"], groups=videos)]
     rows["by_class"] = metrics.by_class(right["ours"], y, p["ours"].shape[1])
     return rows, len(samples), len(classify_samples(source.listed))
 

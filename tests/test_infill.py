@@ -10,11 +10,13 @@ from data import (CLIP_SECONDS, HISTORY, Loaded, Step, Video, forecast_samples, 
                   observed_steps)
 from evaluate import EvaluateSettings
 from evaluation import forecasting, infill
+from evaluation.checks import require_task
 from evaluation.inference import extend_history, forecasts, sample_in_turn
 from losses import match
 from support.command import BadInput
 from toy import grammar
 from toy.source import as_video
+from weights.released import Released, ReleasedDenoiser
 
 S = len(grammar.STEPS)
 TEXTS = functional.normalize(torch.randn(S, 24, generator=torch.Generator().manual_seed(0)), dim=-1)
@@ -37,10 +39,6 @@ class Model:
                         self.step(clips[after[0]]) - (after[0] - place) if after else 0)
                 rows.append(TEXTS[step % S] + 0.3 * point)
         return torch.stack(rows).view_as(noise)
-
-    def forecast_next(self, x, noise):
-        following = ((x[:, -1] @ TEXTS.T).argmax(-1) + 1) % S                  # (M,)
-        return TEXTS[following][:, None] + 0.5 * noise
 
     def step(self, clip):
         return int((TEXTS @ clip).argmax())
@@ -138,6 +136,14 @@ def test_a_longer_history_is_cut_again_by_loops(seconds):
     assert torch.equal(x, torch.arange(8.0)[None, :, None])
     if seconds == HISTORY:                                     # nearly a shift by one
         assert longer[0, :, 0].tolist() == [1, 2, 3, 4, 5, 6, 7, 99]
+
+
+def test_infilling_needs_an_h_that_was_trained_here():
+    """Catches: a traceback where a checkpoint has no h, or one for the clip after 8 alone."""
+    for model, words in ((SimpleNamespace(task=None, denoiser=None), "--order none"),
+                         (Released(None, ReleasedDenoiser(16, 1), 16), "published weights")):
+        with pytest.raises(BadInput, match=words):
+            require_task(model, EvaluateSettings(task="infill"))
 
 
 class Cycle:
