@@ -1,18 +1,14 @@
 """Scores of forecasts: top-k, oracle, total variation, temperature, bigrams, BLEU-1, intervals.
 
-Pure functions on tensors (BLEU-1: on texts). Most return one value per sample.
-
-    scores          (M, K)    any number per class, more is better
-    probabilities   (M, K)    softmax of the scores, rows sum to 1
-    labels          (M,)      int64, the correct class
-    draws           (M, R)    int64, the class of each of R sampled forecasts
-    M samples (forecasts), K steps or classes, R draws per sample, V videos of N clips.
+Pure functions; most return one value per sample. M samples (forecasts), K steps or classes, R draws
+per sample, V videos of N clips. labels (M,) int64, the correct class, 0 to K - 1; draws (M, R)
+int64, the class of each of R sampled forecasts.
 
 Ties are ranked by index, lowest first. They do happen: of COIN's 778 step texts 749 are distinct.
-torch's `argmax` breaks ties the same way, its `topk` does not.
+torch's `argmax` breaks ties the same way; its `topk` does not.
 """
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 
 import torch
 
@@ -28,19 +24,12 @@ def percent(fraction):
 
 
 def topk_correct(scores, labels, k):
-    """Whether the correct class is among the k best. Ties go to the lowest index.
+    """Whether the correct class is among the k best: scores (M, K), labels (M,) -> (M,) bool.
 
-    Args:
-        scores: (M, K) float. A NaN ranks first, and is never correct.
-        labels: (M,) int64, 0 to K - 1.
-        k:      int, at least 1. With k >= K every label is correct.
-    Returns: (M,) bool.
+    A NaN ranks first, and is never correct. With k >= K every other label is correct.
     """
-    K = scores.shape[1]
-    own = scores.gather(1, labels[:, None])                              # (M, 1)
-    before = torch.arange(K, device=scores.device) < labels[:, None]     # (M, K)  lower index
-    ahead = ~(scores <= own) | (scores == own) & before                  # (M, K)  ~<= keeps NaN
-    return ahead.sum(1) < min(k, K)
+    best = scores.argsort(dim=1, descending=True, stable=True)[:, :k]    # (M, k)
+    return (best == labels[:, None]).any(1) & ~scores.gather(1, labels[:, None])[:, 0].isnan()
 
 
 def mean_class(correct, labels):
@@ -72,21 +61,16 @@ def oracle_softmax(probabilities, labels, R):
     """Chance that R independent draws from each row's softmax hit the label: 1 - (1 - p_y)^R.
 
     The baseline of `oracle_correct`: draws from the softmax of one prediction, without diffusion.
-
-    Args:    probabilities (M, K), labels (M,) int64, R int.
-    Returns: (M,) float64, 0 to 1.
+    probabilities (M, K), labels (M,) int64 -> (M,) float64.
     """
     p = probabilities.gather(1, labels[:, None])[:, 0].double()          # (M,)
     return 1 - (1 - p) ** R
 
 
 def total_variation(draws, truth):
-    """Half the L1 distance of the histogram of R draws to the true distribution.
+    """Half the L1 distance of the histogram of draws (M, R) to the truth (M, K) -> (M,) float64.
 
     Above zero also for draws from the truth, because R is finite: compare with that floor.
-
-    Args:    draws (M, R) int64, truth (M, K) float, rows sum to 1.
-    Returns: (M,) float64, 0 (equal) to 1 (disjoint).
     """
     one = torch.full(draws.shape, 1 / draws.shape[1], dtype=torch.float64, device=draws.device)
     histogram = torch.zeros_like(truth, dtype=torch.float64).scatter_add_(1, draws, one)    # (M, K)
@@ -102,8 +86,7 @@ def fit_temperature(logits, target):
     Args:
         logits: (M, K) float, cosines or any other scores.
         target: (M, K) float, rows sum to 1, or (M,) int64 labels.
-    Returns: float, within TEMPERATURES: the lower end if the highest logit is always correct (or
-             all are equal), the upper end if logits and targets are unrelated or opposed.
+    Returns: float within TEMPERATURES, also where the best T would be 0 or infinite.
     """
     logits = logits.double()
     logits = logits - logits.max(1, keepdim=True).values                 # (M, K)  at most 0
@@ -118,13 +101,10 @@ def fit_temperature(logits, target):
 
 
 def bigram_counts(sequences, K):
-    """How often each class follows each other class in the sequences, no smoothing.
+    """How often each class follows each other class: (K, K) float64; [a, b] counts b right after a.
 
-    Args:
-        sequences: (V, N) int64 (tensor, array or list), classes in order, -1 = padding.
-        K:         int, number of classes.
-    Returns: (K, K) float64; [a, b] counts b right after a.
-    Raises:  ValueError for a class outside -1..K - 1 (it would be counted as another pair).
+    sequences: (V, N) int64 (tensor, array or list), classes in order, -1 = padding. Raises
+    ValueError for a class outside -1..K - 1 (it would be counted as another pair).
     """
     sequences = torch.as_tensor(sequences)
     if sequences.min() < -1 or sequences.max() >= K:
@@ -137,7 +117,7 @@ def bigram_counts(sequences, K):
 
 
 def bigram_forecast(counts, posterior):
-    """The class after the last observed clip, from counts: a baseline.
+    """The class after the last observed clip, from counts, a baseline: (M, K) float64.
 
         P(b) = sum_a posterior[a] * counts[a, b] / sum_c counts[a, c]
 
@@ -148,7 +128,6 @@ def bigram_forecast(counts, posterior):
         counts:    (K, K) float64, from `bigram_counts`.
         posterior: (M, K) float, rows sum to 1: the class of the last observed clip. One-hot for
                    "bigram", the clip's softmax for "bigram_soft".
-    Returns: (M, K) float64, rows sum to 1.
     """
     any_class = counts.sum(0) if counts.any() else torch.ones_like(counts[0])       # (K,)
     seen = counts.sum(1, keepdim=True) > 0                               # (K, 1)
@@ -164,37 +143,29 @@ def largest_bleu1(candidates, references):
     `shared` counts a word as often as both have it. Lower case, split at white space.
     Source: Papineni et al. 2002, for single references, without smoothing.
     """
-    length = torch.tensor([len(reference.split()) for reference in references],
-                          dtype=torch.float64)                                      # (R,)  r
-    index = {}                                             # word: {reference: how often}
-    for i, reference in enumerate(references):
-        for word, count in Counter(reference.lower().split()).items():
-            index.setdefault(word, {})[i] = count
-    index = {word: (torch.tensor([*rows]), torch.tensor([*rows.values()]))
-             for word, rows in index.items()}
-    best = []
+    references, best = [reference.lower().split() for reference in references], []
+    length = torch.tensor([len(words) for words in references], dtype=torch.float64)       # r
+    counts = defaultdict(lambda: torch.zeros(len(length), dtype=torch.int16))    # word: in each
+    for i, words in enumerate(references):
+        for word in words:
+            counts[word][i] += 1
     for candidate in candidates:
-        words, shared = Counter(candidate.lower().split()), torch.zeros_like(length)
-        for word in words.keys() & index.keys():
-            rows, counts = index[word]
-            shared[rows] += counts.clamp(max=words[word])
+        words = Counter(candidate.lower().split())
+        shared = sum(counts[word].clamp(max=n) for word, n in words.items())
         c = words.total()
         best.append(float(((1 - length / c).exp().clamp(max=1) * shared / c).max()))
     return best
 
 
 def paired_bootstrap(a, b, draws=2000, seed=0, groups=None):
-    """Mean of a - b over the same samples, with its 95 % percentile interval.
+    """Mean of a - b over the same samples, with its 95 % percentile interval: (mean, low, high).
 
-    Whole groups are resampled: forecasts of one video are not independent. Groups may differ in
-    size; each sample weighs the same.
+    Whole groups are resampled: forecasts of one video are not independent.
 
     Args:
-        a, b:   (M,) float or bool, scores of two methods on the same samples.
+        a, b:   (M,) float or bool, scores of two methods on the same samples; else ValueError.
         draws:  int, number of resamples.
-        seed:   int; the same seed gives the same interval.
         groups: (M,) int, the video of each sample, or None: each sample is its own group.
-    Returns: (mean, low, high), floats.
     """
     a, b = (torch.as_tensor(x).to("cpu", torch.float64) for x in (a, b))
     if a.shape != b.shape or a.ndim != 1 or len(a) == 0:

@@ -2,16 +2,15 @@
 
     part      measured in one run, on this machine
     encoder   f, forward and forward + backward, versus plain softmax attention, and versus
-              transformers.TimesformerModel (optional) with the same weights
+              transformers.TimesformerModel (optional)
     sampling  M futures of a video versus the one of zero noise, and versus encoding its clips
     step      a pre-training step of the joint stage and its parts
     loader    9 clips x 8 frames of one video: ours versus one ffmpeg process per clip
 
-The ways to be compared take turns, five rounds after one to warm up. Times are medians in s, of the
-clock and (*_cpu_s) of the processors: of all threads and processes. Where every core has a worker
-of its own the latter count: ffmpeg decodes with as many threads as there are cores, a worker of
-ours with one. Matrix products are bfloat16 on a GPU and float32 elsewhere, as in training. Weights
-and pixels are random: speed does not depend on them.
+The ways to be compared take turns, five rounds after one to warm up; times are medians, s of the
+clock. ffmpeg decodes with as many threads as there are cores, a worker of ours with one: with a
+worker per core ours gains more than these times show. Matrix products are bfloat16 on a GPU and
+float32 elsewhere, as in training. Weights and pixels are random: speed does not depend on them.
 """
 import tempfile
 from dataclasses import dataclass
@@ -44,19 +43,19 @@ class BenchmarkSettings(Settings):
 
 
 def main(settings):
-    """Each part in a folder of its own, removed at its end; its table is printed at once."""
+    """Each part in a folder of its own, removed at its end; each table is printed at once."""
     from experiments import speed
     from support.device import pick_device
     device = pick_device(settings.device)
-    gpu = device.type == "cuda"
-    settings.default("batch", 16 if gpu else 1)
-    precision, result = "bfloat16" if gpu else "float32", {}
+    settings.default("batch", 16 if device.type == "cuda" else 1)
+    result = {"machine": speed.machine(device), "size": settings.size, "batch": settings.batch}
     for part in settings.parts.split(","):
-        print(f"\n{part}: {settings.size} size, {precision}, {device}")
+        result[part] = {}
         with tempfile.TemporaryDirectory() as folder:
-            numbers = getattr(speed, part)(settings, device, Path(folder))
-        result[part] = numbers if part == "loader" else {**numbers, "precision": precision}
-    result["machine"] = speed.machine()
+            for name, table in getattr(speed, part)(settings, device, Path(folder)):
+                speed.show(f"{part}: {name}", table)
+                result[part][name] = table
+    print(result["machine"])
     if settings.json:
         write_json(settings.json, result)
 

@@ -1,25 +1,18 @@
-"""Charts: curves of training, open vocabulary, distributions.
+"""Charts: curves of training (Eq. 7), open vocabulary (App. D), distributions (Eq. 11).
 
     python -m experiments.charts training --run runs/pretrain       # the terms of the loss
     python -m experiments.charts distributions --run runs/pretrain  # next steps, sampled and true
 
-    function              shows                                               paper
-    plot_training         the terms of the loss by step, and the stages       Eq. 7
-    plot_open_vocabulary  accuracy of steps by their BLEU-1 with the pool     App. D, the chart
-    plot_distributions    sampled versus true next steps                      Eq. 11
-    S steps, M samples.
-
-The picture of one video, Fig. 3, is in forecast_figure.py. Only these two files need matplotlib
-(`pip install matplotlib`). Sampled values are solid blue and true ones hatched, so that they differ
-in print and for every reader.
+Only this file and forecast_figure.py need matplotlib. Sampled values are solid blue and true ones
+hatched, so that they differ in print and for every reader. S steps.
 """
 import functools
 import json
 import math
-import statistics
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, median_high
 
 from experiments.paper_tables import NOVEL
 from support.command import PICTURES, WHAT, BadInput, Settings, opt, run, write_atomically
@@ -53,7 +46,7 @@ class ChartSettings(Settings):
 def require():
     """BadInput unless matplotlib is installed."""
     try:
-        import matplotlib
+        import matplotlib.figure
     except ImportError:
         raise BadInput("figures need matplotlib: pip install matplotlib") from None
     return matplotlib
@@ -70,8 +63,7 @@ def styled(draw):
 
 def new_figure(width, height):
     """An empty figure, sides in inches."""
-    from matplotlib.figure import Figure
-    return Figure((width, height), layout="constrained")
+    return require().figure.Figure((width, height), layout="constrained")
 
 
 @styled
@@ -81,17 +73,14 @@ def save(figure, path):
 
 
 def percent(p):
-    """0.234 -> 23 %"""
+    """A share as text: 0.234 -> "23 %"."""
     return f"{100 * p:.0f} %"
 
 
 def folded(text, width=15, lines=2):
-    """Text as a list of at most `lines` lines of `width` characters, ending in "..." if cut.
-
-    Dollar signs are escaped: matplotlib would read a formula between two.
-    """
+    """Text as a list of at most `lines` lines of `width` characters, ending in "..." if cut."""
     wrapped = textwrap.wrap(text, width, max_lines=lines, placeholder=" ...")
-    return [line.replace("$", r"\$") for line in wrapped]
+    return [line.replace("$", r"\$") for line in wrapped]             # $...$ would be a formula
 
 
 def load_metrics(path):
@@ -101,24 +90,23 @@ def load_metrics(path):
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: {type(error).__name__}; a run folder of train.py has such a "
                        "file") from None
-    if not rows or not all(isinstance(row, dict) and {"step", "epoch", "lr"} <= row.keys()
-                           for row in rows):
-        raise BadInput(f"{path}: no rows of steps; has the run reached its first --log-every?")
+    if not rows or any(not isinstance(row, dict) or {"step", "epoch", "lr"} - row.keys()
+                       for row in rows):
+        raise BadInput(f"{path}: no rows of steps; has the run logged a step yet?")
     return rows
 
 
 def smooth(values, width=5):
     """Medians of up to `width` neighbors, fewer at the ends: list -> list."""
     half = width // 2
-    return [statistics.median_high(values[max(i - half, 0):i + half + 1])
-            for i in range(len(values))]
+    return [median_high(values[max(i - half, 0):i + half + 1]) for i in range(len(values))]
 
 
 @styled
 def plot_training(rows):
-    """The terms of the loss by step: the median of five rows, over the rows themselves.
+    """Figure of the terms of the loss by step: medians of five rows, over the rows themselves.
 
-    A stage begins where `epoch` restarts. rows: of `load_metrics`. Returns: matplotlib Figure.
+    rows: of `load_metrics`. A stage begins where `epoch` restarts.
     """
     figure = new_figure(7, 3.6)
     losses, rate = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -130,16 +118,16 @@ def plot_training(rows):
             steps, values = zip(*known)
             losses.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
             losses.plot(steps, smooth(values), style, color=color, linewidth=1.6, label=label)
-    rate.plot([row["step"] for row in rows], [row["lr"] for row in rows], color="black",
-              linewidth=1)
+    steps, rates = zip(*((row["step"], row["lr"]) for row in rows))
+    rate.plot(steps, rates, color="black", linewidth=1)
     losses.set_ylabel("loss")
     rate.set(xlabel="step", ylabel="learning\nrate")
     begins = [(a["step"] + b["step"]) / 2 for a, b in zip(rows, rows[1:])
               if b["epoch"] < a["epoch"]]
     for axes in (losses, rate):
-        for i, step in enumerate(begins):
-            axes.axvline(step, color=GREY, linestyle=":", linewidth=1,
-                         label="a stage begins" if i == 0 else None)
+        for step in begins:
+            label = "a stage begins" if step == begins[0] else None
+            axes.axvline(step, color=GREY, linestyle=":", linewidth=1, label=label)
         axes.set_ylim(bottom=0)
     losses.legend()
     return figure
@@ -147,29 +135,26 @@ def plot_training(rows):
 
 @styled
 def plot_open_vocabulary(bleu, accuracy):
-    """Accuracy of each step by its overlap with the phrases of pre-training (the paper's chart).
+    """Figure of the accuracy of each step by its overlap with the phrases of pre-training.
 
     Args:
         bleu:     (S,) 0 to 1: the largest BLEU-1 of each step with any phrase of the pool.
         accuracy: {task: (S,) fractions}, NaN for steps that do not occur; one panel for each.
-    Returns: matplotlib Figure; its lines are the means of novel steps (below 0.7, as in the paper)
-             and of the others.
     """
     figure = new_figure(3.6 * len(accuracy) + 0.4, 3.2)
     panels = figure.subplots(1, len(accuracy), squeeze=False, sharey=True)[0]
     for axes, (task, values) in zip(panels, accuracy.items()):
         pairs = [(b, 100 * a) for b, a in zip(bleu, values) if math.isfinite(a)]
         axes.plot(*zip(*pairs), "o", color=BLUE, alpha=0.5, markersize=4, markeredgewidth=0)
-        for low, high, name in ((0, NOVEL, "novel"), (NOVEL, 1.0001, "seen")):
-            group = [a for b, a in pairs if low <= b < high]
+        for low, high, name in ((0, NOVEL, "novel"), (NOVEL, 1, "seen")):
+            group = [a for b, a in pairs if (b < NOVEL) == (name == "novel")]
             if group:
-                mean = sum(group) / len(group)
-                axes.plot((low, min(high, 1)), (mean, mean), color="black", linewidth=2)
-                axes.text((low + min(high, 1)) / 2, 103, f"{name}: {len(group)} steps,\n"
-                          f"{mean:.1f} %", ha="center", va="bottom")
+                level = mean(group)
+                axes.plot((low, high), (level, level), color="black", linewidth=2)
+                axes.text((low + high) / 2, 103, f"{name}: {len(group)} steps,\n{level:.1f} %",
+                          ha="center", va="bottom")
         axes.axvline(NOVEL, color=GREY, linestyle=":", linewidth=1)
-        axes.set(xlim=(-0.03, 1.03), ylim=(-3, 103))
-        axes.set_xlabel("BLEU-1 with the nearest phrase")
+        axes.set(xlim=(-0.03, 1.03), ylim=(-3, 103), xlabel="BLEU-1 with the nearest phrase")
         axes.set_title(task, pad=30)
     panels[0].set_ylabel("top-1 of the step, %")
     return figure
@@ -177,10 +162,9 @@ def plot_open_vocabulary(bleu, accuracy):
 
 @styled
 def plot_distributions(forecasts):
-    """Sampled versus true next steps, a panel for each forecast.
+    """Figure of sampled versus true next steps, a panel for each forecast.
 
-    Args:    forecasts: [(title, names, sampled (S,), true (S,)), ...], shares that sum to 1.
-    Returns: matplotlib Figure.
+    forecasts: [(title, names, sampled (S,), true (S,)), ...], shares that sum to 1.
     """
     rows = math.ceil(len(forecasts) / 3)
     figure = new_figure(8, 2.2 * rows)
@@ -192,12 +176,12 @@ def plot_distributions(forecasts):
                   label="sampled")
         axes.barh([i + 0.2 for i in places], [true[s] for s in order], 0.4, label="true", **TRUE)
         axes.set_yticks(places, [names[s] for s in order])
-        axes.set(xlim=(0, 1), xticks=(0, 0.5, 1), ylim=(len(order) - 0.4, -0.6))
-        axes.set_xticklabels(("0", "50 %", "100 %"))
+        axes.set_xticks((0, 0.5, 1), ("0", "50 %", "100 %"))
+        axes.set(xlim=(0, 1), ylim=(len(order) - 0.4, -0.6))
         axes.tick_params(left=False)
         distance = sum(abs(a - b) for a, b in zip(sampled, true)) / 2
-        axes.set_title("\n".join([*folded(title, 30, 3),
-                                  f"total variation {distance:.2f}"]), fontsize=8)
+        title = [*folded(title, 30, 3), f"total variation {distance:.2f}"]
+        axes.set_title("\n".join(title), fontsize=8)
     for axes in panels[len(forecasts):]:
         axes.axis("off")
     panels[0].legend(loc="lower right")

@@ -1,25 +1,24 @@
 """The picture of one forecast, as in the paper's Fig. 3: `python predict.py --figure forecast.png`.
 
-From top to bottom: observed frames, next steps as bars and sampled futures as a tree, key frames if
-there are any. Sampled values are solid blue, true ones hatched. Needs matplotlib, like charts.py.
-N windows, H steps of a future.
+N windows, H steps of a future. Needs matplotlib; colors as in charts.py.
 """
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from experiments.charts import BLUE, NEXT, TRUE, folded, new_figure, percent, styled
 
 LEAVES = 7                    # futures that a figure has room for
+BOX = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE, "linewidth": 0.8}
 
 
 @styled
 def plot_forecast(content, pictures, painted=None):
-    """Observed frames, next steps, futures, and key frames if there are any.
+    """Figure: observed frames, next steps as bars, futures as a tree, key frames if there are any.
 
     Args:
         content:  predict.py's JSON content, with or without "truth".
-        pictures: (N, 3, H, W) uint8, one of each window.
-        painted:  {step: (3, H, W) uint8} of keyframes.py, or None.
-    Returns: matplotlib Figure.
+        pictures: (N, 3, height, width) uint8, one of each window.
+        painted:  {step: (3, height, width) uint8} of keyframes.py, or None.
     """
     height, width = pictures.shape[2:]
     rows = [7.6 / len(pictures) * height / width + 0.8]
@@ -44,7 +43,7 @@ def plot_forecast(content, pictures, painted=None):
 
 
 def show_picture(axes, picture, lines):
-    """A framed picture (3, H, W) uint8, with lines of text below it."""
+    """A framed picture (3, height, width) uint8, with lines of text below it."""
     axes.imshow(picture.transpose(1, 2, 0))
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(True)
@@ -68,20 +67,18 @@ def plot_strip(figure, content, pictures):
 def plot_bars(axes, content):
     """p of the likeliest next steps; below each bar the true one, where it is known."""
     rows, truth = content["next"][:NEXT], content.get("truth")
-    places, high = range(len(rows)), 0.4 if truth else 0.7
-    axes.barh([i - high / 2 * bool(truth) for i in places], [row["p"] for row in rows], high,
-              color=BLUE, label="forecast")
-    largest = rows[0]["p"]
+    high, largest = 0.4 if truth else 0.7, rows[0]["p"]
+    places = [i - high / 2 * bool(truth) for i in range(len(rows))]
+    axes.barh(places, [row["p"] for row in rows], high, color=BLUE, label="forecast")
     if truth:
         bayes = {row["step"]: row["p"] for row in truth["next"]}
         true = [bayes.get(row["step"], 0.0) for row in rows]
-        axes.barh([i + high / 2 for i in places], true, high, label="true", **TRUE)
+        axes.barh([i + high / 2 for i in range(len(rows))], true, high, label="true", **TRUE)
         largest = max(largest, *true)
         axes.legend(loc="lower right")
-    for i, row in enumerate(rows):
-        axes.text(row["p"] + 0.02 * largest, i - high / 2 * bool(truth), percent(row["p"]),
-                  va="center")
-    axes.set_yticks(places, ["\n".join(folded(row["step"])) for row in rows])
+    for place, row in zip(places, rows):
+        axes.text(row["p"] + 0.02 * largest, place, percent(row["p"]), va="center")
+    axes.set_yticks(range(len(rows)), ["\n".join(folded(row["step"])) for row in rows])
     axes.tick_params(left=False)
     axes.set(xticks=[], xlim=(0, 1.2 * largest), ylim=(len(rows) - 0.4, -0.6), title="Next step")
     axes.spines["bottom"].set_visible(False)
@@ -90,22 +87,19 @@ def plot_bars(axes, content):
 def grow_tree(futures, leaves=LEAVES):
     """The most frequent futures as a tree of prefixes.
 
-    Args:    futures: [{"steps": H of them, "share"}, ...], the largest share first.
+    futures: [{"steps": H of them, "share"}, ...], the largest share first.
     Returns: {prefix: (row, share)}: `leaves` futures at rows 0, 1, ..., and each prefix at the mean
              row of its futures; its share is that of all futures that begin with it, drawn or not.
     """
-    drawn = [tuple(future["steps"]) for future in futures[:leaves]]
-    share = {}
+    share, rows = Counter(), defaultdict(list)
     for future in futures:
         for depth in range(len(future["steps"]) + 1):
-            prefix = tuple(future["steps"][:depth])
-            share[prefix] = share.get(prefix, 0.0) + future["share"]
-    order = sorted(drawn, key=lambda steps: [(-share[steps[:d + 1]], steps[d])
-                                             for d in range(len(steps))])
-    rows = {}
+            share[tuple(future["steps"][:depth])] += future["share"]
+    order = sorted((tuple(future["steps"]) for future in futures[:leaves]),
+                   key=lambda steps: [(-share[steps[:d + 1]], steps[d]) for d in range(len(steps))])
     for row, steps in enumerate(order):
         for depth in range(len(steps) + 1):
-            rows.setdefault(steps[:depth], []).append(row)
+            rows[steps[:depth]].append(row)
     return {prefix: (sum(own) / len(own), share[prefix]) for prefix, own in rows.items()}
 
 
@@ -121,9 +115,7 @@ def plot_tree(axes, content):
                       color=BLUE, alpha=0.45, linewidth=1 + 12 * share, solid_capstyle="round",
                       zorder=1)
         text = "\n".join([*folded(prefix[-1]), percent(share)]) if prefix else "now"
-        axes.text(len(prefix), row, text, ha="center", va="center", zorder=2,
-                  bbox={"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE,
-                        "linewidth": 0.8})
+        axes.text(len(prefix), row, text, ha="center", va="center", zorder=2, bbox=BOX)
         if len(prefix) == horizon and true:
             axes.text(horizon + 0.45, row, f"true: {percent(true[prefix])}", va="center")
     drawn = sum(share for prefix, (_, share) in tree.items() if len(prefix) == horizon)

@@ -3,13 +3,10 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Fig. 3 (right) and appendix B, "Future Key Frame
 Generation": SDEdit (Meng et al. 2022, arXiv:2108.01073) with Stable Diffusion.
 
-SDEdit noises the observed frame, as a latent of the VAE, up to STRENGTH of the noise levels, and
-denoises it from there with the step's text as the prompt. That is the img2img pipeline of
-diffusers. The reverse process is DDIM's deterministic one (Song et al. 2021), as is usual with
-Stable Diffusion, not SDEdit's stochastic one. The paper gives no strength, guidance or number of
-levels.
-
-Needs diffusers and transformers (`pip install diffusers transformers`).
+SDEdit noises the observed frame up to STRENGTH of the noise levels, and denoises it from there with
+the step's text as the prompt: the img2img pipeline of diffusers. The reverse process is DDIM's
+deterministic one (Song et al. 2021), not SDEdit's stochastic one. The paper gives no strength,
+guidance or number of levels. Needs diffusers and transformers.
 """
 import re
 
@@ -20,16 +17,15 @@ from tqdm import tqdm
 from support.command import BadInput, write_atomically
 from support.device import pick_device
 
-STRENGTH, LEVELS, GUIDANCE = 0.6, 50, 7.5      # diffusers' defaults except the first, which is 0.8
-                                               # there: up to about 0.6 the frame's layout survives
+# diffusers' defaults, except 0.8 for the first: up to about 0.6 the frame's layout survives.
+STRENGTH, LEVELS, GUIDANCE = 0.6, 50, 7.5
 PAINTED = 3                                    # the likeliest steps are painted
 
 
 def open_painter(settings):
     """The model of --keyframe-model -> an img2img pipeline of diffusers; runs no code of its files.
 
-    Raises: BadInput, one line, if diffusers is missing, or if the model cannot be had or is not a
-            Stable Diffusion in safetensors.
+    BadInput if diffusers is missing, or the model is not a Stable Diffusion in safetensors.
     """
     try:
         import diffusers

@@ -1,8 +1,7 @@
-"""The runs that the paper's tables need: each made once, in OUT/RECIPE-SEED.
+"""The runs that the paper's tables need: each is made once, in OUT/RECIPE-SEED.
 
-A run is trained, fine-tuned and evaluated by the commands of train.py and evaluate.py; its JSON
-files lie in its folder as SPLIT.EVALUATION.json. What a recipe is, and which cells use it, is in
-paper_tables.py.
+A run is trained, fine-tuned and evaluated by train.py and evaluate.py, which write SPLIT.EVALUATION
+.json into its folder. Recipes, and the cells that use them, are in paper_tables.py.
 """
 import json
 import os
@@ -13,12 +12,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from experiments.paper_tables import RECIPES, TABLES, split_cell
+from experiments.paper_tables import RECIPES, TABLES
 from support.command import BadInput, Interrupts, flag_of, write_json
 from support.device import pick_device
 from toy.source import load_teacher
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parent.parent
 MATCH_EPOCHS = 7          # the default 4 suits 6,000 videos; fewer videos are seen more often
 LABELS = 0.25             # share of the training videos whose labels fine-tuning may use
 
@@ -26,12 +25,12 @@ LABELS = 0.25             # share of the training videos whose labels fine-tunin
 def needs(names):
     """{recipe: its evaluations}, of the tables named."""
     needed = {}
-    for name in names:
-        cells = [split_cell(cell, column)[:2] for _, *row in TABLES[name].ours
-                 for cell, column in zip(row, TABLES[name].columns) if cell]
-        for recipe, evaluation in cells:
-            needed.setdefault(recipe, {})[evaluation] = True
-    return {recipe: list(evaluations) for recipe, evaluations in needed.items()}
+    for table in map(TABLES.get, names):
+        for _, *cells in table.ours:
+            for cell, (_, evaluation, _) in zip(cells, table.columns):
+                if cell and evaluation not in needed.setdefault(cell.split()[0], []):
+                    needed[cell.split()[0]].append(evaluation)
+    return needed
 
 
 def result_path(settings, recipe, seed, evaluation):
@@ -43,35 +42,28 @@ def commands(settings, recipe, seed, evaluations):
     """The command lines that make these evaluations of a run: lists of arguments for python."""
     folder = settings.out / f"{recipe}-{seed}"
     common = ["--seed", seed, "--device", settings.device]
-    training = ["--toy-videos", settings.toy_videos, *common]
-    results = {evaluation: ["--split", settings.split, *common, "--json",
-                            result_path(settings, recipe, seed, evaluation)]
-               for evaluation in evaluations}
-    if recipe not in RECIPES:                          # a classifier on the teacher
-        return [["-m", "experiments.probe", "--out", folder, "--labels", LABELS, "--toy-videos",
-                 settings.toy_videos, "--test-videos", settings.test_videos, *more]
-                for more in results.values()]
-    flags = [text for name, value in RECIPES[recipe].items()
-             for text in (flag_of(name), HERE / value if name == "phrases" else value)]
-    lines = [[HERE.parent / "train.py", "--match-epochs", MATCH_EPOCHS, *flags, "--out", folder,
-              "--resume", *training]]
-    for evaluation, more in results.items():
+    train = [ROOT / "train.py", "--resume", "--toy-videos", settings.toy_videos, *common]
+    evaluate = [ROOT / "evaluate.py", "--split", settings.split, "--toy-videos",
+                settings.test_videos, *common]
+    lines = [[*train, "--out", folder, "--match-epochs", MATCH_EPOCHS]]
+    for name, value in RECIPES[recipe].items():
+        lines[0] += [flag_of(name), ROOT / "experiments" / value if name == "phrases" else value]
+    for evaluation in evaluations:
         task, _, tuned = evaluation.partition("-")
         checkpoint = folder / task if tuned else folder
         if tuned:
-            lines.append([HERE.parent / "train.py", "--stage", "finetune", "--task", task, "--init",
-                          folder, "--out", checkpoint, "--labels", LABELS, "--resume", *training])
-        lines.append([HERE.parent / "evaluate.py", "--task", task, "--checkpoint", checkpoint,
-                      "--toy-videos", settings.test_videos, *more])
+            lines.append([*train, "--stage", "finetune", "--task", task, "--init", folder, "--out",
+                          checkpoint, "--labels", LABELS])
+        lines.append([*evaluate, "--task", task, "--checkpoint", checkpoint, "--json",
+                      result_path(settings, recipe, seed, evaluation)])
     return lines
 
 
 def start(folder, line):
     """Start python with these arguments and one thread; its output goes to log.txt -> Popen."""
-    path = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     with open(folder / "log.txt", "a", encoding="utf-8") as log:
         return subprocess.Popen([sys.executable, *map(str, line)], stdout=log, stderr=log,
-                                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path})
+                                env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def make_all(settings, seeds, needed):
@@ -79,7 +71,7 @@ def make_all(settings, seeds, needed):
 
     Ctrl-C and SIGTERM, and a run that fails, end those that are running: each saves its training.
     """
-    todo = []
+    waiting, running = [], {}                # [(folder, lines)], {Popen: (folder, further lines)}
     for seed in seeds:
         for recipe, evaluations in needed.items():
             missing = [evaluation for evaluation in evaluations
@@ -87,27 +79,24 @@ def make_all(settings, seeds, needed):
             if missing:
                 folder = settings.out / f"{recipe}-{seed}"
                 folder.mkdir(exist_ok=True)
-                todo.append((folder, commands(settings, recipe, seed, missing)))
-    if not todo:
+                waiting.append((folder, commands(settings, recipe, seed, missing)))
+    if not waiting:
         return
     load_teacher(pick_device(settings.device))         # trained before several runs need it
-    running, waiting = {}, todo[::-1]                  # {Popen: (folder, its further lines)}
-    with Interrupts() as stop, tqdm(total=len(todo), desc="runs", smoothing=0) as bar:
+    with Interrupts() as stop, tqdm(total=len(waiting), desc="runs", smoothing=0) as bar:
         try:
             while (waiting or running) and not stop.status:
                 while waiting and len(running) < settings.jobs:
-                    folder, lines = waiting.pop()
-                    running[start(folder, lines[0])] = folder, lines[1:]
+                    folder, (line, *further) = waiting.pop(0)
+                    running[start(folder, line)] = folder, further
                 time.sleep(0.1)
                 for process in [process for process in running if process.poll() is not None]:
-                    folder, lines = running.pop(process)
-                    if stop.status:
-                        break
-                    if process.returncode:
+                    folder, further = running.pop(process)
+                    if process.returncode and not stop.status:
                         raise BadInput(f"{folder}: ended with {process.returncode}; see its "
                                        "log.txt")
-                    if lines:
-                        running[start(folder, lines[0])] = folder, lines[1:]
+                    if further:
+                        waiting.insert(0, (folder, further))
                     else:
                         bar.update()
                         yield
@@ -121,7 +110,7 @@ def make_all(settings, seeds, needed):
 def require_same(settings):
     """BadInput if OUT holds runs of another size; else write size.json."""
     path = settings.out / "size.json"
-    size = {name: getattr(settings, name) for name in ("toy_videos", "test_videos")}
+    size = {"toy_videos": settings.toy_videos, "test_videos": settings.test_videos}
     settings.out.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         write_json(path, size)

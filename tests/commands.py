@@ -18,7 +18,7 @@ import evaluate
 import predict
 import train
 from data import Loaded
-from experiments import benchmark, charts, probe, tables
+from experiments import benchmark, charts, tables
 from files import commands, sources
 from files.annotations import training_split
 from support.command import run
@@ -30,7 +30,6 @@ SCRIPTS = {"benchmark.py": (benchmark.main, benchmark.BenchmarkSettings),
            "evaluate.py": (evaluate.main, evaluate.EvaluateSettings),
            "predict.py": (predict.main, predict.PredictSettings),
            "charts.py": (charts.main, charts.ChartSettings),
-           "probe.py": (probe.main, probe.ProbeSettings),
            "pseudo_labels.py": (commands.texts, commands.TextSettings),
            "weights": (convert.main, convert.ConvertSettings)}
 EPOCHS = ("--sgd-epochs", "0.75", "--match-epochs", "0.75", "--joint-epochs", "0.75",

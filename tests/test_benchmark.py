@@ -30,9 +30,9 @@ def tiny(tmp_path, monkeypatch):
 @NEEDS_FFMPEG
 def test_both_loaders_read_the_same_clips(tmp_path):
     """Catches: a comparison with something else: fewer frames, other clips, a part of the file."""
-    speed.make_video(tmp_path / "a.mp4", 20, (90, 160), 10)
+    speed.make_video(tmp_path / "a.mp4", 20, "160x90", 10)
     length = duration(tmp_path / "a.mp4")
-    one, other = (read(tmp_path / "a.mp4", length, 3)
+    one, other = (read(tmp_path / "a.mp4", speed.windows_of(length))
                   for read in (speed.read_ours, speed.read_ffmpegs))
     assert length == pytest.approx(20) and len(one) == len(other) == 3
     rows = [torch.stack([torch.nn.functional.interpolate(clip.float(), (9, 16), mode="area")
@@ -43,13 +43,12 @@ def test_both_loaders_read_the_same_clips(tmp_path):
 
 
 def test_windows_are_those_of_pre_training():
-    """Catches: windows beyond the end, the same in every round, of another length."""
+    """Catches: windows beyond the end, of another length, another distance."""
     for seconds in (180.0, 20.0, 4.0):
-        first, second = (speed.windows_of(seconds, round) for round in (0, 1))
-        assert first.shape == (3, 2) and 0 <= first.min() and second.max() <= seconds + 1e-9
-        assert np.allclose(np.diff(first), min(9, seconds))
-        assert (seconds < 23) or not np.allclose(first, second)
-    assert np.allclose(np.diff(speed.windows_of(180.0, 0)[:, 0]), speed.PACE)
+        windows = speed.windows_of(seconds)
+        assert windows.shape == (3, 2) and 0 <= windows.min() and windows.max() <= seconds + 1e-9
+        assert np.allclose(np.diff(windows), min(9, seconds))
+    assert np.allclose(np.diff(speed.windows_of(180.0)[:, 0]), speed.PACE)
 
 
 @NEEDS_FFMPEG
@@ -57,18 +56,16 @@ def test_the_loader_part(tmp_path, monkeypatch, capsys):
     """Catches: numbers that are not in the JSON, a video of the user's left out; a traceback for a
     video that cannot be read."""
     monkeypatch.setattr(speed, "SECONDS", 2.0)
-    speed.make_video(tmp_path / "mine.mp4", 3, (48, 64), 10)
+    speed.make_video(tmp_path / "mine.mp4", 3, "64x48", 10)
     call("benchmark.py", "--videos", ".", "--json", "o.json")
-    result = json.loads(Path("o.json").read_text())
-    assert result.keys() == {"loader", "machine"} and result["machine"]["cores"] >= 1
-    assert result["loader"].keys() == {"made", "mine"}
-    for row in result["loader"].values():
-        assert all(0 < row[f"{way}{kind}"] < math.inf for kind in ("_s", "_cpu_s")
-                   for way in ("ours", "ours_small", "ffmpegs", "ffmpegs_small"))
-        assert row["clips_per_s_per_worker"] == pytest.approx(3 / row["ours_cpu_s"])
-    assert "clips/s of a worker" in capsys.readouterr().out
+    result, out = json.loads(Path("o.json").read_text()), capsys.readouterr().out
+    assert result["machine"]["cores"] >= 1 and result["loader"].keys() == {"made", "mine"}
+    for name, table in result["loader"].items():
+        assert table.keys() == {"ours", "ours_small", "ffmpegs", "ffmpegs_small"}
+        assert all(0 < row["s"] < math.inf and row["clips/s"] == pytest.approx(3 / row["s"])
+                   for row in table.values()) and f"| loader: {name}" in out
     with pytest.raises(speed.BadInput, match="ffmpeg gives no picture"):
-        speed.read_ffmpegs(tmp_path / "none.mp4", 9.0, 0)
+        speed.read_ffmpegs(tmp_path / "none.mp4", speed.windows_of(9.0))
     monkeypatch.setattr(speed, "make_video", lambda path, length: path.write_bytes(b"none"))
     assert "made.mp4" in fails(capsys, 2, "benchmark.py")
 
@@ -76,16 +73,13 @@ def test_the_loader_part(tmp_path, monkeypatch, capsys):
 def test_bad_input_is_one_line(monkeypatch, capsys):
     """Catches: a traceback without ffmpeg; a part that does not exist passed over."""
     monkeypatch.setattr(speed.shutil, "which", lambda name: None)
-    with pytest.raises(SystemExit) as end:
-        call("benchmark.py", "--device", "cpu")
-    err = capsys.readouterr().err
-    assert end.value.code == 2 and "apt-get install ffmpeg" in err and err.count("\n") == 1
+    assert "apt-get install ffmpeg" in fails(capsys, 2, "benchmark.py", "--device", "cpu")
     assert "encoder, sampling, step, loader" in fails(capsys, 2, "benchmark.py", "--parts", "speed")
 
 
 def test_the_parts_of_the_model(monkeypatch, capsys):
-    """Catches: numbers that are not in the JSON, a part that no longer fits training or model.py;
-    another function in what is compared; a step that updates nothing."""
+    """Catches: numbers that are not in the JSON, a part that no longer fits training or model.py; a
+    step that updates nothing."""
     monkeypatch.setitem(sys.modules, "transformers", None)                     # not installed
     models, build = [], speed.random_model
     monkeypatch.setattr(speed, "random_model", lambda *args: models.append(build(*args)) or
@@ -93,32 +87,31 @@ def test_the_parts_of_the_model(monkeypatch, capsys):
     call("benchmark.py", "--parts", "encoder,sampling,step", "--size", "small", "--batch", "2",
          "--device", "cpu", "--json", "o.json")
     result, out = json.loads(Path("o.json").read_text()), capsys.readouterr().out
-    assert list(result) == ["encoder", "sampling", "step", "machine"]
-    assert "transformers is not installed" in out and result["encoder"]["difference"] < 1e-5
-    for kind in "forward", "forward_backward":
-        row = result["encoder"][kind]
-        assert row["ours_s"] > 0 and row["naive_s"] > 0 and row["hf_s"] is None
-        assert row["ours_cpu_s"] > 0 and row["ours_mib"] is None
-    assert row["ours_gflop"] > 2.5 * result["encoder"]["forward"]["ours_gflop"]
-    assert min(result["sampling"][f"{name}_s"] for name in ("encode", "zero_noise", "m1", "m5")) > 0
-    step = result["step"]
-    assert step["videos"] == 2 and step["clips"] == 4              # of 20 s: two clips in each
-    assert step["everything_s"] > step["encoder_s"] > 0 and step["decode_s"] > 0
+    assert "transformers is not installed" in out and result["batch"] == 2
+    one, both = result["encoder"]["forward"], result["encoder"]["forward_backward"]
+    assert one.keys() == both.keys() == {"ours", "naive", "matrix"}
+    assert both["ours"]["TFLOP"] > 2.5 * one["ours"]["TFLOP"] and one["ours"]["MiB"] is None
+    (title, step), = result["step"].items()
+    assert title.startswith("2 videos, 4 clips, ")              # of 20 s: two clips in each
+    assert step.keys() == {"decode", "teacher", "encoder", "everything"}
+    assert step["everything"]["s"] > step["encoder"]["s"]
+    assert result["sampling"]["8 clips"].keys() == {"encode", "zero noise", "M = 1", "M = 5"}
     new = build("small", torch.device("cpu"), models[1].dim)
-    for one, other in ((models[1].encoder, new.encoder), (models[1].denoiser, new.denoiser)):
-        assert not torch.equal(next(one.parameters()), next(other.parameters()))
+    for part in "encoder", "denoiser":
+        assert not torch.equal(next(getattr(models[1], part).parameters()),
+                               next(getattr(new, part).parameters()))
 
 
-def test_timesformer_model_has_our_size():
-    """Catches: a comparison with a model of another size or other clips."""
-    pytest.importorskip("transformers")
+def test_ways_to_encode_are_comparable():
+    """Catches: another function in what is compared, a model of another size or other clips."""
     settings = speed.SimpleNamespace(size="small", compiled=False)
-    ways = speed.encoder_ways(settings, torch.device("cpu"))
-    (f, ours), (hf, theirs) = ways["ours"], ways["hf"]
+    ways, clips = speed.encoder_ways(settings, torch.device("cpu")), torch.randn(2, 3, 4, 32, 32)
+    f, ours = ways["ours"]
+    assert torch.allclose(ours(clips), ways["naive"][1](clips), atol=1e-5)
+    pytest.importorskip("transformers")
+    hf, theirs = ways["hf"]
     sizes = [sum(p.numel() for p in module.parameters()) for module in (f, f.head, hf)]
-    assert sizes[0] - sizes[1] == sizes[2]
-    clips = torch.randn(2, 3, 4, 32, 32)
-    assert ours(clips).shape == theirs(clips).shape
+    assert sizes[0] - sizes[1] == sizes[2] and ours(clips).shape == theirs(clips).shape
 
 
 def test_flops_of_a_clip_at_paper_size():

@@ -90,6 +90,7 @@ def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
     widths = [bar.get_width() for bar in bars.patches]
     assert widths == [0.6, 0.3, 0.1] + ([0.1, 0.0, 0.9] if truth else [])
     assert texts(bars.get_yticklabels()) == ["a", "c", "b"]
+    assert texts(bars.texts) == ["60 %", "30 %", "10 %"]
     assert sorted(texts(tree.texts)) == ["a\n70 %", "b\n30 %", "b\n50 %", "c\n20 %", "c\n30 %",
                                          "now"] + ["true: 25 %"] * 3 * truth
     charts.save(figure, tmp_path / "a.png")

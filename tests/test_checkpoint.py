@@ -72,29 +72,23 @@ def test_checkpoint_round_trip(tmp_path, order, encoder, task, classes, parts):
             assert torch.equal(ours, theirs)
 
 
-def altered(**changes):
-    """A checkpoint with other arguments than those of its weights."""
-    model, arguments = build()
-    return {"arguments": arguments | changes, "model": model.state_dict()}
+def test_a_file_that_is_not_a_checkpoint_ends_with_one_line(tmp_path):
+    """Catches: a traceback of torch for a wrong file; a message without the file's name or the
+    weight that is of another shape."""
+    path, (model, arguments) = tmp_path / "checkpoint.pt", build()
 
+    def refused(message):
+        with pytest.raises(BadInput, match=message) as raised:
+            load_model(path)
+        assert str(path) in str(raised.value) and "\n" not in str(raised.value)
 
-@pytest.mark.parametrize("content, message", [
-    (None, "no such checkpoint; make one with `python train.py --stage pretrain`"),
-    (altered(), "is it cut off"),
-    ({"state_dict": {"a": torch.ones(1)}}, "not a checkpoint of train.py"),
-    ([1, 2], "not a checkpoint of train.py"),
-    (altered(denoiser={**H, "width": 32}), r"do not fit .*size mismatch for denoiser\."),
-    (altered(denoiser=dict(depth=2)), "do not fit this code: .*depth"),
-    (altered(order="none"), "do not fit this code: Unexpected key"),
-])
-def test_a_file_that_is_not_a_checkpoint_ends_with_one_line(tmp_path, content, message):
-    """Catches: a traceback of torch for a wrong file; a message without the file's name, or that
-    ends where torch begins to tell which weight is of another shape."""
-    path = tmp_path / "checkpoint.pt"
-    if content is not None:
-        torch.save(content, path)
-    if "cut off" in message:
-        path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(BadInput, match=message) as raised:
-        load_model(path)
-    assert str(path) in str(raised.value) and len(str(raised.value).splitlines()) == 1
+    refused("no such checkpoint; make one with `python train.py --stage pretrain`")
+    torch.save([1, 2], path)
+    refused("not a checkpoint of train.py")
+    for changes, message in (({"denoiser": H | {"width": 32}}, r"size mismatch for denoiser\."),
+                             ({"denoiser": {"depth": 2}}, "depth"),
+                             ({"order": "none"}, "Unexpected key")):
+        torch.save({"arguments": arguments | changes, "model": model.state_dict()}, path)
+        refused("its weights do not fit this code: .*" + message)
+    path.write_bytes(path.read_bytes()[:-100])
+    refused("is it cut off")

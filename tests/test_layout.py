@@ -28,8 +28,7 @@ MAY_IMPORT = {
 # Commands parse first and then import once, in the function that runs them. Only data.py's
 # commands reach beyond their package: they are run by data.py alone.
 COMMANDS = {"train", "evaluate", "predict", "files.commands", "weights", "weights.__main__",
-            "experiments.benchmark", "experiments.charts", "experiments.probe",
-            "experiments.tables"}
+            "experiments.benchmark", "experiments.charts", "experiments.tables"}
 MAY_IMPORT_LATE = {"files.commands": BESIDE | {"evaluation"}}
 # Packages of one command: imported in a function, named when missing. PIL comes with diffusers.
 OPTIONAL = {"spacy", "matplotlib", "diffusers", "transformers", "PIL", "timm"}

@@ -2,9 +2,11 @@
 
 No test downloads: the model is saved as open_clip saves models, and every download is refused.
 """
+import itertools
 import json
 import logging
 import math
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -47,48 +49,37 @@ def test_eq6_soft_targets_equal_the_softmax_by_loops():
     tau = 0.03
     p = soft_targets(features.requires_grad_(), phrases.requires_grad_(), tau)
     assert p.shape == (2, 3, 6) and not p.requires_grad
-    for b in range(2):
-        for i in range(3):
-            x = features[b, i].detach()
-            scores = [float(x @ y) / (tau * math.sqrt(x @ x) * math.sqrt(y @ y))
-                      for y in phrases.detach()]
-            total = sum(math.exp(score) for score in scores)
-            expected = torch.tensor([math.exp(score) / total for score in scores])
-            torch.testing.assert_close(p[b, i], expected.double(), rtol=1e-5, atol=1e-12)
+    for b, i in itertools.product(range(2), range(3)):
+        x = features[b, i].detach()
+        scores = [float(x @ y) / (tau * math.sqrt(x @ x) * math.sqrt(y @ y))
+                  for y in phrases.detach()]
+        total = sum(math.exp(score) for score in scores)
+        expected = torch.tensor([math.exp(score) / total for score in scores])
+        torch.testing.assert_close(p[b, i], expected.double(), rtol=1e-5, atol=1e-12)
 
 
 def test_prompts_are_the_28_of_the_released_embeddings():
     """Catches: a template forgotten, corrected ("an example") or doubled."""
-    expected = []
-    for start in ("a photo of", "a video of", "a example of", "a demonstration of"):
-        expected += [start + " {}.", start + " a person {}.", start + " a person using {}.",
-                     start + " a person doing {}.", start + " a person during {}.",
-                     start + " a person performing {}.", start + " a person practicing {}."]
-    assert len(PROMPTS) == len(set(PROMPTS)) == 28
-    assert set(PROMPTS) == set(expected)
+    starts = "a photo of", "a video of", "a example of", "a demonstration of"
+    ends = ("", " a person", " a person using", " a person doing", " a person during",
+            " a person performing", " a person practicing")
+    assert sorted(PROMPTS) == sorted(start + end + " {}." for start in starts for end in ends)
 
 
-def test_sentences_are_encoded_without_prompts(parts, teacher):
-    """Catches: prompts around narrations, features that are not of length 1, an empty list."""
-    sentences = ["so now we cut the tomato", "hi"]
-    y = functional.normalize(parts[0].encode_text(teacher.tokenizer(sentences)), dim=-1)
-    torch.testing.assert_close(teacher.encode_sentences(sentences), y)
-    assert teacher.encode_sentences([]).shape == (0, y.shape[1])
-
-
-def test_encode_phrases_is_the_mean_of_the_features_as_they_come(parts, teacher):
-    """Catches: features normalized before the mean, the result normalized, a prompt for another
-    phrase, a phrase put in place of the braces twice."""
+def test_phrases_are_the_mean_over_prompts_and_sentences_have_none(parts, teacher):
+    """Catches: features of prompts normalized before the mean or after it, a prompt for another
+    phrase; prompts around narrations, narrations that are not of length 1, an empty list."""
     model, tokenizer = parts
-    phrases = ["cut tomato", "wash pan"]
-    y = teacher.encode_phrases(phrases)
+    texts = ["cut tomato", "so now we wash the pan"]
+    y, sentences = teacher.encode_phrases(texts), teacher.encode_sentences(texts)
     assert y.shape == (2, 64) and y.dtype == torch.float32 and not y.requires_grad
-    for k, phrase in enumerate(phrases):
-        total = 0
-        for prompt in PROMPTS:
-            with torch.no_grad():
-                total = total + model.encode_text(tokenizer([prompt.replace("{}", phrase)]))[0]
+    for k, text in enumerate(texts):
+        total = sum(model.encode_text(tokenizer([prompt.replace("{}", text)]))[0]
+                    for prompt in PROMPTS)
         torch.testing.assert_close(y[k], total / 28, rtol=1e-4, atol=1e-6)
+        alone = model.encode_text(tokenizer([text]))[0]
+        torch.testing.assert_close(sentences[k], alone / alone.norm())
+    assert teacher.encode_sentences([]).shape == (0, 64)
 
 
 @pytest.mark.parametrize("mean, std", [(MEAN, STD), (.4, .25)])
@@ -106,8 +97,7 @@ def test_encode_frames_is_the_unit_feature_of_the_pixels_as_the_model_wants_them
     mean, std = (value if isinstance(value, tuple) else [value] * 3 for value in (mean, std))
     for i, frame in enumerate(frames):
         pixels = torch.stack([(frame[c] / 255 - mean[c]) / std[c] for c in range(3)])
-        with torch.no_grad():
-            expected = model.encode_image(pixels[None])[0]
+        expected = model.encode_image(pixels[None])[0]
         torch.testing.assert_close(x[i], expected / expected.norm(), rtol=1e-4, atol=1e-5)
     larger = frames.repeat_interleave(2, -1).repeat_interleave(2, -2)
     assert teacher.encode_frames(larger).shape == (3, 64)
@@ -142,7 +132,7 @@ def test_frames_are_made_to_fit_as_open_clip_does(shape):
         assert (one / 255 - expected).abs().max() < 1.5 / 255          # Pillow rounds, twice
 
 
-# ---- the teacher by name -----------------------------------------------------------------------
+# --- the teacher by name ---
 @pytest.fixture(scope="module")
 def place(parts, tmp_path_factory):
     """A folder with the untrained teacher as open_clip saves models: clip/, tiny.json, weights."""
@@ -151,13 +141,12 @@ def place(parts, tmp_path_factory):
     config = TEACHER_CONFIG | {"preprocess_cfg": {"mean": MEAN, "std": STD}}
     (folder / "clip" / "open_clip_config.json").write_text(json.dumps(config))
     (folder / "tiny-test.json").write_text(json.dumps(config["model_cfg"]))
+    (folder / "other-test.json").write_text(json.dumps(config["model_cfg"] | {"embed_dim": 32}))
+    for name in ("tiny-test.json", "other-test.json"):
+        open_clip.add_model_config(folder / name)
     weights = {key: value.contiguous() for key, value in parts[0].state_dict().items()}
     save_file(weights, folder / "clip" / "open_clip_model.safetensors")
     torch.save(weights, folder / "weights.pt")
-    config["model_cfg"] = {**config["model_cfg"], "embed_dim": 32}
-    (folder / "other-test.json").write_text(json.dumps(config["model_cfg"]))
-    for name in ("tiny-test.json", "other-test.json"):
-        open_clip.add_model_config(folder / name)
     with warnings.catch_warnings(action="ignore"):     # TorchScript is deprecated
         torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), folder / "script.pt")
     return folder
@@ -195,22 +184,20 @@ def test_a_teacher_by_name_file_tag_or_folder(place, teacher, monkeypatch, clip,
 @pytest.mark.parametrize("clip, weights, message", [
     ("ViT-B-16", "openai", "--clip ViT-B-16: the weights openai were trained with the activation "
                            "QuickGELU, .*use --clip ViT-B-16-quickgelu"),
-    ("ViT-B-16", None, "use --clip ViT-B-16-quickgelu"),
     ("ViT-B/16", None, "--clip ViT-B/16: no such model in open_clip; near: ViT-B-16"),
     ("ViT-B-16-quickgelu", "laion400m_e32", "--clip-weights laion400m_e32: neither a file nor a "
                                             "tag of ViT-B-16-quickgelu; its tags: openai"),
     ("tiny-test", None, "--clip-weights openai: neither a file nor a tag of tiny-test; its tags: "
                         "none"),
-    ("ViT-B-16-quickgelu", "openai", r"Failed to download file \(no network\); without a network, "
-                                     "give a downloaded file: --clip-weights FILE"),
-    ("local-dir:absent", None, "--clip local-dir:absent: no open_clip_config.json in absent"),
+    ("ViT-B-16-quickgelu", "openai", r"Failed to download file \(no network\).*without a network, "
+                                     "give a downloaded one: --clip-weights FILE"),
+    ("local-dir:absent", None, "--clip local-dir:absent: FileNotFoundError: .* not found: absent"),
     ("local-dir:absent", "openai", "--clip-weights openai: local-dir:absent has its own"),
     ("other-test", "weights.pt", "--clip other-test --clip-weights weights.pt: RuntimeError: .*"
-                                "state_dict.*; its file must be whole and hold tensors only"),
-    ("tiny-test", "text.pt", "--clip-weights text.pt: .* load failed; its file must be whole"),
-    ("tiny-test", "x.safetensors", "--clip-weights x.safetensors: .*; its file must be whole"),
-    ("tiny-test", "malice.pt", "--clip-weights malice.pt: .* load failed; its file must be whole"),
-    ("tiny-test", "script.pt", "--clip-weights script.pt: .*TorchScript.*; its file must be whole"),
+                                "state_dict.*; a file must be whole and hold this model's tensors"),
+    ("tiny-test", "x.safetensors", "--clip-weights x.safetensors: .*; a file must be whole"),
+    ("tiny-test", "malice.pt", "--clip-weights malice.pt: .* load failed; a file must be whole"),
+    ("tiny-test", "script.pt", "--clip-weights script.pt: .*TorchScript.*; a file must be whole"),
 ])
 def test_what_cannot_be_opened_is_one_line(place, tmp_path, monkeypatch, offline, caplog, recwarn,
                                            clip, weights, message):
@@ -218,8 +205,7 @@ def test_what_cannot_be_opened_is_one_line(place, tmp_path, monkeypatch, offline
     pickle being executed, open_clip's log lines before the one line."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(place / "weights.pt", "weights.pt")
-    for name in ("text.pt", "x.safetensors"):
-        Path(name).write_text("not weights\n" * 9)
+    Path("x.safetensors").write_text("not weights\n" * 9)
     torch.save({"state_dict": Malice()}, "malice.pt")
     shutil.copy(place / "script.pt", "script.pt")
     with pytest.raises(BadInput, match=message) as caught:
@@ -229,24 +215,21 @@ def test_what_cannot_be_opened_is_one_line(place, tmp_path, monkeypatch, offline
 
 
 @pytest.mark.parametrize("name, text", [
-    ("open_clip_model.safetensors", None), ("open_clip_model.safetensors", "cut off"),
-    ("open_clip_config.json", "{"), ("open_clip_config.json", '{"model_cfg": {"embed_dim": 3}}'),
-    ("open_clip_config.json", json.dumps(
-        {"model_cfg": TEACHER_CONFIG["model_cfg"] | {"embed_dim": 32}}))])
+    ("open_clip_model.safetensors", None), ("open_clip_config.json", "{"),
+    ("open_clip_config.json", '{"model_cfg": {"embed_dim": 3}}')])
 def test_a_folder_at_fault_is_one_line(place, tmp_path, offline, name, text):
     """Catches: open_clip's warning about missing weights, after which they are random."""
     copy = shutil.copytree(place / "clip", tmp_path / "copy")
     (copy / name).unlink() if text is None else (copy / name).write_text(text)
     with pytest.raises(BadInput) as caught:
         open_teacher(f"local-dir:{copy}")
-    message = str(caught.value)
-    assert message.startswith(f"--clip local-dir:{copy}: ") and "\n" not in message
+    assert re.match(f"--clip local-dir:{copy}: .*", str(caught.value))[0] == str(caught.value)
 
 
-# ---- the command -------------------------------------------------------------------------------
+# --- the command ---
 def test_command_writes_a_text_embeddings_file(place, tmp_path, monkeypatch, teacher, capsys):
     """Catches: rows in another order or normalized, counts left in the names, a file that our own
-    reader refuses."""
+    reader refuses; a traceback."""
     monkeypatch.chdir(tmp_path)
     Path("phrases.txt").write_text("cut tomato,30,4.9\nwash pan,20,\ncut tomato,12,4.9\n")
     call("pseudo_labels.py", "--phrases", "phrases.txt", "--out", "t.npz", "--device", "cpu",
@@ -255,16 +238,6 @@ def test_command_writes_a_text_embeddings_file(place, tmp_path, monkeypatch, tea
     assert names == ["cut tomato", "wash pan", "cut tomato"]
     torch.testing.assert_close(torch.from_numpy(embeddings), teacher.encode_phrases(names))
     assert capsys.readouterr().out == "t.npz: 3 phrases, D = 64\n"
-
-
-@pytest.mark.parametrize("argv, message", [
-    ((), "--phrases is missing"),
-    (("--phrases", "two.txt", "--clip", "ViT-B-16"), "use --clip ViT-B-16-quickgelu"),
-    (("--phrases", "two.txt", "--device", "abacus"), "--device abacus"),
-])
-def test_command_ends_with_one_line(tmp_path, monkeypatch, capsys, offline, argv, message):
-    """Catches: a traceback, half a file."""
-    monkeypatch.chdir(tmp_path)
-    Path("two.txt").write_text("stir\nfold\n")
-    assert message in fails(capsys, 2, "pseudo_labels.py", *argv)
-    assert not list(Path().glob("*.npz*"))
+    for argv, message in (((), "--phrases is missing"), (("--phrases", "phrases.txt", "--clip",
+                          "ViT-B-16"), "use --clip ViT-B-16-quickgelu")):
+        assert message in fails(capsys, 2, "pseudo_labels.py", *argv)

@@ -61,11 +61,13 @@ def test_every_procedure_is_a_distribution_of_sequences():
             assert all(a != b for a, b in zip(steps, steps[1:]))
 
 
-def test_any_order_is_the_given_order_half_of_the_time():
-    """Catches: the given order counted among the others, or the others sharing unevenly."""
+def test_shares_of_orders_and_of_optional_steps():
+    """Catches: the given order counted among the others, or the others sharing unevenly; the
+    probability of an optional step taken for that of leaving it out."""
     options = {steps: p for p, steps in grammar.any_order("a", "b", "c")}
     assert options.pop(("a", "b", "c")) == .5
     assert list(options.values()) == pytest.approx([.1] * 5)
+    assert grammar.maybe(.3, "a") == [(.7, ()), (.3, ("a",))]
 
 
 def test_there_are_forty_steps_and_half_are_in_two_or_more_procedures():
@@ -122,9 +124,11 @@ def test_difficulty():
 def test_next_steps_equal_enumerating_all_sequences():
     """Catches: the first of several occurrences taken for all, `from_start` ignored or inverted,
     procedures weighted by their number of sequences, ended sequences counted as going on; pairs
-    that are not one after another, first and second exchanged."""
+    that are not one after another, first and second exchanged; 0 / 0 for an impossible history; a
+    step that is not of this world, -1, taken for the last one."""
     samples = sorted(set(zip(TEST[0][:400], TEST[1][:400].tolist()))) + [((), True)]
     samples += [(steps[-n:], False) for steps, _ in samples[::4] for n in (1, 2) if len(steps) > n]
+    samples += [((STEP_ID["bake dough"],), False), ((STEP_ID["flip dough"],), True)]   # no next
     for observed, from_start in samples:
         n, one, two = len(observed), np.zeros(S), np.zeros((S, S))
         for p, steps in ALL:
@@ -133,14 +137,14 @@ def test_next_steps_equal_enumerating_all_sequences():
                     one[steps[i + n]] += p
                     if i + n + 1 < len(steps):
                         two[steps[i + n], steps[i + n + 1]] += p
-        np.testing.assert_allclose(GRAMMAR.next_step(observed, from_start), one / one.sum(),
-                                   atol=1e-12)
-        if two.sum() > 0:
-            np.testing.assert_allclose(GRAMMAR.next_two_steps(observed, from_start),
-                                       two / two.sum(), atol=1e-12)
-        else:
-            with pytest.raises(ValueError, match="no procedure shows"):
-                GRAMMAR.next_two_steps(observed, from_start)
+        for forecast, mass in ((GRAMMAR.next_step, one), (GRAMMAR.next_two_steps, two)):
+            if mass.sum() > 0:
+                np.testing.assert_allclose(forecast(observed, from_start), mass / mass.sum(),
+                                           atol=1e-12)
+            else:
+                with pytest.raises(ValueError, match="no procedure shows"):
+                    forecast(observed, from_start)
+    assert GRAMMAR.chance((), True, [S - 1]) > 0 == GRAMMAR.chance((), True, [-1])
 
 
 def test_videos_are_drawn_with_the_probabilities_of_the_grammar():
@@ -156,13 +160,6 @@ def test_videos_are_drawn_with_the_probabilities_of_the_grammar():
     for prefix in frequent:
         p = expected[prefix]
         assert abs(counts[prefix] - n * p) <= 4.5 * np.sqrt(n * p * (1 - p)), prefix
-
-
-def test_next_step_refuses_what_cannot_be():
-    """Catches: 0 / 0 as NaN for an impossible history, or for one that is always the last."""
-    for step, from_start in (("bake dough", False), ("flip dough", True)):   # last; never first
-        with pytest.raises(ValueError, match="no procedure shows"):
-            GRAMMAR.next_step([STEP_ID[step]], from_start)
 
 
 def clips(samples):

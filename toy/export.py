@@ -17,10 +17,7 @@ BORDER = 2, 3                 # pixels around the 32: a reader of files crops th
 
 
 def write_video(path, frames, fps):
-    """Frames (n, 3, H, W) uint8 as H.264, with a border that the reader's center crop removes.
-
-    Lossless (crf 0): the noise of the pixels is part of what makes them hard.
-    """
+    """Frames (n, 3, H, W) uint8 as lossless H.264, with a border that a reader's crop removes."""
     pictures = np.pad(frames.transpose(0, 2, 3, 1), ((0, 0), BORDER, BORDER, (0, 0)), "edge")
 
     def write(file):
@@ -65,9 +62,8 @@ def export_toy(settings):
     for name, lines in (("steps.txt", grammar.STEPS), ("phrases.txt", grammar.PHRASES),
                         ("train.txt", [name for name in database if name.startswith("train")])):
         write_text(out / name, "".join(f"{line}\n" for line in lines))
-    weights = {name: value.contiguous()
-               for name, value in load_teacher("cpu").model.state_dict().items()}
+    weights = save({name: value.contiguous()
+                    for name, value in load_teacher("cpu").model.state_dict().items()})
     write_json(out / "clip" / "open_clip_config.json", TEACHER_CONFIG)
-    write_atomically(out / "clip" / "open_clip_model.safetensors",
-                     lambda file: file.write(save(weights)))
+    write_atomically(out / "clip" / "open_clip_model.safetensors", lambda f: f.write(weights))
     print(f"{out}: {len(items)} videos")

@@ -1,29 +1,19 @@
 """The embedded world: cooking procedures from a small grammar, and exact inference on it.
 
-Numpy only; frames and narrations are in render.py. Every command uses this world by default, so the
-whole method runs, and is measured against a known truth, without any data.
+Every command uses this world by default, so the whole method runs, and is measured against a known
+truth, without any data. Durations, gaps, colors, positions and seeds are drawn independently of the
+procedure: only the observed steps and their order tell what comes next.
 
-    word           here            meaning
-    step           STEPS[s]        "verb object", s = 0..S-1; the label set of every task here
-    procedure      PROCEDURES      a stochastic grammar over steps: optional steps, alternatives,
-                                   and groups in any order
-    prefix tree    Grammar         all step sequences of all procedures; a node is a prefix, its
-                                   mass the probability that a video begins with it
-    S = 40 steps, M = samples (forecasts), N = 8 clips of an observed window, n nodes.
-
-Durations, gaps, colors, positions and seeds are drawn independently of the procedure: only the
-observed steps and their order tell what comes next.
+S = 40 steps, "verb object"; M samples (forecasts); N = 8 clips of an observed window; n nodes.
 """
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
 
-# ------------------------------------------------------------------------------------------------
-# The grammar. A part is a step, or what these functions return: [(probability, steps), ...].
-# ------------------------------------------------------------------------------------------------
 
-
+# --- The grammar: a part is a step, or what these functions return, [(probability, steps), ...] ---
 def block(*parts):
     """All parts, in this order."""
     sequences = [(1.0, ())]
@@ -35,7 +25,7 @@ def block(*parts):
 
 def maybe(p, part):
     """The part with probability p, else nothing."""
-    return [(1 - p, ())] + [(p * q, s) for q, s in block(part)]
+    return either((1 - p, block()), (p, part))
 
 
 def either(*weighted):
@@ -50,7 +40,7 @@ def any_order(*parts):
     return [(w * p, s) for w, order in zip(shares, orders) for p, s in block(*order)]
 
 
-PROCEDURES = {                                     # name -> [(probability, steps), ...]
+PROCEDURES = {
     "omelette": block(
         maybe(.4, "wash pan"),
         any_order("crack egg", either((.5, "grate cheese"), (.5, "cut onion")),
@@ -118,7 +108,7 @@ PHRASES = tuple(sorted(set(STEPS) - set(HELD_OUT) | set(OTHER_PHRASES)))     # t
 
 # Timeline of a video, seconds; each drawn uniformly and independently of everything else.
 INTRO_SECONDS, STEP_SECONDS, GAP_SECONDS, OUTRO_SECONDS = (6, 14), (9, 14), (4, 8), (3, 6)
-GAP_SHARE = 0.12                                  # of the steps that a background gap follows
+GAP_SHARE = 0.12                                   # of the steps that a background gap follows
 SPLIT_SEEDS = {"train": 0, "validation": 1_000_000, "test": 2_000_000}   # first seed of each split
 
 
@@ -128,8 +118,8 @@ class Video:
     name: str
     seed: int
     procedure: str
-    steps: tuple                                  # step ids, in order
-    segments: tuple                               # (start, end) of each step
+    steps: tuple                                   # step ids, in order
+    segments: tuple                                # (start, end) of each step
     duration: float
 
 
@@ -151,7 +141,7 @@ def make_video(split, index):
 
 
 def as_distribution(mass, observed):
-    """mass / its sum; ValueError if it is 0: no sequence continues after the observed steps."""
+    """mass / its sum; ValueError if that is 0: no sequence continues after the observed steps."""
     if mass.sum() == 0:
         names = ", ".join(STEPS[int(s)] for s in observed)
         raise ValueError(f"no procedure shows [{names}] before its end; see PROCEDURES")
@@ -161,18 +151,15 @@ def as_distribution(mass, observed):
 class Grammar:
     """All sequences of all procedures as one prefix tree, and exact inference on it.
 
-    Node 0 is the empty prefix. Each node has a last `step` (n,), a `parent` (n,), a `depth` (n,)
-    and a `mass` (n,), the probability that a video's steps begin with this prefix (procedures are
-    equally likely). Nodes are in order of depth, so a parent comes before its children.
+    Each node, a prefix (the first: the empty one), has a last `step`, a `parent`, a `depth` and a
+    `mass`, all (n,). The mass is the probability that a video's steps begin with the prefix.
     """
 
     def __init__(self):
-        mass = {(): 1.0}
-        for options in PROCEDURES.values():
-            for p, sequence in options:
-                for k in range(1, len(sequence) + 1):
-                    prefix = sequence[:k]
-                    mass[prefix] = mass.get(prefix, 0.0) + p / len(PROCEDURES)
+        mass = defaultdict(float, {(): 1.0})
+        for p, sequence in sum(PROCEDURES.values(), []):
+            for k in range(len(sequence)):
+                mass[sequence[:k + 1]] += p / len(PROCEDURES)
         prefixes = sorted(mass, key=lambda prefix: (len(prefix), prefix))
         index = {prefix: i for i, prefix in enumerate(prefixes)}
         self.mass = np.array([mass[prefix] for prefix in prefixes])
@@ -187,12 +174,11 @@ class Grammar:
         """Bayes-optimal forecast: P(next step | observed steps, procedure unknown, not ended).
 
         Sums over every occurrence of `observed` as consecutive steps, weighted by its probability.
-        Durations are independent of the procedure, so the time at which the window starts carries
-        no information except `from_start`.
 
         Args:
             observed:   sequence of step ids, in order, without repeats in a row.
-            from_start: bool. True if the first of them is the first of the video.
+            from_start: bool. True if the first of them is the first of the video. (When the window
+                        starts says nothing else: durations are independent of the procedure.)
         Returns: (S,) float64, sums to 1.
         Raises:  ValueError if the grammar cannot produce these steps.
         """
@@ -218,17 +204,15 @@ class Grammar:
     def chance(self, observed, from_start, future):
         """P(these steps follow in this order), given that the video has that many more steps.
 
-        The product of `next_step` over them. Args as there; future: step ids, or -1 for a step that
-        is not of this world, with probability 0. Returns: float.
+        The product of `next_step` over them, a float. future: step ids; -1, a step that is not of
+        this world, has probability 0.
         """
         p, observed = 1.0, list(observed)
         for step in future:
-            try:
-                p *= float(self.next_step(observed, from_start)[step]) if step >= 0 else 0.0
-            except ValueError:                               # no sequence continues after these
+            mass = self.next_mass[self.nodes_of(observed, from_start)].sum(0)
+            if step < 0 or mass[step] == 0:
                 return 0.0
-            if p == 0:
-                break
+            p *= float(mass[step] / mass.sum())
             observed.append(step)
         return p
 
@@ -240,10 +224,9 @@ class Grammar:
         distributed times with their true means.
 
         Args:
-            likelihood:   (M, N, S) float > 0. P(clip | step) relative to P(clip | background), up
-                          to a factor per clip: S times a posterior works, and is 1 everywhere if
-                          the encoder knows nothing.
-            from_start:   (M,) bool. As in `next_step`.
+            likelihood:   (M, N, S) float > 0. P(clip | step) / P(clip | background), up to a factor
+                          per clip. S times a posterior is suitable: 1 if nothing is known.
+            from_start:   (M,) bool, as in `next_step`.
             clip_seconds: (M,) float, s from one clip to the next.
         Returns: (M, S) float64, rows sum to 1.
         """

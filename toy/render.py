@@ -1,13 +1,10 @@
 """Frames and narrations of the embedded world.
 
-    word           here            meaning
-    step           "verb object"   an object's sprite, and the sprite of a tool that moves on an arc
-    instance       0..m-1          a segment of a video: one step, or background
-    nuisance       -               background, clutter, occluders, position, size, brightness, noise
-    n frames, m instances, k sprites, H = W = 32 pixels, uint8 0-255.
+A step "verb object" shows the object's sprite, and the sprite of a tool that moves on an arc.
+Background, clutter, occluders, position, size, colors, brightness and noise are drawn independently
+of the steps. Occluders, noise and the tool's place change in every frame, the rest per instance.
 
-Position, clutter and colors are fixed within an instance; the tool's place, occluders and pixel
-noise change in every frame. All nuisance is drawn independently of the procedure and of the step.
+n frames; m instances (segments of a video: one step, or background); k sprites.
 """
 import math
 
@@ -20,9 +17,8 @@ SIZE = 32                                          # pixels, height and width
 SPRITE, MARGIN = 12, 8                             # pixels; sprites may cross the image's edge
 MEAN, STD = .4, .25                                # of pixels / 255, as the encoders expect them
 
-# ------------------------------------------------------------------------------------------------
-# Sprites: a shape in two colors (0 = transparent, 1 = body, 2 = core), in two sizes.
-# ------------------------------------------------------------------------------------------------
+
+# --- Sprites: a shape in two colors (0 = transparent, 1 = body, 2 = core), in two sizes ---
 SHAPES = {                                         # of y, x in -1..1
     "disc": lambda y, x: y * y + x * x < 1,
     "square": lambda y, x: np.maximum(abs(y), abs(x)) < .85,
@@ -96,7 +92,6 @@ OBJECT_COLORS = np.array([row[1:] for row in (*OBJECTS.values(), FACE)], np.floa
 TOOL_SHAPE = np.array([list(SHAPES).index(row[0]) for row in TOOLS.values()])
 TOOL_COLORS = np.array([(row[1], row[1]) for row in TOOLS.values()], np.float32)       # (16, 2, 3)
 TOOL_ARC = np.radians([row[2:] for row in TOOLS.values()])                             # (16, 2)
-
 RADIUS = 8                                         # pixels, of a tool's arc
 
 # Nuisance: shapes per scene, share of the frames with another in front, pixels, and the standard
@@ -144,11 +139,10 @@ def draw_frames(objects, tools, backwards, instance, progress, rng):
     Returns: (n, 3, SIZE, SIZE) uint8.
     """
     m, n, side = len(objects), len(instance), SIZE + 2 * MARGIN
-    everywhere = np.arange(m)
     scenes = np.empty((m, side, side, 3), np.float32)
     scenes[:] = rng.uniform(60, 120, (m, 1, 1, 1)) + rng.normal(0, 15, (m, 1, 1, 3))
     for _ in range(CLUTTER):
-        paste_clutter(scenes, everywhere, rng)
+        paste_clutter(scenes, np.arange(m), rng)
     corner = SIZE / 2 + rng.uniform(-SHIFT, SHIFT, (m, 2)) - SPRITE / 2    # top left, of a sprite
     size, tint = rng.integers(2, size=(m, 2)), rng.normal(0, COLOR_STD, (m, 2, 1, 3))
     gain = rng.uniform(.8, 1.1, m)
@@ -174,8 +168,7 @@ def draw_frames(objects, tools, backwards, instance, progress, rng):
 def render(video):
     """All frames of a grammar.Video: (ceil(duration * FPS), 3, SIZE, SIZE) uint8.
 
-    The same video gives the same frames. Background shows clutter, and sometimes an object without
-    a tool, or a face.
+    Background shows clutter, and sometimes an object without a tool, or a face.
     """
     rng = np.random.default_rng((video.seed, 1))
     times = (np.arange(math.ceil(video.duration * FPS)) + .5) / FPS   # (n,)  s
@@ -189,16 +182,13 @@ def render(video):
     tools, backwards = np.full(m, -1), np.zeros(m, bool)
     steps = [appearance(grammar.STEPS[s]) for s in video.steps]
     objects[1::2], tools[1::2], backwards[1::2] = np.array(steps).T
-    start = np.concatenate([[0], edges])
-    length = np.diff(np.append(start, max(video.duration, times[-1]) + 1))
-    progress = (times - start[instance]) / length[instance]
+    bounds = np.concatenate([[0], edges, [max(video.duration, times[-1]) + 1]])
+    progress = (times - bounds[instance]) / np.diff(bounds)[instance]
     return draw_frames(objects, tools, backwards, instance, progress, rng)
 
 
-# ------------------------------------------------------------------------------------------------
-# Narration, as a speech recognizer transcribes it.
-# ------------------------------------------------------------------------------------------------
-SENTENCE_SECONDS = (4.4, 5.6)                       # s per sentence; one rate per video
+# --- Narration, as a speech recognizer transcribes it ---
+SENTENCE_SECONDS = (4.4, 5.6)                      # s per sentence; one rate per video
 MISSING, MISALIGNED, MAX_SHIFT = .15, .2, 6.0      # shares of the sentences; shift in s
 PARAPHRASE = {                                     # of the held-out steps, never named directly
     "add onion": "throw in the chopped onion", "bake bread": "put the bread in the oven",
@@ -229,8 +219,7 @@ def sentence(step, greet, rng):
 def narrate(video):
     """Noisy narration of a grammar.Video: [(start s, end s, text), ...], by start.
 
-    Some sentences are missing, some are up to MAX_SHIFT seconds early or late. Lower case, no
-    punctuation. Held-out steps are paraphrased, never named.
+    Lower case, no punctuation. Held-out steps are paraphrased, never named.
     """
     rng = np.random.default_rng((video.seed, 2))
     spacing, time, sentences = rng.uniform(*SENTENCE_SECONDS), rng.uniform(0, 2), []

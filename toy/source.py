@@ -1,7 +1,6 @@
 """The embedded world as a source of clips: its videos rendered into memory, and its teacher.
 
-ToySource has the methods of the sources of real clips in files/sources.py. n frames of all videos,
-C clips, F frames of a clip, D embedding.
+n frames of all videos, C clips, F frames of a clip, D embedding.
 """
 from pathlib import Path
 
@@ -26,14 +25,13 @@ def as_video(script, split):
 
 
 class ToySource:
-    """The videos of one split of the embedded world, rendered into memory.
+    """The first videos of a split. Its methods are those of the sources in files/sources.py.
 
     Args:
         split:   "train", "validation" or "test".
         count:   number of videos.
         frames:  F, frames per clip.
-        teacher: pseudo_labels.Teacher, or None where its features are not needed. It encodes every
-                 frame once.
+        teacher: pseudo_labels.Teacher, which encodes every frame once; None: no teacher features.
     """
 
     def __init__(self, split, count, frames, teacher=None, progress=True):
@@ -86,10 +84,7 @@ class ToySource:
 
 
 def load_teacher(device):
-    """The embedded world's teacher as a pseudo_labels.Teacher: from its cache, or trained now.
-
-    It is trained again if the world has changed since.
-    """
+    """The embedded world's pseudo_labels.Teacher: from its cache, or trained now."""
     model, tokenizer = toy_teacher.build_teacher()
     try:
         cached = torch.load(TEACHER_FILE, weights_only=True)

@@ -1,7 +1,6 @@
 """The teacher of the embedded world: a small open_clip.CLIP, the image-language model of Sec. 3.2.
 
-It is trained on single pictures with captions, never on videos or on the order of steps. B pictures
-per batch, D = 64.
+It is trained on single pictures with captions, never on videos or on the order of steps.
 """
 import hashlib
 import json
@@ -59,22 +58,16 @@ def captioned_pictures(n, rng):
 
 
 def build_teacher():
-    """The teacher, untrained, and its tokenizer. Its input is (pixels / 255 - MEAN) / STD.
-
-    Its word embeddings stay at their random initial values: 49,408 rows, of which this world uses
-    about 50, would take most of the optimizer's time, and training them is no better.
-    """
+    """The teacher, untrained, and its tokenizer. Its input is (pixels / 255 - MEAN) / STD."""
     model = open_clip.CLIP(**TEACHER_CONFIG["model_cfg"])
+    # 49,408 rows, about 50 in use: most of the optimizer's time, and no better trained than random.
     model.token_embedding.weight.requires_grad_(False)
     return model, open_clip.get_tokenizer("RN50", context_length=12)
 
 
 def train_teacher(seed=0, progress=True, images=TEACHER_IMAGES, steps=TEACHER_STEPS,
                   batch_size=TEACHER_BATCH):
-    """Contrastive training on pictures and captions, with open_clip's loss.
-
-    Returns: (model in eval mode, tokenizer). The caller's random state is not changed.
-    """
+    """Contrastive training -> (model in eval mode, tokenizer); torch's random state is kept."""
     pictures, captions = captioned_pictures(images, np.random.default_rng((seed, 3)))
     contrastive = open_clip.ClipLoss()
     with torch.random.fork_rng(devices=[]):
@@ -86,8 +79,8 @@ def train_teacher(seed=0, progress=True, images=TEACHER_IMAGES, steps=TEACHER_ST
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, TEACHER_LR, steps)
         for _ in trange(steps, desc="teacher", mininterval=1, disable=not progress):
             batch = torch.randint(images, (batch_size,))
-            x = model.encode_image((pictures[batch] / 255 - MEAN) / STD, normalize=True)    # (B, D)
-            y = model.encode_text(tokens[batch], normalize=True)                           # (B, D)
+            x = model.encode_image((pictures[batch] / 255 - MEAN) / STD, normalize=True)   # (B, 64)
+            y = model.encode_text(tokens[batch], normalize=True)                           # (B, 64)
             loss = contrastive(x, y, model.logit_scale.exp().clamp(max=100))
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -97,14 +90,12 @@ def train_teacher(seed=0, progress=True, images=TEACHER_IMAGES, steps=TEACHER_ST
 
 
 def digest():
-    """Identifies this world and its teacher: SHA-256 (hex) of the constants of toy/'s modules.
+    """SHA-256 (hex) of this world's constants: a teacher cached with another is trained again.
 
-    A teacher cached under another digest has to be trained again. Comments and code do not count:
-    a change of code that changes frames or captions must raise VERSION.
+    A change of code, not of constants, that changes frames or captions must raise VERSION.
     """
-    constants = {f"{module} {name}": value
-                 for module, names in (("grammar", vars(grammar)), ("render", vars(render)),
-                                       ("teacher", globals()))
+    modules = {"grammar": vars(grammar), "render": vars(render), "teacher": globals()}
+    constants = {f"{module} {name}": value for module, names in modules.items()
                  for name, value in names.items() if name.isupper() and name != "SHAPES"}
     return hashlib.sha256(json.dumps(constants, sort_keys=True,
                                      default=np.ndarray.tolist).encode()).hexdigest()

@@ -1,8 +1,4 @@
-"""Weights from outside: published checkpoints and pre-trained teachers, and our own checkpoints.
-
-    from weights import load_released           # a published checkpoint as a model
-    python -m weights IN OUT                    # the same, written as a checkpoint of ours
-"""
+"""Weights from outside (published checkpoints, pre-trained teachers), and our own checkpoints."""
 
 
 def load_released(path, heads=None):

@@ -17,11 +17,10 @@ class ConvertSettings(Settings):
 def main(settings):
     """Read a published checkpoint and write it as a file of ours: tensors and plain types."""
     from weights.checkpoint import load_model, save_checkpoint
-    from weights.released import Released
     if settings.target.resolve() == settings.source.resolve():
         raise BadInput(f"{settings.target}: is the input file; name another for the result")
     model, arguments, _ = load_model(settings.source, settings.heads)
-    if not isinstance(model, Released):
+    if "released" not in arguments:
         raise BadInput(f"{settings.source}: is a checkpoint of ours already")
     save_checkpoint(settings.target, model, arguments)
     print(f"{settings.target}: {sum(p.numel() for p in model.parameters()):,} parameters, "

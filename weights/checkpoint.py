@@ -1,14 +1,10 @@
 """Checkpoints: ours and published ones, as models in eval mode.
 
 A checkpoint of ours holds "arguments" (plain types: how the model is built), "model" (its tensors)
-and what else a run needs to resume. A published one becomes a weights.released.Released: its
-tensors get the names of ours, its sizes are read from their shapes, and its arguments are
-{"released": sizes}.
-
-    model = load_released("procedurevrl.pyth")
-    x = model.encode(clips)                 # (B, 3, F, H, W) float, normalized -> (B, D)
-    x_hat = model.forecast(x)               # (B, 8, D) -> (B, D), the clip after these eight
+and what else a run needs to resume. A published one becomes a weights.released.Released, with the
+arguments {"released": sizes read from the shapes of its tensors}.
 """
+import textwrap
 import zipfile
 
 import torch
@@ -18,21 +14,15 @@ from denoiser import Denoiser
 from encoder import TimeSformer
 from model import ProcedureModel
 from support.command import BadInput, write_atomically
-from weights.files import read_content
-from weights.fill import fill, shorten
+from weights.fill import fill, group_names
 from weights.mvit import MViT
-from weights.names import HEAD_WIDTH, heads_of, released_sizes, rename, tensors_of
+from weights.names import HEAD_WIDTH, read_content, sizes_of, tensors_of
 from weights.released import Released, ReleasedDenoiser
 
-SAME = 0.999              # least cosine of a text's embeddings by one teacher on two machines
-# What building or filling a model raises if arguments, names or shapes are not those of a model.
-MISFITS = (LookupError, ArithmeticError, ValueError, TypeError, AttributeError, AssertionError,
-           RuntimeError)
+OURS = {"arguments", "model"}        # what each checkpoint of ours holds
 
 
-# ------------------------------------------------------------------------------------------------
-# From plain arguments to a model
-# ------------------------------------------------------------------------------------------------
+# --- From plain arguments to a model ---
 def build_encoder(dim, kind="timesformer", **sizes):
     """f: a TimeSformer, or with kind "mvit" an MViT; sizes: their arguments."""
     return MViT(dim=dim, **sizes) if kind == "mvit" else TimeSformer(dim=dim, **sizes)
@@ -48,8 +38,8 @@ def build_model(phrases, encoder, denoiser, order, task=None, **others):
     """
     D = phrases.shape[1]
     f = build_encoder(D, **encoder) if encoder else None
-    h = (Denoiser(dim=D, **denoiser) if order != "none" or task in ("forecast", "activity")
-         else None)
+    has_h = order != "none" or task in ("forecast", "activity")
+    h = Denoiser(dim=D, **denoiser) if has_h else None
     return ProcedureModel(phrases, f, h, order, task=task, **others)
 
 
@@ -59,9 +49,7 @@ def build_published(encoder, denoiser=None, task=None, classes=()):
     return Released(build_encoder(**encoder), h, encoder["dim"], task, classes)
 
 
-# ------------------------------------------------------------------------------------------------
-# Files
-# ------------------------------------------------------------------------------------------------
+# --- Files ---
 def save_checkpoint(path, model, arguments, before=None, **more):
     """Write model, arguments and `more` (tensors and plain types) to path, whole or not at all.
 
@@ -71,11 +59,6 @@ def save_checkpoint(path, model, arguments, before=None, **more):
     write_atomically(path, lambda file: torch.save(content, file), before)
 
 
-def is_ours(content):
-    """Whether the content of a file was written by `save_checkpoint`."""
-    return isinstance(content, dict) and {"arguments", "model"} <= content.keys()
-
-
 def read_whole(path):
     """The content of a checkpoint of ours, to resume from; its checksums are verified.
 
@@ -83,41 +66,37 @@ def read_whole(path):
     Raises: BadInput as `read_content`, and if the file is damaged or not one of ours.
     """
     content = read_content(path)
-    if not is_ours(content):
+    if not OURS <= content.keys():
         raise BadInput(f"{path}: not a checkpoint of train.py: it has no arguments and model")
     try:
         with zipfile.ZipFile(path) as parts:
-            damaged = parts.testzip()
-    except zipfile.BadZipFile as error:
-        damaged = error
-    if damaged:
-        raise BadInput(f"{path}: is damaged: its bytes are not those that were written")
+            if parts.testzip():
+                raise zipfile.BadZipFile
+    except zipfile.BadZipFile:
+        raise BadInput(f"{path}: is damaged: its bytes are not those that were written") from None
     return content
 
 
 def convert_published(path, content, heads):
-    """The content of a published file -> Released, and its arguments.
-
-    Args:    heads: see `load_model`.
-    Raises:  BadInput if it is not a video model, or a tensor is missing or has the wrong shape.
-    """
-    w, heads = rename(tensors_of(content)), heads or heads_of(content)
+    """The content of a published file -> Released, and its sizes; raises as `load_model`."""
+    w, config = tensors_of(content), content.get("config")
+    given = config.get("heads") if isinstance(config, dict) else None
+    heads = heads or (given if isinstance(given, int) and given > 0 else None)
     try:
-        sizes = released_sizes(w, heads)
+        sizes = sizes_of(w, heads)
         model = build_published(**sizes)
-    except MISFITS as error:
+    except Exception as error:                 # names or shapes are not those of a video model
         raise BadInput(f"{path}: not a checkpoint of train.py, nor one of TimeSformer, DistantSup "
                        f"or ProcedureVRL ({type(error).__name__}: {error}, among {len(w)} tensors)"
                        "; image models are for --init of pre-training") from None
-    absent, f = fill(path, model, w), sizes["encoder"]
+    absent = fill(path, model, w)
     if absent:
-        raise BadInput(f"{path}: missing or of another shape: {shorten(absent)}; needed is a "
-                       f"{type(model.encoder).__name__} of width {f['width']} (a TimeSformer with "
-                       f"divided space-time attention), and heads on its embedding of {f['dim']}")
+        raise BadInput(f"{path}: missing or of another shape: {group_names(absent)}; needed is an "
+                       f"MViT-v2 or a TimeSformer with divided space-time attention: {sizes}")
     if not heads and isinstance(model.encoder, TimeSformer):
-        print(f"  it does not give the number of attention heads: {f['heads']}, each {HEAD_WIDTH} "
-              "wide as in the release")
-    return model, {"released": sizes}
+        print(f"  it does not give the number of attention heads: {sizes['encoder']['heads']}, "
+              f"each {HEAD_WIDTH} wide as in the release")
+    return model, sizes
 
 
 def load_model(path, heads=None):
@@ -128,25 +107,28 @@ def load_model(path, heads=None):
     Raises: BadInput as `read_content`, and if the weights do not fit the arguments or each other.
     """
     content = read_content(path)
-    if not is_ours(content):
-        model, arguments = convert_published(path, content, heads)
-        return model.eval(), arguments, content
+    if not OURS <= content.keys():
+        model, sizes = convert_published(path, content, heads)
+        return model.eval(), {"released": sizes}, content
     try:
         arguments = content["arguments"]
         model = (build_published(**arguments["released"]) if "released" in arguments else
                  build_model(content["model"]["phrases"], **arguments))
         model.load_state_dict(content["model"])
-    except MISFITS as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise BadInput(f"{path}: its weights do not fit this code: {lines[-1].strip()}") from None
+    except Exception as error:                 # of arguments, names or shapes
+        raise BadInput(f"{path}: its weights do not fit this code: {type(error).__name__}: "
+                       f"{textwrap.shorten(str(error), 300)}") from None
     return model.eval(), arguments, content
 
 
 def load_released(path, heads=None):
     """A published checkpoint, or what `python -m weights` made of it -> Released, for inference.
 
-    It computes what it computed where it was published; see the header. In eval mode, its
-    parameters without gradients. heads and Raises: as `load_model`.
+        model = load_released("procedurevrl.pyth")
+        x = model.encode(clips)             # (B, 3, F, H, W) float, normalized -> (B, D)
+        x_hat = model.forecast(x)           # (B, 8, D) -> (B, D), the clip after these eight
+
+    In eval mode, its parameters without gradients. heads and Raises: as `load_model`.
     """
     model = load_model(path, heads)[0]
     if not isinstance(model, Released):
@@ -157,4 +139,4 @@ def load_released(path, heads=None):
 def same_texts(then, now):
     """Whether embeddings (K, D) are of the same texts by the same teacher, up to rounding."""
     return then.shape == now.shape and bool(
-        (functional.cosine_similarity(then.cpu(), now.cpu()) > SAME).all())
+        (functional.cosine_similarity(then.cpu(), now.cpu()) > 0.999).all())

@@ -3,14 +3,9 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), appendix, "Backbone Architecture of Video
 Encoder" and Table D. Model: Li et al., CVPR 2022 (arXiv:2112.01526).
 
-    paper     here         shape              meaning
-    v_i       clips        (B, 3, F, H, W)    float pixels, normalized
-    x_i       MViT(clips)  (B, D)             embedding in text space, length 1
-    f         MViT         nn.Module          the encoder; the interface is TimeSformer's
-    B clips per batch, D = 512, F = 16 frames (of 96 consecutive ones: 3.2 s), H = W = 224 pixels.
-
-A token covers 2 frames of 4 x 4 pixels. Each stage of blocks except the first halves the height and
-width of the grid of tokens, and doubles the tokens' width and the heads.
+Its interface is TimeSformer's. A token covers 2 frames of 4 x 4 pixels. Each stage of blocks except
+the first halves the height and width of the grid of tokens, and doubles their width and the heads.
+B clips per batch, D = 512, F = 16 frames (of 96 consecutive ones: 3.2 s), H = W = 224 pixels.
 """
 from torch import nn
 from torch.nn import functional
@@ -18,11 +13,7 @@ from torchvision.models.video import mvit
 
 
 def block_settings(stages, width, heads, kv_stride):
-    """torchvision's settings of each block, with pooling kernels of 3 x 3 x 3.
-
-    kv_stride: of the pooling of keys and values, in height and width, in the first stage. It halves
-    in each later stage, so that all have equally many.
-    """
+    """torchvision's settings of each block: pooling kernels of 3 x 3 x 3, as many keys in each."""
     settings = []
     for stage, blocks in enumerate(stages):
         for block in range(blocks):
@@ -44,7 +35,8 @@ class MViT(nn.Module):
                  paper's is 16 frames with a stride of 6, at 30 frames/s.
         width, heads: of a token and of attention, in the first stage; heads divides width.
         stages:  blocks in each stage.
-        kv_stride: see `block_settings`.
+        kv_stride: of the pooling of keys and values in height and width, in the first stage; it
+                 halves in each later one.
         dim:     D, width of the text space.
     Raises: ValueError if image, frames or width cannot be split evenly.
     """
@@ -66,11 +58,9 @@ class MViT(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def features(self, clips):
-        """The class token after the last LayerNorm, before the head.
+        """The class token after the last LayerNorm, before the head: (B, width of the last stage).
 
-        Args:    clips (B, 3, F, H, W) float: RGB, normalized as the weights expect.
-        Returns: (B, width of the last stage) float, of any length.
-        Raises:  ValueError if clips has another shape.
+        clips: (B, 3, F, H, W) float, RGB, normalized as the weights expect; else ValueError.
         """
         F, H = self.frames, self.image
         if clips.shape[1:] != (3, F, H, H):

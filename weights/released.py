@@ -7,13 +7,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1-3.3, Eqs. 2-5; the r
     x_j^t          xt                  (B, D)      noisy version of the clip after them, j = N + 1
     t              t                   int         noise level, 0 (least) to T - 1 (most)
     alpha_bar_t    alpha_bar           (T,)        running product of 1 - beta_t
-    h              ReleasedDenoiser    nn.Module   x_hat_j^0, and the chain of Sec. 3.3 (`sample`)
-    f, h           Released            nn.Module   in the place of model.ProcedureModel
     B videos, N = 8 clips, Q noises, T = 4 levels, D = 512, S classes.
-
-Our h and its schedule (denoiser.py, diffusion.py, model.py) differ from the release in most
-details; this module gives published weights their published numbers, also after fine-tuning here.
-weights/checkpoint.py reads the files: its `load_released` returns a Released.
 """
 import math
 
@@ -31,25 +25,14 @@ TAU = 0.02
 PIXELS = 0.45, 0.225           # mean and deviation of pixels / 255
 
 
-def sinusoids(t, width):
-    """Noise level t, a number -> (width,): sin and cos at periods from 2 pi to 20,000 pi."""
-    half = width // 2
-    angle = t * torch.exp(torch.arange(half) * (-math.log(10000) / (half - 1)))
-    return torch.cat([angle.sin(), angle.cos()])
-
-
 class ReleasedDenoiser(nn.Module):
-    """h of Eq. 5 and the chain of Sec. 3.3 in the released code; names of the released parameters.
+    """h of Eq. 5 and the chain of Sec. 3.3 in the released code, with its parameters' names.
 
-    Unlike denoiser.py and diffusion.py: the token of x_j^t takes the place of clip j, the last one;
-    positions are N + 1 learned vectors; the level is added to every token; there are as many levels
-    as layers, with betas from 1e-4 to 0.02 (T = 4: alpha_bar = .9999, .9932, .9799, .9603); x_j^T
-    is the noise itself, zeros by default; x_hat is noised again as it is, with the same noise.
+    Unlike denoiser.py and diffusion.py: x_j^t is the last token; positions are N + 1 learned
+    vectors; the level is added to every token; x_j^T is the noise itself; x_hat is noised again as
+    it is, with the same noise. T = 4: alpha_bar = .9999, .9932, .9799, .9603.
 
-    Args:
-        dim:    D, a multiple of 8 and at least 16.
-        layers: of the Transformer, and T.
-        clips:  N + 1.
+    Args: dim: D, a multiple of 8 from 16; layers: of the Transformer, and T; clips: N + 1.
     """
 
     def __init__(self, dim=512, layers=4, clips=9):
@@ -65,7 +48,9 @@ class ReleasedDenoiser(nn.Module):
     def forward(self, x, xt, t):
         """x (B, N, D) observed, xt (B, D), t an int from 0 (least noise) -> x_hat_j^0 (B, D)."""
         kind = self.type_embedding.weight[[0] * x.shape[1] + [1]]                  # (N + 1, D)
-        wave = sinusoids(t, self.time_mlp[1].in_features).to(x)
+        half = x.shape[-1] // 8                      # sin, cos at periods from 2 pi to 20,000 pi
+        angle = t * torch.exp(torch.arange(half) * (-math.log(10000) / (half - 1)))
+        wave = torch.cat([angle.sin(), angle.cos()]).to(x)                         # (D / 4,)
         tokens = torch.cat([x, xt[:, None]], 1)                                    # (B, N + 1, D)
         tokens = tokens + kind + self.temporalEmbedding.weight + self.time_mlp(wave)
         return self.temporalModelling(tokens)[:, -1]
@@ -84,14 +69,10 @@ class ReleasedDenoiser(nn.Module):
 
 
 class Released(nn.Module):
-    """A published model: f and, if it was trained on order, h. A stand-in for ProcedureModel.
+    """A published model, in the place of model.ProcedureModel.
 
-    Args:
-        encoder:  f, a TimeSformer or MViT.
-        denoiser: h, a ReleasedDenoiser; None without h (TimeSformer, DistantSup).
-        dim:      D.
-        task:     what it is fine-tuned for: "classify", "forecast" or "activity"; None = zero-shot.
-        classes:  of that task, how many in each label set: (S,), or verbs and nouns.
+    Args: encoder: f; denoiser: h, None if it was not trained on order; dim: D; task, classes: as of
+          ProcedureModel.
     """
 
     def __init__(self, encoder, denoiser, dim, task=None, classes=()):
@@ -110,19 +91,18 @@ class Released(nn.Module):
     def encode(self, clips):
         """x_i = f(v_i): clips (B, 3, F, H, W) float, normalized by PIXELS -> (B, D), length 1.
 
-        Frames (B, F, 3, H, W) uint8, as sources of clips give them, are normalized here. Embeddings
-        (B, D) are brought to length 1.
+        Also takes frames (B, F, 3, H, W) uint8, as sources give them, or embeddings (B, D).
         """
         features = self.tokens if clips.dtype == torch.uint8 else self.encoder.features
         x = self.encoder.head(features(clips)) if clips.ndim > 2 else clips
         return functional.normalize(x.float(), dim=-1)
 
     def forecast(self, x, noise=None):
-        """The clip after N = 8 others: x (B, N, D) of length 1 -> x_hat (B, D), of any length.
+        """The clip after N others: x (B, N, D) of length 1 -> x_hat (B, D), of any length.
 
-        Args:    noise (B, D); None is zeros, as released; a standard normal, as in the paper, is
-                 about five times as large as the largest noise of its training.
-        Raises:  ValueError if this model has no h, or another number of clips is given.
+        noise:  (B, D); None is zeros, as released. A standard normal, as in the paper, is about
+                five times the largest noise of its training.
+        Raises: ValueError if this model has no h, or another number of clips is given.
         """
         if self.denoiser is None:
             raise ValueError("these weights have no order_tfm.*: they forecast nothing")
@@ -143,18 +123,14 @@ class Released(nn.Module):
     read = match_predicted = match           # one temperature for observed and predicted clips
 
     def probabilities(self, x, texts):
-        """p over texts (S, D) that are *not* normalized: (..., D) -> (..., S).
+        """p over texts (S, D) that are *not* normalized, as released on a CPU: -> (..., S).
 
-        The released code normalizes texts only if they lie on another device than the model. On a
-        GPU it therefore computes `match`, on a CPU this.
+        On a GPU the released code normalizes texts, and computes `match`.
         """
         return (functional.normalize(x, dim=-1) @ texts.T / self.tau).softmax(-1)
 
     def classify(self, x):
-        """The classifiers' log p: (..., D) -> [(..., S), ...], in float32.
-
-        Logits of clips are divided by tau, those of forecasts are not.
-        """
+        """Log p: (..., D) -> [(..., S), ...] float32; tau scales logits of clips, not forecasts."""
         scale = self.tau if self.task == "classify" else 1
         with torch.autocast(x.device.type, enabled=False):
             return [(part(x.float()) / scale).log_softmax(-1) for part in self.classifier]

@@ -9,8 +9,8 @@ from pseudo_labels import Teacher
 from support.command import BadInput, quiet
 
 
-def check_weights(clip, weights):
-    """BadInput unless open_clip has the model and `weights` is a file, or a tag that fits it."""
+def check_names(clip, weights):
+    """BadInput unless open_clip has the model, and `weights` is a file or a tag that fits it."""
     if clip not in open_clip.list_models():
         near = difflib.get_close_matches(clip, open_clip.list_models(), 3, 0)
         raise BadInput(f"--clip {clip}: no such model in open_clip; near: {', '.join(near)}, or "
@@ -26,46 +26,34 @@ def check_weights(clip, weights):
 
 
 def open_teacher(clip, weights=None, device="cpu"):
-    """A pre-trained image-language model by name -> Teacher.
+    """A pre-trained image-language model by name -> Teacher, with its own picture preprocessing.
 
     Args:
         clip:    a model of open_clip, "ViT-B-16-quickgelu"; or "local-dir:DIR", a folder with
                  open_clip_config.json and weights.
         weights: a tag of open_clip, by default "openai" (downloaded once, then cached by
-                 open_clip); or a file, safetensors or a torch file of tensors. Nothing in it is
-                 executed, so OpenAI's own ViT-B-16.pt, which is a program (TorchScript), is
-                 refused. None with local-dir:DIR.
-        device:  where to run.
-    Mean, deviation and size of the pictures are those of the weights' preprocessing.
-
-    OpenAI's weights were trained with the activation QuickGELU and need a -quickgelu model. A tag
-    says so and is checked. A file or folder does not say what it was trained with: give OpenAI's
-    weights to a model without QuickGELU, and it runs without a warning and its features are wrong.
-
-    Raises: BadInput, one line, if there is no such model, tag or file, if the weights do not fit,
-            if the tag needs another activation, or if the weights are not here and there is no
-            network.
+                 open_clip); or a file of tensors, safetensors or torch. Its code is never run, so
+                 OpenAI's own ViT-B-16.pt (TorchScript) is refused. None with local-dir:DIR.
+    OpenAI's weights need a -quickgelu model. A tag says so and is checked. A file or folder cannot
+    be checked: with the wrong activation its features are wrong, without a warning.
+    Raises: BadInput, one line, if there is no such model, tag or file, if the weights do not fit
+            the model, or if they are neither cached nor can be downloaded.
     """
-    if clip.startswith("local-dir:"):
-        folder = Path(clip.removeprefix("local-dir:"))
-        if weights is not None:
-            raise BadInput(f"--clip-weights {weights}: {clip} has its own; leave the flag out")
-        if not (folder / "open_clip_config.json").is_file():
-            raise BadInput(f"--clip {clip}: no open_clip_config.json in {folder}; a folder as "
-                           "open_clip writes it is needed")
-    else:
+    given = f"--clip {clip}"
+    if not clip.startswith("local-dir:"):
         weights = "openai" if weights is None else weights
-        check_weights(clip, weights)
-    given = "" if weights is None else f" --clip-weights {weights}"
+        check_names(clip, weights)
+        given += f" --clip-weights {weights}"
+    elif weights is not None:
+        raise BadInput(f"--clip-weights {weights}: {clip} has its own; leave the flag out")
     try:
         with quiet():
             model = open_clip.create_model(clip, weights, require_pretrained=True)
             tokenizer = open_clip.get_tokenizer(clip)
     except Exception as error:                 # a class for each way of loading
-        need = ("its file must be whole and hold tensors only, those of this model"
-                if weights is None or Path(weights).is_file() else
-                "without a network, give a downloaded file: --clip-weights FILE")
         problem = shorten(str(error).split(". ")[0], 250, placeholder=" ...")      # one sentence
-        raise BadInput(f"--clip {clip}{given}: {type(error).__name__}: {problem}; {need}") from None
+        raise BadInput(f"{given}: {type(error).__name__}: {problem}; a file must be whole and hold "
+                       "this model's tensors only; without a network, give a downloaded one: "
+                       "--clip-weights FILE") from None
     pictures = model.visual.preprocess_cfg
     return Teacher(model, tokenizer, pictures["mean"], pictures["std"], device)
