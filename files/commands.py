@@ -106,11 +106,8 @@ class FeaturesSettings(RunSettings):
 
 
 def features(settings):
-    from evaluation.features import write_features
-    from support.device import pick_device
-    from weights.checkpoint import load_model
-    device = pick_device(settings.device)
-    write_features(load_model(settings.checkpoint)[0].to(device), settings, device)
+    from evaluation.embedding import write_features
+    write_features(settings)
 
 
 @dataclass(frozen=True)

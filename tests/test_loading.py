@@ -18,7 +18,7 @@ from data import Loaded, Sample, forecast_samples
 from evaluate import EvaluateSettings
 from evaluation import embedding
 from evaluation.embedding import embed_videos
-from evaluation.inference import forecasts
+from evaluation.inference import forecast_next
 from files.video import Unreadable as CannotRead
 from support.command import BadInput
 from support.workers import prefetch
@@ -272,5 +272,5 @@ def test_blank_frames_tell_nothing_about_the_next_step(trained):
     samples = forecast_samples(source.videos)
     x, _, read = embedding.encode_samples(model, source, samples, EvaluateSettings(batch=16), "cpu")
     assert len(read) == len(samples) == len(x)
-    zero, _ = forecasts(model, x, torch.randn(40, model.dim), 1, 0, 16)
+    zero, *_ = forecast_next(model, x, torch.randn(40, model.dim), 1, 0, 16)
     torch.testing.assert_close(zero, zero[:1].expand_as(zero), atol=1e-4, rtol=0)
