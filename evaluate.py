@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.command import DATA, PAPER, RUN, WHAT, check, opt, run, write_json
-from support.flags import EPIC, LabeledSettings
+from support.flags import LabeledSettings
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,6 @@ class EvaluateSettings(LabeledSettings):
     json: Path = opt("also write the numbers here", None, file=())
     out: Path = opt("--task features: the file to write", Path("features.npz"), file=())
     stride: float = opt("--task features: s between two windows", 4.0, above=0)
-    submission: Path = opt("also write the challenge's file here, FILE.zip", None, data=EPIC,
-                           file=())
     batch: int = opt("samples per step; changes speed and memory, not the result", 64, RUN, low=1)
 
     def __post_init__(self):

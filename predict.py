@@ -73,7 +73,6 @@ def forecast(settings):
     from evaluation.prediction import (count_futures, observe_file, observe_toy, open_model,
                                        open_steps, rank_steps, sample_futures, truth_of)
     from experiments import charts, keyframes
-    from experiments.forecast_figure import plot_forecast
     from support.device import pick_device
 
     # 1. The checkpoint, the steps to choose among, the video.
@@ -120,7 +119,7 @@ def forecast(settings):
         steps = list(dict.fromkeys(row["step"] for row in following))[:keyframes.PAINTED]
         painted = keyframes.paint_steps(painter, observed.pictures[-1], steps, settings)
     if settings.figure:
-        charts.save(plot_forecast(content, observed.pictures, painted), settings.figure)
+        charts.save(charts.plot_forecast(content, observed.pictures, painted), settings.figure)
     return content, encoded - began, done - encoded
 
 

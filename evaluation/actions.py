@@ -1,13 +1,10 @@
-"""EPIC-Kitchens-100: verb, noun and action of a clip, and the challenge's file.
+"""EPIC-Kitchens-100: verb, noun and action of a clip.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4.2 (Table 3) and appendix B.
 
 The softmax is averaged over VIEWS clips of 2 s spread over the action, their middle squares (the
 released code also takes the squares on both sides). M actions, V = 97 verbs, U = 300 nouns.
 """
-import json
-import zipfile
-
 import torch
 
 from data import action_samples
@@ -16,12 +13,8 @@ from evaluation.embedding import encode_samples
 from evaluation.inference import in_batches
 from evaluation.metrics import percent
 from evaluation.recognition import accuracy_rows
-from support.command import write_atomically
 
 VIEWS = 10                # clips of an action; the released configuration's
-# What a submission must state of its supervision, 0 (least) to 5: pre-trained on public video,
-# labels with start and end, trained on the training set. Edit test.json if that is not true.
-SUPERVISION = {"sls_pt": 2, "sls_tl": 3, "sls_td": 3}
 
 
 def table_rows(verb, noun, labels):
@@ -42,32 +35,10 @@ def table_rows(verb, noun, labels):
     return rows
 
 
-def write_submission(path, names, verb, noun):
-    """The file of the action recognition challenge: a zip with test.json.
-
-        {"version": "0.2", "challenge": "action_recognition", "sls_pt", "sls_tl", "sls_td",
-         "results": {narration_id: {"verb": {"0": score, ...}, "noun": {"0": score, ...}}}}
-
-    Args: names [narration_id, ...] (M,); verb (M, V), noun (M, U): log probabilities.
-    """
-    results = {name: {"verb": dict(enumerate(v)), "noun": dict(enumerate(n))}
-               for name, v, n in zip(names, verb.tolist(), noun.tolist())}
-    text = json.dumps({"version": "0.2", "challenge": "action_recognition", **SUPERVISION,
-                       "results": results}, allow_nan=False)       # JSON's keys are strings
-
-    def write(file):
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
-            packed.writestr("test.json", text)
-    write_atomically(path, write)
-
-
 def classify_actions(model, source, texts, settings, device):
     """The rows of Table 3; actions evaluated; actions listed."""
     samples = action_samples(source.videos, VIEWS)
     x, _, samples = encode_samples(model, source, samples, settings, device)
     verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(x))    # (M, 97), (M, 300)
-    if settings.submission:
-        names = [source.videos[sample.video].steps[sample.step].name for sample in samples]
-        write_submission(settings.submission, names, verb.log(), noun.log())
     return (table_rows(verb, noun, [sample.label for sample in samples]), len(samples),
             sum(len(video.steps) for video in source.listed))

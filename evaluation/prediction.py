@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from data import Sample, Video, forecast_windows, frame_times, observed_steps, view_of
 from evaluation.checks import require_teacher, require_width
@@ -26,7 +25,6 @@ from toy.source import as_video, load_teacher
 from weights.checkpoint import load_model
 
 PICTURE = 512             # pixels, short side of the frames for figures and key frames
-LEFT = 3                  # steps that `toy_distributions` leaves unobserved
 
 
 class Observed(NamedTuple):
@@ -170,27 +168,3 @@ def truth_of(observed, futures=()):
                                  grammar.STEP_ID.get(step, -1) for step in future["steps"]])}
                             for future in futures]
     return truth
-
-
-@torch.no_grad()
-def toy_distributions(checkpoint, device, samples, videos):
-    """Next steps of some test videos of the embedded world, sampled and true.
-
-    Returns: [(title, names, sampled (S,), true (S,)), ...]: shares of the likeliest steps of
-             `samples` draws, and the exact distribution given the steps observed.
-    """
-    model, of_toy = open_model(checkpoint, device)
-    if not of_toy or model.denoiser is None:
-        raise BadInput(f"{checkpoint}: a checkpoint that forecasts in the embedded world is needed")
-    names, rows = list(grammar.STEPS), []
-    texts = cached_texts(load_teacher(device), grammar.STEPS).to(device)
-    for number in tqdm(videos, desc="forecast", mininterval=1):
-        observed = observe_toy(number, model, None, LEFT)
-        x = model.encode(observed.clips.to(device))                            # (8, D)
-        _, picks = sample_futures(model, x, observed.windows, texts, samples, 1, number)
-        sampled = torch.bincount(picks[:, 0], minlength=len(names)) / samples
-        truth = truth_of(observed)
-        true = {row["step"]: row["p"] for row in truth["next"]}
-        title = "after " + ", ".join(dict.fromkeys(step for step in truth["clips"] if step))
-        rows.append((title, names, sampled.tolist(), [true.get(name, 0.0) for name in names]))
-    return rows
