@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 import math
-import re
 import shutil
 import warnings
 from pathlib import Path
@@ -147,7 +146,8 @@ def place(parts, tmp_path_factory):
     weights = {key: value.contiguous() for key, value in parts[0].state_dict().items()}
     save_file(weights, folder / "clip" / "open_clip_model.safetensors")
     torch.save(weights, folder / "weights.pt")
-    shutil.copytree(folder / "clip", folder / "bare").joinpath("open_clip_model.safetensors").unlink()
+    (folder / "bare").mkdir()
+    shutil.copy(folder / "clip" / "open_clip_config.json", folder / "bare")
     (folder / "x.safetensors").write_text("not weights\n" * 9)
     torch.save({"state_dict": Malice()}, folder / "malice.pt")
     with warnings.catch_warnings(action="ignore"):     # TorchScript is deprecated
@@ -178,10 +178,10 @@ def test_a_teacher_by_name_file_tag_or_folder(place, teacher, monkeypatch, clip,
     opened = open_teacher(clip.format(place), weights and weights.format(place))
     torch.testing.assert_close(opened.encode_phrases(["cut tomato"]),
                                teacher.encode_phrases(["cut tomato"]))
-    assert opened.mean.flatten().tolist() == pytest.approx(
-        MEAN if "local-dir" in clip else open_clip.OPENAI_DATASET_MEAN)
-    assert opened.std.flatten().tolist() == pytest.approx(
-        STD if "local-dir" in clip else open_clip.OPENAI_DATASET_STD)
+    mean, std = ((MEAN, STD) if "local-dir" in clip else
+                 (open_clip.OPENAI_DATASET_MEAN, open_clip.OPENAI_DATASET_STD))
+    assert opened.mean.flatten().tolist() == pytest.approx(mean)
+    assert opened.std.flatten().tolist() == pytest.approx(std)
 
 
 @pytest.mark.parametrize("clip, weights, message", [
@@ -225,6 +225,4 @@ def test_command_writes_a_text_embeddings_file(place, tmp_path, monkeypatch, tea
     assert names == ["cut tomato", "wash pan", "cut tomato"]
     torch.testing.assert_close(torch.from_numpy(embeddings), teacher.encode_phrases(names))
     assert capsys.readouterr().out == "t.npz: 3 phrases, D = 64\n"
-    for argv, message in (((), "--phrases is missing"), (("--phrases", "phrases.txt", "--clip",
-                          "ViT-B-16"), "use --clip ViT-B-16-quickgelu")):
-        assert message in fails(capsys, 2, "pseudo_labels.py", *argv)
+    assert "--phrases is missing" in fails(capsys, 2, "pseudo_labels.py")
