@@ -37,11 +37,6 @@ def texts(labels):
     return [text.get_text() for text in labels]
 
 
-def draw(what, folder, out):
-    """`python -m experiments.charts`, after its command line."""
-    charts.main(SimpleNamespace(what=what, run=Path(folder), out=Path(out)))
-
-
 # ---- without matplotlib --------------------------------------------------------------------------
 def test_the_tree_of_futures_by_hand():
     """Catches: the share of a prefix counted from the drawn futures alone; crossing branches."""
@@ -78,10 +73,11 @@ def test_files_that_are_no_metrics(tmp_path, text):
 @pytest.mark.parametrize("truth", [False, True])
 def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
     """Catches: bars that are not the numbers, a true bar at another step, a frame or branch left
-    out."""
+    out; a figure that needs a forecast, for a checkpoint that makes none."""
     pictures = np.random.default_rng(0).integers(0, 255, (8, 3, 9, 16), np.uint8)
     painted = {"a": pictures[0], "c": pictures[1]}
-    figure = forecast_figure.plot_forecast(make_content(truth), pictures, painted)
+    content = make_content(truth)
+    figure = forecast_figure.plot_forecast(content, pictures, painted)
     strip, (bars, tree), below = figure.axes[:8], figure.axes[8:10], figure.axes[10:]
     for axes, picture in zip(strip, pictures):
         assert np.array_equal(axes.images[0].get_array(), picture.transpose(1, 2, 0))
@@ -96,12 +92,7 @@ def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
     charts.save(figure, tmp_path / "a.png")
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_forecast_without_next_steps(drawing, tmp_path):
-    """Catches: a figure that needs a forecast, for a checkpoint that makes none."""
-    content = {**make_content(), "next": [], "futures": []}
-    figure = forecast_figure.plot_forecast(content, np.zeros((8, 3, 16, 9), np.uint8))
+    figure = forecast_figure.plot_forecast({**content, "next": [], "futures": []}, pictures)
     assert len(figure.axes) == 8
     charts.save(figure, tmp_path / "a.svg")
 
@@ -119,9 +110,9 @@ def test_training_curves(drawing, tmp_path, capsys):
     assert list(curves["a stage begins"].get_xdata()) == [90, 90]
     assert len(rate.lines[0].get_xdata()) == 9
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    draw("training", tmp_path, tmp_path / "curves.pdf")
-    assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
-    assert capsys.readouterr().out == f"{tmp_path / 'curves.pdf'}\n"
+    out = tmp_path / "curves.pdf"
+    charts.main(SimpleNamespace(what="training", run=tmp_path, out=out))
+    assert out.read_bytes().startswith(b"%PDF") and capsys.readouterr().out == f"{out}\n"
 
 
 def test_open_vocabulary_means(drawing):
