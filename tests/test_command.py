@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from evaluate import EvaluateSettings
-from experiments.charts import ChartSettings
 from files.commands import COMMANDS
 from predict import PredictSettings
 from support.command import (GROUPS, BadInput, Settings, flag_of, parse, run, write_atomically,
@@ -157,7 +156,7 @@ FEATURES = ("--features", "f", "--text-embeddings", "t")
     (EvaluateSettings, [*COIN[:3], "a.csv", *FEATURES, "--min-steps", "3"], "--min-steps 3"),
     (FinetuneSettings, ["--data", "epic", "--task", "forecast"], "--task forecast"),
     (PredictSettings, ["--steps", "a", "--text-embeddings", "b"], "--steps a"),
-    (PredictSettings, ["--keyframes", __file__], "--keyframes"), (ChartSettings, [], "what"),
+    (PredictSettings, ["--keyframes", __file__], "--keyframes"),
     *((cls, [], argv_of(cls)[0][:-2]) for _, cls in COMMANDS.values() if argv_of(cls))])
 def test_flags_that_do_not_fit_each_other(cls, argv, named, capsys):
     """Catches: usage blocks, `None: No such file` where a flag was forgotten, a shortened flag."""

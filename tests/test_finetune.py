@@ -285,6 +285,4 @@ def test_what_a_checkpoint_cannot_do_is_one_line(capsys):
             ("activity", "activity", "wide", "width 8")):
         assert named in fails(capsys, 2, "evaluate.py", *coin_flags(data), "--task", task,
                               "--checkpoint", checkpoint, "--json", "o.json")
-    assert "--submission" in fails(capsys, 2, "evaluate.py", "--submission", "x.zip", "--json",
-                                   "o.json")
     assert not Path("o.json").exists()

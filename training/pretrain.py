@@ -30,7 +30,7 @@ from support.workers import prefetch
 from toy import grammar, render
 from toy.source import ToySource, load_teacher
 from training.cache import CachedRows
-from training.run import Stage, Unreadable, prepare_run, report_missing, videos_of_step
+from training.run import Stage, prepare_run, report_missing, videos_of_step
 from weights.checkpoint import build_model, same_texts
 from weights.fill import fill, open_start
 from weights.teacher import open_teacher
