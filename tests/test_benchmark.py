@@ -28,8 +28,9 @@ def tiny(tmp_path, monkeypatch):
 @pytest.mark.skipif(not shutil.which("ffmpeg"), reason="no ffmpeg")
 def test_the_loader_part(monkeypatch, capsys):
     """Catches: a comparison with something else: fewer frames, other clips, a part of the file,
-    windows beyond its end or of another length or distance than those of pre-training; numbers that are not in the JSON, a video of the user's left out; a traceback for a video that
-    cannot be read."""
+    windows beyond its end or of another length or distance than those of pre-training; numbers that
+    are not in the JSON, a video of the user's left out; a traceback for a video that cannot be
+    read."""
     monkeypatch.setattr(speed, "SECONDS", 2.0)
     speed.make_video(Path("mine.mp4"), 20, "160x90", 10)
     call("benchmark.py", "--videos", ".", "--json", "o.json")

@@ -105,9 +105,10 @@ def close(ours, theirs):
 @pytest.mark.parametrize("path", [TINY, pytest.param(OFFICIAL, marks=pytest.mark.skipif(
     not OFFICIAL.is_file(), reason=f"no {OFFICIAL.name}"))], ids=["tiny", "official"])
 def test_released_weights_give_the_released_numbers(path):
-    """Catches: a parameter renamed (also of the tiny file: both load strictly), no L2 norm, a level off by one, x_T scaled, x_hat normalized
-    before it is noised again, fresh noise, a final LayerNorm, QuickGELU left out, the level on the
-    missing clip alone, the sizes of one file taken for constants, texts normalized."""
+    """Catches: a parameter renamed (also of the tiny file: both load strictly), no L2 norm, a level
+    off by one, x_T scaled, x_hat normalized before it is noised again, fresh noise, a final
+    LayerNorm, QuickGELU left out, the level on the missing clip alone, the sizes of one file taken
+    for constants, texts normalized."""
     content, model = torch.load(path, weights_only=True), load_released(path)
     assert not any(parameter.requires_grad for parameter in model.parameters())
     clips, noise = clips_of(content), content["noise"]
