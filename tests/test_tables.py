@@ -242,15 +242,12 @@ def test_the_chart_has_the_means_over_the_runs(monkeypatch, capsys):
     drawn, no line where matplotlib is missing."""
     drawn = []
     monkeypatch.setattr(charts, "plot_open_vocabulary", lambda *args: drawn.append(args))
-    monkeypatch.setattr(charts, "save", lambda figure, path: None)
-    rows.draw_open("out.png", RESULTS, [1, 0, 0, 0])
-    (bleu, accuracy), = drawn
-    assert bleu == [1, 0, 0, 0] and accuracy.keys() == {"classification"}
-    assert accuracy["classification"] == pytest.approx([.9, .5, .1, .25])
-    missing = [("diffusion", "forecast", {"by_class": [None, 50.0]})]
-    rows.draw_open("out.png", missing, [1, 0])
-    assert drawn[1][1]["forecasting"] == pytest.approx([math.nan, .5], nan_ok=True)
     monkeypatch.setattr(charts, "save", lambda figure, path: charts.require())
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     rows.draw_open("out.png", RESULTS, [1, 0, 0, 0])
+    rows.draw_open("o.png", [("diffusion", "forecast", {"by_class": [None, 50.0]})], [1, 0])
     assert "out.png is not drawn: figures need matplotlib" in capsys.readouterr().out
+    (bleu, accuracy), (_, missing) = drawn
+    assert bleu == [1, 0, 0, 0] and accuracy.keys() == {"classification"}
+    assert accuracy["classification"] == pytest.approx([.9, .5, .1, .25])
+    assert missing["forecasting"] == pytest.approx([math.nan, .5], nan_ok=True)
