@@ -1,14 +1,13 @@
-"""charts.py, forecast_figure.py: the numbers given are the numbers drawn. Drawing needs matplotlib
+"""charts.py: the numbers given are the numbers drawn. Drawing needs matplotlib
 (optional)."""
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from experiments import charts, forecast_figure
+from experiments import charts
 from support.command import BadInput
 
 
@@ -42,7 +41,7 @@ def test_the_tree_of_futures_by_hand():
     """Catches: the share of a prefix counted from the drawn futures alone; crossing branches."""
     futures = [{"steps": list(steps), "share": share} for steps, share in
                (("ab", 0.4), ("cd", 0.2), ("ac", 0.2), ("cc", 0.1), ("ad", 0.1))]
-    tree = forecast_figure.grow_tree(futures, leaves=3)
+    tree = charts.grow_tree(futures, leaves=3)
     a, b, c, d = "abcd"
     expected = {(): (1.0, 1.0), (a,): (0.5, 0.7), (c,): (2.0, 0.3), (a, b): (0.0, 0.4),
                 (a, c): (1.0, 0.2), (c, d): (2.0, 0.2)}
@@ -77,7 +76,7 @@ def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
     pictures = np.random.default_rng(0).integers(0, 255, (8, 3, 9, 16), np.uint8)
     painted = {"a": pictures[0], "c": pictures[1]}
     content = make_content(truth)
-    figure = forecast_figure.plot_forecast(content, pictures, painted)
+    figure = charts.plot_forecast(content, pictures, painted)
     strip, (bars, tree), below = figure.axes[:8], figure.axes[8:10], figure.axes[10:]
     for axes, picture in zip(strip, pictures):
         assert np.array_equal(axes.images[0].get_array(), picture.transpose(1, 2, 0))
@@ -92,7 +91,7 @@ def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
     charts.save(figure, tmp_path / "a.png")
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    figure = forecast_figure.plot_forecast({**content, "next": [], "futures": []}, pictures)
+    figure = charts.plot_forecast({**content, "next": [], "futures": []}, pictures)
     assert len(figure.axes) == 8
     charts.save(figure, tmp_path / "a.svg")
 
@@ -111,7 +110,7 @@ def test_training_curves(drawing, tmp_path, capsys):
     assert len(rate.lines[0].get_xdata()) == 9
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = tmp_path / "curves.pdf"
-    charts.main(SimpleNamespace(what="training", run=tmp_path, out=out))
+    charts.main(SimpleNamespace(run=tmp_path, out=out))
     assert out.read_bytes().startswith(b"%PDF") and capsys.readouterr().out == f"{out}\n"
 
 
@@ -124,13 +123,3 @@ def test_open_vocabulary_means(drawing):
         ["novel: 2 steps,\n20.0 %", "seen: 2 steps,\n60.0 %"],
         ["novel: 2 steps,\n0.0 %", "seen: 1 steps,\n100.0 %"]]
     assert len(figure.axes[0].lines[0].get_xdata()) == 4
-
-
-def test_distributions_side_by_side(drawing):
-    """Catches: sampled and true exchanged, bars of one step at another's name."""
-    names = ["a", "b", "c"]
-    figure = charts.plot_distributions([("after x", names, [0.1, 0.9, 0.0], [0.5, 0.3, 0.2])] * 4)
-    axes = figure.axes[0]
-    assert texts(axes.get_yticklabels()) == ["b", "a", "c"]
-    assert [bar.get_width() for bar in axes.patches] == [0.9, 0.1, 0.0, 0.3, 0.5, 0.2]
-    assert axes.get_title(loc="left") == "after x\ntotal variation 0.60"

@@ -88,7 +88,7 @@ def test_commands_are_accepted_by_the_scripts():
     assert set(needed) == set(paper_tables.RECIPES)
     assert sorted(needed["diffusion"]) == ["activity-tuned", "classify", "classify-tuned",
                                            "forecast", "forecast-tuned"]
-    assert runs.needs(["backbone", "concepts", "epic"]) == {
+    assert runs.needs(["backbone", "epic"]) == {
         "diffusion": ["classify", "forecast"], "mvit": ["classify", "forecast"]}
 
 
@@ -149,7 +149,7 @@ def test_bad_input_is_one_line(capsys, flags, line):
 # ---- The paper's rows, and ours ------------------------------------------------------------------
 @pytest.mark.skipif(not PAPER.is_file(), reason="no paper.tex")
 @pytest.mark.parametrize("name", [name for name, table in paper_tables.TABLES.items() if table.paper
-                                  and name not in ("inference", "concepts", "open-vocabulary")])
+                                  and name not in ("inference", "open-vocabulary")])
 def test_the_papers_rows_are_the_papers(name):
     """Catches: a digit mistyped, a row left out or moved."""
     text = PAPER.read_text(encoding="utf-8")
@@ -235,9 +235,6 @@ def test_seen_and_novel_steps_by_loops():
     assert [cells for _, _, cells in rows.open_rows(EXACT, bleu)] == [
         [["2"], [], [1.0]], [["2"], [], [1.0]], [["2"], [], [50.0]], [["2"], [], [30.0]]]
     assert [cells[1:] for _, _, cells in rows.open_rows([], bleu)] == [[[], []]] * 2
-    assert rows.concept_rows(["fry egg", "add salt", "x"], ["fry onion", "add salt", "eat egg"],
-                             [.5, 1.0, 0.0]) == [
-        ("ours", "fry egg", [["fry onion, eat egg"]]), ("ours", "x", [["--"]])]
 
 
 def test_the_chart_has_the_means_over_the_runs(monkeypatch, capsys):

@@ -3,7 +3,6 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from open_clip import ClipLoss
 
