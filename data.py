@@ -2,22 +2,13 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4 and appendix B.
 
-    protocol                                        function             windows (start s, end s)
-    pre-training: around narrated sentences         sentence_windows     up to N = 9 of 9 s
-    sentences spoken during a window                spoken_during        -
-    pre-training on annotated steps (features)      step_windows         up to N = 9
-    the missing clips among these                   missing_clips        -
-    a forecast made of these, as at inference       history_windows      8, and the missing clips
-    step forecasting: the last 68 s, cut into 8     forecast_windows     8
-    step classification: 3 views of one step        classify_windows     3 of 9 s
-    activity classification: the whole video        activity_windows     8
-    EPIC-Kitchens-100: views of one action          classify_windows     of 2 s
-    F frames of a clip                              frame_times          -
+    pre-training      sentence_windows, step_windows, missing_clips, history_windows
+    forecasting       forecast_windows: the last 68 s, cut into 8
+    classification    classify_windows: 3 views of a step; activities: the whole video, cut into 8
 
 Times are seconds. N clips, P missing ones, n windows of one video, rng a numpy Generator. Clips of
 several videos are stacked, (C, ...). Where clips come from: toy/source.py and files/sources.py.
-
-    python data.py check | shrink | teach | export-toy | phrases | features
+The commands, `python data.py --help`, are in files/commands.py.
 """
 if __name__ == "__main__":                             # before torch, which --help does not need
     from files.commands import main
@@ -37,14 +28,12 @@ MIN_WORDS = 12                # a shorter sentence is joined with its neighbors
 STRIDE = 2                    # every second sentence gives a clip
 
 
-# ------------------------------------------------------------------------------------------------
-# Videos, samples, clips
-# ------------------------------------------------------------------------------------------------
+# --- Videos, samples, clips ---
 class Step(NamedTuple):
-    """One annotated step."""
-    start: float                       # s
-    end: float                         # s
-    label: int                         # class; (verb, noun) of EPIC-Kitchens-100
+    """One annotated step, from `start` to `end` s. label: class; (verb, noun) of EPIC."""
+    start: float
+    end: float
+    label: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +72,11 @@ class Loaded:
     """What a source gives for some requests, [(video, windows (n, 2) s), ...]."""
     requests: list                # those that could be read
     clips: torch.Tensor           # of all of them, (C, F, 3, H, W) uint8, or embeddings (C, D)
-    views: object                 # input of `source.teacher_features`: a tensor, or a list with
-                                  # one for each video; empty without a teacher
+    views: object                 # what the teacher sees: a tensor, or a list of one per video
     failed: dict                  # {id: reason} of the others
 
     def pin_memory(self):
-        """A pinned copy, which a GPU fetches by itself: a DataLoader's thread calls this."""
+        """A pinned copy, for copies to a GPU that do not block: a DataLoader calls this."""
         views = ([view.pin_memory() for view in self.views] if isinstance(self.views, list) else
                  self.views.pin_memory())
         return Loaded(self.requests, self.clips.pin_memory(), views, self.failed)
@@ -97,8 +85,8 @@ class Loaded:
 def pad_clips(x, counts, clips):
     """(C, ...) rows of several videos -> (B, N, ...), padded with zeros, and which rows are real.
 
-    Args:    counts (B,) int64, clips of each video, at most N = `clips`; their sum is C.
-    Returns: (B, N, ...) and (B, N) bool. No value is read on the CPU: a GPU is not waited for.
+    counts: (B,) int64, clips of each video, at most N = `clips`; their sum is C. No value of it is
+            read on the CPU: a GPU is not waited for.
     """
     n = torch.arange(clips, device=x.device)
     real = n < counts[:, None]                                                  # (B, N)
@@ -107,9 +95,7 @@ def pad_clips(x, counts, clips):
     return padded.masked_fill(~real.view(*real.shape, *[1] * (x.ndim - 1)), 0), real
 
 
-# ------------------------------------------------------------------------------------------------
-# Pre-training
-# ------------------------------------------------------------------------------------------------
+# --- Pre-training ---
 def window_around(start, end, seconds, duration):
     """A window of `seconds` with the same middle as (start, end), moved into (0, duration)."""
     first = max(0.0, min((start + end - seconds) / 2, duration - seconds))
@@ -126,13 +112,10 @@ def sentence_windows(sentences, duration, rng):
     """Pre-training windows of one narrated video: 9 s around every second sentence.
 
     A sentence of fewer than 12 words is joined with the next, then the previous one, and so on; its
-    span grows with it. Of more than N windows a random run of N is kept. Fewer are all kept, and
-    the batch is padded (the released code repeats the last sentence instead).
+    span grows with it. Of more than N windows a random run of N is taken. Fewer are padded in the
+    batch (the released code repeats the last sentence instead).
 
-    Args:
-        sentences: list of (start s, end s, text), by start. Those without words are left out.
-        duration:  s.
-        rng:       numpy Generator: which sentence is first, which run is kept.
+    Args:    sentences [(start s, end s, text), ...], by start, those without words ignored.
     Returns: (n, 2) float64, n <= N; n = 0 where nothing is said.
     """
     sentences = [s for s in sentences if s[2].split()]
@@ -170,12 +153,10 @@ def spoken_during(sentences, windows):
 
 
 def missing_clips(count, missing, rng):
-    """The paper's missing clip, drawn uniformly; or several consecutive ones.
+    """The paper's missing clip, drawn uniformly among `count`; or P = `missing` consecutive ones.
 
     As in the released code, the clips after a uniformly drawn one are hidden as well: otherwise h
     would never see that the future is unknown.
-
-    Args:    count clips of a video, at least `missing` = P.
     Returns: j (P,) int64, and which clips may be read, (count,) bool.
     """
     j, place = rng.integers(count - missing + 1) + np.arange(missing), np.arange(count)
@@ -183,11 +164,10 @@ def missing_clips(count, missing, rng):
 
 
 def history_windows(before, missing, rng):
-    """Forecasts as at inference: what comes next, after a history.
+    """Forecasts as at inference: what comes next, after a history cut into 8 windows.
 
-    The history ends in the second half of the clip before the missing ones, and is cut into 8
-    windows however long it is. The clips themselves follow the pace of the narration; a model
-    trained on them alone fails where 8 windows show two steps.
+    It ends in the second half of the clip before the missing ones. The clips themselves follow the
+    pace of the narration; a model trained on them alone fails where 8 windows show two steps.
 
     Args:    before (m, 2) s, missing (m, P, 2) s: windows of pre-training.
     Returns: (m, 8 + P, 2) s: eight of the history, and the missing clips.
@@ -196,15 +176,10 @@ def history_windows(before, missing, rng):
     return np.concatenate([history, missing], 1)
 
 
-# ------------------------------------------------------------------------------------------------
-# Windows of the tasks, and frames
-# ------------------------------------------------------------------------------------------------
-def forecast_windows(end):
-    """The observed history before `end` s: its last 68 s (or all there is) cut into 8 windows.
-
-    end (...) -> (..., 8, 2).
-    """
-    edges = np.linspace(np.maximum(0.0, end - HISTORY), end, PIECES + 1, axis=-1)
+# --- Windows of the tasks, and frames ---
+def forecast_windows(end, history=HISTORY):
+    """The last 68 s before `end` s, or all there is, cut into 8 windows: (...) -> (..., 8, 2)."""
+    edges = np.linspace(np.maximum(0.0, end - history), end, PIECES + 1, axis=-1)
     return np.stack([edges[..., :-1], edges[..., 1:]], -1)
 
 
@@ -221,12 +196,6 @@ def random_window(start, end, seconds, rng):
     return np.array([window_around(middle, middle, seconds, np.inf)])
 
 
-def activity_windows(duration):
-    """The whole of a video cut into 8 windows: duration s -> (8, 2)."""
-    edges = np.linspace(0.0, duration, PIECES + 1)
-    return np.stack([edges[:-1], edges[1:]], -1)
-
-
 def frame_times(windows, frames, seconds=None):
     """(n, F) s: the middles of F equal parts of each window (n, 2), or of its middle `seconds`."""
     windows = np.asarray(windows, float).reshape(-1, 2)
@@ -237,14 +206,12 @@ def frame_times(windows, frames, seconds=None):
     return windows[:, :1] + (windows[:, 1:] - windows[:, :1]) * part
 
 
-# ------------------------------------------------------------------------------------------------
-# Samples of the tasks
-# ------------------------------------------------------------------------------------------------
+# --- Samples of the tasks ---
 def forecast_samples(videos, min_steps=2):
-    """One sample for every pair of consecutive steps (k, k + 1): see `forecast_windows`.
+    """One sample for every pair of consecutive steps: the history of one, the label of the next.
 
-    Videos with fewer than min_steps steps are left out, and so is a step that ends at 0 s: nothing
-    would be observed.
+    Videos with fewer than min_steps steps are left out, and steps that end at 0 s: nothing would
+    be observed.
     """
     return [Sample(i, forecast_windows(now.end), then.label, k)
             for i, video in enumerate(videos) if len(video.steps) >= min_steps
@@ -263,18 +230,17 @@ def classify_samples(videos, views=3):
 
 
 def activity_samples(videos):
-    """One sample for every video: the whole of it, and its activity."""
+    """One sample for every video: the whole of it, cut into 8, and its activity."""
     ends = [video.duration or max((step.end for step in video.steps), default=0.0)
             for video in videos]
-    return [Sample(i, activity_windows(end), video.activity, 0)
+    return [Sample(i, forecast_windows(end, np.inf), video.activity, 0)
             for i, (video, end) in enumerate(zip(videos, ends))]
 
 
 def action_samples(videos, views):
     """One sample for every action of EPIC-Kitchens-100: `views` windows of 2 s.
 
-    The length of a video is not in the csv: a window may end less than a second after it, and is
-    read nevertheless.
+    The csv does not give a video's length: a window may end up to a second after it.
     """
     return [Sample(i, classify_windows(step.start, step.end, np.inf, views, EPIC_SECONDS),
                    step.label, k)
@@ -293,6 +259,5 @@ def observed_steps(sample, video):
 
     A step is observed if at least a second of it lies in the window.
     """
-    observed = [k for k in range(sample.step)
-                if video.steps[k].end - sample.windows[0, 0] >= 1]
+    observed = [k for k in range(sample.step) if video.steps[k].end - sample.windows[0, 0] >= 1]
     return [video.steps[k].label for k in observed], observed[0] == 0

@@ -8,7 +8,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2, appendix 
     activity    which activity a video shows, fine-tuned            Table A        recognition.py
     infill      which step is missing, from the others              Sec. 3.1       infill.py
     classify, --data epic    verb, noun and action, fine-tuned      Table 3        actions.py
-    features    writes embeddings of whole videos to a file         -              features.py
+    features    writes embeddings of whole videos to a file         -              embedding.py
 
 The table also holds label-free baselines and, in the embedded world, the truth.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.command import DATA, PAPER, RUN, WHAT, check, opt, run, write_json
-from support.flags import EPIC, LabeledSettings
+from support.flags import LabeledSettings
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,6 @@ class EvaluateSettings(LabeledSettings):
     json: Path = opt("also write the numbers here", None, file=())
     out: Path = opt("--task features: the file to write", Path("features.npz"), file=())
     stride: float = opt("--task features: s between two windows", 4.0, above=0)
-    submission: Path = opt("also write the challenge's file here, FILE.zip", None, data=EPIC,
-                           file=())
     batch: int = opt("samples per step; changes speed and memory, not the result", 64, RUN, low=1)
 
     def __post_init__(self):
@@ -72,7 +70,7 @@ def main(settings):
 
     from evaluation.actions import classify_actions
     from evaluation.checks import require_fit, require_task
-    from evaluation.features import write_features
+    from evaluation.embedding import write_features
     from evaluation.forecasting import forecast
     from evaluation.infill import infill
     from evaluation.labeled import open_labeled
@@ -83,30 +81,26 @@ def main(settings):
 
     # 1. The checkpoint, the videos, and the texts of their label set.
     began = time.perf_counter()
-    device = pick_device(settings.device)
     set_seed(settings.seed)
-    model = load_model(settings.checkpoint)[0].to(device)
     if settings.task == "features":
-        return write_features(model, settings, device)
+        return write_features(settings)
+    device = pick_device(settings.device)
+    model = load_model(settings.checkpoint)[0].to(device)
     require_task(model, settings)
     source, texts = open_labeled(settings, settings.split, model, settings.checkpoint, device)
     require_fit(model, source, texts, settings)
     texts = None if texts is None else texts.to(device)            # (S, D)
 
     # 2. The rows of the task's table.
+    epic, tables = settings.data == "epic", dict(forecast=forecast, classify=classify,
+                                                 activity=activity, infill=infill)
+    measure = classify_actions if epic else tables[settings.task]
     with torch.no_grad():
-        if settings.data == "epic":
-            rows, evaluated, listed = classify_actions(model, source, settings, device)
-        elif settings.task == "activity":
-            rows, evaluated, listed = activity(model, source, settings, device)
-        else:
-            measure = {"forecast": forecast, "classify": classify, "infill": infill}[settings.task]
-            rows, evaluated, listed = measure(model, source, texts, settings, device)
+        rows, evaluated, listed = measure(model, source, texts, settings, device)
 
     # 3. The table.
     content = {"task": settings.task, "data": settings.data,
-               "split": (epic_split(settings.annotations) if settings.data == "epic" else
-                         settings.split),
+               "split": epic_split(settings.annotations) if epic else settings.split,
                "setting": "fine-tuned" if model.task else "zero-shot", "order": model.order,
                "listed": listed, "evaluated": evaluated,
                "missing": len(source.missing), "unreadable": len(source.unreadable),

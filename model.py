@@ -89,8 +89,7 @@ class ProcedureModel(nn.Module):
 
             sqrt(D) sum_k p(y_k | x_i) z_k                                     (B, N, D)
 
-        Clips of the same step look alike to h, whatever else differs between them. The factor
-        gives each coordinate a variance of about 1.
+        Clips of the same step look alike to h. Each coordinate has a variance of about 1.
         """
         return self.read(x).exp() @ self.points * self.dim ** 0.5
 
@@ -134,7 +133,6 @@ class ProcedureModel(nn.Module):
         The missing clips j (B, P) may be past, present or future. Several see each other while
         they are denoised: noise holds groups of P. Zero noise is the approximate inference of
         Sec. 3.3. The mask model predicts once, whatever the noise.
-        With KAPPA = 1, draws reproduce the teacher's errors as well (README.md, Where we differ).
         """
         predict = self.predictor(x, observed, j)
         if self.order != "diffusion":
@@ -154,8 +152,7 @@ class ProcedureModel(nn.Module):
 
             log softmax((W x + b) / tau)
 
-        x as `encode` or `forecast` returns it. Computed in float32, like `match`. One tensor for
-        each label set.
+        x as `encode` or `forecast` returns it. One float32 tensor for each label set.
         """
         with torch.autocast(x.device.type, enabled=False):
             logits = self.classifier(x.float()) / self.tau
@@ -165,9 +162,7 @@ class ProcedureModel(nn.Module):
 def encode_parts(model, clips, part):
     """`model.encode`, `part` clips at a time, to train f with less memory; None: all at once.
 
-    In parts, the activations of f are computed again in the backward pass (activation
-    checkpointing): memory is that of one part, time 4/3. The gradients are the same, since the
-    losses see all embeddings at once.
+    Activation checkpointing: the same gradients, memory of one part, 4/3 of the time.
     """
     if part is None:
         return model.encode(clips)

@@ -2,8 +2,8 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
 
-The observed part is what h was trained on: the last 68 s before --at, cut into 8 windows. The
-parts of `forecast` are in evaluation/prediction.py. In Python:
+The observed part is what h was trained on: the last 68 s before --at, cut into 8 windows. Its parts
+are in evaluation/prediction.py. In Python:
 
     from predict import predict, table
     content = predict("video.mp4", steps=["crack egg", "melt butter", "pour oil"])
@@ -73,7 +73,6 @@ def forecast(settings):
     from evaluation.prediction import (count_futures, observe_file, observe_toy, open_model,
                                        open_steps, rank_steps, sample_futures, truth_of)
     from experiments import charts, keyframes
-    from experiments.forecast_figure import plot_forecast
     from support.device import pick_device
 
     # 1. The checkpoint, the steps to choose among, the video.
@@ -120,7 +119,7 @@ def forecast(settings):
         steps = list(dict.fromkeys(row["step"] for row in following))[:keyframes.PAINTED]
         painted = keyframes.paint_steps(painter, observed.pictures[-1], steps, settings)
     if settings.figure:
-        charts.save(plot_forecast(content, observed.pictures, painted), settings.figure)
+        charts.save(charts.plot_forecast(content, observed.pictures, painted), settings.figure)
     return content, encoded - began, done - encoded
 
 
@@ -129,16 +128,18 @@ def predict(video=None, **flags):
 
     `steps` may be a list of texts. Raises BadInput (a ValueError) where the command ends with 2.
     """
-    kinds = {field.name: field.type for field in fields(PredictSettings)}
-    flags = {name: Path(value) if kinds.get(name) is Path and isinstance(value, str) else value
-             for name, value in {"video": video, **flags}.items()}
+    flags["video"] = video
+    for field in fields(PredictSettings):
+        if field.type is Path and isinstance(flags.get(field.name), str):
+            flags[field.name] = Path(flags[field.name])
     return forecast(PredictSettings(**flags))[0]
 
 
 def aligned(head, lines, true):
     """Rows of strings as lines of a table; with a last column where the truth is known."""
-    rows = [[*row, end] for row, end in zip([head, *lines], ["truth", *true])] if true else \
-        [head, *lines]
+    rows = [head, *lines]
+    if true:
+        rows = [[*row, end] for row, end in zip(rows, ["truth", *true])]
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ["", *("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)]
 

@@ -2,11 +2,9 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4.
 
-Pre-training goes over videos and their narrations in stages: SGD and AdamW on the matching loss,
-AdamW on the whole objective (Eq. 7), and, once f has finished, AdamW on h with cached embeddings.
-What a step computes is in training/pretrain.py; fine-tuning is in training/finetune.py. Every
-random choice of a step is drawn from (seed, step), so that a resumed run continues as if it had
-never stopped. Several GPUs share a step: support/parallel.py.
+Pre-training has stages, and what a step of each computes is in training/pretrain.py; fine-tuning
+is in training/finetune.py. Every random choice of a step is drawn from (seed, step), so that a
+resumed run continues as if it had never stopped. Several GPUs share a step: support/parallel.py.
 """
 import sys
 from dataclasses import dataclass

@@ -1,24 +1,20 @@
-"""EPIC-Kitchens-100: verb, noun and action of a clip, and the challenge's file.
+"""EPIC-Kitchens-100: verb, noun and action of a clip.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4.2 (Table 3) and appendix B.
 
 The softmax is averaged over VIEWS clips of 2 s spread over the action, their middle squares (the
 released code also takes the squares on both sides). M actions, V = 97 verbs, U = 300 nouns.
 """
-import json
-import zipfile
-
 import torch
 
 from data import action_samples
 from evaluation import metrics
 from evaluation.embedding import encode_samples
-from support.command import write_atomically
+from evaluation.inference import in_batches
+from evaluation.metrics import percent
+from evaluation.recognition import accuracy_rows
 
 VIEWS = 10                # clips of an action; the released configuration's
-# What a submission must state of its supervision, 0 (least) to 5: pre-trained on public video,
-# labels with start and end, trained on the training set. Edit test.json if that is not true.
-SUPERVISION = {"sls_pt": 2, "sls_tl": 3, "sls_td": 3}
 
 
 def table_rows(verb, noun, labels):
@@ -27,54 +23,22 @@ def table_rows(verb, noun, labels):
     An action is right if both are; its top 5 are the pairs with the largest p(verb) p(noun).
     Args: labels: [(verb, noun), ...]; all rows are None if there are none (the test list).
     """
-    names = ("verb", "noun", "action")
     if not labels or labels[0][0] is None:
-        return {"top1": dict.fromkeys(names), "top5": dict.fromkeys(names),
-                "mean_class": dict.fromkeys(names[:2])}
-    y = torch.tensor(labels)                                                   # (M, 2)
-    both = y[:, 0] * noun.shape[1] + y[:, 1]
-    result, mean = {}, {}
+        rows = accuracy_rows(dict.fromkeys(["verb", "noun"], (None, None)))
+        return rows | {name: rows[name] | {"action": None} for name in ("top1", "top5")}
+    v, u = torch.tensor(labels).T                                              # (M,) each
+    rows = accuracy_rows({"verb": (verb, v), "noun": (noun, u)})
     for k in (1, 5):
-        action = [metrics.topk_correct((p[:, :, None] * q[:, None]).flatten(1), pair, k)
-                  for p, q, pair in zip(verb.split(256), noun.split(256), both.split(256))]
-        hits = (metrics.topk_correct(verb, y[:, 0], k), metrics.topk_correct(noun, y[:, 1], k),
-                torch.cat(action))
-        result[f"top{k}"] = {name: 100 * float(hit.double().mean())
-                             for name, hit in zip(names, hits)}
-        mean = mean or {name: 100 * metrics.mean_class(hit, column)
-                        for name, hit, column in zip(names[:2], hits, y.T)}
-    return {**result, "mean_class": mean}
+        hits = [metrics.topk_correct((p[:, :, None] * q[:, None]).flatten(1), pair, k)
+                for p, q, pair in in_batches(256, verb, noun, v * noun.shape[1] + u)]
+        rows[f"top{k}"]["action"] = percent(torch.cat(hits))
+    return rows
 
 
-def write_submission(path, names, verb, noun):
-    """The file of the action recognition challenge: a zip with test.json.
-
-        {"version": "0.2", "challenge": "action_recognition", "sls_pt", "sls_tl", "sls_td",
-         "results": {narration_id: {"verb": {"0": score, ...}, "noun": {"0": score, ...}}}}
-
-    Args: names [narration_id, ...] (M,); verb (M, V), noun (M, U): log probabilities.
-    """
-    def scores(row):
-        return {str(i): value for i, value in enumerate(row)}
-
-    results = {name: {"verb": scores(v), "noun": scores(n)}
-               for name, v, n in zip(names, verb.tolist(), noun.tolist())}
-    text = json.dumps({"version": "0.2", "challenge": "action_recognition", **SUPERVISION,
-                       "results": results}, allow_nan=False)
-
-    def write(file):
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
-            packed.writestr("test.json", text)
-    write_atomically(path, write)
-
-
-def classify_actions(model, source, settings, device):
+def classify_actions(model, source, texts, settings, device):
     """The rows of Table 3; actions evaluated; actions listed."""
     samples = action_samples(source.videos, VIEWS)
     x, _, samples = encode_samples(model, source, samples, settings, device)
     verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(x))    # (M, 97), (M, 300)
-    if settings.submission:
-        names = [source.videos[sample.video].steps[sample.step].name for sample in samples]
-        write_submission(settings.submission, names, verb.log(), noun.log())
     return (table_rows(verb, noun, [sample.label for sample in samples]), len(samples),
             sum(len(video.steps) for video in source.listed))

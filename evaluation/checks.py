@@ -2,6 +2,7 @@
 from data import samples_of
 from support.command import BadInput
 from weights.checkpoint import same_texts
+from weights.released import Released
 
 
 def require_task(model, settings):
@@ -15,16 +16,16 @@ def require_task(model, settings):
         what = "verbs and nouns" if len(model.classes) > 1 else f"--task {model.task}"
         raise BadInput(f"{path}: is fine-tuned for {what}; `{finetune}` makes the checkpoint that "
                        "is needed here")
-    if settings.task == "forecast" and model.denoiser is None:
+    if settings.task in ("forecast", "infill") and model.denoiser is None:
         raise BadInput(f"{path}: trained with --order none; matching alone has no "
                        "zero-shot forecasts (train with --order diffusion or mask)")
+    if isinstance(model, Released) and (settings.task == "infill" or settings.horizon > 1):
+        raise BadInput(f"{path}: published weights forecast only the clip after 8 others; give a "
+                       "checkpoint that was trained here")
 
 
 def require_teacher(teacher, model, path):
-    """The checkpoint must have been trained with this teacher: another has another text space.
-
-    The checkpoint holds the text of the first phrase of its pool, which is embedded again.
-    """
+    """The checkpoint must have been trained with this teacher, which embeds its witness again."""
     if model.witness is None:                          # published, or trained on a features file
         return
     now = teacher.encode_phrases([model.witness])      # of another width: see `require_width`

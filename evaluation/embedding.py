@@ -9,17 +9,18 @@ import torch
 from torch.nn import functional
 from tqdm import tqdm
 
-from data import CLIP_SECONDS, Loaded, spoken_during, window_around
+from data import CLIP_SECONDS, Loaded, spoken_during, view_of, window_around
+from files.sources import open_folder
 from files.video import Unreadable
 from support import parallel
-from support.command import BadInput
-from support.device import send
+from support.command import BadInput, write_atomically
+from support.device import pick_device, send
 from support.workers import prefetch
+from toy.source import ToySource
+from weights.checkpoint import load_model
 
 
-# ------------------------------------------------------------------------------------------------
-# Samples of a task
-# ------------------------------------------------------------------------------------------------
+# --- Samples of a task ---
 def load_samples(source, samples):
     """The clips of some samples -> data.Loaded, and the samples that could be read."""
     requests = [(sample.video, sample.windows) for sample in samples]
@@ -29,14 +30,14 @@ def load_samples(source, samples):
 
 
 def encode_samples(model, source, samples, settings, device, title="encode"):
-    """Embeddings of the samples' windows, and the teacher's features: (M, N, D) twice.
+    """Embeddings of the samples' windows, each with N of them.
 
-    All samples have the same number of windows N. Without a teacher its features are None.
-    Returns: x, features, and the samples that could be read: M of them.
+    Returns: x (M, N, D), the teacher's features (M, N, D) or None without a teacher, and the M
+             samples that could be read.
     Raises:  BadInput if too many of the videos are unreadable.
     """
     ours, teachers, good, N = [], [], [], len(samples[0].windows)
-    batches = list(samples[i:i + settings.batch] for i in range(0, len(samples), settings.batch))
+    batches = [samples[i:i + settings.batch] for i in range(0, len(samples), settings.batch)]
     make = functools.partial(load_samples, source)
     with torch.no_grad():
         for loaded, read in tqdm(prefetch(make, batches, settings.workers), desc=title,
@@ -56,9 +57,7 @@ def encode_samples(model, source, samples, settings, device, title="encode"):
     return x, features, good
 
 
-# ------------------------------------------------------------------------------------------------
-# Whole videos
-# ------------------------------------------------------------------------------------------------
+# --- Whole videos ---
 def narration_features(source, requests):
     """The teacher's text features of what is said during the requests' clips: (C, D), length 1.
 
@@ -79,8 +78,8 @@ def narration_features(source, requests):
 def teacher_features(source, loaded, targets="vision"):
     """What soft targets are made of: the teacher's features of loaded clips (C, D).
 
-    targets: "vision", of their frames (the paper); "narration", of what is said meanwhile; "both",
-             the mean of the two at length 1 (the release).
+    targets: "vision", of their frames (the paper); "narration", of what is said meanwhile; or
+             "both", the mean of the two at length 1 (the release).
     """
     if targets == "narration":
         return narration_features(source, loaded.requests)
@@ -129,3 +128,34 @@ def embed_videos(source, encode, stride, workers, device, targets="vision"):
                        f"{next(iter(failed.values()), 'there is none')}")
     return (np.array(names), np.concatenate(windows), torch.cat(x),
             torch.cat(features) if features else None, failed)
+
+
+def write_features(settings):
+    """One row for each window of every video, with f's class token (encoder_cls) as well.
+
+    settings: checkpoint, device, videos, ids, split, toy_videos, stride (s between two windows),
+              out, workers.
+    """
+    device = pick_device(settings.device)
+    model = load_model(settings.checkpoint)[0].to(device)
+    if model.encoder is None:
+        raise BadInput(f"{settings.checkpoint}: was trained on features and has no encoder; a "
+                       "features file needs a checkpoint that was trained on videos")
+    view = view_of(model.encoder)
+    source = (open_folder(settings.videos, settings.ids, view) if settings.videos else
+              ToySource(settings.split, settings.toy_videos, view.frames))
+
+    def encode(clips):
+        tokens = model.tokens(clips)                                           # (C, W)
+        return torch.cat([model.encode(model.encoder.head(tokens)), tokens], 1)
+
+    with torch.no_grad():
+        names, windows, x, _, failed = embed_videos(source, encode, settings.stride,
+                                                    settings.workers, device)
+    D = model.dim
+    write_atomically(settings.out, lambda file: np.savez(
+        file, video=names, start=windows[:, 0], end=windows[:, 1], embedding=x[:, :D].numpy(),
+        encoder_cls=x[:, D:].numpy(), stride=settings.stride))
+    print(f"{settings.out}: {len(x)} windows of 9 s, one every {settings.stride:g} s, of "
+          f"{len(source) - len(failed)} videos; {len(source.missing)} missing, "
+          f"{len(failed)} unreadable")

@@ -3,9 +3,6 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1, 3.3, 4.1, 4.2. Rows against the exact
 truth of the embedded world: truth.py.
 
-With --horizon H the next H steps are denoised together. They have a joint distribution: which step
-comes second depends on which came first. A softmax for each position cannot hold it, however good
-it is; draws can: see docs/results.md.
 M samples of a task, N = 8 observed clips, Q Monte Carlo samples, H steps ahead, V training videos,
 S steps (the label set), D embedding.
 """
@@ -17,14 +14,14 @@ import torch
 from torch.nn import functional
 from tqdm import tqdm
 
-import diffusion
 import losses
 from data import CLIPS, classify_windows, forecast_samples, pad_clips
 from evaluation import metrics
 from evaluation.embedding import encode_samples
-from evaluation.inference import forecasts, in_batches, predict_missing, score_texts
+from evaluation.inference import forecast_next, forecasts, in_batches, score_texts
 from evaluation.labeled import open_labeled
 from evaluation.metrics import percent
+from evaluation.recognition import accuracy_rows
 from evaluation.truth import DRAWS, pair_rows, truth_rows
 from files.sources import open_coin_features
 from pseudo_labels import soft_targets
@@ -34,41 +31,31 @@ from toy.source import ToySource
 SAMPLINGS = 5             # times M samples are drawn for a standard deviation; the paper's
 
 
-# ------------------------------------------------------------------------------------------------
-# Baselines
-# ------------------------------------------------------------------------------------------------
-def train_sequences(model, settings, device):
-    """Embeddings of the training sequences (V, 9, D), and which are no padding (V, 9) bool.
+# --- Baselines ---
+def bigrams(model, x, texts, settings, device):
+    """The two label-free baselines, (M, S) each: by the nearest step, and by the posterior.
 
-    They are cut as in pre-training; the bigram counts them. (None, None) with --videos, where the
-    videos of pre-training are not given, and where no training video has features.
+    They count the training sequences, cut as in pre-training. (None, None) with --videos, where
+    the videos of pre-training are not given, and where no training video has features.
     """
     if settings.videos:
         return None, None
     if settings.data == "coin":
         source, _ = open_coin_features(settings.annotations, settings.features,
                                        settings.text_embeddings, "train", needed=False)
-        if not len(source):
-            return None, None
     else:
         source = ToySource("train", settings.toy_videos, model.encoder.frames)
-    rng, rows, counts = np.random.default_rng(settings.seed), [], []
-    with torch.no_grad():
-        for (videos,) in tqdm(list(in_batches(settings.batch, range(len(source)))),
-                              desc="bigram counts", mininterval=1):
-            requests = [(video, source.pretrain_windows(video, rng)) for video in videos]
-            requests = [request for request in requests if len(request[1])]
-            counts += [len(windows) for _, windows in requests]
-            rows.append(model.encode(source.load(requests).clips.to(device)))
-    return pad_clips(torch.cat(rows), torch.tensor(counts, device=device), CLIPS)
-
-
-def bigrams(model, x, texts, settings, device):
-    """The two label-free baselines, (M, S) each: by the nearest step, and by the posterior."""
-    rows, real = train_sequences(model, settings, device)
-    if rows is None:
+    if not len(source):
         return None, None
-    labels = torch.where(real, score_texts(model.read, rows, texts).argmax(-1), -1).cpu()
+    rng, rows, counts = np.random.default_rng(settings.seed), [], []
+    for (videos,) in tqdm(list(in_batches(settings.batch, range(len(source)))),
+                          desc="bigram counts", mininterval=1):
+        requests = [(video, source.pretrain_windows(video, rng)) for video in videos]
+        requests = [request for request in requests if len(request[1])]
+        counts += [len(windows) for _, windows in requests]
+        rows.append(model.encode(source.load(requests).clips.to(device)))
+    rows, real = pad_clips(torch.cat(rows), torch.tensor(counts, device=device), CLIPS)
+    labels = torch.where(real, score_texts(model.read, rows, texts).argmax(-1), -1).cpu()  # (V, 9)
     counts = metrics.bigram_counts(labels, len(texts))
     posterior = score_texts(model.read, x[:, -1], texts).exp().cpu()           # (M, S)
     nearest = functional.one_hot(posterior.argmax(1), len(texts))
@@ -97,20 +84,21 @@ def fitted_temperature(model, settings, texts, device):
             samples[i] = dataclasses.replace(sample, windows=np.concatenate(windows))
     x, features, samples = encode_samples(model, source, samples, settings, device, "validation")
     if model.task:
-        target = torch.tensor([sample.label for sample in samples], device=x.device)
+        target = torch.tensor([sample.label for sample in samples])
     elif features is None:
         return None
     else:
-        x, target = x[:, :-1], soft_targets(features[:, -1], texts, model.teacher_tau)
-    zero, _ = forecasts(model, x, texts, 1, settings.seed, settings.batch)
+        x, target = x[:, :-1], soft_targets(features[:, -1], texts, model.teacher_tau).cpu()
+    zero, *_ = forecast_next(model, x, texts, 1, settings.seed, settings.batch)
     return metrics.fit_temperature(zero, target)
 
 
-# ------------------------------------------------------------------------------------------------
-# The table
-# ------------------------------------------------------------------------------------------------
+# --- The table ---
 def horizon_rows(model, x, samples, videos, texts, temperature, settings):
     """The next H steps of each forecast that has so many, denoised together.
+
+    They have a joint distribution: which step comes second depends on which came first. A softmax
+    for each position cannot hold it, however good it is; draws can (docs/results.md).
 
     Args:    x (M, 8, D), samples: M of them, as of a forecast; temperature of its softmax.
     Returns: {"by_step": top-1 of each of the H steps, "pairs": the first two against their truth}.
@@ -128,14 +116,12 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
     M, N, D = x.shape
     place = torch.arange(N + H, device=x.device).expand(M, -1)
     has_truth = settings.data == "toy"
-    zero, _, picks = predict_missing(model, torch.cat([x, x.new_zeros(M, H, D)], 1), place < N,
-                                     place[:, N:], texts, DRAWS if has_truth else settings.samples,
-                                     settings.seed, settings.batch)
-    by_step = [percent(metrics.topk_correct(zero[:, k], y[:, k], 1)) for k in range(H)]
-    if not has_truth:
-        return {"by_step": by_step, "pairs": None}
-    return {"by_step": by_step,
-            "pairs": pair_rows(zero, picks, samples, videos, temperature, settings.seed)}
+    zero, _, picks = forecasts(model, torch.cat([x, x.new_zeros(M, H, D)], 1), texts,
+                               DRAWS if has_truth else settings.samples, settings.seed,
+                               settings.batch, place < N, place[:, N:])
+    return {"by_step": [percent(metrics.topk_correct(zero[:, k], y[:, k], 1)) for k in range(H)],
+            "pairs": pair_rows(zero, picks, samples, videos, temperature, settings.seed)
+            if has_truth else None}
 
 
 def forecast(model, source, texts, settings, device):
@@ -147,14 +133,8 @@ def forecast(model, source, texts, settings, device):
     x, teacher, samples = encode_samples(model, source, samples, settings, device)
     y = torch.tensor([sample.label for sample in samples])
 
-    def sample(seed):
-        """Zero-noise log p (M, S), its mean over Q samples (Eq. 11) (M, S), their steps (M, Q)."""
-        zero, drawn = (log_p.cpu() for log_p in forecasts(model, x, texts, settings.samples, seed,
-                                                          settings.batch))
-        return zero, diffusion.expectation(drawn), drawn.argmax(-1)
-
-    def top(scores, k=1):
-        return None if scores is None else percent(metrics.topk_correct(scores.cpu(), y, k))
+    def top1(scores):
+        return None if scores is None else percent(metrics.topk_correct(scores.cpu(), y, 1))
 
     def oracle(picks):
         return percent(metrics.oracle_correct(picks, y))
@@ -162,26 +142,26 @@ def forecast(model, source, texts, settings, device):
     def deviation(values):
         return float(torch.tensor(values, dtype=torch.float64).std())
 
-    samplings = [sample(seed) for seed in (
-        settings.seed, *(settings.seed * 1000 + 500 + i for i in range(1, SAMPLINGS)))]
-    zero, mean, picks = samplings[0]
+    samplings = [forecast_next(model, x, texts, settings.samples, seed, settings.batch)
+                 for seed in (settings.seed,
+                              *(settings.seed * 1000 + 500 + i for i in range(1, SAMPLINGS)))]
+    zero, mean, picks = samplings[0]                               # (M, S), (M, S), (M, Q)
     temperature = fitted_temperature(model, settings, texts, device)
     hard, soft = bigrams(model, x, texts, settings, device)
     read = functools.partial(losses.match, tau=model.teacher_tau)
     clip = None if teacher is None else score_texts(read, teacher.mean(1), texts)      # (M, S)
-    result = {
-        "top1": {"zero_noise": top(zero), "expectation": top(mean), "oracle": oracle(picks),
-                 "oracle_softmax": None if temperature is None else percent(metrics.oracle_softmax(
-                     (zero / temperature).softmax(-1), y, settings.samples))},
-        "top5": {"zero_noise": top(zero, 5), "expectation": top(mean, 5)},
-        "mean_class": {name: 100 * metrics.mean_class(metrics.topk_correct(p, y, 1), y)
-                       for name, p in (("zero_noise", zero), ("expectation", mean))},
-        "deviation": {"expectation": deviation([top(p) for _, p, _ in samplings]),
+    result = accuracy_rows({"zero_noise": (zero, y), "expectation": (mean, y)})
+    result["top1"] |= {
+        "oracle": oracle(picks),
+        "oracle_softmax": None if temperature is None else percent(metrics.oracle_softmax(
+            (zero / temperature).softmax(-1), y, settings.samples))}
+    result |= {
+        "deviation": {"expectation": deviation([top1(p) for _, p, _ in samplings]),
                       "oracle": deviation([oracle(steps) for _, _, steps in samplings])},
         "distinct": float(metrics.distinct(picks).double().mean()),
         "baselines": {"random": 100 / len(texts),
                       "unigram": percent((y == y.mode().values).double()),
-                      "clip": top(clip), "bigram": top(hard), "bigram_soft": top(soft)},
+                      "clip": top1(clip), "bigram": top1(hard), "bigram_soft": top1(soft)},
         "truth": None, "by_class_bayes": None,
         "by_class": metrics.by_class(metrics.topk_correct(zero, y, 1), y, len(texts))}
     if settings.data == "toy":

@@ -2,18 +2,13 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3.
 
-    score_texts        log p(y | x) over texts (Eq. 6)
-    score_labels       the same for predictions of h; once fine-tuned, the classifier's
-    forecasts          the clip after 8 observed ones: zero noise, and Monte Carlo samples (Eq. 11)
-    predict_missing    any missing clips, denoised together
-    sample_in_turn     futures, sampled step by step
-
 M samples of a task, N clips of each, P missing ones, Q Monte Carlo samples, H steps ahead,
 S steps (the label set), D embedding.
 """
 import torch
 from torch.nn import functional
 
+import diffusion
 from data import CLIP_SECONDS, HISTORY
 
 
@@ -24,7 +19,7 @@ def in_batches(size, *columns):
 
 
 def score_texts(match, x, texts):
-    """log p over texts, (..., D) -> (..., S); equal texts have exactly equal scores.
+    """log p over texts (Eq. 6), (..., D) -> (..., S); equal texts have exactly equal scores.
 
     COIN has steps with the same text. They must tie (ties go to the lowest index), whatever a
     matrix product does to two equal columns: so each text is matched once.
@@ -43,41 +38,34 @@ def score_labels(model, x, texts):
     return model.classify(x)[0] if model.task else score_texts(model.match_predicted, x, texts)
 
 
-def forecasts(model, x, texts, samples, seed, batch):
-    """Zero-noise log p (M, S), and log p of Q Monte Carlo samples (M, Q, S): Sec. 3.3.
+@torch.no_grad()
+def forecasts(model, x, texts, samples, seed, batch, *missing):
+    """Zero noise and Q Monte Carlo samples of P missing clips, denoised together (Sec. 3.3).
 
     The noise of a sample depends on the seed and its place in the list, not on the batch.
-    """
-    M, N, D = x.shape
-    noise = torch.randn(M, samples, D, generator=torch.Generator().manual_seed(seed)).to(x.device)
-    zero, drawn = [], []
-    with torch.no_grad():
-        for clips, eps in in_batches(batch, x, noise):
-            queries = torch.cat([torch.zeros_like(eps[:, :1]), eps], 1)        # (B, 1 + Q, D)
-            log_p = score_labels(model, model.forecast_next(clips, queries), texts)
-            zero.append(log_p[:, 0])
-            drawn.append(log_p[:, 1:])
-    return torch.cat(zero), torch.cat(drawn)
 
-
-def predict_missing(model, x, observed, j, texts, samples, seed, batch):
-    """Zero noise and Q Monte Carlo samples of clips j, denoised together (Sec. 3.3).
-
-    Args:    x (M, N, D), observed (M, N) bool, j (M, P), texts (S, D) or None once fine-tuned.
+    Args:    x (M, N, D), texts (S, D) or None once fine-tuned; missing: which clips may be read,
+             (M, N) bool, and which are predicted, j (M, P). Without them the clip after all N.
     Returns: zero-noise log p (M, P, S), p averaged over the samples (M, P, S), and the likeliest
-             step of each sample (M, Q, P), all on the CPU.
+             step of each sample (M, P, Q), all on the CPU.
     """
-    (M, _, D), P = x.shape, j.shape[1]
+    (M, _, D), P = x.shape, missing[1].shape[1] if missing else 1
     noise = torch.randn(M, samples, P, D, generator=torch.Generator().manual_seed(seed))
+    predict = model.forecast if missing else model.forecast_next
     zero, mean, picks = [], [], []
-    for clips, readable, places, eps in in_batches(batch, x, observed, j, noise.to(x.device)):
+    for clips, eps, *places in in_batches(batch, x, noise.to(x.device), *missing):
         queries = torch.cat([torch.zeros_like(eps[:, :1]), eps], 1).flatten(1, 2)
-        x_hat = model.forecast(clips, readable, places, queries)       # (B, (1 + Q) P, D)
+        x_hat = predict(clips, *places, queries)                       # (B, (1 + Q) P, D)
         log_p = score_labels(model, x_hat, texts).unflatten(1, (-1, P)).cpu()
         zero.append(log_p[:, 0])
-        mean.append(log_p[:, 1:].exp().mean(1))                        # Eq. 11
-        picks.append(log_p[:, 1:].argmax(-1))
+        mean.append(diffusion.expectation(log_p[:, 1:]))               # Eq. 11
+        picks.append(log_p[:, 1:].argmax(-1).transpose(1, 2))
     return torch.cat(zero), torch.cat(mean), torch.cat(picks)
+
+
+def forecast_next(*args):
+    """`forecasts` of the clip after all N, without the axis P: (M, S), (M, S), (M, Q)."""
+    return tuple(part[:, 0] for part in forecasts(*args))
 
 
 def extend_history(x, seconds, step):

@@ -10,7 +10,7 @@ import torch
 from data import CLIPS, classify_samples
 from evaluation import metrics
 from evaluation.embedding import encode_samples
-from evaluation.inference import predict_missing
+from evaluation.inference import forecasts
 from evaluation.metrics import percent
 from support.command import BadInput
 
@@ -26,24 +26,19 @@ def infill_rows(counts):
              False = padding; j (M, 1), the place of the missing step among the nine; kind (M,), of
              PLACES.
     """
-    rows, real, js, kinds, first = [], [], [], [], 0
+    found, first = [], 0
     for count in counts:
         for k in range(count):
             begin = min(max(k - CLIPS // 2, 0), max(count - CLIPS, 0))
             place = begin + np.arange(CLIPS)
-            rows.append(first + np.minimum(place, count - 1))
-            real.append(place < count)
-            js.append([k - begin])
-            kinds.append(0 if k == 0 else 2 if k == count - 1 else 1)
+            found.append((first + np.minimum(place, count - 1), place < count, [k - begin],
+                          0 if k == 0 else 2 if k == count - 1 else 1))
         first += count
-    return tuple(torch.from_numpy(np.array(column)) for column in (rows, real, js, kinds))
+    return tuple(torch.from_numpy(np.array(column)) for column in zip(*found))
 
 
 def infill(model, source, texts, settings, device):
-    """Each step of a video from all the others.
-
-    Returns: rows of the table, steps evaluated, steps listed.
-    """
+    """Each step of a video from all the others: rows of the table, steps evaluated and listed."""
     least = max(settings.min_steps, len(PLACES))
     counts = [len(video.steps) for video in source.videos]
     samples = [sample for sample in classify_samples(source.videos, 1)
@@ -57,12 +52,13 @@ def infill(model, source, texts, settings, device):
         if count >= least and video.name not in source.unreadable])
     y = torch.tensor([sample.label for sample in samples])
     observed = real & (torch.arange(CLIPS) != j)                               # (M, 9)
-    zero, mean, picks = predict_missing(model, x[rows, 0], observed.to(device), j.to(device), texts,
-                                        settings.samples, settings.seed, settings.batch)
-    right = metrics.topk_correct(zero[:, 0], y, 1)
+    zero, mean, picks = (part[:, 0] for part in forecasts(
+        model, x[rows, 0], texts, settings.samples, settings.seed, settings.batch,
+        observed.to(device), j.to(device)))
+    right = metrics.topk_correct(zero, y, 1)
     return ({"top1": {"zero_noise": percent(right),
-                      "expectation": percent(metrics.topk_correct(mean[:, 0], y, 1)),
-                      "oracle": percent(metrics.oracle_correct(picks[..., 0], y))},
+                      "expectation": percent(metrics.topk_correct(mean, y, 1)),
+                      "oracle": percent(metrics.oracle_correct(picks, y))},
              "by_position": [percent(right[kind == place]) for place in range(len(PLACES))]},
             len(y), sum(len(video.steps) for video in source.listed
                         if len(video.steps) >= least))

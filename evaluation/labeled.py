@@ -31,21 +31,48 @@ def cached_texts(teacher, names):
     return teacher.encode_phrases(names)
 
 
-def open_coin_videos(settings, split, model, path, device, required, with_teacher):
-    """COIN from video files: as `open_labeled`. With --text-embeddings no teacher is opened."""
-    named = settings.task != "activity"
-    teacher = (cached_teacher(settings.clip, settings.clip_weights, device)
-               if named and not settings.text_embeddings else None)
-    if teacher:
+def open_labeled(settings, split, model, path, device, required=True, with_teacher=True):
+    """The videos of a split, and the text embeddings of its label set (S, D).
+
+    Activities and the actions of EPIC-Kitchens-100 are not matched with texts: None. With
+    --text-embeddings no teacher is opened.
+
+    Args:
+        path:     of the model's checkpoint, for messages.
+        required: whether a split without a video is an error.
+        with_teacher: whether the source is to give the teacher's features of clips.
+    """
+    if bool(model.pixels) != (settings.features is None):
+        raise BadInput(f"--data {settings.data}: {path} reads "
+                       f"{'frames' if model.pixels else 'features'}; give the --data it was "
+                       "trained on")
+    named, toy, teacher = settings.task != "activity", settings.data == "toy", None
+    if settings.features:
+        source, texts = open_coin_features(settings.annotations, settings.features,
+                                           settings.text_embeddings, split, required)
+        return source, texts if named else None
+    view = view_of(model.encoder)
+    if settings.data == "epic":
+        return open_actions(settings.annotations, settings.videos,
+                            view._replace(frames=EPIC_FRAMES), required), None
+    if toy and view.size != render.SIZE:
+        raise BadInput(f"--data toy: its pictures are {render.SIZE} pixels wide, the checkpoint "
+                       f"reads {view.size}; give it --data coin")
+    if named and not settings.text_embeddings:
+        teacher = (load_teacher(device) if toy else
+                   cached_teacher(settings.clip, settings.clip_weights, device))
         require_teacher(teacher, model, path)
+    of_clips = teacher if with_teacher else None
+    if toy:
+        source = ToySource(split, settings.toy_videos, view.frames, of_clips)
+        return source, cached_texts(teacher, grammar.STEPS) if named else None
     videos, names = load_listed(settings.annotations, settings.task, split)
     if settings.steps:
         names = listings.load_steps(settings.steps)
     if teacher and names is None:
         raise BadInput(f"{settings.annotations}: a csv has no class names; add --steps FILE "
                        "or --text-embeddings FILE")
-    source = VideoSource(videos, find_videos(settings.videos), view_of(model.encoder),
-                         teacher if with_teacher else None)
+    source = VideoSource(videos, find_videos(settings.videos), view, of_clips)
     if required:
         require_videos(source, settings.videos)
     if not named:
@@ -57,38 +84,3 @@ def open_coin_videos(settings, split, model, path, device, required, with_teache
         raise BadInput(f"{settings.annotations}: class {largest + 1}, but there are {len(texts)} "
                        "names; row or line i must be class i")
     return source, texts
-
-
-def open_labeled(settings, split, model, path, device, required=True, with_teacher=True):
-    """The videos of a split, and the text embeddings of its label set (S, D).
-
-    Activities and the actions of EPIC-Kitchens-100 are not matched with texts: None.
-
-    Args:
-        path:     of the model's checkpoint, for messages.
-        required: whether a split without a video is an error.
-        with_teacher: whether the source is to give the teacher's features of clips.
-    """
-    if bool(model.pixels) != (settings.features is None):
-        raise BadInput(f"--data {settings.data}: {path} reads "
-                       f"{'frames' if model.pixels else 'features'}; give the --data it was "
-                       "trained on")
-    named = settings.task != "activity"
-    if settings.features:
-        source, texts = open_coin_features(settings.annotations, settings.features,
-                                           settings.text_embeddings, split, required)
-        return source, texts if named else None
-    view = view_of(model.encoder)
-    if settings.data == "epic":
-        return open_actions(settings.annotations, settings.videos,
-                            view._replace(frames=EPIC_FRAMES), required), None
-    if settings.data == "coin":
-        return open_coin_videos(settings, split, model, path, device, required, with_teacher)
-    if view.size != render.SIZE:
-        raise BadInput(f"--data toy: its pictures are {render.SIZE} pixels wide, the checkpoint "
-                       f"reads {view.size}; give it --data coin")
-    teacher = load_teacher(device) if named else None
-    if named:
-        require_teacher(teacher, model, path)
-    source = ToySource(split, settings.toy_videos, view.frames, teacher if with_teacher else None)
-    return source, teacher.encode_phrases(grammar.STEPS) if named else None

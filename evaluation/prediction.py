@@ -2,22 +2,16 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
 
-    paper          here       shape       meaning
-    {x_i}          x          (N, D)      embeddings of the observed windows, N = 8
-    y              texts      (S, D)      embeddings of the steps to choose among, any list
-    p(y_j | ..)    first      (M, S)      the next step, one row per Monte Carlo sample; their mean
-                                          is the forecast (Eq. 11)
-    -              picks      (M, H)      a future per sample: the likeliest step of each row
-    M samples, H steps ahead (the horizon), S steps, D embedding.
+M Monte Carlo samples, each with a future of H steps; S steps to choose among, D embedding.
 """
 from collections import Counter
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
-from data import Video, forecast_windows, frame_times, view_of
+from data import Sample, Video, forecast_windows, frame_times, observed_steps, view_of
 from evaluation.checks import require_teacher, require_width
 from evaluation.inference import sample_in_turn
 from evaluation.labeled import cached_teacher, cached_texts
@@ -27,11 +21,10 @@ from files.sources import VideoSource
 from files.video import Unreadable, duration, read_frames
 from support.command import BadInput
 from toy import grammar, render
-from toy.source import load_teacher
+from toy.source import as_video, load_teacher
 from weights.checkpoint import load_model
 
 PICTURE = 512             # pixels, short side of the frames for figures and key frames
-LEFT = 3                  # steps that `toy_distributions` leaves unobserved
 
 
 class Observed(NamedTuple):
@@ -43,14 +36,11 @@ class Observed(NamedTuple):
     script: grammar.Video | None           # of a video of the embedded world
 
 
-# ------------------------------------------------------------------------------------------------
-# A model, a list of steps, a video
-# ------------------------------------------------------------------------------------------------
+# --- A model, a list of steps, a video ---
 def open_model(checkpoint, device):
     """The checkpoint in eval mode, and whether it was trained on the embedded world.
 
-    Raises: BadInput if it has no encoder, or is fine-tuned: its classes are then those of its
-            labels, and no list of steps can be put in their place.
+    Raises: BadInput if it has no encoder, or is fine-tuned: it then has classes of its own.
     """
     model = load_model(checkpoint)[0]
     if model.task:
@@ -65,17 +55,17 @@ def open_model(checkpoint, device):
 def open_steps(settings, model, of_toy, device):
     """The steps to choose among: S names, and their text embeddings (S, D) on the device.
 
-    They are embedded by the teacher of the checkpoint's training, or come from a file.
+    They come from a file, or are embedded by the teacher of the checkpoint's training.
     """
     if settings.text_embeddings:
         names, texts = load_text_embeddings(settings.text_embeddings)
         texts = torch.from_numpy(texts)
-    elif settings.steps is None and not of_toy:
-        raise BadInput("--steps is missing: a file with a step per line, or --text-embeddings "
-                       "FILE, is needed")
     else:
-        names = (grammar.STEPS if settings.steps is None else settings.steps
-                 if isinstance(settings.steps, (list, tuple)) else load_steps(settings.steps))
+        names = settings.steps or (grammar.STEPS if of_toy else None)
+        if names is None:
+            raise BadInput("--steps is missing: a file with a step per line, or --text-embeddings "
+                           "FILE, is needed")
+        names = load_steps(names) if isinstance(names, Path) else tuple(names)
         if len(names) < 2:
             raise BadInput("--steps: one step: nothing to choose from; at least two are needed")
         teacher = (load_teacher(device) if of_toy else
@@ -89,8 +79,7 @@ def open_steps(settings, model, of_toy, device):
 def observe_file(path, model, at, pictured):
     """The last 68 s of a video file before `at` s, as evaluate.py reads them -> Observed.
 
-    pictured: whether pictures are wanted as well.
-    Raises: BadInput if there is no such file, it cannot be read, or --at lies after its end.
+    pictured: whether pictures are wanted as well. Raises BadInput if the file cannot be read.
     """
     if not path.is_file():
         raise BadInput(f"{path}: no such file; a video is needed")
@@ -114,8 +103,7 @@ def observe_file(path, model, at, pictured):
 def observe_toy(number, model, at, left):
     """A test video of the embedded world, by its number -> Observed.
 
-    Without `at` it is observed up to the end of a step after which `left` steps are left, if it
-    has so many.
+    Without `at` it is observed until `left` steps are left, if it has so many.
     """
     script = grammar.make_video("test", number)
     ends = [end for _, end in script.segments]
@@ -132,14 +120,9 @@ def observe_toy(number, model, at, left):
     return Observed(script.name, windows, clips, frames_at(windows.mean(1)), script)
 
 
-# ------------------------------------------------------------------------------------------------
-# What comes next
-# ------------------------------------------------------------------------------------------------
+# --- What comes next ---
 def sample_futures(model, x, windows, texts, samples, horizon, seed):
-    """Futures of one video: x (8, D) of its windows (8, 2) s -> first (M, S) log p, picks (M, H).
-
-    Both on the CPU; see `inference.sample_in_turn`.
-    """
+    """`sample_in_turn` for x (8, D) of windows (8, 2) s: first (M, S), picks (M, H), on the CPU."""
     noise = torch.randn(horizon, 1, samples, model.dim,
                         generator=torch.Generator().manual_seed(seed))
     seconds = torch.tensor([windows[-1, 1] - windows[0, 0]])
@@ -163,56 +146,25 @@ def count_futures(picks, names):
 def truth_of(observed, futures=()):
     """What the embedded world knows: steps observed, what follows, and the exact probabilities.
 
-    A step counts as observed if at least a second of it was (as in evaluate.py's table). `next` is
-    P(next step | steps observed, procedure unknown); that of a future is the product over its
-    steps.
+    `next` is P(next step | steps observed, procedure unknown), a future's share the product over
+    its steps. What counts as observed: data.observed_steps.
 
     Returns: {"clips": [step or None, ...], "next": [{"step", "p"}], "futures": [{"steps",
              "share"}], "follows": [step, ...]}; next and futures are empty once all were observed.
     """
     script, windows = observed.script, observed.windows
-    begin, end = windows[0, 0], windows[-1, 1]
-    begun = sum(start <= end - 1 for start, _ in script.segments)
-    places = [k for k in range(begun) if script.segments[k][1] - begin >= 1]
-    from_start = not places or places[0] == 0
+    begun = sum(start <= windows[-1, 1] - 1 for start, _ in script.segments)
     clips = [next((grammar.STEPS[step] for step, (start, stop) in zip(script.steps, script.segments)
                    if start <= middle < stop), None) for middle in windows.mean(1)]
     truth = {"clips": clips, "next": [], "futures": [],
              "follows": [grammar.STEPS[step] for step in script.steps[begun:]]}
     if truth["follows"]:
-        exact, steps = grammar.Grammar(), [script.steps[k] for k in places]
-        p = exact.next_step(steps, from_start)
-        truth["next"] = [row for row in rank_steps(p, grammar.STEPS) if row["p"] > 0]
+        exact, sample = grammar.Grammar(), Sample(0, windows, -1, begun)
+        before = observed_steps(sample, as_video(script, "test")) if begun else ([], True)
+        rows = rank_steps(exact.next_step(*before), grammar.STEPS)
+        truth["next"] = [row for row in rows if row["p"] > 0]
         truth["futures"] = [{"steps": future["steps"],
-                             "share": exact.chance(steps, from_start, [
+                             "share": exact.chance(*before, [
                                  grammar.STEP_ID.get(step, -1) for step in future["steps"]])}
                             for future in futures]
     return truth
-
-
-@torch.no_grad()
-def toy_distributions(checkpoint, device, samples, videos):
-    """Next steps of some test videos of the embedded world, sampled and true.
-
-    Sampled are the likeliest steps of `samples` draws; true is the exact distribution given the
-    steps observed, from which a perfect model would draw.
-
-    Returns: [(title, names, sampled (S,), true (S,)), ...], shares that sum to 1.
-    """
-    model, of_toy = open_model(checkpoint, device)
-    if not of_toy or model.denoiser is None:
-        raise BadInput(f"{checkpoint}: a checkpoint that forecasts in the embedded world is needed")
-    names = list(grammar.STEPS)
-    texts = cached_texts(load_teacher(device), grammar.STEPS).to(device)
-    rows = []
-    for number in tqdm(videos, desc="forecast", mininterval=1):
-        observed = observe_toy(number, model, None, LEFT)
-        x = model.encode(observed.clips.to(device))                            # (8, D)
-        _, picks = sample_futures(model, x, observed.windows, texts, samples, 1, number)
-        truth = truth_of(observed)
-        true = {row["step"]: row["p"] for row in truth["next"]}
-        title = "after " + ", ".join(dict.fromkeys(step for step in truth["clips"] if step))
-        counts = torch.bincount(picks[:, 0], minlength=len(names))
-        rows.append((title, names, (counts / samples).tolist(),
-                     [true.get(name, 0.0) for name in names]))
-    return rows

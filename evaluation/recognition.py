@@ -11,14 +11,29 @@ import losses
 from data import activity_samples, classify_samples
 from evaluation import metrics
 from evaluation.embedding import encode_samples
-from evaluation.inference import forecasts, score_labels, score_texts
+from evaluation.inference import forecast_next, score_labels, score_texts
 from evaluation.metrics import percent
 from support.command import BadInput
 from toy import grammar
 
 
+def accuracy_rows(columns):
+    """Rows top1, top5 and mean_class, in percent: columns {name: (scores (M, S), labels (M,))}.
+
+    A column without scores (None) stays None.
+    """
+    def row(measure):
+        return {name: None if scores is None else measure(scores, y)
+                for name, (scores, y) in columns.items()}
+
+    return {"top1": row(lambda p, y: percent(metrics.topk_correct(p, y, 1))),
+            "top5": row(lambda p, y: percent(metrics.topk_correct(p, y, 5))),
+            "mean_class": row(lambda p, y: 100 * metrics.mean_class(
+                metrics.topk_correct(p, y, 1), y))}
+
+
 def classify(model, source, texts, settings, device):
-    """Step classification: the softmax averaged over 3 views; ours and the teacher's.
+    """Step classification by the softmax averaged over 3 views, ours and the teacher's.
 
     Returns: rows of the table, samples evaluated, samples listed.
     """
@@ -28,18 +43,13 @@ def classify(model, source, texts, settings, device):
     x, teacher, samples = encode_samples(model, source, samples, settings, device)
     y = torch.tensor([sample.label for sample in samples])
     log_p = score_labels(model, x, None) if model.task else score_texts(model.read, x, texts)
-    p = {"ours": log_p.exp().mean(1).cpu()}                                    # (M, S)
+    p = {"ours": log_p.exp().mean(1).cpu(), "teacher": None}                   # (M, S)
     if teacher is not None:
         read = functools.partial(losses.match, tau=model.teacher_tau)
         p["teacher"] = score_texts(read, teacher, texts).exp().mean(1).cpu()
-    right = {name: metrics.topk_correct(scores, y, 1) for name, scores in p.items()}
-
-    rows = {f"top{k}": {name: percent(metrics.topk_correct(scores, y, k))
-                        for name, scores in p.items()} for k in (1, 5)}
-    rows["mean_class"] = {name: 100 * metrics.mean_class(hits, y) for name, hits in right.items()}
-    if teacher is None:
-        for row in rows.values():
-            row["teacher"] = None
+    right = {name: metrics.topk_correct(scores, y, 1) for name, scores in p.items()
+             if scores is not None}
+    rows = accuracy_rows({name: (scores, y) for name, scores in p.items()})
     if settings.data == "toy":
         for kind, steps in (("held_out", grammar.HELD_OUT),
                             ("motion_only", sum(grammar.MOTION_ONLY, ()))):
@@ -48,27 +58,19 @@ def classify(model, source, texts, settings, device):
     rows["ours_minus_teacher"] = None
     if teacher is not None and not settings.features:
         videos = torch.tensor([sample.video for sample in samples])
-        difference = metrics.paired_bootstrap(right["ours"].double(), right["teacher"].double(),
-                                              groups=videos)
-        rows["ours_minus_teacher"] = [100 * value for value in difference]
+        rows["ours_minus_teacher"] = [100 * value for value in metrics.paired_bootstrap(
+            right["ours"], right["teacher"], groups=videos)]
     rows["by_class"] = metrics.by_class(right["ours"], y, p["ours"].shape[1])
     return rows, len(samples), len(classify_samples(source.listed))
 
 
-def activity(model, source, settings, device):
-    """Activity classification of whole videos: the classifier on h's zero-noise prediction.
-
-    Returns: rows of the table, samples evaluated, samples listed.
-    """
+def activity(model, source, texts, settings, device):
+    """Activity classification, as `classify`: the classifier on h's zero-noise prediction."""
     samples = activity_samples(source.videos)
     if not samples:
         raise BadInput(f"--split {settings.split}: no annotated video; there is nothing to "
                        "classify")
     x, _, samples = encode_samples(model, source, samples, settings, device)
     y = torch.tensor([sample.label for sample in samples])
-    log_p = forecasts(model, x, None, 1, settings.seed, settings.batch)[0].cpu()       # (M, S)
-    right = metrics.topk_correct(log_p, y, 1)
-    return ({"top1": {"ours": percent(right)},
-             "top5": {"ours": percent(metrics.topk_correct(log_p, y, 5))},
-             "mean_class": {"ours": 100 * metrics.mean_class(right, y)}},
-            len(samples), len(source.listed))
+    log_p, *_ = forecast_next(model, x, texts, 1, settings.seed, settings.batch)        # (M, S)
+    return accuracy_rows({"ours": (log_p, y)}), len(samples), len(source.listed)

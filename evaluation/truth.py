@@ -9,7 +9,7 @@ import torch
 
 from data import observed_steps
 from evaluation import metrics
-from evaluation.inference import forecasts, in_batches, score_texts
+from evaluation.inference import forecast_next, in_batches, score_texts
 from evaluation.metrics import percent
 from toy.grammar import Grammar
 
@@ -38,9 +38,9 @@ def truth_rows(model, x, texts, samples, videos, picks, settings):
     ideal = torch.multinomial(truth, DRAWS, replacement=True, generator=generator)
     few = ideal[:, :settings.samples]
     while picks.shape[1] < DRAWS:
-        log_p = forecasts(model, x, texts, min(DRAWS - picks.shape[1], 50),
-                          settings.seed * 1000 + picks.shape[1], settings.batch)[1]
-        picks = torch.cat([picks, log_p.argmax(-1).cpu()], 1)
+        more = forecast_next(model, x, texts, min(DRAWS - picks.shape[1], 50),
+                             settings.seed * 1000 + picks.shape[1], settings.batch)[2]
+        picks = torch.cat([picks, more], 1)
     bayes = metrics.topk_correct(truth, y, 1)
     rows = {"bayes_top1": percent(bayes),
             "bayes_top1_pixels": percent(metrics.topk_correct(believed, y, 1)),
@@ -58,7 +58,7 @@ def pair_rows(zero, picks, samples, videos, temperature, seed):
         tv_independent  draws of each step from its own zero-noise softmax, at the temperature
         tv_ideal        as many draws from the truth: the floor
 
-    Args: zero (M, 2, S) log p; picks (M, DRAWS, 2).
+    Args: zero (M, 2, S) log p; picks (M, 2, DRAWS).
     """
     grammar, S = Grammar(), zero.shape[-1]
     truth = torch.from_numpy(np.stack([                                        # (M, S * S)
@@ -73,5 +73,5 @@ def pair_rows(zero, picks, samples, videos, temperature, seed):
         return float(metrics.total_variation(pairs, truth).mean())
 
     first, second = (draw((zero[:, k] / temperature).softmax(-1)) for k in range(2))
-    return {"tv": tv(picks[..., 0] * S + picks[..., 1]), "tv_independent": tv(first * S + second),
+    return {"tv": tv(picks[:, 0] * S + picks[:, 1]), "tv_independent": tv(first * S + second),
             "tv_ideal": tv(draw(truth))}

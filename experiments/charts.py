@@ -1,15 +1,15 @@
-"""Charts: curves of training (Eq. 7), open vocabulary (App. D), distributions (Eq. 11).
+"""Charts: curves of training (Eq. 7), open vocabulary (App. D), a forecast (Fig. 3).
 
-    python -m experiments.charts training --run runs/pretrain       # the terms of the loss
-    python -m experiments.charts distributions --run runs/pretrain  # next steps, sampled and true
+    python -m experiments.charts --run runs/pretrain                # the terms of the loss
 
-Only this file and forecast_figure.py need matplotlib. Sampled values are solid blue and true ones
+Only this file needs matplotlib. Sampled values are solid blue and true ones
 hatched, so that they differ in print and for every reader. S steps.
 """
 import functools
 import json
 import math
 import textwrap
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median_high
@@ -24,23 +24,15 @@ STYLE = {"font.size": 8, "axes.titlesize": 10, "axes.titlelocation": "left", "ax
          "figure.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
          "svg.fonttype": "none"}                                           # sizes in points
 NEXT = 6                      # next steps that a figure has room for
-PANELS, SAMPLES = 6, 200      # forecasts of plot_distributions, Monte Carlo samples of each
+LEAVES = 7                    # futures that a figure has room for
+BOX = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE, "linewidth": 0.8}
 
 
 @dataclass(frozen=True)
 class ChartSettings(Settings):
-    """Draw training curves, or next steps sampled and true."""
-    what: str = opt("training: curves of RUN/metrics.jsonl; distributions: next steps, sampled and "
-                    "true, in the embedded world", choices=("training", "distributions"))
-    run: Path = opt("the run folder", Path("runs/pretrain"), WHAT)
-    out: Path = opt("file to write: .png, .pdf or .svg; default WHAT.png", None, file=PICTURES)
-    seed: int = opt("distributions: of the noise, and the first of six test videos", 0, low=0,
-                    high=2 ** 32 - 1)
-    device: str = opt("auto: a CUDA GPU if there is one", "auto")
-
-    def __post_init__(self):
-        self.default("out", Path(f"{self.what}.png"))
-        super().__post_init__()
+    """Draw the curves of a training run."""
+    run: Path = opt("the run folder, with metrics.jsonl", Path("runs/pretrain"), WHAT)
+    out: Path = opt("file to write: .png, .pdf or .svg", Path("training.png"), file=PICTURES)
 
 
 def require():
@@ -160,46 +152,125 @@ def plot_open_vocabulary(bleu, accuracy):
     return figure
 
 
+# --- One forecast, as in Fig. 3: N windows, H steps of a future ---
 @styled
-def plot_distributions(forecasts):
-    """Figure of sampled versus true next steps, a panel for each forecast.
+def plot_forecast(content, pictures, painted=None):
+    """Figure: observed frames, next steps as bars, futures as a tree, key frames if there are any.
 
-    forecasts: [(title, names, sampled (S,), true (S,)), ...], shares that sum to 1.
+    Args:
+        content:  predict.py's JSON content, with or without "truth".
+        pictures: (N, 3, height, width) uint8, one of each window.
+        painted:  {step: (3, height, width) uint8} of keyframes.py, or None.
     """
-    rows = math.ceil(len(forecasts) / 3)
-    figure = new_figure(8, 2.2 * rows)
-    panels = figure.subplots(rows, 3, squeeze=False).ravel()
-    for axes, (title, names, sampled, true) in zip(panels, forecasts):
-        order = sorted(range(len(names)), key=lambda s: -max(sampled[s], true[s]))[:NEXT]
-        places = range(len(order))
-        axes.barh([i - 0.2 for i in places], [sampled[s] for s in order], 0.4, color=BLUE,
-                  label="sampled")
-        axes.barh([i + 0.2 for i in places], [true[s] for s in order], 0.4, label="true", **TRUE)
-        axes.set_yticks(places, [names[s] for s in order])
-        axes.set_xticks((0, 0.5, 1), ("0", "50 %", "100 %"))
-        axes.set(xlim=(0, 1), ylim=(len(order) - 0.4, -0.6))
-        axes.tick_params(left=False)
-        distance = sum(abs(a - b) for a, b in zip(sampled, true)) / 2
-        title = [*folded(title, 30, 3), f"total variation {distance:.2f}"]
-        axes.set_title("\n".join(title), fontsize=8)
-    for axes in panels[len(forecasts):]:
-        axes.axis("off")
-    panels[0].legend(loc="lower right")
+    height, width = pictures.shape[2:]
+    rows = [7.6 / len(pictures) * height / width + 0.8]
+    if content["next"]:
+        drawn = content["futures"][:LEAVES]
+        lines = max(len(folded(step)) for future in drawn for step in future["steps"])
+        rows.append(max(2.0, 0.3 + len(drawn) * (0.14 * lines + 0.28)))
+    rows += [2.2] * bool(painted)                                              # all in inches
+    figure = new_figure(8, sum(rows))
+    parts = figure.subfigures(len(rows), 1, height_ratios=rows, squeeze=False)[:, 0]
+    plot_strip(parts[0], content, pictures)
+    if content["next"]:
+        bars, tree = parts[1].subplots(1, 2, width_ratios=(1, 2))
+        plot_bars(bars, content)
+        plot_tree(tree, content)
+    if painted:
+        parts[-1].suptitle("Painted from the last frame", x=0.01, ha="left")
+        for axes, (step, picture) in zip(parts[-1].subplots(1, len(painted), squeeze=False)[0],
+                                         painted.items()):
+            show_picture(axes, picture, folded(step, 30))
     return figure
 
 
+def show_picture(axes, picture, lines):
+    """A framed picture (3, height, width) uint8, with lines of text below it."""
+    axes.imshow(picture.transpose(1, 2, 0))
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(True)
+    axes.set_xlabel("\n".join(lines), fontsize=8)
+
+
+def plot_strip(figure, content, pictures):
+    """The observed windows: a frame of each, its likeliest step, and the true one if known."""
+    truth = content.get("truth")
+    begin, end = content["clips"][0]["start"], content["clips"][-1]["end"]
+    title = f"Observed: {Path(content['video']).name}, {begin:.0f} to {end:.0f} s"
+    figure.suptitle("\n".join(folded(title, 90)), x=0.01, ha="left")
+    for i, axes in enumerate(figure.subplots(1, len(pictures))):
+        best = content["clips"][i]["steps"][0]
+        lines = [*folded(best["step"], 14, 3), percent(best["p"])]
+        if truth:
+            lines += folded(f"true: {truth['clips'][i] or 'none'}", 14)
+        show_picture(axes, pictures[i], lines)
+
+
+def plot_bars(axes, content):
+    """p of the likeliest next steps; below each bar the true one, where it is known."""
+    rows, truth = content["next"][:NEXT], content.get("truth")
+    high, largest = 0.4 if truth else 0.7, rows[0]["p"]
+    places = [i - high / 2 * bool(truth) for i in range(len(rows))]
+    axes.barh(places, [row["p"] for row in rows], high, color=BLUE, label="forecast")
+    if truth:
+        bayes = {row["step"]: row["p"] for row in truth["next"]}
+        true = [bayes.get(row["step"], 0.0) for row in rows]
+        axes.barh([i + high / 2 for i in range(len(rows))], true, high, label="true", **TRUE)
+        largest = max(largest, *true)
+        axes.legend(loc="lower right")
+    for place, row in zip(places, rows):
+        axes.text(row["p"] + 0.02 * largest, place, percent(row["p"]), va="center")
+    axes.set_yticks(range(len(rows)), ["\n".join(folded(row["step"])) for row in rows])
+    axes.tick_params(left=False)
+    axes.set(xticks=[], xlim=(0, 1.2 * largest), ylim=(len(rows) - 0.4, -0.6), title="Next step")
+    axes.spines["bottom"].set_visible(False)
+
+
+def grow_tree(futures, leaves=LEAVES):
+    """The most frequent futures as a tree of prefixes.
+
+    futures: [{"steps": H of them, "share"}, ...], the largest share first.
+    Returns: {prefix: (row, share)}: `leaves` futures at rows 0, 1, ..., and each prefix at the mean
+             row of its futures; its share is that of all futures that begin with it, drawn or not.
+    """
+    share, rows = Counter(), defaultdict(list)
+    for future in futures:
+        for depth in range(len(future["steps"]) + 1):
+            share[tuple(future["steps"][:depth])] += future["share"]
+    order = sorted((tuple(future["steps"]) for future in futures[:leaves]),
+                   key=lambda steps: [(-share[steps[:d + 1]], steps[d]) for d in range(len(steps))])
+    for row, steps in enumerate(order):
+        for depth in range(len(steps) + 1):
+            rows[steps[:depth]].append(row)
+    return {prefix: (sum(own) / len(own), share[prefix]) for prefix, own in rows.items()}
+
+
+def plot_tree(axes, content):
+    """Sampled futures: line width grows with share; true probabilities at the ends, if known."""
+    futures, truth = content["futures"], content.get("truth")
+    tree, horizon = grow_tree(futures), len(futures[0]["steps"])
+    true = {tuple(future["steps"]): future["share"] for future in truth["futures"]} if truth else {}
+    for prefix, (row, share) in tree.items():
+        if prefix:
+            above = tree[prefix[:-1]][0]
+            axes.plot([len(prefix) - 1, len(prefix) - 0.6, len(prefix)], [above, row, row],
+                      color=BLUE, alpha=0.45, linewidth=1 + 12 * share, solid_capstyle="round",
+                      zorder=1)
+        text = "\n".join([*folded(prefix[-1]), percent(share)]) if prefix else "now"
+        axes.text(len(prefix), row, text, ha="center", va="center", zorder=2, bbox=BOX)
+        if len(prefix) == horizon and true:
+            axes.text(horizon + 0.45, row, f"true: {percent(true[prefix])}", va="center")
+    drawn = sum(share for prefix, (_, share) in tree.items() if len(prefix) == horizon)
+    last = max(row for row, _ in tree.values())
+    axes.set(xlim=(-0.25, horizon + (1.0 if true else 0.5)), ylim=(last + 0.6, -0.6))
+    axes.set_title(f"Futures: {len(futures)} different, shown are {percent(drawn)} of the samples")
+    axes.axis("off")
+
+
 def main(settings):
-    """Draw what was asked for."""
-    from evaluation.prediction import toy_distributions
-    from support.device import pick_device
+    """Draw the curves."""
     require()
-    if settings.what == "training":
-        figure = plot_training(load_metrics(settings.run / "metrics.jsonl"))
-    else:
-        figure = plot_distributions(toy_distributions(
-            settings.run, pick_device(settings.device), SAMPLES,
-            range(settings.seed, settings.seed + PANELS)))
-    save(figure, settings.out)
+    save(plot_training(load_metrics(settings.run / "metrics.jsonl")), settings.out)
     print(settings.out)
 
 

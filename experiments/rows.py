@@ -14,8 +14,6 @@ from files.listings import load_phrases, load_steps
 from support.command import BadInput, write_json, write_text
 from toy import grammar
 
-SMALL_WORDS = frozenset("a an and for from in into my of off on or out the to up with your".split())
-
 
 # ---- Rows of numbers -----------------------------------------------------------------------------
 def find_values(results, source, evaluation, key):
@@ -46,19 +44,6 @@ def evaluation_of(content):
 
 
 # ---- Steps that pre-training had no phrase for ---------------------------------------------------
-def concept_rows(steps, pool, bleu):
-    """The paper's novel steps, or else the first ten, and three phrases that share most words."""
-    novel = [step for step, score in zip(steps, bleu) if score < NOVEL]
-    same = [step for step, _ in TABLES["concepts"].paper if step in novel]
-    rows = []
-    for step in same or novel[:10]:
-        words = set(step.lower().split()) - SMALL_WORDS
-        shared = [len(words & set(phrase.lower().split())) for phrase in pool]
-        near = sorted(range(len(pool)), key=lambda i: (-shared[i], i))[:3]
-        rows.append(("ours", step, [[", ".join(pool[i] for i in near if shared[i]) or "--"]]))
-    return rows
-
-
 def open_rows(results, bleu):
     """Accuracy of seen and of novel steps: the mean over those that occur. bleu: (S,), BLEU-1."""
     rows = []
@@ -103,9 +88,7 @@ def build(settings, seeds, needed, contents, draw=False):
     tables, bleu = {}, largest_bleu1(steps, pool)
     for name in settings.names():
         table = TABLES[name]
-        if name == "concepts":
-            rows = concept_rows(steps, pool, bleu)
-        elif name == "open-vocabulary":
+        if name == "open-vocabulary":
             for file, evaluation, content in files:
                 count = len(content.get("by_class") or steps)
                 if evaluation in (CLASSIFY, FORECAST) and count != len(steps):

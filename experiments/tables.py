@@ -2,9 +2,9 @@
 
     python -m experiments.tables ablation,inference --seeds 100,101
 
-Tables 1 to 5 and A to D of the paper and the chart of its Fig. A (paper_tables.py), in the embedded
-world or, with --rows, from JSON files of evaluate.py. A run is made once and serves every table
-that names its recipe. If it is interrupted, the same command continues. All recipes of a seed come
+Tables 1 to 5, A, C and D of the paper and its Fig. A (paper_tables.py), in the embedded world or,
+with --rows, from JSON files of evaluate.py. A run is made once and serves every table that names
+its recipe. If it is interrupted, the same command continues. All recipes of a seed come
 before the next seed, so that an unfinished set gives whole tables of fewer seeds.
 """
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class TablesSettings(Settings):
                      choices=("test", "validation"))
     toy_videos: int = opt("training videos of the embedded world", 2000, DATA, low=1)
     test_videos: int = opt("videos of its split that are evaluated", 500, DATA, low=1)
-    steps: Path = opt("with --rows or alone: the label set, a step per line, for concepts and "
+    steps: Path = opt("with --rows or alone: the label set, a step per line, for "
                       "open-vocabulary", None, DATA)
     phrases: Path = opt("with --steps: the pool of its pre-training, a phrase per line", None, DATA)
     seeds: str = opt("of the runs, separated by commas", "100,101,102,103,104")

@@ -1,14 +1,6 @@
-"""Commands around data: `python data.py check | shrink | teach | export-toy | phrases | features`.
+"""The commands around data: `python data.py COMMAND`, each with its own --help.
 
-    check       what of a list is present, missing and unreadable, before anything is trained
-    shrink      small copies of videos, all key frames: fast to read at any time
-    teach       the teacher's features of videos, cached: each epoch would compute them again
-    export-toy  the embedded world as the files that real data come as
-    phrases     verb phrases from narrations: the pool that clips are matched with
-    features    embeddings of whole videos as a features file
-
-`python data.py COMMAND --help` shows the flags of each. In this file every command is a class of
-flags and a function, which imports what is slow to import only when it runs.
+A command is a class of flags and a function, which imports what is slow to import when it runs.
 """
 import sys
 from dataclasses import dataclass
@@ -32,7 +24,6 @@ class CheckSettings(Settings):
 
 
 def check(settings):
-    """What a list holds, and (with --videos) what of it is present."""
     from files.check import report
     report(settings)
 
@@ -48,7 +39,6 @@ class ShrinkSettings(Settings):
 
 
 def shrink(settings):
-    """Small copies of all videos of a folder."""
     from files.copies import shrink_all
     shrink_all(settings)
 
@@ -65,7 +55,6 @@ class TeachSettings(Settings):
 
 
 def teach(settings):
-    """The teacher's features of all videos of a folder."""
     from files.copies import encode_all
     encode_all(settings)
 
@@ -80,7 +69,6 @@ class ExportSettings(Settings):
 
 
 def export(settings):
-    """The embedded world as the files that real data come as."""
     from toy.export import export_toy
     export_toy(settings)
 
@@ -100,7 +88,6 @@ class PhrasesSettings(Settings):
 
 
 def phrases(settings):
-    """A file of verb phrases."""
     from files.phrases import collect
     collect(settings)
 
@@ -119,12 +106,8 @@ class FeaturesSettings(RunSettings):
 
 
 def features(settings):
-    """Embeddings of whole videos; the same as evaluate.py --task features."""
-    from evaluation.features import write_features
-    from support.device import pick_device
-    from weights.checkpoint import load_model
-    device = pick_device(settings.device)
-    write_features(load_model(settings.checkpoint)[0].to(device), settings, device)
+    from evaluation.embedding import write_features
+    write_features(settings)
 
 
 @dataclass(frozen=True)
@@ -141,7 +124,6 @@ class TextSettings(Settings):
 
 
 def texts(settings):
-    """The text encoder g on a file of phrases, once."""
     from files.copies import write_texts
     write_texts(settings)
 
@@ -155,7 +137,9 @@ def main():
     """`python data.py COMMAND ...`"""
     given = sys.argv[1] if len(sys.argv) > 1 else "nothing"
     if given in ("-h", "--help"):
-        print(__doc__)
+        print("usage: data.py COMMAND [flags]; data.py COMMAND --help shows the flags\n")
+        for name, (_, flags) in COMMANDS.items():
+            print(f"  {name:12}{flags.__doc__}")
     elif given not in COMMANDS:
         sys.exit(fail("data.py", f"{given}: not a command; use one of {', '.join(COMMANDS)}", 2))
     else:

@@ -4,7 +4,6 @@ Times are in seconds. Lines count from 1, classes from 0. Lines without text are
 is a BadInput of one line that begins with the file's name and the line.
 """
 import re
-from typing import NamedTuple
 
 from data import Step, Video
 from files.text import read_lines, read_table, require
@@ -12,14 +11,6 @@ from files.text import read_lines, read_table, require
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100
 UNKNOWN = -1                  # label of a step whose class a list does not give
-
-
-class Action(NamedTuple):
-    """One action of EPIC-Kitchens-100: a data.Step with a name."""
-    start: float                       # s
-    end: float                         # s
-    label: tuple                       # (verb, noun); (None, None) in the test list
-    name: str                          # narration_id, P01_11_0
 
 
 def load_released_csv(path, task):
@@ -57,16 +48,14 @@ def load_epic(path):
     Returns [data.Video, ...], each with its actions as steps, in the file's order.
     """
     videos = {}
-    for where, row in read_table(path, ("narration_id", "video_id", "start_timestamp",
-                                        "stop_timestamp")):
+    for where, row in read_table(path, ("video_id", "start_timestamp", "stop_timestamp")):
         start, end = (clock(where, row[key]) for key in ("start_timestamp", "stop_timestamp"))
         require(start <= end, f"{where}: its end, {end:g} s, is before its start, {start:g} s")
         require(("verb_class" in row) == ("noun_class" in row), f"{where}: verb_class or "
                 "noun_class alone; both are needed, or none as in the test list")
         label = tuple(class_number(where, key, row[key], classes) if key in row else None
                       for key, classes in (("verb_class", VERBS), ("noun_class", NOUNS)))
-        action = Action(start, end, label, row["narration_id"])
-        videos.setdefault(row["video_id"], []).append(action)
+        videos.setdefault(row["video_id"], []).append(Step(start, end, label))
     require(videos, f"{path}: nothing after the first line")
     return [Video(name, steps=tuple(actions)) for name, actions in videos.items()]
 

@@ -4,6 +4,7 @@ A command declares its flags as a frozen dataclass, `class Flags(Settings)`, wit
 beside its `main(settings)`. Nothing here imports torch, so `--help` answers at once.
 """
 import argparse
+import functools
 import json
 import logging
 import os
@@ -24,20 +25,16 @@ class BadInput(ValueError):
     """Invalid input: the program ends with this one line and status 2."""
 
 
-# ------------------------------------------------------------------------------------------------
-# Flags
-# ------------------------------------------------------------------------------------------------
+# --- Flags ---
 def opt(help, default=MISSING, group=RUN, *, choices=None, low=-inf, high=inf, above=-inf,
         data=(), file=None, alias=None, flag=True, required=False):
     """One flag: a field of a Settings class. Its help states effect and unit.
 
     Args:
         group:    heading in --help, one of GROUPS.
-        choices:  the only values allowed.
         low, high, above: the range allowed, low <= value <= high and value > above.
         data:     the kinds of --data on which the flag has an effect; refused with any other.
-        file:     a file to be written, with one of these suffixes (empty: any): its folder must
-                  exist.
+        file:     a file to be written in an existing folder, with one of these suffixes (() any).
         alias:    a second name of the flag.
         flag:     False, or no default: a positional argument instead.
         required: the flag must be given, although its default is None.
@@ -60,14 +57,6 @@ def check(good, name, value, need):
         raise BadInput(f"{flag_of(name)} {value}: {need}")
 
 
-def check_range(name, value, low, high, above):
-    """BadInput unless a number is finite and within the declared range."""
-    need = ([f"above {above:g}"] * (above > -inf) + [f"at least {low:g}"] * (low > -inf)
-            + [f"at most {high:g}"] * (high < inf) or ["finite"])
-    check(low <= value <= high and value > above and abs(value) < inf, name, value,
-          f"must be {' and '.join(need)}" + ", and finite" * (value in (inf, -inf)))
-
-
 @dataclass(frozen=True)
 class Settings:
     """Base of all flags: checks what each `opt` declares, also where no command line is parsed."""
@@ -79,7 +68,11 @@ class Settings:
             if value is None:
                 continue
             if f.type in (int, float):
-                check_range(f.name, value, *(declared[end] for end in ("low", "high", "above")))
+                low, high, above = (declared[end] for end in ("low", "high", "above"))
+                need = ([f"above {above:g}"] * (above > -inf) + [f"at least {low:g}"] * (low > -inf)
+                        + [f"at most {high:g}"] * (high < inf) + ["finite"] * (f.type is float))
+                check(low <= value <= high and value > above and abs(value) < inf, f.name, value,
+                      f"must be {' and '.join(need)}")
             if declared["choices"]:
                 check(value in declared["choices"], f.name, value,
                       f"must be one of {', '.join(declared['choices'])}")
@@ -104,14 +97,6 @@ class Settings:
             object.__setattr__(self, name, value)
 
 
-class Layout(argparse.HelpFormatter):
-    """Two columns of --help: room for most flags, and lines of at most 98 characters."""
-
-    def __init__(self, prog):
-        super().__init__(prog, max_help_position=28,
-                         width=min(shutil.get_terminal_size().columns, 100) - 2)
-
-
 class Parser(argparse.ArgumentParser):
     """Its errors are one line, `PROG: error: ...`, status 2, without the usage."""
 
@@ -133,7 +118,10 @@ def parse(cls, argv=None, command=""):
     places = [f"[{f.name}]" if f.default is not MISSING else f.name for f in fields(cls)
               if f.default is MISSING or not f.metadata["flag"]]
     usage = " ".join(["%(prog)s", *command.split(), *places, "[flags]"])
-    parser = Parser(program_name(), usage, cls.__doc__, formatter_class=Layout, allow_abbrev=False)
+    parser = Parser(program_name(), usage, cls.__doc__, allow_abbrev=False,
+                    formatter_class=functools.partial(
+                        argparse.HelpFormatter, max_help_position=28,
+                        width=min(shutil.get_terminal_size().columns, 100) - 2))
     used = {f.metadata["group"] for f in fields(cls)}
     groups = {name: parser.add_argument_group(name) for name in GROUPS if name in used}
     for f in fields(cls):                              # never type=bool: bool("False") is True
@@ -156,9 +144,7 @@ def parse(cls, argv=None, command=""):
         parser.error(str(error))
 
 
-# ------------------------------------------------------------------------------------------------
-# How a command ends
-# ------------------------------------------------------------------------------------------------
+# --- How a command ends ---
 def fail(program, error, status):
     """Print the one line and return the status."""
     text = " ".join(str(error).split())
@@ -169,9 +155,9 @@ def fail(program, error, status):
 def run(main, cls, argv=None, command=""):
     """Parse, call main(settings), and turn what went wrong into one line on stderr and a status.
 
-    BadInput and OSError (a full disk, a read-only folder) end with 2, FloatingPointError (a loss
-    that is not finite) with 1, Ctrl-C with 130, SIGTERM with 143, a killed worker with 2. A bug of
-    ours keeps its traceback. Of several processes started by torchrun only the first prints.
+    BadInput, OSError (a full disk, a read-only folder) and a killed worker end with 2,
+    FloatingPointError (a loss that is not finite) with 1, Ctrl-C with 130, SIGTERM with 143. A bug
+    keeps its traceback. Of several processes started by torchrun only the first prints.
     """
     def terminate(signum, frame):
         while frame:                       # C code that imports may swallow an exception, and go on
@@ -203,7 +189,7 @@ def run(main, cls, argv=None, command=""):
 
 
 class Interrupts:
-    """Within it, Ctrl-C and SIGTERM only set `status` (130, 143): a step is finished and saved.
+    """Ctrl-C and SIGTERM set `status` (130, 143), so that a step is finished and saved.
 
     A signal that came too late for that ends the program on exit.
     """
@@ -215,7 +201,6 @@ class Interrupts:
         return self
 
     def note(self, number, frame):
-        """The handler; `status` is 128 + the signal's number."""
         self.status = 128 + number
 
     def __exit__(self, *exception):
@@ -237,15 +222,12 @@ def quiet():
         logging.disable(before)
 
 
-# ------------------------------------------------------------------------------------------------
-# Whole files
-# ------------------------------------------------------------------------------------------------
+# --- Whole files ---
 def write_atomically(path, write, before=None):
     """Call write(binary file beside `path`), then rename: the new file is whole, or the old stays.
 
-    A file object, not a path: torch.save to a path hides a full disk in an error that is no
-    OSError.
-    before: where to move the old file; None: it is replaced.
+    before: where to move the old file; None: it is replaced. Given a path, torch.save hides a full
+            disk in an error that is no OSError.
     """
     path = Path(path)
     temporary = path.with_name(path.name + ".part")

@@ -21,10 +21,7 @@ def mixed_precision(device):
 
 
 def send(x, device):
-    """A tensor to the device, without waiting for a GPU: that takes pinned memory.
-
-    A tensor that is on the GPU already cannot be pinned.
-    """
+    """A tensor to the device, from pinned memory, so that a GPU is not waited for."""
     x = x.pin_memory() if torch.device(device).type == "cuda" and x.device.type == "cpu" else x
     return x.to(device, non_blocking=True)
 

@@ -1,13 +1,10 @@
 """One model on several GPUs: `torchrun --nproc-per-node 8 train.py ...`, a process for each.
 
-A step computes what it computes in one process. Each process reads and encodes its share of the
-clips, receives the embeddings of all others, and computes the whole objective on all of them. The
-gradients of its own clips are then summed over the processes. Every process repeats h and the
-matching, which cost little next to f. (DistributedDataParallel would average the gradients of one
-objective per process: a different objective where their numbers of clips differ.)
-
---batch counts the videos of all processes together. Process 0 writes the run folder. gloo carries
-what is in main memory, nccl what is on GPUs. With one process nothing here does anything.
+A step computes what it computes in one process. Each reads and encodes its share of the clips,
+receives the embeddings of all others, and computes the whole objective; h and the matching cost
+little next to f. (DistributedDataParallel would average one objective per process: a different one
+where their numbers of clips differ.) --batch counts the videos of all processes together. gloo
+carries what is in main memory, nccl what is on GPUs. With one process nothing here does anything.
 """
 import os
 
@@ -16,10 +13,7 @@ import torch.distributed as dist
 
 
 def start(device):
-    """Join the other processes if torchrun started several; each takes its own GPU.
-
-    device: as in the settings.
-    """
+    """Join the other processes if torchrun started several; each takes its own GPU."""
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         return
     cuda = torch.cuda.is_available() and device != "cpu"
@@ -39,7 +33,7 @@ def is_first():
 
 
 def share(items, place):
-    """The part of a list that belongs to the process at `place`: neighbors, about equally many."""
+    """The part of a list that belongs to the process at `place`; about equally many for each."""
     rank, world = place
     return items[rank * len(items) // world:(rank + 1) * len(items) // world]
 

@@ -1,4 +1,5 @@
 """Worker processes, which decode or render ahead of the step that needs it."""
+import functools
 import os
 
 import torch
@@ -6,32 +7,18 @@ import torch
 from support.command import BadInput
 
 
-class Lazy(torch.utils.data.Dataset):
-    """Item i is make(items[i]), made on demand (in a worker, if there are any)."""
-
-    def __init__(self, make, items):
-        self.make, self.items = make, items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, i):
-        try:
-            return self.make(self.items[i])
-        except (BadInput, OSError) as error:           # raised in a worker it would lose its line
-            return error
-
-
-def identity(made):
-    """Replaces DataLoader's collation, which would turn numpy into tensors."""
-    return made
+def attempt(make, item):
+    """make(item), or its error: raised in a worker, it would lose its one line."""
+    try:
+        return make(item)
+    except (BadInput, OSError) as error:
+        return error
 
 
 def leave_group(worker):
-    """Move a worker to a process group of its own, so that Ctrl-C does not reach it.
+    """Move a worker to a group of its own: a terminal sends Ctrl-C to the main process's group.
 
-    A terminal sends Ctrl-C to the whole group. The main process finishes and saves its step, and
-    then ends its workers. A worker that died first would end the run before that.
+    It finishes and saves its step; a worker that died first would end the run before that.
     """
     os.setpgid(0, 0)
 
@@ -43,8 +30,8 @@ def prefetch(make, items, workers):
 
     Raises: what `make` raises; RuntimeError if a worker dies.
     """
-    for made in torch.utils.data.DataLoader(Lazy(make, items), batch_size=None,
-                                            num_workers=workers, collate_fn=identity,
+    for made in torch.utils.data.DataLoader(items, batch_size=None, num_workers=workers,
+                                            collate_fn=functools.partial(attempt, make),
                                             worker_init_fn=leave_group,
                                             pin_memory=torch.cuda.is_available()):
         if isinstance(made, Exception):

@@ -88,9 +88,7 @@ def cannot_read(monkeypatch, source, *names):
     monkeypatch.setattr(source, "load", load)
 
 
-# ------------------------------------------------------------------------------------------------
-# Commands
-# ------------------------------------------------------------------------------------------------
+# --- Commands ---
 def call(program, *argv):
     """Run a script's main in this process, by its command line; no file is remembered."""
     sources.read_features.cache_clear()
@@ -166,9 +164,7 @@ def fails(capsys, status, program, *argv):
     return line
 
 
-# ------------------------------------------------------------------------------------------------
-# What they wrote
-# ------------------------------------------------------------------------------------------------
+# --- What they wrote ---
 def read_json(path):
     """Strict JSON: no NaN, no Infinity."""
     return json.loads(Path(path).read_text(), parse_constant=lambda text: pytest.fail(text))

@@ -1,6 +1,5 @@
-"""EPIC-Kitchens-100: fine-tuning f on clips of actions, Table 3, the challenge's file."""
+"""EPIC-Kitchens-100: fine-tuning f on clips of actions, Table 3."""
 import json
-import zipfile
 from pathlib import Path
 
 import av
@@ -138,7 +137,7 @@ def test_the_table_equals_counting():
 
 # ---- the commands ------------------------------------------------------------------------------
 def test_actions_are_fine_tuned_and_evaluated(monkeypatch):
-    """Catches: f frozen, 8 frames for 32, a submission that names other actions or sums to no 1."""
+    """Catches: f frozen, 8 frames for 32, a score where there are no labels."""
     monkeypatch.setattr(evaluated, "VIEWS", 2)
     for init in ("published", "diffusion"):
         call("train.py", *TUNE, *LABELED, "--init", f"{init}.pt", "--out", init)
@@ -150,18 +149,8 @@ def test_actions_are_fine_tuned_and_evaluated(monkeypatch):
         assert list(content["top1"]) == list(content["top5"]) == ["verb", "noun", "action"]
         assert content["listed"] == content["evaluated"] == 9
         assert content["setting"] == "fine-tuned" and None not in content["top1"].values()
-    content = measure(*EPIC, "--annotations", TEST, "--checkpoint", "diffusion", "--submission",
-                      "test.zip")
+    content = measure(*EPIC, "--annotations", TEST, "--checkpoint", "diffusion")
     assert content["top1"] == dict.fromkeys(["verb", "noun", "action"])
-    with zipfile.ZipFile("test.zip") as packed:
-        file = json.loads(packed.read("test.json"))
-    assert file["version"] == "0.2" and file["challenge"] == "action_recognition"
-    assert {"sls_pt", "sls_tl", "sls_td"} <= file.keys()
-    assert list(file["results"]) == [f"P01_0{i}_{k}" for i in range(3) for k in range(3)]
-    for scores in file["results"].values():
-        for part, count in (("verb", 97), ("noun", 300)):
-            assert list(scores[part]) == [str(i) for i in range(count)]
-            assert sum(np.exp(list(scores[part].values()))) == pytest.approx(1, abs=1e-3)
 
 
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been():
@@ -181,21 +170,16 @@ def test_unreadable_kitchens_are_named_and_left_out():
     assert json.loads(Path("run/missing.json").read_text()) == ["P01_02"]
 
 
-def check(annotations, *flags):
-    """The JSON of `data.py check`."""
+@pytest.mark.parametrize("annotations, flags, expected", [
+    (TRAIN, (), {"segments": {"train": 9}, "verbs": 97, "nouns": 300, "videos": 3, "found": None}),
+    (TRAIN, ("--videos", "kitchens"), {"found": 3, "missing": 0, "unreadable": 0}),
+    pytest.param(REAL, (), {"segments": {"validation": 400}}, marks=pytest.mark.skipif(
+        not REAL.exists(), reason="no ../shared/epic"))], ids=["list", "videos", "real"])
+def test_check_counts_actions(annotations, flags, expected):
+    """Catches: videos counted for actions, the split of another file, actions that are lost."""
     call("data.py", "check", "--data", "epic", "--annotations", str(annotations), *flags, "--json",
          "c.json")
-    return json.loads(Path("c.json").read_text())
-
-
-def test_check_counts_actions():
-    """Catches: videos counted for actions, the split of another file, actions that are lost."""
-    found = check(TRAIN)
-    assert found["segments"] == {"train": 9} and (found["verbs"], found["nouns"]) == (97, 300)
-    assert found["videos"] == 3 and found["found"] is None
-    found = check(TRAIN, "--videos", "kitchens")
-    assert (found["found"], found["missing"], found["unreadable"]) == (3, 0, 0)
-    assert not REAL.exists() or check(REAL)["segments"] == {"validation": 400}
+    assert expected.items() <= json.loads(Path("c.json").read_text()).items()
 
 
 @pytest.mark.parametrize("argv, named", [

@@ -149,9 +149,7 @@ def test_the_same_command_works_once_the_file_is_there(capsys):
     assert Path("new/checkpoint.pt").exists()
 
 
-# ------------------------------------------------------------------------------------------------
-# Files that are good but do not fit each other, or what is asked
-# ------------------------------------------------------------------------------------------------
+# --- Files that are good but do not fit each other, or what is asked ---
 def refit(change):
     """The run's checkpoint with other content, as bad.pt."""
     shutil.copy("run/checkpoint.pt", "bad.pt")

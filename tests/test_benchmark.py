@@ -15,8 +15,6 @@ from encoder import TimeSformer
 from experiments import speed
 from files.video import duration
 
-NEEDS_FFMPEG = pytest.mark.skipif(not shutil.which("ffmpeg"), reason="no ffmpeg")
-
 
 @pytest.fixture(autouse=True)
 def tiny(tmp_path, monkeypatch):
@@ -27,36 +25,14 @@ def tiny(tmp_path, monkeypatch):
         monkeypatch.setattr(speed, name, value)
 
 
-@NEEDS_FFMPEG
-def test_both_loaders_read_the_same_clips(tmp_path):
-    """Catches: a comparison with something else: fewer frames, other clips, a part of the file."""
-    speed.make_video(tmp_path / "a.mp4", 20, "160x90", 10)
-    length = duration(tmp_path / "a.mp4")
-    one, other = (read(tmp_path / "a.mp4", speed.windows_of(length))
-                  for read in (speed.read_ours, speed.read_ffmpegs))
-    assert length == pytest.approx(20) and len(one) == len(other) == 3
-    rows = [torch.stack([torch.nn.functional.interpolate(clip.float(), (9, 16), mode="area")
-                         for clip in clips]) for clips in (one, other)]
-    assert rows[0].shape == rows[1].shape == (3, 8, 3, 9, 16)
-    error = (rows[0][:, None] - rows[1][None]).abs().mean((2, 3, 4, 5))      # (3, 3) clips
-    assert (error.argmin(1) == torch.arange(3)).all()
-
-
-def test_windows_are_those_of_pre_training():
-    """Catches: windows beyond the end, of another length, another distance."""
-    for seconds in (180.0, 20.0, 4.0):
-        windows = speed.windows_of(seconds)
-        assert windows.shape == (3, 2) and 0 <= windows.min() and windows.max() <= seconds + 1e-9
-        assert np.allclose(np.diff(windows), min(9, seconds))
-    assert np.allclose(np.diff(speed.windows_of(180.0)[:, 0]), speed.PACE)
-
-
-@NEEDS_FFMPEG
-def test_the_loader_part(tmp_path, monkeypatch, capsys):
-    """Catches: numbers that are not in the JSON, a video of the user's left out; a traceback for a
-    video that cannot be read."""
+@pytest.mark.skipif(not shutil.which("ffmpeg"), reason="no ffmpeg")
+def test_the_loader_part(monkeypatch, capsys):
+    """Catches: a comparison with something else: fewer frames, other clips, a part of the file,
+    windows beyond its end or of another length or distance than those of pre-training; numbers that
+    are not in the JSON, a video of the user's left out; a traceback for a video that cannot be
+    read."""
     monkeypatch.setattr(speed, "SECONDS", 2.0)
-    speed.make_video(tmp_path / "mine.mp4", 3, "64x48", 10)
+    speed.make_video(Path("mine.mp4"), 20, "160x90", 10)
     call("benchmark.py", "--videos", ".", "--json", "o.json")
     result, out = json.loads(Path("o.json").read_text()), capsys.readouterr().out
     assert result["machine"]["cores"] >= 1 and result["loader"].keys() == {"made", "mine"}
@@ -64,8 +40,19 @@ def test_the_loader_part(tmp_path, monkeypatch, capsys):
         assert table.keys() == {"ours", "ours_small", "ffmpegs", "ffmpegs_small"}
         assert all(0 < row["s"] < math.inf and row["clips/s"] == pytest.approx(3 / row["s"])
                    for row in table.values()) and f"| loader: {name}" in out
+
+    windows = speed.windows_of(duration("mine.mp4"))
+    one, other = (torch.stack([
+        torch.nn.functional.interpolate(clip.float(), (9, 16), mode="area")
+        for clip in read("mine.mp4", windows)]) for read in (speed.read_ours, speed.read_ffmpegs))
+    assert one.shape == other.shape == (3, 8, 3, 9, 16)
+    assert np.allclose(windows, [[0, 9], [5.5, 14.5], [11, 20]])
+    assert np.allclose(speed.windows_of(4.0), [0, 4])
+    assert np.allclose(speed.windows_of(180.0)[:, 0], 85.5 + speed.PACE * np.arange(-1, 2))
+    error = (one[:, None] - other[None]).abs().mean((2, 3, 4, 5))            # (3, 3) clips
+    assert (error.argmin(1) == torch.arange(3)).all()
     with pytest.raises(speed.BadInput, match="ffmpeg gives no picture"):
-        speed.read_ffmpegs(tmp_path / "none.mp4", speed.windows_of(9.0))
+        speed.read_ffmpegs("none.mp4", windows)
     monkeypatch.setattr(speed, "make_video", lambda path, length: path.write_bytes(b"none"))
     assert "made.mp4" in fails(capsys, 2, "benchmark.py")
 

@@ -79,9 +79,7 @@ def half_of_100_s(video, time):
 @pytest.mark.parametrize("step", [None, half_of_100_s])
 def test_rows_are_the_nearest_embeddings(P, step):
     """Catches: rows of another video or window, a pass that repeats the windows of the one before,
-    the first clip asked as a forecast, padding or clips j observed, a history that is hidden; a
-    forecast of the step that was just seen, a history that ends before the last clip of a step, a
-    step that returns later left out, steps read off another row."""
+    the first clip asked as a forecast, padding or clips j observed, a history that is hidden."""
     made, nearest = cached(Moments(), steps=step)
     times = made.x.tolist()                                    # row -> (video, time)
 

@@ -1,14 +1,13 @@
-"""charts.py, forecast_figure.py: the numbers given are the numbers drawn. Drawing needs matplotlib
+"""charts.py: the numbers given are the numbers drawn. Drawing needs matplotlib
 (optional)."""
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from experiments import charts, forecast_figure
+from experiments import charts
 from support.command import BadInput
 
 
@@ -37,17 +36,12 @@ def texts(labels):
     return [text.get_text() for text in labels]
 
 
-def draw(what, folder, out):
-    """`python -m experiments.charts`, after its command line."""
-    charts.main(SimpleNamespace(what=what, run=Path(folder), out=Path(out)))
-
-
 # ---- without matplotlib --------------------------------------------------------------------------
 def test_the_tree_of_futures_by_hand():
     """Catches: the share of a prefix counted from the drawn futures alone; crossing branches."""
     futures = [{"steps": list(steps), "share": share} for steps, share in
                (("ab", 0.4), ("cd", 0.2), ("ac", 0.2), ("cc", 0.1), ("ad", 0.1))]
-    tree = forecast_figure.grow_tree(futures, leaves=3)
+    tree = charts.grow_tree(futures, leaves=3)
     a, b, c, d = "abcd"
     expected = {(): (1.0, 1.0), (a,): (0.5, 0.7), (c,): (2.0, 0.3), (a, b): (0.0, 0.4),
                 (a, c): (1.0, 0.2), (c, d): (2.0, 0.2)}
@@ -78,10 +72,11 @@ def test_files_that_are_no_metrics(tmp_path, text):
 @pytest.mark.parametrize("truth", [False, True])
 def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
     """Catches: bars that are not the numbers, a true bar at another step, a frame or branch left
-    out."""
+    out; a figure that needs a forecast, for a checkpoint that makes none."""
     pictures = np.random.default_rng(0).integers(0, 255, (8, 3, 9, 16), np.uint8)
     painted = {"a": pictures[0], "c": pictures[1]}
-    figure = forecast_figure.plot_forecast(make_content(truth), pictures, painted)
+    content = make_content(truth)
+    figure = charts.plot_forecast(content, pictures, painted)
     strip, (bars, tree), below = figure.axes[:8], figure.axes[8:10], figure.axes[10:]
     for axes, picture in zip(strip, pictures):
         assert np.array_equal(axes.images[0].get_array(), picture.transpose(1, 2, 0))
@@ -96,12 +91,7 @@ def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
     charts.save(figure, tmp_path / "a.png")
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_forecast_without_next_steps(drawing, tmp_path):
-    """Catches: a figure that needs a forecast, for a checkpoint that makes none."""
-    content = {**make_content(), "next": [], "futures": []}
-    figure = forecast_figure.plot_forecast(content, np.zeros((8, 3, 16, 9), np.uint8))
+    figure = charts.plot_forecast({**content, "next": [], "futures": []}, pictures)
     assert len(figure.axes) == 8
     charts.save(figure, tmp_path / "a.svg")
 
@@ -119,9 +109,9 @@ def test_training_curves(drawing, tmp_path, capsys):
     assert list(curves["a stage begins"].get_xdata()) == [90, 90]
     assert len(rate.lines[0].get_xdata()) == 9
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    draw("training", tmp_path, tmp_path / "curves.pdf")
-    assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
-    assert capsys.readouterr().out == f"{tmp_path / 'curves.pdf'}\n"
+    out = tmp_path / "curves.pdf"
+    charts.main(SimpleNamespace(run=tmp_path, out=out))
+    assert out.read_bytes().startswith(b"%PDF") and capsys.readouterr().out == f"{out}\n"
 
 
 def test_open_vocabulary_means(drawing):
@@ -133,13 +123,3 @@ def test_open_vocabulary_means(drawing):
         ["novel: 2 steps,\n20.0 %", "seen: 2 steps,\n60.0 %"],
         ["novel: 2 steps,\n0.0 %", "seen: 1 steps,\n100.0 %"]]
     assert len(figure.axes[0].lines[0].get_xdata()) == 4
-
-
-def test_distributions_side_by_side(drawing):
-    """Catches: sampled and true exchanged, bars of one step at another's name."""
-    names = ["a", "b", "c"]
-    figure = charts.plot_distributions([("after x", names, [0.1, 0.9, 0.0], [0.5, 0.3, 0.2])] * 4)
-    axes = figure.axes[0]
-    assert texts(axes.get_yticklabels()) == ["b", "a", "c"]
-    assert [bar.get_width() for bar in axes.patches] == [0.9, 0.1, 0.0, 0.3, 0.5, 0.2]
-    assert axes.get_title(loc="left") == "after x\ntotal variation 0.60"

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from evaluate import EvaluateSettings
-from experiments.charts import ChartSettings
 from files.commands import COMMANDS
 from predict import PredictSettings
 from support.command import (GROUPS, BadInput, Settings, flag_of, parse, run, write_atomically,
@@ -120,9 +119,8 @@ def wrong_values(f):
 
 @CLASSES
 def test_values_outside_of_what_a_flag_declares_are_refused(cls, capsys):
-    """Catches: usage blocks, tracebacks, values that fail after minutes of work (seeds, inf, a
-    file that cannot be written); a range that is declared and not checked, or shut at its end; a
-    run of another size, or on other files, than its command line says."""
+    """Catches: usage blocks, tracebacks, values that fail after minutes of work (seeds, inf, a file
+    that cannot be written); a range that is declared and not checked, or shut at its end."""
     kinds = {f.name: f.metadata["choices"] for f in fields(cls)}.get("data", ())
     for f in fields(cls):
         declared, valid = f.metadata, f.metadata["data"][:1]
@@ -158,7 +156,7 @@ FEATURES = ("--features", "f", "--text-embeddings", "t")
     (EvaluateSettings, [*COIN[:3], "a.csv", *FEATURES, "--min-steps", "3"], "--min-steps 3"),
     (FinetuneSettings, ["--data", "epic", "--task", "forecast"], "--task forecast"),
     (PredictSettings, ["--steps", "a", "--text-embeddings", "b"], "--steps a"),
-    (PredictSettings, ["--keyframes", __file__], "--keyframes"), (ChartSettings, [], "what"),
+    (PredictSettings, ["--keyframes", __file__], "--keyframes"),
     *((cls, [], argv_of(cls)[0][:-2]) for _, cls in COMMANDS.values() if argv_of(cls))])
 def test_flags_that_do_not_fit_each_other(cls, argv, named, capsys):
     """Catches: usage blocks, `None: No such file` where a flag was forgotten, a shortened flag."""
@@ -168,8 +166,7 @@ def test_flags_that_do_not_fit_each_other(cls, argv, named, capsys):
 
 def test_values_arrive_with_their_types():
     """Catches: "3" for 3, str for Path, --order-lr that does not reach order_lr; type=bool, with
-    which "--resume False" is True; a video taken for a flag, or asked for where it may be left out;
-    --oracle 7 measured with 5 samples; another temperature than the help says."""
+    which "--resume False" is True."""
     given = parse(TrainSettings, ["--toy-videos", "3", "--order-lr", "1e-4", "--out", "a/b"])
     assert (given.toy_videos, given.order_lr, given.out) == (3, 1e-4, Path("a/b"))
     assert given.resume is False and parse(TrainSettings, ["--resume"]).resume is True

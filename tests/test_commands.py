@@ -31,14 +31,11 @@ TAIL = ["seed", "checkpoint", "seconds"]
 ROW = ["step", "epoch", "loss", "xe", "mse", "mc", "lr", "clips_per_s"]
 
 
-# ------------------------------------------------------------------------------------------------
-# Training
-# ------------------------------------------------------------------------------------------------
+# --- Training ---
 @pytest.mark.parametrize("name", ["diffusion", "mask", "none", "coin-run"])
 def test_a_run_folder_is_complete(trained, name):
     """Catches: settings that are not recorded, rows renamed or NaN, a checkpoint that runs code to
-    load; a joint stage of L_XE alone, a last stage with L_XE, a stage left out or in another order,
-    a loss that is not the sum of its terms, a rate that is constant or another stage's."""
+    load; a joint stage of L_XE alone, a last stage with L_XE."""
     out = trained / name
     assert {path.name for path in out.iterdir()} - {"checkpoint_before.pt", "missing.json"} == {
         "checkpoint.pt", "config.json", "metrics.jsonl"}
@@ -84,9 +81,7 @@ def test_temperatures_of_a_run(trained, here):
 
 
 def test_rates_rise_and_fall_within_a_stage(tmp_path):
-    """Catches: a constant rate, one schedule for all stages, groups that share a rate, dropout that
-    never acts (the model left in eval mode). The loss has slope 1: a step is as long as its rate.
-    """
+    """Catches: a constant rate, one schedule for all stages, groups that share a rate."""
     model, used = torch.nn.Linear(1, 1).eval(), []
     optimizer = torch.optim.SGD([{"params": [p], "peak": peak} for p, peak in
                                  zip(model.parameters(), (2.0, 0.5))], lr=0.0)
@@ -112,8 +107,7 @@ def test_a_finished_run_stays_as_it_is(trained, here):
 
 def test_videos_that_cannot_be_read_are_named_and_left_out(here, monkeypatch, capsys):
     """Catches: a step that fails for one bad file, a bad video's name in no file, also one that
-    only the last stage reads; a last stage that stumbles over a video without embeddings; a run
-    that goes on with hardly any video left."""
+    only the last stage reads; a last stage that stumbles over a video without embeddings."""
     names = [grammar.make_video("train", i).name
              for step in (0, 3) for i in run.videos_of_step(step, 16, 4, 0)]
     two = [names[0], names[4]]              # the second is not in three quarters of the first epoch
@@ -162,9 +156,7 @@ def test_one_video_and_batches_of_one(here):
     assert read_json("one.json")["distinct"] == 1
 
 
-# ------------------------------------------------------------------------------------------------
-# Measuring
-# ------------------------------------------------------------------------------------------------
+# --- Measuring ---
 def measure(*argv):
     """The JSON that evaluate.py writes."""
     call("evaluate.py", *argv, "--device", "cpu", "--json", "measured.json")

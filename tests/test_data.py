@@ -97,8 +97,7 @@ def test_sentences_of_a_window_by_hand():
 @pytest.mark.parametrize("count, P", [(1, 1), (2, 1), (5, 1), (9, 1), (3, 3), (5, 2), (9, 3)])
 def test_missing_clips_and_hidden_tail_by_counts(count, P):
     """Catches: j never the first or the last, j or the future told, a clip before j hidden, a gap
-    within what is observed or within j, a tail that is always or never hidden, or that begins at
-    one place too often."""
+    within what is observed or within j, a tail that is always or never hidden."""
     places, rng, drawn = count - P + 1, np.random.default_rng(0), Counter()
     for _ in range(2000 * places):
         j, observed = data.missing_clips(count, P, rng)
@@ -116,8 +115,7 @@ def test_missing_clips_and_hidden_tail_by_counts(count, P):
 
 def test_history_windows_are_what_forecasts_read():
     """Catches: a history that ends before the clip is half over or after it, always at one place,
-    or longer than 68 s; eight windows with holes; the clip before in place of the missing one; one
-    draw for all clips of a video; a missing clip too few."""
+    or longer than 68 s; eight windows with holes; the clip before in place of the missing one."""
     windows, places = np.array([[0., 9.], [14., 20.], [60., 75.], [99., 110.]]), []
     before, missing = windows[:-1], windows[1:, None]
     quarter = SimpleNamespace(uniform=lambda low, high: low + .25 * (high - low))

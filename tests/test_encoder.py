@@ -119,15 +119,6 @@ def test_divided_attention_equals_one_token_at_a_time():
     torch.testing.assert_close(model(clips), torch.stack([x for _, x in slow]))
 
 
-def test_gradients_reach_every_parameter():
-    """Catches: a parameter made and never used, a detach, a short cut that leaves one out."""
-    model = tiny()
-    model(random_clips(2))[:, 0].sum().backward()
-    dead = [name for name, parameter in model.named_parameters()
-            if parameter.grad is None or not parameter.grad.abs().max() > 0]
-    assert dead == []
-
-
 def test_new_weights_start_as_an_image_model_except_block_0():
     """Catches: temporal_fc not zero (or zero in block 0 too), biases or standard deviation off."""
     torch.manual_seed(0)

@@ -10,11 +10,13 @@ from data import (CLIP_SECONDS, HISTORY, Loaded, Step, Video, forecast_samples, 
                   observed_steps)
 from evaluate import EvaluateSettings
 from evaluation import forecasting, infill
-from evaluation.inference import extend_history, predict_missing, sample_in_turn
+from evaluation.checks import require_task
+from evaluation.inference import extend_history, forecasts, sample_in_turn
 from losses import match
 from support.command import BadInput
 from toy import grammar
 from toy.source import as_video
+from weights.released import Released, ReleasedDenoiser
 
 S = len(grammar.STEPS)
 TEXTS = functional.normalize(torch.randn(S, 24, generator=torch.Generator().manual_seed(0)), dim=-1)
@@ -37,10 +39,6 @@ class Model:
                         self.step(clips[after[0]]) - (after[0] - place) if after else 0)
                 rows.append(TEXTS[step % S] + 0.3 * point)
         return torch.stack(rows).view_as(noise)
-
-    def forecast_next(self, x, noise):
-        following = ((x[:, -1] @ TEXTS.T).argmax(-1) + 1) % S                  # (M,)
-        return TEXTS[following][:, None] + 0.5 * noise
 
     def step(self, clip):
         return int((TEXTS @ clip).argmax())
@@ -94,7 +92,7 @@ def test_missing_clips_are_predicted_in_groups():
     x = TEXTS[torch.randint(S, (5, 6), generator=generator)]
     j = torch.tensor([[1, 4]] * 5)
     observed = torch.ones(5, 6).bool().scatter(1, j, False)
-    zero, mean, picks = predict_missing(Model(), x, observed, j, TEXTS, 3, 9, 2)
+    zero, mean, picks = forecasts(Model(), x, TEXTS, 3, 9, 2, observed, j)
     noise = torch.randn(5, 3, 2, 24, generator=torch.Generator().manual_seed(9))
     for b in range(5):
         for p in range(2):
@@ -103,7 +101,7 @@ def test_missing_clips_are_predicted_in_groups():
             torch.testing.assert_close(zero[b, p], match(clean, TEXTS, .1))
             drawn = [match(clean + .3 * noise[b, q, p], TEXTS, .1) for q in range(3)]
             torch.testing.assert_close(mean[b, p], sum(row.exp() for row in drawn) / 3)
-            assert picks[b, :, p].tolist() == [int(row.argmax()) for row in drawn]
+            assert picks[b, p].tolist() == [int(row.argmax()) for row in drawn]
 
 
 def test_infill_equals_counting():
@@ -138,6 +136,14 @@ def test_a_longer_history_is_cut_again_by_loops(seconds):
     assert torch.equal(x, torch.arange(8.0)[None, :, None])
     if seconds == HISTORY:                                     # nearly a shift by one
         assert longer[0, :, 0].tolist() == [1, 2, 3, 4, 5, 6, 7, 99]
+
+
+def test_infilling_needs_an_h_that_was_trained_here():
+    """Catches: a traceback where a checkpoint has no h, or one for the clip after 8 alone."""
+    for model, words in ((SimpleNamespace(task=None, denoiser=None), "--order none"),
+                         (Released(None, ReleasedDenoiser(16, 1), 16), "published weights")):
+        with pytest.raises(BadInput, match=words):
+            require_task(model, EvaluateSettings(task="infill"))
 
 
 class Cycle:

@@ -25,10 +25,11 @@ MAY_IMPORT = {
     "training": BESIDE | {"evaluation", "training"},
     "experiments": BESIDE | {"evaluation", "training", "experiments"},
     **dict.fromkeys(SCRIPTS, BESIDE | {"evaluation", "training", "experiments"})}
-# Commands parse first and then import once, in the function that runs them. Only data.py's
-# commands reach beyond their package: they are run by data.py alone.
-COMMANDS = {"train", "evaluate", "predict", "files.commands", "weights", "weights.__main__",
-            "experiments.benchmark", "experiments.charts", "experiments.tables"}
+# Commands parse first and then import once, in the function that runs them: the number of such
+# functions. Only data.py's commands reach beyond their package: they are run by data.py alone.
+COMMANDS = {"train": 2, "evaluate": 1, "predict": 1, "files.commands": 7, "weights": 1,
+            "weights.__main__": 1, "experiments.benchmark": 1, "experiments.charts": 1,
+            "experiments.tables": 1}
 MAY_IMPORT_LATE = {"files.commands": BESIDE | {"evaluation"}}
 # Packages of one command: imported in a function, named when missing. PIL comes with diffusers.
 OPTIONAL = {"spacy", "matplotlib", "diffusers", "transformers", "PIL", "timm"}
@@ -39,43 +40,35 @@ def module_name(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-PATHS = [*ROOT.glob("*.py"), *(path for path in ROOT.glob("*/*.py") if path.parent.name != "tests")]
-TREES = {module_name(path): ast.parse(path.read_text(encoding="utf-8"), str(path))
-         for path in sorted(PATHS)}
-OURS = {name.split(".")[0] for name in TREES}
-
-
-def is_main_block(node):
-    """if __name__ == "__main__": ..."""
-    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
-
-
 def names_of(node):
-    """Dotted names that an import statement may import: `from a import b` gives a and a.b."""
+    """Dotted names that a node may import: `from a import b` gives a and a.b."""
     if isinstance(node, ast.Import):
         return {alias.name for alias in node.names}
+    if not isinstance(node, ast.ImportFrom):
+        return set()
     assert node.level == 0, "a relative import"
     return {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
 
 
-def imports(tree, late):
-    """Dotted names imported at the top of a file, or (late) within its functions."""
-    top, everywhere = set(), set()
+def imports(tree):
+    """Dotted names imported (at the top of a file, within its functions)."""
+    top, late = set(), set()
     for part in tree.body:
-        for node in ast.walk(part):
-            if isinstance(node, (ast.Import, ast.ImportFrom)) and not is_main_block(part):
-                (top if node is part else everywhere).update(names_of(node))
-    return everywhere if late else top
+        if not (isinstance(part, ast.If) and "__name__" in ast.unparse(part.test)):
+            for node in ast.walk(part):
+                (top if node is part else late).update(names_of(node))
+    return top, late
 
 
-def of_ours(names):
-    """Those that are modules of this project."""
-    return {name for name in names if name in TREES}
+def packages(names):
+    return {name.split(".")[0] for name in names}
 
 
-def calls(tree):
-    """(dotted name, call) of all calls of a file: ("torch.load", ...)."""
-    return [(ast.unparse(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+PATHS = [*ROOT.glob("*.py"), *(path for path in ROOT.glob("*/*.py") if path.parent.name != "tests")]
+TREES = {module_name(path): ast.parse(path.read_text(encoding="utf-8"), str(path))
+         for path in sorted(PATHS)}
+IMPORTS = {name: imports(tree) for name, tree in TREES.items()}
+OURS = packages(TREES)
 
 
 def test_the_root_is_the_users_list():
@@ -88,83 +81,56 @@ def test_the_root_is_the_users_list():
 @pytest.mark.parametrize("name", TREES)
 def test_imports_keep_the_direction(name):
     """Catches: a method file that needs another file to be read; anything that imports a script;
-    imports within functions, which hide a circle."""
-    package = name.split(".")[0]
-    top, late = (of_ours(imports(TREES[name], late)) for late in (False, True))
-    wrong = {other for other in top if other.split(".")[0] not in MAY_IMPORT[package]}
-    assert not wrong, f"{name} must not import {wrong}"
+    imports within functions, which hide a circle; a command whose imports are spread over its
+    functions."""
+    may = MAY_IMPORT[name.split(".")[0]]
+    top, late = (names & TREES.keys() for names in IMPORTS[name])
+    assert packages(top) <= may and packages(late) <= MAY_IMPORT_LATE.get(name, may)
     assert name in COMMANDS or not late, f"{name} imports {late} within a function"
-    allowed = MAY_IMPORT_LATE.get(name, MAY_IMPORT[package])
-    assert {other.split(".")[0] for other in late} <= allowed
-
-
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_commands_import_once(name):
-    """Catches: a command whose imports are spread over its functions."""
     places = [node.name for node in ast.walk(TREES[name]) if isinstance(node, ast.FunctionDef)
-              and any(isinstance(part, (ast.Import, ast.ImportFrom)) and of_ours(names_of(part))
-                      for part in ast.walk(node))]
-    assert len(places) <= (7 if name == "files.commands" else 2 if name == "train" else 1), places
+              and any(names_of(part) & TREES.keys() for part in ast.walk(node))]
+    assert len(places) <= COMMANDS.get(name, 0), places
 
 
 def test_no_circles():
     """Catches: modules that cannot be read one after another. Late imports count too."""
-    graph = {name: of_ours(imports(tree, False) | imports(tree, True)) - {name}
-             for name, tree in TREES.items()}
+    graph = {name: (top | late) & TREES.keys() - {name} for name, (top, late) in IMPORTS.items()}
     while graph:
         leaves = {name for name, others in graph.items() if not others & graph.keys()}
         assert leaves, f"a circle among {sorted(graph)}"
         graph = {name: others for name, others in graph.items() if name not in leaves}
 
 
-@pytest.mark.parametrize("name", sorted(METHOD))
-def test_method_files_import_torch_level_packages_only(name):
-    """Catches: a framework, or a package nobody listed, between the reader and an equation."""
-    others = {other.split(".")[0] for other in imports(TREES[name], False)}
-    assert others - set(sys.stdlib_module_names) <= {"torch", "torchvision", "numpy", "tqdm"}
-
-
 def test_every_package_is_in_requirements():
-    """Catches: an import that a fresh environment does not have; an optional package at the top."""
+    """Catches: an import that a fresh environment does not have; an optional package at the top; a
+    framework, or a package nobody listed, between the reader and an equation."""
     required = {re.split(r"[\s<>=!~;\[#]", line)[0].lower().replace("-", "_")
                 for line in (ROOT / "requirements.txt").read_text().splitlines()}
     known = set(sys.stdlib_module_names) | OURS | required | {"open_clip"}
-    for name, tree in TREES.items():
-        top, late = ({other.split(".")[0] for other in imports(tree, late)}
-                     for late in (False, True))
-        assert top <= known, f"{name} imports {top - known}"
-        assert late <= known | OPTIONAL, f"{name} imports {late - known - OPTIONAL}"
+    few = set(sys.stdlib_module_names) | {"torch", "torchvision", "numpy", "tqdm"}
+    for name, (top, late) in IMPORTS.items():
+        top, late = packages(top) - (few if name in METHOD else known), packages(late) - known
+        assert not top and late <= OPTIONAL, f"{name} imports {top | late - OPTIONAL}"
 
 
 @pytest.mark.parametrize("name", TREES)
 def test_nothing_runs_text_or_unpickles(name):
     """Catches: code run from a string, a shell, or a file from the web that runs code."""
-    used = imports(TREES[name], False) | imports(TREES[name], True)
-    assert not used & {"pickle", "marshal", "shelve", "dill", "joblib"}
-    for called, call in calls(TREES[name]):
-        keywords = {word.arg: word.value for word in call.keywords}
-        assert called not in ("eval", "exec", "os.system", "os.popen"), f"line {call.lineno}"
-        for refused in ("shell", "allow_pickle"):
-            given = keywords.get(refused)
-            assert given is None or getattr(given, "value", True) is False, f"line {call.lineno}"
-        if called == "torch.load":
-            assert getattr(keywords.get("weights_only"), "value", None) is True, \
-                f"{name}:{call.lineno}: torch.load without weights_only=True"
+    assert not set.union(*IMPORTS[name]) & {"pickle", "marshal", "shelve", "dill", "joblib"}
+    for call in ast.walk(TREES[name]):
+        if isinstance(call, ast.Call):
+            called, line = ast.unparse(call.func), f"{name}:{call.lineno}"
+            given = {word.arg: getattr(word.value, "value", None) for word in call.keywords}
+            assert called not in ("eval", "exec", "os.system", "os.popen"), line
+            assert given.get("shell", False) is given.get("allow_pickle", False) is False, line
+            assert called != "torch.load" or given.get("weights_only") is True, line
 
 
-def defined(tree):
-    """Names a file defines: functions, classes, methods (both `m` and `C.m`), constants."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names.add(node.name)
-            names |= {f"{node.name}.{part.name}" for part in node.body
-                      if isinstance(node, ast.ClassDef) and isinstance(part, ast.FunctionDef)}
-    for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        names |= {part.id for target in targets if target is not None for part in ast.walk(target)
-                  if isinstance(part, ast.Name)}
-    return names
+def defines(path, name):
+    """Whether a file defines each part of a dotted name: a function, class, method or constant."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return all(re.search(rf"^ *(def|class) {part}\b|^([\w, ]+, )?{part}\b[^(]*=", text, re.M)
+               for part in name.split("."))
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -176,17 +142,19 @@ def test_names_in_pages_exist(page):
     text = page.read_text(encoding="utf-8")
     pointers = re.findall(r"([\w/]+\.py):([\w.]+\w)", text)
     assert pointers or page.name != "README.md"
-    wrong = [f"{file}:{name}" for file, name in pointers if not (ROOT / file).is_file()
-             or name not in defined(ast.parse((ROOT / file).read_text(encoding="utf-8")))]
+    wrong = [f"{file}:{name}" for file, name in pointers if not defines(ROOT / file, name)]
     wrong += [file for file in re.findall(r"`([\w/]+\.py)`", text) if not (ROOT / file).is_file()]
     links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     wrong += [link for link in links if not (page.parent / link).exists()]
     assert not wrong, f"{page.name} names what is not there: {wrong}"
 
 
-def test_every_definition_helper_sees_what_it_should():
+def test_the_helpers_see_what_they_should(tmp_path):
     """Catches: this file's own reading of imports or of a table entry going blind."""
-    tree = ast.parse("import os.path\nA, B = 1, 2\nC: int = 3\nclass D:\n  def e(self): pass\n"
-                     "def f():\n  from g.h import i\nif __name__ == '__main__':\n  import j")
-    assert {"A", "B", "C", "D", "D.e", "f"} <= defined(tree)
-    assert imports(tree, False) == {"os.path"} and imports(tree, True) == {"g.h", "g.h.i"}
+    text = ("import os.path\nA, B = 1, 2\nC: int = 3\nclass D:\n  def e(self): pass\n"
+            "def f():\n  from g.h import i\nif __name__ == '__main__':\n  import j")
+    assert imports(ast.parse(text)) == ({"os.path"}, {"g.h", "g.h.i"})
+    (tmp_path / "a.py").write_text(text)
+    there = [name for name in ("A", "B", "C", "D", "D.e", "f", "g", "D.f", "int", "i", "D.g")
+             if defines(tmp_path / "a.py", name)]
+    assert there == ["A", "B", "C", "D", "D.e", "f", "D.f"] and not defines(tmp_path / "b.py", "A")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data import Step, Video
-from files.listings import (UNKNOWN, Action, load_epic, load_ids, load_phrases, load_ratings,
+from files.listings import (UNKNOWN, load_epic, load_ids, load_phrases, load_ratings,
                             load_released_csv, load_steps, video_name)
 from support.command import BadInput
 
@@ -57,9 +57,9 @@ def test_epic_list(tmp_path):
     """Catches: frame numbers used for times, hours forgotten, commas in quotes, verb and noun
     exchanged, a missing narration time that stops the reader, actions of a video parted."""
     assert load_epic(written(tmp_path, EPIC)) == [Video("P01_11", steps=(
-        Action(0, 1.89, (0, 2), "P01_11_0"), Action(3723.5, 3724, (96, 299), "P01_11_1")))]
+        Step(0, 1.89, (0, 2)), Step(3723.5, 3724, (96, 299))))]
     assert load_epic(written(tmp_path, TEST)) == [
-        Video("P01_12", steps=(Action(1.5, 2, (None, None), "P01_12_0"),))]
+        Video("P01_12", steps=(Step(1.5, 2, (None, None)),))]
 
 
 def test_names_phrases_ratings_and_ids(tmp_path):
@@ -145,7 +145,7 @@ def test_real_files():
     videos = load_epic(REAL / "epic" / "EPIC_100_validation_head.csv")
     assert sum(len(video.steps) for video in videos) == 400
     assert {video.name for video in videos} == {f"P01_1{i}" for i in range(1, 5)}
-    assert Action(870.55, 882.72, (10, 45), "P01_14_241") == videos[-1].steps[-1]
+    assert Step(870.55, 882.72, (10, 45)) == videos[-1].steps[-1]
     phrases = load_phrases(REAL / "phrases" / "ht100m_asr_verb_phrase.txt")
     assert len(phrases) == 9871 and phrases[0] == "give up a thumbs"
     assert not any(phrase[-1].isdigit() and "," in phrase for phrase in phrases)

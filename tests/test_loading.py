@@ -18,7 +18,7 @@ from data import Loaded, Sample, forecast_samples
 from evaluate import EvaluateSettings
 from evaluation import embedding
 from evaluation.embedding import embed_videos
-from evaluation.inference import forecasts
+from evaluation.inference import forecast_next
 from files.video import Unreadable as CannotRead
 from support.command import BadInput
 from support.workers import prefetch
@@ -95,10 +95,7 @@ def steps(source, numbers, name="joint", workers=0, settings=TrainSettings(seed=
 @pytest.mark.parametrize("name", ["joint", "match"])
 def test_a_step_is_drawn_from_seed_and_number(name):
     """Catches: windows, missing clips or views that depend on which step or worker came before, on
-    global generators, or on when a run was resumed; the same draw in every step or for every seed;
-    a stage that begins in the middle of an epoch, a video that comes twice or never; --no-augment
-    that changes nothing, or more than the views.
-    """
+    global generators, or on when a run was resumed."""
     source, numbers = Source(), range(10, 20)
     drawn = steps(source, numbers, name)
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
@@ -150,8 +147,7 @@ def test_unreadable_videos_leave_the_rows_of_a_batch_aligned(workers):
 
 def test_unreadable_videos_are_counted_and_named(tmp_path):
     """Catches: a video counted in every epoch, a reason lost, the file written at every step; the
-    share taken of the videos of one step; earlier names that are lost on resuming; a cut-off file
-    that ends a run."""
+    share taken of the videos of one step; earlier names that are lost on resuming."""
     path, settings = tmp_path / "unreadable.json", TrainSettings(out=tmp_path, max_unreadable=.05)
     unreadable, named = Unreadable([None] * 40, settings, None), {}          # 2 of 40 are allowed
     for failed in ({}, {"a": "cut off"}, {"a": "cut off"}, {"a": "cut off", "b": "no video"}):
@@ -194,8 +190,7 @@ def test_embed_videos_equals_encoding_each_window(stride):
 @WORKERS
 def test_embed_videos_skips_what_cannot_be_read(workers):
     """Catches: rows of the next video under a broken one's name, a file that cannot be opened that
-    ends the run, no word of it; a teacher invented where there is none; an error from deep inside
-    (nothing to concatenate) that names no file."""
+    ends the run, no word of it; a teacher invented where there is none."""
     def embed(source):
         return embed_videos(source, lambda clips: clips, 4.0, workers, "cpu")
     whole = embed(Source())
@@ -248,9 +243,7 @@ def encode(source, samples, **settings):
 @pytest.mark.parametrize("workers, batch", [(0, 1), (0, 4), (2, 4), (0, 100)])
 def test_unreadable_videos_leave_the_samples_aligned(workers, batch):
     """Catches: a label beside the embedding of another sample once one is left out; a batch of
-    nothing else than broken videos; random views in evaluation; a result that depends on the batch
-    or the workers; features invented where there is no teacher; scores of the few files that can
-    be read, a share of samples instead of videos, the share itself refused."""
+    nothing else than broken videos; random views in evaluation."""
     source = Source(broken=(0, 2, 3))
     samples = samples_of(source)[:-2]                  # 9 of 19 are of the 3 of 7 videos
     x, features, read = encode(source, samples, batch=batch, workers=workers, max_unreadable=3 / 7)
@@ -269,8 +262,7 @@ def test_unreadable_videos_leave_the_samples_aligned(workers, batch):
 
 def test_blank_frames_tell_nothing_about_the_next_step(trained):
     """Catches: anything but pixels that reaches the forecast (durations, video length, position of
-    the window, the seed): with blank frames no two forecasts may differ, so that the best of them
-    is right as often as the most frequent next step, and no oftener."""
+    the window, the seed): with blank frames no two forecasts may differ."""
     source = ToySource("test", 12, 4, progress=False)
     source.pixels = torch.zeros_like(source.pixels)
     model = load_model(trained / "diffusion")[0]
@@ -280,5 +272,5 @@ def test_blank_frames_tell_nothing_about_the_next_step(trained):
     samples = forecast_samples(source.videos)
     x, _, read = embedding.encode_samples(model, source, samples, EvaluateSettings(batch=16), "cpu")
     assert len(read) == len(samples) == len(x)
-    zero, _ = forecasts(model, x, torch.randn(40, model.dim), 1, 0, 16)
+    zero, *_ = forecast_next(model, x, torch.randn(40, model.dim), 1, 0, 16)
     torch.testing.assert_close(zero, zero[:1].expand_as(zero), atol=1e-4, rtol=0)

@@ -262,9 +262,9 @@ def test_eq7_gradients_reach_f_and_h_and_nothing_else(order):
 
 
 def test_eq8_is_over_the_observed_clips():
-    """Catches: the missing clip, a hidden one or padding counted in L_XE, a video left out, the
-    teacher's temperature, or that of observed clips in h's context, for the student's; matching
-    alone that leaves clips out or knows h."""
+    """Catches: the missing clip, a hidden one or padding counted in L_XE, a video left out, a mean
+    per video, the teacher's temperature, or that of observed clips in h's context, for the
+    student's; matching alone that leaves clips out or knows h."""
     model, (x, targets, observed, j) = build(encoder=F), question()
     each = [[-float((targets[b, i] * slow_match(x[b, i], PHRASES).log()).sum()) for i in range(N)]
             for b in range(3)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchvision.models.video import mvit as theirs
 
-from data import Video, frame_times, view_of
+from data import Video, view_of
 from files import sources
 from weights.mvit import MViT, block_settings
 
@@ -29,20 +29,16 @@ def random_clips(B):
 def test_the_defaults_are_mvit_v2_s(monkeypatch):
     """Catches: a stage one block too long, heads or strides of another stage, MViT-v1's residuals,
     a stem or a norm of another size."""
-    asked = {}
-    monkeypatch.setattr(theirs, "_mvit", lambda *args, **kwargs: asked.update(kwargs, args=args))
+    made = []
+
+    def keep(self, spatial_size, temporal_size, block_setting, **flags):
+        torch.nn.Module.__init__(self)
+        flags.update(num_classes=1, stochastic_depth_prob=0.0)            # neither is of features
+        made.append((spatial_size, temporal_size, block_setting, flags))
+    monkeypatch.setattr(theirs.MViT, "__init__", keep)
     theirs.mvit_v2_s(weights=None)
-    assert asked["block_setting"] == block_settings((1, 2, 11, 2), 96, 1, 8)
-    flags = ("residual_pool", "residual_with_cls_embed", "rel_pos_embed", "proj_after_attn")
-    made = {}
-    monkeypatch.setattr(theirs.MViT, "__init__", lambda self, size, frames, blocks, **kwargs:
-                        (torch.nn.Module.__init__(self), made.update(kwargs, size=size,
-                                                                     frames=frames))[0])
     MViT()
-    assert (made["size"], made["frames"]) == ((224, 224), 16)
-    assert {name: made[name] for name in flags} == {name: asked[name] for name in flags}
-
-
+    assert made[0] == made[1]
 @torch.no_grad()
 def test_features_are_torchvisions_before_its_classifier():
     """Catches: a dropout or a classifier left in, the mean of tokens for the class token, the
@@ -81,20 +77,17 @@ def test_what_does_not_fit_is_named():
             MViT(**{**TINY, **wrong})
 
 
-def test_sixteen_frames_have_a_stride_of_six():
-    """Catches: 16 frames spread over the whole window of 9 s; a short window widened."""
-    default = {name: p.default for name, p in inspect.signature(MViT).parameters.items()}
-    times = frame_times([(10, 19), (4, 6)], default["frames"], default["seconds"])
-    assert torch.tensor(times[0]).diff().sub(6 / 30).abs().max() < 1e-12
-    assert times[0].mean() == pytest.approx(14.5)
-    assert times[1, 0] == pytest.approx(4 + 1 / 16) and times[1, -1] == pytest.approx(6 - 1 / 16)
-
-
-def test_the_middle_of_a_window_is_read_from_a_file(monkeypatch):
-    """Catches: seconds that stop on the way from the encoder to the reader."""
+def test_sixteen_frames_have_a_stride_of_six(monkeypatch):
+    """Catches: 16 frames spread over the whole window of 9 s; a short window widened; seconds that
+    stop on the way from the encoder to the reader."""
     read = []
     monkeypatch.setattr(sources, "read_frames", lambda path, times, short_side: read.append(
         times) or torch.zeros(len(times), 3, 40, 40, dtype=torch.uint8))
-    view = view_of(MViT(**{**TINY, "seconds": 2.0}))
-    sources.VideoSource([Video("a")], {"a": "a.mp4"}, view).load([(0, np.array([[10., 19.]]))])
-    np.testing.assert_allclose(read[0], [13.75, 14.25, 14.75, 15.25])
+    default = {name: p.default for name, p in inspect.signature(MViT).parameters.items()}
+    view = view_of(MViT(**{**TINY, "frames": default["frames"], "seconds": default["seconds"]}))
+    source = sources.VideoSource([Video("a")], {"a": "a.mp4"}, view)
+    source.load([(0, np.array([[10., 19.]])), (0, np.array([[4., 6.]]))])
+    long, short = np.split(np.concatenate(read), 2)
+    np.testing.assert_allclose(np.diff(long), 6 / 30)
+    assert len(long) == 16 and long.mean() == pytest.approx(14.5)
+    assert (short[0], short[-1]) == pytest.approx((4 + 1 / 16, 6 - 1 / 16))

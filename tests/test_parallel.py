@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import data
+import test_loading
 from commands import TINY, call, read_rows
 from support import parallel
 from train import TrainSettings
@@ -27,31 +27,20 @@ from weights.checkpoint import build_model
 D, CPU = 8, torch.device("cpu")
 
 
-class Source:
+class Source(test_loading.Source):
     """Videos of 3, 9, 1, 5, 0 and 2 clips; a clip's pixels and its teacher's features are drawn
     from its place."""
     counts = [3, 9, 1, 5, 0, 2]
 
-    def __init__(self, broken=()):
-        self.broken = broken
-        self.videos = [SimpleNamespace(name=f"v{i}") for i in range(len(self.counts))]
-
-    def __len__(self):
-        return len(self.videos)
-
-    def pretrain_windows(self, video, rng):
-        return np.arange(self.counts[video])[:, None] * 10. + [0, 9]
-
     def load(self, requests, rng=None):
-        good = [request for request in requests if request[0] not in self.broken]
-        seeds = [(video, int(start)) for video, windows in good for start, _ in windows]
-        draw = [np.random.default_rng(seed) for seed in seeds]
+        places = super().load(requests)
+        draw = [np.random.default_rng((int(video), int(middle)))
+                for video, middle, _ in places.clips.tolist()]
         clips = [torch.from_numpy(rng.integers(256, size=(2, 3, 8, 8), dtype=np.uint8))
                  for rng in draw]
         views = [torch.from_numpy(rng.standard_normal(D)).float() for rng in draw]
-        return data.Loaded(good, *(torch.stack(rows) if good else torch.empty(0)
-                                   for rows in (clips, views)),
-                           {f"v{video}": "broken" for video, _ in requests if video in self.broken})
+        return data.Loaded(places.requests, *(torch.stack(rows) if draw else torch.empty(0)
+                                              for rows in (clips, views)), places.failed)
 
     def teacher_features(self, views):
         return views
@@ -142,8 +131,7 @@ def test_two_processes_give_the_gradients_of_one(tmp_path, batch, ordering, brok
 
 def test_a_run_of_two_processes(trained, here, capfd):
     """Catches: files written twice, rows of both, other stages, embeddings cached in another order,
-    a process that is waited for in vain where the other stops, or stops at another step; a stage
-    that cannot do --micro-batch."""
+    a process that is waited for in vain where the other stops, or stops at another step."""
     command = "train.py", *TINY, "--micro-batch", "5", "--out", "two"
 
     def interrupted(rank):

@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 import math
-import re
 import shutil
 import warnings
 from pathlib import Path
@@ -135,7 +134,7 @@ def test_frames_are_made_to_fit_as_open_clip_does(shape):
 # --- the teacher by name ---
 @pytest.fixture(scope="module")
 def place(parts, tmp_path_factory):
-    """A folder with the untrained teacher as open_clip saves models: clip/, tiny.json, weights."""
+    """A folder with the untrained teacher as open_clip saves models, and files that are none."""
     folder = tmp_path_factory.mktemp("teacher")
     (folder / "clip").mkdir()
     config = TEACHER_CONFIG | {"preprocess_cfg": {"mean": MEAN, "std": STD}}
@@ -147,6 +146,10 @@ def place(parts, tmp_path_factory):
     weights = {key: value.contiguous() for key, value in parts[0].state_dict().items()}
     save_file(weights, folder / "clip" / "open_clip_model.safetensors")
     torch.save(weights, folder / "weights.pt")
+    (folder / "bare").mkdir()
+    shutil.copy(folder / "clip" / "open_clip_config.json", folder / "bare")
+    (folder / "x.safetensors").write_text("not weights\n" * 9)
+    torch.save({"state_dict": Malice()}, folder / "malice.pt")
     with warnings.catch_warnings(action="ignore"):     # TorchScript is deprecated
         torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), folder / "script.pt")
     return folder
@@ -175,10 +178,10 @@ def test_a_teacher_by_name_file_tag_or_folder(place, teacher, monkeypatch, clip,
     opened = open_teacher(clip.format(place), weights and weights.format(place))
     torch.testing.assert_close(opened.encode_phrases(["cut tomato"]),
                                teacher.encode_phrases(["cut tomato"]))
-    assert opened.mean.flatten().tolist() == pytest.approx(
-        MEAN if "local-dir" in clip else open_clip.OPENAI_DATASET_MEAN)
-    assert opened.std.flatten().tolist() == pytest.approx(
-        STD if "local-dir" in clip else open_clip.OPENAI_DATASET_STD)
+    mean, std = ((MEAN, STD) if "local-dir" in clip else
+                 (open_clip.OPENAI_DATASET_MEAN, open_clip.OPENAI_DATASET_STD))
+    assert opened.mean.flatten().tolist() == pytest.approx(mean)
+    assert opened.std.flatten().tolist() == pytest.approx(std)
 
 
 @pytest.mark.parametrize("clip, weights, message", [
@@ -187,11 +190,10 @@ def test_a_teacher_by_name_file_tag_or_folder(place, teacher, monkeypatch, clip,
     ("ViT-B/16", None, "--clip ViT-B/16: no such model in open_clip; near: ViT-B-16"),
     ("ViT-B-16-quickgelu", "laion400m_e32", "--clip-weights laion400m_e32: neither a file nor a "
                                             "tag of ViT-B-16-quickgelu; its tags: openai"),
-    ("tiny-test", None, "--clip-weights openai: neither a file nor a tag of tiny-test; its tags: "
-                        "none"),
     ("ViT-B-16-quickgelu", "openai", r"Failed to download file \(no network\).*without a network, "
                                      "give a downloaded one: --clip-weights FILE"),
     ("local-dir:absent", None, "--clip local-dir:absent: FileNotFoundError: .* not found: absent"),
+    ("local-dir:bare", None, "--clip local-dir:bare: .*; a file must be whole"),
     ("local-dir:absent", "openai", "--clip-weights openai: local-dir:absent has its own"),
     ("other-test", "weights.pt", "--clip other-test --clip-weights weights.pt: RuntimeError: .*"
                                 "state_dict.*; a file must be whole and hold this model's tensors"),
@@ -199,31 +201,16 @@ def test_a_teacher_by_name_file_tag_or_folder(place, teacher, monkeypatch, clip,
     ("tiny-test", "malice.pt", "--clip-weights malice.pt: .* load failed; a file must be whole"),
     ("tiny-test", "script.pt", "--clip-weights script.pt: .*TorchScript.*; a file must be whole"),
 ])
-def test_what_cannot_be_opened_is_one_line(place, tmp_path, monkeypatch, offline, caplog, recwarn,
-                                           clip, weights, message):
-    """Catches: a warning in place of an error, random weights used for a teacher, a traceback, a
-    pickle being executed, open_clip's log lines before the one line."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(place / "weights.pt", "weights.pt")
-    Path("x.safetensors").write_text("not weights\n" * 9)
-    torch.save({"state_dict": Malice()}, "malice.pt")
-    shutil.copy(place / "script.pt", "script.pt")
+def test_what_cannot_be_opened_is_one_line(place, monkeypatch, offline, caplog, recwarn, clip,
+                                           weights, message):
+    """Catches: a warning in place of an error, random weights used for a teacher (where a folder
+    has none, too), a traceback, a pickle being executed, open_clip's log lines before the one
+    line."""
+    monkeypatch.chdir(place)
     with pytest.raises(BadInput, match=message) as caught:
         open_teacher(clip, weights)
     assert "\n" not in str(caught.value) and not Path("executed").exists()
     assert not caplog.records and not recwarn.list and logging.root.manager.disable == 0
-
-
-@pytest.mark.parametrize("name, text", [
-    ("open_clip_model.safetensors", None), ("open_clip_config.json", "{"),
-    ("open_clip_config.json", '{"model_cfg": {"embed_dim": 3}}')])
-def test_a_folder_at_fault_is_one_line(place, tmp_path, offline, name, text):
-    """Catches: open_clip's warning about missing weights, after which they are random."""
-    copy = shutil.copytree(place / "clip", tmp_path / "copy")
-    (copy / name).unlink() if text is None else (copy / name).write_text(text)
-    with pytest.raises(BadInput) as caught:
-        open_teacher(f"local-dir:{copy}")
-    assert re.match(f"--clip local-dir:{copy}: .*", str(caught.value))[0] == str(caught.value)
 
 
 # --- the command ---
@@ -238,6 +225,4 @@ def test_command_writes_a_text_embeddings_file(place, tmp_path, monkeypatch, tea
     assert names == ["cut tomato", "wash pan", "cut tomato"]
     torch.testing.assert_close(torch.from_numpy(embeddings), teacher.encode_phrases(names))
     assert capsys.readouterr().out == "t.npz: 3 phrases, D = 64\n"
-    for argv, message in (((), "--phrases is missing"), (("--phrases", "phrases.txt", "--clip",
-                          "ViT-B-16"), "use --clip ViT-B-16-quickgelu")):
-        assert message in fails(capsys, 2, "pseudo_labels.py", *argv)
+    assert "--phrases is missing" in fails(capsys, 2, "pseudo_labels.py")

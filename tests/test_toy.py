@@ -2,7 +2,7 @@
 
 Numbers are printed with `pytest -s tests/test_toy.py`.
 """
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, namedtuple
 
 import numpy as np
 import pytest
@@ -16,22 +16,22 @@ WINDOW = 68.0                                     # s before the end of step k, 
 ALL = [(p / len(PROCEDURES), tuple(STEP_ID[step] for step in steps))
        for options in PROCEDURES.values() for p, steps in options]
 VIDEOS = [make_video("train", i) for i in range(20_000)]
+# observed: step ids; start, end: of the window, s; last, next: step ids.
+Sample = namedtuple("Sample", "observed from_start start end last next video")
 
 
 def forecasts(videos):
-    """One sample per pair (k, k + 1) of a video: observed (tuple of tuples), from_start (M,), start
-    and end of the window (M,) s, last step k (M,), next step (M,), video (tuple)."""
-    rows = []
+    """A Sample for each pair of steps (k, k + 1) of a video; the window ends with step k."""
+    samples = []
     for video in videos:
         for k in range(len(video.steps) - 1):
             end = video.segments[k][1]
             start = max(0.0, end - WINDOW)
             seen = [i for i, (a, b) in enumerate(video.segments)
                     if min(b, end) - max(a, start) >= 1]
-            rows.append((tuple(video.steps[i] for i in seen), seen[0] == 0, start, end,
-                         video.steps[k], video.steps[k + 1], video))
-    observed, *columns, video = zip(*rows)
-    return observed, *map(np.array, columns), video
+            samples.append(Sample(tuple(video.steps[i] for i in seen), seen[0] == 0, start, end,
+                                  video.steps[k], video.steps[k + 1], video))
+    return samples
 
 
 TEST = forecasts([make_video("test", i) for i in range(300)])
@@ -39,7 +39,7 @@ TEST = forecasts([make_video("test", i) for i in range(300)])
 
 def truth(samples):
     """(M, S) next-step distribution of each sample."""
-    return np.stack([GRAMMAR.next_step(*sample) for sample in zip(samples[0], samples[1])])
+    return np.stack([GRAMMAR.next_step(sample.observed, sample.from_start) for sample in samples])
 
 
 def bigram():
@@ -51,41 +51,29 @@ def bigram():
     return counts / np.maximum(counts.sum(1, keepdims=True), 1e-12)
 
 
-def test_every_procedure_is_a_distribution_of_sequences():
-    """Catches: weights of `either` that do not add up, orders that share more or less than all, a
-    procedure edited too short or long, an alternative that repeats its neighbor."""
-    for options in PROCEDURES.values():
+def test_procedures_are_distributions_of_sequences_that_share_steps():
+    """Catches: weights of `either` that do not add up, orders that share more or less than all, the
+    given order counted among the others, the probability of an optional step taken for that of
+    leaving it out; a procedure edited too short or long, an alternative that repeats its neighbor,
+    a step renamed in one procedure only, so that it gives the procedure away."""
+    procedures = defaultdict(set)
+    for name, options in PROCEDURES.items():
         assert sum(p for p, _ in options) == pytest.approx(1, abs=1e-9)
         for p, steps in options:
             assert p > 0 and 5 <= len(steps) <= 9
             assert all(a != b for a, b in zip(steps, steps[1:]))
-
-
-def test_shares_of_orders_and_of_optional_steps():
-    """Catches: the given order counted among the others, or the others sharing unevenly; the
-    probability of an optional step taken for that of leaving it out."""
+            for step in steps:
+                procedures[step].add(name)
+    assert S == 40 and sum(len(names) >= 2 for names in procedures.values()) >= S / 2
     options = {steps: p for p, steps in grammar.any_order("a", "b", "c")}
     assert options.pop(("a", "b", "c")) == .5
     assert list(options.values()) == pytest.approx([.1] * 5)
     assert grammar.maybe(.3, "a") == [(.7, ()), (.3, ("a",))]
 
 
-def test_there_are_forty_steps_and_half_are_in_two_or_more_procedures():
-    """Catches: a step renamed in one procedure only, so that it gives the procedure away."""
-    procedures = defaultdict(set)
-    for name, options in PROCEDURES.items():
-        for _, steps in options:
-            for step in steps:
-                procedures[step].add(name)
-    shared = sum(len(names) >= 2 for names in procedures.values())
-    print(f"\n{shared} of {S} steps are in two or more procedures")
-    assert S == 40 and set(procedures) == set(STEPS) and shared >= S / 2
-    assert all(len(step.split()) == 2 for step in STEPS)
-
-
-def test_held_out_steps_are_composed_of_known_words_and_not_in_the_pool():
+def test_held_out_steps_and_those_told_apart_by_motion():
     """Catches: a held-out phrase in the pool, a word that captions never teach, the pool of
-    phrases being the label set."""
+    phrases being the label set; too many steps that differ by motion alone."""
     verbs, objects = (set(words) for words in zip(*(p.split() for p in grammar.PHRASES)))
     for step in grammar.HELD_OUT:
         verb, thing = step.split()
@@ -93,22 +81,18 @@ def test_held_out_steps_are_composed_of_known_words_and_not_in_the_pool():
         assert verb in verbs and thing in objects
     assert set(grammar.PHRASES) == set(STEPS) - set(grammar.HELD_OUT) | set(grammar.OTHER_PHRASES)
     assert not set(grammar.OTHER_PHRASES) & set(STEPS) and len(grammar.PHRASES) == 60
-
-
-def test_at_most_a_fifth_of_the_steps_differ_by_motion_alone():
-    """Catches: a pair added that moves the scores reported apart into the main figures."""
-    steps = [step for pair in grammar.MOTION_ONLY for step in pair]
-    ids = [STEP_ID[step] for step in steps]
+    steps = sum(grammar.MOTION_ONLY, ())
+    ids = {STEP_ID[step] for step in steps}
     share = (sum(p * sum(s in ids for s in sequence) for p, sequence in ALL)
              / sum(p * len(sequence) for p, sequence in ALL))
-    print(f"\nmotion only: {len(steps) / S:.3f} of the steps, {share:.3f} of the steps shown")
-    assert len(set(steps)) == len(steps) <= S / 5 and share <= .2
+    assert len(ids) == len(steps) <= S / 5 and share <= .2
 
 
 def test_difficulty():
     """Catches: an edit of the grammar that makes forecasting trivial or hopeless, windows of 68 s
     that hide what the forecast needs, a truth that is too sure."""
-    _, from_start, _, _, last, label, _ = TEST
+    from_start, last, label = (np.array([getattr(sample, name) for sample in TEST])
+                               for name in ("from_start", "last", "next"))
     p = truth(TEST)
     own = p[np.arange(len(label)), label]
     bayes, oracle = (p.argmax(1) == label).mean(), (1 - (1 - own) ** 5).mean()
@@ -126,7 +110,7 @@ def test_next_steps_equal_enumerating_all_sequences():
     procedures weighted by their number of sequences, ended sequences counted as going on; pairs
     that are not one after another, first and second exchanged; 0 / 0 for an impossible history; a
     step that is not of this world, -1, taken for the last one."""
-    samples = sorted(set(zip(TEST[0][:400], TEST[1][:400].tolist()))) + [((), True)]
+    samples = sorted({sample[:2] for sample in TEST[:400]}) + [((), True)]
     samples += [(steps[-n:], False) for steps, _ in samples[::4] for n in (1, 2) if len(steps) > n]
     samples += [((STEP_ID["bake dough"],), False), ((STEP_ID["flip dough"],), True)]   # no next
     for observed, from_start in samples:
@@ -164,32 +148,27 @@ def test_videos_are_drawn_with_the_probabilities_of_the_grammar():
 
 def clips(samples):
     """What a perfect encoder sees at the middle of each of 8 clips: (M, 8, S), and (M,) s."""
-    _, _, start, end, _, _, videos = samples
-    length = (end - start) / 8
-    likelihood = np.full((len(start), 8, S), 1e-4)                # background is 1
-    for m, video in enumerate(videos):
+    likelihood = np.full((len(samples), 8, S), 1e-4)              # background is 1
+    for m, sample in enumerate(samples):
         for i in range(8):
-            middle = start[m] + (i + .5) * length[m]
-            for step, (a, b) in zip(video.steps, video.segments):
+            middle = sample.start + (i + .5) * (sample.end - sample.start) / 8
+            for step, (a, b) in zip(sample.video.steps, sample.video.segments):
                 if a <= middle < b:
                     likelihood[m, i, step] = 1e4
-    return likelihood, length
+    return likelihood, np.array([(sample.end - sample.start) / 8 for sample in samples])
 
 
 def test_filter_fed_with_the_truth_is_the_truth():
     """Catches: clips in reverse, background not let through, short steps that stop the filter; one
     `from_start` or clip length for the whole batch. Not exact: a clip may miss a short step."""
-    pick = np.random.default_rng(0).choice(len(TEST[1]), 300, replace=False)
-    samples = tuple([column[i] for i in pick] if isinstance(column, tuple) else column[pick]
-                    for column in TEST)
+    samples = [TEST[i] for i in np.random.default_rng(0).choice(len(TEST), 300, replace=False)]
+    from_start = np.array([sample.from_start for sample in samples])
     likelihood, seconds = clips(samples)
-    p, q = truth(samples), GRAMMAR.next_step_from_clips(likelihood, samples[1], seconds)
+    p, q = truth(samples), GRAMMAR.next_step_from_clips(likelihood, from_start, seconds)
     np.testing.assert_allclose(q.sum(1), 1, atol=1e-9)
-    agree, distance = (q.argmax(1) == p.argmax(1)).mean(), np.abs(p - q).sum(1).mean() / 2
-    print(f"\nfilter on true clips: top-1 agrees {agree:.4f}, mean total variation {distance:.4f}")
-    assert agree > .95 and distance < .1
-    for i in [*np.flatnonzero(samples[1])[:5], *np.flatnonzero(~samples[1])[:5]]:
-        alone = [column[i:i + 1] for column in (likelihood, samples[1], seconds)]
+    assert (q.argmax(1) == p.argmax(1)).mean() > .95 and np.abs(p - q).sum(1).mean() / 2 < .1
+    for i in [*np.flatnonzero(from_start)[:5], *np.flatnonzero(~from_start)[:5]]:
+        alone = [column[i:i + 1] for column in (likelihood, from_start, seconds)]
         np.testing.assert_allclose(GRAMMAR.next_step_from_clips(*alone)[0], q[i], atol=1e-9)
 
 
@@ -222,20 +201,17 @@ def test_filter_fed_with_nothing_knows_only_how_far_a_video_may_be():
     np.testing.assert_allclose(forecast(8, False), expected / expected.sum(), atol=1e-7)
 
 
-def test_make_video_is_deterministic_and_in_time_order():
-    """Catches: a global random state, segments that overlap, a step beyond the end."""
-    for i in range(50):
-        video = make_video("test", i)
-        assert video == make_video("test", i)
+def test_videos_are_deterministic_ordered_in_time_and_of_one_split():
+    """Catches: a global random state, segments that overlap, a step beyond the end; two splits that
+    share seeds (test videos trained on), one script drawn for all."""
+    videos, again = ([make_video(split, i) for split in grammar.SPLIT_SEEDS for i in range(300)]
+                     for _ in range(2))
+    assert videos == again
+    for video in videos:
         times = [0, *(t for segment in video.segments for t in segment), video.duration]
         assert times == sorted(times) and len(video.segments) == len(video.steps)
         assert times[1] > 0 and video.duration > times[-2]
         assert tuple(STEPS[s] for s in video.steps) in {s for _, s in PROCEDURES[video.procedure]}
-
-
-def test_splits_are_disjoint():
-    """Catches: two splits sharing seeds (test videos trained on), one script drawn for all."""
-    videos = [make_video(split, i) for split in grammar.SPLIT_SEEDS for i in range(300)]
     for key in ("seed", "name", "segments"):
         assert len({getattr(video, key) for video in videos}) == 900
     starts = sorted(grammar.SPLIT_SEEDS.values())
@@ -251,23 +227,22 @@ def within(groups, sigmas=4):
 
 def test_times_do_not_depend_on_the_step_nor_the_procedure():
     """Catches: a duration, gap or intro that gives the step, the procedure or the order away."""
-    (intros, ends, lengths, lengths_by_step, lengths_by_place, gaps, gaps_after,
-     gaps_before) = groups = [defaultdict(list) for _ in range(8)]
+    groups = defaultdict(lambda: defaultdict(list))         # what: of which: s, one per occurrence
     for video in VIDEOS:
-        name = video.procedure
-        intros[name].append(video.segments[0][0])
-        ends[name].append(video.duration - video.segments[-1][1])             # last gap, outro
+        name, last = video.procedure, len(video.steps) - 1
+        groups["intro"][name].append(video.segments[0][0])
+        groups["end"][name].append(video.duration - video.segments[-1][1])    # last gap, outro
         for i, (step, (a, b)) in enumerate(zip(video.steps, video.segments)):
-            lengths[name].append(b - a)
-            lengths_by_step[step].append(b - a)
-            lengths_by_place[min(i, 6)].append(b - a)
-            if i + 1 < len(video.steps):
-                gap = video.segments[i + 1][0] - b
-                gaps[name].append(gap)
-                gaps_after[step].append(gap)
-                gaps_before[video.steps[i + 1]].append(gap)
-    assert all(len(group) >= 6 and within(group) for group in groups)
-    intros, lengths, gaps = (np.concatenate(list(x.values())) for x in (intros, lengths, gaps))
+            for what, which in (("step", name), ("by step", step), ("by place", min(i, 6))):
+                groups[what][which].append(b - a)
+            if i < last:
+                for what, which in (("gap", name), ("gap after", step),
+                                    ("gap before", video.steps[i + 1])):
+                    groups[what][which].append(video.segments[i + 1][0] - b)
+    assert len(groups) == 8
+    assert all(len(group) >= 6 and within(group) for group in groups.values())
+    intros, lengths, gaps = (np.concatenate(list(groups[what].values()))
+                             for what in ("intro", "step", "gap"))
     assert (gaps > 0).mean() == pytest.approx(grammar.GAP_SHARE, abs=.01)
     for times, (low, high) in ((lengths, grammar.STEP_SECONDS), (intros, grammar.INTRO_SECONDS),
                                (gaps[gaps > 0], grammar.GAP_SECONDS)):

@@ -11,16 +11,8 @@ from torchvision.transforms import v2
 from torchvision.tv_tensors import Video
 
 from data import EPIC_SECONDS, random_window
-from support.command import BadInput
 
 MIXUP = 0.1               # alpha of MixUp; the released configuration's
-
-
-def require_labels(samples, path):
-    """BadInput if the actions have no labels."""
-    if any(sample.label == (None, None) for sample in samples):
-        raise BadInput(f"{path}: has no labels (is it the test list?); to fine-tune, "
-                       "EPIC_100_train.csv is needed")
 
 
 def load_actions(source, samples, rng):
@@ -39,8 +31,8 @@ def load_actions(source, samples, rng):
     with torch.random.fork_rng(devices=[]):            # torchvision draws from torch's generator
         torch.manual_seed(int(rng.integers(2 ** 31)))
         augment = v2.RandAugment()                     # one draw for all frames of a clip
-        loaded.clips = torch.stack([augment(clip) for clip in loaded.clips]
-                                   ) if loaded.requests else loaded.clips
+        if loaded.requests:
+            loaded.clips = torch.stack([augment(clip) for clip in loaded.clips])
     labels = [labels[id(request)] for request in loaded.requests]
     return loaded, torch.tensor(labels, dtype=torch.int64).view(-1, 2)
 

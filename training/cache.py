@@ -1,6 +1,5 @@
-"""Cached embeddings: the rows that h is trained on once f has finished.
+"""Cached embeddings, the rows that h is trained on: f would compute the same in every epoch.
 
-Without them f would compute the same embeddings in every epoch of the last stage.
 R windows of all videos, B rows, N clips, P missing ones, D embedding.
 """
 import numpy as np
@@ -31,6 +30,7 @@ class CachedRows:
 
     def __init__(self, source, features, teacher, steps, passes, missing, rng):
         self.x, self.teacher = torch.from_numpy(features.embedding), teacher
+        # P: [(rows (n,), which of them are observed, j (P,))]
         forecasts, others = ({P: [] for P in range(1, missing + 1)} for _ in range(2))
         for video in np.tile(np.arange(len(source)), passes):
             name, windows = source.videos[video].name, source.pretrain_windows(video, rng)
@@ -44,19 +44,29 @@ class CachedRows:
                 if len(after):
                     history = history_windows(windows[new[after[:, 0]] - 1], windows[new[after]],
                                               rng)
-                    forecasts[P] += list(features.nearest(name, history.mean(-1)))
+                    ahead = np.arange(PIECES + P) < PIECES, PIECES + np.arange(P)
+                    forecasts[P] += [(row, *ahead)
+                                     for row in features.nearest(name, history.mean(-1))]
                 if len(new) >= P:
                     j, readable = missing_clips(len(new), P, rng)
                     others[P].append((rows[new], readable, j))
-        self.tables = {P: join_rows(forecasts[P], others[P], P) for P in forecasts if others[P]}
+        self.tables = {}                               # rows, observed (M, N), j (M, P), forecasts
+        for P in forecasts:
+            found = forecasts[P] + others[P]
+            rows = np.zeros((len(found), PIECES + P), np.int64)                # padded with row 0
+            observed = np.zeros(rows.shape, bool)
+            for i, (row, readable, _) in enumerate(found):
+                rows[i, :len(row)], observed[i, :len(row)] = row, readable
+            if others[P]:
+                j = np.stack([j for *_, j in found])
+                self.tables[P] = *map(torch.from_numpy, (rows, observed, j)), len(forecasts[P])
         if not self.tables:
             raise BadInput(f"none of the {len(source)} videos has a clip to train on")
 
     def batch(self, size, rng, device):
         """x (B, N, D), features of clips j (B, P, D), observed (B, N), j (B, P); N = 8 + P.
 
-        One clip is missing in half of the batches, several in the others; always one, if at most
-        one may be.
+        One clip is missing in half of the batches, several (where they may be) in the others.
         """
         P = rng.choice([*self.tables][1:]) if len(self.tables) > 1 and rng.random() < 0.5 else 1
         rows, observed, j, forecasts = self.tables[P]
@@ -67,20 +77,3 @@ class CachedRows:
         missing = rows.gather(1, j)                                                 # (B, P)
         return tuple(send(part, device) for part in (
             self.x[rows].float(), self.teacher[missing].float(), observed[chosen], j))
-
-
-def join_rows(forecasts, others, P):
-    """Rows of one table: forecasts first, then any clips, padded with row 0, which is not observed.
-
-    Args:    forecasts: [rows (8 + P,)]; others: [(rows (n,), observed (n,), j (P,))].
-    Returns: rows (M, 8 + P), observed (M, 8 + P), j (M, P), and how many are forecasts.
-    """
-    N, F = PIECES + P, len(forecasts)
-    rows, observed = np.zeros((F + len(others), N), np.int64), np.zeros((F + len(others), N), bool)
-    j = np.tile(PIECES + np.arange(P), (F + len(others), 1))
-    observed[:F, :PIECES] = True
-    for i, row in enumerate(forecasts):
-        rows[i] = row
-    for i, (row, readable, missing) in enumerate(others, F):
-        rows[i, :len(row)], observed[i, :len(row)], j[i] = row, readable, missing
-    return *map(torch.from_numpy, (rows, observed, j)), F

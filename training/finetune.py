@@ -8,12 +8,11 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and append
     activity               the same; the 8 clips are all the video  h and classifier   App. C
     classify, --data epic  x = f(v), 32 frames of an action         f and classifier   Table 3
 
-The classifier is one linear layer on the embedding, its logits divided by tau. If the classes have
-texts, it starts as their embeddings, so that training starts from the zero-shot model. The loss
-is its cross entropy alone, and noise is zero, as in the released code. f is frozen except for EPIC,
-so each clip goes through it once. A checkpoint of `--order none` has no h: a new one is trained,
-which predicts once.
-M samples, N clips of each, B samples per step, S classes, D embedding.
+The classifier is one linear layer, its logits divided by tau. If the classes have texts, it starts
+as their embeddings, so that training starts from the zero-shot model. The loss is its cross entropy
+alone, and noise is zero, as in the released code. Where f is frozen, each clip goes through it
+once. A checkpoint of `--order none` has no h: a new one is trained, which predicts once.
+N clips of a sample, B samples per step, S classes, D embedding.
 """
 import functools
 import math
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from data import EPIC_FRAMES, action_samples, activity_samples, samples_of
+from data import EPIC_FRAMES, action_samples, samples_of
 from evaluation.checks import require_width
 from evaluation.embedding import encode_samples
 from evaluation.labeled import open_labeled
@@ -42,14 +41,9 @@ DROPOUT = 0.1             # share of each block's output in h set to zero; a pub
 WEIGHT_DECAY = 1e-2       # of AdamW
 
 
-# ------------------------------------------------------------------------------------------------
-# Before the first step
-# ------------------------------------------------------------------------------------------------
+# --- Before the first step ---
 def matches_texts(init):
-    """Whether embeddings of f lie among those of texts.
-
-    Those of a published f without h do not: TimeSformer's and DistantSup's heads are classifiers.
-    """
+    """Whether f embeds clips among texts; TimeSformer's and DistantSup's heads are classifiers."""
     return not isinstance(init, Released) or init.denoiser is not None
 
 
@@ -61,8 +55,8 @@ def extend(init, arguments, settings, texts, classes):
 
     Args:
         init:    ProcedureModel or Released that is not fine-tuned.
-        texts:   (S, D) embeddings of the classes, of any length. None, or with an f that does not
-                 match texts: the classifier starts at 0.
+        texts:   (S, D) embeddings of the classes, of any length. Without them, or where f does not
+                 match texts, the classifier starts at 0.
         classes: sizes of the label sets.
     """
     published, state = isinstance(init, Released), init.state_dict()
@@ -81,8 +75,7 @@ def extend(init, arguments, settings, texts, classes):
         state["encoder.time_embed"] = functional.interpolate(place, EPIC_FRAMES).transpose(1, 2)
     model = build_published(**sizes) if published else build_model(init.phrases, **sizes)
     new, _ = model.load_state_dict(state, strict=False)
-    parts = {name.split(".")[0] for name in new}
-    assert parts <= {"classifier", "denoiser"}, parts
+    assert all(name.startswith(("classifier.", "denoiser.")) for name in new), new
     with torch.no_grad():
         for parameter in model.classifier.parameters():
             parameter.zero_()
@@ -98,50 +91,33 @@ def count_classes(settings, source, texts):
         return [listings.VERBS, listings.NOUNS]
     if texts is not None:
         return [len(texts)]
-    labels = {sample.label for sample in activity_samples(source.listed)}
-    if max(labels) < 1:
+    last = max(video.activity for video in source.listed)
+    if last < 1:
         raise BadInput(f"{settings.annotations}: one activity: nothing to choose from; at least "
                        "two are needed")
-    return [max(labels) + 1]
-
-
-def open_data(settings, init, device):
-    """The labeled videos, and the texts of their classes or None."""
-    source, texts = open_labeled(settings, "train", init, settings.init, device,
-                                 with_teacher=False)
-    given = source.features.embedding if settings.features else texts
-    if given is not None and matches_texts(init):
-        require_width(init, given, settings.init)
-    return source, texts
-
-
-def draw_labeled(samples, settings):
-    """Those of the samples that belong to --labels of the videos, drawn from the seed."""
-    videos = sorted({sample.video for sample in samples})
-    order = np.random.default_rng((settings.seed, 4)).permutation(videos)
-    chosen = set(order[:math.ceil(settings.labels * len(videos))].tolist())
-    return [sample for sample in samples if sample.video in chosen]
+    return [last + 1]
 
 
 def labeled_samples(settings, source):
-    """The samples of the task that are used; BadInput if there is none."""
+    """The task's samples of --labels of the videos, drawn from the seed; BadInput if none."""
     if settings.data == "epic":
         samples = action_samples(source.videos, 1)
-        actions.require_labels(samples, settings.annotations)
+        if any(sample.label == (None, None) for sample in samples):
+            raise BadInput(f"{settings.annotations}: has no labels (is it the test list?); to "
+                           "fine-tune, EPIC_100_train.csv is needed")
     else:
         samples = samples_of(settings.task, source.videos)
-    samples = draw_labeled(samples, settings)
-    if not samples:
+    videos = sorted({sample.video for sample in samples})
+    order = np.random.default_rng((settings.seed, 4)).permutation(videos)
+    chosen = set(order[:math.ceil(settings.labels * len(videos))].tolist())
+    if not chosen:
         raise BadInput(f"{settings.annotations}: no labeled train sample for --task "
                        f"{settings.task}; there is nothing to fine-tune on")
-    return samples
+    return [sample for sample in samples if sample.video in chosen]
 
 
 def set_up(settings):
-    """Run folder, device, data, model.
-
-    Returns: model, its arguments, source, samples, device, checkpoint to resume from or None.
-    """
+    """Model, its arguments, source, samples, device, and the checkpoint to resume from or None."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise BadInput("--stage finetune: runs in one process; start it without torchrun")
     resumed = prepare_run(settings)
@@ -157,7 +133,11 @@ def set_up(settings):
         raise BadInput(f"--init {settings.init}: holds no h, nor its size; --task {settings.task} "
                        "trains one (give a checkpoint of train.py, or of ProcedureVRL before it "
                        "was fine-tuned)")
-    source, texts = open_data(settings, init, device)
+    source, texts = open_labeled(settings, "train", init, settings.init, device,
+                                 with_teacher=False)
+    given = source.features.embedding if settings.features else texts
+    if given is not None and matches_texts(init):
+        require_width(init, given, settings.init)
     report_missing(source, settings)
     samples = labeled_samples(settings, source)
     set_seed(settings.seed)
@@ -180,87 +160,68 @@ def make_optimizer(model, parts, lr):
                              weight_decay=WEIGHT_DECAY)
 
 
-# ------------------------------------------------------------------------------------------------
-# Steps
-# ------------------------------------------------------------------------------------------------
-def train(settings, model, arguments, parts, count, device, resumed, items, losses):
-    """The loop: `count` samples, --epochs times. A step is one optimizer update.
-
-    Args:
-        parts:  of the model, trained with the classifier.
-        items:  callable, range of steps left -> one item for each.
-        losses: callable, step and item -> the losses by name, and how many clips were read.
-    """
-    began, optimizer = time.perf_counter(), make_optimizer(model, parts, settings.lr)
-    if resumed:
-        optimizer.load_state_dict(resumed["optimizer"])
-    steps = max(1, round(settings.epochs * max(count // settings.batch, 1)))
-    stage = Stage("finetune", range(steps), settings.batch)
-    print(f"{count} samples, {steps} steps, on {device}")
-    with Run(settings, model, arguments, resumed["step"] if resumed else 0, steps, count) as run:
-        for step, item in run.steps(stage, optimizer, items(run.steps_left(stage))):
-            with mixed_precision(device):
-                terms, clips = losses(step, item)
-            run.update(terms, clips)
-    print(f"{settings.out}/checkpoint.pt: {steps} steps, {time.perf_counter() - began:.0f} s")
-
-
-def train_cached(settings, model, arguments, parts, x, y, device, resumed=None):
-    """Fine-tune on embeddings x (M, N, D) of the samples and their labels y (M,): f is frozen.
-
-    One of a step's views (classify) is drawn; a history or a whole video is read as one.
-    """
-    def losses(step, item):
-        chosen = torch.from_numpy(videos_of_step(step, len(y), settings.batch, settings.seed))
-        clips, labels = x[chosen], y[chosen]                                   # (B, N, D), (B,)
-        B, N, D = clips.shape
-        if model.task == "classify":
-            read = clips[torch.arange(B), torch.randint(N, (B,))]              # (B, D)
-        else:
-            read = model.forecast_next(clips, clips.new_zeros(B, 1, D))[:, 0]
-        return {"loss": functional.nll_loss(model.classify(read)[0], labels)}, B * N
-
-    train(settings, model, arguments, parts, len(y), device, resumed, iter, losses)
-
-
+# --- Steps ---
 def load_step(source, samples, settings, step):
-    """Clips and labels of one step, drawn from (seed, step): in a worker, if there are any."""
+    """Clips and labels of one step of EPIC, drawn from (seed, step): in a worker, if any."""
     rng = np.random.default_rng((settings.seed, 2, step))
     chosen = videos_of_step(step, len(samples), settings.batch, settings.seed)
     return actions.load_actions(source, [samples[i] for i in chosen], rng)
 
 
-def train_actions(settings, model, arguments, source, samples, device, resumed):
-    """Fine-tune on EPIC-Kitchens-100: f is trained, so clips are read in every epoch."""
-    unreadable = Unreadable(source, settings, resumed)
+def action_loss(model, unreadable, item, device):
+    """Cross entropies of verb and noun of mixed clips, summed, and how many clips."""
+    loaded, labels = item
+    unreadable.add(loaded.failed)
+    if not len(labels):
+        return None, 0
+    clips, target = actions.mix(loaded.clips.to(device), labels.to(device), model.classes)
+    x = model.encode(model.encoder.head(model.tokens(clips)))                  # (B, D)
+    log_p = torch.cat(model.classify(x), 1)                                    # (B, V + U)
+    return {"loss": -(target * log_p).sum(1).mean()}, len(labels)
 
-    def items(left):
-        return prefetch(functools.partial(load_step, source, samples, settings), left,
-                        settings.workers)
 
-    def losses(step, item):
-        """Cross entropies of verb and noun of mixed clips, summed."""
-        loaded, labels = item
-        unreadable.add(loaded.failed)
-        if not len(labels):
-            return None, 0
-        clips, target = actions.mix(loaded.clips.to(device), labels.to(device), model.classes)
-        x = model.encode(model.encoder.head(model.tokens(clips)))              # (B, D)
-        log_p = torch.cat(model.classify(x), 1)                                # (B, V + U)
-        return {"loss": -(target * log_p).sum(1).mean()}, len(labels)
+def cached_loss(model, clips, labels):
+    """Cross entropy on embeddings (B, N, D) and labels (B,): f is frozen; and how many clips.
 
-    train(settings, model, arguments, [model.encoder], len(samples), device, resumed, items,
-          losses)
+    One of a step's views (classify) is drawn; a history or a whole video is read as one.
+    """
+    B, N, D = clips.shape
+    if model.task == "classify":
+        read = clips[torch.arange(B), torch.randint(N, (B,))]                  # (B, D)
+    else:
+        read = model.forecast_next(clips, clips.new_zeros(B, 1, D))[:, 0]
+    return {"loss": functional.nll_loss(model.classify(read)[0], labels)}, B * N
 
 
 def finetune(settings):
-    """`python train.py --stage finetune`"""
+    """`python train.py --stage finetune`: --epochs times all samples, a step is one update."""
     model, arguments, source, samples, device, resumed = set_up(settings)
-    if settings.data == "epic":
-        return train_actions(settings, model, arguments, source, samples, device, resumed)
-    x, _, samples = encode_samples(model.eval(), source, samples, settings, device)
-    if source.unreadable:
-        write_json(settings.out / "unreadable.json", source.unreadable)
-    y = torch.tensor([sample.label for sample in samples], device=device)
-    parts = [] if settings.task == "classify" else [model.denoiser]
-    train_cached(settings, model, arguments, parts, x, y, device, resumed)
+    if settings.data == "epic":                        # f is trained: clips are read every epoch
+        parts, unreadable = [model.encoder], Unreadable(source, settings, resumed)
+        make = functools.partial(load_step, source, samples, settings)
+    else:
+        x, _, samples = encode_samples(model.eval(), source, samples, settings, device)
+        if source.unreadable:
+            write_json(settings.out / "unreadable.json", source.unreadable)
+        y = torch.tensor([sample.label for sample in samples], device=device)
+        parts = [] if settings.task == "classify" else [model.denoiser]
+    began, optimizer = time.perf_counter(), make_optimizer(model, parts, settings.lr)
+    if resumed:
+        optimizer.load_state_dict(resumed["optimizer"])
+    count = len(samples)
+    steps = max(1, round(settings.epochs * max(count // settings.batch, 1)))
+    stage = Stage("finetune", range(steps), settings.batch)
+    print(f"{count} samples, {steps} steps, on {device}")
+    with Run(settings, model, arguments, resumed["step"] if resumed else 0, steps, count) as run:
+        left = run.steps_left(stage)
+        items = prefetch(make, left, settings.workers) if settings.data == "epic" else left
+        for step, item in run.steps(stage, optimizer, items):
+            with mixed_precision(device):
+                if settings.data == "epic":
+                    terms, clips = action_loss(model, unreadable, item, device)
+                else:
+                    chosen = torch.from_numpy(videos_of_step(step, count, settings.batch,
+                                                             settings.seed))
+                    terms, clips = cached_loss(model, x[chosen], y[chosen])
+            run.update(terms, clips)
+    print(f"{settings.out}/checkpoint.pt: {steps} steps, {time.perf_counter() - began:.0f} s")

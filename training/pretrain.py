@@ -10,7 +10,6 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4.
     B videos, N clips, C clips in all, P missing ones, T levels, K phrases, D embedding.
 """
 import functools
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ from support.workers import prefetch
 from toy import grammar, render
 from toy.source import ToySource, load_teacher
 from training.cache import CachedRows
-from training.run import Stage, Unreadable, prepare_run, report_missing, videos_of_step
+from training.run import Stage, prepare_run, report_missing, videos_of_step
 from weights.checkpoint import build_model, same_texts
 from weights.fill import fill, open_start
 from weights.teacher import open_teacher
@@ -60,50 +59,36 @@ GRID = 4.0                # s between two of the cached embeddings of a video
 PASSES = 6                # over each video for the last stage, each with other windows
 
 
-# ------------------------------------------------------------------------------------------------
-# Before the first step
-# ------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Material:
-    """What a run learns from."""
-    source: object             # of videos
-    phrases: torch.Tensor      # (K, D), embeddings of the pool
-    witness: str | None        # text of its first phrase, if known
-    pixels: tuple | None       # (mean, std) as f expects them; None: clips are rows of a file
-    teacher_tau: float         # temperature of the soft targets
-    clip_tau: float | None     # of observed clips; None: tau
-
-
+# --- Before the first step ---
 def open_material(settings, encoder, device):
-    """Videos, phrase pool, and what depends on their kind. encoder: dict, sizes of f, or None."""
-    tau = settings.teacher_tau
+    """Videos, the pool's embeddings (K, D), and the model's arguments that depend on both."""
     if settings.data == "coin":
         source, texts = open_coin_features(settings.annotations, settings.features,
                                            settings.text_embeddings, "train")
         rng = np.random.default_rng(0)
         some = source.load([(video, source.pretrain_windows(video, rng))
                             for video in range(min(len(source), 1000))])
-        calibrated = estimate_tau(some.clips, texts)
-        return Material(source, texts, None, None, tau or SHARPER * calibrated, calibrated)
+        tau = estimate_tau(some.clips, texts)
+        return source, texts, {"pixels": None, "teacher_tau": settings.teacher_tau or SHARPER * tau,
+                               "clip_tau": tau, "witness": None}
     phrases = load_phrases(settings.phrases) if settings.phrases else grammar.PHRASES
     if settings.data == "howto100m":
         teacher = open_teacher(settings.clip, settings.clip_weights, device)
         view = View(encoder["image"], encoder["frames"], encoder.get("seconds"))
         source = open_narrated(settings.videos, settings.captions, settings.ids, view, teacher,
                                settings.teacher_features)
-        return Material(source, teacher.encode_phrases(phrases), phrases[0], PIXELS, tau or TAU,
-                        None)
-    teacher = load_teacher(device)
-    source = ToySource("train", settings.toy_videos, encoder["frames"], teacher)
-    return Material(source, teacher.encode_phrases(phrases), phrases[0],
-                    (render.MEAN, render.STD), tau or SHARPER * CALIBRATED_TAU, None)
+        pixels, tau = PIXELS, TAU
+    else:
+        teacher = load_teacher(device)
+        source = ToySource("train", settings.toy_videos, encoder["frames"], teacher)
+        pixels, tau = (render.MEAN, render.STD), SHARPER * CALIBRATED_TAU
+    return source, teacher.encode_phrases(phrases), {
+        "pixels": pixels, "teacher_tau": settings.teacher_tau or tau, "clip_tau": None,
+        "witness": phrases[0]}
 
 
 def set_up(settings):
-    """Run folder, device, data, model.
-
-    Returns: model, its arguments, source, device, and the checkpoint to resume from or None.
-    """
+    """Model, its arguments, source, device, and the checkpoint to resume from or None."""
     check(settings.batch >= parallel.place()[1], "batch", settings.batch,
           f"{parallel.place()[1]} processes need a video each")
     resumed = prepare_run(settings)
@@ -111,19 +96,18 @@ def set_up(settings):
     size = {"toy": "small", "coin": "h only"}.get(settings.data, settings.size)
     encoder = MVIT[size] if settings.encoder == "mvit" else SIZES[size]["encoder"]
     start = open_start(settings.init) if settings.init and not resumed else None   # fail early
-    material = open_material(settings, encoder, device)
-    report_missing(material.source, settings)
-    if len(material.phrases.unique(dim=0)) < 2:
+    source, phrases, arguments = open_material(settings, encoder, device)
+    report_missing(source, settings)
+    if len(phrases.unique(dim=0)) < 2:
         raise BadInput(f"{settings.phrases or settings.text_embeddings}: all texts are the same; "
                        "at least two different ones are needed")
     set_seed(settings.seed)
     denoiser = {**SIZES[size]["denoiser"], "clips": PIECES + settings.missing}
     arguments = {"encoder": encoder, "denoiser": denoiser, "order": settings.order, "tau": TAU,
-                 "pixels": material.pixels, "teacher_tau": material.teacher_tau,
-                 "clip_tau": material.clip_tau, "witness": material.witness}
-    model = build_model(material.phrases, **arguments).to(device)
+                 **arguments}
+    model = build_model(phrases, **arguments).to(device)
     if resumed:
-        if not same_texts(resumed["model"]["phrases"], material.phrases):
+        if not same_texts(resumed["model"]["phrases"], phrases):
             raise BadInput(f"--resume: {settings.out} was trained with other phrases, or another "
                            "teacher, than are given now; give the same")
         try:
@@ -133,24 +117,21 @@ def set_up(settings):
                            f"{str(error).strip().splitlines()[-1].strip()}") from None
     elif start is not None:
         fill(settings.init, model, start)
-    return model, arguments, material.source, device, resumed
+    return model, arguments, source, device, resumed
 
 
 def plan_stages(settings, has_encoder, count):
     """The stages of the header that have steps, as a list of Stage; count = number of videos."""
-    def steps(epochs, batch):
-        return round(epochs * max(count // batch, 1))
-
-    order = settings.order_epochs if settings.order != "none" else 0
     plan, start = [], 0
-    for name, epochs, batch in (("sgd", settings.sgd_epochs * has_encoder, settings.batch),
-                                ("match", settings.match_epochs * has_encoder, settings.batch),
-                                ("joint", settings.joint_epochs * has_encoder, settings.batch),
-                                ("order", order, ORDER_BATCH)):
-        span = range(start, start + steps(epochs, batch))
-        if span:
-            plan.append(Stage(name, span, batch))
-        start = span.stop
+    for name, epochs, batch in (
+            ("sgd", settings.sgd_epochs * has_encoder, settings.batch),
+            ("match", settings.match_epochs * has_encoder, settings.batch),
+            ("joint", settings.joint_epochs * has_encoder, settings.batch),
+            ("order", settings.order_epochs * (settings.order != "none"), ORDER_BATCH)):
+        stop = start + round(epochs * max(count // batch, 1))
+        if stop > start:
+            plan.append(Stage(name, range(start, stop), batch))
+        start = stop
     if not plan:
         raise BadInput("--match-epochs 0 and the like: not one step to train; raise one of them")
     return plan
@@ -158,20 +139,16 @@ def plan_stages(settings, has_encoder, count):
 
 def make_optimizer(model, settings, stage):
     """SGD with momentum, then AdamW (paper, Sec. 4); f and h at their own rates."""
-    rates = {"sgd": {model.encoder: SGD_LR},
-             "match": {model.encoder: settings.lr},
-             "joint": {model.encoder: settings.lr, model.denoiser: settings.order_lr},
-             "order": {model.denoiser: settings.order_lr}}[stage]
-    groups = [{"params": list(part.parameters()), "peak": rate} for part, rate in rates.items()
+    f, h = (model.encoder, settings.lr), (model.denoiser, settings.order_lr)
+    trained = {"sgd": [(model.encoder, SGD_LR)], "match": [f], "joint": [f, h], "order": [h]}[stage]
+    groups = [{"params": list(part.parameters()), "peak": rate} for part, rate in trained
               if part is not None]
     if stage == "sgd":
         return torch.optim.SGD(groups, lr=0.0, momentum=0.9, weight_decay=WEIGHT_DECAY)
     return torch.optim.AdamW(groups, lr=0.0, weight_decay=WEIGHT_DECAY)
 
 
-# ------------------------------------------------------------------------------------------------
-# A step on clips
-# ------------------------------------------------------------------------------------------------
+# --- A step on clips ---
 def has_ordering(settings, stage):
     """Whether h is trained on the clips of this stage."""
     return stage.name == "joint" and settings.order != "none"
@@ -180,10 +157,9 @@ def has_ordering(settings, stage):
 def load_step(source, settings, stage, step, place=(0, 1)):
     """What f reads in one step, drawn from (seed, step); in a worker, if there are any.
 
-    Args:    place: this process, of how many that share the videos.
-    Returns: data.Loaded, and [(observed (n,) bool, j (1,)), ...], one for each of its videos; j is
-             -1 and all clips are observed before the joint stage. Videos without a clip are left
-             out.
+    place:   this process, of how many that share the videos.
+    Returns: data.Loaded, and [(observed (n,) bool, j (1,)), ...] of its videos that have clips;
+             before the joint stage j is -1 and all clips are observed.
     """
     rng = np.random.default_rng((settings.seed, 2, step))
     ordering = has_ordering(settings, stage)
@@ -205,9 +181,8 @@ def encode_batch(model, source, loaded, masks, device, targets="vision", part=No
     """Clips of some videos through f, and the teacher's soft targets for them.
 
     Args:    loaded: this process's clips; masks: of all processes' videos; targets: see
-             cache.teacher_features; part: clips that f encodes at once.
-    Returns: x (B, N, D); targets (B, N, K); observed (B, N) bool; j (B, 1) int64, -1 = no clip is
-             missing.
+             embedding.teacher_features; part: clips that f encodes at once.
+    Returns: x (B, N, D); targets (B, N, K); observed (B, N) bool; j (B, 1) int64, -1 = none.
     """
     observed, j = zip(*masks)
     count = send(torch.tensor([len(row) for row in observed]), device)
@@ -254,10 +229,7 @@ def objective(model, x, targets, observed, j, ordering):
 
 
 def clip_losses(model, source, settings, unreadable, ordering, device, item):
-    """The losses of a batch of videos, as a dict, and how many clips; None, 0 if it has no clip.
-
-    item: from `load_step`. unreadable: run.Unreadable.
-    """
+    """The losses of a `load_step`, as a dict, and how many clips; None, 0 if it has no clip."""
     loaded, masks = item
     for failed in parallel.gather_objects(loaded.failed):
         unreadable.add(failed)
@@ -269,14 +241,9 @@ def clip_losses(model, source, settings, unreadable, ordering, device, item):
     return objective(model, x, targets, observed, j, ordering), observed.sum()
 
 
-# ------------------------------------------------------------------------------------------------
-# A step on cached embeddings
-# ------------------------------------------------------------------------------------------------
+# --- A step on cached embeddings ---
 def cache_rows(model, source, settings, device):
-    """What h is trained on once f has finished; f would compute the same in every epoch.
-
-    Returns: cache.CachedRows, and {id: reason} of the videos that could not be read.
-    """
+    """CachedRows for the last stage, and {id: reason} of the videos that could not be read."""
     if model.encoder is None:
         features, teacher = source.features, torch.from_numpy(source.features.embedding)
         failed, steps = {}, None                       # its windows are annotated steps
@@ -300,13 +267,9 @@ def order_losses(model, rows, settings, device, step):
     return {"loss": mse + mc, "mse": mse, "mc": mc}, len(j)
 
 
-# ------------------------------------------------------------------------------------------------
-# A step of any stage
-# ------------------------------------------------------------------------------------------------
 def step_losses(model, source, settings, unreadable, device, stage, left):
-    """What the steps of a stage read, and what computes their losses.
+    """What the steps `left` of a stage read, and what computes their losses.
 
-    left: range of its steps that are not done.
     Returns: iterable of items, one for each of these steps; callable, step and item -> the losses
              by name, and how many clips were read.
     """
@@ -315,7 +278,5 @@ def step_losses(model, source, settings, unreadable, device, stage, left):
         unreadable.add(failed)
         return left, lambda step, item: order_losses(model, rows, settings, device, step)
     make = functools.partial(load_step, source, settings, stage, place=parallel.place())
-    ordering = has_ordering(settings, stage)
-    return (prefetch(make, left, settings.workers),
-            lambda step, item: clip_losses(model, source, settings, unreadable, ordering, device,
-                                           item))
+    return (prefetch(make, left, settings.workers), lambda step, item: clip_losses(
+        model, source, settings, unreadable, has_ordering(settings, stage), device, item))

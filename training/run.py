@@ -1,7 +1,6 @@
 """A training run: its folder, whether it may begin or resume there, logging and checkpoints.
 
-Nothing here knows the method: a step's loss comes from the caller. Every random choice of a step is
-drawn from (seed, step).
+Nothing here knows the method: a step's loss comes from the caller.
 """
 import json
 import math
@@ -9,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,15 +26,13 @@ LOG_EVERY, SAVE_EVERY = 20, 500           # steps between two rows of metrics.js
 
 @dataclass(frozen=True)
 class Stage:
-    """Consecutive steps with one optimizer."""
+    """Consecutive steps with one optimizer: `span`, counted over the whole run."""
     name: str
-    span: range                # its steps, counted over the whole run
+    span: range
     batch: int                 # videos (or samples) per step
 
 
-# ------------------------------------------------------------------------------------------------
-# The run folder
-# ------------------------------------------------------------------------------------------------
+# --- The run folder ---
 def prepare_run(settings):
     """Make the run folder and write config.json, or check that --resume may continue in it.
 
@@ -56,11 +52,7 @@ def prepare_run(settings):
         if other:
             raise BadInput(f"{flag_of(other[0])} {config[other[0]]}: this run has "
                            f"{before.get(other[0])}; resume it with the settings in {path}")
-        content = last_checkpoint(settings.out)
-        if not {"step", "stage", "optimizer"} <= content.keys():
-            raise BadInput(f"{settings.out / NEWEST}: was not saved by a training run; there is "
-                           "nothing to resume")
-        return content
+        return last_checkpoint(settings.out)
     if has:
         raise BadInput(f"--out {settings.out}: holds a checkpoint; add --resume to continue, "
                        "or choose another folder")
@@ -71,22 +63,20 @@ def prepare_run(settings):
 
 
 def last_checkpoint(out):
-    """The content of a run's newest checkpoint that is whole.
-
-    If checkpoint.pt is damaged, or a kill came between two renames, the previous checkpoint takes
-    its place, and a line says so.
-    """
+    """The content of a run's newest checkpoint; of the one before if it is damaged or missing."""
     try:
-        return read_whole(out / NEWEST)
+        content = read_whole(out / NEWEST)
     except BadInput as error:
         if not (out / BEFORE).exists():
             raise
         content = read_whole(out / BEFORE)
         reason = error if (out / NEWEST).exists() else f"{out / NEWEST}: is missing"
         print(f"{reason}; going on from {BEFORE}, step {content['step']}")
-    parallel.gather_objects(None)                      # all processes have read it
-    if parallel.is_first():
-        os.replace(out / BEFORE, out / NEWEST)
+        parallel.gather_objects(None)                  # all processes have read it
+        if parallel.is_first():
+            os.replace(out / BEFORE, out / NEWEST)
+    if not {"step", "stage", "optimizer"} <= content.keys():
+        raise BadInput(f"{out / NEWEST}: was not saved by a training run; nothing to resume")
     return content
 
 
@@ -94,11 +84,11 @@ def versions():
     """What the run was made with: versions of python, torch and numpy, and the commit."""
     try:
         commit = subprocess.run(["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-                                capture_output=True, text=True, check=False).stdout.strip()
+                                capture_output=True, text=True, check=False).stdout.strip() or None
     except OSError:                                    # no git here
-        commit = ""
+        commit = None
     return {"python": sys.version.split()[0], "torch": torch.__version__,
-            "numpy": np.__version__, "commit": commit or None}
+            "numpy": np.__version__, "commit": commit}
 
 
 def report_missing(source, settings):
@@ -145,9 +135,7 @@ def drop_later_rows(path, step):
     write_text(path, "".join(rows))
 
 
-# ------------------------------------------------------------------------------------------------
-# The loop
-# ------------------------------------------------------------------------------------------------
+# --- The loop ---
 def schedule(step, steps):
     """Share of the peak learning rate: linear warm-up over 5 % of a stage, then linear decay."""
     return min(1.0, (step + 1) / (0.05 * steps + 1), (steps - step) / (0.95 * steps))
@@ -162,7 +150,7 @@ def videos_of_step(step, count, batch, seed):
 
 
 class Run:
-    """A training run, from its first step to its last: logging, checkpoints and interrupts.
+    """The steps of a training run: rates, seeds, logging, checkpoints and interrupts.
 
         with Run(...) as run:
             for step, item in run.steps(stage, optimizer, items):
@@ -186,31 +174,25 @@ class Run:
         path = self.settings.out / "metrics.jsonl" if parallel.is_first() else Path(os.devnull)
         if parallel.is_first():
             drop_later_rows(path, self.first)
-        with ExitStack() as stack:
-            self.log = stack.enter_context(open(path, "a", encoding="utf-8"))
-            self.bar = stack.enter_context(tqdm(total=self.total, initial=self.first, desc="train",
-                                                mininterval=1))
-            self.stack = stack.pop_all()
+        self.log = open(path, "a", encoding="utf-8")
+        self.bar = tqdm(total=self.total, initial=self.first, desc="train", mininterval=1)
         self.began = time.perf_counter()
         return self
 
     def __exit__(self, *exception):
-        return self.stack.__exit__(*exception)
+        self.bar.close()
+        self.log.close()
 
     def steps_left(self, stage):
         """range of the stage's steps that are not done."""
         return range(max(self.first, stage.span.start), stage.span.stop)
 
     def steps(self, stage, optimizer, items):
-        """Yield (step, item) for the steps left of a stage; each calls `update`.
+        """Yield (step, item) for the steps left of a stage; the caller calls `update` in each.
 
-        Before each step its learning rates and random seed are set. After it, a row and a
-        checkpoint are written if they are due. An exception in the caller's loop closes this
-        generator, and so ends its hold on signals.
+        An exception in the caller's loop closes this generator, and so ends its hold on signals.
 
-        Args:
-            optimizer: its groups have a peak learning rate, "peak".
-            items:     iterable, one item for each step that is left.
+        optimizer: its groups have a peak learning rate, "peak"; items: one for each step left.
         """
         self.model.train()
         self.optimizer = optimizer
@@ -228,13 +210,11 @@ class Run:
                     sys.exit(status)
 
     def update(self, terms, clips):
-        """One optimizer update.
+        """One optimizer update; clips: how many were read.
 
-        Args:
-            terms: losses by name, "loss" among them; None: this step has nothing to learn from.
-            clips: number of clips read.
+        terms: losses by name, "loss" among them; None: this step has nothing to learn from.
         """
-        self.terms = terms
+        self.terms = terms or {}
         if terms:
             self.optimizer.zero_grad(set_to_none=True)
             terms["loss"].backward()
@@ -243,40 +223,27 @@ class Run:
             self.clips = self.clips + clips            # a tensor: reading it would wait for the GPU
 
     def record(self, stage, done, epoch, stops):
-        """After a step: write a row and a checkpoint if they are due.
+        """Write a row and a checkpoint if they are due; that waits for the GPU.
 
-        stops: the run is interrupted: write a checkpoint, but no row that an uninterrupted run
-               would not have.
+        stops:  the run is interrupted: a checkpoint, but no row that a whole run would not have.
+        Raises: FloatingPointError unless the loss and all weights are finite.
         """
         saves = done == stage.span.stop or done % SAVE_EVERY == 0
-        if saves or done % LOG_EVERY == 0:
-            self.log_row(done, epoch)
-        elif not stops:
+        logs, out = saves or done % LOG_EVERY == 0, self.settings.out
+        if not (logs or stops):
             return
-        self.require_finite(done, stage)
+        values = {name: float(value.detach()) for name, value in self.terms.items()}
+        loss = values.get("loss", 0.0)
+        if logs and values and math.isfinite(loss):    # null: a term that the stage does not have
+            row = {"step": done, "epoch": epoch, "loss": None, "xe": None, "mse": None, "mc": None,
+                   **values, "lr": self.optimizer.param_groups[-1]["lr"],
+                   "clips_per_s": float(self.clips) / (time.perf_counter() - self.began)}
+            print(json.dumps(row), file=self.log, flush=True)
+        if not (math.isfinite(loss) and all(p.isfinite().all() for p in self.model.parameters())):
+            raise FloatingPointError(
+                f"step {done}, batch {done - 1} of --seed {self.settings.seed}, stage {stage.name}:"
+                f" the loss ({loss}) or a weight is not finite; the last checkpoint in {out} is "
+                "whole; try a smaller learning rate (--lr and the like)")
         if (saves or stops) and parallel.is_first():
-            out = self.settings.out
             save_checkpoint(out / NEWEST, self.model, self.arguments, out / BEFORE, step=done,
                             stage=stage.name, optimizer=self.optimizer.state_dict())
-
-    def log_row(self, step, epoch):
-        """One line of metrics.jsonl, if the loss is finite; null for terms the stage does not have.
-
-        Reading the terms waits for the GPU.
-        """
-        values = {name: float(value.detach()) for name, value in (self.terms or {}).items()}
-        row = {"step": step, "epoch": epoch, "loss": None, "xe": None, "mse": None, "mc": None,
-               **values, "lr": self.optimizer.param_groups[-1]["lr"],
-               "clips_per_s": float(self.clips) / (time.perf_counter() - self.began)}
-        if values and math.isfinite(values["loss"]):
-            print(json.dumps(row), file=self.log, flush=True)
-
-    def require_finite(self, step, stage):
-        """FloatingPointError that names the step unless the loss and all weights are finite."""
-        loss = float(self.terms["loss"].detach()) if self.terms else 0.0
-        if not (math.isfinite(loss)
-                and all(bool(p.isfinite().all()) for p in self.model.parameters())):
-            raise FloatingPointError(
-                f"step {step}, batch {step - 1} of --seed {self.settings.seed}, stage {stage.name}:"
-                f" the loss ({loss}) or a weight is not finite; the last checkpoint in "
-                f"{self.settings.out} is whole; try a smaller learning rate (--lr and the like)")
