@@ -253,7 +253,8 @@ def encode(source, samples, **settings):
 @pytest.mark.parametrize("workers, batch", [(0, 1), (0, 4), (2, 4), (0, 100)])
 def test_unreadable_videos_leave_the_samples_aligned(workers, batch):
     """Catches: a label beside the embedding of another sample once one is left out; a batch of
-    nothing else than broken videos; random views in evaluation."""
+    nothing else than broken videos; random views in evaluation; a score of the few files that can
+    be read, a traceback where there is none."""
     source = Source(broken=(0, 2, 3))
     samples = samples_of(source)[:-2]                  # 9 of 19 are of the 3 of 7 videos
     x, features, read = encode(source, samples, batch=batch, workers=workers, max_unreadable=3 / 7)
@@ -266,6 +267,8 @@ def test_unreadable_videos_leave_the_samples_aligned(workers, batch):
     assert source.unreadable == {f"v{i}": f"v{i} is broken" for i in (0, 2, 3)}
     with pytest.raises(BadInput, match="3 of 7 .*--max-unreadable 0.4; .*v0 is broken"):
         encode(source, samples, batch=batch, max_unreadable=.4)
+    with pytest.raises(BadInput, match="7 of 7 .*v0 is broken"):
+        encode(Source(broken=range(7)), samples, batch=batch, max_unreadable=1)
     x, features, read = encode(Source(teacher=False), samples, batch=batch, max_unreadable=0)
     assert features is None and len(x) == len(read) == 19
 
