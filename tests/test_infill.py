@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+import test_evaluate
 from data import (CLIP_SECONDS, HISTORY, Loaded, Step, Video, forecast_samples, forecast_windows,
                   observed_steps)
 from evaluate import EvaluateSettings
@@ -15,7 +16,6 @@ from evaluation.inference import extend_history, forecasts, sample_in_turn
 from losses import match
 from support.command import BadInput
 from toy import grammar
-from toy.source import as_video
 from weights.released import Released, ReleasedDenoiser
 
 S = len(grammar.STEPS)
@@ -50,18 +50,13 @@ class Model:
         return match(x_hat, texts, 0.1)
 
 
-class Source:
+class Source(test_evaluate.Source):
     """Videos of the embedded world whose clips are the texts of their steps; one has 12 steps."""
 
     def __init__(self):
-        self.videos = [as_video(grammar.make_video("validation", i), "validation")
-                       for i in range(8)]
+        super().__init__("validation", 8)
         self.videos.append(Video("long", steps=tuple(
             Step(10.0 * k + 1, 10.0 * k + 9, k + 5) for k in range(12))))
-        self.listed, self.unreadable = self.videos, {}
-
-    def __len__(self):
-        return len(self.videos)
 
     def load(self, requests, rng=None):
         clips = [TEXTS[min(self.videos[video].steps,
