@@ -13,8 +13,6 @@ import torch
 from commands import TINY, call, coin_flags, fails, make_coin, read_json
 from support import parallel
 from toy.source import TEACHER_FILE
-from training import pretrain
-from weights.checkpoint import build_model, save_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -162,13 +160,6 @@ def drop_h(whole):
         del whole["model"][name]
 
 
-def save_toy():
-    """bad.pt: a checkpoint that reads frames."""
-    sizes = pretrain.SIZES["small"]
-    arguments = {**sizes, "order": "diffusion", "tau": 0.02, "pixels": (.4, .25)}
-    save_checkpoint("bad.pt", build_model(torch.eye(8), **arguments), arguments)
-
-
 def make_wide():
     Path("wide").mkdir()
     make_coin(Path("wide"), D=12)
@@ -189,7 +180,8 @@ BAD, TOY = (*MEASURE[:-3], "bad.pt"), ("--toy-videos", "4")
 MISFITS = [
     (["runs/pretrain", "python train.py --stage pretrain"], ("evaluate.py", "--json", "o.json"), 0),
     (["8", "12", "run"], ("evaluate.py", *coin_flags("wide"), "--checkpoint", "run"), make_wide),
-    (["--data"], ("evaluate.py", "--checkpoint", "run"), 0), (["--data"], BAD, save_toy),
+    (["--data"], ("evaluate.py", "--checkpoint", "run"), 0),
+    (["--data"], (*MEASURE[:-3], "toy-run"), 0),
     (["none", "bad.pt"], BAD, lambda: refit(drop_h)),
     (["encoder"], ("data.py", "features", "--checkpoint", "run"), 0),
     (["texts.npz"], (*TRAIN, "new"), repeat_text),

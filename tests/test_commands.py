@@ -15,7 +15,6 @@ import torch
 
 from commands import TINY, call, cannot_read, coin_flags, read_json, read_rows
 from files.sources import FeatureSource, open_coin_features
-from model import ProcedureModel
 from pseudo_labels import estimate_tau
 from toy import grammar
 from toy.source import ToySource
@@ -78,23 +77,6 @@ def test_temperatures_of_a_run(trained, here):
     assert coin_model.teacher_tau == pytest.approx(pretrain.SHARPER * calibrated, rel=1e-5)
     call("train.py", *COIN, "--teacher-tau", "0.3", "--out", "run")
     assert load_model("run")[0].teacher_tau == 0.3
-
-
-def test_rates_rise_and_fall_within_a_stage(tmp_path):
-    """Catches: a constant rate, one schedule for all stages, groups that share a rate."""
-    model, used = torch.nn.Linear(1, 1).eval(), []
-    optimizer = torch.optim.SGD([{"params": [p], "peak": peak} for p, peak in
-                                 zip(model.parameters(), (2.0, 0.5))], lr=0.0)
-    with run.Run(TrainSettings(out=tmp_path), model, {}, 10, 50, 1) as training:
-        for _ in training.steps(run.Stage("match", range(10, 50), 1), optimizer, range(40)):
-            assert model.training
-            used.append([p.item() for p in model.parameters()])
-            training.update({"loss": model(torch.ones(1, 1)).sum()}, 1)
-    used.append([p.item() for p in model.parameters()])
-    share = [min(1, (i + 1) / 3, (40 - i) / 38) for i in range(40)]      # 2 of 40 steps to warm up
-    for part, peak in enumerate((2.0, 0.5)):
-        moved = [before[part] - after[part] for before, after in zip(used, used[1:])]
-        assert moved == pytest.approx([peak * value for value in share], abs=1e-4)
 
 
 def test_a_finished_run_stays_as_it_is(trained, here):
@@ -176,12 +158,6 @@ def require_forecast_keys(content):
     assert 1 <= content["distinct"] <= content["samples"]
 
 
-def require_same(a, b):
-    """Two results differ in nothing but seconds, and rounding."""
-    for key in a.keys() - {"seconds"}:
-        assert b[key] == (pytest.approx(a[key], rel=1e-4) if isinstance(a[key], dict) else a[key])
-
-
 def test_forecast_json_does_not_depend_on_batch_and_workers(trained, here):
     """Catches: keys renamed, NaN, noise drawn per batch, a command that only works from the root.
     """
@@ -196,20 +172,8 @@ def test_forecast_json_does_not_depend_on_batch_and_workers(trained, here):
                                 "ideal_distinct", "tv", "tv_ideal", "tv_draws"]
     assert a["samples"] == 5 and a["truth"]["tv_draws"] == 200 and a["missing"] == 0
     assert a["listed"] == a["evaluated"] > 0 and a["top1"]["oracle_softmax"] is not None
-    require_same(a, b)
-
-
-def test_noise_belongs_to_the_sample(trained, here, monkeypatch):
-    """Catches: noise drawn per batch, one noise for all samples, --seed without effect.
-
-    In place of h's forecast stands its noise: every sample then shows its own.
-    """
-    monkeypatch.setattr(ProcedureModel, "forecast", lambda self, x, observed, j, noise: noise)
-    content = [measure(*coin_flags(), "--checkpoint", str(trained / "coin-run"), "--samples", "4",
-                       *flags) for flags in (("--batch", "64"), ("--batch", "3"), ("--seed", "1"))]
-    require_same(content[0], content[1])
-    assert content[0]["distinct"] > 2
-    assert content[0]["top1"] != content[2]["top1"]
+    for key in a.keys() - {"seconds"}:                                 # up to rounding
+        assert b[key] == (pytest.approx(a[key], rel=1e-4) if isinstance(a[key], dict) else a[key])
 
 
 def test_forecast_on_coin(trained, here):
@@ -248,9 +212,8 @@ def test_classify(trained, here, name):
 
 
 @pytest.mark.parametrize("task", ["forecast", "classify"])
-def test_videos_that_cannot_be_read_are_counted(trained, here, monkeypatch, capsys, task):
-    """Catches: a video that cannot be read counted as measured or as missing; a score of the few
-    files that can be read; a traceback where there is none."""
+def test_videos_that_cannot_be_read_are_counted(trained, here, monkeypatch, task):
+    """Catches: a video that cannot be read counted as measured or as missing."""
     flags = *coin_flags(), "--task", task, "--checkpoint", str(trained / "coin-run")
     whole = measure(*flags)
     cannot_read(monkeypatch, FeatureSource, "t1")
@@ -260,12 +223,3 @@ def test_videos_that_cannot_be_read_are_counted(trained, here, monkeypatch, caps
     assert whole["unreadable"] == 0 and content["unreadable"] == 1
     assert content["evaluated"] == whole["evaluated"] - gone
     assert (content["listed"], content["missing"]) == (whole["listed"], whole["missing"])
-    Path("measured.json").unlink()
-    for names, share in ((["t1"], "0.05"), (["t0", "t1", "t2", "t3"], "1")):
-        cannot_read(monkeypatch, FeatureSource, *names)
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            measure(*flags, "--max-unreadable", share)
-        err = capsys.readouterr().err
-        assert end.value.code == 2 and err.count("error: ") == 1 and "cut off" in err
-        assert f"{len(names)} of 4 videos" in err and not Path("measured.json").exists()

@@ -209,6 +209,18 @@ def test_classify_samples_are_all_steps():
     assert samples[2].windows.tolist() == [[15, 24]] * 3
 
 
+def test_activity_samples_are_whole_videos():
+    """Catches: a label of the step instead of the video, a length that is not the video's; the last
+    68 s instead of all, a gap between two windows."""
+    videos = [Video("a", activity=17, duration=50.0), video((1, 2, 0), duration=240.0),
+              video((1, 2, 0), (3, 30, 1))]
+    samples = data.samples_of("activity", videos)
+    assert [(s.video, s.label) for s in samples] == [(0, 17), (1, 7), (2, 7)]
+    for sample, end in zip(samples, (50, 240, 30)):
+        edges = np.linspace(0, end, 9)
+        assert np.allclose(sample.windows, np.stack([edges[:-1], edges[1:]], 1))
+
+
 @pytest.mark.skipif(not COIN.is_file(), reason="no shared/coin/COIN_dev.json")
 def test_samples_of_the_real_coin():
     """Catches: any pair or step lost: the benchmark's counts are 24,493 pairs and 32,905 steps."""

@@ -12,7 +12,6 @@ from torch.nn.functional import normalize
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from commands import call, coin_flags, fails, make_coin, read_json, read_rows, same_run
-from data import Step, Video, activity_samples, forecast_windows
 from model import ProcedureModel
 from toy import grammar
 from toy.source import as_video
@@ -27,11 +26,11 @@ F = dict(image=32, patch=8, frames=4, width=32, depth=2, heads=2)
 H = dict(width=32, layers=2, heads=2)
 
 
-def make_ours(order="diffusion", D=64, encoder=F):
+def make_ours(order="diffusion", D=64, encoder=F, pixels=(.4, .25), **more):
     """A random model as pre-training leaves it, on frames or on features, and its arguments."""
     torch.manual_seed(0)
     arguments = dict(encoder=encoder, denoiser=H, order=order, tau=0.05,
-                     pixels=(.4, .25) if encoder else None)
+                     pixels=pixels if encoder else None, **more)
     model = build_model(torch.randn(12, D) + 1, **arguments)
     for name, value in model.named_parameters():
         if "denoiser.out" in name:
@@ -76,23 +75,6 @@ def measure(*flags):
     """The JSON of an evaluation; strict: no NaN."""
     call("evaluate.py", "--toy-videos", "6", "--device", "cpu", *flags, "--json", "out.json")
     return read_json("out.json")
-
-
-# ---- samples -----------------------------------------------------------------------------------
-def test_activity_samples_of_every_kind_of_list():
-    """Catches: a label of the step instead of the video, a length that is not the video's; the last
-    68 s instead of all, a gap between two windows."""
-    world = as_video(grammar.make_video("train", 3), "train")
-    found = activity_samples([
-        world, Video("a", activity=17, duration=50.0),
-        Video("b", "train", 5, 80.0, (Step(1.0, 2.0, 0),)),
-        Video("c", "train", 6, None, (Step(1.0, 2.0, 0), Step(3.0, 30.0, 1)))])
-    assert [s.label for s in found] == [world.activity, 17, 5, 6]
-    assert [s.windows[-1, 1] for s in found] == [world.duration, 50, 80, 30]
-    assert [s.video for s in found] == [0, 1, 2, 3]
-    for seconds in (0.5, 68.0, 240.0):
-        assert np.allclose(forecast_windows(seconds, np.inf), [
-            (seconds * k / 8, seconds * (k + 1) / 8) for k in range(8)])
 
 
 def test_a_share_of_the_labels_is_a_share_of_the_videos():
@@ -172,16 +154,17 @@ KEYS = {"classify": ["ours", "teacher"], "activity": ["ours"],
 
 @pytest.mark.parametrize("init, task", [
     *((init, task) for init in ("diffusion", "coin", "published") for task in TASKS),
-    ("timesformer", "classify"), ("mvit", "classify")])
+    ("timesformer", "classify"), ("mvit", "classify"), ("none", "forecast")])
 def test_fine_tuned_and_evaluated(init, task):
     """Catches: a task that trains f, or not what it should; a zero-shot row called fine-tuned; a
-    checkpoint that cannot be measured; a run folder that is not complete."""
+    checkpoint that cannot be measured; a run folder that is not complete; `--order none` refused,
+    or forecast from a random h that stays as it is."""
     flags = coin_flags() if init == "coin" else ()
     call("train.py", *TUNE, *flags, "--task", task, "--init", f"{init}.pt", "--out", "run")
     before, after = (load_model(name)[0].state_dict() for name in (f"{init}.pt", "run"))
     changed = {key.split(".")[0] for key in before if not torch.equal(before[key], after[key])}
     changed -= {"encoder"} if init == "timesformer" else set()     # the head: see its own test
-    assert changed == (set() if task == "classify" else {"denoiser"})
+    assert changed == (set() if task == "classify" or init == "none" else {"denoiser"})
     rows = read_rows("run")
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) > 1
     assert read_json("run/config.json")["settings"]["task"] == task
@@ -193,6 +176,8 @@ def test_fine_tuned_and_evaluated(init, task):
     if task == "forecast":
         assert list(content["deviation"]) == ["expectation", "oracle"]
         assert content["top1"]["oracle_softmax"] is not None
+    if init == "none":
+        assert after["denoiser.out.weight"].any() and content["distinct"] == 1
 
 
 def test_folder_and_epochs_depend_on_the_task():
@@ -217,14 +202,6 @@ def test_training_lowers_the_loss_on_a_task_that_can_be_learnt(monkeypatch):
     call("train.py", *TUNE, *flags, "--epochs", "200", "--lr", "0.02", "--init", "coin.pt", "--out",
          "run")
     assert measure(*flags, "--checkpoint", "run")["top1"]["ours"] == 100
-
-
-def test_without_h_a_new_one_is_trained():
-    """Catches: `--order none` refused, or forecast from a random h that stays as it is."""
-    call("train.py", *TUNE, "--task", "forecast", "--init", "none.pt", "--out", "run")
-    model = load_model("run")[0]
-    assert model.order == "none" and model.denoiser.out.weight.abs().max() > 0
-    assert measure("--task", "forecast", "--checkpoint", "run")["distinct"] == 1
 
 
 def resumed_equals_whole(*flags):

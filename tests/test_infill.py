@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+import test_evaluate
 from data import (CLIP_SECONDS, HISTORY, Loaded, Step, Video, forecast_samples, forecast_windows,
                   observed_steps)
 from evaluate import EvaluateSettings
@@ -15,7 +16,6 @@ from evaluation.inference import extend_history, forecasts, sample_in_turn
 from losses import match
 from support.command import BadInput
 from toy import grammar
-from toy.source import as_video
 from weights.released import Released, ReleasedDenoiser
 
 S = len(grammar.STEPS)
@@ -50,18 +50,13 @@ class Model:
         return match(x_hat, texts, 0.1)
 
 
-class Source:
+class Source(test_evaluate.Source):
     """Videos of the embedded world whose clips are the texts of their steps; one has 12 steps."""
 
     def __init__(self):
-        self.videos = [as_video(grammar.make_video("validation", i), "validation")
-                       for i in range(8)]
+        super().__init__("validation", 8)
         self.videos.append(Video("long", steps=tuple(
             Step(10.0 * k + 1, 10.0 * k + 9, k + 5) for k in range(12))))
-        self.listed, self.unreadable = self.videos, {}
-
-    def __len__(self):
-        return len(self.videos)
 
     def load(self, requests, rng=None):
         clips = [TEXTS[min(self.videos[video].steps,
@@ -146,19 +141,15 @@ def test_infilling_needs_an_h_that_was_trained_here():
             require_task(model, EvaluateSettings(task="infill"))
 
 
-class Cycle:
+class Cycle(Model):
     """Steps 0 .. 5 as unit vectors: after step k comes k + 1 or k + 2, as the noise's sign says;
     two more where the oldest window shows step 0."""
-    task, denoiser = None, True
 
     def forecast_next(self, history, noise):
         last = history[:, -1].argmax(-1)                                       # (M,)
         old = 2 * (history[:, 0].argmax(-1) == 0)                              # (M,)
         following = ((last + old)[:, None] + 1 + (noise[..., 0] > 0)) % 6      # (M, Q)
         return functional.one_hot(following, 6).float()
-
-    def match_predicted(self, x, texts):
-        return match(x, texts, 0.1)
 
 
 def test_each_draw_goes_on_from_its_own_steps():

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from data import Loaded, Sample, forecast_samples
+from data import Loaded, Sample, forecast_samples, missing_clips
 from evaluate import EvaluateSettings
 from evaluation import embedding
 from evaluation.embedding import embed_videos
@@ -118,31 +118,41 @@ def test_a_step_is_drawn_from_seed_and_number(name):
         (requests, [[*clip[:2], 0] for clip in clips], masks) for requests, clips, masks in drawn]
 
 
-@WORKERS
-def test_unreadable_videos_leave_the_rows_of_a_batch_aligned(workers):
-    """Catches: clips, targets, missing clip or what is observed of a broken video, or of the video
-    after it, in another's row; a draw that depends on whether a file could be read."""
-    stage, settings, drawn = Stage("joint", range(6), 7), TrainSettings(seed=2), set()
+@pytest.mark.parametrize("name, broken, workers", [
+    ("joint", (), 0), ("match", (0,), 0), ("joint", (1, 3, 5), 0), ("joint", (1, 5), 2)])
+def test_a_batch_is_the_rows_of_its_videos(name, broken, workers):
+    """Catches: clips, targets or missing clip of another video, padding that is observed, a video
+    without clips or one that cannot be read that shifts the others; clips or observed cut by the
+    count of another video; a draw that depends on whether a file could be read."""
+    stage, settings, source, drawn = Stage(name, range(20, 26), 7), TrainSettings(seed=2), Source(
+        broken), set()
     model = SimpleNamespace(encode=lambda clips: clips, teacher_tau=.1,
                             phrases=torch.eye(2, dtype=torch.float64) + .5)
-    make = functools.partial(load_step, Source(broken=(1, 5)), settings, stage)
-    for step, (loaded, masks) in enumerate(prefetch(make, stage.span, workers)):
-        whole, all_masks = load_step(Source(), settings, stage, step)
-        x, targets, observed, j = encode_batch(model, Source(), loaded, masks, "cpu")
-        assert loaded.failed == {"v1": "v1 is broken", "v5": "v5 is broken"}
-        rows = [(video, windows, *mask) for (video, windows), mask
-                in zip(whole.requests, all_masks) if video not in (1, 5)]
-        assert len(rows) == len(x) == len(targets) == len(observed) == len(j) == 4
-        for b, (video, windows, seen, missing) in enumerate(rows):
-            n, middles = len(windows), torch.from_numpy(windows.mean(1))
-            assert x[b, :n, 0].tolist() == [video] * n and torch.equal(x[b, :n, 1], middles)
-            assert observed[b].tolist() == [*seen, *[False] * (9 - n)] and j[b] == missing
-            views = 1000 + torch.stack([torch.full((n,), float(video)).double(), middles], 1)
-            cosine = functional.cosine_similarity(views[:, None], model.phrases, dim=-1)
+    make = functools.partial(load_step, source, settings, stage)
+    for step, (loaded, masks) in zip(stage.span, prefetch(make, stage.span, workers), strict=True):
+        x, targets, observed, j = encode_batch(model, source, loaded, masks, "cpu")
+        rng, b = np.random.default_rng((2, 2, step)), 0
+        for video in videos_of_step(step - 20, 7, 7, 2):
+            windows = source.pretrain_windows(video, rng)
+            n, missing, seen = len(windows), [-1], np.ones(len(windows), bool)
+            if name == "joint" and n:
+                missing, seen = missing_clips(n, 1, rng)
+            if not n or video in broken:
+                continue
+            clips = torch.stack([torch.full((n,), float(video)).double(),
+                                 torch.from_numpy(windows.mean(1))], 1)                  # (n, 2)
+            assert torch.equal(x[b, :n, :2], clips) and (x[b, n:] == 0).all()
+            assert observed[b].tolist() == [*seen, *[False] * (9 - n)]
+            assert j[b].tolist() == list(missing)
+            cosine = functional.cosine_similarity(1000 + clips[:, None], model.phrases, dim=-1)
             torch.testing.assert_close(targets[b, :n], (cosine / .1).softmax(1))     # p'
-            assert (targets[b, n:] == 0).all() and (x[b, n:] == 0).all()
+            assert (targets[b, n:] == 0).all()
             drawn.add(int(j[b]))
-    assert len(drawn) > 2
+            b += 1
+        assert b == len(x) == len(targets) == len(observed) == len(j)
+        assert b == 6 - len({*broken} - {3}) and observed.dtype == torch.bool        # 3: no clip
+        assert loaded.failed == {f"v{i}": f"v{i} is broken" for i in {*broken} - {3}}
+    assert len(drawn) > 2 if name == "joint" else drawn == {-1}
 
 
 def test_unreadable_videos_are_counted_and_named(tmp_path):
@@ -243,7 +253,8 @@ def encode(source, samples, **settings):
 @pytest.mark.parametrize("workers, batch", [(0, 1), (0, 4), (2, 4), (0, 100)])
 def test_unreadable_videos_leave_the_samples_aligned(workers, batch):
     """Catches: a label beside the embedding of another sample once one is left out; a batch of
-    nothing else than broken videos; random views in evaluation."""
+    nothing else than broken videos; random views in evaluation; a score of the few files that can
+    be read, a traceback where there is none."""
     source = Source(broken=(0, 2, 3))
     samples = samples_of(source)[:-2]                  # 9 of 19 are of the 3 of 7 videos
     x, features, read = encode(source, samples, batch=batch, workers=workers, max_unreadable=3 / 7)
@@ -256,6 +267,8 @@ def test_unreadable_videos_leave_the_samples_aligned(workers, batch):
     assert source.unreadable == {f"v{i}": f"v{i} is broken" for i in (0, 2, 3)}
     with pytest.raises(BadInput, match="3 of 7 .*--max-unreadable 0.4; .*v0 is broken"):
         encode(source, samples, batch=batch, max_unreadable=.4)
+    with pytest.raises(BadInput, match="7 of 7 .*v0 is broken"):
+        encode(Source(broken=range(7)), samples, batch=batch, max_unreadable=1)
     x, features, read = encode(Source(teacher=False), samples, batch=batch, max_unreadable=0)
     assert features is None and len(x) == len(read) == 19
 

@@ -15,13 +15,11 @@ from files.commands import ExportSettings, export
 from files.sources import VideoSource
 from predict import predict
 from support.command import BadInput
+from test_finetune import F, make_ours, make_published
 from toy import grammar, render
 from toy.source import ToySource
-from weights.checkpoint import build_model, build_published, save_checkpoint
+from weights.checkpoint import save_checkpoint
 
-F = dict(image=32, patch=16, frames=2, width=8, depth=1, heads=2)
-H = dict(width=16, layers=1, heads=2)
-TOY = render.MEAN, render.STD
 REAL = 0.45, 0.225                     # pixels of a checkpoint that was trained on video files
 KEYS = ["video", "clips", "next", "futures", "warning"]
 NAMES = ["feed the bird", "sing a song", "pour egg", "feed the bird"]
@@ -29,34 +27,22 @@ VIDEO, CLIP = "ex/videos/test_00000.mp4", ("--clip", "local-dir:ex/clip")
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "videos"
 
 
-def save_model(folder, pixels, order="diffusion", encoder=F, dim=64, **more):
-    """A run folder with a model whose parameters are all random."""
-    torch.manual_seed(0)
-    arguments = dict(encoder=encoder, denoiser=H, order=order, tau=0.02, pixels=pixels, **more)
-    model = build_model(torch.randn(6, dim), **arguments)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_checkpoint(folder / "checkpoint.pt", model, arguments)
-
-
 @pytest.fixture(scope="module")
 def place(workspace, tmp_path_factory):
     """A folder with the exported world in ex/, checkpoints of several kinds, a list of steps."""
     folder = tmp_path_factory.mktemp("predict")
-    save_model(folder / "runs/pretrain", TOY)
+    for name, made in {
+            "runs/pretrain": make_ours(pixels=(render.MEAN, render.STD)),
+            "real": make_ours(pixels=REAL), "none": make_ours("none", pixels=REAL),
+            "mask": make_ours("mask", pixels=REAL), "narrow": make_ours(D=32, pixels=REAL),
+            "tuned": make_ours(pixels=REAL, task="forecast", classes=[5]),
+            "features": make_ours(encoder=None), "released": make_published()}.items():
+        (folder / name).mkdir(parents=True)
+        save_checkpoint(folder / name / "checkpoint.pt", *made)
     (folder / "runs/toy_teacher.pt").symlink_to(workspace / "runs/toy_teacher.pt")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         export(ExportSettings(out=Path("ex"), train=0, test=1))
-    save_model(folder / "real", REAL)
-    for order in ("none", "mask"):
-        save_model(folder / order, REAL, order=order)
-    save_model(folder / "tuned", REAL, task="forecast", classes=[5])
-    save_model(folder / "features", None, encoder=None)
-    save_model(folder / "narrow", REAL, dim=32)
-    sizes = dict(encoder={**F, "dim": 64}, denoiser={"dim": 64, "layers": 2, "clips": 9})
-    save_checkpoint(folder / "released.pt", build_published(**sizes), {"released": sizes})
     (folder / "own.txt").write_text("\n".join(NAMES) + "\n")
     (folder / "one.txt").write_text("feed the bird\n")
     (folder / "broken.mp4").write_bytes(b"no video")
@@ -190,7 +176,7 @@ def test_real_checkpoints_with_their_teacher(monkeypatch):
     assert content["warning"] is None
     call("pseudo_labels.py", "--phrases", "own.txt", "--out", "own.npz", *CLIP)
     assert run_predict(VIDEO, "--checkpoint", "real", "--text-embeddings", "own.npz") == content
-    check_content(run_predict(VIDEO, "--checkpoint", "released.pt", *own), NAMES, 50, 3)
+    check_content(run_predict(VIDEO, "--checkpoint", "released", *own), NAMES, 50, 3)
 
 
 def test_the_mask_model_has_one_future_and_matching_alone_none():
