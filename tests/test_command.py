@@ -166,7 +166,7 @@ def test_flags_that_do_not_fit_each_other(cls, argv, named, capsys):
 
 def test_values_arrive_with_their_types():
     """Catches: "3" for 3, str for Path, --order-lr that does not reach order_lr; type=bool, with
-    which "--resume False" is True."""
+    which "--resume False" is True; folder and epochs of another task."""
     given = parse(TrainSettings, ["--toy-videos", "3", "--order-lr", "1e-4", "--out", "a/b"])
     assert (given.toy_videos, given.order_lr, given.out) == (3, 1e-4, Path("a/b"))
     assert given.resume is False and parse(TrainSettings, ["--resume"]).resume is True
@@ -177,6 +177,10 @@ def test_values_arrive_with_their_types():
         assert (given.video, given.samples) == (Path("a/b.mp4"), 7)
     assert parse(PredictSettings, []).video is None
     assert parse(EvaluateSettings, ["--oracle", "7"]).samples == 7
+    tasks = [FinetuneSettings(task=task) for task in ("classify", "forecast", "activity")]
+    assert [given.epochs for given in tasks] == [15, 15, 60]
+    assert tasks[2].out == Path("runs/finetune-activity")
+    assert parse(FinetuneSettings, ["--task", "activity", "--epochs", "2"]).epochs == 2
     with pytest.raises(BadInput, match="--samples 0"):           # without a command line
         EvaluateSettings(samples=0)
     text = {f.name: f.metadata["help"] for f in fields(TrainSettings)}["teacher_tau"]

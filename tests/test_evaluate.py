@@ -297,8 +297,8 @@ def test_the_classification_table_equals_counting():
 
 def test_percent():
     """Catches: a fraction that is not multiplied, a rounded one, NaN in a JSON, None as 0."""
-    assert metrics.percent(None) is metrics.percent(math.nan) is None
-    assert metrics.percent(torch.empty(0)) is None                        # nothing of a kind
+    for nothing in (None, math.nan, torch.empty(0)):
+        assert metrics.percent(nothing) is None
     assert metrics.percent(0.123456) == pytest.approx(12.3456)
     assert metrics.percent(torch.tensor([True, False, True])) == pytest.approx(200 / 3)
 

@@ -180,13 +180,6 @@ def test_fine_tuned_and_evaluated(init, task):
         assert after["denoiser.out.weight"].any() and content["distinct"] == 1
 
 
-def test_folder_and_epochs_depend_on_the_task():
-    """Catches: a fine-tuned run in runs/pretrain; steps seen as often as activities."""
-    assert FinetuneSettings(task="activity").out == Path("runs/finetune-activity")
-    assert [FinetuneSettings(task=task).epochs for task in TASKS] == [15, 15, 60]
-    assert FinetuneSettings(task="activity", epochs=2.0).epochs == 2
-
-
 def test_training_lowers_the_loss_on_a_task_that_can_be_learnt(monkeypatch):
     """Catches: labels of other clips, an optimizer without the classifier, a frozen h."""
     monkeypatch.setattr(run, "SAVE_EVERY", 1000)

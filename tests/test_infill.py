@@ -144,7 +144,6 @@ def test_infilling_needs_an_h_that_was_trained_here():
 class Cycle(Model):
     """Steps 0 .. 5 as unit vectors: after step k comes k + 1 or k + 2, as the noise's sign says;
     two more where the oldest window shows step 0."""
-
     def forecast_next(self, history, noise):
         last = history[:, -1].argmax(-1)                                       # (M,)
         old = 2 * (history[:, 0].argmax(-1) == 0)                              # (M,)
