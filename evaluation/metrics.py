@@ -28,8 +28,10 @@ def topk_correct(scores, labels, k):
 
     A NaN ranks first, and is never correct. With k >= K every other label is correct.
     """
-    best = scores.argsort(dim=1, descending=True, stable=True)[:, :k]    # (M, k)
-    return (best == labels[:, None]).any(1) & ~scores.gather(1, labels[:, None])[:, 0].isnan()
+    own = scores.gather(1, labels[:, None])                              # (M, 1)
+    lower = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
+    ahead = ~(scores <= own) | (scores == own) & lower                   # (M, K)
+    return ahead.sum(1) < min(k, scores.shape[1])
 
 
 def mean_class(correct, labels):

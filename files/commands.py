@@ -24,6 +24,7 @@ class CheckSettings(Settings):
 
 
 def check(settings):
+    """Runs `data.py check`."""
     from files.check import report
     report(settings)
 
@@ -39,6 +40,7 @@ class ShrinkSettings(Settings):
 
 
 def shrink(settings):
+    """Runs `data.py shrink`."""
     from files.copies import shrink_all
     shrink_all(settings)
 
@@ -55,6 +57,7 @@ class TeachSettings(Settings):
 
 
 def teach(settings):
+    """Runs `data.py teach`."""
     from files.copies import encode_all
     encode_all(settings)
 
@@ -69,6 +72,7 @@ class ExportSettings(Settings):
 
 
 def export(settings):
+    """Runs `data.py export-toy`."""
     from toy.export import export_toy
     export_toy(settings)
 
@@ -88,6 +92,7 @@ class PhrasesSettings(Settings):
 
 
 def phrases(settings):
+    """Runs `data.py phrases`."""
     from files.phrases import collect
     collect(settings)
 
@@ -106,6 +111,7 @@ class FeaturesSettings(RunSettings):
 
 
 def features(settings):
+    """Runs `data.py features`."""
     from evaluation.embedding import write_features
     write_features(settings)
 
@@ -124,6 +130,7 @@ class TextSettings(Settings):
 
 
 def texts(settings):
+    """Runs `pseudo_labels.py`."""
     from files.copies import write_texts
     write_texts(settings)
 

@@ -30,6 +30,7 @@ def prefetch(make, items, workers):
 
     Raises: what `make` raises; RuntimeError if a worker dies.
     """
+    # without a batch size, collate_fn gets one item at a time, in the worker
     for made in torch.utils.data.DataLoader(items, batch_size=None, num_workers=workers,
                                             collate_fn=functools.partial(attempt, make),
                                             worker_init_fn=leave_group,
