@@ -20,8 +20,6 @@ Parameters have the names of the released TimeSformer, so released weights load 
 The results equal the released forward's up to rounding. What is computed differently, for speed:
   - Patches and class token are two tensors. Patches are in (P, F) order, so that temporal attention
     needs no copy.
-  - The projection after temporal attention and temporal_fc are two linear maps in a row. They are
-    applied as their product.
   - The last block computes only the class token: nothing reads its patches. This gains the most.
 """
 from collections import OrderedDict
@@ -53,11 +51,9 @@ class PatchEmbed(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, up to but without the output projection `proj`.
+    """Multi-head self-attention.
 
-        heads_h = softmax(q_h k_h^T / sqrt(width / heads)) v_h
-
-    The caller applies `proj`, because temporal attention merges it with temporal_fc.
+        proj(concat_h softmax(q_h k_h^T / sqrt(width / heads)) v_h)
     """
 
     def __init__(self, width, heads):
@@ -71,7 +67,7 @@ class Attention(nn.Module):
         qkv = self.qkv(tokens).unflatten(2, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)                       # (S, heads, L, width / heads)
         mixed = functional.scaled_dot_product_attention(q, k, v)
-        return mixed.transpose(1, 2).flatten(2)
+        return self.proj(mixed.transpose(1, 2).flatten(2))
 
     def first_token(self, tokens):
         """tokens (S, L, width) -> (S, width): `forward(tokens)[:, 0]` without the other rows."""
@@ -80,7 +76,7 @@ class Attention(nn.Module):
         kv = functional.linear(tokens, weight[width:], bias[width:])
         q = q.unflatten(2, (self.heads, -1)).transpose(1, 2)       # (S, heads, 1, width / heads)
         k, v = kv.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return functional.scaled_dot_product_attention(q, k, v).flatten(1)
+        return self.proj(functional.scaled_dot_product_attention(q, k, v).flatten(1))
 
 
 class Block(nn.Module):
@@ -108,9 +104,7 @@ class Block(nn.Module):
     def attend_time(self, patches):
         """Temporal attention: patches (B, P, F, width) -> the same shape."""
         mixed = self.temporal_attn(self.temporal_norm1(patches).flatten(0, 1))  # (B P, F, width)
-        proj, fc = self.temporal_attn.proj, self.temporal_fc
-        mixed = functional.linear(mixed, fc.weight @ proj.weight, fc.weight @ proj.bias + fc.bias)
-        return patches + mixed.view_as(patches)
+        return patches + self.temporal_fc(mixed).view_as(patches)
 
     def frame_tokens(self, cls, patches):
         """cls (B, width), patches (B, P, F, width) -> (B F, 1 + P, width), normalized by norm1."""
@@ -122,7 +116,7 @@ class Block(nn.Module):
     def forward(self, cls, patches):
         """cls (B, width), patches (B, P, F, width) -> both, the same shapes."""
         patches = self.attend_time(patches)
-        mixed = self.attn.proj(self.attn(self.frame_tokens(cls, patches)))
+        mixed = self.attn(self.frame_tokens(cls, patches))
         mixed = mixed.unflatten(0, (len(cls), -1))                 # (B, F, 1 + P, width)
         cls = cls + mixed[:, :, 0].mean(1)                         # (B, width)
         patches = patches + mixed[:, :, 1:].transpose(1, 2)        # (B, P, F, width)
@@ -131,8 +125,7 @@ class Block(nn.Module):
     def class_token(self, cls, patches):
         """`forward(cls, patches)[0]` without the patches, for the last block -> (B, width)."""
         mixed = self.attn.first_token(self.frame_tokens(cls, self.attend_time(patches)))
-        mixed = mixed.unflatten(0, (len(cls), -1)).mean(1)         # (B, width)
-        cls = cls + self.attn.proj(mixed)                          # proj is linear: mean first
+        cls = cls + mixed.unflatten(0, (len(cls), -1)).mean(1)     # (B, width)
         return cls + self.mlp(self.norm2(cls))
 
 
