@@ -2,7 +2,7 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4 and appendix B.
 
-    pre-training      sentence_windows, step_windows, missing_clips, history_windows
+    pre-training      sentence_windows, step_windows, missing_clips, pick, history_windows
     forecasting       forecast_windows: the last 68 s, cut into 8
     classification    classify_windows: 3 views of a step; activities: the whole video, cut into 8
 
@@ -152,15 +152,22 @@ def spoken_during(sentences, windows):
     return inside / np.maximum(inside.sum(1, keepdims=True), 1)
 
 
-def missing_clips(count, missing, rng):
-    """The paper's missing clip, drawn uniformly among `count`; or P = `missing` consecutive ones.
+def missing_clips(real, missing=1, last=None):
+    """j (B, P): the paper's missing clip, drawn uniformly; or P = `missing` consecutive ones.
 
-    As in the released code, the clips after a uniformly drawn one are hidden as well: otherwise h
-    would never see that the future is unknown.
-    Returns: j (P,) int64, and which clips may be read, (count,) bool.
+    Args: real (B, N) bool, False = padding, which comes last; each row has at least P clips.
+          last (B,) bool: rows in which the missing clips are the last ones, as in forecasting.
     """
-    j, place = rng.integers(count - missing + 1) + np.arange(missing), np.arange(count)
-    return j, ~np.isin(place, j) & (place < rng.integers(j[-1], count) + 1)
+    most = real.sum(1) - missing                       # (B,)  the last place for the first of them
+    first = (torch.rand(len(real), device=real.device) * (most + 1)).long()
+    if last is not None:
+        first = torch.where(last, most, first)
+    return first[:, None] + torch.arange(missing, device=real.device)
+
+
+def pick(rows, j):
+    """The rows of the missing clips: (B, N, ...) and j (B, P) -> (B, P, ...)."""
+    return rows[torch.arange(len(j), device=j.device)[:, None], j]
 
 
 def history_windows(before, missing, rng):

@@ -3,60 +3,76 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eqs. 2-5) and 3.3 (Eq. 11).
 
     paper        here          shape       meaning
-    x_j^0        z0            (B, P, D)   the missing clips as clean points; the paper's P is 1
-    x_j^t        zt            (B, Q, D)   the same after noising to level t
+    x_j^0        z0            (B, P, D)   the missing clips f(v_j), standardized
+    x_j^t        zt            (B, P, D)   the same after noising to level t
     -            alpha_bar     (T,)        running product of alpha_t (Eq. 2): share of the signal's
                                            variance that is left at level t
-    h            predict       callable    (zt, t) -> x_hat_j^0 and its clean point z_hat (Eq. 5)
-    -            noise         (B, Q, D)   standard normal; zeros for the approximate inference
-    y^{1:K}      phrases       (K, D)      text embeddings of the phrase pool
-    B videos, Q queries, T = 4 levels, K phrases, D embedding.
+    h            predict       callable    (zt, t) -> x_hat_j^0 (Eq. 5), standardized
+    -            noise         (B, P, D)   standard normal; zeros for the approximate inference
+    B videos (or samples), P missing clips (the paper's 1), T = 4 levels, D embedding.
 
-Eq. 2 is applied in a fixed affine map of the embeddings, z = A (y - mean), in which the K texts
-have mean zero and mean squared norm 1. A clean point is the mean of these z under a distribution
-over the texts. One schedule then means the same at any D and for any texts; without the map, the
-large common part of CLIP's embeddings hides the differences between texts.
-
-Where this file leaves the paper:
-  - The affine map above. The chain noises z_hat again, not x_hat: the clean point under
-    p(y | x_hat), whose norm is as in training.
-  - x_j^T is drawn with the variance of the noise at level T in training, not with 1. Forecasts use
-    less (model.py, KAPPA).
-  - h is also trained on x_j^T = 0, the first input of the approximate inference.
-  - t counts from 0, so level t is the paper's t + 1.
+Embeddings of f have length 1, a large common part, and small differences. So Eq. 2 is applied to
+standardized embeddings, with mean 0 and variance 1 per coordinate, as latent diffusion scales its
+latents. x_j^T is then drawn from N(0, I), as in the paper. t counts from 0: level t is the paper's
+t + 1.
 """
+import math
+
 import torch
-from torch.nn import functional
+from torch import nn
 
 
-def noise_levels(levels=4, first=3.0, last=0.3):
+class Standardizer(nn.Module):
+    """z = (x - mean) / scale: embeddings with mean 0 and, over all coordinates, mean square 1.
+
+    The mean (D,) and the one scale are running averages while f learns. Both are in the checkpoint.
+    Published weights have mean 0 and scale 1.
+    """
+
+    def __init__(self, dim, rate=0.01):
+        super().__init__()
+        self.rate = rate                                   # of the running averages, once settled
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("variance", torch.ones(()))
+        self.register_buffer("updates", torch.zeros(()))
+
+    @torch.no_grad()
+    def update(self, x, real):
+        """Average in a batch: x (B, N, D), real (B, N) bool; False = padding."""
+        self.updates += 1
+        rate = (1 / self.updates).clamp(min=self.rate)     # the mean of all, until 1 / rate batches
+        share = (real / real.sum().clamp(min=1))[..., None]                         # (B, N, 1)
+        self.mean.lerp_((share * x).sum((0, 1)), rate)
+        self.variance.lerp_((share * (x - self.mean) ** 2).sum((0, 1)).mean(), rate)
+
+    @torch.no_grad()
+    def fit(self, x):
+        """Take mean and scale of x (C, D) as they are."""
+        self.mean.copy_(x.mean(0))
+        self.variance.copy_((x - self.mean).pow(2).mean())
+
+    def forward(self, x):
+        """x -> z, (..., D)."""
+        return (x - self.mean) / self.variance.sqrt()
+
+    def inverse(self, z):
+        """z -> x, (..., D)."""
+        return self.mean + self.variance.sqrt() * z
+
+
+def noise_levels(dim, levels=4, first=3.0, last=0.3):
     """The schedule: alpha_bar (T,), with signal-to-noise ratios in geometric steps.
 
-        sqrt(alpha_bar_t / (1 - alpha_bar_t)) = first, ..., last
+        sqrt(alpha_bar_t / (1 - alpha_bar_t)) = first / sqrt(D), ..., last / sqrt(D)
 
-    T = 4 gives alpha_bar = .900, .660, .295, .083: at the last level the signal is almost gone, so
-    that x_j^T drawn at inference looks as in training. The paper gives no numbers; the last level
-    of the released code has .960.
+    Standardized embeddings are about sqrt(2 D) apart, and noise along the line between two of them
+    has deviation 1. The division by sqrt(D) makes a level equally hard at any D. At the last level
+    the signal is almost gone, so x_j^T drawn from N(0, I) looks as in training. The paper gives no
+    numbers.
     """
     steps = torch.arange(levels, dtype=torch.float64) / max(levels - 1, 1)
-    ratio = first * (last / first) ** steps                      # (T,)
+    ratio = first * (last / first) ** steps / math.sqrt(dim)     # (T,)
     return (ratio ** 2 / (1 + ratio ** 2)).float()
-
-
-def affine_map(phrases, floor=0.01):
-    """The mean (D,) and the symmetric matrix A (D, D) of z = A (y - mean).
-
-    y are the phrases (K, D), normalized here. Along each principal axis they are divided by the
-    square root of their standard deviation ("half whitened"), which is at least `floor` of the
-    largest. Then all are scaled so that the K points z_k have mean squared norm 1.
-    """
-    y = functional.normalize(phrases, dim=-1).double()
-    mean = y.mean(0)
-    variance, axes = torch.linalg.eigh((y - mean).T @ (y - mean) / len(y))     # (D,), (D, D)
-    std = variance.clamp(min=0).sqrt()
-    A = axes * std.clamp(min=floor * std.max()).rsqrt() @ axes.T
-    A = A / ((y - mean) @ A).pow(2).sum(-1).mean().sqrt()
-    return mean.float(), A.float()
 
 
 def add_noise(z0, noise, alpha_bar):
@@ -65,81 +81,53 @@ def add_noise(z0, noise, alpha_bar):
         x_j^t = sqrt(alpha_bar_t) x_j^0 + sqrt(1 - alpha_bar_t) noise
 
     Args:
-        z0:        (..., D). Clean points.
-        noise:     (..., D), the same shape. Standard normal, or zeros.
-        alpha_bar: (...) that broadcasts to z0 without its last axis. Running product of alpha.
-    Returns: (..., D), a new tensor.
+        z0:        (B, P, D). Clean embeddings.
+        noise:     (B, P, D). Standard normal, or zeros.
+        alpha_bar: (B,). Running product of alpha up to the level of each row; or a scalar tensor.
+    Returns: (B, P, D), a new tensor.
     Raises:  ValueError if noise and z0 differ in shape (broadcasting would hide it).
     Source:  Ho et al. 2020 (arXiv:2006.11239), Eq. 4.
     """
     if noise.shape != z0.shape:
         raise ValueError(f"noise is {tuple(noise.shape)}, z0 is {tuple(z0.shape)}; they must match")
-    signal = alpha_bar.unsqueeze(-1)
+    signal = alpha_bar[..., None, None]
     return signal.sqrt() * z0 + (1 - signal).sqrt() * noise
 
 
-def training_queries(z0, t, noise, alpha_bar):
-    """Inputs of h in training for each missing clip: x_j^t at a level t, and x_j^T = 0.
+def start_from_zero(zt, t, levels, share=0.5):
+    """Replace `share` of the rows by x_j^T = 0, where the approximate inference starts.
 
-    The second is where approximate inference starts. Clips that are missing together have their own
-    levels, so that h learns to read one that is nearly clean while it denoises another (as in
-    diffusion forcing, arXiv:2407.01392).
+    A row is noised with N(0, I), so h would never see zeros at level T otherwise. With share 1 h
+    predicts from the other clips alone: masked prediction, the paper's ablation.
 
-    Args:    z0, noise (B, P, D) of P clips that are missing together, noise standard normal;
-             t (B, P) int64; alpha_bar (T,).
-    Returns: zt (B, 2 P, D) and its levels (B, 2 P): the noised clips, then as many zeros.
+    Args: zt (B, P, D), t (B,) int64 as for h; levels: T. Returns: both, changed.
     """
-    zt = add_noise(z0, noise, alpha_bar[t])                                    # (B, P, D)
-    last = torch.full_like(t, len(alpha_bar) - 1)
-    return torch.cat([zt, torch.zeros_like(zt)], 1), torch.cat([t, last], 1)
+    zero = torch.rand(len(zt), device=zt.device) < share                              # (B,)
+    return zt.masked_fill(zero[:, None, None], 0), t.masked_fill(zero, levels - 1)
 
 
-def skip_scale(alpha_bar):
-    """c_skip (T,): the weight of x_j^t itself in the logits of the texts.
+def sample(predict, noise, alpha_bar):
+    """Denoise x_j^T step by step (Sec. 3.3).
 
-    By Eq. 2, up to a constant,
+        x_j^T = noise;   x_hat_j^0 = h(x_j^t, {x_i}, t)
+        x_j^{t-1} = sqrt(alpha_bar_{t-1}) x_hat_j^0 + sqrt(1 - alpha_bar_{t-1}) noise
 
-        log q(x_j^t | z_k) = c_skip <x_j^t, z_k> - alpha_bar_t / (2 (1 - alpha_bar_t)) |z_k|^2
-
-    and only the first term is used. The second has a standard deviation over COIN's texts of 1.2
-    nats at the lowest level, .26 at the next. With the first added to its output, h is left with
-    log p(k | {x_i}). Without it h hardly reads x_j^t at D = 512, and all samples are alike.
-    """
-    return alpha_bar.sqrt() / (1 - alpha_bar)
-
-
-def sample(predict, noise, alpha_bar, together=1):
-    """Denoise x_j^T step by step (Sec. 3.3): Q futures of each video in one pass.
-
-        x_j^T = sqrt(1 - alpha_bar_T) noise;   x_hat, z_hat = h(x_j^t, {x_i}, t)
-        x_j^{t-1} = sqrt(alpha_bar_{t-1}) z_hat + sqrt(1 - alpha_bar_{t-1}) noise
-
-    The same noise is used at every level, as in the paper. Of P clips that are missing together the
-    first is denoised while the others wait at level T, then the second, which sees the result of
-    the first, and so on.
+    The same noise is used at every level, as in the paper; mu and Sigma of Eqs. 3-4 are not needed.
 
     Args:
-        predict:   callable, zt (B, Q, D) and t (B, Q) int64 -> x_hat (B, Q, D), the prediction as
-                   an embedding, and z_hat (B, Q, D), the clean point that is noised again.
-        noise:     (B, Q, D) standard normal, or scaled down; zeros for the approximate inference.
+        predict:   callable, zt (B, P, D) and t (B,) int64 -> x_hat_j^0 (B, P, D), standardized.
+        noise:     (B, P, D) standard normal; zeros for the approximate inference.
         alpha_bar: (T,).
-        together:  P; the queries come in groups of P.
-    Returns: x_hat (B, Q, D) of the last step.
+    Returns: x_hat_j^0 (B, P, D) of the last step.
     """
-    zt = (1 - alpha_bar[-1]).sqrt() * noise                                    # (B, Q, D)
-    t = torch.full(noise.shape[:2], len(alpha_bar) - 1, device=noise.device)
-    member = torch.arange(noise.shape[1], device=noise.device) % together      # (Q,)
-    for p in range(together):
-        current = member == p
-        for level in reversed(range(len(alpha_bar))):
-            t = t.masked_fill(current, level)
-            x_hat, z_hat = predict(zt, t)
-            if level > 0:
-                less = add_noise(z_hat, noise, alpha_bar[level - 1])
-                zt = torch.where(current[:, None], less, zt)
-    return x_hat
+    zt = noise
+    for t in reversed(range(len(alpha_bar))):
+        z_hat = predict(zt, torch.full(noise.shape[:1], t, device=noise.device))     # Eq. 5
+        if t > 0:
+            zt = add_noise(z_hat, noise, alpha_bar[t - 1])
+    return z_hat
 
 
 def expectation(log_p):
-    """Eq. 11: the mean over Q Monte Carlo samples of p(y | x_j): (B, Q, K) log -> (B, K)."""
+    """Eq. 11: the mean over Q Monte Carlo samples of p(y | x_j): (B, Q, ...) log -> (B, ...)."""
     return log_p.exp().mean(1)

@@ -68,12 +68,16 @@ def main(settings):
     """Load, measure, print, and write the JSON if asked for."""
     import torch
 
+    from data import forecast_samples
+    from diffusion import expectation
     from evaluation.actions import classify_actions
-    from evaluation.checks import require_fit, require_task
-    from evaluation.embedding import write_features
-    from evaluation.forecasting import forecast
+    from evaluation.checks import require_fit, require_samples, require_task
+    from evaluation.embedding import encode_samples, write_features
+    from evaluation.forecasting import forecast_rows
+    from evaluation.inference import draw_noise, predict_next
     from evaluation.infill import infill
     from evaluation.labeled import open_labeled
+    from evaluation.metrics import accuracy_rows, oracle_correct, percent
     from evaluation.recognition import activity, classify
     from files.listings import epic_split
     from support.device import pick_device, set_seed
@@ -90,13 +94,33 @@ def main(settings):
     source, texts = open_labeled(settings, settings.split, model, settings.checkpoint, device)
     require_fit(model, source, texts, settings)
     texts = None if texts is None else texts.to(device)            # (S, D)
+    epic = settings.data == "epic"
 
-    # 2. The rows of the task's table.
-    epic, tables = settings.data == "epic", dict(forecast=forecast, classify=classify,
-                                                 activity=activity, infill=infill)
-    measure = classify_actions if epic else tables[settings.task]
-    with torch.no_grad():
-        rows, evaluated, listed = measure(model, source, texts, settings, device)
+    # 2. Forecasting (Sec. 3.3), or another task.
+    if settings.task == "forecast":
+        samples = require_samples(forecast_samples(source.videos, settings.min_steps), settings)
+        x, teacher, samples = encode_samples(model, source, samples, settings, device)
+        y = torch.tensor([sample.label for sample in samples])             # (M,) the next step
+        noise = draw_noise(len(y), (settings.samples, model.dim), settings.seed)    # (M, Q, D)
+
+        def predict(noise):                                                # log p(y_j | x_hat_j)
+            return predict_next(model, x, texts, noise, settings.batch)    # (M, Q, S)
+
+        zero = predict(torch.zeros_like(noise[:, :1]))[:, 0]       # approximate inference (M, S)
+        log_p = predict(noise)                                     # Monte Carlo samples
+        mean = expectation(log_p)                                  # Eq. 11               (M, S)
+        picks = log_p.argmax(-1)                                   # a step per sample    (M, Q)
+        rows = accuracy_rows({"zero_noise": (zero, y), "expectation": (mean, y)})
+        softmax, others = forecast_rows(model, source, samples, x, teacher, texts, zero, mean,
+                                        picks, settings, device)
+        rows["top1"] |= {"oracle": percent(oracle_correct(picks, y)), **softmax}
+        rows |= others
+        evaluated, listed = len(y), len(forecast_samples(source.listed, settings.min_steps))
+    else:
+        measure = classify_actions if epic else dict(
+            classify=classify, activity=activity, infill=infill)[settings.task]
+        with torch.no_grad():
+            rows, evaluated, listed = measure(model, source, texts, settings, device)
 
     # 3. The table.
     content = {"task": settings.task, "data": settings.data,

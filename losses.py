@@ -8,10 +8,9 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
     tau                      tau        float            temperature; the paper's 0.02
     p(y_i | x_i)             match      (..., K)         Eq. 6, as log probabilities
     p'_i                     targets    (..., K)         the teacher's soft targets, no gradient
-    x_j^0                    z0         (B, Q, D)        as a clean point (diffusion.py), per query
-    x_hat_j^0                z_hat      (B, Q, D)        prediction of h as a clean point
+    x_j^0                    xj         (B, P, D)        the missing clips, f(v_j), no gradient
     L_XE, L_MSE, L_MC        xe, mse, mc                 Eqs. 8, 9, 10; scalars
-    B videos, N clips, Q queries of h, K phrases, D embedding.
+    B videos, N clips, P missing ones (the paper's 1), K phrases, D embedding.
 
 Where they come from. The paper bounds the negative log likelihood of Eq. 1 from above (Eq. A):
 
@@ -23,7 +22,7 @@ Where they come from. The paper bounds the negative log likelihood of Eq. 1 from
 The KL of two Gaussians of equal covariance is a squared distance of their means, which follow from
 x_j^0 and h's prediction of it: L_MSE, up to a weight per level that the paper leaves out (as Ho et
 al. 2020). The last line is Jensen's inequality on p(y_j | x_j) p(x_j | {x_i}). The code takes no
-draw from p_theta for it: x_hat_j^0 is h's one-step prediction from x_j^t, as for L_MSE.
+draw from p_theta: x_hat_j^0 is h's one-step prediction from x_j^t, as for L_MSE.
 """
 import torch
 from torch.nn import functional
@@ -52,37 +51,34 @@ def cross_entropy(targets, log_p):
 
 
 def xe_loss(log_p, targets, observed):
-    """L_XE (Eq. 8): match the observed clips to their soft targets.
+    """L_XE (Eq. 8): match the clips other than j to their soft targets.
 
         L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i))
 
-    The paper's denominator is the N - 1 clips of a video other than j. Here it is the observed
-    clips of the whole batch, so that all of them have the same weight.
+    The mean is over the clips of the whole batch: videos may have fewer than N.
 
     Args:
-        log_p:    (B, N, K) from `match`.
-        targets:  (B, N, K).
-        observed: (B, N) bool. True = h may read this clip: it is not missing, not padding, and
-                  not in the tail that training hides after the missing clips.
+        log_p, targets: (B, N, K); log_p from `match`.
+        observed: (B, N) bool. False = missing, or padding.
     Returns: scalar; 0 where nothing is observed.
     """
     return (cross_entropy(targets, log_p) * observed).sum() / observed.sum().clamp(min=1)
 
 
-def mse_loss(z_hat, z0):
-    """L_MSE (Eq. 9): squared distance of the predicted and the true clean point.
+def mse_loss(x_hat, xj):
+    """L_MSE (Eq. 9): squared distance of the predicted and the true embedding.
 
-    Args:    z_hat, z0 (B, Q, D), one row per query, z0 of its missing clip.
-    Returns: scalar: summed over D, averaged over videos and queries (the expectation over t).
+    Args:    x_hat, xj (B, P, D).
+    Returns: scalar: summed over D, averaged over the missing clips (the expectation over t).
     """
-    return (z_hat - z0).pow(2).sum(-1).mean()
+    return (x_hat - xj).pow(2).sum(-1).mean()
 
 
 def mc_loss(log_p, targets):
     """L_MC (Eq. 10): match each predicted embedding to the missing clip's soft target.
 
-    Args:    log_p, targets (B, Q, K), one row per query.
-    Returns: scalar: averaged over videos and queries (the expectation over t).
+    Args:    log_p, targets (B, P, K); log_p from `match`.
+    Returns: scalar: averaged over the missing clips (the expectation over t).
     """
     return cross_entropy(targets, log_p).mean()
 

@@ -69,7 +69,7 @@ def forecast(settings):
     import torch
 
     import diffusion
-    from evaluation.inference import score_texts
+    from evaluation.inference import read_clips
     from evaluation.prediction import (count_futures, observe_file, observe_toy, open_model,
                                        open_steps, rank_steps, sample_futures, truth_of)
     from experiments import charts, keyframes
@@ -95,7 +95,7 @@ def forecast(settings):
     following, futures = [], []
     with torch.no_grad():
         x = model.encode(observed.clips.to(device))                            # x_i = f(v_i) (8, D)
-        p = score_texts(model.read, x, texts).exp().cpu()                      # Eq. 6        (8, S)
+        p = read_clips(model, x, texts).exp().cpu()                           # Eq. 6        (8, S)
         encoded = time.perf_counter()
         if model.denoiser is not None:
             first, picks = sample_futures(model, x, observed.windows, texts, settings.samples,

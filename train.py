@@ -2,9 +2,19 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4.
 
-Pre-training has stages, and what a step of each computes is in training/pretrain.py; fine-tuning
-is in training/finetune.py. Every random choice of a step is drawn from (seed, step), so that a
-resumed run continues as if it had never stopped. Several GPUs share a step: support/parallel.py.
+Pre-training is `main`: the loop with the whole objective, Eq. 7. Where its batches come from,
+resuming, logging and interrupts are in training/pretrain.py and training/run.py; fine-tuning is in
+training/finetune.py. Every random choice of a step is drawn from (seed, step), so that a resumed
+run continues as if it had never stopped. Several GPUs share a step: support/parallel.py.
+
+    paper          here        shape        meaning
+    v_i            batch.clips (C, F, 3, H, W)  clips of B videos; N = 9 per video, padded
+    x_i            x           (B, N, D)    f(v_i)
+    p'_i           targets     (B, N, K)    soft targets of the teacher, over the K phrases
+    j              j           (B, P)       the missing clips; the paper's P is 1
+    {i != j}       observed    (B, N)       bool
+    x_j^0, x_j^t   xj, zt      (B, P, D)    the missing clips; standardized and noised to level t
+    x_hat_j^0      x_hat       (B, P, D)    what h predicts
 """
 import sys
 from dataclasses import dataclass
@@ -57,19 +67,17 @@ class TrainSettings(RunSettings):
                        "is said meanwhile (narration), or their mean (both, the release)",
                        "vision", PAPER, choices=("vision", "narration", "both"), data=NARRATED)
     teacher_tau: float = opt("temperature of the soft targets; smaller makes them sharper; default "
-                             "0.6 of the calibrated one: 0.05 in the embedded world, estimated "
-                             "from the clips of a features file", None, PAPER, above=0)
-    sgd_epochs: float = opt("epochs of SGD on the matching loss, the first stage", 0.25, PAPER,
-                            low=0)
-    match_epochs: float = opt("epochs of AdamW on the matching loss", 4.0, PAPER, low=0)
-    joint_epochs: float = opt("epochs of AdamW on the whole objective", 1.0, PAPER, low=0)
+                             "that of the teacher's own training (0.01 with CLIP); with a features "
+                             "file, 0.6 of the estimated one", None, PAPER, above=0)
+    sgd_epochs: float = opt("epochs of SGD, the first stage", 0.25, PAPER, low=0)
+    epochs: float = opt("epochs of AdamW, the second stage", 5.0, PAPER, low=0)
     order_epochs: float = opt("epochs of AdamW on h alone, on cached embeddings", 120.0, PAPER,
                               low=0)
     missing: int = opt("the most clips that are missing together in that stage; the paper's 1; "
                        "evaluate.py --horizon H needs H", 1, PAPER, low=1, high=3)
     batch: int = opt("videos per step; the paper's 128", 16, PAPER, low=1)
     lr: float = opt("peak learning rate of f with AdamW; the release's 5e-5", 2e-3, PAPER, above=0)
-    order_lr: float = opt("peak learning rate of h with AdamW", 4e-3, PAPER, above=0)
+    order_lr: float = opt("peak learning rate of h with AdamW", 3e-3, PAPER, above=0)
     out: Path = opt("run folder: checkpoint.pt, config.json, metrics.jsonl", Path("runs/pretrain"),
                     RUN)
     resume: bool = opt("continue from OUT/checkpoint.pt", False, RUN)
@@ -118,39 +126,53 @@ class FinetuneSettings(LabeledSettings):
 
 
 def main(settings):
-    """Pre-training, stage by stage. A step is one optimizer update."""
+    """Pre-training (Sec. 3.2): SGD and AdamW on clips, then h alone on cached embeddings."""
     import time
 
+    import torch
+
+    from data import missing_clips, pick
+    from diffusion import add_noise, start_from_zero
+    from losses import match, mc_loss, mse_loss, total_loss, xe_loss
+    from pseudo_labels import soft_targets
     from support import parallel
     from support.device import mixed_precision
-    from training.pretrain import make_optimizer, plan_stages, set_up, step_losses
-    from training.run import Run, Unreadable
+    from training.pretrain import Pretraining
 
-    # 1. Data, model, and the stages that are left.
     parallel.start(settings.device)
-    model, arguments, source, device, resumed = set_up(settings)
-    plan = plan_stages(settings, model.encoder is not None, len(source))
-    first, total = resumed["step"] if resumed else 0, plan[-1].span.stop
-    unreadable = Unreadable(source, settings, resumed)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(source)} videos, "
-          + ", ".join(f"{len(stage.span)} steps {stage.name}" for stage in plan) + f", on {device}")
-
-    # 2. Train.
     began = time.perf_counter()
-    with Run(settings, model, arguments, first, total, len(source)) as training:
-        for stage in plan:
-            left = training.steps_left(stage)
-            if not left:                               # done before the run was interrupted
-                continue
-            optimizer = make_optimizer(model, settings, stage.name)
-            if resumed and resumed["stage"] == stage.name:
-                optimizer.load_state_dict(resumed["optimizer"])
-            items, losses = step_losses(model, source, settings, unreadable, device, stage, left)
-            for step, item in training.steps(stage, optimizer, items):
-                with mixed_precision(device):
-                    terms, clips = losses(step, item)  # Eqs. 7-10
-                training.update(terms, clips)
-    print(f"{settings.out}/checkpoint.pt: {total} steps, {time.perf_counter() - began:.0f} s")
+    with Pretraining(settings) as run:                         # data, teacher, model, resuming
+        model, levels = run.model, len(run.model.alpha_bar)
+        zeros = 1.0 if settings.order == "mask" else 0.5       # share of queries with x_j^T = 0
+        for stage in run.stages:
+            optimizer = run.make_optimizer(stage)              # SGD, then AdamW
+            for batch in run.batches(stage, optimizer):
+                with mixed_precision(run.device):
+                    x = run.encode(batch)                                          # x_i = f(v_i)
+                    targets = soft_targets(batch.features, model.phrases, model.teacher_tau)
+                    j = missing_clips(batch.real, batch.missing, batch.last)
+                    observed = batch.real.scatter(1, j, False)
+                    xe = xe_loss(match(x, model.phrases, model.tau), targets, observed)    # Eq. 8
+                    mse = mc = x.new_zeros(())
+                    if model.denoiser is not None:                     # None with --order none
+                        xj = pick(x, j).detach()                                       # x_j^0
+                        z0 = model.standardize(xj)
+                        t = torch.randint(levels, j.shape[:1], device=j.device)        # t ~ U[1, T]
+                        zt = add_noise(z0, torch.randn_like(z0), model.alpha_bar[t])   # Eq. 2
+                        zt, t = start_from_zero(zt, t, levels, zeros)
+                        z_hat = model.denoise(zt, x, observed, j, t)                   # Eq. 5
+                        x_hat = model.standardize.inverse(z_hat)
+                        mse = mse_loss(x_hat, xj)                                      # Eq. 9
+                        mc = mc_loss(match(x_hat, model.phrases, model.tau),
+                                     pick(targets, j))                                 # Eq. 10
+                    loss = total_loss(xe, mse, mc)                                     # Eq. 7
+                model.zero_grad()
+                loss.backward()
+                parallel.average_gradients(optimizer)
+                run.clip_gradient_of_f()
+                optimizer.step()
+                run.log(batch.real.sum(), loss=loss, xe=xe, mse=mse, mc=mc)
+    print(f"{settings.out}/checkpoint.pt: {run.total} steps, {time.perf_counter() - began:.0f} s")
 
 
 def finetune(settings):

@@ -2,7 +2,6 @@
 from data import samples_of
 from support.command import BadInput
 from weights.checkpoint import same_texts
-from weights.released import Released
 
 
 def require_task(model, settings):
@@ -19,9 +18,6 @@ def require_task(model, settings):
     if settings.task in ("forecast", "infill") and model.denoiser is None:
         raise BadInput(f"{path}: trained with --order none; matching alone has no "
                        "zero-shot forecasts (train with --order diffusion or mask)")
-    if isinstance(model, Released) and (settings.task == "infill" or settings.horizon > 1):
-        raise BadInput(f"{path}: published weights forecast only the clip after 8 others; give a "
-                       "checkpoint that was trained here")
 
 
 def require_teacher(teacher, model, path):
@@ -56,3 +52,11 @@ def require_fit(model, source, texts, settings):
     if count != model.classes[0] or largest >= count:
         raise BadInput(f"{path}: is fine-tuned to {model.classes[0]} classes, there are "
                        f"{max(count, largest + 1)} here; give the --data it was fine-tuned on")
+
+
+def require_samples(samples, settings):
+    """The samples of --task forecast; BadInput if there are none."""
+    if not samples:
+        raise BadInput(f"--split {settings.split}: no video with {settings.min_steps} steps; "
+                       "there is nothing to forecast")
+    return samples

@@ -1,4 +1,4 @@
-"""The forecast table: the model's rows, its label-free baselines, several next steps.
+"""The forecast table around the rows of evaluate.py: baselines, temperature, truth, next steps.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1, 3.3, 4.1, 4.2. Rows against the exact
 truth of the embedded world: truth.py.
@@ -7,21 +7,21 @@ M samples of a task, N = 8 observed clips, Q Monte Carlo samples, H steps ahead,
 S steps (the label set), D embedding.
 """
 import dataclasses
-import functools
 
 import numpy as np
 import torch
 from torch.nn import functional
 from tqdm import tqdm
 
-import losses
 from data import CLIPS, classify_windows, forecast_samples, pad_clips
+from diffusion import expectation
 from evaluation import metrics
 from evaluation.embedding import encode_samples
-from evaluation.inference import forecast_next, forecasts, in_batches, score_texts
+from evaluation.inference import (draw_noise, in_batches, predict_missing, predict_next,
+                                  read_clips, score_texts)
 from evaluation.labeled import open_labeled
 from evaluation.metrics import percent
-from evaluation.recognition import accuracy_rows
+from losses import match
 from evaluation.truth import DRAWS, pair_rows, truth_rows
 from files.sources import open_coin_features
 from pseudo_labels import soft_targets
@@ -29,24 +29,25 @@ from support.command import BadInput
 from toy.source import ToySource
 
 SAMPLINGS = 5             # times M samples are drawn for a standard deviation; the paper's
+SPREAD = 500              # forecasts that are drawn so often, and for the total variation
 
 
 # --- Baselines ---
-def bigrams(model, x, texts, settings, device):
-    """The two label-free baselines, (M, S) each: by the nearest step, and by the posterior.
+def training_steps(model, texts, settings, device):
+    """The step that f sees in each clip of the training videos, cut as in pre-training: (V, 9).
 
-    They count the training sequences, cut as in pre-training. (None, None) with --videos, where
-    the videos of pre-training are not given, and where no training video has features.
+    No labels are used; -1 = padding. None with --videos, where the videos of pre-training are not
+    given, and where no training video has features.
     """
     if settings.videos:
-        return None, None
+        return None
     if settings.data == "coin":
         source, _ = open_coin_features(settings.annotations, settings.features,
                                        settings.text_embeddings, "train", needed=False)
     else:
         source = ToySource("train", settings.toy_videos, model.encoder.frames)
     if not len(source):
-        return None, None
+        return None
     rng, rows, counts = np.random.default_rng(settings.seed), [], []
     for (videos,) in tqdm(list(in_batches(settings.batch, range(len(source)))),
                           desc="bigram counts", mininterval=1):
@@ -55,11 +56,31 @@ def bigrams(model, x, texts, settings, device):
         counts += [len(windows) for _, windows in requests]
         rows.append(model.encode(source.load(requests).clips.to(device)))
     rows, real = pad_clips(torch.cat(rows), torch.tensor(counts, device=device), CLIPS)
-    labels = torch.where(real, score_texts(model.read, rows, texts).argmax(-1), -1).cpu()  # (V, 9)
-    counts = metrics.bigram_counts(labels, len(texts))
-    posterior = score_texts(model.read, x[:, -1], texts).exp().cpu()           # (M, S)
-    nearest = functional.one_hot(posterior.argmax(1), len(texts))
-    return metrics.bigram_forecast(counts, nearest), metrics.bigram_forecast(counts, posterior)
+    return torch.where(real, read_clips(model, rows, texts).argmax(-1), -1).cpu()
+
+
+def baseline_scores(model, x, teacher, texts, settings, device):
+    """Scores (M, S) of the label-free baselines; None where one cannot be had.
+
+        unigram      how often f sees each step in the training videos
+        bigram       how often it follows the step that is nearest to the last observed clip
+        bigram_soft  the same with the clip's posterior instead of the nearest step
+        clip         the teacher on the observed clips, as the paper re-purposes it
+    """
+    scores = dict.fromkeys(("unigram", "clip", "bigram", "bigram_soft"))
+    if teacher is not None:
+        scores["clip"] = score_texts(lambda clips, y: match(clips, y, model.teacher_tau),
+                                     teacher.mean(1), texts)
+    steps = training_steps(model, texts, settings, device)
+    if steps is not None:
+        counts = metrics.bigram_counts(steps, len(texts))
+        posterior = read_clips(model, x[:, -1], texts).exp().cpu()             # (M, S)
+        nearest = functional.one_hot(posterior.argmax(1), len(texts))
+        seen = torch.bincount(steps[steps >= 0], minlength=len(texts))
+        scores |= {"unigram": seen.expand(len(x), -1),
+                   "bigram": metrics.bigram_forecast(counts, nearest),
+                   "bigram_soft": metrics.bigram_forecast(counts, posterior)}
+    return scores
 
 
 def fitted_temperature(model, settings, texts, device):
@@ -89,7 +110,8 @@ def fitted_temperature(model, settings, texts, device):
         return None
     else:
         x, target = x[:, :-1], soft_targets(features[:, -1], texts, model.teacher_tau).cpu()
-    zero, *_ = forecast_next(model, x, texts, 1, settings.seed, settings.batch)
+    zeros = torch.zeros(len(x), 1, model.dim)
+    zero = predict_next(model, x, texts, zeros, settings.batch)[:, 0]          # (M, S)
     return metrics.fit_temperature(zero, target)
 
 
@@ -116,58 +138,60 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
     M, N, D = x.shape
     place = torch.arange(N + H, device=x.device).expand(M, -1)
     has_truth = settings.data == "toy"
-    zero, _, picks = forecasts(model, torch.cat([x, x.new_zeros(M, H, D)], 1), texts,
-                               DRAWS if has_truth else settings.samples, settings.seed,
-                               settings.batch, place < N, place[:, N:])
+    noise = draw_noise(M, (DRAWS if has_truth else settings.samples, H, D), settings.seed)
+
+    def predict(noise):
+        return predict_missing(model, torch.cat([x, x.new_zeros(M, H, D)], 1), texts, place < N,
+                               place[:, N:], noise, settings.batch)
+
+    zero = predict(torch.zeros_like(noise[:, :1]))[:, 0]                       # (M, H, S)
+    picks = torch.cat([predict(some).argmax(-1) for some in noise.split(50, 1)], 1)
+    picks = picks.transpose(1, 2)                                              # (M, H, Q)
     return {"by_step": [percent(metrics.topk_correct(zero[:, k], y[:, k], 1)) for k in range(H)],
             "pairs": pair_rows(zero, picks, samples, videos, temperature, settings.seed)
             if has_truth else None}
 
 
-def forecast(model, source, texts, settings, device):
-    """Every row of the forecast table; samples evaluated; samples listed."""
-    samples = forecast_samples(source.videos, settings.min_steps)
-    if not samples:
-        raise BadInput(f"--split {settings.split}: no video with {settings.min_steps} steps; "
-                       "there is nothing to forecast")
-    x, teacher, samples = encode_samples(model, source, samples, settings, device)
+def forecast_rows(model, source, samples, x, teacher, texts, zero, mean, picks, settings, device):
+    """What the forecast table holds besides top-1 and top-5 of the model.
+
+    Args: zero, mean (M, S), picks (M, Q): as in evaluate.py; other shapes in the header.
+    Returns: {"oracle_softmax": percent or None}, and the other rows.
+    """
     y = torch.tensor([sample.label for sample in samples])
 
     def top1(scores):
         return None if scores is None else percent(metrics.topk_correct(scores.cpu(), y, 1))
 
-    def oracle(picks):
-        return percent(metrics.oracle_correct(picks, y))
-
-    def deviation(values):
-        return float(torch.tensor(values, dtype=torch.float64).std())
-
-    samplings = [forecast_next(model, x, texts, settings.samples, seed, settings.batch)
-                 for seed in (settings.seed,
-                              *(settings.seed * 1000 + 500 + i for i in range(1, SAMPLINGS)))]
-    zero, mean, picks = samplings[0]                               # (M, S), (M, S), (M, Q)
     temperature = fitted_temperature(model, settings, texts, device)
-    hard, soft = bigrams(model, x, texts, settings, device)
-    read = functools.partial(losses.match, tau=model.teacher_tau)
-    clip = None if teacher is None else score_texts(read, teacher.mean(1), texts)      # (M, S)
-    result = accuracy_rows({"zero_noise": (zero, y), "expectation": (mean, y)})
-    result["top1"] |= {
-        "oracle": oracle(picks),
-        "oracle_softmax": None if temperature is None else percent(metrics.oracle_softmax(
-            (zero / temperature).softmax(-1), y, settings.samples))}
-    result |= {
-        "deviation": {"expectation": deviation([top1(p) for _, p, _ in samplings]),
-                      "oracle": deviation([oracle(steps) for _, _, steps in samplings])},
+    softmax = None if temperature is None else percent(metrics.oracle_softmax(
+        (zero / temperature).softmax(-1), y, settings.samples))
+    some = torch.linspace(0, len(x) - 1, min(SPREAD, len(x))).long()           # evenly spread
+    means, all_picks = [mean[some]], [picks[some]]
+    for i in range(1, SAMPLINGS):
+        noise = draw_noise(len(some), (settings.samples, model.dim), settings.seed * 1000 + 500 + i)
+        log_p = predict_next(model, x[some], texts, noise, settings.batch)
+        means.append(expectation(log_p))
+        all_picks.append(log_p.argmax(-1))
+
+    def deviation(hits):
+        """Of a percentage over all M forecasts: the variance of a mean falls with their number."""
+        values = torch.tensor([percent(right) for right in hits], dtype=torch.float64)
+        return float(values.std() * (len(some) / len(x)) ** 0.5)
+
+    scores = baseline_scores(model, x, teacher, texts, settings, device)
+    rows = {
+        "deviation": {
+            "expectation": deviation(metrics.topk_correct(p, y[some], 1) for p in means),
+            "oracle": deviation(metrics.oracle_correct(p, y[some]) for p in all_picks)},
         "distinct": float(metrics.distinct(picks).double().mean()),
         "baselines": {"random": 100 / len(texts),
-                      "unigram": percent((y == y.mode().values).double()),
-                      "clip": top1(clip), "bigram": top1(hard), "bigram_soft": top1(soft)},
+                      **{name: top1(some) for name, some in scores.items()}},
         "truth": None, "by_class_bayes": None,
         "by_class": metrics.by_class(metrics.topk_correct(zero, y, 1), y, len(texts))}
     if settings.data == "toy":
-        picks = torch.cat([steps for _, _, steps in samplings], 1)             # (M, SAMPLINGS Q)
-        result["truth"], result["by_class_bayes"] = truth_rows(
-            model, x, texts, samples, source.videos, picks, settings)
+        rows["truth"], rows["by_class_bayes"] = truth_rows(
+            model, x, texts, samples, source.videos, some, torch.cat(all_picks, 1), settings)
     if settings.horizon > 1:
-        result |= horizon_rows(model, x, samples, source.videos, texts, temperature, settings)
-    return result, len(samples), len(forecast_samples(source.listed, settings.min_steps))
+        rows |= horizon_rows(model, x, samples, source.videos, texts, temperature, settings)
+    return {"oracle_softmax": softmax}, rows

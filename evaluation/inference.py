@@ -5,10 +5,12 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3.
 M samples of a task, N clips of each, P missing ones, Q Monte Carlo samples, H steps ahead,
 S steps (the label set), D embedding.
 """
+import functools
+
 import torch
 from torch.nn import functional
 
-import diffusion
+import losses
 from data import CLIP_SECONDS, HISTORY
 
 
@@ -23,7 +25,6 @@ def score_texts(match, x, texts):
 
     COIN has steps with the same text. They must tie (ties go to the lowest index), whatever a
     matrix product does to two equal columns: so each text is matched once.
-    match: model.match_predicted for predictions, model.read for clips that were observed.
     """
     unique, index = torch.unique(texts, dim=0, return_inverse=True)            # (U, D), (S,)
     log_p = match(x, unique)                                                   # (..., U)
@@ -31,41 +32,49 @@ def score_texts(match, x, texts):
 
 
 def score_labels(model, x, texts):
-    """log p over the label set, (..., D) -> (..., S), for predictions of h.
+    """log p over the label set, (..., D) -> (..., S), for clips or predictions of h.
 
-    Zero-shot the texts (S, D) are matched; a fine-tuned model has a classifier, also for clips.
+    Zero-shot the texts (S, D) are matched; a fine-tuned model has a classifier.
     """
-    return model.classify(x)[0] if model.task else score_texts(model.match_predicted, x, texts)
+    return model.classify(x)[0] if model.task else score_texts(model.match, x, texts)
+
+
+def read_clips(model, x, texts):
+    """log p over texts for observed clips, calibrated: (..., D) -> (..., S).
+
+    Clips of a features file are matched at the temperature that was estimated for them.
+    """
+    tau = model.tau if model.encoder else model.teacher_tau
+    return score_texts(functools.partial(losses.match, tau=tau), x, texts)
+
+
+def draw_noise(samples, shape, seed):
+    """Standard normal (M, *shape), M = `samples`. It depends on the seed, not on the batch."""
+    return torch.randn(samples, *shape, generator=torch.Generator().manual_seed(seed))
 
 
 @torch.no_grad()
-def forecasts(model, x, texts, samples, seed, batch, *missing):
-    """Zero noise and Q Monte Carlo samples of P missing clips, denoised together (Sec. 3.3).
+def predict_next(model, x, texts, noise, batch):
+    """log p of the clip after all N, once per noise (Sec. 3.3), `batch` samples at a time.
 
-    The noise of a sample depends on the seed and its place in the list, not on the batch.
-
-    Args:    x (M, N, D), texts (S, D) or None once fine-tuned; missing: which clips may be read,
-             (M, N) bool, and which are predicted, j (M, P). Without them the clip after all N.
-    Returns: zero-noise log p (M, P, S), p averaged over the samples (M, P, S), and the likeliest
-             step of each sample (M, P, Q), all on the CPU.
+    Args:    x (M, N, D); texts (S, D), None once fine-tuned; noise (M, Q, D), normal or zeros.
+    Returns: (M, Q, S) on the CPU.
     """
-    (M, _, D), P = x.shape, missing[1].shape[1] if missing else 1
-    noise = torch.randn(M, samples, P, D, generator=torch.Generator().manual_seed(seed))
-    predict = model.forecast if missing else model.forecast_next
-    zero, mean, picks = [], [], []
-    for clips, eps, *places in in_batches(batch, x, noise.to(x.device), *missing):
-        queries = torch.cat([torch.zeros_like(eps[:, :1]), eps], 1).flatten(1, 2)
-        x_hat = predict(clips, *places, queries)                       # (B, (1 + Q) P, D)
-        log_p = score_labels(model, x_hat, texts).unflatten(1, (-1, P)).cpu()
-        zero.append(log_p[:, 0])
-        mean.append(diffusion.expectation(log_p[:, 1:]))               # Eq. 11
-        picks.append(log_p[:, 1:].argmax(-1).transpose(1, 2))
-    return torch.cat(zero), torch.cat(mean), torch.cat(picks)
+    return torch.cat([score_labels(model, model.forecast_next(clips, eps.to(x.device)), texts).cpu()
+                      for clips, eps in in_batches(batch, x, noise)])
 
 
-def forecast_next(*args):
-    """`forecasts` of the clip after all N, without the axis P: (M, S), (M, S), (M, Q)."""
-    return tuple(part[:, 0] for part in forecasts(*args))
+@torch.no_grad()
+def predict_missing(model, x, texts, observed, j, noise, batch):
+    """log p of P missing clips, denoised together, once per noise; as `predict_next`.
+
+    Args:    observed (M, N) bool, j (M, P): see ProcedureModel.forecast; noise (M, Q, P, D).
+    Returns: (M, Q, P, S) on the CPU.
+    """
+    return torch.cat([
+        score_labels(model, model.forecast(clips, seen.to(x.device), places.to(x.device),
+                                           eps.to(x.device)), texts).cpu()
+        for clips, seen, places, eps in in_batches(batch, x, observed, j, noise)])
 
 
 def extend_history(x, seconds, step):

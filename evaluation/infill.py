@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from data import CLIPS, classify_samples
+from diffusion import expectation
 from evaluation import metrics
 from evaluation.embedding import encode_samples
-from evaluation.inference import forecasts
+from evaluation.inference import draw_noise, predict_missing
 from evaluation.metrics import percent
 from support.command import BadInput
 
@@ -52,9 +53,14 @@ def infill(model, source, texts, settings, device):
         if count >= least and video.name not in source.unreadable])
     y = torch.tensor([sample.label for sample in samples])
     observed = real & (torch.arange(CLIPS) != j)                               # (M, 9)
-    zero, mean, picks = (part[:, 0] for part in forecasts(
-        model, x[rows, 0], texts, settings.samples, settings.seed, settings.batch,
-        observed.to(device), j.to(device)))
+    noise = draw_noise(len(y), (settings.samples, 1, model.dim), settings.seed)
+
+    def predict(noise):
+        return predict_missing(model, x[rows, 0], texts, observed, j, noise, settings.batch)
+
+    zero = predict(torch.zeros_like(noise[:, :1]))[:, 0, 0]                    # (M, S)
+    many = predict(noise)[:, :, 0]                                             # (M, Q, S)
+    mean, picks = expectation(many), many.argmax(-1)
     right = metrics.topk_correct(zero, y, 1)
     return ({"top1": {"zero_noise": percent(right),
                       "expectation": percent(metrics.topk_correct(mean, y, 1)),

@@ -48,6 +48,21 @@ def by_class(correct, labels, K):
     return [100 * h / n if n else None for h, n in zip(hits.tolist(), size.tolist())]
 
 
+def accuracy_rows(columns):
+    """Rows top1, top5 and mean_class, in percent: columns {name: (scores (M, S), labels (M,))}.
+
+    A column without scores (None) stays None.
+    """
+    def row(measure):
+        return {name: None if scores is None else measure(scores, y)
+                for name, (scores, y) in columns.items()}
+
+    return {"top1": row(lambda p, y: percent(topk_correct(p, y, 1))),
+            "top5": row(lambda p, y: percent(topk_correct(p, y, 5))),
+            "mean_class": row(lambda p, y: 100 * mean_class(
+                topk_correct(p, y, 1), y))}
+
+
 def oracle_correct(draws, labels):
     """Whether any of the R draws is correct: draws (M, R), labels (M,) int64 -> (M,) bool."""
     return (draws == labels[:, None]).any(1)

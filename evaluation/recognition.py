@@ -11,25 +11,10 @@ import losses
 from data import activity_samples, classify_samples
 from evaluation import metrics
 from evaluation.embedding import encode_samples
-from evaluation.inference import forecast_next, score_labels, score_texts
-from evaluation.metrics import percent
+from evaluation.inference import predict_next, read_clips, score_labels, score_texts
+from evaluation.metrics import accuracy_rows, percent
 from support.command import BadInput
 from toy import grammar
-
-
-def accuracy_rows(columns):
-    """Rows top1, top5 and mean_class, in percent: columns {name: (scores (M, S), labels (M,))}.
-
-    A column without scores (None) stays None.
-    """
-    def row(measure):
-        return {name: None if scores is None else measure(scores, y)
-                for name, (scores, y) in columns.items()}
-
-    return {"top1": row(lambda p, y: percent(metrics.topk_correct(p, y, 1))),
-            "top5": row(lambda p, y: percent(metrics.topk_correct(p, y, 5))),
-            "mean_class": row(lambda p, y: 100 * metrics.mean_class(
-                metrics.topk_correct(p, y, 1), y))}
 
 
 def classify(model, source, texts, settings, device):
@@ -42,7 +27,7 @@ def classify(model, source, texts, settings, device):
         raise BadInput(f"--split {settings.split}: no annotated step; there is nothing to classify")
     x, teacher, samples = encode_samples(model, source, samples, settings, device)
     y = torch.tensor([sample.label for sample in samples])
-    log_p = score_labels(model, x, None) if model.task else score_texts(model.read, x, texts)
+    log_p = score_labels(model, x, None) if model.task else read_clips(model, x, texts)
     p = {"ours": log_p.exp().mean(1).cpu(), "teacher": None}                   # (M, S)
     if teacher is not None:
         read = functools.partial(losses.match, tau=model.teacher_tau)
@@ -72,5 +57,6 @@ def activity(model, source, texts, settings, device):
                        "classify")
     x, _, samples = encode_samples(model, source, samples, settings, device)
     y = torch.tensor([sample.label for sample in samples])
-    log_p, *_ = forecast_next(model, x, texts, 1, settings.seed, settings.batch)        # (M, S)
+    zeros = torch.zeros(len(x), 1, model.dim)
+    log_p = predict_next(model, x, texts, zeros, settings.batch)[:, 0]         # (M, S)
     return accuracy_rows({"ours": (log_p, y)}), len(samples), len(source.listed)

@@ -6,20 +6,22 @@ M samples, N = 8 clips, Q draws, S steps (the label set), D embedding.
 """
 import numpy as np
 import torch
+from torch.nn import functional
 
 from data import observed_steps
 from evaluation import metrics
-from evaluation.inference import forecast_next, in_batches, score_texts
+from evaluation.inference import draw_noise, in_batches, predict_next, read_clips
 from evaluation.metrics import percent
 from toy.grammar import Grammar
 
 DRAWS = 200               # sampled steps, or pairs of steps, per forecast for the total variation
 
 
-def truth_rows(model, x, texts, samples, videos, picks, settings):
+def truth_rows(model, x, texts, samples, videos, some, picks, settings):
     """Rows of the forecast table against the truth, and the truth's own accuracy for each step.
 
-    Args: x (M, N, D), texts (S, D), samples: M of them; picks (M, Q): steps sampled so far.
+    Args: x (M, N, D), texts (S, D), samples: M of them; some (m,) int64: the forecasts whose draws
+          are compared with the truth; picks (m, Q): steps sampled for them so far.
     """
     grammar, observed = Grammar(), [observed_steps(s, videos[s.video]) for s in samples]
     y = torch.tensor([sample.label for sample in samples])
@@ -27,7 +29,7 @@ def truth_rows(model, x, texts, samples, videos, picks, settings):
 
     # The exact filter on the clips' posteriors: P(clip | step) is the posterior times S, since the
     # prior is flat.
-    likelihood = score_texts(model.read, x, texts).exp().cpu().double() * len(texts)   # (M, N, S)
+    likelihood = read_clips(model, x, texts).exp().cpu().double() * len(texts)   # (M, N, S)
     from_start = np.array([from_start for _, from_start in observed])
     seconds = np.array([s.windows[0, 1] - s.windows[0, 0] for s in samples])           # of a clip
     believed = torch.cat([
@@ -38,16 +40,20 @@ def truth_rows(model, x, texts, samples, videos, picks, settings):
     ideal = torch.multinomial(truth, DRAWS, replacement=True, generator=generator)
     few = ideal[:, :settings.samples]
     while picks.shape[1] < DRAWS:
-        more = forecast_next(model, x, texts, min(DRAWS - picks.shape[1], 50),
-                             settings.seed * 1000 + picks.shape[1], settings.batch)[2]
+        shape = min(DRAWS - picks.shape[1], 50), model.dim
+        noise = draw_noise(len(some), shape, settings.seed * 1000 + picks.shape[1])
+        more = predict_next(model, x[some], texts, noise, settings.batch).argmax(-1)
         picks = torch.cat([picks, more], 1)
     bayes = metrics.topk_correct(truth, y, 1)
     rows = {"bayes_top1": percent(bayes),
             "bayes_top1_pixels": percent(metrics.topk_correct(believed, y, 1)),
+            "ideal_expectation": percent(metrics.topk_correct(
+                functional.one_hot(few, truth.shape[1]).double().mean(1), y, 1)),
             "ideal_oracle": percent(metrics.oracle_correct(few, y)),
             "ideal_distinct": float(metrics.distinct(few).double().mean()),
-            "tv": float(metrics.total_variation(picks[:, :DRAWS], truth).mean()),
-            "tv_ideal": float(metrics.total_variation(ideal, truth).mean()), "tv_draws": DRAWS}
+            "tv": float(metrics.total_variation(picks[:, :DRAWS], truth[some]).mean()),
+            "tv_ideal": float(metrics.total_variation(ideal[some], truth[some]).mean()),
+            "tv_draws": DRAWS, "tv_forecasts": len(some)}
     return rows, metrics.by_class(bayes, y, len(texts))
 
 

@@ -4,7 +4,7 @@
     encoder   f, forward and forward + backward, versus plain softmax attention, and versus
               transformers.TimesformerModel (optional)
     sampling  M futures of a video versus the one of zero noise, and versus encoding its clips
-    step      a pre-training step of the joint stage and its parts
+    step      the parts of a pre-training step on clips
     loader    9 clips x 8 frames of one video: ours versus one ffmpeg process per clip
 
 The ways to be compared take turns, five rounds after one to warm up; times are medians, s of the

@@ -5,13 +5,11 @@ and {row: {column: number or None}}. s are of the clock. B clips or videos, F fr
 samples.
 """
 import functools
-import json
 import os
 import shutil
 import statistics
 import subprocess
 import time
-from types import SimpleNamespace
 from unittest import mock
 
 import av
@@ -21,10 +19,9 @@ import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from data import CLIP_SECONDS, CLIPS, PIECES, Video, View, frame_times
+from data import CLIP_SECONDS, CLIPS, PIECES, Video, View, frame_times, missing_clips
 from encoder import TimeSformer
 from experiments.rows import text_table
-from files.captions import open_captions
 from files.sources import VideoSource
 from files.video import Unreadable, duration, find_videos, read_frames, short_side_for, shrink
 from model import encode_parts
@@ -32,9 +29,7 @@ from pseudo_labels import Teacher
 from support.command import BadInput
 from support.device import mixed_precision, send
 from toy.teacher import build_teacher
-from training.pretrain import (PIXELS, SIZES, TAU, encode_batch, load_step, make_optimizer,
-                               objective)
-from training.run import Stage
+from training.pretrain import PIXELS, SIZES, TAU
 from weights.checkpoint import build_model
 
 REPEATS = 5                   # rounds, after one to warm up
@@ -86,7 +81,7 @@ def random_model(size, device, dim=512):
     """f and h of a size, with random weights and texts, in training mode."""
     torch.manual_seed(0)
     return build_model(torch.randn(PHRASES, dim), **SIZES[size], order="diffusion", tau=TAU,
-                       pixels=PIXELS).to(device)
+                       teacher_tau=TAU, pixels=PIXELS).to(device)
 
 
 # ---- encoder -------------------------------------------------------------------------------------
@@ -160,7 +155,7 @@ def sampling(settings, device, folder):
 
     @torch.no_grad()
     def forecast(noise):
-        model.match_predicted(model.forecast_next(x, noise))
+        model.match(model.forecast_next(x, noise))
     ways = {"encode": torch.no_grad()(lambda: model.encode(send(clips, device)))}
     for M in (0, *FUTURES):
         noise = torch.randn(1, 1 + M, model.dim, device=device)
@@ -176,39 +171,36 @@ def sampling(settings, device, folder):
 
 # ---- step ----------------------------------------------------------------------------------------
 def step(settings, device, folder):
-    """A pre-training step of the joint stage and its parts; it decodes in this process."""
+    """The parts of a pre-training step on clips; it decodes in this process.
+
+    Of a whole step, with its workers, train.py writes clips_per_s to metrics.jsonl.
+    """
     B, paper, made = settings.batch, settings.size == "paper", folder / "made.mp4"
     part = MICRO_BATCH if paper and B * CLIPS > MICRO_BATCH else None
     clip = open_clip.create_model("ViT-B-16-quickgelu") if paper else build_teacher()[0]
     make_video(made, SECONDS)
-    size, starts = SIZES[settings.size]["encoder"], list(range(0, int(SECONDS) - 4, 4))
-    spoken = {"start": starts, "end": [t + 4 for t in starts],
-              "text": [f"then add {t} cups of flour" for t in starts]}
-    (folder / "caption.json").write_text(json.dumps({str(i): spoken for i in range(B)}))
+    size = SIZES[settings.size]["encoder"]
     source = VideoSource([Video(str(i)) for i in range(B)], {str(i): str(made) for i in range(B)},
                          View(size["image"], size["frames"]),
-                         Teacher(clip, None, 0.5, 0.25, device),
-                         open_captions(folder / "caption.json"))
+                         Teacher(clip, None, 0.5, 0.25, device))
     model = random_model(settings.size, device, clip.visual.output_dim)
-    given = SimpleNamespace(seed=0, order="diffusion", augment=True, lr=2e-3, order_lr=4e-3)
-    stage, optimizer = Stage("joint", range(1), B), make_optimizer(model, given, "joint")
-    for group in optimizer.param_groups:
-        group["lr"] = group["peak"]
-    loaded, _ = load_step(source, given, stage, 0)
+    loaded = source.load([(i, windows_of(duration(made))) for i in range(B)])
+    x = functional.normalize(torch.randn(B, CLIPS, model.dim, device=device), dim=-1)
+    real = torch.ones(B, CLIPS, dtype=torch.bool, device=device)
+    j, t = missing_clips(real), torch.zeros(B, dtype=torch.int64, device=device)
+    zt = torch.randn(B, 1, model.dim, device=device)
 
     def encode():
         encode_parts(model, send(loaded.clips, device), part).sum().backward()
         model.zero_grad(set_to_none=True)
 
-    def everything():
-        loaded, masks = load_step(source, given, stage, 0)
-        batch = encode_batch(model, source, loaded, masks, device, part=part)
-        objective(model, *batch, ordering=True)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    table = measure({"decode": lambda: load_step(source, given, stage, 0),
+    def denoise():
+        z_hat = model.denoise(zt, x, real.scatter(1, j, False), j, t)
+        model.match(model.standardize.inverse(z_hat)).sum().backward()
+        model.zero_grad(set_to_none=True)
+    table = measure({"decode": lambda: source.load(loaded.requests),
                      "teacher": lambda: source.teacher_features(loaded.views),
-                     "encoder": encode, "everything": everything}, device)
+                     "encoder": encode, "denoiser and matching": denoise}, device)
     for row in table.values():
         row["clips/s"] = len(loaded.clips) / row["s"]
     yield f"{B} videos, {len(loaded.clips)} clips, K = {PHRASES}, micro-batch {part}", table

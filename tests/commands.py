@@ -32,8 +32,7 @@ SCRIPTS = {"benchmark.py": (benchmark.main, benchmark.BenchmarkSettings),
            "charts.py": (charts.main, charts.ChartSettings),
            "pseudo_labels.py": (commands.texts, commands.TextSettings),
            "weights": (convert.main, convert.ConvertSettings)}
-EPOCHS = ("--sgd-epochs", "0.75", "--match-epochs", "0.75", "--joint-epochs", "0.75",
-          "--order-epochs", "3")                       # three steps of each stage
+EPOCHS = ("--sgd-epochs", "0.75", "--epochs", "0.75", "--order-epochs", "3")     # 3 steps of each
 TINY = ("--toy-videos", "16", "--batch", "4", *EPOCHS, "--device", "cpu")
 
 
@@ -143,7 +142,7 @@ def struck(fault, owner, name, at, program, *argv):
             os._exit(98)
     process = multiprocessing.get_context("fork").Process(target=until_struck)
     process.start()
-    timer = threading.Timer(60, process.kill)
+    timer = threading.Timer(150, process.kill)
     timer.start()
     process.join()                                     # with a timeout it waits for workers as well
     timer.cancel()

@@ -4,6 +4,7 @@ import math
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -65,12 +66,17 @@ def test_bad_input_is_one_line(monkeypatch, capsys):
 
 
 def test_the_parts_of_the_model(monkeypatch, capsys):
-    """Catches: numbers that are not in the JSON, a part that no longer fits training or model.py; a
-    step that updates nothing."""
+    """Catches: numbers that are not in the JSON, a part that no longer fits training or model.py,
+    a pass without its gradients."""
     monkeypatch.setitem(sys.modules, "transformers", None)                     # not installed
-    models, build = [], speed.random_model
-    monkeypatch.setattr(speed, "random_model", lambda *args: models.append(build(*args)) or
-                        models[-1])
+    models, build, seen = [], speed.random_model, set()
+
+    def watched(*args):
+        models.append(build(*args))
+        for name, p in models[-1].named_parameters():
+            p.register_post_accumulate_grad_hook(lambda p, name=name: seen.add(name))
+        return models[-1]
+    monkeypatch.setattr(speed, "random_model", watched)
     call("benchmark.py", "--parts", "encoder,sampling,step", "--size", "small", "--batch", "2",
          "--device", "cpu", "--json", "o.json")
     result, out = json.loads(Path("o.json").read_text()), capsys.readouterr().out
@@ -79,19 +85,16 @@ def test_the_parts_of_the_model(monkeypatch, capsys):
     assert one.keys() == both.keys() == {"ours", "naive", "matrix"}
     assert both["ours"]["TFLOP"] > 2.5 * one["ours"]["TFLOP"] and one["ours"]["MiB"] is None
     (title, step), = result["step"].items()
-    assert title.startswith("2 videos, 4 clips, ")              # of 20 s: two clips in each
-    assert step.keys() == {"decode", "teacher", "encoder", "everything"}
-    assert step["everything"]["s"] > step["encoder"]["s"]
+    assert title.startswith("2 videos, 6 clips, ")              # CLIPS of each
+    assert step.keys() == {"decode", "teacher", "encoder", "denoiser and matching"}
+    assert all(row["clips/s"] == pytest.approx(6 / row["s"]) for row in step.values())
+    assert seen == {name for name, _ in models[1].named_parameters()}
     assert result["sampling"]["8 clips"].keys() == {"encode", "zero noise", "M = 1", "M = 5"}
-    new = build("small", torch.device("cpu"), models[1].dim)
-    for part in "encoder", "denoiser":
-        assert not torch.equal(next(getattr(models[1], part).parameters()),
-                               next(getattr(new, part).parameters()))
 
 
 def test_ways_to_encode_are_comparable():
     """Catches: another function in what is compared, a model of another size or other clips."""
-    settings = speed.SimpleNamespace(size="small", compiled=False)
+    settings = SimpleNamespace(size="small", compiled=False)
     ways, clips = speed.encoder_ways(settings, torch.device("cpu")), torch.randn(2, 3, 4, 32, 32)
     f, ours = ways["ours"]
     assert torch.allclose(ours(clips), ways["naive"][1](clips), atol=1e-5)
@@ -103,9 +106,9 @@ def test_ways_to_encode_are_comparable():
 
 def test_flops_of_a_clip_at_paper_size():
     """Catches: a count that leaves out attention, or another size than the paper's: TimeSformer has
-    392 GFLOP (as counted of TimesformerModel), ours does some 8 % fewer for the same result."""
+    392 GFLOP (as counted of TimesformerModel), ours does some 5 % fewer for the same result."""
     with torch.device("meta"):
         f = TimeSformer()
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             f.features(torch.empty(1, 3, 8, 224, 224))
-    assert counter.get_total_flops() / 1e9 == pytest.approx(361, abs=1)
+    assert counter.get_total_flops() / 1e9 == pytest.approx(372, abs=1)

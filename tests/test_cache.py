@@ -79,32 +79,27 @@ def half_of_100_s(video, time):
 @pytest.mark.parametrize("step", [None, half_of_100_s])
 def test_rows_are_the_nearest_embeddings(P, step):
     """Catches: rows of another video or window, a pass that repeats the windows of the one before,
-    the first clip asked as a forecast, padding or clips j observed, a history that is hidden."""
+    the first clip asked as a forecast, padding that counts as real."""
     made, nearest = cached(Moments(), steps=step)
     times = made.x.tolist()                                    # row -> (video, time)
 
     def same(video, a, b):
         return step and step(*times[nearest(video, a)]) == step(*times[nearest(video, b)])
-    (rows, seen, js, F), (forecasts, others) = made.tables[P], expected_rows(nearest, P, same)
-    assert rows[:F].tolist() == forecasts and (js[:F] == 8 + torch.arange(P)).all()
-    assert (seen[:F] == (torch.arange(8 + P) < 8)).all()
-    assert len(rows) == len(seen) == len(js) == F + len(others)
-    for row, observed, j, expected in zip(rows[F:], seen[F:], js[F:], others):
-        n = len(expected)
-        assert row[:n].tolist() == expected and (j < n).all() and len(j) == P
-        assert not observed[j].any() and not observed[n:].any() and observed[:j[0]].all()
+    (rows, real, F), (forecasts, others) = made.tables[P], expected_rows(nearest, P, same)
+    assert F == len(forecasts) and real[:F].all()
+    assert [row[some].tolist() for row, some in zip(rows, real)] == forecasts + others
+    assert rows.shape == real.shape == (F + len(others), 8 + P)
 
 
 def test_rows_of_videos_that_could_be_embedded():
     """Catches: a video without embeddings that ends the run, or stands in with those of another."""
     whole, made = (cached(Moments(), without)[0] for without in ([], [1]))
-    (all_rows, _, _, every), (rows, observed, j, F) = whole.tables[1], made.tables[1]
+    (all_rows, _, every), (rows, real, F) = whole.tables[1], made.tables[1]
     assert F == every - 2 and len(rows) == len(all_rows) - 2 * 2                    # in two passes
     asked = whole.x[all_rows[:every]]                                               # (., 9, 2)
     assert torch.equal(made.x[rows[:F]], asked[asked[:, 8, 0] == 0])
-    missing = made.x[rows.gather(1, j)[F:, 0]]
-    assert missing[:, 0].tolist() == [0, 2, 0, 2]
-    assert set(made.x[rows[observed]][:, 0].tolist()) == {0}                        # v2 is one clip
+    assert made.x[rows[F:, 0]][:, 0].tolist() == [0, 2, 0, 2]
+    assert set(made.x[rows[real]][:, 0].tolist()) == {0, 2}
     with pytest.raises(BadInput, match="4 videos"):
         cached(Moments(), [0, 1, 2])
 
@@ -112,38 +107,36 @@ def test_rows_of_videos_that_could_be_embedded():
 @pytest.mark.parametrize("share", [.25, .75])
 def test_batches_are_forecasts_and_others(share, monkeypatch):
     """Catches: a part of the wrong kind or size, a row that is never drawn, features of another
-    clip than j, columns out of step, float16 that reaches the model, a P that never comes."""
+    clip, columns out of step, float16 that reaches the model, a P that never comes."""
     monkeypatch.setattr(cache, "FORECASTS", share)
     made, _ = cached(Moments())
     rng, drawn, whole = np.random.default_rng(1), {1: Counter(), 2: Counter(), 3: Counter()}, {}
-    for P, (rows, seen, js, _) in made.tables.items():
-        whole[P] = [(made.x[row].tolist(), observed.tolist(), j.tolist())
-                    for row, observed, j in zip(rows, seen, js)]
+    for P, (rows, real, _) in made.tables.items():
+        whole[P] = [(made.x[row].tolist(), some.tolist()) for row, some in zip(rows, real)]
     for _ in range(160):
-        x, features, observed, j = made.batch(8, rng, "cpu")
-        P = j.shape[1]
+        x, features, real, last, P = made.batch(8, rng)
         assert x.shape == (8, 8 + P, 2) and x.dtype == features.dtype == torch.float32
+        assert torch.equal(features, x @ torch.tensor([[1000.], [1.]]))
         for b in range(8):
-            place = whole[P].index((x[b].tolist(), observed[b].tolist(), j[b].tolist()))
+            place = whole[P].index((x[b].tolist(), real[b].tolist()))
             drawn[P][place] += 1
-            assert (place < made.tables[P][3]) == (b < 8 * share)
-            assert features[b, :, 0].tolist() == (x[b, j[b]] @ torch.tensor([1000., 1.])).tolist()
+            assert (place < made.tables[P][2]) == last[b] == (b < 8 * share)
     assert all(len(drawn[P]) == len(whole[P]) for P in drawn)
     batches = [sum(count.values()) for count in drawn.values()]
     assert batches[0] == pytest.approx(8 * 80, abs=8 * 25)     # one is missing in half of them
     alone, _ = cached(Moments(), missing=1)
-    assert alone.tables.keys() == {1} and alone.batch(8, rng, "cpu")[3].shape == (8, 1)
-    first = [made.batch(9, np.random.default_rng(seed), "cpu")[0] for seed in (3, 3, 4)]
+    assert alone.tables.keys() == {1} and alone.batch(8, rng)[4] == 1
+    first = [made.batch(9, np.random.default_rng(seed))[0] for seed in (3, 3, 4)]
     assert torch.equal(first[0], first[1])
     assert first[0].shape != first[2].shape or not torch.equal(first[0], first[2])
 
 
 def test_batches_of_videos_with_one_clip():
-    """Catches: a forecast drawn where there is none; a lone clip that h may read; several clips
-    asked of videos that have one."""
+    """Catches: a forecast drawn where there is none; several clips asked of videos that have one.
+    """
     made, _ = cached(Moments([2, 3]))
-    x, features, observed, j = made.batch(6, np.random.default_rng(0), "cpu")
-    assert made.tables.keys() == {1} and made.tables[1][3] == 0 and x.shape == (6, 9, 2)
-    assert (j == 0).all() and not observed.any()
+    x, features, real, last, P = made.batch(6, np.random.default_rng(0))
+    assert made.tables.keys() == {1} and made.tables[1][2] == 0 and x.shape == (6, 9, 2) and P == 1
+    assert torch.equal(real, torch.arange(9).expand(6, 9) < 1) and not last.any()
     assert set(features[:, 0, 0].tolist()) == {78, 81}         # 79 s in one pass, 81 s in the other
-    assert made.batch(1, np.random.default_rng(0), "cpu")[0].shape == (1, 9, 2)
+    assert made.batch(1, np.random.default_rng(0))[0].shape == (1, 9, 2)

@@ -21,14 +21,15 @@ VIT = dict(kind="mvit", image=32, frames=2, seconds=None, width=4, heads=1, stag
 
 
 def build(encoder=None, order="diffusion", task=None, classes=()):
-    """A tiny model with every parameter random, and its arguments as every version wrote them."""
+    """A tiny model with every parameter random, and its arguments."""
     torch.manual_seed(0)
     arguments = {"encoder": encoder, "denoiser": H, "order": order, "tau": TAU,
-                 "pixels": (0.4, 0.25), "teacher_tau": 0.04, "clip_tau": 0.05, "task": task,
-                 "classes": list(classes), "witness": "add butter"}
+                 "pixels": (0.4, 0.25), "teacher_tau": 0.04, "alpha_bar": [0.75, 0.5, 0.25],
+                 "task": task, "classes": list(classes), "witness": "add butter"}
     model = build_model(torch.randn(K, D) + 1, **arguments).eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
+    model.standardize.fit(torch.randn(20, D) + 1)
     return model, arguments
 
 
@@ -41,7 +42,7 @@ def outputs(model):
     with torch.no_grad():
         forecasts = [] if model.denoiser is None else [
             model.forecast(x, torch.tensor([[True, True, False, True, False]]), torch.tensor([[2]]),
-                           torch.randn(1, 3, D, generator=generator))]
+                           torch.randn(1, 3, 1, D, generator=generator))]
         return [model.encode(clips), *forecasts]
 
 
@@ -51,10 +52,9 @@ def outputs(model):
     ("none", VIT, "activity", [4], (MViT, Denoiser, nn.Linear)),
     ("none", F, "classify", [3, 5], (TimeSformer, NoneType, nn.Linear))])
 def test_checkpoint_round_trip(tmp_path, order, encoder, task, classes, parts):
-    """Catches: a buffer that is not saved, a type that weights_only refuses, a loaded model in
-    train mode, rows of `more` lost, a .part file left; an argument of earlier checkpoints that is
-    refused or taken for another setting; an h where there is none, or none where fine-tuning added
-    one."""
+    """Catches: a buffer or the schedule that is not saved, a type that weights_only refuses, train
+    mode, rows of `more` lost, a .part file left; an h where there is none, or none where
+    fine-tuning added one."""
     model, arguments = build(encoder, order, task, classes)
     save_checkpoint(tmp_path / "checkpoint.pt", model, arguments, step=7, optimizer={"lr": 0.1})
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
@@ -63,8 +63,9 @@ def test_checkpoint_round_trip(tmp_path, order, encoder, task, classes, parts):
         assert given == arguments and content["step"] == 7 and content["optimizer"] == {"lr": 0.1}
         assert type(loaded) is ProcedureModel and not loaded.training
         assert tuple(map(type, (loaded.encoder, loaded.denoiser, loaded.classifier))) == parts
+        assert loaded.alpha_bar.tolist() == arguments["alpha_bar"]
         assert all(getattr(loaded, name) == value for name, value in arguments.items()
-                   if name not in ("encoder", "denoiser"))
+                   if name not in ("encoder", "denoiser", "alpha_bar"))
         before, after = model.state_dict(), loaded.state_dict()
         assert list(before) == list(after)
         assert all(torch.equal(before[name], after[name]) for name in before)

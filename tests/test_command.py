@@ -184,7 +184,7 @@ def test_values_arrive_with_their_types():
     with pytest.raises(BadInput, match="--samples 0"):           # without a command line
         EvaluateSettings(samples=0)
     text = {f.name: f.metadata["help"] for f in fields(TrainSettings)}["teacher_tau"]
-    assert f"{pretrain.SHARPER} of the calibrated one: {pretrain.CALIBRATED_TAU} in" in text
+    assert f"file, {pretrain.SHARPER} of the estimated one" in text
     assert pretrain.TAU == 0.02                                  # the paper's
 
 

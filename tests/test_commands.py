@@ -2,6 +2,7 @@
 
 The teacher of the embedded world is barely trained here: its scores mean nothing in this file.
 """
+import copy
 import json
 import os
 import shutil
@@ -13,13 +14,15 @@ import numpy as np
 import pytest
 import torch
 
+import losses
 from commands import TINY, call, cannot_read, coin_flags, read_json, read_rows
+from evaluation.inference import read_clips
 from files.sources import FeatureSource, open_coin_features
 from pseudo_labels import estimate_tau
 from toy import grammar
 from toy.source import ToySource
 from train import TrainSettings
-from training import pretrain, run
+from training import cache, pretrain, run
 from weights.checkpoint import load_model
 
 ROOT = Path(__file__).parent.parent
@@ -33,8 +36,8 @@ ROW = ["step", "epoch", "loss", "xe", "mse", "mc", "lr", "clips_per_s"]
 # --- Training ---
 @pytest.mark.parametrize("name", ["diffusion", "mask", "none", "coin-run"])
 def test_a_run_folder_is_complete(trained, name):
-    """Catches: settings that are not recorded, rows renamed or NaN, a checkpoint that runs code to
-    load; a joint stage of L_XE alone, a last stage with L_XE."""
+    """Catches: settings that are not recorded, rows renamed or NaN, a loss that is not the sum of
+    its terms, the rate of another stage, a checkpoint that runs code to load."""
     out = trained / name
     assert {path.name for path in out.iterdir()} - {"checkpoint_before.pt", "missing.json"} == {
         "checkpoint.pt", "config.json", "metrics.jsonl"}
@@ -42,39 +45,120 @@ def test_a_run_folder_is_complete(trained, name):
     assert config["settings"]["order"] == (name if name in ("mask", "none") else "diffusion")
     assert config["settings"].keys() == set(TrainSettings.__dataclass_fields__) - {"resume"}
     assert config["versions"]["torch"] == torch.__version__
-    stages = [(["xe"], pretrain.SGD_LR), (["xe"], given.lr),
-              (["xe", "mse", "mc"], given.order_lr), (["mse", "mc"], given.order_lr)]
-    stages = {"none": [*stages[:2], stages[1]], "coin-run": stages[3:]}.get(
-        name, stages)
+    peaks = {"none": [pretrain.SGD_LR, given.lr], "coin-run": [given.order_lr]}.get(
+        name, [pretrain.SGD_LR, given.order_lr, given.order_lr])
     rows = read_rows(out)
-    assert len(rows) == 3 * len(stages)
+    assert len(rows) == 3 * len(peaks)
     assert (out / "metrics.jsonl").read_text().count('"clips_per_s": ') == len(rows)
     for i, row in enumerate(rows):
-        (terms, peak), step = stages[i // 3], i % 3
+        peak, step = peaks[i // 3], i % 3
         assert list(row) == ROW[:-1] and row["step"] == i + 1
-        assert [term for term in ("xe", "mse", "mc") if row[term] is not None] == terms
-        assert row["loss"] == pytest.approx(sum(row[term] for term in terms), rel=1e-5)
+        assert row["loss"] == pytest.approx(row["xe"] + row["mse"] + row["mc"], rel=1e-5)
+        assert (row["mse"] == row["mc"] == 0) == (name == "none")
         assert row["lr"] == pytest.approx(
             peak * min(1, (step + 1) / (.05 * 3 + 1), (3 - step) / (.95 * 3)))
-        assert name != "mask" or not row["mse"]
     model, _, content = load_model(out)
     assert content["step"] == len(rows) and (model.denoiser is None) == (name == "none")
 
 
+def p_of(x, texts, tau):
+    """Eq. 6 for one embedding (D,), in float64: (K,)."""
+    x, texts = x.double(), texts.double()
+    weights = (texts @ x / (texts.norm(dim=1) * x.norm()) / tau).exp()
+    return weights / weights.sum()
+
+
+def terms_by_loops(model, batch, zeros):
+    """L_XE, L_MSE and L_MC (Eqs. 8-10) of a batch, video by video, without padding, in float64.
+
+    Random numbers are drawn in the order of train.py. zeros: share of the rows with x_j^T = 0.
+    """
+    B, P, T, f = len(batch.real), batch.missing, len(model.alpha_bar), model.encode
+    draw, t = torch.rand(B), torch.randint(T, (B,))
+    noise, zero = torch.randn(B, P, model.dim).double(), torch.rand(B) < zeros
+    mean, scale = model.standardize.mean.double(), model.standardize.variance.double() ** 0.5
+    counts, cached = batch.real.sum(1).tolist(), batch.clips.ndim == 3
+    clips = batch.clips if cached else batch.clips.split(counts)
+    xe, mse, mc = [], [], []
+    for b, n in enumerate(counts):
+        x = (clips[b][:n] if cached else f(clips[b])).double()                          # (n, D)
+        targets = [p_of(row, model.phrases, model.teacher_tau) for row in batch.features[b, :n]]
+        first = n - P if batch.last[b] else int(draw[b] * (n - P + 1))
+        j = range(first, first + P)
+        others = [i for i in range(n) if i not in j]
+        xe += [-targets[i] @ p_of(x[i], model.phrases, model.tau).log() for i in others]
+        z = (x - mean) / scale
+        level = T - 1 if zero[b] else t[b]
+        signal = model.alpha_bar[level].double()
+        zt = 0 * noise[b] if zero[b] else (
+            signal ** 0.5 * z[first:first + P].detach() + (1 - signal) ** 0.5 * noise[b])
+        observed = torch.tensor([[i in others for i in range(n)]])
+        z_hat = model.denoiser(zt[None].float(), z[None].float(), observed, torch.tensor([[*j]]),
+                               torch.tensor([level]))[0]
+        for i, x_hat in zip(j, mean + scale * z_hat):
+            mse.append(((x_hat - x[i].detach()) ** 2).sum())
+            mc.append(-targets[i] @ p_of(x_hat, model.phrases, model.tau).log())
+    return {name: sum(terms) / len(terms) for name, terms in
+            (("xe", xe), ("mse", mse), ("mc", mc))}
+
+
+@pytest.mark.parametrize("order, zeros", [("diffusion", 0.5), ("mask", 1.0)])
+def test_eq7_every_step_minimizes_the_sum_of_the_terms_by_loops(here, monkeypatch, order, zeros):
+    """Catches: a term left out, weighted, or of other clips; the missing clip observed, or its
+    gradient not stopped; noise of another level; padding counted; x read in another space; weights
+    that do not move; a stage with another objective."""
+    whole, steps = pretrain.Pretraining.batches, []
+
+    def watched(self, stage, optimizer):
+        torch.manual_seed(0)                           # h begins at zero: nothing would be seen
+        torch.nn.init.normal_(self.model.denoiser.out.weight, std=.1)
+        grads = {}
+        for name, p in self.model.named_parameters():
+            p.register_post_accumulate_grad_hook(lambda p, name=name: grads.update(
+                {name: p.grad.clone()}))
+        for batch in whole(self, stage, optimizer):
+            before, state = copy.deepcopy(self.model), torch.get_rng_state()
+            yield batch
+            before.standardize = self.model.standardize        # `run.encode` updates it
+            torch.set_rng_state(state)
+            terms = terms_by_loops(before, batch, zeros)
+            terms["loss"] = sum(terms.values())
+            terms["loss"].backward()
+            assert {name: value.item() for name, value in self.terms.items()} == pytest.approx(
+                {name: value.item() for name, value in terms.items()}, rel=1e-4)
+            for name, p in before.named_parameters():
+                torch.testing.assert_close(grads.pop(name, None), p.grad, rtol=1e-3, atol=1e-4,
+                                           msg=name)
+            assert not torch.equal(self.model.denoiser.out.weight, before.denoiser.out.weight)
+            steps.append((stage.name, batch.missing, len({*batch.real.sum(1).tolist()}) > 1))
+    monkeypatch.setattr(pretrain.Pretraining, "batches", watched)
+    monkeypatch.setattr(pretrain, "ORDER_BATCH", 8)
+    monkeypatch.setattr(cache, "ONCE", False)          # to f all clips still look alike
+    call("train.py", *TINY, "--order", order, "--missing", "2", "--out", "run")
+    assert {("sgd", 1, True), ("adamw", 1, True), *(("order", P, True) for P in (1, 2))} <= {*steps}
+
+
 def test_temperatures_of_a_run(trained, here):
-    """Catches: soft targets as flat as the teacher is calibrated, clips of a features file read at
-    the student's temperature, the two exchanged, a --teacher-tau without effect."""
+    """Catches: temperatures that do not follow the teacher's training, clips of a features file
+    read at the student's temperature, a --teacher-tau without effect; h trained on embeddings of
+    another length than at inference."""
     toy_model, coin_model = (load_model(trained / name)[0] for name in ("mask", "coin-run"))
-    assert toy_model.teacher_tau == pytest.approx(pretrain.SHARPER * pretrain.CALIBRATED_TAU)
-    assert toy_model.tau == toy_model.clip_tau == coin_model.tau == pretrain.TAU
+    teacher = torch.load("runs/toy_teacher.pt", weights_only=True)["model"]
+    scale = teacher["logit_scale"].exp().item()
+    assert (toy_model.tau, toy_model.teacher_tau) == pytest.approx((2 / scale, 1 / scale))
+    assert coin_model.tau == pretrain.TAU
     source, texts = open_coin_features(*coin_flags()[3::2], "train")
     middles = [np.array([(step.start + step.end) / 2 for step in video.steps])
                for video in source.videos]
-    x = np.concatenate([source.features.embedding[source.features.nearest(video.name, middle)]
-                        for video, middle in zip(source.videos, middles)])
-    calibrated = estimate_tau(torch.from_numpy(x), texts)
-    assert coin_model.clip_tau == pytest.approx(calibrated, rel=1e-5)
-    assert coin_model.teacher_tau == pytest.approx(pretrain.SHARPER * calibrated, rel=1e-5)
+    x = torch.from_numpy(np.concatenate([
+        source.features.embedding[source.features.nearest(video.name, middle)]
+        for video, middle in zip(source.videos, middles)]))
+    assert coin_model.teacher_tau == pytest.approx(
+        pretrain.SHARPER * estimate_tau(x, texts), rel=1e-5)
+    for model, tau in ((toy_model, toy_model.tau), (coin_model, coin_model.teacher_tau)):
+        y = torch.randn(5, 8)
+        torch.testing.assert_close(read_clips(model, y, y[:3]), losses.match(y, y[:3], tau))
+    assert coin_model.standardize(coin_model.encode(x)).square().mean() == pytest.approx(1, abs=.2)
     call("train.py", *COIN, "--teacher-tau", "0.3", "--out", "run")
     assert load_model("run")[0].teacher_tau == 0.3
 
@@ -96,7 +180,7 @@ def test_videos_that_cannot_be_read_are_named_and_left_out(here, monkeypatch, ca
     cannot_read(monkeypatch, ToySource, *two)
     call("train.py", *TINY, "--max-unreadable", "0.125", "--out", "two")
     assert read_json("two/unreadable.json") == dict.fromkeys(two, "cut off")
-    assert len(read_rows("two")) == 12
+    assert len(read_rows("two")) == 9
     with pytest.raises(SystemExit) as end:
         call("train.py", *TINY, "--max-unreadable", "0.1", "--out", "more")
     err = capsys.readouterr().err
@@ -111,12 +195,11 @@ def test_steps_without_a_clip(here, monkeypatch):
     monkeypatch.setattr(ToySource, "pretrain_windows", lambda self, video, rng: np.zeros(
         (0, 2)) if self.videos[video].name == silent else whole(self, video, rng))
     cannot_read(monkeypatch, ToySource, grammar.make_video("train", 0).name)
-    call("train.py", "--toy-videos", "6", "--batch", "1", "--sgd-epochs", "1", "--match-epochs",
-         "1", "--joint-epochs", "1", "--order-epochs", "1", "--device", "cpu", "--max-unreadable",
-         "0.2", "--out", "run")
+    call("train.py", "--toy-videos", "6", "--batch", "1", "--sgd-epochs", "1", "--epochs", "1",
+         "--order-epochs", "1", "--device", "cpu", "--max-unreadable", "0.2", "--out", "run")
     rows = read_rows("run")
-    assert len(rows) == 3 * 4 + 1 and all(row["loss"] > 0 for row in rows)
-    assert load_model("run")[2]["step"] == 3 * 6 + 1
+    assert len(rows) == 2 * 4 + 1 and all(row["loss"] > 0 for row in rows)
+    assert load_model("run")[2]["step"] == 2 * 6 + 1
 
 
 def test_what_is_around_a_run(trained, here, monkeypatch):
@@ -168,8 +251,9 @@ def test_forecast_json_does_not_depend_on_batch_and_workers(trained, here):
     assert end.returncode == 0 and "zero_noise" in end.stdout and "Traceback" not in end.stderr
     a, b = read_json("a.json"), measure(*flags, "--batch", "3", "--workers", "2")
     require_forecast_keys(a)
-    assert list(a["truth"]) == ["bayes_top1", "bayes_top1_pixels", "ideal_oracle",
-                                "ideal_distinct", "tv", "tv_ideal", "tv_draws"]
+    assert list(a["truth"]) == ["bayes_top1", "bayes_top1_pixels", "ideal_expectation",
+                                "ideal_oracle", "ideal_distinct", "tv", "tv_ideal", "tv_draws",
+                                "tv_forecasts"]
     assert a["samples"] == 5 and a["truth"]["tv_draws"] == 200 and a["missing"] == 0
     assert a["listed"] == a["evaluated"] > 0 and a["top1"]["oracle_softmax"] is not None
     for key in a.keys() - {"seconds"}:                                 # up to rounding

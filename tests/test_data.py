@@ -94,23 +94,27 @@ def test_sentences_of_a_window_by_hand():
     assert data.spoken_during([], windows).shape == (5, 0)
 
 
-@pytest.mark.parametrize("count, P", [(1, 1), (2, 1), (5, 1), (9, 1), (3, 3), (5, 2), (9, 3)])
-def test_missing_clips_and_hidden_tail_by_counts(count, P):
-    """Catches: j never the first or the last, j or the future told, a clip before j hidden, a gap
-    within what is observed or within j, a tail that is always or never hidden."""
-    places, rng, drawn = count - P + 1, np.random.default_rng(0), Counter()
-    for _ in range(2000 * places):
-        j, observed = data.missing_clips(count, P, rng)
-        first, after = int(j[0]), int(j[0]) + P
-        tail = after + int(observed[after:].sum())           # the hidden tail begins there
-        assert j.tolist() == list(range(first, after)) and observed.dtype == bool
-        assert observed.tolist() == [i < first or after <= i < tail for i in range(count)]
-        drawn[first, tail] += 1
-    for first in range(places):
-        tails = range(first + P, count + 1)                  # count: none is hidden; std sqrt(n)
-        assert sum(drawn[first, tail] for tail in tails) == pytest.approx(2000, abs=200)
-        n = 2000 / len(tails)
-        assert all(drawn[first, tail] == pytest.approx(n, abs=4.5 * n ** .5) for tail in tails)
+@pytest.mark.parametrize("P", [1, 3])
+def test_missing_clips_by_counts(P):
+    """Catches: j never the first or the last place, in padding, with gaps, or of the same place in
+    all videos; a forecast whose missing clips are not the last."""
+    counts = torch.arange(2000 * 7) % 7 + 3                                # 3 to 9 clips
+    real, last = torch.arange(9) < counts[:, None], torch.arange(2000 * 7) < 700
+    torch.manual_seed(0)
+    for j in (data.missing_clips(real, P), data.missing_clips(real, P, last)):
+        assert torch.equal(j - j[:, :1], torch.arange(P).expand_as(j))
+        for count in range(3, 10):
+            drawn = j[(counts == count) & ~last, 0].bincount()
+            places = count - P + 1                                         # std sqrt(n)
+            assert len(drawn) == places and (drawn - 1900 / places).abs().max() < 4.5 * (
+                1900 / places) ** .5
+    assert torch.equal(j[last, -1], counts[last] - 1)
+
+
+def test_pick_by_loops():
+    """Catches: rows of another video, clips missing together exchanged."""
+    rows, j = torch.arange(24.).view(3, 4, 2), torch.tensor([[0, 3], [2, 1], [1, 1]])
+    assert data.pick(rows, j).tolist() == [[rows[b, i].tolist() for i in j[b]] for b in range(3)]
 
 
 def test_history_windows_are_what_forecasts_read():

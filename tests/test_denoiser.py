@@ -1,12 +1,14 @@
-"""h against a slow Transformer written one token at a time, and who may see whom."""
+"""h against a slow Transformer written one token at a time, and which clips it reads."""
 import math
 
 import pytest
 import torch
+from torch.nn import functional
 
 from denoiser import Denoiser
 
-N, D, C, W, HEADS = 5, 4, 6, 8, 2
+N, D, HEADS = 5, 16, 2
+WIDTHS = pytest.mark.parametrize("width", [32, None], ids=["ours", "published"])
 
 
 @pytest.fixture(autouse=True)
@@ -17,32 +19,27 @@ def float64():
     torch.set_default_dtype(torch.float32)
 
 
-def tiny():
+def tiny(width=32, **more):
     """A tiny h with every parameter random, so that nothing is hidden by the zeros of its start."""
     torch.manual_seed(0)
-    h = Denoiser(dim=D, context=C, width=W, layers=2, heads=HEADS, clips=N)
+    h = Denoiser(D, width, layers=2, heads=HEADS, clips=N + 1, **more)
     for parameter in h.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
+        torch.nn.init.normal_(parameter, std=0.3)
     return h
 
 
-def question(B=3, Q=4):
-    """context, observed, xt, j, t: some clips hidden, none of them all, j always hidden."""
-    generator = torch.Generator().manual_seed(1)
-    context = torch.randn(B, N, C, generator=generator)
-    xt = torch.randn(B, Q, D, generator=generator)
-    j = torch.tensor([[1], [4], [0]])[:B]
-    observed = torch.tensor([[1, 0, 1, 1, 0], [1, 1, 0, 1, 0], [0, 1, 1, 1, 1]]).bool()[:B]
-    t = torch.tensor([[3, 0, 2, 3], [1, 1, 0, 3], [2, 3, 0, 1]])[:B, :Q]
-    return context, observed, xt, j, t
+def question(*j):
+    """zt, z, observed, j, t of three videos; j: one or more clips of each.
+
+    One more clip is hidden in the first, and the last clip of the second is padding.
+    """
+    generator, j = torch.Generator().manual_seed(1), torch.tensor(j)
+    zt, z = (torch.randn(3, count, D, generator=generator) for count in (j.shape[1], N))
+    observed = torch.tensor([[1, 1, 0, 1, 1], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]).bool()
+    return zt, z, observed.scatter(1, j, False), j, torch.tensor([3, 0, 2])
 
 
-def ask(h, context, observed, xt, j, t):
-    """h of Eq. 5 with all it is given at once."""
-    return h(h.remember(context, observed), observed, xt, j, t)
-
-
-# The slow version: one group of queries of one video, token by token.
+# The slow version: one video, token by token.
 
 def norm(x, layer):
     x = (x - x.mean()) / torch.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
@@ -53,106 +50,98 @@ def linear(x, layer):
     return layer.weight @ x + layer.bias
 
 
-def slow_attention(block, tokens, positions, query, seen):
-    """What `query` takes from the tokens in `seen`, head by head."""
-    size, parts = W // HEADS, []
-    qkv = [linear(norm(token, block.ln_1), block.qkv) for token in tokens]
-    for head in range(HEADS):
-        q, k, v = ([row[part * W + head * size:part * W + (head + 1) * size] for row in qkv]
-                   for part in range(3))
-        score = {s: q[query] @ k[s] / math.sqrt(size)
-                 + block.distance[head, positions[s] - positions[query] + N - 1] for s in seen}
-        total = sum(value.exp() for value in score.values())
-        parts.append(sum(score[s].exp() / total * v[s] for s in seen))
-    return linear(torch.cat(parts), block.proj)
+def slow_attention(attn, tokens, query):
+    """What clip `query` takes from the tokens {place: (W,)}, head by head."""
+    width, parts = attn.embed_dim, []
+    size = width // attn.num_heads
+    qkv = {i: attn.in_proj_weight @ x + attn.in_proj_bias for i, x in tokens.items()}
+    for head in range(attn.num_heads):
+        q, k, v = ({i: row[part * width + head * size:part * width + (head + 1) * size]
+                    for i, row in qkv.items()} for part in range(3))
+        weight = {i: (q[query] @ k[i] / math.sqrt(size)).exp() for i in tokens}
+        parts.append(sum(weight[i] / sum(weight.values()) * v[i] for i in tokens))
+    return linear(torch.cat(parts), attn.out_proj)
 
 
-def slow_h(h, context, observed, xt, j, t):
-    """x_hat of one group: context (N, C), observed (N,), xt (P, D), j and t [int] -> (P, D)."""
-    tokens = [linear(row, h.read_context) + h.role.weight[0] for row in context]
-    for point, level in zip(xt, t):
-        angle = [level / 100 ** (k / 8) for k in range(8)]
-        wave = torch.tensor([math.sin(a) for a in angle] + [math.cos(a) for a in angle])
-        first, _, second = h.level
-        level = linear(torch.nn.functional.gelu(linear(wave, first)), second)
-        tokens.append(linear(point, h.read_noisy) + h.role.weight[1] + level)
-    positions, clips = [*range(N), *j], {i for i in range(N) if observed[i]}
-    for block in h.blocks:
-        mixed = []
-        for query in range(len(tokens)):
-            group = {query} if query < N else {*range(N, len(tokens))}
-            x = tokens[query] + slow_attention(block, tokens, positions, query,
-                                               sorted(clips | group))
-            y = linear(norm(x, block.ln_2), block.mlp[0])
-            mixed.append(x + linear(y / (1 + (-1.702 * y).exp()), block.mlp[2]))
-        tokens = mixed
-    return torch.stack([linear(norm(token, h.ln), h.out) for token in tokens[N:]])
+def slow_h(h, zt, z, observed, j, t):
+    """x_hat of one video: zt (P, D), z (N, D), observed (N,) bool, j [int], t int -> (P, D)."""
+    first, _, second = h.level
+    half = first.in_features // 2
+    angle = [t / 10000 ** (k / (half - 1)) for k in range(half)]
+    wave = zt.new_tensor([math.sin(a) for a in angle] + [math.cos(a) for a in angle])
+    level = linear(functional.gelu(linear(wave, first)), second)
+    tokens = {}
+    for i in range(len(z)):
+        if i in j or observed[i]:                      # no token for other clips
+            x = zt[j.index(i)] if i in j else z[i]
+            x = linear(x, h.read) if isinstance(h.read, torch.nn.Linear) else x
+            tokens[i] = x + h.role.weight[int(i in j)] + h.position.weight[i] + level
+    for block in h.transformer.resblocks:
+        inputs = {i: norm(x, block.ln_1) for i, x in tokens.items()}
+        for i in tokens:
+            x = tokens[i] + slow_attention(block.attn, inputs, i)
+            y = linear(norm(x, block.ln_2), block.mlp.c_fc)
+            tokens[i] = x + linear(y / (1 + (-1.702 * y).exp()), block.mlp.c_proj)
+    if isinstance(h.out, torch.nn.Linear):
+        return torch.stack([linear(norm(tokens[i], h.norm), h.out) for i in j])
+    return torch.stack([tokens[i] for i in j])
 
 
-@pytest.mark.parametrize("missing", [[[1], [4], [0]], [[1, 4], [2, 4], [0, 2]]])
-def test_eq5_h_equals_a_transformer_token_by_token(missing):
-    """Catches: the scale of attention, heads mixed up, the distance's sign or offset, a hidden clip
-    or another group seen, a clip of the own group not seen, the level or the role left out,
-    post-norm for pre-norm, rows of a batch mixed, queries ordered by clip and not by group."""
-    h, (context, observed, xt, _, t), j = tiny(), question(), torch.tensor(missing)
-    observed = observed & ~torch.nn.functional.one_hot(j, N).bool().any(1)
-    P = j.shape[1]
+@WIDTHS
+@pytest.mark.parametrize("j", [[[1], [3], [0]], [[1, 4], [2, 3], [1, 0]]], ids=["one", "together"])
+def test_eq5_h_equals_a_transformer_token_by_token(width, j):
+    """Catches: the scale of attention, heads mixed up, x_j, a hidden clip or padding read, clips
+    missing together that do not see each other or are exchanged, the level, role or position left
+    out, a period of the level, post-norm for pre-norm, GELU for QuickGELU, the last norm left out
+    or added, videos mixed."""
+    h, (zt, z, observed, j, t) = tiny(width), question(*j)
     with torch.no_grad():
-        fast = ask(h, context, observed, xt, j, t)
-        assert fast.shape == xt.shape
+        fast = h(zt, z, observed, j, t)
         for b in range(3):
-            for q in range(0, 4, P):
-                slow = slow_h(h, context[b], observed[b], xt[b, q:q + P], missing[b],
-                              t[b, q:q + P].tolist())
-                torch.testing.assert_close(fast[b, q:q + P], slow)
+            slow = slow_h(h, zt[b], z[b], observed[b], j[b].tolist(), int(t[b]))
+            torch.testing.assert_close(fast[b], slow)
 
 
-def test_a_window_of_fewer_clips_is_the_same_as_one_with_padding():
-    """Catches: attention to padding by way of the number of keys."""
-    h, (context, observed, xt, j, t) = tiny(), question()
-    short = ask(h, context[:1, :4], observed[:1, :4], xt[:1], j[:1], t[:1])    # clip 4 is hidden
-    torch.testing.assert_close(short, ask(h, context[:1], observed[:1], xt[:1], j[:1], t[:1]))
-
-
-def test_without_any_observed_clip_the_result_is_finite():
-    """Catches: a softmax over no key at all, where nothing may be read."""
-    h, (context, observed, xt, j, t) = tiny(), question()
-    out = ask(h, context, torch.zeros_like(observed), xt, j, t)
+@WIDTHS
+def test_h_reads_the_observed_clips_and_no_others(width):
+    """Catches: x_j, a hidden clip or padding that reaches h, also where j counts as observed; an
+    observed clip that does not; a result that depends on the number of padded clips; no number
+    where nothing is observed."""
+    h, (zt, z, observed, j, t) = tiny(width), question([1], [3], [0])
+    out = h(zt, z.requires_grad_(), observed, j, t)
     out.sum().backward()
-    assert out.isfinite().all()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in h.parameters())
+    assert torch.equal(z.grad.abs().amax(-1) > 0, observed)
+    torch.testing.assert_close(h(zt, z, observed.scatter(1, j, True), j, t), out)
+    torch.testing.assert_close(h(zt[1:2], z[1:2, :4], observed[1:2, :4], j[1:2], t[1:2]), out[1:2])
+    assert h(zt, z, torch.zeros_like(observed), j, t).isfinite().all()
 
 
-def test_h_starts_at_zero_and_gets_gradients_there():
+def test_h_starts_at_the_mean_and_gets_gradients_there():
     """Catches: a start at random; zeros so deep that no gradient comes out of them."""
-    h, (context, observed, xt, j, t) = Denoiser(D, C, W, 1, HEADS, N), question()
-    out = ask(h, context, observed, xt, j, t)
+    h = Denoiser(D, 32, 1, HEADS, N)
+    out = h(*question([1], [3], [0]))
     assert (out == 0).all()
     (out - 1).pow(2).sum().backward()
     assert h.out.weight.grad.abs().max() > 0
 
 
-def test_wrong_shapes_are_named():
-    """Catches: broadcasting; an index error deep inside for a clip too many; a part of a group."""
-    h, (context, observed, xt, j, t) = tiny(), question()
-    memory = h.remember(context, observed)
-    with pytest.raises(ValueError, match=f"{N + 1} clips per video.*at most {N}"):
-        h.remember(torch.zeros(3, N + 1, C), torch.ones(3, N + 1).bool())
-    with pytest.raises(ValueError, match=r"observed \(3, 1, 5\)"):
-        h.remember(context, observed[:, None])
-    with pytest.raises(ValueError, match=r"j \(3,\).*do not fit observed \(3, 5\)"):
-        h(memory, observed, xt, j[:, 0], t)
-    with pytest.raises(ValueError, match=r"t \(4,\)"):
-        h(memory, observed, xt, j, t[0])
-    with pytest.raises(ValueError, match="groups of P queries"):       # 4 queries, 3 clips missing
-        h(memory, observed, xt, j.expand(3, 3), t)
-    with pytest.raises(ValueError, match="width 9 is not a multiple of heads 2"):
-        Denoiser(D, C, 9, 1, 2, N)
-
-
 def test_dropout_acts_in_training_alone():
     """Catches: forecasts that differ from call to call, or dropout that does nothing."""
-    h, asked = Denoiser(D, C, W, 2, HEADS, N, dropout=0.5), question()
-    h.load_state_dict(tiny().state_dict())
-    torch.testing.assert_close(ask(h.eval(), *asked), ask(tiny(), *asked))
-    assert (ask(h.train(), *asked) - ask(tiny(), *asked)).abs().max() > 1e-3
+    h, asked = tiny(dropout=0.5), question([1], [3], [0])
+    torch.testing.assert_close(h.eval()(*asked), tiny()(*asked))
+    assert (h.train()(*asked) - tiny()(*asked)).abs().max() > 1e-3
+
+
+def test_wrong_shapes_are_named():
+    """Catches: broadcasting; an index error deep inside for a clip too many; a width that cannot be
+    split."""
+    h, (zt, z, observed, j, t) = tiny(), question([1], [3], [0])
+    with pytest.raises(ValueError, match=f"{N + 2} clips per video.*at most {N + 1}"):
+        h(zt, torch.zeros(3, N + 2, D), torch.ones(3, N + 2).bool(), j, t)
+    for wrong in ((zt[:, 0], z, observed, j, t), (zt, z, observed[:1], j, t),
+                  (zt, z, observed, j[:1], t), (zt, z, observed, j, t[:, None])):
+        with pytest.raises(ValueError, match=r"do not fit z \(3, 5, 16\); need \(B, P, D\)"):
+            h(*wrong)
+    for width in (33, 24):
+        with pytest.raises(ValueError, match=f"width {width} is not a multiple of heads 2 and"):
+            Denoiser(D, width, 1, HEADS, N)

@@ -1,9 +1,8 @@
-"""Eqs. 2 and 11, the chain of Sec. 3.3 by hand, and what the schedule's levels mean."""
+"""Eqs. 2 and 11 and the chain of Sec. 3.3 by hand, the schedule, and the space it lives in."""
 import math
 
 import pytest
 import torch
-from torch.nn import functional
 
 import diffusion
 
@@ -14,179 +13,121 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def crowded(K, D, spread=0.5, seed=0):
-    """Unit vectors with a large common part, as CLIP's text embeddings."""
-    common = functional.normalize(draw(D, seed=seed), dim=-1)
-    rest = functional.normalize(draw(K, D, seed=seed + 1), dim=-1)
-    return functional.normalize(common + spread * rest, dim=-1)
+# --- The space: standardized embeddings ---
+def test_standardized_embeddings_by_loops():
+    """Catches: padding averaged in, a mean over videos in place of clips, a scale per coordinate,
+    the sum over D for the mean, variance for deviation, averages that start from their first
+    values or forget too soon; an inverse that is none; numbers that no checkpoint has."""
+    space, D = diffusion.Standardizer(3, rate=0.3).double(), 3
+    mean, variance = [0.0] * D, 1.0
+    for step in range(1, 7):
+        x = 2 * draw(4, 5, D, seed=step) + torch.tensor([3.0, 0.0, -1.0])
+        real = torch.arange(5) < torch.tensor([5, 3, 1, step % 2])[:, None]
+        space.update(x.masked_fill(~real[..., None], 1e6), real)
+        clips = [x[b, i].tolist() for b, i in real.nonzero().tolist()]
+        rate = max(1 / step, 0.3)                      # the mean of all, then a running average
+        for d in range(D):
+            mean[d] += rate * (sum(clip[d] for clip in clips) / len(clips) - mean[d])
+        square = sum((clip[d] - mean[d]) ** 2 for clip in clips for d in range(D))
+        variance += rate * (square / (D * len(clips)) - variance)
+        assert space.mean.tolist() == pytest.approx(mean)
+        assert space.variance.item() == pytest.approx(variance)
+    z, kept = space(x), x.clone()
+    assert z[1, 2].tolist() == pytest.approx(
+        [(x[1, 2, d].item() - mean[d]) / math.sqrt(variance) for d in range(D)])
+    torch.testing.assert_close(space.inverse(z), x)
+    assert torch.equal(x, kept) and len(space.state_dict()) == 3 and not [*space.parameters()]
 
 
-# --- Eq. 2 ---
+def test_fitted_embeddings_have_mean_0_and_mean_square_1():
+    """Catches: an average with what was there before; a scale per coordinate."""
+    space, x = diffusion.Standardizer(3).double(), draw(50, 3) * torch.tensor([1, 2, 3]) + 5
+    space.update(9 + 2 * x[None], torch.ones(1, 50).bool())
+    space.fit(x)
+    z = space(x)
+    assert z.mean(0).abs().max() < 1e-9 and z.pow(2).mean().item() == pytest.approx(1)
+    torch.testing.assert_close(z.std(0) / z.std(0)[0], x.std(0) / x.std(0)[0])
+
+
+# --- The schedule, and Eq. 2 ---
+@pytest.mark.parametrize("levels, dim", [(1, 64), (2, 64), (4, 64), (4, 512), (10, 9)])
+def test_schedule_falls_in_geometric_steps_of_the_signal_to_noise_ratio(levels, dim):
+    """Catches: alpha returned for alpha_bar, the ratio of variances for that of deviations, the
+    first and the last exchanged, levels whose difficulty depends on D."""
+    alpha_bar = diffusion.noise_levels(dim, levels).tolist()
+    assert len(alpha_bar) == levels and len(diffusion.noise_levels(dim)) == 4
+    for t, a in enumerate(alpha_bar):
+        share = t / max(levels - 1, 1)
+        ratio = 3.0 ** (1 - share) * 0.3 ** share      # at D = 1
+        assert math.sqrt(a / (1 - a)) == pytest.approx(ratio / math.sqrt(dim), rel=1e-5)
+
+
 def test_eq2_closed_form_equals_noising_one_step_at_a_time():
-    """Catches: t off by one, alpha used for alpha_bar, variance used for standard deviation."""
+    """Catches: t off by one, alpha used for alpha_bar, variance used for standard deviation, the
+    level of another video."""
     alpha = torch.tensor([0.9, 0.8, 0.7, 0.6], dtype=torch.float64)
     alpha_bar = alpha.cumprod(0)
-    one, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    z0, noise = draw(4, 2, 3), draw(4, 2, 3, seed=1)
+    together = diffusion.add_noise(z0, noise, alpha_bar)         # video t at level t
+    one, zero = torch.ones(1, 1, 1, dtype=torch.float64), torch.zeros(1, 1, 1, dtype=torch.float64)
     mean, var = one, zero                                                # x^0 is known exactly
     for t in range(len(alpha)):
         mean, var = alpha[t].sqrt() * mean, alpha[t] * var + 1 - alpha[t]    # Eq. 2, once
         torch.testing.assert_close(diffusion.add_noise(one, zero, alpha_bar[t]), mean)
         torch.testing.assert_close(diffusion.add_noise(zero, one, alpha_bar[t]) ** 2, var)
+        torch.testing.assert_close(together[t], (mean * z0[t] + var.sqrt() * noise[t])[0])
 
 
 def test_add_noise_refuses_to_broadcast():
     """Catches: one noise for a whole batch."""
-    with pytest.raises(ValueError, match=r"noise is \(4,\), z0 is \(2, 4\)"):
-        diffusion.add_noise(draw(2, 4), draw(4), ALPHA_BAR[0])
+    with pytest.raises(ValueError, match=r"noise is \(4,\), z0 is \(2, 1, 4\)"):
+        diffusion.add_noise(draw(2, 1, 4), draw(4), ALPHA_BAR[0])
 
 
-# --- The schedule, and the space it lives in ---
-@pytest.mark.parametrize("levels", [2, 4, 10])
-def test_schedule_falls_in_geometric_steps_of_the_signal_to_noise_ratio(levels):
-    """Catches: alpha returned for alpha_bar, the ratio of variances for that of deviations, the
-    first and the last exchanged."""
-    alpha_bar = diffusion.noise_levels(levels).tolist()
-    assert len(alpha_bar) == levels and len(diffusion.noise_levels()) == 4
-    for t, a in enumerate(alpha_bar):
-        share = t / (levels - 1)
-        ratio = 3.0 ** (1 - share) * 0.3 ** share
-        assert math.sqrt(a / (1 - a)) == pytest.approx(ratio, rel=1e-5)
-
-
-def clean_points(phrases):
-    """(K, D), as float64: the map is made for float32."""
-    mean, A = diffusion.affine_map(phrases)
-    unit = torch.stack([y / math.sqrt(y @ y) for y in phrases])
-    return (unit - mean.double()) @ A.double()
-
-
-@pytest.mark.parametrize("K", [12, 3])
-def test_clean_points_are_half_whitened_with_mean_squared_length_one(K):
-    """Catches: the common part left in, lengths of the texts left in, a scale per coordinate, a
-    mean over D in place of a sum (points sqrt(D) too long), variance used for deviation (whitened),
-    axes transposed; with K < D: another floor where the texts do not spread, or none."""
-    phrases = crowded(K, 5) * torch.arange(1, K + 1)[:, None]
-    points, (mean, A) = clean_points(phrases), diffusion.affine_map(phrases)
-    assert mean.shape == (5,) and A.shape == (5, 5)
-    torch.testing.assert_close(A, A.T)
-    assert points.sum(0).abs().max() < 1e-5
-    assert sum(float(z @ z) for z in points) / K == pytest.approx(1, rel=1e-5)
-    unit = torch.stack([y / math.sqrt(y @ y) for y in phrases])
-    _, length, axes = torch.linalg.svd(unit - unit.mean(0))        # another way to the same axes
-    length = torch.cat([length, length.new_zeros(5)])[:5]
-    spread = [max(float(s), .01 * float(length[0])) for s in length]
-    for axis, s in zip(axes, spread):                              # shrunk by the root of it
-        expected = math.sqrt(spread[0] / s) * (A.double() @ axes[0]) @ axes[0] * axis
-        torch.testing.assert_close(A.double() @ axis, expected, rtol=1e-3, atol=1e-4)
-
-
-def bayes_accuracy(D, spread, draws=3000, K=32):
-    """Share of right guesses of which of K points it was, from x_j^t alone, per level: (T,)."""
-    points, hits = clean_points(crowded(K, D, spread)), []
-    truth = torch.arange(draws) % K
-    for t, a in enumerate(diffusion.noise_levels().double()):
-        zt = diffusion.add_noise(points[truth], draw(draws, D, seed=9 + t), a.expand(draws))
-        hits.append((torch.cdist(zt, a.sqrt() * points).argmin(1) == truth).double().mean())
-    return torch.stack(hits)
-
-
-def test_a_level_means_the_same_at_any_width_and_for_any_crowd():
-    """Catches: noise that grows with D against unit vectors (at D = 512 all is lost at level 0), a
-    common part of the texts that hides their differences."""
-    reference = bayes_accuracy(64, 0.5)
-    assert reference[0] > reference[-1] + 0.3 and (reference.diff() < 0).all()
-    assert (bayes_accuracy(512, 0.5) - reference).abs().max() < 0.04
-    assert (bayes_accuracy(64, 0.05) - reference).abs().max() < 0.04
-
-
-def test_skip_scale_is_what_the_noisy_point_says_of_the_clean_one():
-    """Catches: alpha_bar for its root, the deviation of the noise for its variance. Compared with
-    the posterior of points of equal length under Eq. 2 and a flat prior."""
-    points, zt = functional.normalize(draw(6, 5), dim=-1), draw(5, seed=1)
-    for a, c in zip(ALPHA_BAR, diffusion.skip_scale(ALPHA_BAR)):
-        log_q = [-sum(float(v - math.sqrt(a) * w) ** 2 for v, w in zip(zt, z)) / (2 * (1 - a))
-                 for z in points]
-        torch.testing.assert_close((c * points @ zt).softmax(0), torch.stack(log_q).softmax(0))
-
-
-def test_training_asks_a_level_and_zeros_at_the_last():
-    """Catches: levels and their numbers out of step; x_j^T = 0 asked at another level than
-    inference asks it, or never; clips that are missing together mixed up, or their levels."""
-    z0, noise = draw(5, 2, 3), draw(5, 2, 3, seed=1)
-    levels = torch.tensor([[2, 1], [0, 0], [3, 0], [1, 2], [1, 3]])
-    zt, t = diffusion.training_queries(z0, levels, noise, ALPHA_BAR)
-    assert zt.shape == (5, 4, 3) and t.tolist() == [[*k, 3, 3] for k in levels.tolist()]
-    for b in range(5):
-        for p in range(2):
-            a = float(ALPHA_BAR[levels[b, p]])
-            torch.testing.assert_close(zt[b, p],
-                                       math.sqrt(a) * z0[b, p] + math.sqrt(1 - a) * noise[b, p])
-    assert (zt[:, 2:] == 0).all()
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_share_of_the_queries_starts_from_zero_at_the_last_level(share):
+    """Catches: x_j^T = 0 at another level than inference has it, some of the clips that are missing
+    together, another share, a caller's tensor that is written to."""
+    zt, t = draw(2000, 2, 3), torch.arange(2000) % 4
+    kept, before = zt.clone(), t.clone()
+    found, level = diffusion.start_from_zero(zt, t, 4, share)
+    zero = (found == 0).all(-1).all(-1)
+    assert zero.sum().item() == pytest.approx(2000 * share, abs=100 * (share == 0.5))
+    assert torch.equal(found, zt * ~zero[:, None, None])
+    assert torch.equal(level, torch.where(zero, 3, t)) and level.dtype == torch.int64
+    assert torch.equal(zt, kept) and torch.equal(t, before)
 
 
 # --- Sec. 3.3 ---
 def made_up_h(zt, t):
-    """Some h: another result for every input, level and coordinate."""
-    x_hat = torch.sin(2 * zt + t[..., None] + torch.arange(zt.shape[-1]))
-    return x_hat, 0.5 * x_hat ** 2 - 0.3
+    """Some h: another result for every input, level, coordinate and clip missing together."""
+    assert t.shape == zt.shape[:1] and t.dtype == torch.int64
+    return torch.sin(2 * zt + t[:, None, None] + torch.arange(zt.shape[-1]) + zt.sum(1, True))
 
 
 def slow_chain(noise):
-    """Sec. 3.3 for one noise (D,), T = 4, written out; levels 1 to 4 as in the paper."""
-    def h(z, t):
-        x_hat, z_hat = made_up_h(z[None, None], torch.tensor([[t - 1]]))
-        return x_hat[0, 0], z_hat[0, 0]
+    """Sec. 3.3 for the noise of one sample (P, D), T = 4, written out; levels 1 to 4 as there."""
+    def h(x, t):
+        return made_up_h(x[None], torch.tensor([t - 1]))[0]
 
-    bar = {t: float(ALPHA_BAR[t - 1]) for t in (1, 2, 3, 4)}
-    z4 = math.sqrt(1 - bar[4]) * noise
-    _, clean = h(z4, 4)
-    z3 = math.sqrt(bar[3]) * clean + math.sqrt(1 - bar[3]) * noise
-    _, clean = h(z3, 3)
-    z2 = math.sqrt(bar[2]) * clean + math.sqrt(1 - bar[2]) * noise
-    _, clean = h(z2, 2)
-    z1 = math.sqrt(bar[1]) * clean + math.sqrt(1 - bar[1]) * noise
-    x_hat, _ = h(z1, 1)
-    return x_hat
+    bar = {t: float(ALPHA_BAR[t - 1]) for t in (1, 2, 3)}
+    x_hat = h(noise, 4)                                # x_j^T is drawn from N(0, I)
+    x_hat = h(math.sqrt(bar[3]) * x_hat + math.sqrt(1 - bar[3]) * noise, 3)
+    x_hat = h(math.sqrt(bar[2]) * x_hat + math.sqrt(1 - bar[2]) * noise, 2)
+    return h(math.sqrt(bar[1]) * x_hat + math.sqrt(1 - bar[1]) * noise, 1)
 
 
 @pytest.mark.parametrize("amount", [1.0, 0.0])
 def test_sec33_sampling_equals_the_chain_written_out(amount):
     """Catches: a level skipped or asked twice, t off by one, new noise at each level, noise added
-    after the last one, x_hat noised again in place of z_hat, x_j^T of variance 1, samples that mix;
-    with amount 0: the zero vector."""
-    noise = amount * draw(2, 3, 4)
+    after the last one, x_j^T of another variance, samples that mix, clips missing together that are
+    denoised apart; with amount 0: the zero vector."""
+    noise = amount * draw(3, 2, 4)
     kept = noise.clone()
     x_hat = diffusion.sample(made_up_h, noise, ALPHA_BAR)
-    for b in range(2):
-        for q in range(3):
-            torch.testing.assert_close(x_hat[b, q], slow_chain(noise[b, q]))
+    for b in range(3):
+        torch.testing.assert_close(x_hat[b], slow_chain(noise[b]))
     assert torch.equal(noise, kept)
-
-
-def test_sec33_clips_missing_together_come_one_after_another_by_loops():
-    """Catches: clips of a group denoised at once, or in another order; one that is not seen by
-    those after it, or with another noise; a group that sees another; levels of those that wait."""
-    def h(zt, t):                                      # what each makes of itself and of its group
-        x_hat = torch.empty_like(zt)
-        for q in range(zt.shape[1]):
-            first = q - q % 3
-            group = sum((1 + r) * (zt[:, first + r] + t[:, first + r, None]) for r in range(3))
-            x_hat[:, q] = torch.sin(2 * zt[:, q] + t[:, q, None] + 0.3 * group)
-        return x_hat, 0.5 * x_hat ** 2 - 0.3
-
-    noise = draw(2, 6, 4)
-    found = diffusion.sample(h, noise, ALPHA_BAR, together=3)
-    for b in range(2):
-        for first in (0, 3):
-            eps = [noise[b, first + r] for r in range(3)]
-            z, level = [(1 - ALPHA_BAR[3]).sqrt() * e for e in eps], [3, 3, 3]
-            for r in range(3):
-                for level[r] in (3, 2, 1, 0):
-                    x_hat, z_hat = h(torch.stack(z)[None], torch.tensor([level]))
-                    if level[r]:
-                        a = ALPHA_BAR[level[r] - 1]
-                        z[r] = a.sqrt() * z_hat[0, r] + (1 - a).sqrt() * eps[r]
-            torch.testing.assert_close(found[b, first:first + 3], x_hat[0])
 
 
 def test_eq11_is_the_mean_of_probabilities_by_loops():

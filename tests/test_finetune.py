@@ -13,23 +13,23 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from commands import call, coin_flags, fails, make_coin, read_json, read_rows, same_run
 from model import ProcedureModel
+from test_weights import F, MVIT, published
 from toy import grammar
 from toy.source import as_video
 from train import FinetuneSettings
 from training import finetune, run
-from weights.checkpoint import build_model, build_published, load_model, save_checkpoint
+from weights.checkpoint import build_model, load_model, save_checkpoint
 
 TASKS = ("classify", "forecast", "activity")
 TUNE = ("--stage", "finetune", "--toy-videos", "8", "--epochs", "2", "--batch", "8", "--device",
         "cpu")
-F = dict(image=32, patch=8, frames=4, width=32, depth=2, heads=2)
 H = dict(width=32, layers=2, heads=2)
 
 
 def make_ours(order="diffusion", D=64, encoder=F, pixels=(.4, .25), **more):
     """A random model as pre-training leaves it, on frames or on features, and its arguments."""
     torch.manual_seed(0)
-    arguments = dict(encoder=encoder, denoiser=H, order=order, tau=0.05,
+    arguments = dict(encoder=encoder, denoiser=H, order=order, tau=.05, teacher_tau=.05,
                      pixels=pixels if encoder else None, **more)
     model = build_model(torch.randn(12, D) + 1, **arguments)
     for name, value in model.named_parameters():
@@ -38,28 +38,15 @@ def make_ours(order="diffusion", D=64, encoder=F, pixels=(.4, .25), **more):
     return model.eval(), arguments
 
 
-def make_published(dim=64, layers=2, task=None, encoder=F):
-    """A random published model, without h where it has no layers, and its arguments."""
-    torch.manual_seed(0)
-    sizes = dict(encoder={**encoder, "dim": dim}, task=task, classes=[40] if task else [],
-                 denoiser=dict(dim=dim, layers=layers, clips=9) if layers else None)
-    model = build_published(**sizes).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(.1 * torch.randn_like(parameter))
-    return model, {"released": sizes}
-
-
 @pytest.fixture(scope="module")
 def inits(tmp_path_factory):
     """A folder of checkpoints to begin with."""
     folder = tmp_path_factory.mktemp("inits")
     for name, made in {
             "diffusion": make_ours(), "none": make_ours("none"),
-            "coin": make_ours(D=8, encoder=None), "published": make_published(),
-            "timesformer": make_published(7, None), "tuned": make_published(task="forecast"),
-            "mvit": make_published(encoder=dict(kind="mvit", image=32, frames=4, width=8, heads=2,
-                                                stages=[1, 2]))}.items():
+            "coin": make_ours(D=8, encoder=None), "published": published(),
+            "timesformer": published(layers=None, dim=7),
+            "tuned": published(task="forecast", classes=[40]), "mvit": published(MVIT)}.items():
         save_checkpoint(folder / f"{name}.pt", *made)
     return folder
 
@@ -95,7 +82,7 @@ def test_a_share_of_the_labels_is_a_share_of_the_videos():
 def test_the_classifier_equals_its_formula():
     """Catches: a prediction whose length is lost, tau left out, label sets softmaxed together."""
     torch.manual_seed(0)
-    model = ProcedureModel(torch.randn(5, 4), None, None, "none", 0.05, None, task="classify",
+    model = ProcedureModel(torch.randn(5, 4), None, None, "none", 0.05, None, 0.05, task="classify",
                            classes=[2, 3])
     x, weight, bias = torch.randn(2, 3, 4), model.classifier.weight, model.classifier.bias
     p = (((x[..., None, :] * weight).sum(-1) + bias) / 0.05).double().exp()            # (2, 3, 5)
@@ -105,30 +92,24 @@ def test_the_classifier_equals_its_formula():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("make", [make_ours, make_published])
+@pytest.mark.parametrize("make", [make_ours, published])
 @pytest.mark.parametrize("task", TASKS)
 def test_training_starts_from_the_zero_shot_model(make, task):
     """Catches: weights of f or h lost on the way, texts that are not normalized, a chance start;
-    our h, or a new one, in place of the published; its forecasts divided by tau; no dropout."""
+    a new h, or another noise schedule, in place of the published; no dropout."""
     (init, arguments), texts = make(), torch.randn(40, 64) * 3
+    init.standardize.fit(torch.randn(9, 64))
     model, arguments = finetune.extend(init, arguments, FinetuneSettings(task=task),
                                        None if task == "activity" else texts, [40])
-    x = normalize(torch.randn(2, 8, 64), dim=-1)
-    noise, published = torch.randn(2, 3, 64), make is make_published
-    if not published:
-        assert {block.dropout.p for block in model.denoiser.blocks} == {finetune.DROPOUT} != {0}
+    assert model.denoiser.dropout.p == finetune.DROPOUT != 0
+    x, noise = normalize(torch.randn(2, 8, 64), dim=-1), torch.randn(2, 3, 64)
     x_hat = init.forecast_next(x, noise)
     torch.testing.assert_close(model.eval().forecast_next(x, noise), x_hat)
-    log_p = model.classify(x_hat)[0]
-    if task == "activity":
-        expected = torch.full_like(log_p, 1 / 40).log()
-    elif task == "forecast" and published:
-        expected = (x_hat @ normalize(texts, dim=-1).T).log_softmax(-1)
-    else:
-        x_hat = normalize(x_hat, dim=-1) if published else x_hat
-        log_p, expected = model.classify(x_hat)[0], init.match_predicted(x_hat, texts)
-    torch.testing.assert_close(log_p, expected, rtol=1e-4, atol=1e-4)
-    assert model.task == task == (arguments["released"] if published else arguments)["task"]
+    x_hat = normalize(x_hat, dim=-1)
+    torch.testing.assert_close(
+        model.classify(x_hat)[0], torch.full((2, 3, 40), 1 / 40).log() if task == "activity" else
+        init.match(x_hat, texts), rtol=1e-4, atol=1e-4)
+    assert model.task == task == arguments["task"]
 
 
 @torch.no_grad()
@@ -136,7 +117,7 @@ def test_training_starts_from_the_zero_shot_model(make, task):
 def test_without_h_the_class_token_is_classified(texts, classes):
     """Catches: a linear layer on the logits of other classes; texts as the start of one that reads
     no texts' space, even where the widths agree by chance."""
-    init, arguments = make_published(7, None)
+    init, arguments = published(layers=None, dim=7)
     model, _ = finetune.extend(init, arguments, FinetuneSettings(),
                                texts and torch.randn(40, texts), classes)
     frames = torch.randint(256, (2, 4, 3, 32, 32), dtype=torch.uint8)
@@ -161,7 +142,8 @@ def test_fine_tuned_and_evaluated(init, task):
     or forecast from a random h that stays as it is."""
     flags = coin_flags() if init == "coin" else ()
     call("train.py", *TUNE, *flags, "--task", task, "--init", f"{init}.pt", "--out", "run")
-    before, after = (load_model(name)[0].state_dict() for name in (f"{init}.pt", "run"))
+    before, after = (dict(load_model(name)[0].named_parameters())
+                     for name in (f"{init}.pt", "run"))
     changed = {key.split(".")[0] for key in before if not torch.equal(before[key], after[key])}
     changed -= {"encoder"} if init == "timesformer" else set()     # the head: see its own test
     assert changed == (set() if task == "classify" or init == "none" else {"denoiser"})

@@ -1,6 +1,6 @@
 """What a step or a sample reads: drawn from its number, by any worker, without unreadable videos.
 
-support/workers.py, training/pretrain.py (load_step, encode_batch) and evaluation/embedding.py. The
+support/workers.py, training/pretrain.py (load_step, Pretraining) and evaluation/embedding.py. The
 clips say what they show (video, s, view), so that a row in the wrong place is seen at once.
 """
 import functools
@@ -12,19 +12,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 
-from data import Loaded, Sample, forecast_samples, missing_clips
+from data import Loaded, Sample, forecast_samples
 from evaluate import EvaluateSettings
 from evaluation import embedding
 from evaluation.embedding import embed_videos
-from evaluation.inference import forecast_next
+from evaluation.inference import predict_next
 from files.video import Unreadable as CannotRead
 from support.command import BadInput
 from support.workers import prefetch
 from toy.source import ToySource
 from train import TrainSettings
-from training.pretrain import encode_batch, load_step
+from training.pretrain import Pretraining, load_step
 from training.run import Stage, Unreadable, videos_of_step
 from weights.checkpoint import load_model
 
@@ -84,75 +83,77 @@ def test_prefetch_keeps_the_order(workers):
 
 
 # ---- training ----------------------------------------------------------------------------------
-def steps(source, numbers, name="joint", workers=0, settings=TrainSettings(seed=5)):
+def steps(source, numbers, workers=0, settings=TrainSettings(seed=5)):
     """What `load_step` gives for some steps of a stage from step 10 on, as plain lists."""
-    make = functools.partial(load_step, source, settings, Stage(name, range(10, 99), 3))
+    make = functools.partial(load_step, source, settings, Stage("adamw", range(10, 99), 3))
     return [([(video, windows.tolist()) for video, windows in loaded.requests],
-             loaded.clips.tolist(), [(observed.tolist(), *j.tolist()) for observed, j in masks])
-            for loaded, masks in prefetch(make, numbers, workers)]
+             loaded.clips.tolist(), counts) for loaded, counts in prefetch(make, numbers, workers)]
 
 
-@pytest.mark.parametrize("name", ["joint", "match"])
-def test_a_step_is_drawn_from_seed_and_number(name):
-    """Catches: windows, missing clips or views that depend on which step or worker came before, on
-    global generators, or on when a run was resumed."""
+def test_a_step_is_drawn_from_seed_and_number():
+    """Catches: windows or views that depend on which step or worker came before, on global
+    generators, or on when a run was resumed."""
     source, numbers = Source(), range(10, 20)
-    drawn = steps(source, numbers, name)
+    drawn = steps(source, numbers)
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    assert steps(source, numbers[::-1], name) == drawn[::-1]
-    assert steps(source, numbers[3:], name, workers=2) == drawn[3:]                  # resumed
-    other = steps(source, numbers, name, settings=TrainSettings(seed=6))
+    assert steps(source, numbers[::-1]) == drawn[::-1]
+    assert steps(source, numbers[3:], workers=2) == drawn[3:]                        # resumed
+    other = steps(source, numbers, settings=TrainSettings(seed=6))
     parts = [part for step in drawn + other for part in step[:2]]
     assert all(a != b for i, a in enumerate(parts) for b in parts[:i])
     views = [clip[2] for step in drawn + other for clip in step[1]]
     assert len(set(views)) == len(views) and min(views) > 0                          # random ones
-    missing = [j for step in drawn for _, j in step[2]]
-    assert len(set(missing)) > 3 if name == "joint" else set(missing) == {-1}
     epochs = [videos_of_step(place, 7, 3, 5).tolist() for place in range(10)]
     assert all(len({*a, *b}) == 6 for a, b in zip(epochs[::2], epochs[1::2]))
     assert [[video for video, _ in step[0]] for step in drawn] == [
         [video for video in step if video != 3] for step in epochs]                  # 3: no clip
     middle = TrainSettings(seed=5, data="howto100m", videos="v", captions="c", phrases="p",
                            augment=False)
-    assert steps(source, numbers, name, settings=middle) == [
-        (requests, [[*clip[:2], 0] for clip in clips], masks) for requests, clips, masks in drawn]
+    assert steps(source, numbers, settings=middle) == [
+        (requests, [[*clip[:2], 0] for clip in clips], counts) for requests, clips, counts in drawn]
 
 
-@pytest.mark.parametrize("name, broken, workers", [
-    ("joint", (), 0), ("match", (0,), 0), ("joint", (1, 3, 5), 0), ("joint", (1, 5), 2)])
-def test_a_batch_is_the_rows_of_its_videos(name, broken, workers):
-    """Catches: clips, targets or missing clip of another video, padding that is observed, a video
-    without clips or one that cannot be read that shifts the others; clips or observed cut by the
-    count of another video; a draw that depends on whether a file could be read."""
-    stage, settings, source, drawn = Stage(name, range(20, 26), 7), TrainSettings(seed=2), Source(
-        broken), set()
-    model = SimpleNamespace(encode=lambda clips: clips, teacher_tau=.1,
-                            phrases=torch.eye(2, dtype=torch.float64) + .5)
-    make = functools.partial(load_step, source, settings, stage)
-    for step, (loaded, masks) in zip(stage.span, prefetch(make, stage.span, workers), strict=True):
-        x, targets, observed, j = encode_batch(model, source, loaded, masks, "cpu")
+class Batches(Pretraining):
+    """The batches of a run, without its folder, optimizer and weights: f gives back the clips."""
+
+    def __init__(self, source, settings):
+        self.source, self.settings, self.device, self.first = source, settings, "cpu", 0
+        self.unreadable = Unreadable(source, settings, None)
+        self.averaged = []
+        self.model = SimpleNamespace(dim=2, encode=lambda clips: clips, standardize=SimpleNamespace(
+            update=lambda *args: self.averaged.append(args)))
+
+    def steps(self, stage, optimizer, items):
+        return zip(self.steps_left(stage), items, strict=True)
+
+
+@pytest.mark.parametrize("broken, workers", [((), 0), ((1, 3, 5), 0), ((1, 5), 2)])
+def test_a_batch_is_the_rows_of_its_videos(tmp_path, broken, workers):
+    """Catches: clips or features of another video, padding that counts as a clip, a video without
+    clips or one that cannot be read that shifts the others, a draw that depends on whether a file
+    could be read, averages of other embeddings."""
+    stage, source = Stage("adamw", range(20, 26), 7), Source(broken)
+    run = Batches(source, TrainSettings(seed=2, out=tmp_path, workers=workers, max_unreadable=1.))
+    for step, batch in zip(stage.span, run.batches(stage, None), strict=True):
+        x = run.encode(batch)
         rng, b = np.random.default_rng((2, 2, step)), 0
         for video in videos_of_step(step - 20, 7, 7, 2):
             windows = source.pretrain_windows(video, rng)
-            n, missing, seen = len(windows), [-1], np.ones(len(windows), bool)
-            if name == "joint" and n:
-                missing, seen = missing_clips(n, 1, rng)
+            n = len(windows)
             if not n or video in broken:
                 continue
             clips = torch.stack([torch.full((n,), float(video)).double(),
                                  torch.from_numpy(windows.mean(1))], 1)                  # (n, 2)
             assert torch.equal(x[b, :n, :2], clips) and (x[b, n:] == 0).all()
-            assert observed[b].tolist() == [*seen, *[False] * (9 - n)]
-            assert j[b].tolist() == list(missing)
-            cosine = functional.cosine_similarity(1000 + clips[:, None], model.phrases, dim=-1)
-            torch.testing.assert_close(targets[b, :n], (cosine / .1).softmax(1))     # p'
-            assert (targets[b, n:] == 0).all()
-            drawn.add(int(j[b]))
+            assert torch.equal(batch.features[b, :n], 1000 + clips)
+            assert (batch.features[b, n:] == 0).all()
+            assert batch.real[b].tolist() == [True] * n + [False] * (9 - n)
             b += 1
-        assert b == len(x) == len(targets) == len(observed) == len(j)
-        assert b == 6 - len({*broken} - {3}) and observed.dtype == torch.bool        # 3: no clip
-        assert loaded.failed == {f"v{i}": f"v{i} is broken" for i in {*broken} - {3}}
-    assert len(drawn) > 2 if name == "joint" else drawn == {-1}
+        assert b == len(x) == len(batch.features) == len(batch.real) == len(batch.last)
+        assert b == 6 - len({*broken} - {3}) and batch.missing == 1                  # 3: no clip
+        assert not batch.last.any()
+        assert torch.equal(run.averaged[-1][0], x) and run.averaged[-1][1] is batch.real
+    assert run.unreadable.reasons == {f"v{i}": f"v{i} is broken" for i in {*broken} - {3}}
 
 
 def test_unreadable_videos_are_counted_and_named(tmp_path):
@@ -285,5 +286,6 @@ def test_blank_frames_tell_nothing_about_the_next_step(trained):
     samples = forecast_samples(source.videos)
     x, _, read = embedding.encode_samples(model, source, samples, EvaluateSettings(batch=16), "cpu")
     assert len(read) == len(samples) == len(x)
-    zero, *_ = forecast_next(model, x, torch.randn(40, model.dim), 1, 0, 16)
-    torch.testing.assert_close(zero, zero[:1].expand_as(zero), atol=1e-4, rtol=0)
+    noise = torch.stack([torch.zeros(model.dim), torch.randn(model.dim)]).expand(len(x), -1, -1)
+    log_p = predict_next(model, x, torch.randn(40, model.dim), noise, 16)
+    torch.testing.assert_close(log_p, log_p[:1].expand_as(log_p), atol=1e-4, rtol=0)

@@ -73,23 +73,23 @@ def test_eq8_xe_is_the_mean_over_the_observed_clips_by_loops():
 
 
 def test_eq9_mse_is_the_squared_length_averaged_over_the_missing_clips():
-    """Catches: a mean over D, a sum over queries, the length without its square, the clean point of
-    another video or query."""
-    B, Q, D = 3, 2, 4
-    z_hat, z0, expected = draw(B, Q, D), draw(B, Q, D, seed=1), 0.0
+    """Catches: a mean over D, a sum over clips, the length without its square, x_j^0 of another
+    video or clip."""
+    B, P, D = 3, 2, 4
+    x_hat, xj, expected = draw(B, P, D), draw(B, P, D, seed=1), 0.0
     for b in range(B):
-        for q in range(Q):
-            expected += sum(float(z_hat[b, q, d] - z0[b, q, d]) ** 2 for d in range(D)) / (B * Q)
-    assert losses.mse_loss(z_hat, z0).item() == pytest.approx(expected)
+        for p in range(P):
+            expected += sum(float(x_hat[b, p, d] - xj[b, p, d]) ** 2 for d in range(D)) / (B * P)
+    assert losses.mse_loss(x_hat, xj).item() == pytest.approx(expected)
 
 
 def test_eq10_mc_is_the_cross_entropy_averaged_over_the_missing_clips():
-    """Catches: a sum over queries, p and p' exchanged, the target of another video or query."""
-    B, Q, D, expected = 3, 2, 4, 0.0
-    x_hat, phrases, targets = draw(B, Q, D), draw(5, D, seed=1), soft(B, Q, 5, seed=2)
+    """Catches: a sum over clips, p and p' exchanged, the target of another video or clip."""
+    B, P, D, expected = 3, 2, 4, 0.0
+    x_hat, phrases, targets = draw(B, P, D), draw(5, D, seed=1), soft(B, P, 5, seed=2)
     for b in range(B):
-        for q in range(Q):
-            expected += slow_entropy(targets[b, q], slow_match(x_hat[b, q], phrases, TAU)) / (B * Q)
+        for p in range(P):
+            expected += slow_entropy(targets[b, p], slow_match(x_hat[b, p], phrases, TAU)) / (B * P)
     log_p = losses.match(x_hat, phrases, TAU)
     assert losses.mc_loss(log_p, targets).item() == pytest.approx(expected)
 

@@ -1,4 +1,5 @@
-"""f and h together: losses, gradients, what is hidden, and forecasts."""
+"""f and h put together, what inference makes of them, and what pre-training prepares for them."""
+import copy
 import math
 from types import SimpleNamespace
 
@@ -8,147 +9,37 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import diffusion
-import model as model_module
-from data import CLIPS, Loaded
+from data import Loaded, pad_clips
 from files.annotations import FeaturesFile
+from model import encode_parts
+from test_denoiser import slow_h
+from test_encoder import slow_timesformer
+from test_losses import slow_match
 from train import TrainSettings
 from training import pretrain
 from training.run import Run, Stage
 from weights.checkpoint import build_model
 
-K, D, N, TAU, CLIP_TAU = 6, 8, CLIPS, 0.1, 0.4
-H = dict(width=16, layers=2, heads=2)
+K, D, TAU = 6, 16, 0.1
 F = dict(image=8, patch=4, frames=2, width=8, depth=1, heads=2)
 PHRASES = torch.randn(K, D, generator=torch.Generator().manual_seed(5)) + 1
 
 
-def build(order="diffusion", encoder=None, clip_tau=CLIP_TAU):
-    """A tiny model with every parameter random: the initial zeros of h would hide its inputs."""
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def build(encoder=None, order="diffusion", **more):
+    """A tiny model with every parameter random, whose embeddings have a mean and a scale."""
     torch.manual_seed(0)
-    model = build_model(PHRASES, encoder, H, order, tau=TAU, teacher_tau=.07, clip_tau=clip_tau,
-                        pixels=(.4, .25) if encoder else None)
+    model = build_model(PHRASES, encoder, dict(width=32, layers=2, heads=2, clips=5), order,
+                        tau=TAU, teacher_tau=.07, pixels=(.4, .25) if encoder else None, **more)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
+    model.standardize.fit(0.2 * draw(9, D, seed=6) + draw(D, seed=7))
     return model
 
 
-J = torch.tensor([[4], [5], [0]])                      # a missing clip of each video
-J2 = torch.tensor([[4, 6], [3, 5], [0, 1]])            # two of each
-
-
-def question():
-    """x (B, N, D) unit, targets (B, N, K), observed (B, N), J (B, 1) of videos of 9, 6 and 3 clips.
-
-    Clip J, padding and another clip are not observed.
-    """
-    generator = torch.Generator().manual_seed(0)
-    x = functional.normalize(torch.randn(3, N, D, generator=generator), dim=-1)
-    targets = (2 * torch.randn(3, N, K, generator=generator)).softmax(-1)
-    hidden = torch.arange(N) == torch.tensor([8, 1, 2])[:, None]
-    real = torch.arange(N) < torch.tensor([9, 6, 3])[:, None]
-    return x, targets, real & ~hidden & (torch.arange(N) != J), J
-
-
-def noise_like(model):
-    """A noise for each video and level, (B, T, D)."""
-    return torch.randn(3, len(model.alpha_bar), D, generator=torch.Generator().manual_seed(1))
-
-
-# ---- Eqs. 5 to 10 as they are wired --------------------------------------------------------------
-def slow_match(x, phrases, tau=TAU):
-    """Eq. 6 for one x: (D,) -> (K,)."""
-    score = torch.stack([x @ y / (tau * x.norm() * y.norm()) for y in phrases])
-    return score.exp() / score.exp().sum()
-
-
-def slow_predicted(x_hat, phrases):
-    """The same for a prediction, whose length counts: a list of K."""
-    logits = [float(x_hat @ y / y.norm()) / TAU for y in phrases]
-    total = sum(math.exp(value - max(logits)) for value in logits)
-    return [math.exp(value - max(logits)) / total for value in logits]
-
-
-def slow_points(model):
-    """z_k one by one, and the mean text."""
-    unit = [y / y.norm() for y in PHRASES]
-    mean = sum(unit) / K
-    return [model.A @ (y - mean) for y in unit], mean
-
-
-@pytest.mark.parametrize("clip_tau", [CLIP_TAU, None])
-def test_eq5_predictor_equals_h_one_query_at_a_time(clip_tau):
-    """Catches: the context or the point of x_j^t not scaled, observed clips matched at another
-    temperature than theirs, the mean text left out, z_hat not the expected point of x_hat under
-    Eq. 6, the level of another query (also in the evidence of x_j^t), j of another video."""
-    model, (x, _, observed, j) = build(clip_tau=clip_tau), question()
-    points, mean = slow_points(model)
-    zt, t = noise_like(model), torch.tensor([[0, 1, 2, 3], [3, 3, 1, 0], [2, 0, 0, 1]])
-    with torch.no_grad():
-        x_hat, z_hat = model.predictor(x, observed, j)(zt, t)
-        for b in range(3):
-            context = torch.stack([math.sqrt(D) * sum(
-                p * z for p, z in zip(slow_match(row, PHRASES, clip_tau or TAU), points))
-                for row in x[b]])
-            for q in range(4):
-                a = float(model.alpha_bar[t[b, q]])
-                memory = model.denoiser.remember(context[None], observed[b:b + 1])
-                weight = [math.exp(math.sqrt(a) / (1 - a) * float(z @ zt[b, q])) for z in points]
-                point = math.sqrt(D) * sum(p / sum(weight) * z for p, z in zip(weight, points))
-                out = model.denoiser(memory, observed[b:b + 1], point[None, None],
-                                     j[b:b + 1], t[b:b + 1, q:q + 1])[0, 0]
-                u = mean + model_module.GAIN * out
-                slow = u / u.norm() + TAU * math.sqrt(a) / (1 - a) * model.A @ zt[b, q]
-                torch.testing.assert_close(x_hat[b, q], slow, rtol=1e-4, atol=1e-5)
-                expected = sum(p * z for p, z in zip(slow_predicted(slow, PHRASES), points))
-                torch.testing.assert_close(z_hat[b, q], expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("j", [J, J2], ids=["one", "two"])
-def test_eq9_eq10_ordering_losses_by_loops(j):
-    """Catches: the target or the clean point of another clip than j, a level noised as another,
-    sums for means, MSE between embeddings and points, j of another video, clips missing together
-    that are predicted alone."""
-    model, (x, targets, observed, _), P = build(), question(), j.shape[1]
-    observed = observed & ~functional.one_hot(j, N).bool().any(1)
-    points, _ = slow_points(model)
-    torch.manual_seed(7)                                  # the order of the draws, as in the code
-    t, noise = torch.randint(len(model.alpha_bar), (3, P)), torch.randn(3, P, D)
-    mse = mc = 0.0
-    with torch.no_grad():
-        for b in range(3):
-            p = targets[b, j[b]]                                                     # (P, K)
-            z0 = torch.stack([sum(w * z for w, z in zip(row, points)) for row in p])
-            a = model.alpha_bar[t[b]][:, None]
-            predict = model.predictor(x[b:b + 1], observed[b:b + 1], j[b:b + 1])
-            for zt, level in ((a.sqrt() * z0 + (1 - a).sqrt() * noise[b], t[b]),
-                              (torch.zeros(P, D), torch.full((P,), len(model.alpha_bar) - 1))):
-                x_hat, z_hat = predict(zt[None], level[None])
-                for i in range(P):
-                    mse += float((z_hat[0, i] - z0[i]) @ (z_hat[0, i] - z0[i])) / (6 * P)
-                    log_p = map(math.log, slow_predicted(x_hat[0, i], PHRASES))
-                    mc -= float(sum(w * v for w, v in zip(p[i], log_p))) / (6 * P)
-        torch.manual_seed(7)
-        terms = pretrain.objective(model, x, targets, observed, j, True)
-    assert terms["mse"].item() == pytest.approx(mse, rel=1e-4)
-    assert terms["mc"].item() == pytest.approx(mc, rel=1e-4)
-
-
-# ---- Who may read what ---------------------------------------------------------------------------
-@pytest.mark.parametrize("order", ["diffusion", "mask"])
-def test_hidden_clips_get_no_gradient_and_observed_ones_do(order):
-    """Catches: h reads the missing clip itself, a gap, the hidden future or padding; an observed
-    clip that it cannot read; videos that mix."""
-    model, (x, targets, observed, j) = build(order), question()
-    x.requires_grad_()
-    for b in range(3):
-        x.grad, only = None, observed & (torch.arange(3) == b)[:, None]
-        _, mc = pretrain.ordering_losses(model, x, targets[torch.arange(3)[:, None], j], only, j)
-        mc.backward()
-        assert torch.equal(x.grad.abs().amax(-1) > 0, only), b
-
-
-# ---- A training step -----------------------------------------------------------------------------
 class Source:
     """Videos of 9, 6, 1 and 0 clips of 9 s, one every 10 s; the picture changes every second."""
     counts = [9, 6, 1, 0]
@@ -158,7 +49,7 @@ class Source:
         self.videos = [SimpleNamespace(name=f"v{i}", duration=90.0) for i in range(4)]
         self.pixels = torch.randint(256, (4, 90, 2, 3, 8, 8), dtype=torch.uint8,
                                     generator=generator)
-        self.features = torch.randn(4, 90, D, generator=generator).requires_grad_()
+        self.features = torch.randn(4, 90, D, generator=generator)
 
     def __len__(self):
         return 4
@@ -178,59 +69,155 @@ class Source:
         return self.features[tuple(views.T)]
 
 
-def losses_of_step(model, source):
-    """The losses of a step of the joint stage, by name."""
-    stage = Stage("joint", range(20, 24), 4)
-    loaded, masks = pretrain.load_step(source, TrainSettings(seed=3), stage, 20)
-    batch = pretrain.encode_batch(model, source, loaded, masks, "cpu")
-    torch.manual_seed(3)
-    return pretrain.objective(model, *batch, True)
+# --- Eq. 1 ---
+def slow_f(model, clip):
+    """x_i of one clip (F, 3, H, W) uint8, in float64: (D,)."""
+    weights = {name: value.double() for name, value in model.encoder.state_dict().items()}
+    pixels = (clip.double() / 255 - .4) / .25
+    return slow_timesformer(pixels.transpose(0, 1), weights, F["patch"], F["heads"], F["depth"])[1]
 
 
-def slow_target(model, feature):
-    """p' of one clip: the softmax of its teacher's cosines."""
-    score = torch.stack([functional.cosine_similarity(feature, y, dim=0) for y in PHRASES])
-    return (score / model.teacher_tau).softmax(0).detach()
+def slow_forecast(model, x, observed, j, noise):
+    """Sec. 3.3 for one video and one noise: x (N, D), noise (P, D) -> x_hat (P, D), float64."""
+    h, bar = copy.deepcopy(model.denoiser).double(), model.alpha_bar.tolist()
+    mean, scale = model.standardize.mean.double(), math.sqrt(model.standardize.variance)
+    zt = noise = noise.double()
+    for t in (3, 2, 1, 0):
+        z_hat = slow_h(h, zt, (x - mean) / scale, observed, j, t)
+        zt = math.sqrt(bar[t - 1]) * z_hat + math.sqrt(1 - bar[t - 1]) * noise
+    return mean + scale * z_hat
 
 
-@pytest.mark.parametrize("order", ["diffusion", "mask"])
-def test_eq7_gradients_reach_f_and_h_and_nothing_else(order):
-    """Catches: an encoder detached from the objective or from L_MSE or L_MC, a part of h that is
-    never used, L_XE that trains h, phrases, points, mean, teacher or soft targets trained along."""
-    model, source = build(order, F), Source()
-    terms = losses_of_step(model, source)
-    assert terms["loss"].item() == pytest.approx(sum(terms[n].item() for n in ("xe", "mse", "mc")))
-    terms["loss"].backward()
-    dead = [name for name, p in model.named_parameters()
-            if p.grad is None or not p.grad.isfinite().all() or p.grad.abs().max() < 1e-6]
-    assert dead == (["denoiser.read_noisy.weight"] if order == "mask" else [])  # it reads zeros
-    assert source.features.grad is None
-    assert {name for name, buffer in model.named_buffers() if not buffer.requires_grad} == {
-        "phrases", "mean", "A", "points", "alpha_bar"}
-    f, h = model.encoder.patch_embed.proj.weight, model.denoiser.out.weight
-    for name in ("xe", "mc") + (("mse",) if order == "diffusion" else ()):
-        model.zero_grad(set_to_none=True)
-        losses_of_step(model, source)[name].backward()
-        assert f.grad.abs().max() > 0, name
-        assert (h.grad is not None and bool(h.grad.abs().max() > 0)) == (name != "xe"), name
+@torch.no_grad()
+@pytest.mark.parametrize("j", [[[0], [0]], [[2], [1]], [[4], [3]], [[1, 2], [0, 3]]],
+                         ids=["past", "present", "future", "together"])
+def test_eq1_f_h_and_the_matching_put_together(j):
+    """Catches: pixels that are not normalized, frames and channels exchanged; h in the space of f,
+    a prediction that is left standardized; samples or videos that mix, a zero vector treated apart
+    from other noise, a missing clip that is read, forecasts of the last clip alone; clips missing
+    together that are forecast one by one; texts at another temperature."""
+    model, clips, y = build(F), Source().pixels[0, :9], torch.arange(10).view(2, 5) % K
+    noise = torch.stack([torch.zeros(2, len(j[0]), D), draw(2, len(j[0]), D)], 1)  # (B, Q, P, D)
+    x, real = pad_clips(model.encode(clips), torch.tensor([5, 4]), 5)
+    observed = real.scatter(1, torch.tensor(j), False)
+    x_hat = model.forecast(x, observed, torch.tensor(j), noise)
+    labels = torch.cat([y[b:b + 1, j[b]] for b in range(2)])                       # (B, P)
+    log_p = (model.match(x).gather(2, y[..., None])[..., 0] * observed).sum(1)     # of all x_i
+    log_p = log_p[:, None] + model.match(x_hat).gather(
+        3, labels[:, None, :, None].expand(-1, 2, -1, -1)).sum((2, 3))             # (B, Q)
+    for b, part in enumerate(clips.split([5, 4])):
+        slow_x = torch.stack([slow_f(model, clip) for clip in part])               # (N, D)
+        torch.testing.assert_close(x[b, :len(part)].double(), slow_x, rtol=1e-4, atol=1e-5)
+        for q in range(2):
+            slow = slow_forecast(model, slow_x, observed[b], j[b], noise[b, q])
+            torch.testing.assert_close(x_hat[b, q].double(), slow, rtol=1e-3, atol=1e-4)
+            p = 1.0                                                                # p(Y | X)
+            for i, row in enumerate(slow_x):
+                row = slow[j[b].index(i)] if i in j[b] else row
+                p *= slow_match(row, PHRASES.double(), TAU)[y[b, i]]
+            assert log_p[b, q].item() == pytest.approx(math.log(p), rel=1e-3)
 
 
-def test_eq8_is_over_the_observed_clips():
-    """Catches: the missing clip, a hidden one or padding counted in L_XE, a video left out, a mean
-    per video, the teacher's temperature, or that of observed clips in h's context, for the
-    student's; matching alone that leaves clips out or knows h."""
-    model, (x, targets, observed, j) = build(encoder=F), question()
-    each = [[-float((targets[b, i] * slow_match(x[b, i], PHRASES).log()).sum()) for i in range(N)]
-            for b in range(3)]
+# --- Inference ---
+@torch.no_grad()
+def test_the_next_clip_is_the_one_after_all_that_are_given():
+    """Catches: the last clip forecast again, zeros in its place that are read, one noise for all
+    samples; one clip too many that is not named."""
+    model, x, noise = build(), draw(3, 4, D), draw(3, 5, D, seed=1)
+    x_hat = model.forecast_next(x, noise)
+    longer, observed = torch.cat([x, draw(3, 1, D, seed=2)], 1), torch.arange(5) < 4
+    expected = model.forecast(longer, observed.expand(3, 5), torch.full((3, 1), 4),
+                              noise[:, :, None])
+    torch.testing.assert_close(x_hat, expected[:, :, 0])
+    with pytest.raises(ValueError, match="6 clips per video, but h has positions for 5"):
+        model.forecast_next(longer, noise)
+
+
+@torch.no_grad()
+def test_the_mask_model_predicts_once_whatever_the_noise():
+    """Catches: a mask model that reads the noise, or its own prediction again."""
+    model, asked = build(order="mask"), []
+    model.denoiser.register_forward_pre_hook(lambda h, given: asked.append(given))
+    x, noise = draw(2, 4, D), draw(2, 3, D, seed=1)
+    x_hat = model.forecast_next(x, noise)
+    assert len(asked) == 1 and not asked[0][0].any() and (asked[0][4] == 3).all()
+    assert torch.equal(x_hat, model.forecast_next(x, 0 * noise)) and x_hat.shape == (2, 3, D)
+    z_hat = model.denoiser(*asked[0])
+    torch.testing.assert_close(model.standardize(x_hat).flatten(0, 1), z_hat[:, 0])
+
+
+def test_the_classifier_equals_its_formula():
+    """Catches: a prediction whose length is lost, tau left out, label sets softmaxed together,
+    bfloat16 under autocast."""
+    model, x = build(task="classify", classes=[2, 3]), draw(2, 3, D)
+    with torch.autocast("cpu", torch.bfloat16):
+        parts = model.classify(x)
+    weight, bias = model.classifier.weight.double(), model.classifier.bias.double()
+    p = (((x.double()[..., None, :] * weight).sum(-1) + bias) / TAU).exp()          # (2, 3, 5)
+    for log_p, part in zip(parts, p.split([2, 3], -1), strict=True):
+        expected = (part / part.sum(-1, keepdim=True)).log()
+        torch.testing.assert_close(log_p.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+# --- Embeddings ---
+def test_features_become_the_text_that_they_make_expect_by_loops():
+    """Catches: the student's temperature, texts or features of other lengths, float16 that reaches
+    the model, an x_i that is not of length 1."""
+    model, features = build(), 4 * draw(3, D).half()
+    texts = [y / y.norm() for y in PHRASES.double()]
+    for x, feature in zip(model.encode(features), features.double()):
+        p = slow_match(feature, PHRASES.double(), model.teacher_tau)
+        expected = sum(share * y for share, y in zip(p, texts))
+        torch.testing.assert_close(x.double(), expected / expected.norm(), rtol=1e-4, atol=1e-5)
+    assert x.dtype == torch.float32
+
+
+@pytest.mark.parametrize("part", [None, 1, 2, 7])
+def test_encoding_in_parts_gives_the_same_gradients(part):
+    """Catches: a clip left out or encoded with too many others, a part without gradients."""
+    model, clips, sizes = build(F), Source().pixels[0, :5], []
+    whole = torch.autograd.grad(model.encode(clips).pow(3).sum(), [*model.encoder.parameters()])
+    model.encoder.patch_embed.register_forward_pre_hook(lambda f, given: sizes.append(
+        len(given[0])))
+    x = encode_parts(model, clips, part)
+    grads = torch.autograd.grad(x.pow(3).sum(), [*model.encoder.parameters()])
+    torch.testing.assert_close(grads, whole)
+    assert max(sizes) == min(part or 5, 5) and sum(sizes) == 5 * (2 if part else 1)
+
+
+# --- What pre-training prepares ---
+def test_cached_rows_are_those_of_the_finished_f(monkeypatch):
+    """Catches: embeddings of an f that still learns (a graph kept for each), a teacher of other
+    rows or times, features that are not encoded; steps that another than the finished f sees, or
+    that follow themselves."""
+    monkeypatch.setattr(pretrain, "PASSES", 2)
+    model, source = build(F), Source()
+    middle = np.clip(np.arange(pretrain.GRID / 2, 90, pretrain.GRID), 4.5, 85.5)   # in 0..90 s
+    seconds = middle.astype(int)
     with torch.no_grad():
-        terms = pretrain.objective(model, x, targets, observed, j, True)
-        alone = pretrain.objective(model, x, targets, observed, j, False)
-        one = pretrain.objective(model, x[:1], targets[:1], torch.arange(N)[None] != 4, j[:1], True)
-    mean = sum(each[b][i] for b, i in observed.nonzero().tolist()) / observed.sum().item()
-    assert terms["xe"].item() == pytest.approx(mean, rel=1e-4)
-    assert set(alone) == {"loss", "xe"} and alone["loss"] == alone["xe"] == terms["xe"]
-    expected = sum(each[0][i] for i in range(9) if i != 4) / (9 - 1)                     # Eq. 8
-    assert one["xe"].item() == pytest.approx(expected, rel=1e-4)
+        x = torch.cat([model.encode(source.pixels[video, seconds]) for video in range(4)])
+        common = functional.normalize(x.mean(0), dim=-1)
+        model.phrases.copy_(functional.normalize(x[:K] - x[:K] @ common[:, None] * common, dim=-1))
+        seen = model.match(x).argmax(-1)                                   # more than one of them
+    rows, failed = pretrain.cache_rows(model, source, TrainSettings(missing=3), "cpu")
+    assert not rows.x.requires_grad and rows.x.shape == (4 * len(middle), D)
+    torch.testing.assert_close(rows.x, x, rtol=1e-4, atol=1e-5)
+    assert torch.equal(rows.teacher, source.features[:, seconds].flatten(0, 1))
+    assert failed == {} and rows.tables[1][2] > 0
+    for table, _, forecasts in rows.tables.values():
+        for row in table[:forecasts]:                                      # not the same step again
+            steps = seen[row[8:]]
+            assert (steps[1:] != steps[:-1]).all()
+    table, real, forecasts = rows.tables[1]
+    assert len(table) - forecasts == 2 * 3                                 # videos with a clip
+    times = middle[table[forecasts:][real[forecasts:]] % len(middle)]      # near a clip's 4.5 s
+    assert np.abs(times % 10 - 4.5).max() <= pretrain.GRID / 2
+
+    table = FeaturesFile(np.array(["v0", "v1", "v2"]), np.ones(3), np.eye(3, D, dtype=np.float16))
+    source.features, source.counts, model = table, [2, 2, 2, 0], build()
+    rows, _ = pretrain.cache_rows(model, source, TrainSettings(), "cpu")
+    torch.testing.assert_close(rows.x, model.encode(torch.eye(3, D)))
+    assert torch.equal(rows.teacher, torch.eye(3, D).half())
 
 
 def test_sgd_comes_first_and_rates_rise_and_fall_within_a_stage(monkeypatch, tmp_path):
@@ -239,135 +226,24 @@ def test_sgd_comes_first_and_rates_rise_and_fall_within_a_stage(monkeypatch, tmp
     stages, groups that share a rate, a model that is not in training mode."""
     monkeypatch.setattr(pretrain, "SGD_LR", .1)
     monkeypatch.setattr(pretrain, "WEIGHT_DECAY", .4)
-    model, given = build(encoder=F).eval(), TrainSettings(out=tmp_path, lr=.2, order_lr=.3)
+    model, given = build(F).eval(), TrainSettings(out=tmp_path, lr=.2, order_lr=.3)
     f, h = ([*map(id, part.parameters())] for part in (model.encoder, model.denoiser))
     share = [min(1, (i + 1) / 3, (40 - i) / 38) for i in range(40)]      # 2 of 40 steps to warm up
-    for stage, kind, momentum, expected in (
-            ("sgd", torch.optim.SGD, .9, [(f, .1)]), ("match", torch.optim.AdamW, None, [(f, .2)]),
-            ("joint", torch.optim.AdamW, None, [(f, .2), (h, .3)]),
+    run = SimpleNamespace(model=model, settings=given, resumed=None)
+    for name, kind, momentum, expected in (
+            ("sgd", torch.optim.SGD, .9, [(f, .1), (h, .1)]),
+            ("adamw", torch.optim.AdamW, None, [(f, .2), (h, .3)]),
             ("order", torch.optim.AdamW, None, [(h, .3)])):
-        optimizer, rates = pretrain.make_optimizer(model, given, stage), []
+        stage, rates = Stage(name, range(10, 50), 1), []
+        optimizer = pretrain.Pretraining.make_optimizer(run, stage)
         groups = optimizer.param_groups
         assert type(optimizer) is kind
         assert [[*map(id, group["params"])] for group in groups] == [part for part, _ in expected]
         for group in groups:
             assert (group["lr"], group["weight_decay"], group.get("momentum")) == (0, .4, momentum)
         with Run(given, model, {}, 10, 50, 1) as training:
-            for _ in training.steps(Stage(stage, range(10, 50), 1), optimizer, range(40)):
+            for step, item in training.steps(stage, optimizer, range(40)):
+                assert step == 10 + item
                 rates.append([group["lr"] for group in groups])
-                training.update(None, 0)
         assert np.allclose(rates, np.outer(share, [peak for _, peak in expected]))
         assert model.training
-
-
-# ---- The last stage: h alone ---------------------------------------------------------------------
-def test_cached_rows_are_those_of_the_finished_f(monkeypatch):
-    """Catches: embeddings of an f that still learns (a graph kept for each), a teacher of other
-    rows, a features file that is embedded again; steps that another than the finished f sees, or
-    that follow themselves."""
-    monkeypatch.setattr(pretrain, "PASSES", 2)
-    model, source = build(encoder=F), Source()
-    middle = np.arange(pretrain.GRID / 2, 90, pretrain.GRID)
-    seconds = np.clip(middle, 4.5, 85.5).astype(int)                       # windows within 0..90 s
-    with torch.no_grad():
-        x = torch.cat([model.encode(source.pixels[video, seconds]) for video in range(4)])
-        model.phrases.copy_(functional.normalize(x[:K] - x.mean(0), dim=-1))    # f sees them all
-        seen = model.match(x).argmax(-1)
-    rows, failed = pretrain.cache_rows(model, source, TrainSettings(missing=3), "cpu")
-    assert not rows.x.requires_grad and rows.x.shape == (4 * len(middle), D)
-    torch.testing.assert_close(rows.x, x, rtol=1e-4, atol=1e-5)
-    assert torch.equal(rows.teacher, source.features[:, seconds].flatten(0, 1))
-    assert failed == {} and rows.tables[1][3] > 0
-    for table, _, _, forecasts in rows.tables.values():
-        for row in table[:forecasts]:                                      # not the same step again
-            steps = seen[row[8:]]
-            assert (steps[1:] != steps[:-1]).all()
-    assert len(rows.tables[1][2]) - rows.tables[1][3] == 2 * 3             # videos with a clip
-
-    table = FeaturesFile(np.array(["v0", "v1", "v2"]), np.ones(3), np.eye(3, D, dtype=np.float16))
-    source.features, source.counts = table, [2, 2, 2, 0]
-    rows, _ = pretrain.cache_rows(build(), source, TrainSettings(), "cpu")
-    assert torch.equal(rows.x, torch.eye(3, D).half()) and torch.equal(rows.teacher, rows.x)
-
-
-def test_eq9_eq10_of_cached_rows_train_h_alone():
-    """Catches: f or the cached rows trained along, L_XE in the sum, targets of another clip than j
-    or at the student's temperature."""
-    model, (x, _, observed, j) = build(encoder=F), question()
-    features = torch.randn(3, 1, D, generator=torch.Generator().manual_seed(9)).requires_grad_()
-    rows = {(pretrain.ORDER_BATCH, "cpu"): (x, features, observed, j)}
-    source = SimpleNamespace(batch=lambda size, rng, device: rows[size, device])
-    torch.manual_seed(7)
-    terms, count = pretrain.order_losses(model, source, TrainSettings(), "cpu", 0)
-    torch.manual_seed(7)
-    target = torch.stack([slow_target(model, feature[0]) for feature in features])[:, None]
-    mse, mc = pretrain.ordering_losses(model, x, target, observed, j)
-    assert count == 3 and terms.keys() == {"loss", "mse", "mc"}
-    for name, expected in (("mse", mse), ("mc", mc), ("loss", mse + mc)):
-        torch.testing.assert_close(terms[name], expected)
-    terms["loss"].backward()
-    assert features.grad is None and all(p.grad is None for p in model.encoder.parameters())
-    assert all(p.grad.abs().max() > 1e-6 for p in model.denoiser.parameters())
-
-
-# ---- Forecasts -----------------------------------------------------------------------------------
-@pytest.mark.parametrize("j", [J, J2], ids=["one", "two"])
-def test_sec33_forecasts_of_a_permuted_batch_and_of_single_samples(j):
-    """Catches: samples or videos that mix; the zero vector treated apart from other noise; KAPPA
-    left out of the draws; clips missing together that are each forecast alone, groups of them that
-    mix, or that are ordered by clip."""
-    model, (x, _, observed, _), P = build(), question(), j.shape[1]
-    observed = observed & ~functional.one_hot(j, N).bool().any(1)
-    noise = torch.cat([torch.zeros(3, 2, D), noise_like(model)], 1)                # (B, 6, D)
-    turn, other = torch.tensor([2, 0, 1]), noise.clone()
-    other[:, P - 1] += 1                                   # of the last clip of the first group
-    with torch.no_grad():
-        x_hat = model.forecast(x, observed, j, noise)
-        chain = diffusion.sample(model.predictor(x, observed, j), model_module.KAPPA * noise,
-                                 model.alpha_bar, P)
-        torch.testing.assert_close(x_hat, chain)
-        torch.testing.assert_close(
-            model.forecast(x[turn], observed[turn], j[turn], noise[turn]), x_hat[turn])
-        for q in range(0, 6, P):
-            alone = model.forecast(x, observed, j, noise[:, q:q + P])
-            torch.testing.assert_close(alone, x_hat[:, q:q + P])
-        moved = (model.forecast(x, observed, j, other) - x_hat).abs().amax(-1)     # (B, 6)
-    assert (moved[:, :P] > 0).all() and (moved[:, P:] == 0).all()
-    assert (x_hat[:, 2:] - x_hat[:, :1]).abs().amax(-1).min() > 1e-4       # samples do differ
-
-
-@pytest.mark.parametrize("order", ["diffusion", "mask"])
-def test_a_past_present_or_future_clip_can_be_forecast(order):
-    """Catches: a forecast that works for the last clip alone, or does not know which is missing."""
-    model, x, place = build(order), question()[0][:1], torch.arange(N)
-    noise = noise_like(model)[:1]
-    with torch.no_grad():                                                  # clips 7 and 8: padding
-        results = [model.forecast(x, ((place != j) & (place < 7))[None], torch.tensor([[j]]), noise)
-                   for j in range(7)]
-    for a in range(7):
-        assert results[a].isfinite().all()
-        assert all((results[a] - results[b]).abs().max() > 1e-5 for b in range(a))
-
-
-def test_the_mask_model_is_what_the_ablation_says():
-    """Catches: a mask model that reads the noise or has an L_MSE."""
-    model, (x, targets, observed, _) = build("mask"), question()
-    noise, target = noise_like(model), targets[torch.arange(3)[:, None], J]
-    x_hat = model.forecast(x, observed, J, noise)
-    assert x_hat.shape == noise.shape
-    assert torch.equal(x_hat, model.forecast(x, observed, J, 0 * noise))
-    mse, mc = pretrain.ordering_losses(model, x, target, observed, J)
-    expected = -(target * model.match_predicted(x_hat[:, :1])).sum(-1).mean()
-    assert mse == 0 and mc.item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_encode_normalizes_pixels_and_embeddings():
-    """Catches: frames and channels exchanged, no division by 255, embeddings of other lengths."""
-    model, clips = build(encoder=F), Source().pixels[0, :2]
-    pixels = torch.stack([torch.stack([(clips[:, f, c] / 255 - .4) / .25 for f in range(2)], 1)
-                          for c in range(3)], 1)                           # (C, 3, F, H, W)
-    torch.testing.assert_close(model.encode(clips), model.encoder(pixels))
-    torch.testing.assert_close(model.encode(clips).norm(dim=-1), torch.ones(2))
-    none = build()
-    assert none.encoder is None
-    torch.testing.assert_close(none.encode(3 * PHRASES), functional.normalize(PHRASES, dim=-1))

@@ -39,6 +39,8 @@ def test_the_defaults_are_mvit_v2_s(monkeypatch):
     theirs.mvit_v2_s(weights=None)
     MViT()
     assert made[0] == made[1]
+
+
 @torch.no_grad()
 def test_features_are_torchvisions_before_its_classifier():
     """Catches: a dropout or a classifier left in, the mean of tokens for the class token, the

@@ -15,7 +15,8 @@ from files.commands import ExportSettings, export
 from files.sources import VideoSource
 from predict import predict
 from support.command import BadInput
-from test_finetune import F, make_ours, make_published
+from test_finetune import make_ours
+from test_weights import F, published
 from toy import grammar, render
 from toy.source import ToySource
 from weights.checkpoint import save_checkpoint
@@ -36,7 +37,7 @@ def place(workspace, tmp_path_factory):
             "real": make_ours(pixels=REAL), "none": make_ours("none", pixels=REAL),
             "mask": make_ours("mask", pixels=REAL), "narrow": make_ours(D=32, pixels=REAL),
             "tuned": make_ours(pixels=REAL, task="forecast", classes=[5]),
-            "features": make_ours(encoder=None), "released": make_published()}.items():
+            "features": make_ours(encoder=None), "released": published()}.items():
         (folder / name).mkdir(parents=True)
         save_checkpoint(folder / name / "checkpoint.pt", *made)
     (folder / "runs/toy_teacher.pt").symlink_to(workspace / "runs/toy_teacher.pt")

@@ -98,7 +98,7 @@ def test_targets_of_what_is_said():
     the narration of a video that is read ahead lost on the way."""
     Path("pool.txt").write_text("Add the salt.\nStir the egg.\nFry the egg in a pan.\n")
     world = (*TINY, "--toy-videos", "8", "--phrases", "pool.txt")
-    losses, counts, one = [], [], ("--order", "none", "--match-epochs", "0", "--joint-epochs", "0")
+    losses, counts, one = [], [], ("--order", "none", "--epochs", "0")
     for flags, targets in ((TRAIN, "both"), (TRAIN, "vision"), (TRAIN, "narration"),
                            (world, "vision"), (world, "narration")):
         out = Path(f"run-{len(losses)}")

@@ -20,26 +20,32 @@ from torch.nn import functional
 
 from commands import TINY, call, fails
 from support.command import BadInput
+from test_parity import slow_schedule
 from training import pretrain
 from weights import load_released
-from weights.checkpoint import build_model, build_published, load_model, save_checkpoint
+from weights.checkpoint import build_model, load_model, save_checkpoint
 from weights.fill import TIMM, fill, open_start
 from weights.mvit import MViT
 
-F = dict(dim=64, image=32, patch=8, width=32, frames=4, depth=2, heads=2)   # fits the toy's clips
-MVIT = dict(kind="mvit", dim=64, image=32, frames=4, width=8, heads=2, stages=[1, 2], kv_stride=8)
-H = dict(dim=64, layers=3, clips=9)
+D = 64
+F = dict(image=32, patch=8, width=32, frames=4, depth=2, heads=2)           # fits the toy's clips
+MVIT = dict(kind="mvit", image=32, frames=4, width=8, heads=2, stages=[1, 2], kv_stride=8)
 
 
-def published(encoder=F, denoiser=H, task=None, classes=()):
-    """A small published model with every parameter random."""
+def published(encoder=F, layers=3, task=None, classes=(), dim=D):
+    """A small published model, every parameter random, and its arguments; layers: of h, or None."""
     torch.manual_seed(0)
-    model = build_published(encoder, denoiser, task, classes).eval()
+    arguments = dict(
+        encoder=encoder, order="diffusion" if layers else "none", tau=.02, teacher_tau=.02,
+        denoiser=layers and dict(width=None, layers=layers, heads=8, clips=9),
+        alpha_bar=layers and slow_schedule(layers),
+        pixels=(.45, .225), task=task, classes=list(classes))
+    model = build_model(torch.zeros(0, dim), **arguments).eval()
     for name, parameter in model.named_parameters():
         nn.init.normal_(parameter, std=0.15)
         if re.search(r"(ln_[12]|norm.*)\.weight", name):
             nn.init.normal_(parameter, 1.0, 0.1)
-    return model
+    return model, arguments
 
 
 SLOWFAST = (("pos_encoding.class_token", "cls_token"), ("conv_proj", "patch_embed.proj"),
@@ -47,18 +53,23 @@ SLOWFAST = (("pos_encoding.class_token", "cls_token"), ("conv_proj", "patch_embe
             ("pool_v.pool", "pool_v"), ("pool_q.norm_act.0", "norm_q"),
             ("pool_k.norm_act.0", "norm_k"), ("pool_v.norm_act.0", "norm_v"), ("mlp.0", "mlp.fc1"),
             ("mlp.3", "mlp.fc2"), ("project", "proj"), ("encoder.body.", "video_encoder."))
+RELEASE = (("encoder.", ""), ("denoiser.", "order_tfm."), (".role.", ".type_embedding."),
+           (".position.", ".temporalEmbedding."), (".transformer.", ".temporalModelling."),
+           (".level.", ".time_mlp."), ("time_mlp.2", "time_mlp.3"), ("time_mlp.0", "time_mlp.1"))
 
 
 def released_names(model):
-    """Its state dict under the released names, with what else is in a pre-trained file."""
+    """Its parameters under the released names, with what else is in a pre-trained file."""
     state = {"model.order_tfm.pad_embedding.weight": torch.zeros(1, 64),
              "model.text_model.ln_final.weight": torch.zeros(5)}
-    first = "head_cls." if len(model.classes) == 1 else "head_v."
-    for name, value in model.state_dict().items():
-        slowfast = name.startswith("encoder.body.")
-        for ours, theirs in SLOWFAST if slowfast else (
-                ("encoder.", ""), ("denoiser.", "order_tfm."), ("classifier.0.", first),
-                ("classifier.1.", "head_n.")):
+    for name, parameter in model.named_parameters():
+        value = parameter.detach()
+        if name.startswith("classifier."):
+            heads = ["head_cls", "head_v", "head_n"][len(model.classes) > 1:]
+            state |= {f"model.{head}.{name[11:]}": part.clone()
+                      for head, part in zip(heads, value.split(model.classes))}
+            continue
+        for ours, theirs in SLOWFAST if name.startswith("encoder.body.") else RELEASE:
             name = name.replace(ours, theirs)
         state["model." + name] = value.view(1, 1, -1) if name.endswith("cls_token") else value
     return state
@@ -71,14 +82,14 @@ def save_released(path, model):
 
 
 def outputs(model):
-    """Class tokens, embeddings and forecasts of made-up clips."""
+    """Embeddings of made-up clips, and forecasts from zeros and from noise."""
     generator = torch.Generator().manual_seed(1)
     clips = torch.randn(2, 3, model.encoder.frames, 32, 32, generator=generator)
-    x = functional.normalize(torch.randn(2, 8, 64, generator=generator), dim=-1)
-    noise = torch.randn(2, 64, generator=generator)
+    x = functional.normalize(torch.randn(2, 8, D, generator=generator), dim=-1)
+    noise = torch.randn(2, 2, D, generator=generator) * torch.tensor([[0.], [1.]])
     with torch.no_grad():
-        forecasts = [model.forecast(x), model.forecast(x, noise)] if model.denoiser else []
-        return [model.encoder.features(clips), model.encode(clips), *forecasts]
+        forecasts = [model.forecast_next(x, noise)] if model.denoiser else []
+        return [model.encoder(clips), *forecasts]
 
 
 def same_outputs(a, b):
@@ -144,7 +155,7 @@ def slow_mvit(w, clips, stages, heads, kv):
 def test_the_released_mvit_equals_one_pair_of_tokens_at_a_time(tmp_path):
     """Catches: a released name given to another layer of torchvision's MViT (its two `proj`), kv
     strides of another stage, distances between grids of two sizes from the wrong end."""
-    model = published(MVIT, None)
+    model, _ = published(MVIT, None)
     save_released(tmp_path / "x.pyth", model)
     w = {name.removeprefix("model.video_encoder."): value
          for name, value in released_names(model).items() if "video_encoder" in name}
@@ -155,37 +166,20 @@ def test_the_released_mvit_equals_one_pair_of_tokens_at_a_time(tmp_path):
 
 
 @torch.no_grad()
-def test_many_noises_at_once_and_frames_of_bytes():
-    """Catches: samples of one video given to another; uint8 frames in another order, not normalized
-    or normalized by the toy's numbers."""
-    model = published()
-    x, noise = functional.normalize(torch.randn(2, 8, 64), dim=-1), torch.randn(2, 3, 64)
-    many = model.forecast_next(x, noise)
-    for q in range(3):
-        torch.testing.assert_close(many[:, q], model.forecast(x, noise[:, q]))
-    frames = torch.randint(256, (2, 4, 3, 32, 32), dtype=torch.uint8)
-    clips = torch.stack([(frames[:, f] / 255 - .45) / .225 for f in range(4)], 2)
-    torch.testing.assert_close(model.encode(frames), model.encode(clips))
-    torch.testing.assert_close(model.encode(5 * x[0]), x[0])
-    texts = torch.randn(6, 64)
-    torch.testing.assert_close(model.match(x, texts).exp(),
-                               model.probabilities(x, functional.normalize(texts, dim=-1)))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("classes, denoiser, task", [
-    ([7], None, "classify"), ([5, 6], None, "classify"), ([7], H, "forecast"),
-    ([180], H, "activity")])
-def test_fine_tuned_heads(tmp_path, classes, denoiser, task):
+@pytest.mark.parametrize("classes, layers, task", [
+    ([7], None, "classify"), ([5, 6], None, "classify"), ([7], 3, "forecast"),
+    ([180], 3, "activity")])
+def test_fine_tuned_heads(tmp_path, classes, layers, task):
     """Catches: head_cls taken for the projection, verbs and nouns swapped, tau where the release
     has none or none where it has."""
-    model = published(F, denoiser, task, classes)
+    model, _ = published(F, layers, task, classes)
     save_released(tmp_path / "x.pyth", model)
-    loaded, x = load_released(tmp_path / "x.pyth"), torch.randn(3, 64)
+    loaded, x, w = load_released(tmp_path / "x.pyth"), torch.randn(3, D), released_names(model)
     assert loaded.task == task and loaded.classes == classes
-    for head, log_p in zip(model.classifier, loaded.classify(x), strict=True):
-        logits = head(x) / (1 if denoiser else 0.02)
-        torch.testing.assert_close(log_p, logits.log_softmax(-1))
+    heads = ["head_cls"] if len(classes) == 1 else ["head_v", "head_n"]
+    for head, log_p in zip(heads, loaded.classify(x), strict=True):
+        logits = x @ w[f"model.{head}.weight"].T + w[f"model.{head}.bias"]
+        torch.testing.assert_close(log_p, (logits / (1 if layers else .02)).log_softmax(-1))
 
 
 # --- layouts ---
@@ -195,7 +189,7 @@ def test_fine_tuned_heads(tmp_path, classes, denoiser, task):
     (None, "model.", "half"), (None, "model.", "safetensors")])
 def test_every_layout_gives_the_same_model(tmp_path, capsys, key, prefix, kind):
     """Catches: a prefix left on, weights left random, a model in train mode."""
-    model = published()
+    model, _ = published()
     if kind == "half":                                     # what float16 can hold
         model.load_state_dict({name: value.half() for name, value in model.state_dict().items()})
     state = {prefix + name.removeprefix("model."): value.half() if kind == "half" else value
@@ -210,28 +204,29 @@ def test_every_layout_gives_the_same_model(tmp_path, capsys, key, prefix, kind):
     assert out.endswith(f"{len(list(model.parameters()))} parameters taken\n")
 
 
-WIDE = dict(dim=16, image=32, patch=16, width=128, frames=6, depth=3, heads=2)
+WIDE = dict(image=32, patch=16, width=128, frames=6, depth=3, heads=2)
 
 
-@pytest.mark.parametrize("sizes, config", [
-    (dict(dim=48, image=24, patch=6, width=40, frames=2, depth=1, heads=5), {"heads": 5}),
-    (WIDE, {}), (WIDE, {"heads": "4"}), (WIDE, {"heads": -1}), (WIDE | {"heads": 4}, {"heads": 4}),
-    (MVIT | {"width": 12, "stages": [1, 1, 2], "frames": 6}, {})])
-def test_sizes_are_read_from_the_file(tmp_path, capsys, sizes, config):
-    """Catches: width, depth, patch, frames, image or D of the paper taken for granted; 12 heads
-    whatever the width; the release's 64 per head in place of what the file gives; a number of heads
-    that is none taken as it is, or the caller's overruled."""
-    model = published(sizes, None)
+@pytest.mark.parametrize("sizes, dim, layers, config", [
+    (dict(image=24, patch=6, width=40, frames=2, depth=1, heads=5), 48, 2, {"heads": 5}),
+    (WIDE, 16, 4, {}), (WIDE, 9, None, {"heads": "4"}), (WIDE, 9, None, {"heads": -1}),
+    (WIDE | {"heads": 4}, 9, None, {"heads": 4}),
+    (MVIT | {"width": 12, "stages": [1, 1, 2], "frames": 6}, 9, None, {})])
+def test_sizes_are_read_from_the_file(tmp_path, capsys, sizes, dim, layers, config):
+    """Catches: width, depth, patch, frames, image, D or layers of h of the paper taken for granted;
+    another noise schedule; 12 heads whatever the width; the release's 64 per head in place of what
+    the file gives; a number of heads that is none taken as it is, or the caller's overruled."""
+    model, expected = published(sizes, layers, dim=dim)
     torch.save({"model_state": released_names(model), "config": config}, tmp_path / "x.pyth")
     loaded, arguments, _ = load_model(tmp_path / "x.pyth")
-    assert arguments == {"released": {"encoder": sizes, "denoiser": None, "task": None,
-                                      "classes": []}}
+    for name, value in arguments.items():
+        assert value == expected[name] or value == pytest.approx(expected[name]), name
     note = "does not give the number of attention heads: 2, each 64 wide" in capsys.readouterr().out
     assert note == (sizes is WIDE)
     clips = torch.randn(2, 3, sizes["frames"], sizes["image"], sizes["image"])
-    assert torch.equal(loaded.encode(clips), model.encode(clips))
+    assert torch.equal(loaded.encoder(clips), model.encoder(clips)) and len(loaded.phrases) == 0
     _, arguments, _ = load_model(tmp_path / "x.pyth", heads=8)
-    assert arguments["released"]["encoder"]["heads"] == (2 if "kind" in sizes else 8)
+    assert arguments["encoder"]["heads"] == (2 if "kind" in sizes else 8)
 
 
 class Malice:
@@ -241,12 +236,12 @@ class Malice:
 
 
 def without(word):
-    return lambda: {name: value for name, value in released_names(published()).items()
+    return lambda: {name: value for name, value in released_names(published()[0]).items()
                     if word not in name}
 
 
 def changed(name, value):
-    return lambda: released_names(published()) | {f"model.{name}": value}
+    return lambda: released_names(published()[0]) | {f"model.{name}": value}
 
 
 @pytest.mark.parametrize("make, message", [
@@ -262,7 +257,7 @@ def changed(name, value):
     (changed("blocks.300.norm1.weight", torch.ones(32)),                             # not 301
      r"missing or of another shape: encoder.blocks.\*.temporal_norm1.weight, "),
     (lambda: torch.jit.script(torch.nn.Linear(2, 2)), "TorchScript.*state_dict"),
-    (lambda: released_names(published()), "width 32, but how many heads"),
+    (lambda: released_names(published()[0]), "width 32, but how many heads"),
 ])
 def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, make, message):
     """Catches: a traceback, a pickle executed, weights left random where the file has none, torch's
@@ -280,17 +275,12 @@ def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, ma
 
 
 # --- a start for training ---
-def arguments_of(encoder):
-    """The arguments of a model of ours with this encoder; "dim" is D of the texts."""
-    return {"encoder": {name: value for name, value in encoder.items() if name != "dim"},
-            "denoiser": dict(width=32, layers=2, heads=4), "order": "diffusion", "tau": .02,
-            "pixels": (.45, .225)}
-
-
-def fresh(encoder):
-    """A new model of ours with this encoder."""
+def fresh(encoder=F, order="diffusion"):
+    """A new model of ours with this encoder, and its arguments."""
     torch.manual_seed(3)
-    return build_model(torch.randn(5, 64), **arguments_of(encoder))
+    arguments = dict(encoder=encoder, denoiser=dict(width=32, layers=2, heads=4), order=order,
+                     tau=.02, teacher_tau=.05, pixels=(.45, .225))
+    return build_model(torch.randn(5, D), **arguments), arguments
 
 
 def init_model(model, source):
@@ -320,7 +310,7 @@ def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path, capsys, l
     another epsilon, the class token's place left out, temporal attention left random."""
     feature, state = image_model(library)
     torch.save({prefix + name: value for name, value in state.items()}, tmp_path / "vit.pth")
-    model = fresh(F | {"frames": 1})
+    model, _ = fresh(F | {"frames": 1})
     init_model(model, tmp_path / "vit.pth")
     out = capsys.readouterr().out
     assert "missing in it: encoder.time_embed" in out and "unexpected" not in out
@@ -341,7 +331,7 @@ def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path, capsys, l
 def test_positions_are_the_nearest_in_the_square_and_in_time(tmp_path, capsys):
     """Catches: the class token's place interpolated, rows and columns mixed up, linear in place of
     nearest, a trained number of frames refused."""
-    model, source = fresh(F | {"image": 64, "frames": 6}), published(denoiser=None)
+    (model, _), (source, _) = fresh(F | {"image": 64, "frames": 6}), published(layers=None)
     save_released(tmp_path / "x.pyth", source)
     init_model(model, tmp_path / "x.pyth")
     old, new = source.encoder, model.encoder
@@ -357,30 +347,29 @@ def test_positions_are_the_nearest_in_the_square_and_in_time(tmp_path, capsys):
 
 def test_what_was_not_taken_is_printed(tmp_path, capsys):
     """Catches: a head of other classes copied in part, silence about what starts from random."""
-    source = published(dict(F, dim=32), dict(H, dim=32))
-    save_released(tmp_path / "x.pyth", source)
-    model = fresh(F)
-    head = model.encoder.head.weight.clone()
-    init_model(model, tmp_path / "x.pyth")
-    assert torch.equal(model.encoder.norm.weight, source.encoder.norm.weight)
-    assert torch.equal(model.encoder.head.weight, head)
-    out = capsys.readouterr().out
-    assert re.search(r"x.pyth: \d+ of \d+ parameters taken\n", out)
-    assert re.search(r"\n  missing in it: denoiser\.\* \(\d+\)\n", out)
-    assert re.search(r"\n  unexpected: denoiser\.\* \(\d+\)\n", out)
-    assert re.search(r"\n  of another shape: encoder.head.weight, encoder.head.bias\n", out)
+    for layers, order, line in ((None, "diffusion", "missing in it"), (3, "none", "unexpected")):
+        (source, _), (model, _) = published(layers=layers, dim=32), fresh(order=order)
+        save_released(tmp_path / "x.pyth", source)
+        head = model.encoder.head.weight.clone()
+        init_model(model, tmp_path / "x.pyth")
+        assert torch.equal(model.encoder.norm.weight, source.encoder.norm.weight)
+        assert torch.equal(model.encoder.head.weight, head)
+        assert re.search(r"x.pyth: \d+ of \d+ parameters taken\n"
+                         rf"  {line}: denoiser\.\* \(\d+\)\n"
+                         r"  of another shape: encoder.head.weight, encoder.head.bias\n$",
+                         capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("encoder", [F, MVIT])
 def test_a_start_that_fits_is_taken_whole(tmp_path, capsys, encoder):
     """Catches: h of another run of ours left random; its texts taken over; names of torchvision's
     MViT left without the body they belong to."""
-    source, model = fresh(encoder), fresh(encoder)
+    (source, arguments), (model, _) = fresh(encoder), fresh(encoder)
     for parameter in source.parameters():
         nn.init.normal_(parameter)
     source.phrases.mul_(-1)
     if encoder is F:
-        save_checkpoint(tmp_path / "checkpoint.pt", source, arguments_of(F))
+        save_checkpoint(tmp_path / "checkpoint.pt", source, arguments)
         init_model(model, tmp_path)                                        # a run folder
     else:
         save_file(source.encoder.body.state_dict() | {"head.1.weight": torch.ones(3, 16)},
@@ -389,7 +378,7 @@ def test_a_start_that_fits_is_taken_whole(tmp_path, capsys, encoder):
     ours, theirs = (model, source) if encoder is F else (model.encoder.body, source.encoder.body)
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert torch.equal(a, b), name
-    assert torch.equal(model.phrases, fresh(encoder).phrases)
+    assert torch.equal(model.phrases, fresh(encoder)[0].phrases)
     assert "unexpected" not in capsys.readouterr().out
 
 
@@ -399,13 +388,13 @@ def test_no_block_that_fits_is_an_error(tmp_path, encoder, sizes):
     """Catches: a run from random weights as if it had been given none, also where the head, or its
     bias, happens to fit: TimeSformer and MViT-v2 are both 768 wide before it."""
     if encoder:
-        save_released(tmp_path / "x.pyth", published(encoder, None))
+        save_released(tmp_path / "x.pyth", published(encoder, None)[0])
     else:
         torch.save({"state_dict": {"layer1.0.conv1.weight": torch.ones(2, 2)}}, tmp_path / "x.pyth")
     with pytest.raises(BadInput, match=r"x.pyth: none of its \d+ tensors fits a block of f or h; "
                                        r"it has encoder\.(\S*blocks.0.\w*norm[12].weight \(|layer1."
                                        r"0.conv1.weight \(2, 2\), needed is encoder.b)"):
-        init_model(fresh(sizes), tmp_path / "x.pyth")
+        init_model(fresh(sizes)[0], tmp_path / "x.pyth")
 
 
 def test_timm_by_name(monkeypatch, caplog):
@@ -417,7 +406,7 @@ def test_timm_by_name(monkeypatch, caplog):
 
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: {
         (TIMM, True): SimpleNamespace(state_dict=lambda: state)}[name, pretrained])
-    model = fresh(F)
+    model, _ = fresh()
     init_model(model, Path("timm"))
     assert torch.equal(model.encoder.blocks[1].attn.qkv.weight, state["blocks.1.attn.qkv.weight"])
 
@@ -435,29 +424,28 @@ def test_timm_by_name(monkeypatch, caplog):
 def test_published_weights_are_converted_and_evaluated(here, capsys):
     """Catches: a row that needs a run of ours, h's samples all alike, another model in the file of
     ours that the same weights were written to, that file refused by the documented call or written
-    with more than plain types, a checkpoint of training taken for a published one; a traceback, a
-    shape mismatch deep inside f."""
+    with more than plain types; steps that cannot be infilled; a traceback, a shape mismatch deep
+    inside f."""
     flags = ("--toy-videos", "3", "--device", "cpu")
-    save_released("x.pyth", published())
-    save_released("mvit.pyth", published(MVIT, None))
+    save_released("x.pyth", published()[0])
+    save_released("mvit.pyth", published(MVIT, None)[0])
     call("weights", "x.pyth", "ours.pt")
-    assert same_outputs(load_model("ours.pt")[0], load_released("x.pyth"))
     assert same_outputs(load_released("ours.pt"), load_released("x.pyth"))
     torch.load("ours.pt", weights_only=True)
     call("evaluate.py", "--oracle", "3", "--checkpoint", "x.pyth", "--json", "o.json", *flags)
     result = json.loads(Path("o.json").read_text())
     assert result["order"] == "diffusion" and result["evaluated"] == result["listed"] > 0
     assert 1 < result["distinct"] <= 3 and None not in result["top1"].values()
+    call("evaluate.py", "--task", "infill", "--checkpoint", "x.pyth", "--json", "o.json", *flags)
+    assert None not in json.loads(Path("o.json").read_text())["by_position"]
     call("evaluate.py", "--task", "classify", "--checkpoint", "mvit.pyth", "--json", "o.json",
          *flags)
     assert json.loads(Path("o.json").read_text())["top1"]["ours"] is not None
     call("evaluate.py", "--task", "features", "--checkpoint", "ours.pt", "--out", "f.npz", *flags)
     assert "3 videos" in capsys.readouterr().out
 
-    save_checkpoint("trained.pt", fresh(F), arguments_of(F))
-    with pytest.raises(BadInput, match="trained.pt: a checkpoint of ours; .*load_model reads it"):
-        load_released("trained.pt")
-    save_released("large.pyth", published(dict(F, image=64)))
+    save_checkpoint("trained.pt", *fresh())
+    save_released("large.pyth", published(F | {"image": 64})[0])
     flags = ("--checkpoint", "large.pyth", *flags)
     capsys.readouterr()
     for argv, message in (
@@ -465,6 +453,8 @@ def test_published_weights_are_converted_and_evaluated(here, capsys):
             (("weights", "absent.pyth", "o.pt"), "absent.pyth: no such checkpoint"),
             (("weights", "x.pyth", "./x.pyth"), "x.pyth: is the input file; name another"),
             (("weights", "x.pyth", "absent/o.pt"), "--target absent/o.pt: is a folder, or its"),
+            (("evaluate.py", *flags, "--task", "infill", "--checkpoint", "mvit.pyth"),
+             "mvit.pyth: trained with --order none"),
             (("evaluate.py", *flags), "pictures are 32 pixels wide, the checkpoint reads 64")):
         assert message in fails(capsys, 2, *argv)
     assert not Path("o.pt").exists()
@@ -474,8 +464,7 @@ def test_training_starts_from_weights(here, capsys, monkeypatch):
     """Catches: --init read and not used, used again on --resume, or by mistake without it."""
     monkeypatch.setattr(pretrain, "SGD_LR", 1e-9)
     monkeypatch.setattr(pretrain, "WEIGHT_DECAY", 0)
-    save_released("start.pyth", published(
-        dict(image=32, patch=8, frames=4, width=64, depth=2, heads=2, dim=64), None))
+    save_released("start.pyth", published(F | {"width": 64}, None)[0])
     flags = (*TINY, "--order", "none", "--lr", "1e-9")
     call("train.py", *flags, "--init", "start.pyth", "--out", "a")
     assert "start.pyth: 49 of 49 parameters taken" in capsys.readouterr().out

@@ -33,18 +33,17 @@ from support.device import mixed_precision, pick_device, set_seed
 from support.workers import prefetch
 from training import actions
 from training.run import Run, Stage, Unreadable, prepare_run, report_missing, videos_of_step
-from weights.checkpoint import build_model, build_published, load_model
+from weights.checkpoint import build_model, load_model
 from weights.mvit import MViT
-from weights.released import Released
 
-DROPOUT = 0.1             # share of each block's output in h set to zero; a published h has none
+DROPOUT = 0.1             # of h's tokens
 WEIGHT_DECAY = 1e-2       # of AdamW
 
 
 # --- Before the first step ---
 def matches_texts(init):
     """Whether f embeds clips among texts; TimeSformer's and DistantSup's heads are classifiers."""
-    return not isinstance(init, Released) or init.denoiser is not None
+    return init.denoiser is not None or len(init.phrases) > 0
 
 
 def extend(init, arguments, settings, texts, classes):
@@ -54,35 +53,34 @@ def extend(init, arguments, settings, texts, classes):
     usual when TimeSformer is fine-tuned. For EPIC, the embeddings of f's frames are repeated to 32.
 
     Args:
-        init:    ProcedureModel or Released that is not fine-tuned.
+        init:    ProcedureModel that is not fine-tuned.
         texts:   (S, D) embeddings of the classes, of any length. Without them, or where f does not
                  match texts, the classifier starts at 0.
         classes: sizes of the label sets.
     """
-    published, state = isinstance(init, Released), init.state_dict()
-    sizes = {**(arguments["released"] if published else arguments), "task": settings.task,
-             "classes": list(classes)}
+    state, phrases = init.state_dict(), init.phrases
+    arguments = {**arguments, "task": settings.task, "classes": list(classes)}
     if not matches_texts(init):
         width = init.encoder.head.in_features
-        sizes["encoder"] = {**sizes["encoder"], "dim": width}
+        phrases = state["phrases"] = torch.zeros(0, width)
+        state["standardize.mean"] = torch.zeros(width)
         state["encoder.head.weight"] = torch.eye(width)
         state["encoder.head.bias"] = torch.zeros(width)
-    if sizes["denoiser"] and not published:
-        sizes["denoiser"] = {**sizes["denoiser"], "dropout": DROPOUT}
+    if arguments["denoiser"]:
+        arguments["denoiser"] = {**arguments["denoiser"], "dropout": DROPOUT}
     if settings.data == "epic":
-        sizes["encoder"] = {**sizes["encoder"], "frames": EPIC_FRAMES}
+        arguments["encoder"] = {**arguments["encoder"], "frames": EPIC_FRAMES}
         place = state["encoder.time_embed"].transpose(1, 2)                    # (1, width, F)
         state["encoder.time_embed"] = functional.interpolate(place, EPIC_FRAMES).transpose(1, 2)
-    model = build_published(**sizes) if published else build_model(init.phrases, **sizes)
+    model = build_model(phrases, **arguments)
     new, _ = model.load_state_dict(state, strict=False)
     assert all(name.startswith(("classifier.", "denoiser.")) for name in new), new
     with torch.no_grad():
         for parameter in model.classifier.parameters():
             parameter.zero_()
         if texts is not None and matches_texts(init):
-            weight = next(model.classifier.parameters())                       # (S, D)
-            weight.copy_(functional.normalize(texts, dim=-1))
-    return model, {"released": sizes} if published else sizes
+            model.classifier.weight.copy_(functional.normalize(texts, dim=-1))          # (S, D)
+    return model, arguments
 
 
 def count_classes(settings, source, texts):
@@ -129,7 +127,7 @@ def set_up(settings):
     if init.task and not resumed:
         raise BadInput(f"--init {settings.init}: is fine-tuned already, for {init.task}; give a "
                        "checkpoint of --stage pretrain")
-    if settings.task != "classify" and isinstance(init, Released) and init.denoiser is None:
+    if settings.task != "classify" and arguments["denoiser"] is None:
         raise BadInput(f"--init {settings.init}: holds no h, nor its size; --task {settings.task} "
                        "trains one (give a checkpoint of train.py, or of ProcedureVRL before it "
                        "was fine-tuned)")
@@ -177,7 +175,7 @@ def action_loss(model, unreadable, item, device):
     clips, target = actions.mix(loaded.clips.to(device), labels.to(device), model.classes)
     x = model.encode(model.encoder.head(model.tokens(clips)))                  # (B, D)
     log_p = torch.cat(model.classify(x), 1)                                    # (B, V + U)
-    return {"loss": -(target * log_p).sum(1).mean()}, len(labels)
+    return -(target * log_p).sum(1).mean(), len(labels)
 
 
 def cached_loss(model, clips, labels):
@@ -190,7 +188,7 @@ def cached_loss(model, clips, labels):
         read = clips[torch.arange(B), torch.randint(N, (B,))]                  # (B, D)
     else:
         read = model.forecast_next(clips, clips.new_zeros(B, 1, D))[:, 0]
-    return {"loss": functional.nll_loss(model.classify(read)[0], labels)}, B * N
+    return functional.nll_loss(model.classify(read)[0], labels), B * N
 
 
 def finetune(settings):
@@ -218,10 +216,14 @@ def finetune(settings):
         for step, item in run.steps(stage, optimizer, items):
             with mixed_precision(device):
                 if settings.data == "epic":
-                    terms, clips = action_loss(model, unreadable, item, device)
+                    loss, clips = action_loss(model, unreadable, item, device)
                 else:
                     chosen = torch.from_numpy(videos_of_step(step, count, settings.batch,
                                                              settings.seed))
-                    terms, clips = cached_loss(model, x[chosen], y[chosen])
-            run.update(terms, clips)
+                    loss, clips = cached_loss(model, x[chosen], y[chosen])
+            if clips:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                run.log(clips, loss=loss)
     print(f"{settings.out}/checkpoint.pt: {steps} steps, {time.perf_counter() - began:.0f} s")

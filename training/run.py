@@ -154,7 +154,8 @@ class Run:
 
         with Run(...) as run:
             for step, item in run.steps(stage, optimizer, items):
-                run.update({"loss": ..., "xe": ...}, clips)
+                ...                                    # one update of the weights
+                run.log(clips, loss=loss, xe=xe)
 
     On Ctrl-C or SIGTERM the current step is finished and saved, and the program ends. Between two
     stages it ends at once: a stage is saved at its end.
@@ -174,21 +175,21 @@ class Run:
         path = self.settings.out / "metrics.jsonl" if parallel.is_first() else Path(os.devnull)
         if parallel.is_first():
             drop_later_rows(path, self.first)
-        self.log = open(path, "a", encoding="utf-8")
+        self.metrics = open(path, "a", encoding="utf-8")
         self.bar = tqdm(total=self.total, initial=self.first, desc="train", mininterval=1)
         self.began = time.perf_counter()
         return self
 
     def __exit__(self, *exception):
         self.bar.close()
-        self.log.close()
+        self.metrics.close()
 
     def steps_left(self, stage):
         """range of the stage's steps that are not done."""
         return range(max(self.first, stage.span.start), stage.span.stop)
 
     def steps(self, stage, optimizer, items):
-        """Yield (step, item) for the steps left of a stage; the caller calls `update` in each.
+        """Yield (step, item) for the steps left of a stage; the caller calls `log` in each.
 
         An exception in the caller's loop closes this generator, and so ends its hold on signals.
 
@@ -202,6 +203,7 @@ class Run:
                 for group in optimizer.param_groups:
                     group["lr"] = group["peak"] * schedule(in_stage, len(stage.span))
                 set_seed(self.settings.seed * 1_000_003 + step)
+                self.terms = {}                        # a step without a clip learns nothing
                 yield step, item
                 self.bar.update()
                 status = max(parallel.gather_objects(interrupts.status))
@@ -209,18 +211,9 @@ class Run:
                 if status:
                     sys.exit(status)
 
-    def update(self, terms, clips):
-        """One optimizer update; clips: how many were read.
-
-        terms: losses by name, "loss" among them; None: this step has nothing to learn from.
-        """
-        self.terms = terms or {}
-        if terms:
-            self.optimizer.zero_grad(set_to_none=True)
-            terms["loss"].backward()
-            parallel.average_gradients(self.optimizer)
-            self.optimizer.step()
-            self.clips = self.clips + clips            # a tensor: reading it would wait for the GPU
+    def log(self, clips, **terms):
+        """What the step read, how many clips, and its losses by name: "loss" and its parts."""
+        self.terms, self.clips = terms, self.clips + clips     # a tensor: reading it would wait
 
     def record(self, stage, done, epoch, stops):
         """Write a row and a checkpoint if they are due; that waits for the GPU.
@@ -238,7 +231,7 @@ class Run:
             row = {"step": done, "epoch": epoch, "loss": None, "xe": None, "mse": None, "mc": None,
                    **values, "lr": self.optimizer.param_groups[-1]["lr"],
                    "clips_per_s": float(self.clips) / (time.perf_counter() - self.began)}
-            print(json.dumps(row), file=self.log, flush=True)
+            print(json.dumps(row), file=self.metrics, flush=True)
         if not (math.isfinite(loss) and all(p.isfinite().all() for p in self.model.parameters())):
             raise FloatingPointError(
                 f"step {done}, batch {done - 1} of --seed {self.settings.seed}, stage {stage.name}:"

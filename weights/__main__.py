@@ -16,15 +16,15 @@ class ConvertSettings(Settings):
 
 def main(settings):
     """Read a published checkpoint and write it as a file of ours: tensors and plain types."""
-    from weights.checkpoint import load_model, save_checkpoint
+    from weights.checkpoint import OURS, load_model, save_checkpoint
     if settings.target.resolve() == settings.source.resolve():
         raise BadInput(f"{settings.target}: is the input file; name another for the result")
-    model, arguments, _ = load_model(settings.source, settings.heads)
-    if "released" not in arguments:
+    model, arguments, content = load_model(settings.source, settings.heads)
+    if OURS <= content.keys():
         raise BadInput(f"{settings.source}: is a checkpoint of ours already")
     save_checkpoint(settings.target, model, arguments)
     print(f"{settings.target}: {sum(p.numel() for p in model.parameters()):,} parameters, "
-          f"{arguments['released']}")
+          f"{arguments}")
 
 
 if __name__ == "__main__":

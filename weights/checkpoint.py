@@ -1,8 +1,8 @@
 """Checkpoints: ours and published ones, as models in eval mode.
 
 A checkpoint of ours holds "arguments" (plain types: how the model is built), "model" (its tensors)
-and what else a run needs to resume. A published one becomes a weights.released.Released, with the
-arguments {"released": sizes read from the shapes of its tensors}.
+and what else a run needs to resume. The arguments of a published one are read from the shapes of
+its tensors. It does not hold the texts of its pool.
 """
 import textwrap
 import zipfile
@@ -16,8 +16,8 @@ from model import ProcedureModel
 from support.command import BadInput, write_atomically
 from weights.fill import fill, group_names
 from weights.mvit import MViT
-from weights.names import HEAD_WIDTH, read_content, sizes_of, tensors_of
-from weights.released import Released, ReleasedDenoiser
+from weights.names import (HEAD_WIDTH, join_classifiers, published_arguments, read_content,
+                           tensors_of)
 
 OURS = {"arguments", "model"}        # what each checkpoint of ours holds
 
@@ -41,12 +41,6 @@ def build_model(phrases, encoder, denoiser, order, task=None, **others):
     has_h = order != "none" or task in ("forecast", "activity")
     h = Denoiser(dim=D, **denoiser) if has_h else None
     return ProcedureModel(phrases, f, h, order, task=task, **others)
-
-
-def build_published(encoder, denoiser=None, task=None, classes=()):
-    """A Released with new weights, from the sizes in its checkpoint."""
-    h = ReleasedDenoiser(**denoiser) if denoiser else None
-    return Released(build_encoder(**encoder), h, encoder["dim"], task, classes)
 
 
 # --- Files ---
@@ -78,25 +72,26 @@ def read_whole(path):
 
 
 def convert_published(path, content, heads):
-    """The content of a published file -> Released, and its sizes; raises as `load_model`."""
+    """The content of a published file -> model, and its arguments; raises as `load_model`."""
     w, config = tensors_of(content), content.get("config")
     given = config.get("heads") if isinstance(config, dict) else None
     heads = heads or (given if isinstance(given, int) and given > 0 else None)
     try:
-        sizes = sizes_of(w, heads)
-        model = build_published(**sizes)
+        tensors, classes = join_classifiers(w)
+        arguments = published_arguments(tensors, classes, heads)
+        model = build_model(torch.zeros(0, len(w["encoder.head.weight"])), **arguments)
     except Exception as error:                 # names or shapes are not those of a video model
         raise BadInput(f"{path}: not a checkpoint of train.py, nor one of TimeSformer, DistantSup "
                        f"or ProcedureVRL ({type(error).__name__}: {error}, among {len(w)} tensors)"
                        "; image models are for --init of pre-training") from None
-    absent = fill(path, model, w)
+    absent = fill(path, model, tensors)
     if absent:
         raise BadInput(f"{path}: missing or of another shape: {group_names(absent)}; needed is an "
-                       f"MViT-v2 or a TimeSformer with divided space-time attention: {sizes}")
+                       f"MViT-v2 or a TimeSformer with divided space-time attention: {arguments}")
     if not heads and isinstance(model.encoder, TimeSformer):
-        print(f"  it does not give the number of attention heads: {sizes['encoder']['heads']}, "
+        print(f"  it does not give the number of attention heads: {arguments['encoder']['heads']}, "
               f"each {HEAD_WIDTH} wide as in the release")
-    return model, sizes
+    return model, arguments
 
 
 def load_model(path, heads=None):
@@ -108,12 +103,11 @@ def load_model(path, heads=None):
     """
     content = read_content(path)
     if not OURS <= content.keys():
-        model, sizes = convert_published(path, content, heads)
-        return model.eval(), {"released": sizes}, content
+        model, arguments = convert_published(path, content, heads)
+        return model.eval(), arguments, content
     try:
         arguments = content["arguments"]
-        model = (build_published(**arguments["released"]) if "released" in arguments else
-                 build_model(content["model"]["phrases"], **arguments))
+        model = build_model(content["model"]["phrases"], **arguments)
         model.load_state_dict(content["model"])
     except Exception as error:                 # of arguments, names or shapes
         raise BadInput(f"{path}: its weights do not fit this code: {type(error).__name__}: "
@@ -122,18 +116,15 @@ def load_model(path, heads=None):
 
 
 def load_released(path, heads=None):
-    """A published checkpoint, or what `python -m weights` made of it -> Released, for inference.
+    """A published checkpoint, or what `python -m weights` made of it, for inference.
 
         model = load_released("procedurevrl.pyth")
-        x = model.encode(clips)             # (B, 3, F, H, W) float, normalized -> (B, D)
-        x_hat = model.forecast(x)           # (B, 8, D) -> (B, D), the clip after these eight
+        x = model.encoder(clips)                      # (C, 3, F, H, W) float, normalized -> (C, D)
+        x_hat = model.forecast_next(x, noise)         # (B, 8, D), (B, Q, D) -> (B, Q, D)
 
     In eval mode, its parameters without gradients. heads and Raises: as `load_model`.
     """
-    model = load_model(path, heads)[0]
-    if not isinstance(model, Released):
-        raise BadInput(f"{path}: a checkpoint of ours; weights.checkpoint.load_model reads it")
-    return model.requires_grad_(False)
+    return load_model(path, heads)[0].requires_grad_(False)
 
 
 def same_texts(then, now):

@@ -3,8 +3,8 @@
     file                                            its names                      here
     TimeSformer, DistantSup .pyth                   model.*                        encoder.*
     ProcedureVRL .pyth, pre-trained                 model.*, model.order_tfm.*     denoiser.*
-    the same, fine-tuned                            model.head_cls                 classifier.0
-    the same, EPIC-Kitchens                         model.head_v, model.head_n     classifier.0, .1
+    the same, fine-tuned                            model.head_cls                 classifier
+    the same, EPIC-Kitchens                         model.head_v, model.head_n     classifier
     the same, with MViT-v2                          model.video_encoder.*          encoder.body.*
     an image model of timm, or torchvision's vit    blocks.*; encoder.layers.*     encoder.*
     torchvision's mvit_v2_s                         conv_proj.*, blocks.*          encoder.body.*
@@ -22,6 +22,10 @@ from support.command import BadInput, quiet
 # Facts of the release that are not in its files.
 HEAD_WIDTH = 64                # of TimeSformer: 12 heads at 768
 KV_STRIDE = 8                  # of MViT's first stage
+ORDER_HEADS = 8                # of h, at any width
+TAU = 0.02
+PIXELS = 0.45, 0.225           # mean and deviation of pixels / 255
+BETA = 1e-4, 0.02              # of the first and the last noise level
 ACTIVITIES = 180               # of COIN: a classifier of so many is one of activities, not steps
 WRAPPER = r"^(module\.|model\.|_orig_mod\.)+"        # of DataParallel, the release, torch.compile
 # CLIP's text tower, padding in training, the classifier of torchvision's MViT; under our names.
@@ -38,8 +42,12 @@ RENAMES = (                    # (regular expression, replacement), one after th
     (r"^(blocks\.\d+)\.mlp\.(0|linear_1)\.", r"\1.mlp.fc1."),
     (r"^(blocks\.\d+)\.mlp\.(3|linear_2)\.", r"\1.mlp.fc2."), (r"^heads\.head\.", "head."),
     # the release
-    (r"^order_tfm\.", "denoiser."), (r"^head_(cls|v)\.", "classifier.0."),
-    (r"^head_n\.", "classifier.1."), (r"^video_encoder\.", "encoder.body."),
+    (r"^order_tfm\.", "denoiser."), (r"^denoiser\.type_embedding\.", "denoiser.role."),
+    (r"^denoiser\.temporalEmbedding\.", "denoiser.position."),
+    (r"^denoiser\.temporalModelling\.", "denoiser.transformer."),
+    (r"^denoiser\.time_mlp\.1\.", "denoiser.level.0."),
+    (r"^denoiser\.time_mlp\.3\.", "denoiser.level.2."),
+    (r"^head_(cls|v|n)\.", r"classifier.\1."), (r"^video_encoder\.", "encoder.body."),
     (r"^(?!denoiser|classifier|encoder\.)", "encoder."),
     # SlowFast's MViT-v2, as torchvision names it
     (r"^encoder\.body\.cls_token$", TOKEN),
@@ -104,19 +112,33 @@ def count(names, start):
     return len({name[len(start):].split(".")[0] for name in names if name.startswith(start)})
 
 
-def sizes_of(w, heads):
-    """Arguments of weights.checkpoint.build_published, read from shapes.
+def join_classifiers(w):
+    """Our one classifier of published tensors, and sizes of its label sets: nouns follow verbs.
 
-    Args:   w {name of ours: tensor}; heads int, of a TimeSformer, which shapes do not give; None:
-            as in the release.
+    Its logits are divided by tau; published ones of forecasts (a file with h) are not.
+    """
+    heads = [name for name in ("cls", "v", "n") if f"classifier.{name}.weight" in w]
+    scale = TAU if any(name.startswith("denoiser.") for name in w) else 1.0
+    joined = {f"classifier.{part}": scale * torch.cat([w[f"classifier.{head}.{part}"]
+                                                       for head in heads])
+              for part in ("weight", "bias") if heads}
+    rest = {name: value for name, value in w.items() if not name.startswith("classifier.")}
+    return {**rest, **joined}, [len(w[f"classifier.{head}.weight"]) for head in heads]
+
+
+def published_arguments(w, classes, heads):
+    """Arguments of weights.checkpoint.build_model, read from shapes.
+
+    Args:   w {name of ours: tensor}; classes: of its classifier; heads int, of a TimeSformer, which
+            shapes do not give; None: as in the release.
     Raises: LookupError, ValueError and more if they are not the shapes of a video model.
     """
-    dim, denoiser = len(w["encoder.head.weight"]), None
+    denoiser = alpha_bar = None
     if "encoder.body.conv_proj.weight" in w:
         blocks = [f"encoder.body.blocks.{i}.attn." for i in range(count(w, "encoder.body.blocks."))]
         widths = [len(w[block + "project.0.weight"]) for block in blocks]
         tall, head = w[blocks[0] + "rel_pos_h"].shape
-        encoder = {"kind": "mvit", "dim": dim, "image": 2 * (tall + 1),
+        encoder = {"kind": "mvit", "image": 2 * (tall + 1),
                    "frames": len(w[blocks[0] + "rel_pos_t"]) + 1, "width": widths[0],
                    "heads": widths[0] // head, "kv_stride": KV_STRIDE,
                    "stages": [len(list(same)) for _, same in groupby(widths)]}
@@ -125,13 +147,16 @@ def sizes_of(w, heads):
         if not heads and width % HEAD_WIDTH:
             raise ValueError(f"width {width}, but how many heads? "
                              "`python -m weights IN OUT --heads N`")
-        encoder = {"dim": dim, "image": math.isqrt(w["encoder.pos_embed"].shape[1] - 1) * patch,
+        encoder = {"image": math.isqrt(w["encoder.pos_embed"].shape[1] - 1) * patch,
                    "patch": patch, "width": width, "frames": w["encoder.time_embed"].shape[1],
                    "depth": count(w, "encoder.blocks."), "heads": heads or width // HEAD_WIDTH}
     if any(name.startswith("denoiser.") for name in w):
-        denoiser = {"dim": dim, "layers": count(w, "denoiser.temporalModelling.resblocks."),
-                    "clips": len(w["denoiser.temporalEmbedding.weight"])}
-    classes = [len(w[name]) for name in ("classifier.0.weight", "classifier.1.weight") if name in w]
+        layers = count(w, "denoiser.transformer.resblocks.")
+        denoiser = {"width": None, "layers": layers, "heads": ORDER_HEADS,
+                    "clips": len(w["denoiser.position.weight"])}
+        alpha_bar = (1 - torch.linspace(*BETA, layers)).cumprod(0).tolist()
     task = (None if not classes else "classify" if not denoiser else
             "activity" if classes == [ACTIVITIES] else "forecast")
-    return {"encoder": encoder, "denoiser": denoiser, "task": task, "classes": classes}
+    return {"encoder": encoder, "denoiser": denoiser, "alpha_bar": alpha_bar, "pixels": PIXELS,
+            "order": "diffusion" if denoiser else "none", "tau": TAU, "teacher_tau": TAU,
+            "task": task, "classes": classes}
