@@ -216,8 +216,8 @@ def test_the_forecast_table_equals_counting(tmp_path, monkeypatch):
     some = torch.linspace(0, len(y) - 1, 50).long()
     zero, p = zero_noise(source), predictions(source, Q, SEED)
     drawn = [p[some], *(predictions(source, Q, SEED * 1000 + 500 + i, some) for i in range(1, 5))]
-    hits = [[(top(p.mean(1), y[some]), oracle(p, y[some]))] for p in drawn]
-    spread = np.std(np.concatenate(hits), 0, ddof=1) * math.sqrt(50 / len(y))
+    hits = [(top(part.mean(1), y[some]), oracle(part, y[some])) for part in drawn]
+    spread = np.std(hits, 0, ddof=1) * math.sqrt(50 / len(y))
     fitted = (zero.log() / temperature_by_hand()).softmax(-1)[range(len(y)), y]
     teacher = p_of(clips_of(source.teachers, source).mean(1), TEACHER_TAU)
     seen, hard, soft = counts_by_hand(clips_of(source.ours, source)[:, -1])
