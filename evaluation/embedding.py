@@ -147,7 +147,8 @@ def write_features(settings):
 
     def encode(clips):
         tokens = model.tokens(clips)                                           # (C, W)
-        return torch.cat([model.encode(model.encoder.head(tokens)), tokens], 1)
+        x = functional.normalize(model.encoder.head(tokens).float(), dim=-1)
+        return torch.cat([x, tokens], 1)
 
     with torch.no_grad():
         names, windows, x, _, failed = embed_videos(source, encode, settings.stride,

@@ -9,9 +9,9 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and append
     classify, --data epic  x = f(v), 32 frames of an action         f and classifier   Table 3
 
 The classifier is one linear layer, its logits divided by tau. If the classes have texts, it starts
-as their embeddings, so that training starts from the zero-shot model. The loss is its cross entropy
-alone, and noise is zero, as in the released code. Where f is frozen, each clip goes through it
-once. A checkpoint of `--order none` has no h: a new one is trained, which predicts once.
+as their embeddings, so that training starts from the zero-shot ranking. The loss is its cross
+entropy alone, and noise is zero, as in the released code. Where f is frozen, each clip goes
+through it once. A checkpoint of `--order none` has no h: a new one is trained, which predicts once.
 N clips of a sample, B samples per step, S classes, D embedding.
 """
 import functools
@@ -173,8 +173,7 @@ def action_loss(model, unreadable, item, device):
     if not len(labels):
         return None, 0
     clips, target = actions.mix(loaded.clips.to(device), labels.to(device), model.classes)
-    x = model.encode(model.encoder.head(model.tokens(clips)))                  # (B, D)
-    log_p = torch.cat(model.classify(x), 1)                                    # (B, V + U)
+    log_p = torch.cat(model.classify(model.encode(clips)), 1)                  # (B, V + U)
     return -(target * log_p).sum(1).mean(), len(labels)
 
 
