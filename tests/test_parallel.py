@@ -192,6 +192,7 @@ class Waits(TorchDispatchMode):
         return out
 
 
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.mark.parametrize("part", [None, 3])
 def test_a_step_waits_for_no_gpu(tmp_path, monkeypatch, part):
     """Catches: a copy to the GPU that waits until it is idle, a value read from it, a mask used as
