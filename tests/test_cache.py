@@ -30,10 +30,10 @@ class Moments:
         return np.stack([moments, moments], 1)
 
 
-def cached(source, without=(), steps=None, missing=3):
+def cached(source, without=(), missing=3):
     """CachedRows whose embeddings say video and time (every 3 s), and the nearest row by a loop.
 
-    without: videos without embeddings. steps: callable, video and time -> the step seen there.
+    without: videos without embeddings.
     """
     rng = np.random.default_rng(0)
     place = rng.permutation([(video, time) for video in range(4) for time in range(0, 151, 3)])
@@ -41,51 +41,35 @@ def cached(source, without=(), steps=None, missing=3):
     names, middles = [f"v{video}" for video, _ in place], place[:, 1].astype(float)
     features = FeaturesFile(np.array(names), middles, place.astype(np.float16))
     teacher = torch.from_numpy(place) @ torch.tensor([[1000], [1]])        # (R, 1)
-    seen = None if steps is None else np.array([steps(*row) for row in place])
 
     def nearest(video, time):
         return min((abs(t - time), t, row) for row, (v, t) in enumerate(place) if v == video)[2]
-    return cache.CachedRows(source, features, teacher, seen, 2, missing, rng), nearest
+    return cache.CachedRows(source, features, teacher, 2, missing, rng), nearest
 
 
-def expected_rows(nearest, P, same):
-    """Rows of forecasts and of others of P missing clips, by loops over Moments in two passes.
-
-    same: whether two moments show one step.
-    """
+def expected_rows(nearest, P):
+    """Rows of forecasts and of others of P missing clips, by loops over Moments in two passes."""
     forecasts, others = [], []
     for turn in (1, 2):
         for video, moments in enumerate(Moments.moments):
             moments = [moment + 2 * turn for moment in moments]
-            new = [i for i in range(len(moments))
-                   if i == 0 or not same(video, moments[i - 1], moments[i])]
-            for k in range(1, len(new) - P + 1):
-                before = moments[new[k] - 1]
+            for k in range(1, len(moments) - P + 1):
+                before = moments[k - 1]
                 begin = max(0, before - 68)
                 history = [begin + (i + .5) * (before - begin) / 8 for i in range(8)]
-                missing = [moments[i] for i in new[k:k + P]]
+                missing = moments[k:k + P]
                 forecasts.append([nearest(video, time) for time in [*history, *missing]])
-            if len(new) >= P:
-                others.append([nearest(video, moments[i]) for i in new])
+            if len(moments) >= P:
+                others.append([nearest(video, moment) for moment in moments])
     return forecasts, others
 
 
-def half_of_100_s(video, time):
-    """0 to 50 s show one step, to 100 s another, then the first again."""
-    return int(time) // 50 % 2
-
-
 @pytest.mark.parametrize("P", [1, 2, 3])
-@pytest.mark.parametrize("step", [None, half_of_100_s])
-def test_rows_are_the_nearest_embeddings(P, step):
+def test_rows_are_the_nearest_embeddings(P):
     """Catches: rows of another video or window, a pass that repeats the windows of the one before,
     the first clip asked as a forecast, padding that counts as real."""
-    made, nearest = cached(Moments(), steps=step)
-    times = made.x.tolist()                                    # row -> (video, time)
-
-    def same(video, a, b):
-        return step and step(*times[nearest(video, a)]) == step(*times[nearest(video, b)])
-    (rows, real, F), (forecasts, others) = made.tables[P], expected_rows(nearest, P, same)
+    made, nearest = cached(Moments())
+    (rows, real, F), (forecasts, others) = made.tables[P], expected_rows(nearest, P)
     assert F == len(forecasts) and real[:F].all()
     assert [row[some].tolist() for row, some in zip(rows, real)] == forecasts + others
     assert rows.shape == real.shape == (F + len(others), 8 + P)

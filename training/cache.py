@@ -9,25 +9,21 @@ from data import PIECES, history_windows
 from support.command import BadInput
 
 FORECASTS = 0.75          # share of the rows that are forecasts as at inference; 0: the paper
-ONCE = True               # consecutive clips of the same step count once; False: the paper
 
 
 class CachedRows:
     """Cached embeddings, and what h is to predict from them: forecasts, and any clips.
 
-    Which step a clip shows is read off its embedding, without labels.
-
     Args:
         source:   gives the videos and their pre-training windows.
         features: annotations.FeaturesFile of these videos.
         teacher:  (R, D) the teacher's features of its rows.
-        steps:    (R,) int64, the phrase that f sees in each row; None where the windows are steps.
         passes:   passes over each video, with other windows each time.
         missing:  the most clips that are missing together.
         rng:      numpy Generator.
     """
 
-    def __init__(self, source, features, teacher, steps, passes, missing, rng):
+    def __init__(self, source, features, teacher, passes, missing, rng):
         self.x, self.teacher = torch.from_numpy(features.embedding), teacher
         forecasts, others = ({P: [] for P in range(1, missing + 1)} for _ in range(2))
         for video in np.tile(np.arange(len(source)), passes):
@@ -35,16 +31,13 @@ class CachedRows:
             if name not in features.rows or not len(windows):      # unreadable, or nothing is said
                 continue
             rows = features.nearest(name, windows.mean(-1))
-            new = np.arange(len(rows)) if steps is None or not ONCE else np.flatnonzero(
-                np.diff(steps[rows], prepend=-1))                  # clips that begin a step
             for P in forecasts:
-                after = np.arange(1, len(new) - P + 1)[:, None] + np.arange(P)    # (m, P) of `new`
+                after = np.arange(1, len(rows) - P + 1)[:, None] + np.arange(P)            # (m, P)
                 if len(after):
-                    history = history_windows(windows[new[after[:, 0]] - 1], windows[new[after]],
-                                              rng)
+                    history = history_windows(windows[after[:, 0] - 1], windows[after], rng)
                     forecasts[P] += list(features.nearest(name, history.mean(-1)))
-                if len(new) >= P:
-                    others[P].append(rows[new])
+                if len(rows) >= P:
+                    others[P].append(rows)
         self.tables = {}                               # rows, real (M, 8 + P); number of forecasts
         for P in forecasts:
             found = forecasts[P] + others[P]

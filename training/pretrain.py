@@ -169,16 +169,14 @@ def cache_rows(model, source, settings, device):
         teacher = torch.from_numpy(source.features.embedding)
         x = torch.cat([model.encode(part.to(device)).cpu() for part in teacher.split(10_000)])
         features = dataclasses.replace(source.features, embedding=x.numpy())
-        failed, steps = {}, None                       # its windows are annotated steps
+        failed = {}
     else:
         with torch.no_grad(), mixed_precision(device):
             names, windows, x, teacher, failed = embed_videos(
                 source, model.encode, GRID, settings.workers, device, settings.targets)
         features = FeaturesFile(names, windows.mean(1), x.numpy())
-        steps = torch.cat([model.match(part.to(device)).argmax(-1).cpu()
-                           for part in x.split(10_000)]).numpy()
     rng = np.random.default_rng((settings.seed, 3))
-    return CachedRows(source, features, teacher, steps, PASSES, settings.missing, rng), failed
+    return CachedRows(source, features, teacher, PASSES, settings.missing, rng), failed
 
 
 class Pretraining(Run):
