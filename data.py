@@ -255,9 +255,15 @@ def action_samples(videos, views):
 
 
 def samples_of(task, videos, min_steps=2):
-    """The samples of "classify", "forecast" or "activity"."""
+    """The samples of "classify", "forecast", "activity" or "infill".
+
+    To infill: a clip of every step, of the videos with min_steps and at least three of them.
+    """
     if task == "forecast":
         return forecast_samples(videos, min_steps)
+    if task == "infill":
+        return [sample for sample in classify_samples(videos, 1)
+                if len(videos[sample.video].steps) >= max(min_steps, 3)]
     return classify_samples(videos) if task == "classify" else activity_samples(videos)
 
 

@@ -68,13 +68,13 @@ def main(settings):
     """Load, measure, print, and write the JSON if asked for."""
     import torch
 
-    from data import forecast_samples
+    from data import action_samples, samples_of
     from diffusion import expectation
-    from evaluation.actions import classify_actions
+    from evaluation.actions import VIEWS, classify_actions
     from evaluation.checks import require_fit, require_samples, require_task
     from evaluation.embedding import encode_samples, write_features
     from evaluation.forecasting import forecast_rows
-    from evaluation.inference import draw_noise, predict_next
+    from evaluation.inference import draw_noise, predict_missing
     from evaluation.infill import infill
     from evaluation.labeled import open_labeled
     from evaluation.metrics import accuracy_rows, oracle_correct, percent
@@ -96,15 +96,20 @@ def main(settings):
     texts = None if texts is None else texts.to(device)            # (S, D)
     epic = settings.data == "epic"
 
-    # 2. Forecasting (Sec. 3.3), or another task.
+    def samples_in(videos):
+        return (action_samples(videos, VIEWS) if epic else
+                samples_of(settings.task, videos, settings.min_steps))
+
+    # 2. The clips of all samples through f. Forecasting (Sec. 3.3), or another task.
+    samples = require_samples(samples_in(source.videos), settings)
+    x, teacher, samples = encode_samples(model, source, samples, settings, device)
+    evaluated = len(samples)
     if settings.task == "forecast":
-        samples = require_samples(forecast_samples(source.videos, settings.min_steps), settings)
-        x, teacher, samples = encode_samples(model, source, samples, settings, device)
         y = torch.tensor([sample.label for sample in samples])             # (M,) the next step
         noise = draw_noise(len(y), (settings.samples, model.dim), settings.seed)    # (M, Q, D)
 
         def predict(noise):                                                # log p(y_j | x_hat_j)
-            return predict_next(model, x, texts, noise, settings.batch)    # (M, Q, S)
+            return predict_missing(model, x, texts, noise, settings.batch)    # (M, Q, S)
 
         zero = predict(torch.zeros_like(noise[:, :1]))[:, 0]       # approximate inference (M, S)
         log_p = predict(noise)                                     # Monte Carlo samples
@@ -115,18 +120,17 @@ def main(settings):
                                         picks, settings, device)
         rows["top1"] |= {"oracle": percent(oracle_correct(picks, y)), **softmax}
         rows |= others
-        evaluated, listed = len(y), len(forecast_samples(source.listed, settings.min_steps))
     else:
         measure = classify_actions if epic else dict(
             classify=classify, activity=activity, infill=infill)[settings.task]
         with torch.no_grad():
-            rows, evaluated, listed = measure(model, source, texts, settings, device)
+            rows, evaluated = measure(model, source, samples, x, teacher, texts, settings)
 
     # 3. The table.
     content = {"task": settings.task, "data": settings.data,
                "split": epic_split(settings.annotations) if epic else settings.split,
                "setting": "fine-tuned" if model.task else "zero-shot", "order": model.order,
-               "listed": listed, "evaluated": evaluated,
+               "listed": len(samples_in(source.listed)), "evaluated": evaluated,
                "missing": len(source.missing), "unreadable": len(source.unreadable),
                "classes": sum(model.classes) if texts is None else len(texts),
                **({"samples": settings.samples} if settings.task == "forecast" else {}), **rows,

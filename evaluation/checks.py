@@ -55,8 +55,9 @@ def require_fit(model, source, texts, settings):
 
 
 def require_samples(samples, settings):
-    """The samples of --task forecast; BadInput if there are none."""
+    """The samples of --task; BadInput if there are none."""
     if not samples:
-        raise BadInput(f"--split {settings.split}: no video with {settings.min_steps} steps; "
-                       "there is nothing to forecast")
+        raise BadInput(f"--split {settings.split}: no video of use for --task {settings.task}; "
+                       "annotated steps are needed (to forecast or infill, --min-steps "
+                       f"{settings.min_steps} in a video)")
     return samples

@@ -17,8 +17,8 @@ from data import CLIPS, classify_windows, forecast_samples, pad_clips
 from diffusion import expectation
 from evaluation import metrics
 from evaluation.embedding import encode_samples
-from evaluation.inference import (draw_noise, in_batches, predict_missing, predict_next,
-                                  read_clips, score_texts)
+from evaluation.inference import (draw_noise, in_batches, predict_missing, read_clips,
+                                  score_texts)
 from evaluation.labeled import open_labeled
 from evaluation.metrics import percent
 from losses import match
@@ -111,7 +111,7 @@ def fitted_temperature(model, settings, texts, device):
     else:
         x, target = x[:, :-1], soft_targets(features[:, -1], texts, model.teacher_tau).cpu()
     zeros = torch.zeros(len(x), 1, model.dim)
-    zero = predict_next(model, x, texts, zeros, settings.batch)[:, 0]          # (M, S)
+    zero = predict_missing(model, x, texts, zeros, settings.batch)[:, 0]          # (M, S)
     return metrics.fit_temperature(zero, target)
 
 
@@ -141,8 +141,8 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
     noise = draw_noise(M, (DRAWS if has_truth else settings.samples, H, D), settings.seed)
 
     def predict(noise):
-        return predict_missing(model, torch.cat([x, x.new_zeros(M, H, D)], 1), texts, place < N,
-                               place[:, N:], noise, settings.batch)
+        return predict_missing(model, torch.cat([x, x.new_zeros(M, H, D)], 1), texts, noise,
+                               settings.batch, (place < N, place[:, N:]))
 
     zero = predict(torch.zeros_like(noise[:, :1]))[:, 0]                       # (M, H, S)
     picks = torch.cat([predict(some).argmax(-1) for some in noise.split(50, 1)], 1)
@@ -170,7 +170,7 @@ def forecast_rows(model, source, samples, x, teacher, texts, zero, mean, picks, 
     means, all_picks = [mean[some]], [picks[some]]
     for i in range(1, SAMPLINGS):
         noise = draw_noise(len(some), (settings.samples, model.dim), settings.seed * 1000 + 500 + i)
-        log_p = predict_next(model, x[some], texts, noise, settings.batch)
+        log_p = predict_missing(model, x[some], texts, noise, settings.batch)
         means.append(expectation(log_p))
         all_picks.append(log_p.argmax(-1))
 

@@ -54,27 +54,19 @@ def draw_noise(samples, shape, seed):
 
 
 @torch.no_grad()
-def predict_next(model, x, texts, noise, batch):
-    """log p of the clip after all N, once per noise (Sec. 3.3), `batch` samples at a time.
+def predict_missing(model, x, texts, noise, batch, where=()):
+    """log p of missing clips, once per noise (Sec. 3.3), `batch` samples at a time.
 
-    Args:    x (M, N, D); texts (S, D), None once fine-tuned; noise (M, Q, D), normal or zeros.
-    Returns: (M, Q, S) on the CPU.
+    Args:
+        x:     (M, N, D); texts (S, D), None once fine-tuned; noise normal or zeros.
+        where: (), the clip after all N is missing, noise is (M, Q, D); or observed (M, N) and
+               j (M, P), see ProcedureModel.forecast: P clips denoised together, (M, Q, P, D).
+    Returns: (M, Q, S) or (M, Q, P, S), on the CPU.
     """
-    return torch.cat([score_labels(model, model.forecast_next(clips, eps.to(x.device)), texts).cpu()
-                      for clips, eps in in_batches(batch, x, noise)])
-
-
-@torch.no_grad()
-def predict_missing(model, x, texts, observed, j, noise, batch):
-    """log p of P missing clips, denoised together, once per noise; as `predict_next`.
-
-    Args:    observed (M, N) bool, j (M, P): see ProcedureModel.forecast; noise (M, Q, P, D).
-    Returns: (M, Q, P, S) on the CPU.
-    """
+    forecast = model.forecast if where else model.forecast_next
     return torch.cat([
-        score_labels(model, model.forecast(clips, seen.to(x.device), places.to(x.device),
-                                           eps.to(x.device)), texts).cpu()
-        for clips, seen, places, eps in in_batches(batch, x, observed, j, noise)])
+        score_labels(model, forecast(*(rows.to(x.device) for rows in columns)), texts).cpu()
+        for columns in in_batches(batch, x, *where, noise)])
 
 
 def extend_history(x, seconds, step):

@@ -4,16 +4,16 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1.
 
 M steps to infill, N = 9 clips that are read for each.
 """
+from collections import Counter
+
 import numpy as np
 import torch
 
-from data import CLIPS, classify_samples
+from data import CLIPS
 from diffusion import expectation
 from evaluation import metrics
-from evaluation.embedding import encode_samples
 from evaluation.inference import draw_noise, predict_missing
 from evaluation.metrics import percent
-from support.command import BadInput
 
 PLACES = "prior", "current", "future"             # the first step of a video, the others, the last
 
@@ -38,25 +38,21 @@ def infill_rows(counts):
     return tuple(torch.from_numpy(np.array(column)) for column in zip(*found))
 
 
-def infill(model, source, texts, settings, device):
-    """Each step of a video from all the others: rows of the table, steps evaluated and listed."""
-    least = max(settings.min_steps, len(PLACES))
-    counts = [len(video.steps) for video in source.videos]
-    samples = [sample for sample in classify_samples(source.videos, 1)
-               if counts[sample.video] >= least]
-    if not samples:
-        raise BadInput(f"--split {settings.split}: no video with {least} steps; there is nothing "
-                       "to infill")
-    x, _, samples = encode_samples(model, source, samples, settings, device)
-    rows, real, j, kind = infill_rows([
-        count for count, video in zip(counts, source.videos)
-        if count >= least and video.name not in source.unreadable])
+def infill(model, source, samples, x, teacher, texts, settings):
+    """Each step of a video from all the others: rows of the table, steps evaluated.
+
+    x (M, 1, D). Videos of which only a part could be read are left out.
+    """
+    whole = [i for i, sample in enumerate(samples)
+             if source.videos[sample.video].name not in source.unreadable]
+    x, samples = x[whole], [samples[i] for i in whole]
+    rows, real, j, kind = infill_rows(Counter(sample.video for sample in samples).values())
     y = torch.tensor([sample.label for sample in samples])
     observed = real & (torch.arange(CLIPS) != j)                               # (M, 9)
     noise = draw_noise(len(y), (settings.samples, 1, model.dim), settings.seed)
 
     def predict(noise):
-        return predict_missing(model, x[rows, 0], texts, observed, j, noise, settings.batch)
+        return predict_missing(model, x[rows, 0], texts, noise, settings.batch, (observed, j))
 
     zero = predict(torch.zeros_like(noise[:, :1]))[:, 0, 0]                    # (M, S)
     many = predict(noise)[:, :, 0]                                             # (M, Q, S)
@@ -66,5 +62,4 @@ def infill(model, source, texts, settings, device):
                       "expectation": percent(metrics.topk_correct(mean, y, 1)),
                       "oracle": percent(metrics.oracle_correct(picks, y))},
              "by_position": [percent(right[kind == place]) for place in range(len(PLACES))]},
-            len(y), sum(len(video.steps) for video in source.listed
-                        if len(video.steps) >= least))
+            len(y))

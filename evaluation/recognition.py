@@ -8,24 +8,18 @@ import functools
 import torch
 
 import losses
-from data import activity_samples, classify_samples
 from evaluation import metrics
-from evaluation.embedding import encode_samples
-from evaluation.inference import predict_next, read_clips, score_labels, score_texts
+from evaluation.inference import predict_missing, read_clips, score_labels, score_texts
 from evaluation.metrics import accuracy_rows, percent
-from support.command import BadInput
 from toy import grammar
 
 
-def classify(model, source, texts, settings, device):
+def classify(model, source, samples, x, teacher, texts, settings):
     """Step classification by the softmax averaged over 3 views, ours and the teacher's.
 
-    Returns: rows of the table, samples evaluated, samples listed.
+    Args:    x (M, 3, D), teacher: the same of the teacher, or None; texts (S, D).
+    Returns: rows of the table, samples evaluated.
     """
-    samples = classify_samples(source.videos)
-    if not samples:
-        raise BadInput(f"--split {settings.split}: no annotated step; there is nothing to classify")
-    x, teacher, samples = encode_samples(model, source, samples, settings, device)
     y = torch.tensor([sample.label for sample in samples])
     log_p = score_labels(model, x, None) if model.task else read_clips(model, x, texts)
     p = {"ours": log_p.exp().mean(1).cpu(), "teacher": None}                   # (M, S)
@@ -46,17 +40,12 @@ def classify(model, source, texts, settings, device):
         rows["ours_minus_teacher"] = [100 * value for value in metrics.paired_bootstrap(
             right["ours"], right["teacher"], groups=videos)]
     rows["by_class"] = metrics.by_class(right["ours"], y, p["ours"].shape[1])
-    return rows, len(samples), len(classify_samples(source.listed))
+    return rows, len(samples)
 
 
-def activity(model, source, texts, settings, device):
+def activity(model, source, samples, x, teacher, texts, settings):
     """Activity classification, as `classify`: the classifier on h's zero-noise prediction."""
-    samples = activity_samples(source.videos)
-    if not samples:
-        raise BadInput(f"--split {settings.split}: no annotated video; there is nothing to "
-                       "classify")
-    x, _, samples = encode_samples(model, source, samples, settings, device)
     y = torch.tensor([sample.label for sample in samples])
     zeros = torch.zeros(len(x), 1, model.dim)
-    log_p = predict_next(model, x, texts, zeros, settings.batch)[:, 0]         # (M, S)
-    return accuracy_rows({"ours": (log_p, y)}), len(samples), len(source.listed)
+    log_p = predict_missing(model, x, texts, zeros, settings.batch)[:, 0]         # (M, S)
+    return accuracy_rows({"ours": (log_p, y)}), len(samples)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from data import observed_steps
 from evaluation import metrics
-from evaluation.inference import draw_noise, in_batches, predict_next, read_clips
+from evaluation.inference import draw_noise, in_batches, predict_missing, read_clips
 from evaluation.metrics import percent
 from toy.grammar import Grammar
 
@@ -42,7 +42,7 @@ def truth_rows(model, x, texts, samples, videos, some, picks, settings):
     while picks.shape[1] < DRAWS:
         shape = min(DRAWS - picks.shape[1], 50), model.dim
         noise = draw_noise(len(some), shape, settings.seed * 1000 + picks.shape[1])
-        more = predict_next(model, x[some], texts, noise, settings.batch).argmax(-1)
+        more = predict_missing(model, x[some], texts, noise, settings.batch).argmax(-1)
         picks = torch.cat([picks, more], 1)
     bayes = metrics.topk_correct(truth, y, 1)
     rows = {"bayes_top1": percent(bayes),

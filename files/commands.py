@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.command import DATA, WHAT, Settings, fail, opt, run
-from support.flags import CLIP, RunSettings
+from support.flags import CLIP
 
 
 @dataclass(frozen=True)
@@ -98,25 +98,6 @@ def phrases(settings):
 
 
 @dataclass(frozen=True)
-class FeaturesSettings(RunSettings):
-    """Write the embeddings of 9-s windows of whole videos as a features file."""
-    checkpoint: Path = opt("run folder, a checkpoint file of ours, or a published one",
-                           Path("runs/pretrain"), WHAT)
-    videos: Path = opt("folder of videos; without it the embedded world", None, DATA)
-    ids: Path = opt("only these videos, an id per line", None, DATA)
-    split: str = opt("of the embedded world", "test", DATA, choices=("test", "validation", "train"))
-    toy_videos: int = opt("videos of the embedded world's split", 1000, DATA, low=1)
-    stride: float = opt("s between two windows", 4.0, WHAT, above=0)
-    out: Path = opt("the file to write", Path("features.npz"), file=())
-
-
-def features(settings):
-    """Runs `data.py features`."""
-    from evaluation.embedding import write_features
-    write_features(settings)
-
-
-@dataclass(frozen=True)
 class TextSettings(Settings):
     """Embed phrases, or step names, with CLIP: the mean over 28 prompts, not normalized."""
     phrases: Path = opt("file with a phrase per line, or phrase,count,concreteness", None, DATA,
@@ -137,7 +118,7 @@ def texts(settings):
 
 COMMANDS = {"check": (check, CheckSettings), "shrink": (shrink, ShrinkSettings),
             "teach": (teach, TeachSettings), "export-toy": (export, ExportSettings),
-            "phrases": (phrases, PhrasesSettings), "features": (features, FeaturesSettings)}
+            "phrases": (phrases, PhrasesSettings)}
 
 
 def main():

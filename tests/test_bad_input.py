@@ -183,7 +183,7 @@ MISFITS = [
     (["--data"], ("evaluate.py", "--checkpoint", "run"), 0),
     (["--data"], (*MEASURE[:-3], "toy-run"), 0),
     (["none", "bad.pt"], BAD, lambda: refit(drop_h)),
-    (["encoder"], ("data.py", "features", "--checkpoint", "run"), 0),
+    (["encoder"], ("evaluate.py", "--task", "features", "--checkpoint", "run"), 0),
     (["texts.npz"], (*TRAIN, "new"), repeat_text),
     (["run", "not fit"], (*TRAIN, "run", "--resume"), lambda: content(
         lambda whole: whole["model"].popitem())(Path("run/checkpoint.pt"))),
@@ -200,11 +200,11 @@ MISFITS = [
     (["--lr 0.5", "config.json"], (*TRAIN, "run", "--resume", "--lr", "0.5"), 0),
     (["--order none"], (*TRAIN, "new", "--order", "none"), 0),
     (["epochs"], (*TRAIN, "new", "--order-epochs", "0"), 0),
-    (["9 steps"], (*MEASURE, "--min-steps", "9"), 0),
+    (["--min-steps 9"], (*MEASURE, "--min-steps", "9"), 0),
     (["proc"], (*TRAIN, "/proc/run"), 0), (["list.csv"], (*TRAIN, "list.csv/run"), 0),
     (["--json coin"], (*MEASURE, "--json", "coin"), 0),
     (["--json no/o.json"], (*MEASURE, "--json", "no/o.json"), 0),
-    (["--out no/f.npz"], ("data.py", "features", "--out", "no/f.npz"), 0),
+    (["--out no/f.npz"], ("evaluate.py", "--task", "features", "--out", "no/f.npz"), 0),
     (["8 processes"], ("train.py", *TINY, "--out", "new"), 8),
     (["without torchrun"], ("train.py", "--stage", "finetune", "--init", "run", "--out", "new"), 8),
 ]

@@ -211,6 +211,10 @@ def test_classify_samples_are_all_steps():
     assert [(s.video, s.label, s.step, s.windows.shape) for s in samples] == [
         (0, 7, 0, (3, 2)), (1, 1, 0, (3, 2)), (1, 2, 1, (3, 2))]
     assert samples[2].windows.tolist() == [[15, 24]] * 3
+    videos.append(video((0, 5, 3), (6, 9, 4), (9, 15, 5)))
+    found = data.samples_of("infill", videos)
+    assert [(s.video, s.label, len(s.windows)) for s in found] == [(2, k, 1) for k in (3, 4, 5)]
+    assert data.samples_of("infill", videos, min_steps=4) == []
 
 
 def test_activity_samples_are_whole_videos():

@@ -26,11 +26,11 @@ MAY_IMPORT = {
     "experiments": BESIDE | {"evaluation", "training", "experiments"},
     **dict.fromkeys(SCRIPTS, BESIDE | {"evaluation", "training", "experiments"})}
 # Commands parse first and then import once, in the function that runs them: the number of such
-# functions. Only data.py's commands reach beyond their package: they are run by data.py alone.
-COMMANDS = {"train": 2, "evaluate": 1, "predict": 1, "files.commands": 7, "weights": 1,
+# functions.
+COMMANDS = {"train": 2, "evaluate": 1, "predict": 1, "files.commands": 6, "weights": 1,
             "weights.__main__": 1, "experiments.benchmark": 1, "experiments.charts": 1,
             "experiments.tables": 1}
-MAY_IMPORT_LATE = {"files.commands": BESIDE | {"evaluation"}}
+MAY_IMPORT_LATE = {"files.commands": BESIDE}                   # data.py alone runs them
 # Packages of one command: imported in a function, named when missing. PIL comes with diffusers.
 OPTIONAL = {"spacy", "matplotlib", "diffusers", "transformers", "PIL", "timm"}
 

@@ -17,7 +17,7 @@ from data import Loaded, Sample, forecast_samples
 from evaluate import EvaluateSettings
 from evaluation import embedding
 from evaluation.embedding import embed_videos
-from evaluation.inference import predict_next
+from evaluation.inference import predict_missing
 from files.video import Unreadable as CannotRead
 from support.command import BadInput
 from support.workers import prefetch
@@ -287,5 +287,5 @@ def test_blank_frames_tell_nothing_about_the_next_step(trained):
     x, _, read = embedding.encode_samples(model, source, samples, EvaluateSettings(batch=16), "cpu")
     assert len(read) == len(samples) == len(x)
     noise = torch.stack([torch.zeros(model.dim), torch.randn(model.dim)]).expand(len(x), -1, -1)
-    log_p = predict_next(model, x, torch.randn(40, model.dim), noise, 16)
+    log_p = predict_missing(model, x, torch.randn(40, model.dim), noise, 16)
     torch.testing.assert_close(log_p, log_p[:1].expand_as(log_p), atol=1e-4, rtol=0)
