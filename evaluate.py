@@ -7,7 +7,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2, appendix 
     classify    which step a clip shows                             Table 2        recognition.py
     activity    which activity a video shows, fine-tuned            Table A        recognition.py
     infill      which step is missing, from the others              Sec. 3.1       infill.py
-    classify, --data epic    verb, noun and action, fine-tuned      Table 3        actions.py
+    classify, --data epic    verb, noun and action, fine-tuned      Table 3        recognition.py
     features    writes embeddings of whole videos to a file         -              embedding.py
 
 The table also holds label-free baselines and, in the embedded world, the truth.
@@ -70,7 +70,6 @@ def main(settings):
 
     from data import action_samples, samples_of
     from diffusion import expectation
-    from evaluation.actions import VIEWS, classify_actions
     from evaluation.checks import require_fit, require_samples, require_task
     from evaluation.embedding import encode_samples, write_features
     from evaluation.forecasting import forecast_rows
@@ -78,7 +77,7 @@ def main(settings):
     from evaluation.infill import infill
     from evaluation.labeled import open_labeled
     from evaluation.metrics import accuracy_rows, oracle_correct, percent
-    from evaluation.recognition import activity, classify
+    from evaluation.recognition import VIEWS, actions, activity, classify
     from files.listings import epic_split
     from support.device import pick_device, set_seed
     from weights.checkpoint import load_model
@@ -121,7 +120,7 @@ def main(settings):
         rows["top1"] |= {"oracle": percent(oracle_correct(picks, y)), **softmax}
         rows |= others
     else:
-        measure = classify_actions if epic else dict(
+        measure = actions if epic else dict(
             classify=classify, activity=activity, infill=infill)[settings.task]
         with torch.no_grad():
             rows, evaluated = measure(model, source, samples, x, teacher, texts, settings)

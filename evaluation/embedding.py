@@ -21,10 +21,10 @@ from weights.checkpoint import load_model
 
 
 # --- Samples of a task ---
-def load_samples(source, samples):
+def load_samples(source, samples, rng=None):
     """The clips of some samples -> data.Loaded, and the samples that could be read."""
     requests = [(sample.video, sample.windows) for sample in samples]
-    loaded = source.load(requests)
+    loaded = source.load(requests, rng)
     read = {id(request) for request in loaded.requests}
     return loaded, [s for s, request in zip(samples, requests) if id(request) in read]
 

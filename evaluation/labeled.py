@@ -13,22 +13,17 @@ from files.annotations import load_text_embeddings
 from files.sources import (VideoSource, load_listed, open_actions, open_coin_features,
                            require_videos)
 from files.video import find_videos
+from pseudo_labels import Teacher
 from support.command import BadInput
 from toy import grammar, render
 from toy.source import ToySource, load_teacher
 from weights.teacher import open_teacher
 
 
-@functools.lru_cache(maxsize=1)
-def cached_teacher(clip, weights, device):
-    """The teacher of --clip, loaded once: a forecast table reads two splits."""
-    return open_teacher(clip, weights, device)
-
-
-@functools.lru_cache(maxsize=1)
-def cached_texts(teacher, names):
-    """The teacher's embeddings of class names, a tuple: (S, D). COIN's are 22,000 prompts: once."""
-    return teacher.encode_phrases(names)
+# A forecast table reads two splits: the teacher of --clip is loaded once, and its embeddings of the
+# class names, (teacher, names as a tuple) -> (S, D), are made once: COIN's are 22,000 prompts.
+cached_teacher = functools.lru_cache(maxsize=1)(open_teacher)
+cached_texts = functools.lru_cache(maxsize=1)(Teacher.encode_phrases)
 
 
 def open_labeled(settings, split, model, path, device, required=True, with_teacher=True):

@@ -1,7 +1,7 @@
-"""Which step a clip shows, which activity a video shows.
+"""Which step or action a clip shows, which activity a video shows.
 
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4.2 (Table 2) and appendix C (Table A).
-M samples of a task, N clips of each, S steps (the label set), D embedding.
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4.2 (Tables 2 and 3), appendices B and C
+(Table A). M samples of a task, N clips of each, S steps (the label set), D embedding.
 """
 import functools
 
@@ -9,9 +9,12 @@ import torch
 
 import losses
 from evaluation import metrics
-from evaluation.inference import predict_missing, read_clips, score_labels, score_texts
+from evaluation.inference import (in_batches, predict_missing, read_clips, score_labels,
+                                  score_texts)
 from evaluation.metrics import accuracy_rows, percent
 from toy import grammar
+
+VIEWS = 10                # clips of an action; the released configuration's
 
 
 def classify(model, source, samples, x, teacher, texts, settings):
@@ -47,5 +50,33 @@ def activity(model, source, samples, x, teacher, texts, settings):
     """Activity classification, as `classify`: the classifier on h's zero-noise prediction."""
     y = torch.tensor([sample.label for sample in samples])
     zeros = torch.zeros(len(x), 1, model.dim)
-    log_p = predict_missing(model, x, texts, zeros, settings.batch)[:, 0]         # (M, S)
+    log_p = predict_missing(model, x, texts, zeros, settings.batch)[:, 0]      # (M, S)
     return accuracy_rows({"ours": (log_p, y)}), len(samples)
+
+
+def action_rows(verb, noun, labels):
+    """Rows of Table 3, {"top1": {"verb", ...}, ...} in percent, of p(verb) (M, V), p(noun) (M, U).
+
+    An action is right if both are; its top 5 are the pairs with the largest p(verb) p(noun).
+    Args: labels: [(verb, noun), ...]; all rows are None if there are none (the test list).
+    """
+    if labels[0][0] is None:
+        rows = accuracy_rows(dict.fromkeys(["verb", "noun"], (None, None)))
+        return rows | {name: rows[name] | {"action": None} for name in ("top1", "top5")}
+    v, u = torch.tensor(labels).T                                              # (M,) each
+    rows = accuracy_rows({"verb": (verb, v), "noun": (noun, u)})
+    for k in (1, 5):
+        hits = [metrics.topk_correct((p[:, :, None] * q[:, None]).flatten(1), pair, k)
+                for p, q, pair in in_batches(256, verb, noun, v * noun.shape[1] + u)]
+        rows[f"top{k}"]["action"] = percent(torch.cat(hits))
+    return rows
+
+
+def actions(model, source, samples, x, teacher, texts, settings):
+    """EPIC-Kitchens-100: rows of Table 3, actions evaluated. V = 97 verbs, U = 300 nouns.
+
+    The softmax is averaged over VIEWS clips of 2 s spread over the action, x (M, VIEWS, D), their
+    middle squares (the released code also takes the squares on both sides).
+    """
+    verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(x))    # (M, V), (M, U)
+    return action_rows(verb, noun, [sample.label for sample in samples]), len(samples)

@@ -45,6 +45,7 @@ class BenchmarkSettings(Settings):
 def main(settings):
     """Each part in a folder of its own, removed at its end; each table is printed at once."""
     from experiments import speed
+    from experiments.rows import text_table
     from support.device import pick_device
     device = pick_device(settings.device)
     settings.default("batch", 16 if device.type == "cuda" else 1)
@@ -53,8 +54,11 @@ def main(settings):
         result[part] = {}
         with tempfile.TemporaryDirectory() as folder:
             for name, table in getattr(speed, part)(settings, device, Path(folder)):
-                speed.show(f"{part}: {name}", table)
                 result[part][name] = table
+                lines = [[row, *("-" if n is None else f"{n:.4g}" for n in columns.values())]
+                         for row, columns in table.items()]
+                print(text_table([f"{part}: {name}", *next(iter(table.values()))], lines),
+                      flush=True)
     print(result["machine"])
     if settings.json:
         write_json(settings.json, result)

@@ -9,7 +9,7 @@ import statistics
 from evaluation.metrics import largest_bleu1
 from experiments import charts
 from experiments.paper_tables import CLASSIFY, EPIC, FORECAST, NOVEL, TABLES
-from experiments.runs import read_json, result_path
+from experiments.runs import read_object, result_path
 from files.listings import load_phrases, load_steps
 from support.command import BadInput, write_json, write_text
 from toy import grammar
@@ -79,7 +79,7 @@ def build(settings, seeds, needed, contents, draw=False):
     needed: from `runs.needs`; contents: {name: content} of --rows; draw: the chart of Fig. A too.
     """
     files = [(name, evaluation_of(content), content) for name, content in contents.items()]
-    results = [(recipe, evaluation, read_json(path, ("top1",))) for seed in seeds
+    results = [(recipe, evaluation, read_object(path, ("top1",))) for seed in seeds
                for recipe, evaluations in needed.items() for evaluation in evaluations
                if (path := result_path(settings, recipe, seed, evaluation)).exists()]
     steps, pool = grammar.STEPS, grammar.PHRASES
@@ -140,7 +140,7 @@ def markdown(title, columns, rows):
 def save(settings, tables):
     """Add the tables to tables.json and tables.md. Returns: their text."""
     path = settings.out / "tables.json"
-    saved = {**(read_json(path, ()) if path.exists() else {}), **tables}
+    saved = {**(read_object(path, ()) if path.exists() else {}), **tables}
     write_json(path, saved)
     write_text(settings.out / "tables.md",
                "\n".join(markdown(**saved[name]) for name in TABLES if name in saved))

@@ -3,7 +3,6 @@
 A run is trained, fine-tuned and evaluated by train.py and evaluate.py, which write SPLIT.EVALUATION
 .json into its folder. Recipes, and the cells that use them, are in paper_tables.py.
 """
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from experiments.paper_tables import RECIPES, TABLES
-from support.command import BadInput, Interrupts, flag_of, write_json
+from files.text import read_json, require
+from support.command import BadInput, Interrupts, check, flag_of, write_json
 from support.device import pick_device
 from toy.source import load_teacher
 
@@ -114,20 +114,15 @@ def require_same(settings):
     settings.out.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         write_json(path, size)
-    for name, value in read_json(path, size).items():
-        if value != size[name]:
-            raise BadInput(f"{flag_of(name)} {size[name]}: the runs in {settings.out} "
-                           f"have {value}; give the same, or another --out")
+    before = read_object(path, size)
+    for name, value in size.items():
+        check(before[name] == value, name, value, f"the runs in {settings.out} have "
+              f"{before[name]}; give the same, or another --out")
 
 
-def read_json(path, keys):
+def read_object(path, keys, need="a JSON file of evaluate.py"):
     """A JSON object that has these keys; BadInput if the file holds none."""
-    try:
-        content = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: {type(error).__name__}; a JSON file is needed, as evaluate.py "
-                       "--json writes it") from None
-    if not isinstance(content, dict) or not set(keys) <= content.keys():
-        raise BadInput(f"{path}: without {', '.join(keys) or 'an object'}; a JSON file of "
-                       "evaluate.py is needed")
+    content = read_json(path, need)
+    require(isinstance(content, dict) and set(keys) <= content.keys(),
+            f"{path}: no object with {', '.join(keys)}; {need} is needed")
     return content

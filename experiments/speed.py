@@ -21,7 +21,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from data import CLIP_SECONDS, CLIPS, PIECES, Video, View, frame_times, missing_clips
 from encoder import TimeSformer
-from experiments.rows import text_table
 from files.sources import VideoSource
 from files.video import Unreadable, duration, find_videos, read_frames, short_side_for, shrink
 from model import encode_parts
@@ -70,13 +69,6 @@ def measure(ways, device):
             for name, times in seconds.items()}
 
 
-def show(name, table):
-    """Print a table: numbers with four digits, None as a dash."""
-    lines = [[row, *("-" if number is None else f"{number:.4g}" for number in columns.values())]
-             for row, columns in table.items()]
-    print(text_table([name, *next(iter(table.values()))], lines), flush=True)
-
-
 def random_model(size, device, dim=512):
     """f and h of a size, with random weights and texts, in training mode."""
     torch.manual_seed(0)
@@ -117,14 +109,10 @@ def encoder_ways(settings, device):
 
 
 def encoder(settings, device, folder):
-    """Ways to encode B clips, forward and with backward; one matrix product gives the best rate.
-
-    FLOP are those executed, a product and a sum as two.
-    """
+    """Ways to encode B clips, forward and with backward. A product and a sum are two FLOP."""
     ways, sizes = encoder_ways(settings, device), SIZES[settings.size]["encoder"]
     clips = torch.randn(settings.batch, 3, *(sizes[name] for name in ("frames", "image", "image")),
                         device=device)
-    left, right = torch.randn(2, *[4096 if device.type == "cuda" else 2048] * 2, device=device)
 
     @torch.no_grad()
     def forward(module, way):
@@ -135,7 +123,6 @@ def encoder(settings, device, folder):
         module.zero_grad(set_to_none=True)
     for work in (forward, forward_backward):
         works = {name: functools.partial(work, *way) for name, way in ways.items()}
-        works["matrix"] = lambda: left @ right
         table = measure(works, device)
         for name, row in table.items():
             with FlopCounterMode(display=False) as counter, mixed_precision(device):
@@ -161,12 +148,7 @@ def sampling(settings, device, folder):
         noise = torch.randn(1, 1 + M, model.dim, device=device)
         noise[:, 0] = 0                                                        # the zero noise
         ways[f"M = {M}" if M else "zero noise"] = functools.partial(forecast, noise)
-    table = measure(ways, device)
-    zero = table["zero noise"]["s"]
-    for name, row in table.items():
-        row["% more, of a forecast from video"] = (
-            None if name == "encode" else 100 * (row["s"] - zero) / (table["encode"]["s"] + zero))
-    yield f"{PIECES} clips", table
+    yield f"{PIECES} clips", measure(ways, device)
 
 
 # ---- step ----------------------------------------------------------------------------------------

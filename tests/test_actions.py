@@ -9,7 +9,7 @@ import torch
 
 from commands import call, fails
 from data import View, action_samples, random_window
-from evaluation import actions as evaluated
+from evaluation import recognition
 from files.sources import open_actions
 from test_finetune import TUNE, folder, inits, measure, resumed_equals_whole  # noqa: F401
 from train import FinetuneSettings
@@ -122,7 +122,7 @@ def test_the_table_equals_counting():
     rng = np.random.default_rng(0)
     verb, noun = (rng.dirichlet(np.ones(n), 40) for n in (6, 7))
     labels = [(int(rng.integers(6)), int(rng.integers(7))) for _ in range(40)]
-    found = evaluated.table_rows(torch.from_numpy(verb), torch.from_numpy(noun), labels)
+    found = recognition.action_rows(torch.from_numpy(verb), torch.from_numpy(noun), labels)
     for k in (1, 5):
         right = {"verb": 0, "noun": 0, "action": 0}
         for p, q, (v, n) in zip(verb, noun, labels):
@@ -138,7 +138,7 @@ def test_the_table_equals_counting():
 # ---- the commands ------------------------------------------------------------------------------
 def test_actions_are_fine_tuned_and_evaluated(monkeypatch):
     """Catches: f frozen, 8 frames for 32, a score where there are no labels."""
-    monkeypatch.setattr(evaluated, "VIEWS", 2)
+    monkeypatch.setattr(recognition, "VIEWS", 2)
     for init in ("published", "diffusion"):
         call("train.py", *TUNE, *LABELED, "--init", f"{init}.pt", "--out", init)
         model, before = load_model(init)[0], load_model(f"{init}.pt")[0]

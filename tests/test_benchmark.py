@@ -82,7 +82,7 @@ def test_the_parts_of_the_model(monkeypatch, capsys):
     result, out = json.loads(Path("o.json").read_text()), capsys.readouterr().out
     assert "transformers is not installed" in out and result["batch"] == 2
     one, both = result["encoder"]["forward"], result["encoder"]["forward_backward"]
-    assert one.keys() == both.keys() == {"ours", "naive", "matrix"}
+    assert one.keys() == both.keys() == {"ours", "naive"}
     assert both["ours"]["TFLOP"] > 2.5 * one["ours"]["TFLOP"] and one["ours"]["MiB"] is None
     (title, step), = result["step"].items()
     assert title.startswith("2 videos, 6 clips, ")              # CLIPS of each

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import open_clip
 import pytest
 import torch
 
@@ -114,9 +115,9 @@ def test_coin_videos_and_a_released_list_are_evaluated(monkeypatch):
     """Catches: samples or classes that go astray between a file and the table; CLIP and 28 prompts
     of every class read again for the second split; the history of a csv cut at the wrong end, its
     labels counted from 1."""
-    opened = []
-    monkeypatch.setattr(labeled, "open_teacher",
-                        lambda *args: opened.append(args) or open_teacher(*args))
+    opened, create = [], open_clip.create_model
+    monkeypatch.setattr(open_clip, "create_model",
+                        lambda *args, **flags: opened.append(args) or create(*args, **flags))
     labeled.cached_teacher.cache_clear()
     Path("next.csv").write_text("".join(
         f"some/where/{video.name} {after} {video.duration} 0 {segment[1]}\n" for video in TEST
