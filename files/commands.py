@@ -1,6 +1,6 @@
 """The commands around data: `python data.py COMMAND`, each with its own --help.
 
-A command is a class of flags and a function, which imports what is slow to import when it runs.
+A command is a class of flags, and a function elsewhere that is given them.
 """
 import sys
 from dataclasses import dataclass
@@ -23,12 +23,6 @@ class CheckSettings(Settings):
     workers: int = opt("processes that read videos", 0, low=0)
 
 
-def check(settings):
-    """Runs `data.py check`."""
-    from files.check import report
-    report(settings)
-
-
 @dataclass(frozen=True)
 class ShrinkSettings(Settings):
     """Small all-key-frame copies of videos; existing copies are left as they are."""
@@ -37,12 +31,6 @@ class ShrinkSettings(Settings):
     fps: float = opt("frames per second of the copies", 1.0, above=0, high=1000)
     short_side: int = opt("pixels", 256, low=2)
     workers: int = opt("processes", 0, low=0)
-
-
-def shrink(settings):
-    """Runs `data.py shrink`."""
-    from files.copies import shrink_all
-    shrink_all(settings)
 
 
 @dataclass(frozen=True)
@@ -56,12 +44,6 @@ class TeachSettings(Settings):
     workers: int = opt("processes that read videos ahead; 0: none", 0, low=0)
 
 
-def teach(settings):
-    """Runs `data.py teach`."""
-    from files.copies import encode_all
-    encode_all(settings)
-
-
 @dataclass(frozen=True)
 class ExportSettings(Settings):
     """The embedded world as real files: videos, captions, COIN.json, phrases and its teacher."""
@@ -69,12 +51,6 @@ class ExportSettings(Settings):
     train: int = opt("training videos; COIN.json makes a tenth of them validation", 6000, low=0)
     test: int = opt("test videos", 1000, low=0)
     workers: int = opt("processes", 0, low=0)
-
-
-def export(settings):
-    """Runs `data.py export-toy`."""
-    from toy.export import export_toy
-    export_toy(settings)
 
 
 @dataclass(frozen=True)
@@ -91,12 +67,6 @@ class PhrasesSettings(Settings):
                     file=())
 
 
-def phrases(settings):
-    """Runs `data.py phrases`."""
-    from files.phrases import collect
-    collect(settings)
-
-
 @dataclass(frozen=True)
 class TextSettings(Settings):
     """Embed phrases, or step names, with CLIP: the mean over 28 prompts, not normalized."""
@@ -110,15 +80,19 @@ class TextSettings(Settings):
     device: str = opt("auto: a CUDA GPU if there is one", "auto")
 
 
-def texts(settings):
-    """Runs `pseudo_labels.py`."""
-    from files.copies import write_texts
-    write_texts(settings)
+COMMANDS = {"check": CheckSettings, "shrink": ShrinkSettings, "teach": TeachSettings,
+            "export-toy": ExportSettings, "phrases": PhrasesSettings}
 
 
-COMMANDS = {"check": (check, CheckSettings), "shrink": (shrink, ShrinkSettings),
-            "teach": (teach, TeachSettings), "export-toy": (export, ExportSettings),
-            "phrases": (phrases, PhrasesSettings)}
+def work(settings):
+    """Runs the command that these flags are of; its imports are slow, and come after --help."""
+    from files.check import report
+    from files.copies import encode_all, shrink_all, write_texts
+    from files.phrases import collect
+    from toy.export import export_toy
+    {CheckSettings: report, ShrinkSettings: shrink_all, TeachSettings: encode_all,
+     ExportSettings: export_toy, PhrasesSettings: collect, TextSettings: write_texts}[
+         type(settings)](settings)
 
 
 def main():
@@ -126,14 +100,14 @@ def main():
     given = sys.argv[1] if len(sys.argv) > 1 else "nothing"
     if given in ("-h", "--help"):
         print("usage: data.py COMMAND [flags]; data.py COMMAND --help shows the flags\n")
-        for name, (_, flags) in COMMANDS.items():
+        for name, flags in COMMANDS.items():
             print(f"  {name:12}{flags.__doc__}")
     elif given not in COMMANDS:
         sys.exit(fail("data.py", f"{given}: not a command; use one of {', '.join(COMMANDS)}", 2))
     else:
-        run(*COMMANDS[given], sys.argv[2:], command=given)
+        run(work, COMMANDS[given], sys.argv[2:], command=given)
 
 
 def embed_texts():
     """`python pseudo_labels.py ...`"""
-    run(texts, TextSettings)
+    run(work, TextSettings)
