@@ -13,11 +13,16 @@ from data import CLIP_SECONDS, Loaded, spoken_during, view_of, window_around
 from files.sources import open_folder
 from files.video import Unreadable
 from support import parallel
-from support.command import BadInput, write_atomically
+from support.command import require, write_atomically
 from support.device import pick_device, send
 from support.workers import prefetch
 from toy.source import ToySource
 from weights.checkpoint import load_model
+
+
+def first(failed):
+    """The first reason of {id: reason}, for a message."""
+    return next(iter(failed.values()), "there is none")
 
 
 # --- Samples of a task ---
@@ -48,10 +53,9 @@ def encode_samples(model, source, samples, settings, device, title="encode"):
                 ours.append(model.encode(loaded.clips.to(device)))
                 if len(loaded.views):
                     teachers.append(source.teacher_features(loaded.views).to(device))
-    if not good or len(source.unreadable) > settings.max_unreadable * len(source):
-        raise BadInput(f"{len(source.unreadable)} of {len(source)} videos cannot be read, more "
-                       f"than --max-unreadable {settings.max_unreadable}; the first: "
-                       f"{next(iter(source.unreadable.values()))}")
+    require(good and len(source.unreadable) <= settings.max_unreadable * len(source),
+            f"{len(source.unreadable)} of {len(source)} videos cannot be read, more than "
+            f"--max-unreadable {settings.max_unreadable}; the first: {first(source.unreadable)}")
     x, features = (torch.cat(rows).unflatten(0, (-1, N)) if rows else None
                    for rows in (ours, teachers))
     return x, features, good
@@ -123,9 +127,7 @@ def embed_videos(source, encode, stride, workers, device, targets="vision"):
     parts = parallel.gather_objects((names, windows, x, features))
     names, windows, x, features = ([row for rows in kind for row in rows] for kind in zip(*parts))
     failed = {name: why for part in parallel.gather_objects(failed) for name, why in part.items()}
-    if not names:
-        raise BadInput(f"not one of {len(source)} videos could be read; the first: "
-                       f"{next(iter(failed.values()), 'there is none')}")
+    require(names, f"not one of {len(source)} videos could be read; the first: {first(failed)}")
     return (np.array(names), np.concatenate(windows), torch.cat(x),
             torch.cat(features) if features else None, failed)
 
@@ -138,9 +140,8 @@ def write_features(settings):
     """
     device = pick_device(settings.device)
     model = load_model(settings.checkpoint)[0].to(device)
-    if model.encoder is None:
-        raise BadInput(f"{settings.checkpoint}: was trained on features and has no encoder; a "
-                       "features file needs a checkpoint that was trained on videos")
+    require(model.encoder, f"{settings.checkpoint}: was trained on features and has no encoder; a "
+            "features file needs a checkpoint that was trained on videos")
     view = view_of(model.encoder)
     source = (open_folder(settings.videos, settings.ids, view) if settings.videos else
               ToySource(settings.split, settings.toy_videos, view.frames))

@@ -25,7 +25,7 @@ from losses import match
 from evaluation.truth import DRAWS, pair_rows, truth_rows
 from files.sources import open_coin_features
 from pseudo_labels import soft_targets
-from support.command import BadInput
+from support.command import require
 from toy.source import ToySource
 
 SAMPLINGS = 5             # times M samples are drawn for a standard deviation; the paper's
@@ -126,13 +126,11 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
     Returns: {"by_step": top-1 of each of the H steps, "pairs": the first two against their truth}.
     """
     H, most = settings.horizon, model.denoiser.clips - x.shape[1]
-    if H > most:
-        raise BadInput(f"--horizon {H}: {settings.checkpoint} was trained with at most {most} "
-                       f"clips missing together; train with --missing {H}")
+    require(H <= most, f"--horizon {H}: {settings.checkpoint} was trained with at most {most} "
+            f"clips missing together; train with --missing {H}")
     steps = [[step.label for step in videos[s.video].steps[s.step:s.step + H]] for s in samples]
     chosen = [i for i, labels in enumerate(steps) if len(labels) == H]
-    if not chosen:
-        raise BadInput(f"--horizon {H}: no video has {H} steps after another one")
+    require(chosen, f"--horizon {H}: no video has {H} steps after another one")
     y = torch.tensor([steps[i] for i in chosen])                               # (M', H)
     x, samples = x[chosen], [samples[i] for i in chosen]
     M, N, D = x.shape

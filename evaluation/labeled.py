@@ -14,7 +14,7 @@ from files.sources import (VideoSource, load_listed, open_actions, open_coin_fea
                            require_videos)
 from files.video import find_videos
 from pseudo_labels import Teacher
-from support.command import BadInput
+from support.command import require
 from toy import grammar, render
 from toy.source import ToySource, load_teacher
 from weights.teacher import open_teacher
@@ -37,10 +37,8 @@ def open_labeled(settings, split, model, path, device, required=True, with_teach
         required: whether a split without a video is an error.
         with_teacher: whether the source is to give the teacher's features of clips.
     """
-    if bool(model.pixels) != (settings.features is None):
-        raise BadInput(f"--data {settings.data}: {path} reads "
-                       f"{'frames' if model.pixels else 'features'}; give the --data it was "
-                       "trained on")
+    require(bool(model.pixels) == (settings.features is None), f"--data {settings.data}: {path} "
+            f"reads {'frames' if model.pixels else 'features'}; give the --data it was trained on")
     named, toy, teacher = settings.task != "activity", settings.data == "toy", None
     if settings.features:
         source, texts = open_coin_features(settings.annotations, settings.features,
@@ -50,9 +48,8 @@ def open_labeled(settings, split, model, path, device, required=True, with_teach
     if settings.data == "epic":
         return open_actions(settings.annotations, settings.videos,
                             view._replace(frames=EPIC_FRAMES), required), None
-    if toy and view.size != render.SIZE:
-        raise BadInput(f"--data toy: its pictures are {render.SIZE} pixels wide, the checkpoint "
-                       f"reads {view.size}; give it --data coin")
+    require(not toy or view.size == render.SIZE, f"--data toy: its pictures are {render.SIZE} "
+            f"pixels wide, the checkpoint reads {view.size}; give it --data coin")
     if named and not settings.text_embeddings:
         teacher = (load_teacher(device) if toy else
                    cached_teacher(settings.clip, settings.clip_weights, device))
@@ -64,9 +61,8 @@ def open_labeled(settings, split, model, path, device, required=True, with_teach
     videos, names = load_listed(settings.annotations, settings.task, split)
     if settings.steps:
         names = listings.load_steps(settings.steps)
-    if teacher and names is None:
-        raise BadInput(f"{settings.annotations}: a csv has no class names; add --steps FILE "
-                       "or --text-embeddings FILE")
+    require(not teacher or names, f"{settings.annotations}: a csv has no class names; add --steps "
+            "FILE or --text-embeddings FILE")
     source = VideoSource(videos, find_videos(settings.videos), view, of_clips)
     if required:
         require_videos(source, settings.videos)
@@ -75,7 +71,6 @@ def open_labeled(settings, split, model, path, device, required=True, with_teach
     texts = (cached_texts(teacher, tuple(names)) if teacher else
              torch.from_numpy(load_text_embeddings(settings.text_embeddings)[1]))
     largest = max((sample.label for sample in classify_samples(source.listed, 1)), default=-1)
-    if largest >= len(texts):
-        raise BadInput(f"{settings.annotations}: class {largest + 1}, but there are {len(texts)} "
-                       "names; row or line i must be class i")
+    require(largest < len(texts), f"{settings.annotations}: class {largest + 1}, but there are "
+            f"{len(texts)} names; row or line i must be class i")
     return source, texts

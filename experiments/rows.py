@@ -11,7 +11,7 @@ from experiments import charts
 from experiments.paper_tables import CLASSIFY, EPIC, FORECAST, NOVEL, TABLES
 from experiments.runs import read_object, result_path
 from files.listings import load_phrases, load_steps
-from support.command import BadInput, write_json, write_text
+from support.command import BadInput, require, write_json, write_text
 from toy import grammar
 
 
@@ -91,9 +91,9 @@ def build(settings, seeds, needed, contents, draw=False):
         if name == "open-vocabulary":
             for file, evaluation, content in files:
                 count = len(content.get("by_class") or steps)
-                if evaluation in (CLASSIFY, FORECAST) and count != len(steps):
-                    raise BadInput(f"{file}: {count} classes, but there are {len(steps)} steps; "
-                                   "give the --steps it was evaluated on")
+                require(evaluation not in (CLASSIFY, FORECAST) or count == len(steps),
+                        f"{file}: {count} classes, but there are {len(steps)} steps; give the "
+                        "--steps it was evaluated on")
             read = [("diffusion", *file[1:]) for file in files] or results
             rows = open_rows(read, bleu)
             if draw:

@@ -12,8 +12,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from experiments.paper_tables import RECIPES, TABLES
-from files.text import read_json, require
-from support.command import BadInput, Interrupts, check, flag_of, write_json
+from files.text import read_json
+from support.command import Interrupts, check, flag_of, require, write_json
 from support.device import pick_device
 from toy.source import load_teacher
 
@@ -92,9 +92,8 @@ def make_all(settings, seeds, needed):
                 time.sleep(0.1)
                 for process in [process for process in running if process.poll() is not None]:
                     folder, further = running.pop(process)
-                    if process.returncode and not stop.status:
-                        raise BadInput(f"{folder}: ended with {process.returncode}; see its "
-                                       "log.txt")
+                    require(not process.returncode or stop.status,
+                            f"{folder}: ended with {process.returncode}; see its log.txt")
                     if further:
                         waiting.insert(0, (folder, further))
                     else:

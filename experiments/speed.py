@@ -25,7 +25,7 @@ from files.sources import VideoSource
 from files.video import Unreadable, duration, find_videos, read_frames, short_side_for, shrink
 from model import encode_parts
 from pseudo_labels import Teacher
-from support.command import BadInput
+from support.command import BadInput, require
 from support.device import mixed_precision, send
 from toy.teacher import build_teacher
 from training.pretrain import PIXELS, SIZES, TAU
@@ -231,8 +231,8 @@ def read_ffmpegs(path, windows):
              f"{end - start:.3f}", "-i", f"file:{path}", "-vf", f"fps={rate},scale=640:360", "-f",
              "rawvideo", "-pix_fmt", "rgb24", "pipe:"], capture_output=True)
         pictures = np.frombuffer(done.stdout, np.uint8).reshape(-1, 360, 640, 3)
-        if done.returncode or not len(pictures):
-            raise BadInput(f"{path}: ffmpeg gives no picture: {done.stderr!r}")
+        require(len(pictures) and not done.returncode,
+                f"{path}: ffmpeg gives no picture: {done.stderr!r}")
         chosen = np.linspace(0, len(pictures) - 1, FRAMES).astype(int)
         clips.append(torch.from_numpy(pictures[chosen]).permute(0, 3, 1, 2))
     return clips
@@ -240,9 +240,8 @@ def read_ffmpegs(path, windows):
 
 def loader(settings, device, folder):
     """A table for each video: ours and ffmpeg, from the file and from its small copy."""
-    if not shutil.which("ffmpeg"):
-        raise BadInput("ffmpeg: not found; the released code reads videos with it, and ours is "
-                       "compared with that (Debian: apt-get install ffmpeg)")
+    require(shutil.which("ffmpeg"), "ffmpeg: not found; the released code reads videos with it, "
+            "and ours is compared with that (Debian: apt-get install ffmpeg)")
     make_video(folder / "made.mp4", SECONDS)
     mine, small = find_videos(settings.videos) if settings.videos else {}, folder / "small.mp4"
     for name, path in {"made": folder / "made.mp4", **mine}.items():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.paper_tables import TABLES
-from support.command import DATA, WHAT, BadInput, Settings, check, opt, run
+from support.command import DATA, WHAT, Settings, check, opt, require, run
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,7 @@ class TablesSettings(Settings):
     def __post_init__(self):
         super().__post_init__()
         for name in self.names():
-            if name not in TABLES:
-                raise BadInput(f"{name}: no such table; there are {', '.join(TABLES)}")
+            require(name in TABLES, f"{name}: no such table; there are {', '.join(TABLES)}")
         check(all(seed.isdecimal() and int(seed) < 2 ** 32 for seed in self.seeds.split(",")),
               "seeds", self.seeds, "must be numbers from 0, separated by commas")
         check((self.steps is None) == (self.phrases is None), "steps", self.steps,
@@ -54,9 +53,9 @@ class TablesSettings(Settings):
 def main(settings):
     """Make the missing runs, then print the tables."""
     from experiments.rows import build, save
-    from experiments.runs import make_all, needs, read_json, require_same
+    from experiments.runs import make_all, needs, read_object, require_same
     seeds = list(dict.fromkeys(map(int, settings.seeds.split(","))))
-    files = {name: read_json(name, ("task", "data", "setting", "order", "top1"))
+    files = {name: read_object(name, ("task", "data", "setting", "order", "top1"))
              for name in (settings.rows.split(",") if settings.rows else ())}
     needed = {} if settings.steps else needs(settings.names())
     require_same(settings)

@@ -9,13 +9,7 @@ import json
 import re
 from pathlib import Path
 
-from support.command import BadInput
-
-
-def require(good, problem):
-    """BadInput with the problem unless `good`."""
-    if not good:
-        raise BadInput(problem)
+from support.command import BadInput, require
 
 
 def read_text(path, need="a readable text file", errors="strict"):

@@ -25,6 +25,12 @@ class BadInput(ValueError):
     """Invalid input: the program ends with this one line and status 2."""
 
 
+def require(good, problem):
+    """BadInput with the problem unless `good`."""
+    if not good:
+        raise BadInput(problem)
+
+
 # --- Flags ---
 def opt(help, default=MISSING, group=RUN, *, choices=None, low=-inf, high=inf, above=-inf,
         data=(), file=None, alias=None, flag=True, required=False):
@@ -53,8 +59,7 @@ def flag_of(name):
 
 def check(good, name, value, need):
     """BadInput that names the flag unless `good`."""
-    if not good:
-        raise BadInput(f"{flag_of(name)} {value}: {need}")
+    require(good, f"{flag_of(name)} {value}: {need}")
 
 
 @dataclass(frozen=True)

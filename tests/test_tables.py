@@ -134,8 +134,8 @@ def test_rows_of_files_stand_below_the_papers(capsys):
     (("--seeds", "1,x"), "--seeds 1,x: must be numbers"),
     (("--steps", "steps.txt"), "--steps steps.txt: give --steps and --phrases together"),
     (("--out", "no/where"), "--out no/where: there is no folder no"),
-    (("--rows", "gone.json"), "gone.json: FileNotFoundError; a JSON file is needed"),
-    (("--rows", "list.json"), "list.json: without task, data, setting, order, top1; a JSON file"),
+    (("--rows", "gone.json"), "gone.json: No such file or directory; a JSON file of evaluate.py"),
+    (("--rows", "list.json"), "list.json: no object with task, data, setting, order, top1; a JSON"),
     (("open-vocabulary", "--rows", "few.json"), "few.json: 2 classes, but there are 40 steps")])
 def test_bad_input_is_one_line(capsys, flags, line):
     """Catches: a traceback, or a set of runs begun before the flags are checked."""

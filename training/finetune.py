@@ -28,7 +28,7 @@ from evaluation.checks import require_width
 from evaluation.embedding import encode_samples
 from evaluation.labeled import open_labeled
 from files import listings
-from support.command import BadInput, write_json
+from support.command import check, require, write_json
 from support.device import mixed_precision, pick_device, set_seed
 from support.workers import prefetch
 from training import actions
@@ -90,9 +90,8 @@ def count_classes(settings, source, texts):
     if texts is not None:
         return [len(texts)]
     last = max(video.activity for video in source.listed)
-    if last < 1:
-        raise BadInput(f"{settings.annotations}: one activity: nothing to choose from; at least "
-                       "two are needed")
+    require(last > 0, f"{settings.annotations}: one activity: nothing to choose from; at least two "
+            "are needed")
     return [last + 1]
 
 
@@ -100,37 +99,32 @@ def labeled_samples(settings, source):
     """The task's samples of --labels of the videos, drawn from the seed; BadInput if none."""
     if settings.data == "epic":
         samples = action_samples(source.videos, 1)
-        if any(sample.label == (None, None) for sample in samples):
-            raise BadInput(f"{settings.annotations}: has no labels (is it the test list?); to "
-                           "fine-tune, EPIC_100_train.csv is needed")
+        require(all(sample.label != (None, None) for sample in samples), f"{settings.annotations}: "
+                "has no labels (is it the test list?); to fine-tune, EPIC_100_train.csv is needed")
     else:
         samples = samples_of(settings.task, source.videos)
     videos = sorted({sample.video for sample in samples})
     order = np.random.default_rng((settings.seed, 4)).permutation(videos)
     chosen = set(order[:math.ceil(settings.labels * len(videos))].tolist())
-    if not chosen:
-        raise BadInput(f"{settings.annotations}: no labeled train sample for --task "
-                       f"{settings.task}; there is nothing to fine-tune on")
+    require(chosen, f"{settings.annotations}: no labeled train sample for --task {settings.task}; "
+            "there is nothing to fine-tune on")
     return [sample for sample in samples if sample.video in chosen]
 
 
 def set_up(settings):
     """Model, its arguments, source, samples, device, and the checkpoint to resume from or None."""
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise BadInput("--stage finetune: runs in one process; start it without torchrun")
+    require(int(os.environ.get("WORLD_SIZE", 1)) == 1,
+            "--stage finetune: runs in one process; start it without torchrun")
     resumed = prepare_run(settings)
     device = pick_device(settings.device)
     init, arguments, _ = load_model(settings.out if resumed else settings.init)
-    if settings.data == "epic" and isinstance(init.encoder, MViT):
-        raise BadInput(f"--init {settings.init}: its encoder is MViT-v2, whose number of frames is "
-                       "fixed; --data epic needs a TimeSformer")
-    if init.task and not resumed:
-        raise BadInput(f"--init {settings.init}: is fine-tuned already, for {init.task}; give a "
-                       "checkpoint of --stage pretrain")
-    if settings.task != "classify" and arguments["denoiser"] is None:
-        raise BadInput(f"--init {settings.init}: holds no h, nor its size; --task {settings.task} "
-                       "trains one (give a checkpoint of train.py, or of ProcedureVRL before it "
-                       "was fine-tuned)")
+    check(settings.data != "epic" or not isinstance(init.encoder, MViT), "init", settings.init,
+          "its encoder is MViT-v2, of a fixed number of frames; --data epic needs a TimeSformer")
+    check(not init.task or resumed, "init", settings.init,
+          f"is fine-tuned already, for {init.task}; give a checkpoint of --stage pretrain")
+    check(settings.task == "classify" or arguments["denoiser"], "init", settings.init,
+          f"holds no h, nor its size; --task {settings.task} trains one (give a checkpoint of "
+          "train.py, or of ProcedureVRL before it was fine-tuned)")
     source, texts = open_labeled(settings, "train", init, settings.init, device,
                                  with_teacher=False)
     given = source.features.embedding if settings.features else texts

@@ -2,7 +2,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.command import BadInput, Settings, opt, run
+from support.command import Settings, opt, require, run
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,10 @@ class ConvertSettings(Settings):
 def main(settings):
     """Read a published checkpoint and write it as a file of ours: tensors and plain types."""
     from weights.checkpoint import OURS, load_model, save_checkpoint
-    if settings.target.resolve() == settings.source.resolve():
-        raise BadInput(f"{settings.target}: is the input file; name another for the result")
+    require(settings.target.resolve() != settings.source.resolve(),
+            f"{settings.target}: is the input file; name another for the result")
     model, arguments, content = load_model(settings.source, settings.heads)
-    if OURS <= content.keys():
-        raise BadInput(f"{settings.source}: is a checkpoint of ours already")
+    require(not OURS <= content.keys(), f"{settings.source}: is a checkpoint of ours already")
     save_checkpoint(settings.target, model, arguments)
     print(f"{settings.target}: {sum(p.numel() for p in model.parameters()):,} parameters, "
           f"{arguments}")
