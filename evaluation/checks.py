@@ -1,6 +1,6 @@
 """Whether a checkpoint fits the task, the data and the teacher: each check raises BadInput."""
 from data import samples_of
-from support.command import BadInput
+from support.command import BadInput, require
 from weights.checkpoint import same_texts
 
 
@@ -8,16 +8,16 @@ def require_task(model, settings):
     """The checkpoint must be able to do the task of evaluate.py, zero-shot or fine-tuned for it."""
     path, epic = settings.checkpoint, settings.data == "epic"
     finetune = f"python train.py --stage finetune --task {settings.task}" + " --data epic" * epic
-    if model.task is None and (settings.task == "activity" or epic):
-        raise BadInput(f"{path}: is not fine-tuned, and there is no zero-shot --task "
-                       f"{settings.task} of --data {settings.data}; `{finetune}` does it")
+    require(model.task or not (settings.task == "activity" or epic), f"{path}: is not fine-tuned, "
+            f"and there is no zero-shot --task {settings.task} of --data {settings.data}; "
+            f"`{finetune}` does it")
     if model.task not in (None, settings.task) or model.task and epic != (len(model.classes) > 1):
         what = "verbs and nouns" if len(model.classes) > 1 else f"--task {model.task}"
         raise BadInput(f"{path}: is fine-tuned for {what}; `{finetune}` makes the checkpoint that "
                        "is needed here")
-    if settings.task in ("forecast", "infill") and model.denoiser is None:
-        raise BadInput(f"{path}: trained with --order none; matching alone has no "
-                       "zero-shot forecasts (train with --order diffusion or mask)")
+    require(settings.task not in ("forecast", "infill") or model.denoiser, f"{path}: trained with "
+            "--order none; matching alone has no zero-shot forecasts (train with --order diffusion "
+            "or mask)")
 
 
 def require_teacher(teacher, model, path):
@@ -33,9 +33,8 @@ def require_teacher(teacher, model, path):
 
 def require_width(model, given, path):
     """Embeddings of the checkpoint must be as wide as those given, (.., D)."""
-    if given.shape[1] != model.dim:
-        raise BadInput(f"{path}: embeddings of width {model.dim}, those given have "
-                       f"{given.shape[1]}; give the --data, or the --clip, it was trained with")
+    require(given.shape[1] == model.dim, f"{path}: embeddings of width {model.dim}, those given "
+            f"have {given.shape[1]}; give the --data, or the --clip, it was trained with")
 
 
 def require_fit(model, source, texts, settings):
@@ -49,15 +48,14 @@ def require_fit(model, source, texts, settings):
         return
     count = len(texts) if texts is not None else model.classes[0]
     largest = max((sample.label for sample in samples_of(settings.task, source.listed)), default=-1)
-    if count != model.classes[0] or largest >= count:
-        raise BadInput(f"{path}: is fine-tuned to {model.classes[0]} classes, there are "
-                       f"{max(count, largest + 1)} here; give the --data it was fine-tuned on")
+    require(count == model.classes[0] and largest < count, f"{path}: is fine-tuned to "
+            f"{model.classes[0]} classes, there are {max(count, largest + 1)} here; give the "
+            "--data it was fine-tuned on")
 
 
 def require_samples(samples, settings):
     """The samples of --task; BadInput if there are none."""
-    if not samples:
-        raise BadInput(f"--split {settings.split}: no video of use for --task {settings.task}; "
-                       "annotated steps are needed (to forecast or infill, --min-steps "
-                       f"{settings.min_steps} in a video)")
+    require(samples, f"--split {settings.split}: no video of use for --task {settings.task}; "
+            "annotated steps are needed (to forecast or infill, --min-steps "
+            f"{settings.min_steps} in a video)")
     return samples

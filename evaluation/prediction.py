@@ -19,7 +19,7 @@ from files.annotations import load_text_embeddings
 from files.listings import load_steps
 from files.sources import VideoSource
 from files.video import Unreadable, duration, read_frames
-from support.command import BadInput
+from support.command import BadInput, check, require
 from toy import grammar, render
 from toy.source import as_video, load_teacher
 from weights.checkpoint import load_model
@@ -43,12 +43,10 @@ def open_model(checkpoint, device):
     Raises: BadInput if it has no encoder, or is fine-tuned: it then has classes of its own.
     """
     model = load_model(checkpoint)[0]
-    if model.task:
-        raise BadInput(f"{checkpoint}: is fine-tuned for --task {model.task}, to classes "
-                       "of its own; give the checkpoint it was made from, which takes any steps")
-    if model.encoder is None:
-        raise BadInput(f"{checkpoint}: was trained on features and has no encoder; a "
-                       "checkpoint that was trained on videos is needed")
+    require(not model.task, f"{checkpoint}: is fine-tuned for --task {model.task}, to classes of "
+            "its own; give the checkpoint it was made from, which takes any steps")
+    require(model.encoder, f"{checkpoint}: was trained on features and has no encoder; one that "
+            "was trained on videos is needed")
     return model.to(device), tuple(model.pixels) == (render.MEAN, render.STD)
 
 
@@ -62,12 +60,10 @@ def open_steps(settings, model, of_toy, device):
         texts = torch.from_numpy(texts)
     else:
         names = settings.steps or (grammar.STEPS if of_toy else None)
-        if names is None:
-            raise BadInput("--steps is missing: a file with a step per line, or --text-embeddings "
-                           "FILE, is needed")
+        require(names is not None, "--steps is missing: a file with a step per line, or "
+                "--text-embeddings FILE, is needed")
         names = load_steps(names) if isinstance(names, Path) else tuple(names)
-        if len(names) < 2:
-            raise BadInput("--steps: one step: nothing to choose from; at least two are needed")
+        require(len(names) > 1, "--steps: one step: nothing to choose from; two are needed")
         teacher = (load_teacher(device) if of_toy else
                    cached_teacher(settings.clip, settings.clip_weights, device))
         require_teacher(teacher, model, settings.checkpoint)
@@ -81,19 +77,17 @@ def observe_file(path, model, at, pictured):
 
     pictured: whether pictures are wanted as well. Raises BadInput if the file cannot be read.
     """
-    if not path.is_file():
-        raise BadInput(f"{path}: no such file; a video is needed")
+    require(path.is_file(), f"{path}: no such file; a video is needed")
     try:
         length = duration(path)
         end = at or length
-        if not 0 < end <= length:
-            raise BadInput(f"--at {end:g}: {path} ends at {length:.1f} s, as its header says")
+        check(0 < end <= length, "at", f"{end:g}",
+              f"{path} ends at {length:.1f} s, as its header says")
         windows = forecast_windows(end)                                         # (8, 2)
         source = VideoSource([Video(path.stem)], {path.stem: str(path)}, view_of(model.encoder))
         loaded = source.load([(0, windows)])
-        if loaded.failed:
-            raise BadInput(f"{loaded.failed[path.stem]}; --at SECONDS says where the observed part "
-                           "ends")
+        require(not loaded.failed, f"{loaded.failed.get(path.stem)}; --at SECONDS says where the "
+                "observed part ends")
         pictures = read_frames(path, windows.mean(1), PICTURE).numpy() if pictured else None
     except Unreadable as error:
         raise BadInput(error) from None
@@ -108,8 +102,8 @@ def observe_toy(number, model, at, left):
     script = grammar.make_video("test", number)
     ends = [end for _, end in script.segments]
     end = at or ends[max(len(ends) - 1 - left, 0)]
-    if end > script.duration:
-        raise BadInput(f"--at {end:g}: {script.name} ends at {script.duration:.1f} s")
+    check(end <= script.duration, "at", f"{end:g}",
+          f"{script.name} ends at {script.duration:.1f} s")
     windows, frames = forecast_windows(end), render.render(script)
 
     def frames_at(times):

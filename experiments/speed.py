@@ -19,7 +19,8 @@ import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from data import CLIP_SECONDS, CLIPS, PIECES, Video, View, frame_times, missing_clips
+from data import (CLIP_SECONDS, CLIPS, PIECES, Video, View, classify_windows, frame_times,
+                  missing_clips)
 from encoder import TimeSformer
 from files.sources import VideoSource
 from files.video import Unreadable, duration, find_videos, read_frames, short_side_for, shrink
@@ -205,10 +206,8 @@ def make_video(path, length, size="640x360", rate=30):
 
 def windows_of(length):
     """(9, 2) s: windows of 9 s, PACE apart (closer in a shorter video), in the middle of it."""
-    clip = min(CLIP_SECONDS, length)
-    span = min(PACE * (CLIPS - 1), length - clip)
-    starts = (length - clip - span) / 2 + np.linspace(0, span, CLIPS)
-    return np.stack([starts, starts + clip], 1)
+    span = min(PACE * (CLIPS - 1) + CLIP_SECONDS, length)
+    return classify_windows((length - span) / 2, (length + span) / 2, length, CLIPS)
 
 
 def read_ours(path, windows):

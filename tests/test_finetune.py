@@ -12,7 +12,6 @@ from torch.nn.functional import normalize
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from commands import call, coin_flags, fails, make_coin, read_json, read_rows, same_run
-from model import ProcedureModel
 from test_weights import F, MVIT, published
 from toy import grammar
 from toy.source import as_video
@@ -79,18 +78,6 @@ def test_a_share_of_the_labels_is_a_share_of_the_videos():
 
 
 # ---- the classifier ----------------------------------------------------------------------------
-def test_the_classifier_equals_its_formula():
-    """Catches: a prediction whose length is lost, tau left out, label sets softmaxed together."""
-    torch.manual_seed(0)
-    model = ProcedureModel(torch.randn(5, 4), None, None, "none", 0.05, None, 0.05, task="classify",
-                           classes=[2, 3])
-    x, weight, bias = torch.randn(2, 3, 4), model.classifier.weight, model.classifier.bias
-    p = (((x[..., None, :] * weight).sum(-1) + bias) / 0.05).double().exp()            # (2, 3, 5)
-    for log_p, part in zip(model.classify(x), p.split([2, 3], -1), strict=True):
-        torch.testing.assert_close(log_p.double().exp(), part / part.sum(-1, keepdim=True),
-                                   rtol=1e-4, atol=1e-4)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("make", [make_ours, published])
 @pytest.mark.parametrize("task", TASKS)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from data import PIECES, history_windows
-from support.command import BadInput
+from support.command import require
 
 FORECASTS = 0.75          # share of the rows that are forecasts as at inference; 0: the paper
 
@@ -47,8 +47,7 @@ class CachedRows:
                 rows[i, :len(row)], real[i, :len(row)] = row, True
             if others[P]:
                 self.tables[P] = torch.from_numpy(rows), torch.from_numpy(real), len(forecasts[P])
-        if not self.tables:
-            raise BadInput(f"none of the {len(source)} videos has a clip to train on")
+        require(self.tables, f"none of the {len(source)} videos has a clip to train on")
 
     def batch(self, size, rng):
         """x, teacher's features (B, N, D), real (B, N), last (B,): see data.missing_clips; and P.
