@@ -143,7 +143,7 @@ def write_features(settings):
     require(model.encoder, f"{settings.checkpoint}: was trained on features and has no encoder; a "
             "features file needs a checkpoint that was trained on videos")
     view = view_of(model.encoder)
-    source = (open_folder(settings.videos, settings.ids, view) if settings.videos else
+    source = (open_folder(settings.videos, None, settings.ids, view) if settings.videos else
               ToySource(settings.split, settings.toy_videos, view.frames))
 
     def encode(clips):

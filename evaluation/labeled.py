@@ -10,8 +10,7 @@ from data import EPIC_FRAMES, classify_samples, view_of
 from evaluation.checks import require_teacher
 from files import listings
 from files.annotations import load_text_embeddings
-from files.sources import (VideoSource, load_listed, open_actions, open_coin_features,
-                           require_videos)
+from files.sources import VideoSource, load_listed, open_coin_features, require_videos
 from files.video import find_videos
 from pseudo_labels import Teacher
 from support.command import require
@@ -39,15 +38,13 @@ def open_labeled(settings, split, model, path, device, required=True, with_teach
     """
     require(bool(model.pixels) == (settings.features is None), f"--data {settings.data}: {path} "
             f"reads {'frames' if model.pixels else 'features'}; give the --data it was trained on")
-    named, toy, teacher = settings.task != "activity", settings.data == "toy", None
+    toy, epic = settings.data == "toy", settings.data == "epic"
+    named, teacher = settings.task != "activity" and not epic, None
     if settings.features:
         source, texts = open_coin_features(settings.annotations, settings.features,
                                            settings.text_embeddings, split, required)
         return source, texts if named else None
     view = view_of(model.encoder)
-    if settings.data == "epic":
-        return open_actions(settings.annotations, settings.videos,
-                            view._replace(frames=EPIC_FRAMES), required), None
     require(not toy or view.size == render.SIZE, f"--data toy: its pictures are {render.SIZE} "
             f"pixels wide, the checkpoint reads {view.size}; give it --data coin")
     if named and not settings.text_embeddings:
@@ -58,7 +55,10 @@ def open_labeled(settings, split, model, path, device, required=True, with_teach
     if toy:
         source = ToySource(split, settings.toy_videos, view.frames, of_clips)
         return source, cached_texts(teacher, grammar.STEPS) if named else None
-    videos, names = load_listed(settings.annotations, settings.task, split)
+    if epic:
+        view, videos = view._replace(frames=EPIC_FRAMES), listings.load_epic(settings.annotations)
+    else:
+        videos, names = load_listed(settings.annotations, settings.task, split)
     if settings.steps:
         names = listings.load_steps(settings.steps)
     require(not teacher or names, f"{settings.annotations}: a csv has no class names; add --steps "

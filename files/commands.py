@@ -1,6 +1,6 @@
 """The commands around data: `python data.py COMMAND`, each with its own --help.
 
-A command is a class of flags, and a function elsewhere that is given them.
+A command is a class of flags; `start` imports what runs it, which is slow to import.
 """
 import sys
 from dataclasses import dataclass
@@ -84,8 +84,8 @@ COMMANDS = {"check": CheckSettings, "shrink": ShrinkSettings, "teach": TeachSett
             "export-toy": ExportSettings, "phrases": PhrasesSettings}
 
 
-def work(settings):
-    """Runs the command that these flags are of; its imports are slow, and come after --help."""
+def start(settings):
+    """Run the command that has these flags."""
     from files.check import report
     from files.copies import encode_all, shrink_all, write_texts
     from files.phrases import collect
@@ -105,9 +105,9 @@ def main():
     elif given not in COMMANDS:
         sys.exit(fail("data.py", f"{given}: not a command; use one of {', '.join(COMMANDS)}", 2))
     else:
-        run(work, COMMANDS[given], sys.argv[2:], command=given)
+        run(start, COMMANDS[given], sys.argv[2:], command=given)
 
 
 def embed_texts():
     """`python pseudo_labels.py ...`"""
-    run(work, TextSettings)
+    run(start, TextSettings)

@@ -165,23 +165,12 @@ def require_videos(source, folder):
     return source
 
 
-def open_folder(folder, ids, view):
-    """All videos of a folder, or those of an --ids file -> VideoSource."""
-    return open_narrated(folder, None, ids, view, None, None)
-
-
-def open_narrated(folder, caption_path, ids, view, teacher, cached):
-    """Videos with captions (HowTo100M, or a folder of one's own) -> VideoSource."""
+def open_folder(folder, caption_path, ids, view, teacher=None, cached=None):
+    """The videos of a folder, those with captions if any are given (HowTo100M) -> VideoSource."""
     captions, paths = open_captions(caption_path) if caption_path else None, find_videos(folder)
     names = listings.load_ids(ids) if ids else captions or sorted(paths)
     return require_videos(VideoSource([Video(name) for name in names], paths, view, teacher,
                                       captions, cached), folder)
-
-
-def open_actions(annotation_file, folder, view, needed=True):
-    """The videos of a csv of EPIC-Kitchens-100 -> VideoSource."""
-    source = VideoSource(listings.load_epic(annotation_file), find_videos(folder), view)
-    return require_videos(source, folder) if needed else source
 
 
 def load_listed(annotation_file, task, split):

@@ -25,12 +25,6 @@ class BadInput(ValueError):
     """Invalid input: the program ends with this one line and status 2."""
 
 
-def require(good, problem):
-    """BadInput with the problem unless `good`."""
-    if not good:
-        raise BadInput(problem)
-
-
 # --- Flags ---
 def opt(help, default=MISSING, group=RUN, *, choices=None, low=-inf, high=inf, above=-inf,
         data=(), file=None, alias=None, flag=True, required=False):
@@ -55,6 +49,12 @@ def opt(help, default=MISSING, group=RUN, *, choices=None, low=-inf, high=inf, a
 def flag_of(name):
     """order_lr -> --order-lr"""
     return "--" + name.replace("_", "-")
+
+
+def require(good, problem):
+    """BadInput with the problem unless `good`."""
+    if not good:
+        raise BadInput(problem)
 
 
 def check(good, name, value, need):

@@ -10,7 +10,9 @@ import torch
 from commands import call, fails
 from data import View, action_samples, random_window
 from evaluation import recognition
-from files.sources import open_actions
+from files.listings import load_epic
+from files.sources import VideoSource
+from files.video import find_videos
 from test_finetune import TUNE, folder, inits, measure, resumed_equals_whole  # noqa: F401
 from train import FinetuneSettings
 from training import actions, finetune
@@ -52,7 +54,7 @@ def kitchens(folder, here, made):                                          # noq
 
 
 def opened():
-    return open_actions(Path(TRAIN), Path("kitchens"), View(32, 32))
+    return VideoSource(load_epic(Path(TRAIN)), find_videos("kitchens"), View(32, 32))
 
 
 # ---- samples and steps -------------------------------------------------------------------------

@@ -242,8 +242,8 @@ def test_cached_teacher_features_are_used_where_present():
 
     def features(folder):
         """{id: the teacher's features (2, D)} of the two videos."""
-        source = sources.open_narrated(Path("ex/videos"), Path("ex/captions"), None, View(32, 4),
-                                       teacher, folder)
+        source = sources.open_folder(Path("ex/videos"), Path("ex/captions"), None, View(32, 4),
+                                     teacher, folder)
         requests = [(i, windows) for i, video in enumerate(source.videos)
                     if video.name in (cached.stem, other.stem)]
         rows = source.teacher_features(source.load(requests).views).split(2)

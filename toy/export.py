@@ -7,7 +7,7 @@ import numpy as np
 from safetensors.torch import save
 from tqdm import tqdm
 
-from support.command import check, write_atomically, write_json, write_text
+from support.command import BadInput, write_atomically, write_json, write_text
 from support.workers import prefetch
 from toy import grammar, render
 from toy.source import load_teacher
@@ -50,8 +50,8 @@ def export_one(out, item):
 def export_toy(settings):
     """videos/, captions/, COIN.json, steps.txt, phrases.txt, train.txt and the teacher, clip/."""
     out = settings.out
-    check(not out.exists() or not any(out.iterdir()), "out", out,
-          "is not empty; choose another folder")
+    if out.exists() and any(out.iterdir()):
+        raise BadInput(f"--out {out}: is not empty; choose another folder")
     for folder in ("videos", "captions", "clip"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     items = [(split, i) for split, count in (("train", settings.train), ("test", settings.test))

@@ -18,7 +18,7 @@ from data import CLIPS, PIECES, View, pad_clips
 from evaluation.embedding import embed_videos, teacher_features
 from files.annotations import FeaturesFile
 from files.listings import load_phrases
-from files.sources import open_coin_features, open_narrated
+from files.sources import open_coin_features, open_folder
 from model import encode_parts
 from pseudo_labels import estimate_tau
 from support import parallel
@@ -69,8 +69,8 @@ def open_material(settings, encoder, device):
     if settings.data == "howto100m":
         teacher = open_teacher(settings.clip, settings.clip_weights, device)
         view = View(encoder["image"], encoder["frames"], encoder.get("seconds"))
-        source = open_narrated(settings.videos, settings.captions, settings.ids, view, teacher,
-                               settings.teacher_features)
+        source = open_folder(settings.videos, settings.captions, settings.ids, view, teacher,
+                             settings.teacher_features)
         pixels = PIXELS
     else:
         teacher = load_teacher(device)
