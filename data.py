@@ -226,13 +226,13 @@ def forecast_samples(videos, min_steps=2):
             if now.end > 0]
 
 
-def classify_samples(videos, views=3):
-    """One sample for every annotated step: see `classify_windows`."""
+def classify_samples(videos, views=3, seconds=CLIP_SECONDS):
+    """One sample for every annotated step, or action: see `classify_windows`."""
     samples = []
     for i, video in enumerate(videos):
         duration = max([video.duration or 0.0] + [step.end for step in video.steps])
-        samples += [Sample(i, classify_windows(step.start, step.end, duration, views), step.label,
-                           k) for k, step in enumerate(video.steps)]
+        samples += [Sample(i, classify_windows(step.start, step.end, duration, views, seconds),
+                           step.label, k) for k, step in enumerate(video.steps)]
     return samples
 
 
@@ -242,16 +242,6 @@ def activity_samples(videos):
             for video in videos]
     return [Sample(i, forecast_windows(end, np.inf), video.activity, 0)
             for i, (video, end) in enumerate(zip(videos, ends))]
-
-
-def action_samples(videos, views):
-    """One sample for every action of EPIC-Kitchens-100: `views` windows of 2 s.
-
-    The csv does not give a video's length: a window may end up to a second after it.
-    """
-    return [Sample(i, classify_windows(step.start, step.end, np.inf, views, EPIC_SECONDS),
-                   step.label, k)
-            for i, video in enumerate(videos) for k, step in enumerate(video.steps)]
 
 
 def samples_of(task, videos, min_steps=2):

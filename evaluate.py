@@ -68,9 +68,9 @@ def main(settings):
     """Load, measure, print, and write the JSON if asked for."""
     import torch
 
-    from data import action_samples, samples_of
+    from data import EPIC_SECONDS, classify_samples, samples_of
     from diffusion import expectation
-    from evaluation.checks import require_fit, require_samples, require_task
+    from evaluation.checks import require_fit, require_task
     from evaluation.embedding import encode_samples, write_features
     from evaluation.forecasting import forecast_rows
     from evaluation.inference import draw_noise, predict_missing
@@ -96,11 +96,13 @@ def main(settings):
     epic = settings.data == "epic"
 
     def samples_in(videos):
-        return (action_samples(videos, VIEWS) if epic else
+        return (classify_samples(videos, VIEWS, EPIC_SECONDS) if epic else
                 samples_of(settings.task, videos, settings.min_steps))
 
     # 2. The clips of all samples through f. Forecasting (Sec. 3.3), or another task.
-    samples = require_samples(samples_in(source.videos), settings)
+    samples = samples_in(source.videos)
+    check(samples, "split", settings.split, f"no video of use for --task {settings.task}; steps are "
+          f"needed, --min-steps {settings.min_steps} in a video to forecast or infill")
     x, teacher, samples = encode_samples(model, source, samples, settings, device)
     evaluated = len(samples)
     if settings.task == "forecast":

@@ -51,11 +51,3 @@ def require_fit(model, source, texts, settings):
     require(count == model.classes[0] and largest < count, f"{path}: is fine-tuned to "
             f"{model.classes[0]} classes, there are {max(count, largest + 1)} here; give the "
             "--data it was fine-tuned on")
-
-
-def require_samples(samples, settings):
-    """The samples of --task; BadInput if there are none."""
-    require(samples, f"--split {settings.split}: no video of use for --task {settings.task}; "
-            "annotated steps are needed (to forecast or infill, --min-steps "
-            f"{settings.min_steps} in a video)")
-    return samples

@@ -4,6 +4,7 @@ Times are in seconds. Lines count from 1, classes from 0. Lines without text are
 is a BadInput of one line that begins with the file's name and the line.
 """
 import re
+from math import inf
 
 from data import Step, Video
 from files.text import read_lines, read_table, require
@@ -45,7 +46,8 @@ def load_epic(path):
     """Read EPIC_100_train.csv, _validation.csv or _test_timestamps.csv (8 columns, no labels).
 
     Only the timestamps are used: the frame numbers count frames at another rate than the video's.
-    Returns [data.Video, ...], each with its actions as steps, in the file's order.
+    Returns [data.Video, ...], each with its actions as steps, in the file's order. Their length is
+    not given, and taken as infinite: a window may end up to a second after the video.
     """
     videos = {}
     for where, row in read_table(path, ("video_id", "start_timestamp", "stop_timestamp")):
@@ -57,7 +59,7 @@ def load_epic(path):
                       for key, classes in (("verb_class", VERBS), ("noun_class", NOUNS)))
         videos.setdefault(row["video_id"], []).append(Step(start, end, label))
     require(videos, f"{path}: nothing after the first line")
-    return [Video(name, steps=tuple(actions)) for name, actions in videos.items()]
+    return [Video(name, None, None, inf, tuple(actions)) for name, actions in videos.items()]
 
 
 def epic_split(path):

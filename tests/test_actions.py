@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from commands import call, fails
-from data import View, action_samples, random_window
+from data import EPIC_SECONDS, View, classify_samples, random_window
 from evaluation import recognition
 from files.listings import load_epic
 from files.sources import VideoSource
@@ -60,7 +60,7 @@ def opened():
 # ---- samples and steps -------------------------------------------------------------------------
 def test_action_samples_are_all_actions_of_all_videos():
     """Catches: 9-s clips of an action, views that leave it, labels of another action."""
-    found = action_samples(opened().videos, 10)
+    found = classify_samples(opened().videos, 10, EPIC_SECONDS)
     assert [s.label for s in found] == [(3 * i + k, 10 * k) for i in range(3) for k in range(3)]
     starts = [2.5 + (5.75 - 2.5 - 2) * k / 9 for k in range(10)]
     assert np.allclose(found[2].windows, [(start, start + 2) for start in starts])
@@ -95,7 +95,7 @@ def test_actions_are_augmented_the_same_in_all_frames(monkeypatch):
     """Catches: RandAugment drawn for each frame, drawn from a global generator, or not at all."""
     source, still = opened(), torch.randint(256, (3, 48, 64), dtype=torch.uint8)
     monkeypatch.setattr("files.sources.read_frames", lambda *_: still.expand(32, 3, 48, 64))
-    state, chosen = torch.random.get_rng_state(), action_samples(source.videos, 1)
+    state, chosen = torch.random.get_rng_state(), classify_samples(source.videos, 1, EPIC_SECONDS)
     loaded, labels = actions.load_actions(source, chosen, np.random.default_rng(0))
     assert torch.equal(torch.random.get_rng_state(), state)
     torch.rand(1)

@@ -2,6 +2,7 @@
 
 The real files are not part of this project; their tests are skipped where they are absent.
 """
+import math
 from pathlib import Path
 
 import pytest
@@ -56,10 +57,10 @@ def test_released_lists(tmp_path):
 def test_epic_list(tmp_path):
     """Catches: frame numbers used for times, hours forgotten, commas in quotes, verb and noun
     exchanged, a missing narration time that stops the reader, actions of a video parted."""
-    assert load_epic(written(tmp_path, EPIC)) == [Video("P01_11", steps=(
+    assert load_epic(written(tmp_path, EPIC)) == [Video("P01_11", duration=math.inf, steps=(
         Step(0, 1.89, (0, 2)), Step(3723.5, 3724, (96, 299))))]
     assert load_epic(written(tmp_path, TEST)) == [
-        Video("P01_12", steps=(Step(1.5, 2, (None, None)),))]
+        Video("P01_12", duration=math.inf, steps=(Step(1.5, 2, (None, None)),))]
 
 
 def test_names_phrases_ratings_and_ids(tmp_path):

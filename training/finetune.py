@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from data import EPIC_FRAMES, action_samples, samples_of
+from data import EPIC_FRAMES, samples_of
 from evaluation.checks import require_width
 from evaluation.embedding import encode_samples
 from evaluation.labeled import open_labeled
@@ -97,12 +97,9 @@ def count_classes(settings, source, texts):
 
 def labeled_samples(settings, source):
     """The task's samples of --labels of the videos, drawn from the seed; BadInput if none."""
-    if settings.data == "epic":
-        samples = action_samples(source.videos, 1)
-        require(all(sample.label != (None, None) for sample in samples), f"{settings.annotations}: "
-                "has no labels (is it the test list?); to fine-tune, EPIC_100_train.csv is needed")
-    else:
-        samples = samples_of(settings.task, source.videos)
+    samples = samples_of(settings.task, source.videos)
+    require(all(sample.label != (None, None) for sample in samples), f"{settings.annotations}: has "
+            "no labels (is it the test list?); to fine-tune, EPIC_100_train.csv is needed")
     videos = sorted({sample.video for sample in samples})
     order = np.random.default_rng((settings.seed, 4)).permutation(videos)
     chosen = set(order[:math.ceil(settings.labels * len(videos))].tolist())
