@@ -20,11 +20,6 @@ from toy.source import ToySource
 from weights.checkpoint import load_model
 
 
-def first(failed):
-    """The first reason of {id: reason}, for a message."""
-    return next(iter(failed.values()), "there is none")
-
-
 # --- Samples of a task ---
 def load_samples(source, samples, rng=None):
     """The clips of some samples -> data.Loaded, and the samples that could be read."""
@@ -53,9 +48,10 @@ def encode_samples(model, source, samples, settings, device, title="encode"):
                 ours.append(model.encode(loaded.clips.to(device)))
                 if len(loaded.views):
                     teachers.append(source.teacher_features(loaded.views).to(device))
-    require(good and len(source.unreadable) <= settings.max_unreadable * len(source),
-            f"{len(source.unreadable)} of {len(source)} videos cannot be read, more than "
-            f"--max-unreadable {settings.max_unreadable}; the first: {first(source.unreadable)}")
+    failed = source.unreadable
+    require(good and len(failed) <= settings.max_unreadable * len(source), f"{len(failed)} of "
+            f"{len(source)} videos cannot be read, more than --max-unreadable "
+            f"{settings.max_unreadable}; the first: {next(iter(failed.values()), None)}")
     x, features = (torch.cat(rows).unflatten(0, (-1, N)) if rows else None
                    for rows in (ours, teachers))
     return x, features, good
@@ -127,7 +123,8 @@ def embed_videos(source, encode, stride, workers, device, targets="vision"):
     parts = parallel.gather_objects((names, windows, x, features))
     names, windows, x, features = ([row for rows in kind for row in rows] for kind in zip(*parts))
     failed = {name: why for part in parallel.gather_objects(failed) for name, why in part.items()}
-    require(names, f"not one of {len(source)} videos could be read; the first: {first(failed)}")
+    require(names, f"not one of {len(source)} videos could be read; the first: "
+            f"{next(iter(failed.values()), 'there is none')}")
     return (np.array(names), np.concatenate(windows), torch.cat(x),
             torch.cat(features) if features else None, failed)
 

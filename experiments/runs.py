@@ -1,7 +1,7 @@
 """The runs that the paper's tables need: each is made once, in OUT/RECIPE-SEED.
 
 A run is trained, fine-tuned and evaluated by train.py and evaluate.py, which write SPLIT.EVALUATION
-.json into its folder. Recipes are in paper_tables.py, the cells that use them in its .toml.
+.json into its folder. Recipes, and the cells that use them, are in paper_tables.toml.
 """
 import os
 import subprocess
