@@ -1,20 +1,18 @@
-"""Charts: curves of training (Eq. 7), open vocabulary (App. D), a forecast (Fig. 3).
+"""Charts: curves of training (Eq. 7), a forecast (Fig. 3).
 
     python -m experiments.charts --run runs/pretrain                # the terms of the loss
 
 Only this file needs matplotlib. Sampled values are solid blue and true ones
-hatched, so that they differ in print and for every reader. S steps.
+hatched, so that they differ in print and for every reader.
 """
 import functools
 import json
-import math
 import textwrap
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median_high
+from statistics import median_high
 
-from experiments.paper_tables import NOVEL
 from support.command import PICTURES, WHAT, BadInput, Settings, opt, run, write_atomically
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#007A5A", "#666666"     # Okabe and Ito's, darker
@@ -122,33 +120,6 @@ def plot_training(rows):
             axes.axvline(step, color=GREY, linestyle=":", linewidth=1, label=label)
         axes.set_ylim(bottom=0)
     losses.legend()
-    return figure
-
-
-@styled
-def plot_open_vocabulary(bleu, accuracy):
-    """Figure of the accuracy of each step by its overlap with the phrases of pre-training.
-
-    Args:
-        bleu:     (S,) 0 to 1: the largest BLEU-1 of each step with any phrase of the pool.
-        accuracy: {task: (S,) fractions}, NaN for steps that do not occur; one panel for each.
-    """
-    figure = new_figure(3.6 * len(accuracy) + 0.4, 3.2)
-    panels = figure.subplots(1, len(accuracy), squeeze=False, sharey=True)[0]
-    for axes, (task, values) in zip(panels, accuracy.items()):
-        pairs = [(b, 100 * a) for b, a in zip(bleu, values) if math.isfinite(a)]
-        axes.plot(*zip(*pairs), "o", color=BLUE, alpha=0.5, markersize=4, markeredgewidth=0)
-        for low, high, name in ((0, NOVEL, "novel"), (NOVEL, 1, "seen")):
-            group = [a for b, a in pairs if (b < NOVEL) == (name == "novel")]
-            if group:
-                level = mean(group)
-                axes.plot((low, high), (level, level), color="black", linewidth=2)
-                axes.text((low + high) / 2, 103, f"{name}: {len(group)} steps,\n{level:.1f} %",
-                          ha="center", va="bottom")
-        axes.axvline(NOVEL, color=GREY, linestyle=":", linewidth=1)
-        axes.set(xlim=(-0.03, 1.03), ylim=(-3, 103), xlabel="BLEU-1 with the nearest phrase")
-        axes.set_title(task, pad=30)
-    panels[0].set_ylabel("top-1 of the step, %")
     return figure
 
 

@@ -7,11 +7,10 @@ one for each seed, or of one text; empty: a dash. S steps.
 import statistics
 
 from evaluation.metrics import largest_bleu1
-from experiments import charts
 from experiments.paper_tables import CLASSIFY, EPIC, FORECAST, NOVEL, TABLES
 from experiments.runs import read_object, result_path
 from files.listings import load_phrases, load_steps
-from support.command import BadInput, require, write_json, write_text
+from support.command import require, write_json, write_text
 from toy import grammar
 
 
@@ -57,26 +56,11 @@ def open_rows(results, bleu):
     return rows
 
 
-def draw_open(path, results, bleu):
-    """The chart of Fig. A: the mean accuracy of each step over the runs."""
-    accuracy = {}
-    for title, evaluation in (("classification", CLASSIFY), ("forecasting", FORECAST)):
-        if runs := find_values(results, "diffusion", evaluation, "by_class"):
-            known = [[value for value in values if value is not None] for values in zip(*runs)]
-            accuracy[title] = [statistics.mean(values) / 100 if values else float("nan")
-                               for values in known]
-    try:
-        if accuracy:
-            charts.save(charts.plot_open_vocabulary(bleu, accuracy), path)
-    except BadInput as error:                              # matplotlib is optional
-        print(f"{path} is not drawn: {error}")
-
-
 # ---- Tables --------------------------------------------------------------------------------------
-def build(settings, seeds, needed, contents, draw=False):
+def build(settings, seeds, needed, contents):
     """All tables, of the results that exist: {name: {"title", "columns", "rows"}}.
 
-    needed: from `runs.needs`; contents: {name: content} of --rows; draw: the chart of Fig. A too.
+    needed: from `runs.needs`; contents: {name: content} of --rows.
     """
     files = [(name, evaluation_of(content), content) for name, content in contents.items()]
     results = [(recipe, evaluation, read_object(path, ("top1",))) for seed in seeds
@@ -85,7 +69,7 @@ def build(settings, seeds, needed, contents, draw=False):
     steps, pool = grammar.STEPS, grammar.PHRASES
     if settings.steps:
         steps, pool = load_steps(settings.steps), load_phrases(settings.phrases)
-    tables, bleu = {}, largest_bleu1(steps, pool)
+    tables = {}
     for name in settings.names():
         table = TABLES[name]
         if name == "open-vocabulary":
@@ -95,9 +79,7 @@ def build(settings, seeds, needed, contents, draw=False):
                         f"{file}: {count} classes, but there are {len(steps)} steps; give the "
                         "--steps it was evaluated on")
             read = [("diffusion", *file[1:]) for file in files] or results
-            rows = open_rows(read, bleu)
-            if draw:
-                draw_open(settings.out / "open-vocabulary.png", read, bleu)
+            rows = open_rows(read, largest_bleu1(steps, pool))
         else:
             rows = our_rows(table, results) + [
                 (file, content["order"], [find_values(files, file, *column[1:])

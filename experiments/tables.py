@@ -30,8 +30,7 @@ class TablesSettings(Settings):
     phrases: Path = opt("with --steps: the pool of its pre-training, a phrase per line", None, DATA)
     seeds: str = opt("of the runs, separated by commas", "100,101,102,103,104")
     jobs: int = opt("runs at a time, with one thread each", 2, low=1)
-    out: Path = opt("folder of the runs and of tables.md, tables.json, open-vocabulary.png",
-                    Path("runs/tables"))
+    out: Path = opt("folder of the runs and of tables.md, tables.json", Path("runs/tables"))
     device: str = opt("auto: a CUDA GPU if there is one", "auto")
 
     def __post_init__(self):
@@ -61,7 +60,7 @@ def main(settings):
     require_same(settings)
     for _ in make_all(settings, seeds, {} if files else needed):
         save(settings, build(settings, seeds, needed, files))
-    print(save(settings, build(settings, seeds, needed, files, draw=True)))
+    print(save(settings, build(settings, seeds, needed, files)))
     print(f"{settings.out}/tables.md, tables.json")
 
 

@@ -1,7 +1,6 @@
 """charts.py: the numbers given are the numbers drawn. Drawing needs matplotlib
 (optional)."""
 import json
-import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -112,14 +111,3 @@ def test_training_curves(drawing, tmp_path, capsys):
     out = tmp_path / "curves.pdf"
     charts.main(SimpleNamespace(run=tmp_path, out=out))
     assert out.read_bytes().startswith(b"%PDF") and capsys.readouterr().out == f"{out}\n"
-
-
-def test_open_vocabulary_means(drawing):
-    """Catches: a step of BLEU-1 .7 among the novel ones, NaN in a mean, 1 left out."""
-    figure = charts.plot_open_vocabulary(
-        [0.0, 0.5, 0.7, 1.0, 0.2], {"classification": [0.1, 0.3, 0.5, 0.7, math.nan],
-                                    "forecasting": [0.0, 0.0, 1.0, math.nan, math.nan]})
-    assert [texts(axes.texts) for axes in figure.axes] == [
-        ["novel: 2 steps,\n20.0 %", "seen: 2 steps,\n60.0 %"],
-        ["novel: 2 steps,\n0.0 %", "seen: 1 steps,\n100.0 %"]]
-    assert len(figure.axes[0].lines[0].get_xdata()) == 4

@@ -2,7 +2,6 @@
 import json
 import math
 import re
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,7 +12,7 @@ import evaluate
 import train
 from commands import call, fails, struck
 from evaluation import metrics
-from experiments import charts, paper_tables, rows, runs, tables
+from experiments import paper_tables, rows, runs, tables
 from files.listings import load_phrases, load_steps
 from support.command import parse
 from toy import grammar
@@ -235,19 +234,3 @@ def test_seen_and_novel_steps_by_loops():
     assert [cells for _, _, cells in rows.open_rows(EXACT, bleu)] == [
         [["2"], [], [1.0]], [["2"], [], [1.0]], [["2"], [], [50.0]], [["2"], [], [30.0]]]
     assert [cells[1:] for _, _, cells in rows.open_rows([], bleu)] == [[[], []]] * 2
-
-
-def test_the_chart_has_the_means_over_the_runs(monkeypatch, capsys):
-    """Catches: percent for fractions, a step that does not occur drawn at 0, a task without runs
-    drawn, no line where matplotlib is missing."""
-    drawn = []
-    monkeypatch.setattr(charts, "plot_open_vocabulary", lambda *args: drawn.append(args))
-    monkeypatch.setattr(charts, "save", lambda figure, path: charts.require())
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    rows.draw_open("out.png", RESULTS, [1, 0, 0, 0])
-    rows.draw_open("o.png", [("diffusion", "forecast", {"by_class": [None, 50.0]})], [1, 0])
-    assert "out.png is not drawn: figures need matplotlib" in capsys.readouterr().out
-    (bleu, accuracy), (_, missing) = drawn
-    assert bleu == [1, 0, 0, 0] and accuracy.keys() == {"classification"}
-    assert accuracy["classification"] == pytest.approx([.9, .5, .1, .25])
-    assert missing["forecasting"] == pytest.approx([math.nan, .5], nan_ok=True)
