@@ -101,8 +101,8 @@ def main(settings):
 
     # 2. The clips of all samples through f. Forecasting (Sec. 3.3), or another task.
     samples = samples_in(source.videos)
-    check(samples, "split", settings.split, f"no video of use for --task {settings.task}; steps are "
-          f"needed, --min-steps {settings.min_steps} in a video to forecast or infill")
+    check(samples, "split", settings.split, f"no video of use for --task {settings.task}; steps "
+          f"are needed, --min-steps {settings.min_steps} in a video to forecast or infill")
     x, teacher, samples = encode_samples(model, source, samples, settings, device)
     evaluated = len(samples)
     if settings.task == "forecast":

@@ -3,9 +3,6 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-CLASSIFY, FORECAST, EPIC = "classify", "forecast", "classify-epic"     # some of the evaluations
-NOVEL = 0.7               # BLEU-1 with the nearest phrase below which the paper calls a step novel
-
 
 @dataclass(frozen=True)
 class Table:
