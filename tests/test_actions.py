@@ -15,7 +15,7 @@ from files.sources import VideoSource
 from files.video import find_videos
 from test_finetune import TUNE, folder, inits, measure, resumed_equals_whole  # noqa: F401
 from train import FinetuneSettings
-from training import actions, finetune
+from training import finetune
 from weights.checkpoint import load_model
 
 TRAIN, TEST = "EPIC_100_train.csv", "EPIC_100_test_timestamps.csv"
@@ -78,11 +78,11 @@ def test_a_random_window_lies_anywhere_in_the_action():
 
 def test_mixup_mixes_clips_and_labels_alike(monkeypatch):
     """Catches: labels mixed in other shares than clips, verbs and nouns in different ones."""
-    monkeypatch.setattr(actions, "MIXUP", 1.0)         # shares are seldom 0 or 1
+    monkeypatch.setattr(finetune, "MIXUP", 1.0)         # shares are seldom 0 or 1
     torch.manual_seed(0)
     clips = torch.zeros(2, 2, 3, 4, 4, dtype=torch.uint8)
     clips[1] = 200
-    mixed, target = actions.mix(clips, torch.tensor([[0, 2], [1, 0]]), [2, 3])
+    mixed, target = finetune.mix(clips, torch.tensor([[0, 2], [1, 0]]), [2, 3])
     share = 1 - float(mixed[0].mean()) / 200
     assert type(mixed) is torch.Tensor and 0 < share < 1
     expected = torch.tensor([[share, 1 - share, 1 - share, 0, share],
@@ -96,10 +96,10 @@ def test_actions_are_augmented_the_same_in_all_frames(monkeypatch):
     source, still = opened(), torch.randint(256, (3, 48, 64), dtype=torch.uint8)
     monkeypatch.setattr("files.sources.read_frames", lambda *_: still.expand(32, 3, 48, 64))
     state, chosen = torch.random.get_rng_state(), classify_samples(source.videos, 1, EPIC_SECONDS)
-    loaded, labels = actions.load_actions(source, chosen, np.random.default_rng(0))
+    loaded, labels = finetune.load_actions(source, chosen, np.random.default_rng(0))
     assert torch.equal(torch.random.get_rng_state(), state)
     torch.rand(1)
-    again, _ = actions.load_actions(source, chosen, np.random.default_rng(0))
+    again, _ = finetune.load_actions(source, chosen, np.random.default_rng(0))
     plain = source.load([(s.video, s.windows) for s in chosen], np.random.default_rng(0))
     assert torch.equal(loaded.clips, again.clips) and loaded.clips.dtype == torch.uint8
     assert (loaded.clips == loaded.clips[:, :1]).all()

@@ -12,32 +12,37 @@ The classifier is one linear layer, its logits divided by tau. If the classes ha
 as their embeddings, so that training starts from the zero-shot ranking. The loss is its cross
 entropy alone, and noise is zero, as in the released code. Where f is frozen, each clip goes
 through it once. A checkpoint of `--order none` has no h: a new one is trained, which predicts once.
-N clips of a sample, B samples per step, S classes, D embedding.
+A clip of an action is 2 s, 32 frames at 16 per second. Each has its own crop, flip and RandAugment,
+and is mixed with another. N clips of a sample, B samples per step, S classes, V = 97 verbs, U = 300
+nouns, D embedding.
 """
 import functools
 import math
 import os
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch.nn import functional
+from torchvision.transforms import v2
+from torchvision.tv_tensors import Video
 
-from data import EPIC_FRAMES, samples_of
+from data import EPIC_FRAMES, EPIC_SECONDS, random_window, samples_of
 from evaluation.checks import require_width
-from evaluation.embedding import encode_samples
+from evaluation.embedding import encode_samples, load_samples
 from evaluation.labeled import open_labeled
 from files import listings
 from support.command import check, require, write_json
 from support.device import mixed_precision, pick_device, set_seed
 from support.workers import prefetch
-from training import actions
 from training.run import Run, Stage, Unreadable, prepare_run, report_missing, videos_of_step
 from weights.checkpoint import build_model, load_model
 from weights.mvit import MViT
 
 DROPOUT = 0.1             # of h's tokens
 WEIGHT_DECAY = 1e-2       # of AdamW
+MIXUP = 0.1               # alpha of MixUp, with actions; the released configuration's
 
 
 # --- Before the first step ---
@@ -150,11 +155,43 @@ def make_optimizer(model, parts, lr):
 
 
 # --- Steps ---
+def load_actions(source, samples, rng):
+    """A clip from anywhere in each of some actions: cropped, flipped, augmented.
+
+    Args:    samples: [data.Sample, ...]; rng: numpy Generator, all randomness is from it.
+    Returns: data.Loaded, and labels (B, 2) int64 of the clips that could be read: verb, noun.
+    """
+    drawn = []
+    for sample in samples:
+        start, end, _ = source.videos[sample.video].steps[sample.step]
+        drawn.append(replace(sample, windows=random_window(start, end, EPIC_SECONDS, rng)))
+    loaded, read = load_samples(source, drawn, rng)
+    with torch.random.fork_rng(devices=[]):            # torchvision draws from torch's generator
+        torch.manual_seed(int(rng.integers(2 ** 31)))
+        augment = v2.RandAugment()                     # one draw for all frames of a clip
+        if loaded.requests:
+            loaded.clips = torch.stack([augment(clip) for clip in loaded.clips])
+    return loaded, torch.tensor([sample.label for sample in read], dtype=torch.int64).view(-1, 2)
+
+
 def load_step(source, samples, settings, step):
-    """Clips and labels of one step of EPIC, drawn from (seed, step): in a worker, if any."""
+    """`load_actions` of one step, drawn from (seed, step): in a worker, if there are any."""
     rng = np.random.default_rng((settings.seed, 2, step))
     chosen = videos_of_step(step, len(samples), settings.batch, settings.seed)
-    return actions.load_actions(source, [samples[i] for i in chosen], rng)
+    return load_actions(source, [samples[i] for i in chosen], rng)
+
+
+def mix(clips, labels, classes):
+    """MixUp: each clip with the one before it, in shares drawn from Beta(MIXUP, MIXUP).
+
+    Args:    clips (B, F, 3, H, W) uint8, labels (B, 2), classes [V, U].
+    Returns: clips float 0-255, and target (B, V + U): p' of the verb, then of the noun.
+    """
+    target = torch.cat([functional.one_hot(label, count) for label, count in
+                        zip(labels.T, classes)], 1).float()
+    blend = v2.MixUp(alpha=MIXUP, labels_getter=lambda batch: batch[1])
+    clips, target = blend(Video(clips.float()), target)
+    return clips.as_subclass(torch.Tensor), target
 
 
 def action_loss(model, unreadable, item, device):
@@ -163,7 +200,7 @@ def action_loss(model, unreadable, item, device):
     unreadable.add(loaded.failed)
     if not len(labels):
         return None, 0
-    clips, target = actions.mix(loaded.clips.to(device), labels.to(device), model.classes)
+    clips, target = mix(loaded.clips.to(device), labels.to(device), model.classes)
     log_p = torch.cat(model.classify(model.encode(clips)), 1)                  # (B, V + U)
     return -(target * log_p).sum(1).mean(), len(labels)
 
