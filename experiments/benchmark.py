@@ -12,6 +12,7 @@ clock. ffmpeg decodes with as many threads as there are cores, a worker of ours 
 worker per core ours gains more than these times show. Matrix products are bfloat16 on a GPU and
 float32 elsewhere, as in training. Weights and pixels are random: speed does not depend on them.
 """
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,12 +45,17 @@ class BenchmarkSettings(Settings):
 
 def main(settings):
     """Each part in a folder of its own, removed at its end; each table is printed at once."""
+    import torch
+
     from experiments import speed
     from experiments.rows import text_table
     from support.device import pick_device
     device = pick_device(settings.device)
     settings.default("batch", 16 if device.type == "cuda" else 1)
-    result = {"machine": speed.machine(device), "size": settings.size, "batch": settings.batch}
+    machine = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+               "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+               "torch": torch.__version__}
+    result = {"machine": machine, "size": settings.size, "batch": settings.batch}
     for part in settings.parts.split(","):
         result[part] = {}
         with tempfile.TemporaryDirectory() as folder:
@@ -59,7 +65,7 @@ def main(settings):
                          for row, columns in table.items()]
                 print(text_table([f"{part}: {name}", *next(iter(table.values()))], lines),
                       flush=True)
-    print(result["machine"])
+    print(machine)
     if settings.json:
         write_json(settings.json, result)
 

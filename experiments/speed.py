@@ -5,7 +5,6 @@ and {row: {column: number or None}}. s are of the clock. B clips or videos, F fr
 samples.
 """
 import functools
-import os
 import shutil
 import statistics
 import subprocess
@@ -42,12 +41,6 @@ PACE = 7.0                    # loader: s between clips, every second sentence o
 
 
 # ---- Measuring -----------------------------------------------------------------------------------
-def machine(device):
-    """What the numbers belong to."""
-    return {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-            "cores": os.cpu_count(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-
-
 def measure(ways, device):
     """{name: function} -> {name: {"s": its median, "MiB": its peak}}; the functions take turns.
 

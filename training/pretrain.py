@@ -22,7 +22,7 @@ from files.sources import open_coin_features, open_folder
 from model import encode_parts
 from pseudo_labels import estimate_tau
 from support import parallel
-from support.command import BadInput, check
+from support.command import BadInput, check, require
 from support.device import mixed_precision, pick_device, send, set_seed
 from support.workers import prefetch
 from toy import grammar, render
@@ -99,17 +99,15 @@ def open_model(settings, resumed, device):
     start = open_start(settings.init) if settings.init and not resumed else None   # fail early
     source, phrases, arguments = open_material(settings, encoder, device)
     report_missing(source, settings)
-    if len(phrases.unique(dim=0)) < 2:
-        raise BadInput(f"{settings.phrases or settings.text_embeddings}: all texts are the same; "
-                       "at least two different ones are needed")
+    require(len(phrases.unique(dim=0)) > 1, f"{settings.phrases or settings.text_embeddings}: all "
+            "texts are the same; at least two different ones are needed")
     set_seed(settings.seed)
     denoiser = {**SIZES[size]["denoiser"], "clips": PIECES + settings.missing}
     arguments = {"encoder": encoder, "denoiser": denoiser, "order": settings.order, **arguments}
     model = build_model(phrases, **arguments).to(device)
     if resumed:
-        if not same_texts(resumed["model"]["phrases"], phrases):
-            raise BadInput(f"--resume: {settings.out} was trained with other phrases, or another "
-                           "teacher, than are given now; give the same")
+        require(same_texts(resumed["model"]["phrases"], phrases), f"--resume: {settings.out} was "
+                "trained with other phrases, or another teacher, than are given now; give the same")
         try:
             model.load_state_dict(resumed["model"])
         except RuntimeError as error:
