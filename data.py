@@ -67,19 +67,12 @@ class Sample:
     step: int                     # which step of the video: the labeled one
 
 
-@dataclass
-class Loaded:
+class Loaded(NamedTuple):         # of a tuple a DataLoader pins the tensors: copies do not block
     """What a source gives for some requests, [(video, windows (n, 2) s), ...]."""
     requests: list                # those that could be read
     clips: torch.Tensor           # of all of them, (C, F, 3, H, W) uint8, or embeddings (C, D)
     views: object                 # what the teacher sees: a tensor, or a list of one per video
     failed: dict                  # {id: reason} of the others
-
-    def pin_memory(self):
-        """A pinned copy, for copies to a GPU that do not block: a DataLoader calls this."""
-        views = ([view.pin_memory() for view in self.views] if isinstance(self.views, list) else
-                 self.views.pin_memory())
-        return Loaded(self.requests, self.clips.pin_memory(), views, self.failed)
 
 
 def pad_clips(x, counts, clips):

@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data._utils.pin_memory import pin_memory
 
 import data
 import test_loading
@@ -246,7 +247,7 @@ def test_clips_and_views_are_pinned(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self + 1)
     clips, views = torch.zeros(2), [torch.zeros(1), torch.ones(1)]
     for given in (views, torch.zeros(3)):
-        pinned = data.Loaded(["a"], clips, given, {"b": "c"}).pin_memory()
+        pinned = pin_memory(data.Loaded(["a"], clips, given, {"b": "c"}))
         assert (pinned.requests, pinned.failed) == (["a"], {"b": "c"})
         assert pinned.clips.tolist() == [1, 1]
         assert [x + 1 for x in given] == list(pinned.views)

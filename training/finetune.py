@@ -170,7 +170,7 @@ def load_actions(source, samples, rng):
         torch.manual_seed(int(rng.integers(2 ** 31)))
         augment = v2.RandAugment()                     # one draw for all frames of a clip
         if loaded.requests:
-            loaded.clips = torch.stack([augment(clip) for clip in loaded.clips])
+            loaded = loaded._replace(clips=torch.stack([augment(clip) for clip in loaded.clips]))
     return loaded, torch.tensor([sample.label for sample in read], dtype=torch.int64).view(-1, 2)
 
 
