@@ -31,8 +31,6 @@ class BenchmarkSettings(Settings):
                     "paper", WHAT, choices=("small", "paper"))
     batch: int = opt("encoder: clips at once; step: videos; default 1, on a GPU 16", None, WHAT,
                      low=1)
-    compiled: bool = opt("encoder: by torch.compile as well (on a CPU it needs a compiler)", False,
-                         WHAT)
     videos: Path = opt("loader: folder of videos to read as well as the generated one", None, DATA)
     device: str = opt("auto: a CUDA GPU if there is one", "auto")
     json: Path = opt("also write the numbers here", None, file=())

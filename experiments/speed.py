@@ -75,7 +75,7 @@ def encoder_ways(settings, device):
     """{name: (module, clips (B, 3, F, H, W) -> class tokens (B, width))}.
 
     ours: encoder.py; naive: the same with softmax(q k^T / sqrt(d)) v as it is written, all weights
-    in memory; ours_compiled: by torch.compile; hf: TimesformerModel, if transformers is installed.
+    in memory; hf: TimesformerModel, if transformers is installed.
     """
     sizes = SIZES[settings.size]["encoder"]
     f = TimeSformer(**sizes).to(device)
@@ -85,8 +85,6 @@ def encoder_ways(settings, device):
     def naive(clips):
         return f.features(clips)
     ways = {"ours": (f, f.features), "naive": (f, naive)}
-    if settings.compiled:
-        ways["ours_compiled"] = f, torch.compile(f.features)
     try:
         from transformers import TimesformerConfig, TimesformerModel
     except ImportError:
@@ -117,7 +115,7 @@ def encoder(settings, device, folder):
         table = measure(works, device)
         for name, row in table.items():
             with FlopCounterMode(display=False) as counter, mixed_precision(device):
-                works[name.removesuffix("_compiled")]()
+                works[name]()
             row["TFLOP"] = counter.get_total_flops() / 1e12
             row["TFLOP/s"] = row["TFLOP"] / row["s"]
         yield work.__name__, table

@@ -94,7 +94,7 @@ def test_the_parts_of_the_model(monkeypatch, capsys):
 
 def test_ways_to_encode_are_comparable():
     """Catches: another function in what is compared, a model of another size or other clips."""
-    settings = SimpleNamespace(size="small", compiled=False)
+    settings = SimpleNamespace(size="small")
     ways, clips = speed.encoder_ways(settings, torch.device("cpu")), torch.randn(2, 3, 4, 32, 32)
     f, ours = ways["ours"]
     for p in f.parameters():                                   # some start at zero
