@@ -1,4 +1,4 @@
-"""`data.py check`: what a list of videos holds, and what of it is present and readable."""
+"""`data.py check`: what annotations or captions hold, and what of it is present and readable."""
 import functools
 import json
 
@@ -6,26 +6,34 @@ from tqdm import tqdm
 
 from data import samples_of
 from files import annotations, listings
-from files.video import attempt, find_videos, read_frames
-from support.command import write_json
+from files.captions import open_captions
+from files.video import attempt, duration, find_videos, read_frames
+from support.command import BadInput, write_json
 from support.workers import prefetch
 
 
 def read_ends(ends, name, path):
-    """Read the first picture of a video and the one where its annotations end."""
-    read_frames(path, [0.0, ends[name]], 32)
+    """Read the first picture of a video and the one where its annotations, or itself, end."""
+    read_frames(path, [0.0, duration(path) if ends[name] is None else ends[name]], 32)
 
 
-def try_videos(settings, videos):
-    """{id: path} of the videos found, {id: reason} of the unreadable; None, {} without --videos."""
+def try_videos(settings, ends):
+    """{id: path} of the videos found, {id: reason} of the unreadable; None, {} without --videos.
+
+    ends: {id: s where its annotations end, or None}.
+    """
     if settings.videos is None:
         return None, {}
-    ends = {video.name: max(step.end for step in video.steps) for video in videos}           # s
     paths = find_videos(settings.videos)
     present = [(name, paths[name]) for name in ends if name in paths]
     make = functools.partial(attempt, functools.partial(read_ends, ends))
     read = tqdm(prefetch(make, present, settings.workers), "read", len(present), mininterval=1)
     return paths, {name: reason for name, _, reason in read if reason}
+
+
+def ends_of(videos):
+    """{id: s where its last step ends} of annotated videos."""
+    return {video.name: max(step.end for step in video.steps) for video in videos}
 
 
 def count_videos(listed, paths, bad):
@@ -38,7 +46,7 @@ def count_videos(listed, paths, bad):
 def check_epic(settings):
     """A csv of EPIC-Kitchens-100: its actions and videos -> counts, unreadable, unnamed classes."""
     videos = listings.load_epic(settings.annotations)
-    paths, bad = try_videos(settings, videos)
+    paths, bad = try_videos(settings, ends_of(videos))
     actions = sum(len(video.steps) for video in videos)
     return {"segments": {listings.epic_split(settings.annotations): actions},
             "verbs": listings.VERBS, "nouns": listings.NOUNS,
@@ -49,7 +57,7 @@ def check_coin(settings):
     """COIN.json: what each task and split lists -> counts, unreadable videos, unnamed classes."""
     videos, names = annotations.load_coin(settings.annotations)
     videos = [video for video in videos if video.steps]
-    paths, bad = try_videos(settings, videos)
+    paths, bad = try_videos(settings, ends_of(videos))
     result = {}
     for task in ("classify", "forecast", "activity"):
         result[task] = {}
@@ -62,9 +70,32 @@ def check_coin(settings):
     return result | {"classes": len(names), "distinct_texts": len(set(names))}, bad, unnamed
 
 
+def read_sentences(captions, name):
+    """Of one narration: id, number of sentences, s where the last ends, the problem or None."""
+    try:
+        sentences = captions.sentences(name)
+    except BadInput as error:
+        return name, 0, 0.0, str(error)
+    return name, len(sentences), max((end for _, end, _ in sentences), default=0.0), None
+
+
+def check_captions(settings):
+    """Narrations and their videos -> counts, unreadable files and videos, no unnamed classes."""
+    captions = open_captions(settings.captions)
+    read = list(tqdm(prefetch(functools.partial(read_sentences, captions), [*captions],
+                              settings.workers), "read", len(captions), mininterval=1))
+    wrong = {name: problem for name, _, _, problem in read if problem}
+    paths, bad = try_videos(settings, dict.fromkeys(captions))
+    return {"narrations": {"listed": len(captions), "unreadable": len(wrong),
+                           "sentences": sum(count for _, count, _, _ in read),
+                           "hours": round(sum(end for _, _, end, _ in read) / 3600, 2)},
+            **count_videos({*captions}, paths, bad)}, wrong | bad, []
+
+
 def report(settings):
     """Print what a list holds, and (with --videos) what of it is present."""
-    result, bad, unnamed = {"coin": check_coin, "epic": check_epic}[settings.data](settings)
+    checks = {"coin": check_coin, "epic": check_epic, "howto100m": check_captions}
+    result, bad, unnamed = checks[settings.data](settings)
     print(json.dumps(result, indent=2))
     if unnamed:
         print(f"unnamed: {len(unnamed)} of {result['classes']} classes that no step has (id "

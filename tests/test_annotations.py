@@ -160,11 +160,11 @@ def test_npz_that_is_not_one(tmp_path):
 # ---- features ----------------------------------------------------------------------------------
 def test_features_are_kept_as_stored(tmp_path):
     """Catches: float16 turned into float32 (twice the memory), a middle that is not the middle."""
-    file = load_features(write_npz(tmp_path, **features(embedding=np.eye(4, 3, dtype="f2"))))
+    file = load_features(write_npz(tmp_path, **features(embedding=np.eye(4, 3, dtype="f2") + 1)))
     assert file.embedding.dtype == np.float16 and file.middle.dtype == np.float64
     np.testing.assert_array_equal(file.middle, [1, 3, 1, 3])
     assert file.video.tolist() == ["a", "a", "b", "b"]
-    np.testing.assert_array_equal(file.embedding, np.eye(4, 3))
+    np.testing.assert_array_equal(file.embedding, np.eye(4, 3) + 1)
 
 
 def test_nearest_equals_a_slow_loop():

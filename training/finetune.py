@@ -32,7 +32,8 @@ from support.command import BadInput, write_json
 from support.device import mixed_precision, pick_device, set_seed
 from support.workers import prefetch
 from training import actions
-from training.run import Run, Stage, Unreadable, prepare_run, report_missing, videos_of_step
+from training.run import (Run, Stage, Unreadable, load_optimizer, prepare_run, report_missing,
+                          steps_done, videos_of_step)
 from weights.checkpoint import build_model, load_model
 from weights.mvit import MViT
 
@@ -124,6 +125,9 @@ def set_up(settings):
     if settings.data == "epic" and isinstance(init.encoder, MViT):
         raise BadInput(f"--init {settings.init}: its encoder is MViT-v2, whose number of frames is "
                        "fixed; --data epic needs a TimeSformer")
+    if resumed and init.task != settings.task:
+        raise BadInput(f"--resume: the checkpoint in {settings.out} is not of --task "
+                       f"{settings.task}; nothing to resume")
     if init.task and not resumed:
         raise BadInput(f"--init {settings.init}: is fine-tuned already, for {init.task}; give a "
                        "checkpoint of --stage pretrain")
@@ -204,12 +208,13 @@ def finetune(settings):
         parts = [] if settings.task == "classify" else [model.denoiser]
     began, optimizer = time.perf_counter(), make_optimizer(model, parts, settings.lr)
     if resumed:
-        optimizer.load_state_dict(resumed["optimizer"])
+        load_optimizer(optimizer, resumed, settings.out)
     count = len(samples)
     steps = max(1, round(settings.epochs * max(count // settings.batch, 1)))
     stage = Stage("finetune", range(steps), settings.batch)
     print(f"{count} samples, {steps} steps, on {device}")
-    with Run(settings, model, arguments, resumed["step"] if resumed else 0, steps, count) as run:
+    first = steps_done(resumed, [stage], settings.out)
+    with Run(settings, model, arguments, first, steps, count) as run:
         left = run.steps_left(stage)
         items = prefetch(make, left, settings.workers) if settings.data == "epic" else left
         for step, item in run.steps(stage, optimizer, items):
