@@ -4,7 +4,7 @@ import json
 
 from tqdm import tqdm
 
-from data import samples_of
+from data import Video, samples_of
 from files import annotations, listings
 from files.captions import open_captions
 from files.video import attempt, duration, find_videos, read_frames
@@ -17,23 +17,17 @@ def read_ends(ends, name, path):
     read_frames(path, [0.0, duration(path) if ends[name] is None else ends[name]], 32)
 
 
-def try_videos(settings, ends):
-    """{id: path} of the videos found, {id: reason} of the unreadable; None, {} without --videos.
-
-    ends: {id: s where its annotations end, or None}.
-    """
+def try_videos(settings, videos):
+    """{id: path} of the videos found, {id: reason} of the unreadable; None, {} without --videos."""
     if settings.videos is None:
         return None, {}
+    ends = {video.name: max((step.end for step in video.steps), default=None)
+            for video in videos}                       # s
     paths = find_videos(settings.videos)
     present = [(name, paths[name]) for name in ends if name in paths]
     make = functools.partial(attempt, functools.partial(read_ends, ends))
     read = tqdm(prefetch(make, present, settings.workers), "read", len(present), mininterval=1)
     return paths, {name: reason for name, _, reason in read if reason}
-
-
-def ends_of(videos):
-    """{id: s where its last step ends} of annotated videos."""
-    return {video.name: max(step.end for step in video.steps) for video in videos}
 
 
 def count_videos(listed, paths, bad):
@@ -46,7 +40,7 @@ def count_videos(listed, paths, bad):
 def check_epic(settings):
     """A csv of EPIC-Kitchens-100: its actions and videos -> counts, unreadable, unnamed classes."""
     videos = listings.load_epic(settings.annotations)
-    paths, bad = try_videos(settings, ends_of(videos))
+    paths, bad = try_videos(settings, videos)
     actions = sum(len(video.steps) for video in videos)
     return {"segments": {listings.epic_split(settings.annotations): actions},
             "verbs": listings.VERBS, "nouns": listings.NOUNS,
@@ -57,7 +51,7 @@ def check_coin(settings):
     """COIN.json: what each task and split lists -> counts, unreadable videos, unnamed classes."""
     videos, names = annotations.load_coin(settings.annotations)
     videos = [video for video in videos if video.steps]
-    paths, bad = try_videos(settings, ends_of(videos))
+    paths, bad = try_videos(settings, videos)
     result = {}
     for task in ("classify", "forecast", "activity"):
         result[task] = {}
@@ -71,24 +65,24 @@ def check_coin(settings):
 
 
 def read_sentences(captions, name):
-    """Of one narration: id, number of sentences, s where the last ends, the problem or None."""
+    """One narration: its id, sentences, and None or the problem."""
     try:
-        sentences = captions.sentences(name)
+        return name, captions.sentences(name), None
     except BadInput as error:
-        return name, 0, 0.0, str(error)
-    return name, len(sentences), max((end for _, end, _ in sentences), default=0.0), None
+        return name, [], str(error)
 
 
 def check_captions(settings):
     """Narrations and their videos -> counts, unreadable files and videos, no unnamed classes."""
     captions = open_captions(settings.captions)
-    read = list(tqdm(prefetch(functools.partial(read_sentences, captions), [*captions],
-                              settings.workers), "read", len(captions), mininterval=1))
-    wrong = {name: problem for name, _, _, problem in read if problem}
-    paths, bad = try_videos(settings, dict.fromkeys(captions))
-    return {"narrations": {"listed": len(captions), "unreadable": len(wrong),
-                           "sentences": sum(count for _, count, _, _ in read),
-                           "hours": round(sum(end for _, _, end, _ in read) / 3600, 2)},
+    wrong, sentences, seconds = {}, 0, 0.0
+    make = functools.partial(read_sentences, captions)
+    for name, said, problem in prefetch(make, [*captions], settings.workers):
+        wrong |= {name: problem} if problem else {}
+        sentences, seconds = sentences + len(said), seconds + max([0.0, *(row[1] for row in said)])
+    paths, bad = try_videos(settings, [Video(name) for name in captions])
+    return {"captions": len(captions), "unreadable_captions": len(wrong), "sentences": sentences,
+            "hours": round(seconds / 3600, 2),
             **count_videos({*captions}, paths, bad)}, wrong | bad, []
 
 

@@ -87,10 +87,7 @@ class VideoSource(Source):
         return duration(self.paths[self.videos[video].name])
 
     def sentences(self, video):
-        """[(start s, end s, text), ...] of its narration.
-
-        A narration at fault makes the video unreadable: see `load`. It has no sentences.
-        """
+        """[(start s, end s, text), ...] of its narration; [] if that makes it unreadable."""
         name = self.videos[video].name
         try:
             return self.captions.sentences(name)
@@ -104,21 +101,17 @@ class VideoSource(Source):
         return sentence_windows(sentences, max((end for _, end, _ in sentences), default=0.0), rng)
 
     def teacher_rows(self, name, times):
-        """The cached features of the frames at `times` (n, F) s: (n, F, D); None if there are none.
-
-        Raises Unreadable if they end earlier.
-        """
+        """The cached features of frames at `times` (n, F) s: (n, F, D); None without a file."""
         if name not in self.cached:
             return None
-        path, last = self.cached[name], times.max()
-        rows = annotations.load_teacher_rows(path, self.width)
-        if last > len(rows) + SHORTER:
-            raise Unreadable(f"{path}: {len(rows)} rows, one a second, but a clip has a frame at "
-                             f"{last:.1f} s; make it again with data.py teach")
+        rows = annotations.load_teacher_rows(self.cached[name], self.width)
+        if times.max() > len(rows) + SHORTER:
+            raise Unreadable(f"{self.cached[name]}: ends at {len(rows)} s, but a frame at "
+                             f"{times.max():.1f} s is needed; make it again with data.py teach")
         return torch.from_numpy(rows[np.minimum(times.astype(np.int64), len(rows) - 1)])
 
     def read(self, request, short_side):
-        """The frames of a request (n F, 3, H, W), their times (n, F) s and the request itself.
+        """Pictures (n F, 3, H, W), their times (n, F) s, and the request.
 
         Where a narration runs beyond its video's end, windows end there, or are left out.
         """
@@ -197,11 +190,9 @@ def open_coin_features(annotation_file, feature_file, text_file, split, needed=T
     require(largest < len(texts), f"{text_file}: {len(texts)} classes, but {annotation_file} has "
             f"class {largest + 1}; row i must be class i + 1")
     source = FeatureSource([video for video in videos if video.split == split], features)
-    problem = ("no row near the steps" if features.rows.keys() & {*source.missing} else
-               "no row for any")
-    require(not needed or len(source), f"{feature_file}: {problem} of the {len(source.missing)} "
-            f"{split} videos of {annotation_file}; video must hold their ids, start and end their "
-            "seconds (are they milliseconds?)")
+    require(not needed or len(source), f"{feature_file}: no row for any of the "
+            f"{len(source.missing)} {split} videos of {annotation_file} near its steps; video must "
+            "hold their ids, start and end seconds (are they milliseconds?)")
     return source, torch.from_numpy(texts)
 
 

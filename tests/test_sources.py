@@ -167,6 +167,7 @@ def test_video_source_windows_are_those_of_the_captions(monkeypatch):
     spoken = [(0., 6., "word " * 12), (20., 24., "word " * 12), (40., 47., "word " * 12)]
     captions = Captions(None, {"a": spoken, "b": []}, lambda path, name, entry: entry)
     source, _ = open_videos(monkeypatch, "cba", 8, None, captions)
+    assert source.captions is captions
     assert [video.name for video in source.videos] == ["b", "a"] and source.missing == ["c"]
     ours, same = (np.random.default_rng(1) for _ in range(2))
     assert source.pretrain_windows(0, ours).shape == (0, 2)

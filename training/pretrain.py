@@ -201,6 +201,9 @@ class Pretraining(Run):
         super().__init__(settings, model, arguments,
                          steps_done(self.resumed, self.stages, settings.out),
                          self.stages[-1].span.stop, len(self.source))
+        for stage in self.stages:
+            if self.resumed and self.resumed["stage"] == stage.name:
+                self.make_optimizer(stage)             # whether it fits, before anything begins
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(self.source)} "
               "videos, " + ", ".join(f"{len(stage.span)} steps {stage.name}"
                                      for stage in self.stages) + f", on {self.device}")

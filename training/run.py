@@ -23,6 +23,7 @@ from support.device import set_seed
 from weights.checkpoint import build_ours, read_whole, save_checkpoint
 
 NEWEST, BEFORE = "checkpoint.pt", "checkpoint_before.pt"         # the last two of a run
+ADAM = "exp_avg", "exp_avg_sq"                                   # what AdamW keeps of a weight
 LOG_EVERY, SAVE_EVERY = 20, 500           # steps between two rows of metrics.jsonl, two checkpoints
 
 
@@ -90,24 +91,17 @@ def last_checkpoint(out):
 
 
 def steps_done(resumed, stages, out):
-    """How many steps are done: 0, or those of the checkpoint; BadInput if it has another stage."""
-    if not resumed:
-        return 0
-    step, name = resumed["step"], resumed["stage"]
-    plan = ", ".join(f"{stage.name} to step {stage.span.stop}" for stage in stages)
-    require(any(step - 1 in stage.span and stage.name == name for stage in stages),
+    """The checkpoint's step, or 0; BadInput if that step belongs to another stage, or to none."""
+    step, name = (resumed["step"], resumed["stage"]) if resumed else (0, None)
+    require(not resumed or [name] == [stage.name for stage in stages if step - 1 in stage.span],
             f"--resume: the checkpoint in {out} is of step {step}, stage {reprlib.repr(name)}, "
-            f"which this run does not have: {plan}; were videos added or removed since?")
+            "which this run does not have; were videos added or removed since?")
     return step
 
 
 def load_optimizer(optimizer, resumed, out):
-    """Take over the momenta of a checkpoint; rates and the like remain those of the settings.
-
-    BadInput unless they are finite and fit the weights.
-    """
-    names = ({"momentum_buffer"} if "momentum" in optimizer.defaults else
-             {"step", "exp_avg", "exp_avg_sq"})
+    """Take over the momenta of a checkpoint, but not its rates; BadInput unless they fit."""
+    names = {"momentum_buffer"} if "momentum" in optimizer.defaults else {"step", *ADAM}
     try:
         optimizer.load_state_dict(optimizer.state_dict() | {"state": resumed["optimizer"]["state"]})
         good = optimizer.state and all(
@@ -116,8 +110,8 @@ def load_optimizer(optimizer, resumed, out):
             for p, state in optimizer.state.items())
     except Exception:                                  # of a type that it cannot have
         good = False
-    require(good, f"--resume: the optimizer of the checkpoint in {out} does not fit the weights, "
-            "or is not finite; begin again in another folder")
+    require(good, f"--resume: the optimizer in the checkpoint in {out} does not fit the weights or "
+            "is not finite; begin again in another folder")
 
 
 def versions():

@@ -24,38 +24,31 @@ from weights.names import (HEAD_WIDTH, join_classifiers, plain_tensors, publishe
 OURS = {"arguments", "model"}        # what each checkpoint of ours holds
 
 
-SIZE, NUMBER = ((int,), 1, 10 ** 6), ((int, float), 1e-6, 1e6)
-ARGUMENTS = {                        # types, least and most of each; of each item of a list
-    **dict.fromkeys(("image", "patch", "frames", "width", "depth", "heads", "kv_stride", "stages",
-                     "layers", "clips", "classes"), SIZE),
-    **dict.fromkeys(("tau", "teacher_tau", "seconds", "pixels"), NUMBER),
-    "alpha_bar": ((int, float), 0, 1), "dropout": ((int, float), 0, 0.99)}
-LISTS = {"stages", "classes", "alpha_bar", "pixels"}
-OPTIONAL = {"width", "seconds", "alpha_bar", "pixels"}                                # or None
+# The arguments of ours: texts, and whole or any numbers up to a million, above 0 but for dropout.
+KINDS = {(int,): "image patch frames width depth heads kv_stride layers clips stages classes",
+         (int, float): "tau teacher_tau seconds pixels alpha_bar dropout",
+         (str,): "order task kind witness"}
+LISTS = "stages", "classes", "pixels", "alpha_bar"
 
 
 # --- From plain arguments to a model ---
 def check_arguments(arguments, count):
-    """ValueError unless the arguments can be those of a model of `count` tensors.
-
-    Sizes are compared with the tensors later: these are the ones that would take long until then,
-    and those that no tensor shows.
-    """
+    """ValueError unless these can be the arguments of `count` tensors, whose shapes are not read."""
     encoder, denoiser = arguments["encoder"] or {}, arguments["denoiser"] or {}
     for name, value in [*arguments.items(), *encoder.items(), *denoiser.items()]:
-        if name in ARGUMENTS and not (value is None and name in OPTIONAL):
-            types, low, high = ARGUMENTS[name]
-            if not all(type(one) in types and low <= one <= high
-                       for one in (value if name in LISTS else [value])):
-                raise ValueError(f"{name} is {reprlib.repr(value)}")
-    pixels, task = arguments["pixels"], arguments.get("task")
+        types = next((types for types, names in KINDS.items() if name in names.split()), ())
+        values = [value] if name not in LISTS else value if isinstance(value, (list, tuple)) else [0]
+        if types and (value is not None or name in ("tau", "teacher_tau", "order")) and not all(
+                type(one) in types and (str in types or (name == "dropout" or one > 0)
+                                        and 0 <= one <= 10 ** 6) for one in values):
+            raise ValueError(f"{name} is {reprlib.repr(value)}")
     blocks = encoder.get("depth", 0) + sum(encoder.get("stages", ())) + denoiser.get("layers", 0)
-    if (arguments["order"] not in ("diffusion", "mask", "none") or blocks > count
-            or task not in (None, "classify", "forecast", "activity")
-            or bool(task) != bool(arguments.get("classes")) or arguments.get("alpha_bar") == []
-            or (len(pixels) if pixels else 0) != (2 if encoder else 0)
-            or not isinstance(arguments.get("witness") or "", str)):
-        raise ValueError(f"the arguments are {reprlib.repr(arguments)}, of {count} tensors")
+    for good, names in ((blocks <= count, "depth, stages or layers"),
+                        (arguments["order"] in ("diffusion", "mask", "none"), "order"),
+                        (bool(arguments.get("task")) == bool(arguments.get("classes")), "classes"),
+                        (len(arguments["pixels"] or ()) == 2 * bool(encoder), "pixels")):
+        if not good:
+            raise ValueError(f"{names} cannot be those of these {count} tensors")
 
 
 def build_encoder(dim, kind="timesformer", **sizes):
