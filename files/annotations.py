@@ -4,6 +4,7 @@ K classes, N windows, D embedding. Times are in seconds. Rows of npz files count
 """
 import json
 import re
+import reprlib
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -11,13 +12,16 @@ from tokenize import TokenError
 
 import numpy as np
 
-from data import Step, Video
+from data import CLIP_SECONDS, Step, Video
+from files.listings import CLASSES
 from files.text import read_json, read_text, require
 from support.command import BadInput
 
 SUBSETS = {"training": "train", "testing": "test", "validation": "test"}    # COIN.json -> here
 # Of an array of an npz file: kinds of its dtype, its dimensions, and both in words.
 TEXT, FLOATS, NUMBERS = ("U", 1, "text (N,)"), ("f", 2, "floats (N, D)"), ("fiu", 1, "numbers (N,)")
+DAMAGED = (OSError, ValueError, EOFError, MemoryError, RuntimeError, TokenError,    # of np.load
+           zipfile.BadZipFile, zlib.error)
 
 
 def load_coin(path):
@@ -52,11 +56,11 @@ def coin_video(name, entry):
     subset, activity, steps = take(entry, ("subset", "recipe_type", "annotation"), "the entry")
     duration = entry.get("duration")
     require(subset in list(SUBSETS),                   # a list, since `subset` may be unhashable
-            f"subset is {subset!r}; it must be one of {', '.join(SUBSETS)}")
-    require(type(activity) is int and activity >= 0,
-            f"recipe_type is {activity!r}; it must be an integer from 0")
-    require(duration is None or is_seconds(duration),
-            f"duration is {duration!r}; it must be a finite number of seconds from 0")
+            f"subset is {reprlib.repr(subset)}; it must be one of {', '.join(SUBSETS)}")
+    require(type(activity) is int and 0 <= activity < CLASSES, f"recipe_type is "
+            f"{reprlib.repr(activity)}; it must be an integer from 0 to {CLASSES - 1}")
+    require(duration is None or is_seconds(duration), f"duration is {reprlib.repr(duration)}; it "
+            "must be a finite number of seconds from 0")
     require(isinstance(steps, list), "annotation must be a list [{id, segment, label}, ...]")
     steps = [coin_step(step, f"step {i}") for i, step in enumerate(steps, start=1)]
     return Video(name, training_split(name) if subset == "training" else SUBSETS[subset],
@@ -66,12 +70,12 @@ def coin_video(name, entry):
 def coin_step(step, where):
     """One annotation {"id", "segment", "label"} as a Step. Its BadInput begins with `where`."""
     number, segment, label = take(step, ("id", "segment", "label"), where)
-    # At most 5 digits: a typo in one id must not become a list of a billion names.
     require(isinstance(number, str) and re.fullmatch("[1-9][0-9]{0,4}", number), f"{where}: id is "
-            f'{number!r}; it must be an integer as a string, "1" to "99999": the class + 1')
-    require(isinstance(label, str), f"{where}: label is {label!r}; it must be the step's text")
+            f'{reprlib.repr(number)}; it must be an integer as a string, "1" to "99999": the class + 1')
+    require(isinstance(label, str), f"{where}: label is {reprlib.repr(label)}; it must be the step's text")
     require(isinstance(segment, list) and len(segment) == 2 and all(map(is_seconds, segment)),
-            f"{where}: segment is {segment!r}; it must be [start, end], finite seconds from 0")
+            f"{where}: segment is {reprlib.repr(segment)}; it must be [start, end], finite "
+            "seconds from 0")
     start, end = map(float, segment)
     require(start <= end, f"{where}: its end, {end:g} s, is before its start, {start:g} s")
     return Step(start, end, int(number) - 1)
@@ -137,18 +141,29 @@ class FeaturesFile:
         borders = (middle[1:] + middle[:-1]) / 2       # a time up to border i belongs to row i
         return self.rows[name][np.searchsorted(borders, times)]
 
+    def covers(self, name, times):
+        """Whether video `name` has rows, and one near each of `times` (...), s: (...) bool.
+
+        Near: at most the length of a clip, CLIP_SECONDS, from the row's middle.
+        """
+        if name not in self.rows:
+            return np.zeros(np.shape(times), bool)
+        return np.abs(self.middle[self.nearest(name, times)] - times) <= CLIP_SECONDS
+
 
 def load_features(path):
     """Read a features file: video (N,), start (N,), end (N,), embedding (N, D) -> FeaturesFile.
 
-    BadInput if an array is absent, has a wrong shape, type or value, or ends before it starts.
+    BadInput if an array is absent, or has a wrong shape, type or value.
     """
     video, start, end, embedding = read_rows(path, video=TEXT, start=NUMBERS, end=NUMBERS,
                                              embedding=FLOATS)
     require(embedding.dtype.itemsize <= 4,
             f"{path}: embedding is {embedding.dtype}; save it as float16 or float32")
     start, end = start.astype(np.float64), end.astype(np.float64)
-    check_rows(path, start <= end, "end is before start")
+    check_rows(path, (0 <= start) & (start <= end) & (end <= 1e9),
+               "start and end must be seconds from 0, the end not before the start")
+    check_rows(path, embedding.any(axis=1), "embedding is all zeros, which has no direction")
     return FeaturesFile(video, (start + end) / 2, embedding)
 
 
@@ -159,7 +174,7 @@ def load_teacher_rows(path, width):
     """
     try:
         rows = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except DAMAGED as error:
         raise BadInput(f"{path}: {error}; remove it, or make it again with data.py teach") from None
     require(rows.dtype.kind == "f" and rows.ndim == 2 and len(rows) and rows.shape[1] == width,
             f"{path}: {rows.dtype} {rows.shape}; floats (n, {width}) are needed, n at least 1: was "
@@ -176,8 +191,8 @@ def read_rows(path, **needed):
             absent = [key for key in needed if key not in file.files]
             require(not absent, f"no array {', '.join(absent)} (it has {', '.join(file.files)})")
             arrays = [np.asarray(file[key]) for key in needed]
-    except (OSError, ValueError, EOFError, MemoryError, RuntimeError, TokenError,
-            zipfile.BadZipFile, zlib.error) as error:
+            arrays = [np.asarray(array, array.dtype.newbyteorder("="), "C") for array in arrays]
+    except DAMAGED as error:
         raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}; an npz file with "
                        f"{', '.join(needed)} is needed, without object arrays") from None
     fit = [array.dtype.kind in kinds and array.ndim == dimensions and array.size > 0

@@ -9,6 +9,7 @@ one begins, so neighbors overlap.
 import html
 import os
 import re
+import reprlib
 from pathlib import Path
 
 from files.text import read_json, read_table, read_text, require, split_lines
@@ -159,7 +160,7 @@ def read_entry(path, name, entry):
             continue
         item = f"{where}, entry {i} (counted from 0)"
         require(isinstance(text, str) and {type(start), type(end)} <= {int, float},
-                f"{item}: start, end, text are {[start, end, text]!r:.120}; two numbers and a text "
-                "are needed")
+                f"{item}: start, end, text are {reprlib.repr([start, end, text])}; two numbers and "
+                "a text are needed")
         rows += sentence(item, start, end, text)
     return rows

@@ -1,26 +1,28 @@
-"""`data.py check`: what a list of videos holds, and what of it is present and readable."""
+"""`data.py check`: what annotations or captions hold, and what of it is present and readable."""
 import functools
 import json
 
 from tqdm import tqdm
 
-from data import samples_of
+from data import Video, samples_of
 from files import annotations, listings
-from files.video import attempt, find_videos, read_frames
-from support.command import write_json
+from files.captions import open_captions
+from files.video import attempt, duration, find_videos, read_frames
+from support.command import BadInput, write_json
 from support.workers import prefetch
 
 
 def read_ends(ends, name, path):
-    """Read the first picture of a video and the one where its annotations end."""
-    read_frames(path, [0.0, ends[name]], 32)
+    """Read the first picture of a video and the one where its annotations, or itself, end."""
+    read_frames(path, [0.0, duration(path) if ends[name] is None else ends[name]], 32)
 
 
 def try_videos(settings, videos):
     """{id: path} of the videos found, {id: reason} of the unreadable; None, {} without --videos."""
     if settings.videos is None:
         return None, {}
-    ends = {video.name: max(step.end for step in video.steps) for video in videos}           # s
+    ends = {video.name: max((step.end for step in video.steps), default=None)
+            for video in videos}                       # s
     paths = find_videos(settings.videos)
     present = [(name, paths[name]) for name in ends if name in paths]
     make = functools.partial(attempt, functools.partial(read_ends, ends))
@@ -62,9 +64,32 @@ def check_coin(settings):
     return result | {"classes": len(names), "distinct_texts": len(set(names))}, bad, unnamed
 
 
+def read_sentences(captions, name):
+    """One narration: its id, sentences, and None or the problem."""
+    try:
+        return name, captions.sentences(name), None
+    except BadInput as error:
+        return name, [], str(error)
+
+
+def check_captions(settings):
+    """Narrations and their videos -> counts, unreadable files and videos, no unnamed classes."""
+    captions = open_captions(settings.captions)
+    wrong, sentences, seconds = {}, 0, 0.0
+    make = functools.partial(read_sentences, captions)
+    for name, said, problem in prefetch(make, [*captions], settings.workers):
+        wrong |= {name: problem} if problem else {}
+        sentences, seconds = sentences + len(said), seconds + max([0.0, *(row[1] for row in said)])
+    paths, bad = try_videos(settings, [Video(name) for name in captions])
+    return {"captions": len(captions), "unreadable_captions": len(wrong), "sentences": sentences,
+            "hours": round(seconds / 3600, 2),
+            **count_videos({*captions}, paths, bad)}, wrong | bad, []
+
+
 def report(settings):
     """Print what a list holds, and (with --videos) what of it is present."""
-    result, bad, unnamed = {"coin": check_coin, "epic": check_epic}[settings.data](settings)
+    checks = {"coin": check_coin, "epic": check_epic, "howto100m": check_captions}
+    result, bad, unnamed = checks[settings.data](settings)
     print(json.dumps(result, indent=2))
     if unnamed:
         print(f"unnamed: {len(unnamed)} of {result['classes']} classes that no step has (id "

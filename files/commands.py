@@ -12,15 +12,21 @@ from support.flags import CLIP
 
 @dataclass(frozen=True)
 class CheckSettings(Settings):
-    """Count what a list of COIN or EPIC-Kitchens-100 holds, and what of it is readable."""
-    data: str = opt("kind of list", "coin", DATA, choices=("coin", "epic"))
+    """Count what annotations or captions hold, and what of it is readable."""
+    data: str = opt("kind of list", "coin", DATA, choices=("coin", "epic", "howto100m"))
     annotations: Path = opt("COIN.json, or EPIC_100_validation.csv and the like (epic)", None, DATA,
-                            required=True)
+                            data=("coin", "epic"))
+    captions: Path = opt("folder of ID.csv, ID.srt or ID.vtt, or caption.json", None, DATA,
+                         data=("howto100m",))
     videos: Path = opt("folder of videos; without it only the list is counted", None, DATA)
     min_steps: int = opt("of a forecast: leave out videos with fewer annotated steps", 2, DATA,
                          low=2)
     json: Path = opt("also write the counts here", None, file=())
     workers: int = opt("processes that read videos", 0, low=0)
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.require(["captions" if self.data == "howto100m" else "annotations"], "the command")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from files.text import read_lines, read_table, require
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100
+CLASSES = 10 ** 5             # at most: a typo must not become a list of a billion names
 UNKNOWN = -1                  # label of a step whose class a list does not give
 
 
@@ -118,7 +119,7 @@ def video_name(path):
     return name[:name.rfind(".")] if name.lower().endswith(VIDEO_SUFFIXES) else name
 
 
-def class_number(where, column, text, classes=10 ** 9):
+def class_number(where, column, text, classes=CLASSES):
     """A class, 0 to classes - 1, as int."""
     require(re.fullmatch("[0-9]{1,9}", text) and int(text) < classes, f"{where}: {column} is "
             f"{text[:40]!r}; it must be an integer from 0 to {classes - 1}")

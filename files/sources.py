@@ -8,13 +8,16 @@ import functools
 import numpy as np
 import torch
 
-from data import Loaded, Video, frame_times, sentence_windows, step_windows
+from data import Loaded, Video, frame_times, sentence_windows, step_windows, window_around
 from files import annotations, listings
 from files.captions import open_captions
 from files.text import require
 from files.video import (Unreadable, duration, evaluation_view, find_videos, read_frames,
                          short_side_for, training_view)
+from support.command import BadInput
 from support.device import send
+
+SHORTER = 3               # s that the teacher's features of a video may end before its last frame
 
 
 class Source:
@@ -33,11 +36,15 @@ class Source:
 class FeatureSource(Source):
     """Videos of COIN.json, those with steps; their clips are rows of a features file.
 
+    A video is missing if it has no row, or none near the middle of one of its steps.
+
     videos: [data.Video], of one split. features: annotations.FeaturesFile.
     """
 
     def __init__(self, videos, features):
-        super().__init__([video for video in videos if video.steps], features.rows)
+        listed = [video for video in videos if video.steps]
+        super().__init__(listed, {video.name for video in listed if features.covers(
+            video.name, [(step.start + step.end) / 2 for step in video.steps]).all()})
         self.features = features
 
     def pretrain_windows(self, video, rng):
@@ -80,13 +87,45 @@ class VideoSource(Source):
         return duration(self.paths[self.videos[video].name])
 
     def sentences(self, video):
-        """[(start s, end s, text), ...] of its narration."""
-        return self.captions.sentences(self.videos[video].name)
+        """[(start s, end s, text), ...] of its narration; [] if that makes it unreadable."""
+        name = self.videos[video].name
+        try:
+            return self.captions.sentences(name)
+        except BadInput as error:
+            self.unreadable[name] = str(error)
+            return []
 
     def pretrain_windows(self, video, rng):
         """Windows of one pass over a narrated video; see `sentence_windows`."""
         sentences = self.sentences(video)
         return sentence_windows(sentences, max((end for _, end, _ in sentences), default=0.0), rng)
+
+    def teacher_rows(self, name, times):
+        """The cached features of frames at `times` (n, F) s: (n, F, D); None without a file."""
+        if name not in self.cached:
+            return None
+        rows = annotations.load_teacher_rows(self.cached[name], self.width)
+        if times.max() > len(rows) + SHORTER:
+            raise Unreadable(f"{self.cached[name]}: ends at {len(rows)} s, but a frame at "
+                             f"{times.max():.1f} s is needed; make it again with data.py teach")
+        return torch.from_numpy(rows[np.minimum(times.astype(np.int64), len(rows) - 1)])
+
+    def read(self, request, short_side):
+        """Pictures (n F, 3, H, W), their times (n, F) s, and the request.
+
+        Where a narration runs beyond its video's end, windows end there, or are left out.
+        """
+        video, windows = request
+        path, times = self.paths[self.videos[video].name], frame_times(windows, *self.view[1:])
+        try:
+            return read_frames(path, times.reshape(-1), short_side), times, request
+        except Unreadable:
+            end = duration(path) if self.captions else np.inf
+            if windows.max() <= end or windows.min() >= end:
+                raise
+        windows = [window_around(*window, window[1] - window[0], end) for window in windows
+                   if window[0] < end]
+        return self.read((video, np.array(windows)), short_side)
 
     def load(self, requests, rng=None):
         """Each request's clips, from one opening of its file -> Loaded.
@@ -95,14 +134,14 @@ class VideoSource(Source):
         Loaded.views: for each video the middle views at the teacher's size (n, F, 3, H, W), or the
         cached features of these frames (n, F, D); empty without a teacher.
         """
-        size, F, seconds = self.view
-        readable, clips, views, failed = [], [], [], {}
+        size, F, _ = self.view
+        readable, clips, views, failed = [], [], [], dict(self.unreadable)
         short_side = short_side_for(max(size, self.teacher.size if self.teacher else 0))
         for request in requests:
             name = self.videos[request[0]].name
-            times = frame_times(request[1], F, seconds)
             try:
-                frames = read_frames(self.paths[name], times.reshape(-1), short_side)
+                frames, times, request = self.read(request, short_side)
+                rows = self.teacher_rows(name, times)
             except (Unreadable, OSError) as error:
                 failed[name] = str(error)
                 continue
@@ -110,10 +149,8 @@ class VideoSource(Source):
             split = frames.split(F)
             clips += [evaluation_view(clip, size) if rng is None
                       else training_view(clip, size, rng) for clip in split]
-            if name in self.cached:
-                rows = annotations.load_teacher_rows(self.cached[name], self.width)
-                second = np.minimum(times.astype(np.int64), len(rows) - 1)           # (n, F)
-                views.append(torch.from_numpy(rows[second]))
+            if rows is not None:
+                views.append(rows)
             elif self.teacher:
                 views.append(torch.stack([evaluation_view(clip, self.teacher.size)
                                           for clip in split]))
@@ -154,7 +191,8 @@ def open_coin_features(annotation_file, feature_file, text_file, split, needed=T
             f"class {largest + 1}; row i must be class i + 1")
     source = FeatureSource([video for video in videos if video.split == split], features)
     require(not needed or len(source), f"{feature_file}: no row for any of the "
-            f"{len(source.missing)} {split} videos of {annotation_file}; video must hold their ids")
+            f"{len(source.missing)} {split} videos of {annotation_file} near its steps; video must "
+            "hold their ids, start and end seconds (are they milliseconds?)")
     return source, torch.from_numpy(texts)
 
 

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 from support.command import BadInput, require
@@ -62,11 +63,20 @@ def read_table(path, columns, need="a csv file", errors="strict"):
     return rows
 
 
+def without_repeats(pairs):
+    """A JSON object as a dict; ValueError if a key is there twice, since only one would count."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (key, times), = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key[:80]!r} is there {times} times, in one object")
+    return found
+
+
 def read_json(path, need, errors="strict"):
     """The content of a JSON file."""
     text = read_text(path, need, errors)
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=without_repeats)
     except (RecursionError, ValueError) as error:      # nested too deeply, a number of 4301 digits
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise BadInput(f"{path}{line}: not valid JSON: {error}; {need} is needed") from None

@@ -1,4 +1,4 @@
-"""Devices and random seeds."""
+"""Devices, random seeds, and whether tensors are finite."""
 import random
 
 import numpy as np
@@ -12,6 +12,13 @@ def set_seed(seed):
     random.seed(seed)
     np.random.seed(seed % 2 ** 32)
     torch.manual_seed(seed)
+
+
+def require_finite(path, tensors):
+    """BadInput naming the file and the first of {name: tensor} that holds NaN or infinity."""
+    for name, value in tensors.items():
+        if not value.isfinite().all():
+            raise BadInput(f"{path}: {name} holds NaN or infinity; remove the file, or get it again")
 
 
 def mixed_precision(device):

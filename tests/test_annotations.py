@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from data import Step, Video
 from files.annotations import (FeaturesFile, load_coin, load_features, load_text_embeddings,
@@ -160,11 +161,22 @@ def test_npz_that_is_not_one(tmp_path):
 # ---- features ----------------------------------------------------------------------------------
 def test_features_are_kept_as_stored(tmp_path):
     """Catches: float16 turned into float32 (twice the memory), a middle that is not the middle."""
-    file = load_features(write_npz(tmp_path, **features(embedding=np.eye(4, 3, dtype="f2"))))
+    file = load_features(write_npz(tmp_path, **features(embedding=np.eye(4, 3, dtype="f2") + 1)))
     assert file.embedding.dtype == np.float16 and file.middle.dtype == np.float64
     np.testing.assert_array_equal(file.middle, [1, 3, 1, 3])
     assert file.video.tolist() == ["a", "a", "b", "b"]
-    np.testing.assert_array_equal(file.embedding, np.eye(4, 3))
+    np.testing.assert_array_equal(file.embedding, np.eye(4, 3) + 1)
+
+
+def test_other_layouts_of_arrays_are_read_alike(tmp_path):
+    """Catches: a file of another machine, or of a transposed array, that torch refuses."""
+    arrays, rows = features(), np.arange(12.0).reshape(4, 3) + 1
+    for embedding in (rows.astype(">f2"), np.asfortranarray(rows, "f2"), rows.astype(">f4")):
+        video, start = arrays["video"].astype(">U9"), arrays["start"].astype(">i8")
+        file = load_features(write_npz(tmp_path, **arrays | dict(
+            video=video, start=start, embedding=embedding)))
+        assert torch.equal(torch.from_numpy(file.embedding).double(), torch.from_numpy(rows))
+        assert file.rows.keys() == {"a", "b"} and file.middle.tolist() == [1, 3, 1, 3]
 
 
 def test_nearest_equals_a_slow_loop():

@@ -94,6 +94,8 @@ BROKEN += [("coin/COIN.json", *row) for row in [
     ("another JSON", lambda path: path.write_text("[1]"), ["database"]),
     ("end before start", replace("15.0", "1.0"), ["COIN.json:3:", "v", "before"]),
     ("NaN time", replace("15.0", "NaN"), ["COIN.json:3:", "segment"]),
+    ("huge class", replace('recipe_type": 0', 'recipe_type": 1000000000'), ["recipe_type is 1000"]),
+    ("a key twice", replace('"recipe_type"', '"subset"'), ["'subset' is there 2 times"]),
     ("class 0", replace('"id": "1"', '"id": "0"'), ["COIN.json:", "id is '0'"])]]
 BROKEN += [("coin/features.npz", *row) for row in [
     ("no start", lambda path: np.savez(path, video=["t0"], embedding=np.ones((1, 8))),
@@ -102,6 +104,9 @@ BROKEN += [("coin/features.npz", *row) for row in [
     ("NaN", npz(embedding=put((7, 3), np.nan)), ["row 7"]),
     ("infinity", npz(embedding=put((9, 0), np.inf)), ["row 9"]),
     ("end before start", npz(end=put(5, -1)), ["row 5", "before"]),
+    ("negative", npz(start=put(6, -1)), ["row 6", "seconds from 0"]),
+    ("zeros", npz(embedding=put(8, 0)), ["row 8", "zeros"]),
+    ("milliseconds", npz(start=lambda a: a * 1e3, end=lambda a: a * 1e3), ["near", "milliseconds"]),
     ("wrong D", npz(embedding=lambda a: a[:, :5]), ["width 5", "texts.npz"]),
     ("no listed video", npz(video=lambda a: np.char.add(a, ".mp4")), ["no row"])]]
 BROKEN += [("coin/texts.npz", *row) for row in [
@@ -117,8 +122,17 @@ BROKEN += [("run/checkpoint.pt", *row) for row in [
     ("another shape", content(lambda whole: whole["model"].update(
         {key: value[..., :-1] for key, value in whole["model"].items() if value.ndim > 1})), []),
     ("weights lost", content(lambda whole: whole["model"].popitem()), []),
-    ("impossible arguments", content(lambda whole: whole["arguments"]["denoiser"].update(heads=7)),
-     []),
+    *((f"{name} {value}", content(lambda whole, changes={name: value}: whole["arguments"][
+        "denoiser"].update(changes)), ["checkpoint.pt"]) for name, value in [
+            ("heads", 7), ("heads", -4), ("heads", 0), ("heads", "4"), ("layers", 100_000),
+            ("width", 10 ** 12), ("width", 2 ** 18), ("clips", {"a": [1]}), ("dropout", -1.0)]),
+    *((f"{name} {value}", content(lambda whole, changes={name: value}: whole["arguments"].update(
+        changes)), ["checkpoint.pt", name]) for name, value in [
+            ("tau", 0), ("order", "other"), ("alpha_bar", 0.5), ("teacher_tau", None),
+            ("classes", [3]), ("witness", 5), ("pixels", [1.0])]),
+    *((f"{value} weight", content(lambda whole, value=value: whole["model"]["denoiser.out.weight"]
+                                  [3].fill_(value)), ["denoiser.out.weight holds NaN"])
+      for value in (np.nan, -np.inf)),
     ("phrases not a table", content(lambda whole: whole["model"].update(phrases=torch.ones(3))),
      [])]]
 BROKEN += [("phrases.txt", "one phrase", lambda path: path.write_text("stir\n"), ["two"]),
@@ -187,8 +201,20 @@ MISFITS = [
     (["texts.npz"], (*TRAIN, "new"), repeat_text),
     (["run", "not fit"], (*TRAIN, "run", "--resume"), lambda: content(
         lambda whole: whole["model"].popitem())(Path("run/checkpoint.pt"))),
-    (["run", "nothing to resume"], (*TRAIN, "run", "--resume"), lambda: content(
-        lambda whole: whole.pop("optimizer"))(Path("run/checkpoint.pt"))),
+    *((["run", *named], (*TRAIN, "run", "--resume"), lambda change=change: content(change)(
+        Path("run/checkpoint.pt"))) for named, change in [
+            (["nothing to resume"], lambda whole: whole.pop("optimizer")),
+            (["nothing to resume"], lambda whole: whole.update(step="3")),
+            (["step 9"], lambda whole: whole.update(step=9)),
+            (["stage 'sgd'"], lambda whole: whole.update(stage="sgd")),
+            (["optimizer"], lambda whole: whole["optimizer"]["state"][0].pop("exp_avg")),
+            (["optimizer"], lambda whole: whole["optimizer"]["state"][1]["exp_avg"].fill_(np.nan)),
+            (["optimizer"], lambda whole: whole.update(optimizer=[])),
+            (["read.weight"], lambda whole: whole["model"]["denoiser.read.weight"].fill_(np.nan))]),
+    (["run/config.json"], (*TRAIN, "run", "--resume"), lambda: Path("run/config.json").write_text(
+        "[3]")),
+    (["toy_teacher.pt: ", "token_embedding"], ("train.py", *TINY, "--out", "new"), lambda: content(
+        lambda whole: whole["model"]["token_embedding.weight"].fill_(np.nan))(TEACHER_FILE)),
     (["toy-run", "another teacher"], ("evaluate.py", *TOY, "--checkpoint", "toy-run"),
      other_teacher),
     (["toy-run", "another teacher"], ("train.py", "--stage", "finetune", *TOY, "--init", "toy-run",

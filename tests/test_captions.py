@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import call
 from files import captions
 from files.captions import open_captions, unroll
 from support.command import BadInput
@@ -163,6 +164,7 @@ def test_folder_is_listed_without_opening_anything(tmp_path, monkeypatch):
     ("c.json", '{"v":\n{"start": [', "c.json:2: not valid JSON.*a folder of narrations"),
     ("c.json", "[]", "c.json: no videos in it"),
     ("c.json", "[" * 100_000, "c.json: not valid JSON: .*recursion"),
+    ("c.json", '{"v": {}, "v": {}}', "c.json: not valid JSON: the key 'v' is there 2 times"),
     ("c.json", "1" * 5_000, "c.json: not valid JSON: .*4300 digits"),
     ("c.json", '{"v": 3}', "c.json: video 'v': lists start, end and text of one length"),
     ("c.json", entry(end=[1]), "video 'v': lists start, end and text of one length"),
@@ -175,6 +177,21 @@ def test_narration_at_fault_is_named_with_its_line(tmp_path, name, content, mess
     with pytest.raises(BadInput, match=message) as caught:
         read(tmp_path, name, content)
     assert str(caught.value).startswith(str(tmp_path)) and "\n" not in str(caught.value)
+
+
+def test_check_counts_captions(tmp_path, capsys):
+    """Catches: a file at fault that ends the check, or is not named; a video without a caption."""
+    for name, content in {"a.csv": CSV, "b.srt": SRT, "c.csv": CSV.replace("2,4.25", "4,2")}.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "b.mp4").write_text("no video")
+    call("data.py", "check", "--data", "howto100m", "--captions", str(tmp_path), "--videos",
+         str(tmp_path), "--json", str(tmp_path / "o.json"))
+    assert json.loads((tmp_path / "o.json").read_text()) == {
+        "captions": 3, "unreadable_captions": 1, "sentences": 4, "hours": 0.0, "videos": 3,
+        "found": 1, "missing": 2, "unreadable": 1}
+    out = capsys.readouterr().out
+    assert f"unreadable: c: {tmp_path}/c.csv:3: start '4', end '2'" in out
+    assert "unreadable: b: " in out
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="no shared/captions")

@@ -24,7 +24,7 @@ def build(encoder=None, order="diffusion", task=None, classes=()):
     """A tiny model with every parameter random, and its arguments."""
     torch.manual_seed(0)
     arguments = {"encoder": encoder, "denoiser": H, "order": order, "tau": TAU,
-                 "pixels": (0.4, 0.25), "teacher_tau": 0.04, "alpha_bar": [0.75, 0.5, 0.25],
+                 "pixels": (0.4, 0.25) if encoder else None, "teacher_tau": 0.04, "alpha_bar": [0.75, 0.5, 0.25],
                  "task": task, "classes": list(classes), "witness": "add butter"}
     model = build_model(torch.randn(K, D) + 1, **arguments).eval()
     for parameter in model.parameters():
@@ -71,6 +71,25 @@ def test_checkpoint_round_trip(tmp_path, order, encoder, task, classes, parts):
         assert all(torch.equal(before[name], after[name]) for name in before)
         for ours, theirs in zip(outputs(model), outputs(loaded), strict=True):
             assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_precisions_are_read_as_float32(tmp_path, kind):
+    """Catches: a buffer that stays half, products of two kinds of floats."""
+    model, arguments = build(F)
+    state = {name: value.to(kind) for name, value in model.state_dict().items()}
+    torch.save({"arguments": arguments, "model": state}, tmp_path / "checkpoint.pt")
+    loaded = load_model(tmp_path)[0].state_dict()
+    assert all(torch.equal(loaded[name], value.float()) for name, value in state.items())
+
+
+def test_values_that_a_file_repeats_are_no_weights(tmp_path):
+    """Catches: a file of some kB that takes gigabytes."""
+    model, arguments = build(F)
+    state = model.state_dict() | {"phrases": torch.zeros(1, 1).expand(2 ** 40, D)}
+    torch.save({"arguments": arguments, "model": state}, tmp_path / "checkpoint.pt")
+    with pytest.raises(BadInput, match="KeyError: 'phrases'"):
+        load_model(tmp_path)
 
 
 @pytest.mark.parametrize("changes, message", [

@@ -42,7 +42,7 @@ def build(encoder=None, order="diffusion", **more):
 
 class Source:
     """Videos of 9, 6, 1 and 0 clips of 9 s, one every 10 s; the picture changes every second."""
-    counts = [9, 6, 1, 0]
+    counts, unreadable = [9, 6, 1, 0], {}
 
     def __init__(self):
         generator = torch.Generator().manual_seed(2)

@@ -8,6 +8,7 @@ from files import sources
 from files.annotations import FeaturesFile
 from files.captions import Captions
 from files.video import Unreadable, evaluation_view, training_view
+from support.command import BadInput
 from toy import grammar, render
 from toy import source as toy_source
 from toy import teacher as toy_teacher
@@ -172,3 +173,33 @@ def test_video_source_windows_are_those_of_the_captions(monkeypatch):
     assert source.pretrain_windows(0, ours).shape == (0, 2)
     sentence_windows([], 0.0, same)
     assert np.array_equal(source.pretrain_windows(1, ours), sentence_windows(spoken, 47.0, same))
+
+
+def test_narrations_and_teacher_features_that_do_not_fit_their_video(monkeypatch, tmp_path):
+    """Catches: one bad line that ends the run, or is not counted; a video lost because its
+    narration runs on; a row of the teacher repeated where it has no more."""
+    def read_entry(path, name, entry):
+        if name == "b":
+            raise BadInput("b.csv:3: bad")
+        return [(0., 6., "word " * 12), (20., 24., "word " * 12), (40., 47., "word " * 12)]
+
+    names = ["b", "short", "long"]
+    source, _ = open_videos(monkeypatch, names, 8, None,
+                            Captions(None, dict.fromkeys(names), read_entry))
+    monkeypatch.setattr(sources, "duration", lambda path: 9.0)
+    monkeypatch.setattr(sources, "read_frames", lambda path, times, side: read_frames(
+        "cut" if path == "short.mp4" and max(times) > 9 else path, times))
+    rng = np.random.default_rng(0)
+    requests = [(video, source.pretrain_windows(video, rng)) for video in range(2)]
+    assert len(requests[0][1]) == 0
+    windows = np.array([[0., 4.], [6., 12.], [30., 39.]])
+    loaded = source.load([(1, windows)])
+    assert loaded.failed == {"b": "b.csv:3: bad"}
+    assert loaded.requests[0][1].tolist() == [[0, 4], [3, 9]] and len(loaded.clips) == 2
+    assert "short" in source.load([(1, windows[2:])]).failed         # nothing of it is in the video
+
+    np.save(tmp_path / "long.npy", np.arange(20, dtype=np.float32).reshape(10, 2))
+    source.cached, source.width = {"long": tmp_path / "long.npy"}, 2
+    assert source.load([(2, windows[:2])]).views[0].tolist() == [[[2, 3], [6, 7]],
+                                                                 [[14, 15], [18, 19]]]
+    assert "long.npy: ends at 10 s" in source.load([(2, windows)]).failed["long"]

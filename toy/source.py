@@ -12,6 +12,7 @@ from data import Loaded, Step, Video, frame_times, sentence_windows
 from pseudo_labels import Teacher
 from support import parallel
 from support.command import write_atomically
+from support.device import require_finite
 from toy import grammar, render, teacher as toy_teacher
 
 TEACHER_FILE = Path("runs/toy_teacher.pt")         # written by whichever command comes first
@@ -97,4 +98,5 @@ def load_teacher(device):
             TEACHER_FILE.parent.mkdir(parents=True, exist_ok=True)
             cached = {"model": model.state_dict(), "world": toy_teacher.digest()}
             write_atomically(TEACHER_FILE, lambda file: torch.save(cached, file))
+    require_finite(TEACHER_FILE, model.state_dict())
     return Teacher(model, tokenizer, render.MEAN, render.STD, device)

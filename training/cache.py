@@ -30,6 +30,7 @@ class CachedRows:
             name, windows = source.videos[video].name, source.pretrain_windows(video, rng)
             if name not in features.rows or not len(windows):      # unreadable, or nothing is said
                 continue
+            windows = windows[features.covers(name, windows.mean(-1))]
             rows = features.nearest(name, windows.mean(-1))
             for P in forecasts:
                 after = np.arange(1, len(rows) - P + 1)[:, None] + np.arange(P)            # (m, P)

@@ -36,7 +36,8 @@ from files import listings
 from support.command import check, require, write_json
 from support.device import mixed_precision, pick_device, set_seed
 from support.workers import prefetch
-from training.run import Run, Stage, Unreadable, prepare_run, report_missing, videos_of_step
+from training.run import (Run, Stage, Unreadable, load_optimizer, prepare_run, report_missing,
+                          steps_done, videos_of_step)
 from weights.checkpoint import build_model, load_model
 from weights.mvit import MViT
 
@@ -122,6 +123,8 @@ def set_up(settings):
     init, arguments, _ = load_model(settings.out if resumed else settings.init)
     check(settings.data != "epic" or not isinstance(init.encoder, MViT), "init", settings.init,
           "its encoder is MViT-v2, of a fixed number of frames; --data epic needs a TimeSformer")
+    require(not resumed or init.task == settings.task, f"--resume: the checkpoint in {settings.out} "
+            f"is not of --task {settings.task}; nothing to resume")
     check(not init.task or resumed, "init", settings.init,
           f"is fine-tuned already, for {init.task}; give a checkpoint of --stage pretrain")
     check(settings.task == "classify" or arguments["denoiser"], "init", settings.init,
@@ -232,12 +235,13 @@ def finetune(settings):
         parts = [] if settings.task == "classify" else [model.denoiser]
     began, optimizer = time.perf_counter(), make_optimizer(model, parts, settings.lr)
     if resumed:
-        optimizer.load_state_dict(resumed["optimizer"])
+        load_optimizer(optimizer, resumed, settings.out)
     count = len(samples)
     steps = max(1, round(settings.epochs * max(count // settings.batch, 1)))
     stage = Stage("finetune", range(steps), settings.batch)
     print(f"{count} samples, {steps} steps, on {device}")
-    with Run(settings, model, arguments, resumed["step"] if resumed else 0, steps, count) as run:
+    first = steps_done(resumed, [stage], settings.out)
+    with Run(settings, model, arguments, first, steps, count) as run:
         left = run.steps_left(stage)
         items = prefetch(make, left, settings.workers) if settings.data == "epic" else left
         for step, item in run.steps(stage, optimizer, items):

@@ -28,7 +28,8 @@ from support.workers import prefetch
 from toy import grammar, render
 from toy.source import ToySource, load_teacher
 from training.cache import CachedRows
-from training.run import Run, Stage, Unreadable, prepare_run, report_missing, videos_of_step
+from training.run import (Run, Stage, Unreadable, load_optimizer, prepare_run, report_missing,
+                          steps_done, videos_of_step)
 from weights.checkpoint import build_model, same_texts
 from weights.fill import fill, open_start
 from weights.teacher import open_teacher
@@ -174,7 +175,8 @@ def cache_rows(model, source, settings, device):
                 source, model.encode, GRID, settings.workers, device, settings.targets)
         features = FeaturesFile(names, windows.mean(1), x.numpy())
     rng = np.random.default_rng((settings.seed, 3))
-    return CachedRows(source, features, teacher, PASSES, settings.missing, rng), failed
+    rows = CachedRows(source, features, teacher, PASSES, settings.missing, rng)
+    return rows, failed | source.unreadable
 
 
 class Pretraining(Run):
@@ -194,8 +196,12 @@ class Pretraining(Run):
         model, arguments, self.source = open_model(settings, self.resumed, self.device)
         self.stages = plan_stages(settings, model, len(self.source))
         self.unreadable = Unreadable(self.source, settings, self.resumed)
-        super().__init__(settings, model, arguments, self.resumed["step"] if self.resumed else 0,
+        super().__init__(settings, model, arguments,
+                         steps_done(self.resumed, self.stages, settings.out),
                          self.stages[-1].span.stop, len(self.source))
+        for stage in self.stages:
+            if self.resumed and self.resumed["stage"] == stage.name:
+                self.make_optimizer(stage)             # whether it fits, before anything begins
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(self.source)} "
               "videos, " + ", ".join(f"{len(stage.span)} steps {stage.name}"
                                      for stage in self.stages) + f", on {self.device}")
@@ -210,7 +216,7 @@ class Pretraining(Run):
         optimizer = (torch.optim.SGD(groups, lr=0.0, momentum=0.9, weight_decay=WEIGHT_DECAY)
                      if sgd else torch.optim.AdamW(groups, lr=0.0, weight_decay=WEIGHT_DECAY))
         if self.resumed and self.resumed["stage"] == stage.name:
-            optimizer.load_state_dict(self.resumed["optimizer"])
+            load_optimizer(optimizer, self.resumed, settings.out)
         return optimizer
 
     def batches(self, stage, optimizer):

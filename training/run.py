@@ -5,6 +5,7 @@ Nothing here knows the method: a step's loss comes from the caller.
 import json
 import math
 import os
+import reprlib
 import subprocess
 import sys
 import time
@@ -15,12 +16,14 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from files.text import read_json, require
 from support import parallel
 from support.command import BadInput, Interrupts, flag_of, write_json, write_text
 from support.device import set_seed
-from weights.checkpoint import read_whole, save_checkpoint
+from weights.checkpoint import build_ours, read_whole, save_checkpoint
 
 NEWEST, BEFORE = "checkpoint.pt", "checkpoint_before.pt"         # the last two of a run
+ADAM = "exp_avg", "exp_avg_sq"                                   # what AdamW keeps of a weight
 LOG_EVERY, SAVE_EVERY = 20, 500           # steps between two rows of metrics.jsonl, two checkpoints
 
 
@@ -43,10 +46,10 @@ def prepare_run(settings):
     path = settings.out / "config.json"
     has = any((settings.out / name).exists() for name in (NEWEST, BEFORE))
     if settings.resume and has:
-        try:
-            before = json.loads(path.read_text())["settings"]
-        except (ValueError, KeyError, OSError):
-            raise BadInput(f"{path}: missing or not readable; it is needed to resume") from None
+        need = 'the {"settings": {..}} with which the run began'
+        before = read_json(path, need)
+        before = before.get("settings") if isinstance(before, dict) else None
+        require(isinstance(before, dict), f"{path}: {need} is needed to resume")
         other = [name for name in config if config[name] != before.get(name)
                  and name not in ("device", "out", "workers", "max_unreadable")]
         if other:
@@ -63,21 +66,52 @@ def prepare_run(settings):
 
 
 def last_checkpoint(out):
-    """The content of a run's newest checkpoint; of the one before if it is damaged or missing."""
+    """The content of a run's newest checkpoint; of the one before if it is damaged or missing.
+
+    BadInput unless a training run saved it, and its weights are whole and finite.
+    """
+    path, reason = out / NEWEST, None
     try:
-        content = read_whole(out / NEWEST)
+        content = read_whole(path)
     except BadInput as error:
         if not (out / BEFORE).exists():
             raise
-        content = read_whole(out / BEFORE)
-        reason = error if (out / NEWEST).exists() else f"{out / NEWEST}: is missing"
+        reason = error if path.exists() else f"{path}: is missing"
+        path = out / BEFORE
+        content = read_whole(path)
+    require(type(content.get("step")) is int and {"stage", "optimizer"} <= content.keys(),
+            f"{path}: was not saved by a training run; nothing to resume")
+    content["model"] = build_ours(path, content).state_dict()
+    if reason:
         print(f"{reason}; going on from {BEFORE}, step {content['step']}")
         parallel.gather_objects(None)                  # all processes have read it
         if parallel.is_first():
-            os.replace(out / BEFORE, out / NEWEST)
-    if not {"step", "stage", "optimizer"} <= content.keys():
-        raise BadInput(f"{out / NEWEST}: was not saved by a training run; nothing to resume")
+            os.replace(path, out / NEWEST)
     return content
+
+
+def steps_done(resumed, stages, out):
+    """The checkpoint's step, or 0; BadInput if that step belongs to another stage, or to none."""
+    step, name = (resumed["step"], resumed["stage"]) if resumed else (0, None)
+    require(not resumed or [name] == [stage.name for stage in stages if step - 1 in stage.span],
+            f"--resume: the checkpoint in {out} is of step {step}, stage {reprlib.repr(name)}, "
+            "which this run does not have; were videos added or removed since?")
+    return step
+
+
+def load_optimizer(optimizer, resumed, out):
+    """Take over the momenta of a checkpoint, but not its rates; BadInput unless they fit."""
+    names = {"momentum_buffer"} if "momentum" in optimizer.defaults else {"step", *ADAM}
+    try:
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": resumed["optimizer"]["state"]})
+        good = optimizer.state and all(
+            state.keys() == names and all(value.shape in (p.shape, ()) and value.isfinite().all()
+                                          for value in state.values())
+            for p, state in optimizer.state.items())
+    except Exception:                                  # of a type that it cannot have
+        good = False
+    require(good, f"--resume: the optimizer in the checkpoint in {out} does not fit the weights or "
+            "is not finite; begin again in another folder")
 
 
 def versions():
@@ -105,10 +139,13 @@ class Unreadable:
     def __init__(self, source, settings, resumed):
         self.source, self.settings, self.reasons = source, settings, {}
         if resumed:
+            path = settings.out / "unreadable.json"
             try:
-                self.reasons = json.loads((settings.out / "unreadable.json").read_text())
-            except (OSError, ValueError):              # none, or cut off: they will fail again
+                self.reasons = dict(json.loads(path.read_text()).items())
+            except FileNotFoundError:
                 pass
+            except (OSError, ValueError, AttributeError, RecursionError):
+                print(f"{path}: is damaged; the videos that cannot be read are counted again")
 
     def add(self, failed):
         """Add {id: reason}; BadInput if there are too many."""
@@ -123,16 +160,23 @@ class Unreadable:
                            f"than --max-unreadable {self.settings.max_unreadable}; see {path}")
 
 
+def parse_row(line):
+    """One line of metrics.jsonl, bytes -> {"step": number, name: number or null}; None if damaged."""
+    try:
+        row = json.loads(line.decode())
+        values = [value for name, value in row.items() if name == "step" or value is not None]
+        return row if type(row["step"]) is int and all(map(math.isfinite, values)) else None
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError):
+        return None
+
+
 def drop_later_rows(path, step):
-    """Drop the rows of metrics.jsonl after the checkpoint's step, and one that a kill cut off."""
-    rows = []
-    for row in path.read_text().splitlines() if path.exists() else []:
-        try:
-            if json.loads(row)["step"] <= step:
-                rows.append(row + "\n")
-        except ValueError:
-            break
-    write_text(path, "".join(rows))
+    """Drop the rows of metrics.jsonl after the checkpoint's step, and the damaged ones."""
+    rows = list(map(parse_row, path.read_bytes().splitlines() if path.exists() else []))
+    if None in rows:
+        print(f"{path}: {rows.count(None)} damaged rows dropped")
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows
+                             if row and row["step"] <= step))
 
 
 # --- The loop ---

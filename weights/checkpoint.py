@@ -4,6 +4,7 @@ A checkpoint of ours holds "arguments" (plain types: how the model is built), "m
 and what else a run needs to resume. The arguments of a published one are read from the shapes of
 its tensors. It does not hold the texts of its pool.
 """
+import reprlib
 import textwrap
 import zipfile
 
@@ -13,16 +14,43 @@ from torch.nn import functional
 from denoiser import Denoiser
 from encoder import TimeSformer
 from model import ProcedureModel
-from support.command import BadInput, write_atomically
+from support.command import BadInput, quiet, write_atomically
+from support.device import require_finite
 from weights.fill import fill, group_names
 from weights.mvit import MViT
-from weights.names import (HEAD_WIDTH, join_classifiers, published_arguments, read_content,
-                           tensors_of)
+from weights.names import (HEAD_WIDTH, join_classifiers, plain_tensors, published_arguments,
+                           read_content, tensors_of)
 
 OURS = {"arguments", "model"}        # what each checkpoint of ours holds
 
 
+# The arguments of ours: texts, and whole or any numbers up to a million, above 0 but for dropout.
+KINDS = {(int,): "image patch frames width depth heads kv_stride layers clips stages classes",
+         (int, float): "tau teacher_tau seconds pixels alpha_bar dropout",
+         (str,): "order task kind witness"}
+LISTS = "stages", "classes", "pixels", "alpha_bar"
+
+
 # --- From plain arguments to a model ---
+def check_arguments(arguments, count):
+    """ValueError unless these can be the arguments of `count` tensors, whose shapes are not read."""
+    encoder, denoiser = arguments["encoder"] or {}, arguments["denoiser"] or {}
+    for name, value in [*arguments.items(), *encoder.items(), *denoiser.items()]:
+        types = next((types for types, names in KINDS.items() if name in names.split()), ())
+        values = [value] if name not in LISTS else value if isinstance(value, (list, tuple)) else [0]
+        if types and (value is not None or name in ("tau", "teacher_tau", "order")) and not all(
+                type(one) in types and (str in types or (name == "dropout" or one > 0)
+                                        and 0 <= one <= 10 ** 6) for one in values):
+            raise ValueError(f"{name} is {reprlib.repr(value)}")
+    blocks = encoder.get("depth", 0) + sum(encoder.get("stages", ())) + denoiser.get("layers", 0)
+    for good, names in ((blocks <= count, "depth, stages or layers"),
+                        (arguments["order"] in ("diffusion", "mask", "none"), "order"),
+                        (bool(arguments.get("task")) == bool(arguments.get("classes")), "classes"),
+                        (len(arguments["pixels"] or ()) == 2 * bool(encoder), "pixels")):
+        if not good:
+            raise ValueError(f"{names} cannot be those of these {count} tensors")
+
+
 def build_encoder(dim, kind="timesformer", **sizes):
     """f: a TimeSformer, or with kind "mvit" an MViT; sizes: their arguments."""
     return MViT(dim=dim, **sizes) if kind == "mvit" else TimeSformer(dim=dim, **sizes)
@@ -41,6 +69,29 @@ def build_model(phrases, encoder, denoiser, order, task=None, **others):
     has_h = order != "none" or task in ("forecast", "activity")
     h = Denoiser(dim=D, **denoiser) if has_h else None
     return ProcedureModel(phrases, f, h, order, task=task, **others)
+
+
+def build_empty(phrases, arguments):
+    """`build_model` without memory for the weights: their names and shapes alone."""
+    with torch.device("meta"):
+        return build_model(phrases, **arguments)
+
+
+def build_ours(path, content):
+    """The model of the content of a file of ours, in float32; raises as `load_model`."""
+    try:
+        arguments = content["arguments"]
+        tensors = {name: value.float() for name, value in plain_tensors(content["model"]).items()}
+        check_arguments(arguments, len(tensors))
+        with quiet():                          # that nothing is copied
+            build_empty(tensors["phrases"], arguments).load_state_dict(tensors)
+        model = build_model(tensors["phrases"], **arguments)
+        model.load_state_dict(tensors)
+    except Exception as error:                 # of arguments, names or shapes
+        raise BadInput(f"{path}: its weights do not fit this code: {type(error).__name__}: "
+                       f"{textwrap.shorten(str(error), 300)}") from None
+    require_finite(path, model.state_dict())
+    return model
 
 
 # --- Files ---
@@ -79,15 +130,19 @@ def convert_published(path, content, heads):
     try:
         tensors, classes = join_classifiers(w)
         arguments = published_arguments(tensors, classes, heads)
-        model = build_model(torch.zeros(0, len(w["encoder.head.weight"])), **arguments)
+        phrases = torch.zeros(0, len(w["encoder.head.weight"]))
+        own = dict(build_empty(phrases, arguments).named_parameters())
     except Exception as error:                 # names or shapes are not those of a video model
         raise BadInput(f"{path}: not a checkpoint of train.py, nor one of TimeSformer, DistantSup "
                        f"or ProcedureVRL ({type(error).__name__}: {error}, among {len(w)} tensors)"
                        "; image models are for --init of pre-training") from None
-    absent = fill(path, model, tensors)
+    absent = [name for name in own
+              if name not in tensors or tensors[name].shape != own[name].shape]
     if absent:
         raise BadInput(f"{path}: missing or of another shape: {group_names(absent)}; needed is an "
                        f"MViT-v2 or a TimeSformer with divided space-time attention: {arguments}")
+    model = build_model(phrases, **arguments)
+    fill(path, model, tensors)
     if not heads and isinstance(model.encoder, TimeSformer):
         print(f"  it does not give the number of attention heads: {arguments['encoder']['heads']}, "
               f"each {HEAD_WIDTH} wide as in the release")
@@ -99,20 +154,14 @@ def load_model(path, heads=None):
 
     Args:   heads: of a published TimeSformer, whose tensors do not give them. None: the file's
             config["heads"], else width / 64 as in all published ones.
-    Raises: BadInput as `read_content`, and if the weights do not fit the arguments or each other.
+    Raises: BadInput as `read_content`, and if the weights are not finite, or do not fit the
+            arguments or each other.
     """
     content = read_content(path)
     if not OURS <= content.keys():
         model, arguments = convert_published(path, content, heads)
         return model.eval(), arguments, content
-    try:
-        arguments = content["arguments"]
-        model = build_model(content["model"]["phrases"], **arguments)
-        model.load_state_dict(content["model"])
-    except Exception as error:                 # of arguments, names or shapes
-        raise BadInput(f"{path}: its weights do not fit this code: {type(error).__name__}: "
-                       f"{textwrap.shorten(str(error), 300)}") from None
-    return model.eval(), arguments, content
+    return build_ours(path, content).eval(), content["arguments"], content
 
 
 def load_released(path, heads=None):

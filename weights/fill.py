@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from support.command import BadInput, quiet
+from support.device import require_finite
 from weights.names import read_content, tensors_of
 
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"       # the start of the released TimeSformers
@@ -70,9 +71,8 @@ def fill(path, model, tensors):
     if not any("blocks." in name for name in taken):
         raise BadInput(f"{path}: none of its {len(tensors)} tensors fits a block of f or h; it has "
                        f"{example(tensors)}, needed is {example(own)}")
+    require_finite(path, taken)
     for name, value in taken.items():
-        if not value.isfinite().all():
-            raise BadInput(f"{path}: {name} holds NaN or infinity; get the file again")
         own[name].copy_(value)
     print(f"{path}: {len(taken)} of {len(own)} parameters taken")
     for what, names, every in (

@@ -85,6 +85,17 @@ def read_content(path):
     return content if isinstance(content, dict) else {}
 
 
+def plain_tensors(content):
+    """Those of {name: value} that are weights: floats in main memory, none stored once and repeated.
+
+    Repeated values take no place in a file, but as much memory as their shape says.
+    """
+    return {name: value for name, value in content.items()
+            if isinstance(name, str) and isinstance(value, torch.Tensor)
+            and value.is_floating_point() and value.layout == torch.strided and value.is_cpu
+            and value.numel() * value.element_size() <= value.untyped_storage().nbytes()}
+
+
 def tensors_of(content):
     """Floating-point tensors of a checkpoint of ours or of the header's -> {name of ours: tensor}.
 
@@ -94,9 +105,7 @@ def tensors_of(content):
     for key in ("model_state", "state_dict", "model"):
         if isinstance(content.get(key), dict):
             content = content[key]
-    tensors = {re.sub(WRAPPER, "", name): value for name, value in content.items()
-               if isinstance(name, str) and isinstance(value, torch.Tensor)
-               and value.is_floating_point() and value.layout == torch.strided}
+    tensors = {re.sub(WRAPPER, "", name): value for name, value in plain_tensors(content).items()}
     if any(re.match(r"encoder\.(patch_embed|body)\.|denoiser\.", name) for name in tensors):
         return tensors                                                      # ours
     if "pos_encoding.class_token" in tensors:                               # torchvision's MViT

@@ -7,6 +7,7 @@ import open_clip
 
 from pseudo_labels import Teacher
 from support.command import BadInput, quiet
+from support.device import require_finite
 
 
 def check_names(clip, weights):
@@ -37,7 +38,7 @@ def open_teacher(clip, weights=None, device="cpu"):
     OpenAI's weights need a -quickgelu model. A tag says so and is checked. A file or folder cannot
     be checked: with the wrong activation its features are wrong, without a warning.
     Raises: BadInput, one line, if there is no such model, tag or file, if the weights do not fit
-            the model, or if they are neither cached nor can be downloaded.
+            the model or are not finite, or if they are neither cached nor can be downloaded.
     """
     given = f"--clip {clip}"
     if not clip.startswith("local-dir:"):
@@ -55,5 +56,6 @@ def open_teacher(clip, weights=None, device="cpu"):
         raise BadInput(f"{given}: {type(error).__name__}: {problem}; a file must be whole and hold "
                        "this model's tensors only; without a network, give a downloaded one: "
                        "--clip-weights FILE") from None
+    require_finite(given, model.state_dict())
     pictures = model.visual.preprocess_cfg
     return Teacher(model, tokenizer, pictures["mean"], pictures["std"], device)
