@@ -13,8 +13,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from experiments.paper_tables import RECIPES, TABLES
-from support.command import BadInput, Interrupts, flag_of, write_json
+from support.command import BadInput, flag_of, write_json
 from support.device import pick_device
+from support.process import Interrupts
 from toy.source import load_teacher
 
 ROOT = Path(__file__).parent.parent

@@ -1,13 +1,14 @@
 """The commands around data: `python data.py COMMAND`, each with its own --help.
 
-A command is a class of flags and a function, which imports what is slow to import when it runs.
+A command is a class of flags; `start` imports what runs it, which is slow to import.
 """
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.command import DATA, WHAT, Settings, fail, opt, run
+from support.command import DATA, WHAT, BadInput, Settings, opt, run
 from support.flags import CLIP, RunSettings
+from support.process import ending
 
 
 @dataclass(frozen=True)
@@ -23,26 +24,14 @@ class CheckSettings(Settings):
     workers: int = opt("processes that read videos", 0, low=0)
 
 
-def check(settings):
-    """Runs `data.py check`."""
-    from files.check import report
-    report(settings)
-
-
 @dataclass(frozen=True)
 class ShrinkSettings(Settings):
-    """Small all-key-frame copies of videos; existing copies are left as they are."""
+    """Small all-key-frame copies of videos; existing copies that are whole are left as they are."""
     videos: Path = opt("folder of videos", None, DATA, required=True)
     out: Path = opt("folder for the copies, ID.mp4", None, required=True)
-    fps: float = opt("frames per second of the copies", 1.0, above=0, high=1000)
+    fps: float = opt("frames per second of the copies", 1.0, low=0.001, high=1000)
     short_side: int = opt("pixels", 256, low=2)
     workers: int = opt("processes", 0, low=0)
-
-
-def shrink(settings):
-    """Runs `data.py shrink`."""
-    from files.copies import shrink_all
-    shrink_all(settings)
 
 
 @dataclass(frozen=True)
@@ -56,12 +45,6 @@ class TeachSettings(Settings):
     workers: int = opt("processes that read videos ahead; 0: none", 0, low=0)
 
 
-def teach(settings):
-    """Runs `data.py teach`."""
-    from files.copies import encode_all
-    encode_all(settings)
-
-
 @dataclass(frozen=True)
 class ExportSettings(Settings):
     """The embedded world as real files: videos, captions, COIN.json, phrases and its teacher."""
@@ -69,12 +52,6 @@ class ExportSettings(Settings):
     train: int = opt("training videos; COIN.json makes a tenth of them validation", 6000, low=0)
     test: int = opt("test videos", 1000, low=0)
     workers: int = opt("processes", 0, low=0)
-
-
-def export(settings):
-    """Runs `data.py export-toy`."""
-    from toy.export import export_toy
-    export_toy(settings)
 
 
 @dataclass(frozen=True)
@@ -91,12 +68,6 @@ class PhrasesSettings(Settings):
                     file=())
 
 
-def phrases(settings):
-    """Runs `data.py phrases`."""
-    from files.phrases import collect
-    collect(settings)
-
-
 @dataclass(frozen=True)
 class FeaturesSettings(RunSettings):
     """Write the embeddings of 9-s windows of whole videos as a features file."""
@@ -108,12 +79,6 @@ class FeaturesSettings(RunSettings):
     toy_videos: int = opt("videos of the embedded world's split", 1000, DATA, low=1)
     stride: float = opt("s between two windows", 4.0, WHAT, above=0)
     out: Path = opt("the file to write", Path("features.npz"), file=())
-
-
-def features(settings):
-    """Runs `data.py features`."""
-    from evaluation.embedding import write_features
-    write_features(settings)
 
 
 @dataclass(frozen=True)
@@ -129,30 +94,36 @@ class TextSettings(Settings):
     device: str = opt("auto: a CUDA GPU if there is one", "auto")
 
 
-def texts(settings):
-    """Runs `pseudo_labels.py`."""
-    from files.copies import write_texts
-    write_texts(settings)
+COMMANDS = {"check": CheckSettings, "shrink": ShrinkSettings, "teach": TeachSettings,
+            "export-toy": ExportSettings, "phrases": PhrasesSettings, "features": FeaturesSettings}
 
 
-COMMANDS = {"check": (check, CheckSettings), "shrink": (shrink, ShrinkSettings),
-            "teach": (teach, TeachSettings), "export-toy": (export, ExportSettings),
-            "phrases": (phrases, PhrasesSettings), "features": (features, FeaturesSettings)}
+def start(settings):
+    """Run the command that has these flags."""
+    from evaluation.embedding import write_features
+    from files.check import report
+    from files.copies import encode_all, shrink_all, write_texts
+    from files.phrases import collect
+    from toy.export import export_toy
+    {CheckSettings: report, ShrinkSettings: shrink_all, TeachSettings: encode_all,
+     ExportSettings: export_toy, PhrasesSettings: collect, FeaturesSettings: write_features,
+     TextSettings: write_texts}[type(settings)](settings)
 
 
+@ending()
 def main():
     """`python data.py COMMAND ...`"""
     given = sys.argv[1] if len(sys.argv) > 1 else "nothing"
     if given in ("-h", "--help"):
         print("usage: data.py COMMAND [flags]; data.py COMMAND --help shows the flags\n")
-        for name, (_, flags) in COMMANDS.items():
+        for name, flags in COMMANDS.items():
             print(f"  {name:12}{flags.__doc__}")
-    elif given not in COMMANDS:
-        sys.exit(fail("data.py", f"{given}: not a command; use one of {', '.join(COMMANDS)}", 2))
-    else:
-        run(*COMMANDS[given], sys.argv[2:], command=given)
+        return
+    if given not in COMMANDS:
+        raise BadInput(f"{given}: not a command; use one of {', '.join(COMMANDS)}")
+    run(start, COMMANDS[given], sys.argv[2:], command=given)
 
 
 def embed_texts():
     """`python pseudo_labels.py ...`"""
-    run(texts, TextSettings)
+    run(start, TextSettings)

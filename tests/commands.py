@@ -30,7 +30,7 @@ SCRIPTS = {"benchmark.py": (benchmark.main, benchmark.BenchmarkSettings),
            "evaluate.py": (evaluate.main, evaluate.EvaluateSettings),
            "predict.py": (predict.main, predict.PredictSettings),
            "charts.py": (charts.main, charts.ChartSettings),
-           "pseudo_labels.py": (commands.texts, commands.TextSettings),
+           "pseudo_labels.py": (commands.start, commands.TextSettings),
            "weights": (convert.main, convert.ConvertSettings)}
 EPOCHS = ("--sgd-epochs", "0.75", "--epochs", "0.75", "--order-epochs", "3")     # 3 steps of each
 TINY = ("--toy-videos", "16", "--batch", "4", *EPOCHS, "--device", "cpu")

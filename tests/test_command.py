@@ -157,7 +157,7 @@ FEATURES = ("--features", "f", "--text-embeddings", "t")
     (FinetuneSettings, ["--data", "epic", "--task", "forecast"], "--task forecast"),
     (PredictSettings, ["--steps", "a", "--text-embeddings", "b"], "--steps a"),
     (PredictSettings, ["--keyframes", __file__], "--keyframes"),
-    *((cls, [], argv_of(cls)[0][:-2]) for _, cls in COMMANDS.values() if argv_of(cls))])
+    *((cls, [], argv_of(cls)[0][:-2]) for cls in COMMANDS.values() if argv_of(cls))])
 def test_flags_that_do_not_fit_each_other(cls, argv, named, capsys):
     """Catches: usage blocks, `None: No such file` where a flag was forgotten, a shortened flag."""
     line = error_of(capsys, cls, *argv)

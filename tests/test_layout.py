@@ -27,7 +27,7 @@ MAY_IMPORT = {
     **dict.fromkeys(SCRIPTS, BESIDE | {"evaluation", "training", "experiments"})}
 # Commands parse first and then import once, in the function that runs them: the number of such
 # functions. Only data.py's commands reach beyond their package: they are run by data.py alone.
-COMMANDS = {"train": 2, "evaluate": 1, "predict": 1, "files.commands": 7, "weights": 1,
+COMMANDS = {"train": 2, "evaluate": 1, "predict": 1, "files.commands": 1, "weights": 1,
             "weights.__main__": 1, "experiments.benchmark": 1, "experiments.charts": 1,
             "experiments.tables": 1}
 MAY_IMPORT_LATE = {"files.commands": BESIDE | {"evaluation"}}
