@@ -13,8 +13,9 @@ from tqdm import tqdm
 
 from experiments.paper_tables import RECIPES, TABLES
 from files.text import read_json
-from support.command import Interrupts, check, flag_of, require, write_json
+from support.command import check, flag_of, require, write_json
 from support.device import pick_device
+from support.process import Interrupts
 from toy.source import load_teacher
 
 ROOT = Path(__file__).parent.parent

@@ -6,8 +6,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.command import DATA, WHAT, Settings, fail, opt, run
+from support.command import DATA, WHAT, Settings, opt, require, run
 from support.flags import CLIP
+from support.process import ending
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,10 @@ class CheckSettings(Settings):
 
 @dataclass(frozen=True)
 class ShrinkSettings(Settings):
-    """Small all-key-frame copies of videos; existing copies are left as they are."""
+    """Small all-key-frame copies of videos; existing copies that are whole are left as they are."""
     videos: Path = opt("folder of videos", None, DATA, required=True)
     out: Path = opt("folder for the copies, ID.mp4", None, required=True)
-    fps: float = opt("frames per second of the copies", 1.0, above=0, high=1000)
+    fps: float = opt("frames per second of the copies", 1.0, low=0.001, high=1000)
     short_side: int = opt("pixels", 256, low=2)
     workers: int = opt("processes", 0, low=0)
 
@@ -101,6 +102,7 @@ def start(settings):
          type(settings)](settings)
 
 
+@ending()
 def main():
     """`python data.py COMMAND ...`"""
     given = sys.argv[1] if len(sys.argv) > 1 else "nothing"
@@ -108,10 +110,9 @@ def main():
         print("usage: data.py COMMAND [flags]; data.py COMMAND --help shows the flags\n")
         for name, flags in COMMANDS.items():
             print(f"  {name:12}{flags.__doc__}")
-    elif given not in COMMANDS:
-        sys.exit(fail("data.py", f"{given}: not a command; use one of {', '.join(COMMANDS)}", 2))
-    else:
-        run(start, COMMANDS[given], sys.argv[2:], command=given)
+        return
+    require(given in COMMANDS, f"{given}: not a command; use one of {', '.join(COMMANDS)}")
+    run(start, COMMANDS[given], sys.argv[2:], command=given)
 
 
 def embed_texts():

@@ -1,5 +1,6 @@
 """`data.py shrink` and `teach`: a file for each video of a folder; `pseudo_labels.py`: texts."""
 import functools
+from collections import Counter
 
 import numpy as np
 import torch
@@ -7,36 +8,53 @@ from tqdm import tqdm
 
 from files.listings import load_phrases
 from files.text import require
-from files.video import (attempt, duration, evaluation_view, find_videos, read_frames, shrink,
-                         short_side_for)
+from files.video import (attempt, duration, evaluation_view, find_videos, is_whole, read_frames,
+                         short_side_for, shrink)
 from support.command import write_atomically
 from support.device import pick_device
+from support.process import lock
 from support.workers import prefetch
 from weights.teacher import open_teacher
 
 
-def for_each_video(settings, suffix, make, save):
-    """Fill the folder --out: one ID`suffix` per video; those that have theirs are left out.
+def make_missing(out, suffix, make, is_whole, name, path):
+    """("there", None) if out/ID`suffix` is whole, else ("made" or "again", make(id, path))."""
+    target = out / f"{name}{suffix}"
+    there = target.exists()
+    if there and is_whole(target):
+        return "there", None
+    return "again" if there else "made", make(name, path)
+
+
+def for_each_video(settings, suffix, make, is_whole, save):
+    """Fill the folder --out: one ID`suffix` per video; those that have a whole one are left out.
 
     make: (id, path) -> made, called in the workers. save: (path of ID`suffix`, made), called here.
+    is_whole: (path of ID`suffix`) -> bool, whether it can be read.
     BadInput if there is no video, or none that can be read.
     """
+    require(settings.out.resolve() != settings.videos.resolve(), f"--out {settings.out}: is the "
+            "folder of videos; name another")
     found = find_videos(settings.videos)
     require(found, f"--videos {settings.videos}: no video below it")
     settings.out.mkdir(parents=True, exist_ok=True)
-    todo = [(name, path) for name, path in found.items()
-            if not (settings.out / f"{name}{suffix}").exists()]
-    bad = {}
-    made_ahead = prefetch(functools.partial(attempt, make), todo, settings.workers)
-    for name, made, reason in tqdm(made_ahead, f"write {suffix}", len(todo), mininterval=1):
+    lock(settings.out)
+    make = functools.partial(attempt, functools.partial(
+        make_missing, settings.out, suffix, make, is_whole))
+    bad, count = {}, Counter()
+    made_ahead = prefetch(make, list(found.items()), settings.workers)
+    for name, result, reason in tqdm(made_ahead, f"write {suffix}", len(found), mininterval=1):
         if reason:
             bad[name] = reason
-        else:
+            continue
+        state, made = result
+        count[state] += 1
+        if state != "there":
             save(settings.out / f"{name}{suffix}", made)
     for name, reason in bad.items():
         print(f"unreadable: {name}: {reason}")
-    print(f"{settings.out}: {len(todo) - len(bad)} made, {len(found) - len(todo)} were there, "
-          f"{len(bad)} unreadable")
+    print(f"{settings.out}: {count['made']} made, {count['there']} were there, {count['again']} "
+          f"were broken and made again, {len(bad)} unreadable")
     require(len(bad) < len(found),
             f"--videos {settings.videos}: not one of {len(found)} videos can be read")
 
@@ -48,7 +66,7 @@ def shrink_one(settings, name, path):
 
 def shrink_all(settings):
     """Small copies of all videos of a folder."""
-    for_each_video(settings, ".mp4", functools.partial(shrink_one, settings),
+    for_each_video(settings, ".mp4", functools.partial(shrink_one, settings), is_whole,
                    lambda path, made: None)
 
 
@@ -56,6 +74,14 @@ def every_second(size, name, path):
     """One video as the teacher sees it at 0.5, 1.5, ... s: (n, 3, size, size) uint8."""
     times = np.arange(0.5, max(duration(path), 1.0))
     return evaluation_view(read_frames(path, times, short_side_for(size)), size)
+
+
+def has_rows(path):
+    """Whether an npy file is as long as it says."""
+    try:
+        return len(np.load(path, mmap_mode="r")) > 0
+    except (OSError, ValueError, EOFError, TypeError):
+        return False
 
 
 def encode_all(settings):
@@ -67,7 +93,7 @@ def encode_all(settings):
                                for part in frames.split(256)])
         write_atomically(path, lambda file: np.save(file, rows.astype(np.float16)))
 
-    for_each_video(settings, ".npy", functools.partial(every_second, teacher.size), save)
+    for_each_video(settings, ".npy", functools.partial(every_second, teacher.size), has_rows, save)
 
 
 def write_texts(settings):

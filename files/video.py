@@ -47,12 +47,30 @@ def attempt(make, item):
 def find_videos(folder):
     """{stem: path, a str} of all videos below a folder, by suffix (upper or lower case).
 
-    Of several files with one stem, the first path counts. Links to folders are not followed.
-    BadInput if there is no such folder.
+    Of several files with one stem, the first path counts. Links to folders are followed, each
+    folder is entered once, and a line tells of those that cannot be. BadInput if there is no such
+    folder.
     """
     require(os.path.isdir(folder), f"{folder}: no such folder; a folder of videos is needed")
-    files = [os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names
-             if os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES]
+    files, closed, entered = [], [], set()
+    for parent, folders, names in os.walk(folder, onerror=closed.append, followlinks=True):
+        folders.sort()
+        place = os.path.realpath(parent)
+        if place in entered:                           # a link leads here, perhaps one below
+            folders.clear()
+            continue
+        entered.add(place)
+        for path in (os.path.join(parent, name) for name in names):
+            if os.path.splitext(path)[1].lower() in VIDEO_SUFFIXES:
+                files.append(path)
+            elif os.path.islink(path):
+                try:
+                    os.stat(path)
+                except OSError as error:
+                    closed.append(error)
+    if closed:
+        print(f"{folder}: {len(closed)} folders or links in it cannot be followed, the first "
+              f"{closed[0].filename}: {closed[0].strerror}")
     return {os.path.splitext(os.path.basename(path))[0]: path
             for path in sorted(files, reverse=True)}
 
@@ -69,6 +87,8 @@ def open_video(path):
                 raise Unreadable(f"{path}: no video stream that can be decoded")
             streams[0].thread_type, streams[0].codec_context.thread_count = "NONE", 1
             yield container, streams[0]
+    except av.error.MemoryError:                       # not the file's fault
+        raise
     except av.FFmpegError as error:
         raise Unreadable(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -147,7 +167,7 @@ def pictures_at(path, times, short_side=None):
             if size is None:
                 sides = picture.width, picture.height
                 factor = min(1.0, (short_side or math.inf) / min(sides))
-                size = [max(1, round(side * factor)) for side in sides]
+                size = [max(2, round(side * factor)) for side in sides]
             rgb = scaler.reformat(picture, *size, "rgb24", threads=1).to_ndarray()
             yield np.ascontiguousarray(np.rot90(rgb, round(picture.rotation / 90))), outside
 
@@ -220,14 +240,25 @@ def shrink(source, target, fps=1.0, short_side=256):
     JPEG decodes about six times as fast as key frames of H.264. Frame k of the copy is the source's
     picture at k / fps (its first frame, if it begins later). The copy ends where the source does,
     also if the source is cut off. `target` is whole or absent.
-    fps > 0, frames/s; short_side: pixels, at least 2 (both sides become even). Raises Unreadable
-    for the source, OSError for the target.
+    fps: frames/s, at least 0.001; short_side: pixels, at least 2 (both sides become even).
+    Raises Unreadable for the source, OSError for the target.
     """
     rate = Fraction(fps).limit_denominator(1000)
     count = max(1, math.ceil(duration(source) * rate - 1e-6))
     times = (float(k / rate) for k in range(count))
     with closing(pictures_at(source, times, short_side)) as pictures:
-        write_atomically(target, lambda file: encode(file, pictures, rate))
+        try:
+            write_atomically(target, lambda file: encode(file, pictures, rate))
+        except (av.error.ArgumentError, av.error.InvalidDataError) as error:
+            raise Unreadable(f"{source}: no copy can be made: {error.strerror}") from None
+
+
+def is_whole(path):
+    """Whether a copy of `shrink` opens, and its first and last pictures can be decoded."""
+    try:
+        return len(read_frames(path, [0.0, max(0.0, duration(path) - 1e-3)])) > 0
+    except Unreadable:
+        return False
 
 
 def encode(file, pictures, rate):

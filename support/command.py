@@ -1,28 +1,26 @@
-"""How every command begins and ends: its flags, one line of error, whole files.
+"""The command line: flags, one line of error, whole files.
 
 A command declares its flags as a frozen dataclass, `class Flags(Settings)`, with one `opt` each,
 beside its `main(settings)`. Nothing here imports torch, so `--help` answers at once.
 """
 import argparse
 import functools
+import io
 import json
 import logging
 import os
 import shutil
-import signal
 import sys
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, field, fields
 from math import inf
 from pathlib import Path
 
+from support.process import BadInput, end_if_signaled, ending, program_name
+
 WHAT, DATA, PAPER, RUN = GROUPS = "what to do", "data", "the paper's settings", "run"   # of --help
 PICTURES = (".png", ".pdf", ".svg")                            # kinds of files for charts
-
-
-class BadInput(ValueError):
-    """Invalid input: the program ends with this one line and status 2."""
 
 
 # --- Flags ---
@@ -34,7 +32,8 @@ def opt(help, default=MISSING, group=RUN, *, choices=None, low=-inf, high=inf, a
         group:    heading in --help, one of GROUPS.
         low, high, above: the range allowed, low <= value <= high and value > above.
         data:     the kinds of --data on which the flag has an effect; refused with any other.
-        file:     a file to be written in an existing folder, with one of these suffixes (() any).
+        file:     a file to be written in an existing folder, with one of these suffixes (() any);
+                  or a pipe or device of any name, such as /dev/stdout.
         alias:    a second name of the flag.
         flag:     False, or no default: a positional argument instead.
         required: the flag must be given, although its default is None.
@@ -87,7 +86,8 @@ class Settings:
             if declared["file"] is not None:
                 check(value.parent.is_dir() and not value.is_dir(), f.name, value, "is a folder, "
                       "or its folder does not exist; name a file in an existing folder")
-                check(not declared["file"] or value.suffix in declared["file"], f.name, value,
+                check(not declared["file"] or value.suffix in declared["file"]
+                      or value.exists() and not value.is_file(), f.name, value,
                       f"must end in {', '.join(declared['file'])}")
 
     def require(self, names, reason):
@@ -107,12 +107,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-def program_name():
-    """The program's name in its messages: train.py, or weights for `python -m weights`."""
-    path = Path(sys.argv[0])
-    return path.parent.name if path.name == "__main__.py" else path.name
 
 
 def parse(cls, argv=None, command=""):
@@ -149,70 +143,24 @@ def parse(cls, argv=None, command=""):
         parser.error(str(error))
 
 
-# --- How a command ends ---
-def fail(program, error, status):
-    """Print the one line and return the status."""
-    text = " ".join(str(error).split())
-    print(f"{program}: error: {text}", file=sys.stderr)
-    return status
-
-
+# --- A command ---
 def run(main, cls, argv=None, command=""):
     """Parse, call main(settings), and turn what went wrong into one line on stderr and a status.
 
-    BadInput, OSError (a full disk, a read-only folder) and a killed worker end with 2,
-    FloatingPointError (a loss that is not finite) with 1, Ctrl-C with 130, SIGTERM with 143. A bug
-    keeps its traceback. Of several processes started by torchrun only the first prints.
+    BadInput, OSError (a full disk, a read-only folder), too little memory and a killed worker end
+    with 2, FloatingPointError (a loss that is not finite) with 1, Ctrl-C with 130, SIGTERM with
+    143; without a line if nobody reads the output any more (`| head`), with 141. A bug keeps its
+    traceback. Of several processes started by torchrun only the first prints.
     """
-    def terminate(signum, frame):
-        while frame:                       # C code that imports may swallow an exception, and go on
-            if "importlib" in frame.f_code.co_filename:
-                os._exit(128 + signum)
-            frame = frame.f_back
-        raise SystemExit(128 + signum)
-
-    settings = parse(cls, argv, command)
-    signal.signal(signal.SIGTERM, terminate)
-    if os.environ.get("RANK", "0") != "0":                     # tqdm reads it when it is imported
-        os.environ["TQDM_DISABLE"], sys.stdout = "1", open(os.devnull, "w")
-    program = program_name()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:     # else it is ignored
-        signal.signal(signal.SIGINT, terminate)
-    try:
+    less = [flag_of(name) for name in ("micro_batch", "batch", "workers")
+            if name in cls.__dataclass_fields__]
+    with ending(less):
+        settings = parse(cls, argv, command)
+        if os.environ.get("RANK", "0") != "0":                 # tqdm reads it when it is imported
+            os.environ["TQDM_DISABLE"], sys.stdout = "1", open(os.devnull, "w")
+        if sys.stdout:
+            sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be no UTF-8
         main(settings)
-    except (BadInput, OSError) as error:
-        sys.exit(fail(program, error, 2))
-    except FloatingPointError as error:
-        sys.exit(fail(program, error, 1))
-    except RuntimeError as error:          # torch raises it wherever the program happens to be
-        if not str(error).startswith("DataLoader worker (pid"):
-            raise
-        sys.exit(fail(program, f"{error} It was reading ahead; if memory is short, use fewer "
-                               "--workers", 2))
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-class Interrupts:
-    """Ctrl-C and SIGTERM set `status` (130, 143), so that a step is finished and saved.
-
-    A signal that came too late for that ends the program on exit.
-    """
-
-    def __enter__(self):
-        self.status = 0
-        self.before = {number: signal.signal(number, self.note)
-                       for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def note(self, number, frame):
-        self.status = 128 + number
-
-    def __exit__(self, *exception):
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-        if self.status and not any(exception):
-            sys.exit(self.status)
 
 
 @contextmanager
@@ -228,29 +176,58 @@ def quiet():
 
 
 # --- Whole files ---
+def open_stream(path):
+    """An open binary file if `path` is a pipe, a device, or stdout or stderr; else None."""
+    for descriptor in (1, 2):              # its own copy would have a position of its own
+        with suppress(OSError):
+            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                print(end="", flush=True)
+                return open(os.dup(descriptor), "wb")
+    return open(path, "wb") if path.exists() and not path.is_file() else None
+
+
 def write_atomically(path, write, before=None):
     """Call write(binary file beside `path`), then rename: the new file is whole, or the old stays.
+
+    What is no regular file is written to as it is; of a link, the file it points at is replaced.
 
     before: where to move the old file; None: it is replaced. Given a path, torch.save hides a full
             disk in an error that is no OSError.
     """
     path = Path(path)
-    temporary = path.with_name(path.name + ".part")
+    stream = open_stream(path)
+    if stream:
+        with stream:
+            content = io.BytesIO()                     # a pipe has no positions, as zip files need
+            write(content)
+            stream.write(content.getvalue())
+        return
+    path = path if before else Path(os.path.realpath(path))
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with open(temporary, "wb") as file:
             write(file)
+        end_if_signaled()
         if before and path.exists():
             os.replace(path, before)
         os.replace(temporary, path)
+    except OSError as error:                           # a full disk gives no name
+        error.filename = error.filename or str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def write_text(path, text):
-    """A UTF-8 file, written atomically."""
-    write_atomically(path, lambda file: file.write(text.encode()))
+    """A UTF-8 file, written atomically; what UTF-8 cannot hold is escaped."""
+    write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def write_json(path, content):
     """A JSON file, never with NaN (which is no JSON), written atomically."""
-    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    try:
+        text = json.dumps(content, indent=2, allow_nan=False)
+    except ValueError:
+        raise BadInput(f"{path}: not written, because a number is not finite; look for NaN in the "
+                       "data and in the checkpoint") from None
+    write_text(path, text + "\n")

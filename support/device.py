@@ -38,8 +38,11 @@ def pick_device(name):
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.zeros(1, device=name)
+        device = torch.device(name)
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise AssertionError("not a device that computes here")
+        torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise BadInput(f"--device {name}: {reason}; use auto, cpu or cuda") from None
-    return torch.device(name)
+        raise BadInput(f"--device {name}: {reason}; use auto, cpu, cuda or mps") from None
+    return device

@@ -1,26 +1,30 @@
 """Worker processes, which decode or render ahead of the step that needs it."""
 import functools
 import os
+import signal
 
 import torch
 
-from support.command import BadInput
+from support.process import BadInput, end_if_signaled, locks
 
 
 def attempt(make, item):
     """make(item), or its error: raised in a worker, it would lose its one line."""
     try:
         return make(item)
-    except (BadInput, OSError) as error:
+    except (BadInput, OSError, MemoryError) as error:
         return error
 
 
 def leave_group(worker):
-    """Move a worker to a group of its own: a terminal sends Ctrl-C to the main process's group.
+    """Let the main process alone end a worker: it finishes and saves its step first.
 
-    It finishes and saves its step; a worker that died first would end the run before that.
+    A terminal sends Ctrl-C to the main process's group. A lock would outlive a killed main process.
     """
     os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while locks:
+        os.close(locks.popitem()[1])
 
 
 def prefetch(make, items, workers):
@@ -31,10 +35,18 @@ def prefetch(make, items, workers):
     Raises: what `make` raises; RuntimeError if a worker dies.
     """
     # without a batch size, collate_fn gets one item at a time, in the worker
-    for made in torch.utils.data.DataLoader(items, batch_size=None, num_workers=workers,
-                                            collate_fn=functools.partial(attempt, make),
-                                            worker_init_fn=leave_group,
-                                            pin_memory=torch.cuda.is_available()):
+    loader = torch.utils.data.DataLoader(items, batch_size=None, num_workers=workers,
+                                         collate_fn=functools.partial(attempt, make),
+                                         worker_init_fn=leave_group,
+                                         pin_memory=torch.cuda.is_available())
+    before = workers and signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        ahead = iter(loader)                           # a worker begins without Ctrl-C
+    finally:
+        if workers:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    for made in ahead:
+        end_if_signaled()
         if isinstance(made, Exception):
             raise made
         yield made

@@ -66,7 +66,7 @@ def every_two(here, source, monkeypatch):
 # --- The matrix ---
 def fill_disk(whole, *args):
     """The next checkpoint is written to a disk that is full."""
-    Path("struck/checkpoint.pt.part").symlink_to("/dev/full")
+    Path(f"struck/checkpoint.pt.{os.getpid()}.part").symlink_to("/dev/full")
     return whole(*args)
 
 

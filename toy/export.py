@@ -8,6 +8,7 @@ from safetensors.torch import save
 from tqdm import tqdm
 
 from support.command import BadInput, write_atomically, write_json, write_text
+from support.process import lock
 from support.workers import prefetch
 from toy import grammar, render
 from toy.source import load_teacher
@@ -52,8 +53,10 @@ def export_toy(settings):
     out = settings.out
     if out.exists() and any(out.iterdir()):
         raise BadInput(f"--out {out}: is not empty; choose another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    lock(out)
     for folder in ("videos", "captions", "clip"):
-        (out / folder).mkdir(parents=True, exist_ok=True)
+        (out / folder).mkdir(exist_ok=True)
     items = [(split, i) for split, count in (("train", settings.train), ("test", settings.test))
              for i in range(count)]
     made = prefetch(functools.partial(export_one, out), items, settings.workers)

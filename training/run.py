@@ -18,8 +18,9 @@ from tqdm import tqdm
 
 from files.text import read_json, require
 from support import parallel
-from support.command import BadInput, Interrupts, flag_of, write_json, write_text
+from support.command import BadInput, flag_of, write_json, write_text
 from support.device import set_seed
+from support.process import Interrupts, lock
 from weights.checkpoint import build_ours, read_whole, save_checkpoint
 
 NEWEST, BEFORE = "checkpoint.pt", "checkpoint_before.pt"         # the last two of a run
@@ -44,6 +45,11 @@ def prepare_run(settings):
     config = {name: value if isinstance(value, (int, float, str, type(None))) else str(value)
               for name, value in asdict(settings).items() if name != "resume"}
     path = settings.out / "config.json"
+    if parallel.is_first():
+        settings.out.mkdir(parents=True, exist_ok=True)
+        lock(settings.out)
+        for part in settings.out.glob(f"{NEWEST}.*.part"):     # of a run that was killed
+            part.unlink()
     has = any((settings.out / name).exists() for name in (NEWEST, BEFORE))
     if settings.resume and has:
         need = 'the {"settings": {..}} with which the run began'
@@ -60,7 +66,6 @@ def prepare_run(settings):
         raise BadInput(f"--out {settings.out}: holds a checkpoint; add --resume to continue, "
                        "or choose another folder")
     if parallel.is_first():
-        settings.out.mkdir(parents=True, exist_ok=True)
         write_json(path, {"settings": config, "versions": versions()})
     return None
 

@@ -1,0 +1,160 @@
+"""The process of a command: signals, errors, its hold on a folder, and how it ends."""
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:                                            # none on Windows
+    fcntl = None
+
+
+class BadInput(ValueError):
+    """Invalid input: the program ends with this one line and status 2."""
+
+
+def program_name():
+    """The program's name in its messages: train.py, or weights for `python -m weights`."""
+    path = Path(sys.argv[0])
+    return path.parent.name if path.name == "__main__.py" else path.name
+
+
+# --- Signals and errors ---
+came = []                        # 130 for a Ctrl-C, 143 for a SIGTERM that ends the program
+locks = {}                       # (device, inode) of a folder: the descriptor of its lock
+MEMORY = "out of memory", "allocate memory", "not enough memory", "bad_alloc", "map segment"
+
+
+def end_by_signal(number, frame):
+    """Handle a signal: end here, by SystemExit.
+
+    C code that calls Python, such as PyAV's to write a file, may swallow any exception and go on.
+    So the signal is noted, and `end_if_signaled` ends the program at the next place that looks.
+    """
+    came.append(128 + number)
+    sys.unraisablehook = lambda unraisable: None       # nor is it printed where it is swallowed
+    while frame:                                       # nothing may go on with half a module
+        if "importlib" in frame.f_code.co_filename:
+            os._exit(came[0])
+        frame = frame.f_back
+    raise SystemExit(came[0])
+
+
+def end_if_signaled():
+    """End the program if a signal came, and its SystemExit was swallowed."""
+    if came:
+        raise SystemExit(came[0])
+
+
+def explain(error, less):
+    """The line about what torch or Python may raise anywhere, too little memory say; None: a bug.
+
+    less: flags with which the command needs less memory.
+    """
+    text = (str(error).strip().splitlines() or [""])[-1]
+    if str(error).startswith("DataLoader worker (pid"):
+        return f"{error} It was reading ahead; if memory is short, use fewer --workers"
+    if isinstance(error, MemoryError) or any(word in text.lower() for word in MEMORY):
+        return ": ".join(["out of memory", *filter(None, [". ".join(text.split(". ")[:2])])]) + (
+            f"; use a smaller {' or '.join(less)}" if less else "; it needs more")
+    return None
+
+
+@contextmanager
+def ending(less=()):
+    """Within it errors and signals end the program as `command.run` says. less: see `explain`."""
+    came.clear()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:     # as Ctrl-C is in background jobs
+            signal.signal(number, end_by_signal)
+    status, line = None, None
+    try:
+        yield
+    except SystemExit as end:
+        status = end.code
+    except (BrokenPipeError, KeyboardInterrupt) as error:
+        status = 130 if isinstance(error, KeyboardInterrupt) else 141
+    except FloatingPointError as error:
+        status, line = 1, error
+    except (BadInput, OSError) as error:
+        status, line = 2, error
+    except Exception as error:
+        status, line = 2, explain(error, less)
+        if line is None and not came:
+            raise
+    finally:
+        while locks:
+            os.close(locks.popitem()[1])
+    if came:
+        status, line = came[0], None
+    broken = status == 141
+    try:
+        print(end="", flush=True)
+    except OSError as error:
+        broken = True
+        if not status:
+            status, line = (141, None) if isinstance(error, BrokenPipeError) else (2, error)
+    with suppress(OSError):
+        if line is not None:
+            print(f"{program_name()}: error: {' '.join(str(line).split())}", file=sys.stderr)
+    if broken:                             # else Python tries again at its end, and complains
+        for descriptor in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    if status is not None:
+        sys.exit(status)
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM set `status` (130, 143), so that a step is finished and saved.
+
+    A second Ctrl-C ends the program at once. A signal that came too late for that ends it on exit.
+    """
+
+    def __enter__(self):
+        end_if_signaled()
+        self.status, self.time = 0, 0.0
+        self.before = {number: signal.signal(number, self.note)
+                       for number in (signal.SIGINT, signal.SIGTERM)
+                       if signal.getsignal(number) is not signal.SIG_IGN}
+        return self
+
+    def note(self, number, frame):
+        """Handle a signal. One Ctrl-C may arrive twice, sent to the process and to its group."""
+        now, again = time.monotonic(), self.status and number == signal.SIGINT
+        if again and now - self.time > 0.1 and callable(self.before[number]):
+            self.before[number](number, frame)
+        if not self.status and sys.stderr and os.environ.get("RANK", "0") == "0":
+            with suppress(OSError):        # not print: it may have been interrupted itself
+                os.write(2, f"\n{program_name()}: what is running is finished and saved first; a "
+                            "second Ctrl-C ends at once\n".encode())
+        self.status, self.time = 128 + number, now
+
+    def __exit__(self, *exception):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+        if self.status and not any(exception):
+            sys.exit(self.status)
+
+
+# --- Folders ---
+def lock(folder):
+    """Hold the folder --out until this process ends, however it ends; workers let go of it.
+
+    Raises: BadInput if another process holds it. Where there are no such locks, nothing happens.
+    """
+    place = os.stat(folder)
+    key = place.st_dev, place.st_ino
+    if fcntl is None or key in locks:
+        return
+    locks[key] = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(locks[key], fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(locks.pop(key))
+        raise BadInput(f"--out {folder}: another process is writing there; wait until it has "
+                       "ended, or choose another folder") from None
+    except OSError:                        # a network's disk without locks
+        pass
