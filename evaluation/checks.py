@@ -28,7 +28,7 @@ def require_teacher(teacher, model, path):
     if now.shape[1] == model.dim and not same_texts(model.phrases[:1], now):
         raise BadInput(f"{path}: was trained with another teacher, which embeds "
                        f"\"{model.witness}\" differently; give the same --clip and --clip-weights "
-                       "(in the embedded world: its runs/toy_teacher.pt)")
+                       "(that of the embedded world is kept in ~/.cache/procedurevrl)")
 
 
 def require_width(model, given, path):

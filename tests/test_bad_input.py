@@ -3,6 +3,7 @@
 One table, file and fault; everything runs in this process, on small files made up.
 """
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -12,12 +13,13 @@ import torch
 
 from commands import TINY, call, coin_flags, fails, make_coin, read_json
 from support import parallel
-from toy.source import TEACHER_FILE
+from toy.source import teacher_file
 
 
 @pytest.fixture(autouse=True)
-def files(trained, here):
+def files(trained, here, monkeypatch):
     """For each test: copies of the COIN files and of a run on them, a toy run, and lists."""
+    monkeypatch.setenv("XDG_CACHE_HOME", os.environ["XDG_CACHE_HOME"])
     Path("coin").unlink()
     shutil.copytree(trained / "coin", "coin")
     shutil.copytree(trained / "coin-run", "run")
@@ -167,8 +169,12 @@ def make_wide():
 
 def other_teacher():
     """Texts lie elsewhere than in the training, which would cost points unseen."""
-    content(lambda whole: whole["model"]["text_projection"].add_(torch.randn(
-        64, 64, generator=torch.Generator().manual_seed(0)), alpha=0.05))(TEACHER_FILE)
+    state = torch.load(teacher_file(), weights_only=True)
+    state["text_projection"].add_(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)),
+                                  alpha=0.05)
+    os.environ["XDG_CACHE_HOME"] = "cache"             # `files` puts it back
+    teacher_file().parent.mkdir(parents=True)
+    torch.save(state, teacher_file())
 
 
 def repeat_text():

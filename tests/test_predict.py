@@ -29,7 +29,7 @@ SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "videos"
 
 
 @pytest.fixture(scope="module")
-def place(workspace, tmp_path_factory):
+def place(tmp_path_factory):
     """A folder with the exported world in ex/, checkpoints of several kinds, a list of steps."""
     folder = tmp_path_factory.mktemp("predict")
     for name, made in {
@@ -40,7 +40,6 @@ def place(workspace, tmp_path_factory):
             "features": make_ours(encoder=None), "released": published()}.items():
         (folder / name).mkdir(parents=True)
         save_checkpoint(folder / name / "checkpoint.pt", *made)
-    (folder / "runs/toy_teacher.pt").symlink_to(workspace / "runs/toy_teacher.pt")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         export(ExportSettings(out=Path("ex"), train=0, test=1))
