@@ -207,7 +207,7 @@ def finetune(settings):
         optimizer.load_state_dict(resumed["optimizer"])
     count = len(samples)
     steps = max(1, round(settings.epochs * max(count // settings.batch, 1)))
-    stage = Stage("finetune", range(steps), settings.batch)
+    stage = Stage("finetune", range(steps), settings.batch, settings.epochs)
     print(f"{count} samples, {steps} steps, on {device}")
     with Run(settings, model, arguments, resumed["step"] if resumed else 0, steps, count) as run:
         left = run.steps_left(stage)

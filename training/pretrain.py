@@ -129,7 +129,7 @@ def plan_stages(settings, model, count):
                                 ("order", settings.order_epochs * has_h, ORDER_BATCH)):
         stop = start + round(epochs * max(count // batch, 1))
         if stop > start:
-            plan.append(Stage(name, range(start, stop), batch))
+            plan.append(Stage(name, range(start, stop), batch, epochs))
         start = stop
     if not plan:
         raise BadInput("--epochs 0 and the like: not one step to train; raise one of them")
