@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.command import DATA, PAPER, RUN, WHAT, check, opt, run, write_json
-from support.flags import LabeledSettings
+from support.flags import LabeledSettings, adopt_teacher
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class EvaluateSettings(LabeledSettings):
     def __post_init__(self):
         self.default("task", "classify" if self.data == "epic" else "forecast")
         super().__post_init__()
+        adopt_teacher(self, self.checkpoint)
         csv = self.data == "coin" and self.annotations.suffix == ".csv"
         check(not csv or self.min_steps == 2, "min_steps", self.min_steps,
               "has no effect with a csv, which lists its samples")

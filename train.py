@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.command import DATA, PAPER, RUN, WHAT, Parser, check, opt, run
-from support.flags import COIN, FEATURES, LabeledSettings, RunSettings
+from support.flags import COIN, FEATURES, LabeledSettings, RunSettings, adopt_teacher
 
 HOWTO, NARRATED = ("howto100m",), ("toy", "howto100m")         # kinds of --data with narrations
 
@@ -123,6 +123,7 @@ class FinetuneSettings(LabeledSettings):
         self.default("epochs", 60.0 if self.task == "activity" else 15.0)
         self.default("out", Path(f"runs/finetune-{self.task}"))
         super().__post_init__()
+        adopt_teacher(self, self.init)
 
 
 def main(settings):
