@@ -82,8 +82,8 @@ class TrainSettings(RunSettings):
                     RUN)
     resume: bool = opt("continue from OUT/checkpoint.pt", False, RUN)
     micro_batch: int = opt("clips that f encodes at once, its activations computed again for the "
-                           "gradients: a third more time, memory for so many; default: all at "
-                           "once", None, RUN, low=1)
+                           "gradients: a third more time, memory for so many; default: all, "
+                           "or as many as fit half of the device's memory", None, RUN, low=1)
 
     def __post_init__(self):
         super().__post_init__()
