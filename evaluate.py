@@ -54,17 +54,6 @@ class EvaluateSettings(LabeledSettings):
               "has no effect with a csv, which lists its samples")
 
 
-def print_rows(content, indent=""):
-    """Print a result as aligned rows."""
-    for name, value in content.items():
-        if isinstance(value, dict):
-            print(f"{indent}{name}")
-            print_rows(value, indent + "  ")
-        else:
-            print(f"{indent}{name:<20} {value:.2f}" if isinstance(value, float)
-                  else f"{indent}{name:<20} {value}")
-
-
 def main(settings):
     """Load, measure, print, and write the JSON if asked for."""
     import torch
@@ -80,6 +69,7 @@ def main(settings):
     from evaluation.labeled import open_labeled
     from evaluation.metrics import accuracy_rows, oracle_correct, percent
     from evaluation.recognition import activity, classify
+    from evaluation.table import print_table
     from files.listings import epic_split
     from support.device import pick_device, set_seed
     from weights.checkpoint import load_model
@@ -133,7 +123,7 @@ def main(settings):
                **({"samples": settings.samples} if settings.task == "forecast" else {}), **rows,
                "seed": settings.seed, "checkpoint": str(settings.checkpoint),
                "seconds": time.perf_counter() - began}
-    print_rows({name: value for name, value in content.items() if "by_class" not in name})
+    print_table(content)
     if settings.json:
         write_json(settings.json, content)
 
