@@ -33,16 +33,16 @@ class EvaluateSettings(LabeledSettings):
                     choices=("toy", "coin", "epic"))
     split: str = opt("which videos", "test", DATA, choices=("test", "validation", "train"))
     toy_videos: int = opt("videos of the embedded world's split", 1000, DATA, low=1)
-    min_steps: int = opt("--task forecast: leave out videos with fewer annotated steps", 2, DATA,
-                         low=2)
-    ids: Path = opt("--task features: only these videos, an id per line", None, DATA)
+    min_steps: int = opt("leave out videos with fewer annotated steps", 2, DATA, low=2,
+                         task=("forecast", "infill"))
+    ids: Path = opt("only these videos, an id per line", None, DATA, task=("features",))
     samples: int = opt("M, Monte Carlo samples per forecast (Eq. 11)", 5, PAPER, low=1,
                        alias="oracle")
-    horizon: int = opt("--task forecast: how many of the next steps, denoised together", 1, PAPER,
-                       low=1, high=3)
+    horizon: int = opt("how many of the next steps, denoised together", 1, PAPER, low=1, high=3,
+                       task=("forecast",))
     json: Path = opt("also write the numbers here", None, file=())
-    out: Path = opt("--task features: the file to write", Path("features.npz"), file=())
-    stride: float = opt("--task features: s between two windows", 4.0, above=0)
+    out: Path = opt("the file to write", Path("features.npz"), file=(), task=("features",))
+    stride: float = opt("s between two windows", 4.0, above=0, task=("features",))
     batch: int = opt("samples per step; changes speed and memory, not the result", 64, RUN, low=1)
 
     def __post_init__(self):

@@ -48,7 +48,7 @@ class PredictSettings(Settings):
     figure: Path = opt("also draw it: FILE.png, .pdf or .svg (needs matplotlib)", None,
                        file=PICTURES)
     keyframes: Path = opt("also paint the likeliest next steps from the last observed frame, into "
-                          "this folder (needs diffusers and transformers)", None)
+                          "this folder (needs diffusers and transformers)", None, folder=True)
     keyframe_model: str = opt("a Stable Diffusion model of diffusers: a name of the hub, or a "
                               "folder", "stable-diffusion-v1-5/stable-diffusion-v1-5")
     seed: int = opt("of the noise; without a video also which test video, and of its pixels", 0,
@@ -60,8 +60,6 @@ class PredictSettings(Settings):
         adopt_teacher(self, self.checkpoint)
         check(self.steps is None or self.text_embeddings is None, "steps", self.steps,
               "--text-embeddings is given as well, with steps of its own; give one of them")
-        check(self.keyframes is None or not self.keyframes.is_file(), "keyframes", self.keyframes,
-              "is a file; name a folder")
 
 
 def forecast(settings):

@@ -79,7 +79,7 @@ class TrainSettings(RunSettings):
     lr: float = opt("peak learning rate of f with AdamW; the release's 5e-5", 2e-3, PAPER, above=0)
     order_lr: float = opt("peak learning rate of h with AdamW", 3e-3, PAPER, above=0)
     out: Path = opt("run folder: checkpoint.pt, config.json, metrics.jsonl", Path("runs/pretrain"),
-                    RUN)
+                    RUN, folder=True)
     resume: bool = opt("continue from OUT/checkpoint.pt", False, RUN)
     micro_batch: int = opt("clips that f encodes at once, its activations computed again for the "
                            "gradients: a third more time, memory for so many; default: all, "
@@ -116,7 +116,7 @@ class FinetuneSettings(LabeledSettings):
                         "where a whole video is one sample", None, PAPER, above=0)
     batch: int = opt("samples per step; the paper's 64", 64, PAPER, low=1)
     lr: float = opt("peak learning rate of AdamW", 1e-3, PAPER, above=0)
-    out: Path = opt("run folder; default runs/finetune-TASK", None, RUN)
+    out: Path = opt("run folder; default runs/finetune-TASK", None, RUN, folder=True)
     resume: bool = opt("continue from OUT/checkpoint.pt", False, RUN)
 
     def __post_init__(self):

@@ -1,5 +1,5 @@
 """Whether a checkpoint fits the task, the data and the teacher: each check raises BadInput."""
-from data import samples_of
+from data import PIECES, samples_of
 from support.command import BadInput
 from weights.checkpoint import same_texts
 
@@ -18,6 +18,11 @@ def require_task(model, settings):
     if settings.task in ("forecast", "infill") and model.denoiser is None:
         raise BadInput(f"{path}: trained with --order none; matching alone has no "
                        "zero-shot forecasts (train with --order diffusion or mask)")
+    H = settings.horizon                               # above 1 with --task forecast only
+    if H > 1 and H > model.denoiser.clips - PIECES:
+        raise BadInput(f"--horizon {H}: {path} was trained with at most "
+                       f"{model.denoiser.clips - PIECES} clips missing together; train with "
+                       f"--missing {H}")
 
 
 def require_teacher(teacher, model, path):

@@ -1,7 +1,8 @@
 """The printed table of evaluate.py: its JSON content as rows, each number with what it is."""
 MEANINGS = {
     # groups of rows
-    "top1": "% right", "top5": "% right among the first five", "mean_class": "% right, mean of classes",
+    "top1": "% right", "top5": "% right among the first five",
+    "mean_class": "% right, mean of classes",
     "held_out": "% right, steps that no narration names", "baselines": "% right",
     "motion_only": "% right, steps that differ by motion alone",
     "deviation": "of these percentages, over draws of the noise",

@@ -53,6 +53,8 @@ class LabeledSettings(RunSettings):
         super().__post_init__()
         check(self.videos is None or self.features is None, "features", self.features,
               "--videos is given as well; give one of them")
+        check(self.data != "toy" or self.videos is None or self.task == "features", "videos",
+              self.videos, "has no effect with --data toy; give --data coin or epic")
         check(self.data != "epic" or self.task in ("classify", "features"), "task", self.task,
               "--data epic has actions to classify")
         self.require({"toy": (), "epic": ("annotations", "videos"),

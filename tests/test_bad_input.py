@@ -211,6 +211,8 @@ MISFITS = [
     (["--json coin"], (*MEASURE, "--json", "coin"), 0),
     (["--json no/o.json"], (*MEASURE, "--json", "no/o.json"), 0),
     (["--out no/f.npz"], ("data.py", "features", "--out", "no/f.npz"), 0),
+    (["--ids a"], ("data.py", "features", "--ids", "a"), 0),
+    (["--split train"], ("data.py", "features", "--videos", "coin", "--split", "train"), 0),
     (["8 processes"], ("train.py", *TINY, "--out", "new"), 8),
     (["without torchrun"], ("train.py", "--stage", "finetune", "--init", "run", "--out", "new"), 8),
 ]
