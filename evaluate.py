@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.command import DATA, PAPER, RUN, WHAT, check, opt, run, write_json
-from support.flags import LabeledSettings
+from support.flags import LabeledSettings, adopt_teacher
 
 
 @dataclass(frozen=True)
@@ -33,35 +33,25 @@ class EvaluateSettings(LabeledSettings):
                     choices=("toy", "coin", "epic"))
     split: str = opt("which videos", "test", DATA, choices=("test", "validation", "train"))
     toy_videos: int = opt("videos of the embedded world's split", 1000, DATA, low=1)
-    min_steps: int = opt("--task forecast: leave out videos with fewer annotated steps", 2, DATA,
-                         low=2)
-    ids: Path = opt("--task features: only these videos, an id per line", None, DATA)
+    min_steps: int = opt("leave out videos with fewer annotated steps", 2, DATA, low=2,
+                         task=("forecast", "infill"))
+    ids: Path = opt("only these videos, an id per line", None, DATA, task=("features",))
     samples: int = opt("M, Monte Carlo samples per forecast (Eq. 11)", 5, PAPER, low=1,
                        alias="oracle")
-    horizon: int = opt("--task forecast: how many of the next steps, denoised together", 1, PAPER,
-                       low=1, high=3)
+    horizon: int = opt("how many of the next steps, denoised together", 1, PAPER, low=1, high=3,
+                       task=("forecast",))
     json: Path = opt("also write the numbers here", None, file=())
-    out: Path = opt("--task features: the file to write", Path("features.npz"), file=())
-    stride: float = opt("--task features: s between two windows", 4.0, above=0)
+    out: Path = opt("the file to write", Path("features.npz"), file=(), task=("features",))
+    stride: float = opt("s between two windows", 4.0, above=0, task=("features",))
     batch: int = opt("samples per step; changes speed and memory, not the result", 64, RUN, low=1)
 
     def __post_init__(self):
         self.default("task", "classify" if self.data == "epic" else "forecast")
         super().__post_init__()
+        adopt_teacher(self, self.checkpoint)
         csv = self.data == "coin" and self.annotations.suffix == ".csv"
         check(not csv or self.min_steps == 2, "min_steps", self.min_steps,
               "has no effect with a csv, which lists its samples")
-
-
-def print_rows(content, indent=""):
-    """Print a result as aligned rows."""
-    for name, value in content.items():
-        if isinstance(value, dict):
-            print(f"{indent}{name}")
-            print_rows(value, indent + "  ")
-        else:
-            print(f"{indent}{name:<20} {value:.2f}" if isinstance(value, float)
-                  else f"{indent}{name:<20} {value}")
 
 
 def main(settings):
@@ -78,6 +68,7 @@ def main(settings):
     from evaluation.labeled import open_labeled
     from evaluation.metrics import accuracy_rows, oracle_correct, percent
     from evaluation.recognition import VIEWS, actions, activity, classify
+    from evaluation.table import print_table
     from files.listings import epic_split
     from support.device import pick_device, set_seed
     from weights.checkpoint import load_model
@@ -137,7 +128,7 @@ def main(settings):
                **({"samples": settings.samples} if settings.task == "forecast" else {}), **rows,
                "seed": settings.seed, "checkpoint": str(settings.checkpoint),
                "seconds": time.perf_counter() - began}
-    print_rows({name: value for name, value in content.items() if "by_class" not in name})
+    print_table(content)
     if settings.json:
         write_json(settings.json, content)
 

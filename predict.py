@@ -15,6 +15,7 @@ from pathlib import Path
 
 from support.command import (DATA, PAPER, PICTURES, WHAT, BadInput, Settings, check, opt, run,
                              write_json)
+from support.flags import CLIP, adopt_teacher
 
 TOP = 5                   # steps listed for a window
 ROWS = 5                  # next steps and futures in the printed table
@@ -37,16 +38,17 @@ class PredictSettings(Settings):
                       "world, for a checkpoint of it", None, DATA)
     text_embeddings: Path = opt("npz of such steps and their embeddings, instead of --steps and "
                                 "the teacher: pseudo_labels.py writes it once", None, DATA)
-    clip: str = opt("open_clip model that embeds the steps, that of the checkpoint's training: or "
-                    "local-dir:DIR", "ViT-B-16-quickgelu", DATA)
-    clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None, DATA)
+    clip: str = opt("open_clip model that embeds the steps, or local-dir:DIR; default that of the "
+                    f"checkpoint's run, else {CLIP}", None, DATA)
+    clip_weights: str = opt("open_clip's tag of its weights, or a file; default that of the "
+                            "checkpoint's run, else openai", None, DATA)
     samples: int = opt("M, Monte Carlo samples (Eq. 11): so many futures", 50, PAPER, low=1)
     horizon: int = opt("steps of a future", 3, PAPER, low=1)
     json: Path = opt("also write the forecast here", None, file=())
     figure: Path = opt("also draw it: FILE.png, .pdf or .svg (needs matplotlib)", None,
                        file=PICTURES)
     keyframes: Path = opt("also paint the likeliest next steps from the last observed frame, into "
-                          "this folder (needs diffusers and transformers)", None)
+                          "this folder (needs diffusers and transformers)", None, folder=True)
     keyframe_model: str = opt("a Stable Diffusion model of diffusers: a name of the hub, or a "
                               "folder", "stable-diffusion-v1-5/stable-diffusion-v1-5")
     seed: int = opt("of the noise; without a video also which test video, and of its pixels", 0,
@@ -55,10 +57,9 @@ class PredictSettings(Settings):
 
     def __post_init__(self):
         super().__post_init__()
+        adopt_teacher(self, self.checkpoint)
         check(self.steps is None or self.text_embeddings is None, "steps", self.steps,
               "--text-embeddings is given as well, with steps of its own; give one of them")
-        check(self.keyframes is None or not self.keyframes.is_file(), "keyframes", self.keyframes,
-              "is a file; name a folder")
 
 
 def forecast(settings):

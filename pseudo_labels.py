@@ -22,6 +22,7 @@ if __name__ == "__main__":                  # before torch is imported: --help d
 
 import torch
 from torch.nn import functional
+from tqdm import tqdm
 
 # 4 x 7 action templates (the paper's footnote: those of CLIP for Kinetics-700).
 PROMPTS = tuple(f"{what} of {how}" for what in ("a photo", "a video", "a example",
@@ -68,7 +69,7 @@ class Teacher:
         released embeddings. Eq. 6 normalizes the mean.
         """
         rows = []
-        for phrase in phrases:
+        for phrase in tqdm(phrases, desc="phrases", mininterval=1, delay=2):   # none if soon done
             tokens = self.tokenizer([prompt.format(phrase) for prompt in PROMPTS])
             rows.append(self.model.encode_text(tokens.to(self.device)).float().mean(0))
         return torch.stack(rows).cpu()

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.command import DATA, PAPER, RUN, WHAT, Parser, check, opt, run
-from support.flags import COIN, FEATURES, LabeledSettings, RunSettings
+from support.flags import COIN, FEATURES, LabeledSettings, RunSettings, adopt_teacher
 
 HOWTO, NARRATED = ("howto100m",), ("toy", "howto100m")         # kinds of --data with narrations
 
@@ -79,11 +79,11 @@ class TrainSettings(RunSettings):
     lr: float = opt("peak learning rate of f with AdamW; the release's 5e-5", 2e-3, PAPER, above=0)
     order_lr: float = opt("peak learning rate of h with AdamW", 3e-3, PAPER, above=0)
     out: Path = opt("run folder: checkpoint.pt, config.json, metrics.jsonl", Path("runs/pretrain"),
-                    RUN)
+                    RUN, folder=True)
     resume: bool = opt("continue from OUT/checkpoint.pt", False, RUN)
     micro_batch: int = opt("clips that f encodes at once, its activations computed again for the "
-                           "gradients: a third more time, memory for so many; default: all at "
-                           "once", None, RUN, low=1)
+                           "gradients: a third more time, memory for so many; default: all, "
+                           "or as many as fit half of the device's memory", None, RUN, low=1)
 
     def __post_init__(self):
         super().__post_init__()
@@ -116,13 +116,14 @@ class FinetuneSettings(LabeledSettings):
                         "where a whole video is one sample", None, PAPER, above=0)
     batch: int = opt("samples per step; the paper's 64", 64, PAPER, low=1)
     lr: float = opt("peak learning rate of AdamW", 1e-3, PAPER, above=0)
-    out: Path = opt("run folder; default runs/finetune-TASK", None, RUN)
+    out: Path = opt("run folder; default runs/finetune-TASK", None, RUN, folder=True)
     resume: bool = opt("continue from OUT/checkpoint.pt", False, RUN)
 
     def __post_init__(self):
         self.default("epochs", 60.0 if self.task == "activity" else 15.0)
         self.default("out", Path(f"runs/finetune-{self.task}"))
         super().__post_init__()
+        adopt_teacher(self, self.init)
 
 
 def main(settings):

@@ -1,5 +1,5 @@
 """Whether a checkpoint fits the task, the data and the teacher: each check raises BadInput."""
-from data import samples_of
+from data import PIECES, samples_of
 from support.command import BadInput, require
 from weights.checkpoint import same_texts
 
@@ -18,6 +18,10 @@ def require_task(model, settings):
     require(settings.task not in ("forecast", "infill") or model.denoiser, f"{path}: trained with "
             "--order none; matching alone has no zero-shot forecasts (train with --order diffusion "
             "or mask)")
+    if settings.horizon > 1:                           # with --task forecast only
+        most = model.denoiser.clips - PIECES
+        require(settings.horizon <= most, f"--horizon {settings.horizon}: {path} was trained with "
+                f"at most {most} clips missing together; train with --missing {settings.horizon}")
 
 
 def require_teacher(teacher, model, path):
@@ -28,7 +32,7 @@ def require_teacher(teacher, model, path):
     if now.shape[1] == model.dim and not same_texts(model.phrases[:1], now):
         raise BadInput(f"{path}: was trained with another teacher, which embeds "
                        f"\"{model.witness}\" differently; give the same --clip and --clip-weights "
-                       "(in the embedded world: its runs/toy_teacher.pt)")
+                       "(that of the embedded world is kept in ~/.cache/procedurevrl)")
 
 
 def require_width(model, given, path):

@@ -13,7 +13,7 @@ from data import CLIP_SECONDS, Loaded, spoken_during, view_of, window_around
 from files.sources import open_folder
 from files.video import Unreadable
 from support import parallel
-from support.command import require, write_atomically
+from support.command import check, require, write_atomically
 from support.device import pick_device, send
 from support.workers import prefetch
 from toy.source import ToySource
@@ -135,6 +135,10 @@ def write_features(settings):
     settings: checkpoint, device, videos, ids, split, toy_videos, stride (s between two windows),
               out, workers.
     """
+    for name in ("split", "toy_videos") if settings.videos else ("ids",):
+        value, default = getattr(settings, name), getattr(type(settings), name)
+        check(value == default, name, value,
+              f"has no effect {'with' if settings.videos else 'without'} --videos")
     device = pick_device(settings.device)
     model = load_model(settings.checkpoint)[0].to(device)
     require(model.encoder, f"{settings.checkpoint}: was trained on features and has no encoder; a "

@@ -34,7 +34,7 @@ class CheckSettings(Settings):
 class ShrinkSettings(Settings):
     """Small all-key-frame copies of videos; existing copies that are whole are left as they are."""
     videos: Path = opt("folder of videos", None, DATA, required=True)
-    out: Path = opt("folder for the copies, ID.mp4", None, required=True)
+    out: Path = opt("folder for the copies, ID.mp4", None, required=True, folder=True)
     fps: float = opt("frames per second of the copies", 1.0, low=0.001, high=1000)
     short_side: int = opt("pixels", 256, low=2)
     workers: int = opt("processes", 0, low=0)
@@ -44,7 +44,8 @@ class ShrinkSettings(Settings):
 class TeachSettings(Settings):
     """Cache the teacher's features of videos, one row a second, for train.py --teacher-features."""
     videos: Path = opt("folder of videos", None, DATA, required=True)
-    out: Path = opt("folder of ID.npy; videos that have one are left out", None, required=True)
+    out: Path = opt("folder of ID.npy; videos that have one are left out", None, required=True,
+                    folder=True)
     clip: str = opt("the teacher: open_clip model, or local-dir:DIR", CLIP, DATA)
     clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None, DATA)
     device: str = opt("auto: a CUDA GPU if there is one", "auto")
@@ -54,7 +55,7 @@ class TeachSettings(Settings):
 @dataclass(frozen=True)
 class ExportSettings(Settings):
     """The embedded world as real files: videos, captions, COIN.json, phrases and its teacher."""
-    out: Path = opt("folder, empty or new", None, required=True)
+    out: Path = opt("folder, empty or new", None, required=True, folder=True)
     train: int = opt("training videos; COIN.json makes a tenth of them validation", 6000, low=0)
     test: int = opt("test videos", 1000, low=0)
     workers: int = opt("processes", 0, low=0)

@@ -3,7 +3,6 @@ import functools
 from collections import Counter
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from files.listings import load_phrases
@@ -100,8 +99,7 @@ def write_texts(settings):
     """Embeddings of phrases, or step names: the teacher's text encoder, to a file."""
     names = load_phrases(settings.phrases)
     teacher = open_teacher(settings.clip, settings.clip_weights, pick_device(settings.device))
-    embeddings = torch.cat([teacher.encode_phrases([name])
-                            for name in tqdm(names, desc="phrases", mininterval=1)])     # (K, D)
+    embeddings = teacher.encode_phrases(names)                                 # (K, D)
     write_atomically(settings.out, lambda file: np.savez(file, names=np.array(names),
                                                          embeddings=embeddings.numpy()))
     print(f"{settings.out}: {len(names)} phrases, D = {embeddings.shape[1]}")

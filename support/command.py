@@ -25,24 +25,28 @@ PICTURES = (".png", ".pdf", ".svg")                            # kinds of files 
 
 # --- Flags ---
 def opt(help, default=MISSING, group=RUN, *, choices=None, low=-inf, high=inf, above=-inf,
-        data=(), file=None, alias=None, flag=True, required=False):
+        data=(), task=(), file=None, folder=False, alias=None, flag=True, required=False):
     """One flag: a field of a Settings class. Its help states effect and unit.
 
     Args:
         group:    heading in --help, one of GROUPS.
         low, high, above: the range allowed, low <= value <= high and value > above.
-        data:     the kinds of --data on which the flag has an effect; refused with any other.
+        data, task: those kinds of --data, or --task, with which the flag has an effect; refused
+                  with any other.
         file:     a file to be written in an existing folder, with one of these suffixes (() any);
                   or a pipe or device of any name, such as /dev/stdout.
+        folder:   a folder to be written, new or not.
         alias:    a second name of the flag.
         flag:     False, or no default: a positional argument instead.
         required: the flag must be given, although its default is None.
     """
-    help += f" (--data {', '.join(data)})" if data else ""
+    for name, kinds in (("data", data), ("task", task)):
+        help += f" (--{name} {', '.join(kinds)})" if kinds else ""
     help += " (required)" if required else ""
     return field(default=default, metadata=dict(help=help, group=group, choices=choices, low=low,
-                                                high=high, above=above, data=data, file=file,
-                                                alias=alias, flag=flag, required=required))
+                                                high=high, above=above, data=data, task=task,
+                                                file=file, folder=folder, alias=alias, flag=flag,
+                                                required=required))
 
 
 def flag_of(name):
@@ -80,15 +84,21 @@ class Settings:
             if declared["choices"]:
                 check(value in declared["choices"], f.name, value,
                       f"must be one of {', '.join(declared['choices'])}")
-            if declared["data"] and self.data not in declared["data"]:
-                check(value == f.default, f.name, value, f"has no effect with --data {self.data}, "
-                      f"but with {' or '.join(declared['data'])}")
+            for other in ("data", "task"):
+                if declared[other] and getattr(self, other) not in declared[other]:
+                    check(value == f.default, f.name, value, f"has no effect with --{other} "
+                          f"{getattr(self, other)}, but with {' or '.join(declared[other])}")
             if declared["file"] is not None:
                 check(value.parent.is_dir() and not value.is_dir(), f.name, value, "is a folder, "
                       "or its folder does not exist; name a file in an existing folder")
                 check(not declared["file"] or value.suffix in declared["file"]
                       or value.exists() and not value.is_file(), f.name, value,
                       f"must end in {', '.join(declared['file'])}")
+            if declared["folder"] or declared["file"] is not None:
+                places = [value, *value.parents] if declared["folder"] else [value.parent]
+                there = next(filter(os.path.exists, places))
+                check(os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK), f.name, value,
+                      f"{there} is not a folder that may be written; choose another")
 
     def require(self, names, reason):
         """BadInput unless all these flags are given."""

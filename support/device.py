@@ -1,5 +1,7 @@
 """Devices, random seeds, and whether tensors are finite."""
+import os
 import random
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -31,6 +33,16 @@ def send(x, device):
     """A tensor to the device, from pinned memory, so that a GPU is not waited for."""
     x = x.pin_memory() if torch.device(device).type == "cuda" and x.device.type == "cpu" else x
     return x.to(device, non_blocking=True)
+
+
+def memory_of(device):
+    """Bytes of memory of a GPU; else of the machine, or of the container."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    limit = Path("/sys/fs/cgroup/memory.max")
+    limit = limit.read_text().strip() if limit.exists() else ""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(whole, int(limit)) if limit.isdigit() else whole
 
 
 def pick_device(name):

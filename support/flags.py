@@ -1,4 +1,5 @@
 """Flags that several commands have."""
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,19 @@ class RunSettings(Settings):
                                 high=1)
 
 
+def adopt_teacher(settings, checkpoint):
+    """Set --clip and --clip-weights, unless given, to those of the checkpoint's run folder."""
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    try:
+        trained = json.loads((folder / "config.json").read_text(encoding="utf-8"))["settings"]
+        clip, weights = trained["clip"], trained["clip_weights"]
+    except (OSError, ValueError, KeyError, TypeError):             # a file from elsewhere
+        clip, weights = CLIP, None
+    settings.default("clip", clip)
+    if settings.clip == clip:
+        settings.default("clip_weights", weights)
+
+
 @dataclass(frozen=True)
 class LabeledSettings(RunSettings):
     """Flags of the commands that read labeled videos. They add --data and --task."""
@@ -29,16 +43,18 @@ class LabeledSettings(RunSettings):
     text_embeddings: Path = opt("npz of the classes' text embeddings", None, DATA, data=COIN)
     steps: Path = opt("names of the classes, line i is class i; default those in COIN.json", None,
                       DATA, data=COIN)
-    clip: str = opt("open_clip model that embeds the names, the teacher: or local-dir:DIR", CLIP,
-                    DATA)
-    clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None,
-                            DATA)
+    clip: str = opt("open_clip model that embeds the names, the teacher: or local-dir:DIR; "
+                    f"default that of the checkpoint's run, else {CLIP}", None, DATA)
+    clip_weights: str = opt("open_clip's tag of its weights, or a file; default that of the "
+                            "checkpoint's run, else openai", None, DATA)
 
     def __post_init__(self):
         """COIN's lists need videos or a features file, EPIC's need videos."""
         super().__post_init__()
         check(self.videos is None or self.features is None, "features", self.features,
               "--videos is given as well; give one of them")
+        check(self.data != "toy" or self.videos is None or self.task == "features", "videos",
+              self.videos, "has no effect with --data toy; give --data coin or epic")
         check(self.data != "epic" or self.task in ("classify", "features"), "task", self.task,
               "--data epic has actions to classify")
         self.require({"toy": (), "epic": ("annotations", "videos"),

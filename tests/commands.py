@@ -23,6 +23,7 @@ from files import commands, sources
 from files.annotations import training_split
 from support.command import run
 from toy import teacher
+from toy.source import teacher_file
 from weights import __main__ as convert
 
 SCRIPTS = {"benchmark.py": (benchmark.main, benchmark.BenchmarkSettings),
@@ -36,12 +37,11 @@ EPOCHS = ("--sgd-epochs", "0.75", "--epochs", "0.75", "--order-epochs", "3")    
 TINY = ("--toy-videos", "16", "--batch", "4", *EPOCHS, "--device", "cpu")
 
 
-def make_teacher(folder):
-    """runs/toy_teacher.pt in a folder: a teacher of the embedded world that is barely trained."""
-    (folder / "runs").mkdir(exist_ok=True)
+def make_teacher():
+    """A teacher of the embedded world that is barely trained, where commands look for it."""
+    teacher_file().parent.mkdir()
     model, _ = teacher.train_teacher(images=64, steps=2, batch_size=16, progress=False)
-    torch.save({"model": model.state_dict(), "world": teacher.digest()},
-               folder / "runs" / "toy_teacher.pt")
+    torch.save(model.state_dict(), teacher_file())
 
 
 def make_coin(folder, D=8, classes=6):

@@ -16,11 +16,19 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """Not the user's own cache, but a new one, with a teacher that is barely trained."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        make_teacher()
+        yield
+
+
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory):
-    """A folder with runs/toy_teacher.pt, barely trained, and coin/, the files of `make_coin`."""
+    """A folder with coin/, the files of `make_coin`."""
     folder = tmp_path_factory.mktemp("workspace")
-    make_teacher(folder)
     (folder / "coin").mkdir()
     make_coin(folder / "coin")
     return folder
@@ -44,13 +52,11 @@ def trained(workspace):
 
 @pytest.fixture
 def here(workspace, tmp_path, monkeypatch):
-    """The current folder is a new one; the workspace's teacher and COIN files are linked there.
+    """The current folder is a new one; the workspace's COIN files are linked there.
 
     Every step of a training run is logged and saved.
     """
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "toy_teacher.pt").symlink_to(workspace / "runs" / "toy_teacher.pt")
     (tmp_path / "coin").symlink_to(workspace / "coin")
     monkeypatch.setattr(run, "LOG_EVERY", 1)
     monkeypatch.setattr(run, "SAVE_EVERY", 1)

@@ -3,6 +3,7 @@
 One table, file and fault; everything runs in this process, on small files made up.
 """
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -12,12 +13,13 @@ import torch
 
 from commands import TINY, call, coin_flags, fails, make_coin, read_json
 from support import parallel
-from toy.source import TEACHER_FILE
+from toy.source import teacher_file
 
 
 @pytest.fixture(autouse=True)
-def files(trained, here):
+def files(trained, here, monkeypatch):
     """For each test: copies of the COIN files and of a run on them, a toy run, and lists."""
+    monkeypatch.setenv("XDG_CACHE_HOME", os.environ["XDG_CACHE_HOME"])
     Path("coin").unlink()
     shutil.copytree(trained / "coin", "coin")
     shutil.copytree(trained / "coin-run", "run")
@@ -181,8 +183,12 @@ def make_wide():
 
 def other_teacher():
     """Texts lie elsewhere than in the training, which would cost points unseen."""
-    content(lambda whole: whole["model"]["text_projection"].add_(torch.randn(
-        64, 64, generator=torch.Generator().manual_seed(0)), alpha=0.05))(TEACHER_FILE)
+    state = torch.load(teacher_file(), weights_only=True)
+    state["text_projection"].add_(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)),
+                                  alpha=0.05)
+    os.environ["XDG_CACHE_HOME"] = "cache"             # `files` puts it back
+    teacher_file().parent.mkdir(parents=True)
+    torch.save(state, teacher_file())
 
 
 def repeat_text():
@@ -213,8 +219,8 @@ MISFITS = [
             (["read.weight"], lambda whole: whole["model"]["denoiser.read.weight"].fill_(np.nan))]),
     (["run/config.json"], (*TRAIN, "run", "--resume"), lambda: Path("run/config.json").write_text(
         "[3]")),
-    (["toy_teacher.pt: ", "token_embedding"], ("train.py", *TINY, "--out", "new"), lambda: content(
-        lambda whole: whole["model"]["token_embedding.weight"].fill_(np.nan))(TEACHER_FILE)),
+    (["toy_teacher_", "token_embedding"], ("train.py", *TINY, "--out", "new"), lambda: content(
+        lambda state: state["token_embedding.weight"].fill_(np.nan))(teacher_file())),
     (["toy-run", "another teacher"], ("evaluate.py", *TOY, "--checkpoint", "toy-run"),
      other_teacher),
     (["toy-run", "another teacher"], ("train.py", "--stage", "finetune", *TOY, "--init", "toy-run",
@@ -231,6 +237,9 @@ MISFITS = [
     (["--json coin"], (*MEASURE, "--json", "coin"), 0),
     (["--json no/o.json"], (*MEASURE, "--json", "no/o.json"), 0),
     (["--out no/f.npz"], ("evaluate.py", "--task", "features", "--out", "no/f.npz"), 0),
+    (["--ids a"], ("evaluate.py", "--task", "features", "--ids", "a"), 0),
+    (["--split train"], ("evaluate.py", "--task", "features", "--videos", "coin", "--split",
+                         "train"), 0),
     (["8 processes"], ("train.py", *TINY, "--out", "new"), 8),
     (["without torchrun"], ("train.py", "--stage", "finetune", "--init", "run", "--out", "new"), 8),
 ]

@@ -157,6 +157,12 @@ FEATURES = ("--features", "f", "--text-embeddings", "t")
     (FinetuneSettings, ["--data", "epic", "--task", "forecast"], "--task forecast"),
     (PredictSettings, ["--steps", "a", "--text-embeddings", "b"], "--steps a"),
     (PredictSettings, ["--keyframes", __file__], "--keyframes"),
+    (TrainSettings, ["--out", f"{__file__}/run"], "test_command.py is not a folder"),
+    (FinetuneSettings, ["--out", f"{__file__}/run"], "test_command.py is not a folder"),
+    (EvaluateSettings, ["--videos", "v"], "--videos v: has no effect with --data toy"),
+    *((EvaluateSettings, flags, f"{flags[0]} {flags[1]}: has no effect with --task")
+      for flags in (["--ids", "a"], ["--stride", "3.0"], ["--horizon", "2", "--task", "infill"],
+                    ["--min-steps", "3", "--task", "classify"])),
     *((cls, [], argv_of(cls)[0][:-2]) for cls in COMMANDS.values() if argv_of(cls))])
 def test_flags_that_do_not_fit_each_other(cls, argv, named, capsys):
     """Catches: usage blocks, `None: No such file` where a flag was forgotten, a shortened flag."""
@@ -259,3 +265,28 @@ def test_seeds_and_devices():
     for name in ("gpu", "cuda:99"):
         with pytest.raises(BadInput, match=f"--device {name}"):
             pick_device(name)
+
+
+def test_a_folder_that_may_not_be_written_is_refused_at_once(monkeypatch, tmp_path, capsys):
+    """Catches: hours of work, and then no place for it: above a new folder, or of a file."""
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    for cls, argv in ((TrainSettings, ["--out", f"{tmp_path}/a/b"]),
+                      (PredictSettings, ["--figure", f"{tmp_path}/a.png"])):
+        assert f"{tmp_path} is not a folder that may be written" in error_of(capsys, cls, *argv)
+
+
+@pytest.mark.parametrize("config, given, expected", [
+    ({"clip": "RN50", "clip_weights": "w.pt"}, [], ("RN50", "w.pt")),
+    ({"clip": "RN50", "clip_weights": "w.pt"}, ["--clip", "ViT-L-14"], ("ViT-L-14", None)),
+    ({"clip": "RN50", "clip_weights": "w.pt"}, ["--clip-weights", "v.pt"], ("RN50", "v.pt")),
+    (None, [], ("ViT-B-16-quickgelu", None)), ({}, [], ("ViT-B-16-quickgelu", None))])
+def test_the_teacher_is_that_of_the_run(config, given, expected, tmp_path):
+    """Catches: flags of the training that must be given again; a flag that is overruled; the
+    weights of another model."""
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps({"settings": config}))
+    for cls, flag, path in ((EvaluateSettings, "--checkpoint", tmp_path / "checkpoint.pt"),
+                            (PredictSettings, "--checkpoint", tmp_path),
+                            (FinetuneSettings, "--init", tmp_path)):
+        settings = parse(cls, [flag, str(path), *given])
+        assert (settings.clip, settings.clip_weights) == expected

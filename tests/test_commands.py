@@ -20,7 +20,7 @@ from evaluation.inference import read_clips
 from files.sources import FeatureSource, open_coin_features
 from pseudo_labels import estimate_tau
 from toy import grammar
-from toy.source import ToySource
+from toy.source import ToySource, teacher_file
 from train import TrainSettings
 from training import pretrain, run
 from weights.checkpoint import load_model
@@ -30,7 +30,7 @@ COIN = *coin_flags(), "--order-epochs", "3", "--device", "cpu"
 HEAD = ["task", "data", "split", "setting", "order", "listed", "evaluated", "missing",
         "unreadable", "classes"]
 TAIL = ["seed", "checkpoint", "seconds"]
-ROW = ["step", "epoch", "loss", "xe", "mse", "mc", "lr", "clips_per_s"]
+ROW = ["step", "stage", "epoch", "loss", "xe", "mse", "mc", "lr", "clips_per_s"]
 
 
 # --- Training ---
@@ -142,7 +142,7 @@ def test_temperatures_of_a_run(trained, here):
     read at the student's temperature, a --teacher-tau without effect; h trained on embeddings of
     another length than at inference."""
     toy_model, coin_model = (load_model(trained / name)[0] for name in ("mask", "coin-run"))
-    teacher = torch.load("runs/toy_teacher.pt", weights_only=True)["model"]
+    teacher = torch.load(teacher_file(), weights_only=True)
     scale = teacher["logit_scale"].exp().item()
     assert (toy_model.tau, toy_model.teacher_tau) == pytest.approx((2 / scale, 1 / scale))
     assert coin_model.tau == pretrain.TAU

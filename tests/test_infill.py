@@ -11,6 +11,7 @@ from data import (CLIP_SECONDS, HISTORY, Loaded, Step, Video, forecast_samples, 
                   observed_steps, samples_of)
 from evaluate import EvaluateSettings
 from evaluation import forecasting, infill
+from evaluation.checks import require_task
 from evaluation.embedding import encode_samples
 from evaluation.inference import extend_history, predict_missing, sample_in_turn
 from losses import match
@@ -182,7 +183,7 @@ def test_the_next_steps_together_equal_counting():
         settings = EvaluateSettings(horizon=horizon, samples=3, batch=7, seed=5)
         return forecasting.horizon_rows(Model(), x, samples, videos, TEXTS, 2.0, settings)
     with pytest.raises(BadInput, match="at most 2 clips missing.*--missing 3"):
-        rows_of(3)
+        require_task(Model(), EvaluateSettings(horizon=3))
     result, hits, exact, truth, steps = rows_of(2), [], grammar.Grammar(), [], []
     for clips, sample in zip(x, samples):
         after = [step.label for step in videos[sample.video].steps[sample.step:sample.step + 2]]

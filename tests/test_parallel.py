@@ -22,6 +22,7 @@ import data
 import test_loading
 import train
 from commands import TINY, call, read_rows
+from support.device import memory_of
 from train import TrainSettings
 from training import pretrain, run
 from weights.checkpoint import build_model
@@ -172,6 +173,19 @@ def test_micro_batches_give_the_gradients_of_the_whole(tmp_path, part):
     values, parts = gradients(tmp_path, 6, (), part)
     require_close(values, expected)
     assert parts < whole / 2
+
+
+def test_the_micro_batch_follows_the_memory(monkeypatch):
+    """Catches: a paper-sized run that is killed for memory, or a small one that is cut; a flag that
+    is not obeyed; gradients left over."""
+    model, clips = build(), 16 * 9
+    for memory, given, chosen in ((1e12, None, None), (1, None, 1), (1, 7, 7), (1e12, 7, 7)):
+        monkeypatch.setattr(pretrain, "memory_of", lambda device: memory)
+        settings = TrainSettings(micro_batch=given)
+        said = pretrain.plan_memory(settings, model, torch.device("cpu"))
+        assert settings.micro_batch == chosen
+        assert said.startswith(f"f encodes {chosen or 'all'} of {clips} clips at once, ")
+    assert all(p.grad is None for p in model.parameters()) and memory_of("cpu") > 1e8
 
 
 class Waits(TorchDispatchMode):

@@ -11,7 +11,7 @@ from commands import call, cannot_read, fails
 from data import Sample, observed_steps
 from evaluation import prediction
 from evaluation.prediction import count_futures, observe_toy, rank_steps, truth_of
-from files.commands import ExportSettings, export
+from files.commands import ExportSettings, start
 from files.sources import VideoSource
 from predict import predict
 from support.command import BadInput
@@ -29,7 +29,7 @@ SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "videos"
 
 
 @pytest.fixture(scope="module")
-def place(workspace, tmp_path_factory):
+def place(tmp_path_factory):
     """A folder with the exported world in ex/, checkpoints of several kinds, a list of steps."""
     folder = tmp_path_factory.mktemp("predict")
     for name, made in {
@@ -40,10 +40,9 @@ def place(workspace, tmp_path_factory):
             "features": make_ours(encoder=None), "released": published()}.items():
         (folder / name).mkdir(parents=True)
         save_checkpoint(folder / name / "checkpoint.pt", *made)
-    (folder / "runs/toy_teacher.pt").symlink_to(workspace / "runs/toy_teacher.pt")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        export(ExportSettings(out=Path("ex"), train=0, test=1))
+        start(ExportSettings(out=Path("ex"), train=0, test=1))
     (folder / "own.txt").write_text("\n".join(NAMES) + "\n")
     (folder / "one.txt").write_text("feed the bird\n")
     (folder / "broken.mp4").write_bytes(b"no video")

@@ -7,9 +7,11 @@ import json
 import logging
 import math
 import shutil
+import time
 import warnings
 from pathlib import Path
 
+import huggingface_hub
 import open_clip
 import pytest
 import torch
@@ -160,14 +162,17 @@ def offline(monkeypatch):
     """Every attempt to download ends as it does without a network."""
     def refuse(*args, **kwargs):
         raise FileNotFoundError("Failed to download file\n(no network)")
-    for name in ("download_pretrained", "download_pretrained_from_hf"):
-        monkeypatch.setattr(open_clip.factory, name, refuse)
+    for owner, name in ((open_clip.factory, "download_pretrained"), (
+            open_clip.factory, "download_pretrained_from_hf"), (huggingface_hub,
+                                                                "get_hf_file_metadata")):
+        monkeypatch.setattr(owner, name, refuse)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
 
 
 @pytest.mark.parametrize("clip, weights", [
     ("tiny-test", "{}/weights.pt"), ("tiny-test", "{}/clip/open_clip_model.safetensors"),
     ("tiny-test", "openai"), ("tiny-test", None), ("local-dir:{}/clip", None)])
-def test_a_teacher_by_name_file_tag_or_folder(place, teacher, monkeypatch, clip, weights):
+def test_a_teacher_by_name_file_tag_or_folder(place, teacher, offline, monkeypatch, clip, weights):
     """Catches: a file taken for a tag, or left unread; a tag that is not downloaded or read;
     weights left random, train mode, another tokenizer; mean and deviation of OpenAI in place of
     the folder's."""
@@ -184,6 +189,18 @@ def test_a_teacher_by_name_file_tag_or_folder(place, teacher, monkeypatch, clip,
     assert opened.std.flatten().tolist() == pytest.approx(std)
 
 
+def test_without_a_network_the_line_comes_at_once(monkeypatch, tmp_path):
+    """Catches: a minute of retries; the cache left out."""
+    hub, asked = huggingface_hub.constants, []
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(time, "sleep", asked.append)
+    with pytest.raises(BadInput, match="timm/vit_base.*fetch it elsewhere and give --clip-weights"):
+        open_teacher("ViT-B-16-quickgelu")
+    assert hub.HF_HUB_OFFLINE and not asked
+
+
 @pytest.mark.parametrize("clip, weights, message", [
     ("ViT-B-16", "openai", "--clip ViT-B-16: the weights openai were trained with the activation "
                            "QuickGELU, .*use --clip ViT-B-16-quickgelu"),
@@ -191,7 +208,7 @@ def test_a_teacher_by_name_file_tag_or_folder(place, teacher, monkeypatch, clip,
     ("ViT-B-16-quickgelu", "laion400m_e32", "--clip-weights laion400m_e32: neither a file nor a "
                                             "tag of ViT-B-16-quickgelu; its tags: openai"),
     ("ViT-B-16-quickgelu", "openai", r"Failed to download file \(no network\).*without a network, "
-                                     "give a downloaded one: --clip-weights FILE"),
+                                     "fetch it elsewhere and give --clip-weights FILE"),
     ("local-dir:absent", None, "--clip local-dir:absent: FileNotFoundError: .* not found: absent"),
     ("local-dir:bare", None, "--clip local-dir:bare: .*; a file must be whole"),
     ("local-dir:absent", "openai", "--clip-weights openai: local-dir:absent has its own"),

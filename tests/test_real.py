@@ -34,13 +34,12 @@ STEPS = sum(len(video.steps) for video in TEST)
 
 
 @pytest.fixture(scope="module")
-def exported(workspace, tmp_path_factory):
+def exported(tmp_path_factory):
     """A folder with the exported world in ex/ and a run trained on it in real/.
 
     One narration is removed, and one of --ids is nowhere.
     """
     folder = tmp_path_factory.mktemp("real")
-    (folder / "runs").symlink_to(workspace / "runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         call("data.py", "export-toy", "--out", "ex", "--train", "12", "--test", "3")

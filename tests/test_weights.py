@@ -404,6 +404,7 @@ def test_timm_by_name(monkeypatch, caplog):
     assert timm.models.get_pretrained_cfg(TIMM) is not None
     _, state = image_model("timm")
 
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *_, **__: None)
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: {
         (TIMM, True): SimpleNamespace(state_dict=lambda: state)}[name, pretrained])
     model, _ = fresh()

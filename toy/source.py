@@ -2,6 +2,8 @@
 
 n frames of all videos, C clips, F frames of a clip, D embedding.
 """
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,11 @@ from support.command import write_atomically
 from support.device import require_finite
 from toy import grammar, render, teacher as toy_teacher
 
-TEACHER_FILE = Path("runs/toy_teacher.pt")         # written by whichever command comes first
+
+def teacher_file():
+    """Where a user's commands keep the teacher, one for each version of the world."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache, "procedurevrl", f"toy_teacher_{toy_teacher.digest()[:12]}.pt")
 
 
 def as_video(script, split):
@@ -86,17 +92,18 @@ class ToySource:
 
 def load_teacher(device):
     """The embedded world's pseudo_labels.Teacher: from its cache, or trained now."""
-    model, tokenizer = toy_teacher.build_teacher()
+    (model, tokenizer), path = toy_teacher.build_teacher(), teacher_file()
     try:
-        cached = torch.load(TEACHER_FILE, weights_only=True)
-        if cached["world"] != toy_teacher.digest():
-            raise ValueError("of another world")
-        model.load_state_dict(cached["model"])
-    except Exception:                              # absent, cut off, or of another version
+        model.load_state_dict(torch.load(path, weights_only=True))
+    except Exception:                                  # absent, or cut off
         model, tokenizer = toy_teacher.train_teacher()
         if parallel.is_first():
-            TEACHER_FILE.parent.mkdir(parents=True, exist_ok=True)
-            cached = {"model": model.state_dict(), "world": toy_teacher.digest()}
-            write_atomically(TEACHER_FILE, lambda file: torch.save(cached, file))
-    require_finite(TEACHER_FILE, model.state_dict())
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, lambda file: torch.save(model.state_dict(), file))
+            except OSError as error:
+                print(f"note: {path}: {error.strerror}; the teacher of the embedded world will be "
+                      "trained again next time, unless XDG_CACHE_HOME names a folder that can be "
+                      "written", file=sys.stderr)
+    require_finite(path, model.state_dict())
     return Teacher(model, tokenizer, render.MEAN, render.STD, device)

@@ -123,8 +123,8 @@ def set_up(settings):
     init, arguments, _ = load_model(settings.out if resumed else settings.init)
     check(settings.data != "epic" or not isinstance(init.encoder, MViT), "init", settings.init,
           "its encoder is MViT-v2, of a fixed number of frames; --data epic needs a TimeSformer")
-    require(not resumed or init.task == settings.task, f"--resume: the checkpoint in {settings.out} "
-            f"is not of --task {settings.task}; nothing to resume")
+    require(not resumed or init.task == settings.task, f"--resume: the checkpoint in "
+            f"{settings.out} is not of --task {settings.task}; nothing to resume")
     check(not init.task or resumed, "init", settings.init,
           f"is fine-tuned already, for {init.task}; give a checkpoint of --stage pretrain")
     check(settings.task == "classify" or arguments["denoiser"], "init", settings.init,
@@ -238,7 +238,7 @@ def finetune(settings):
         load_optimizer(optimizer, resumed, settings.out)
     count = len(samples)
     steps = max(1, round(settings.epochs * max(count // settings.batch, 1)))
-    stage = Stage("finetune", range(steps), settings.batch)
+    stage = Stage("finetune", range(steps), settings.batch, settings.epochs)
     print(f"{count} samples, {steps} steps, on {device}")
     first = steps_done(resumed, [stage], settings.out)
     with Run(settings, model, arguments, first, steps, count) as run:

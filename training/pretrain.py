@@ -10,11 +10,12 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4.
 """
 import dataclasses
 import functools
+import time
 
 import numpy as np
 import torch
 
-from data import CLIPS, PIECES, View, pad_clips
+from data import CLIPS, PIECES, View, pad_clips, view_of
 from evaluation.embedding import embed_videos, teacher_features
 from files.annotations import FeaturesFile
 from files.listings import load_phrases
@@ -23,7 +24,7 @@ from model import encode_parts
 from pseudo_labels import estimate_tau
 from support import parallel
 from support.command import BadInput, check, require
-from support.device import mixed_precision, pick_device, send, set_seed
+from support.device import memory_of, mixed_precision, pick_device, send, set_seed
 from support.workers import prefetch
 from toy import grammar, render
 from toy.source import ToySource, load_teacher
@@ -55,6 +56,7 @@ WEIGHT_DECAY = 1e-2       # of every stage; the release's 1e-4
 CLIP_NORM = 0.3           # of f's gradient: what comes through a young h would disturb f
 ORDER_BATCH = 256         # rows per step of the last stage
 GRID = 4.0                # s between two of the cached embeddings of a video
+MEMORY = 0.5              # share of the device's memory for what autograd keeps of clips
 PASSES = 6                # over each video for the last stage, each with other windows
 
 
@@ -128,11 +130,33 @@ def plan_stages(settings, model, count):
                                 ("order", settings.order_epochs * has_h, ORDER_BATCH)):
         stop = start + round(epochs * max(count // batch, 1))
         if stop > start:
-            plan.append(Stage(name, range(start, stop), batch))
+            plan.append(Stage(name, range(start, stop), batch, epochs))
         start = stop
     if not plan:
         raise BadInput("--epochs 0 and the like: not one step to train; raise one of them")
     return plan
+
+
+def plan_memory(settings, model, device):
+    """Choose --micro-batch unless it is given, by what a clip takes; what will happen, in words."""
+    view, count = view_of(model.encoder), settings.batch * CLIPS
+    kept, began = {}, time.perf_counter()              # of autograd: {place: bytes}
+
+    def keep(x):
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x), mixed_precision(device):
+        model.encode(torch.zeros(1, view.frames, 3, view.size, view.size, dtype=torch.uint8,
+                                 device=device)).sum().backward()
+    minutes = 4 / 3 * count * (time.perf_counter() - began) / 60
+    model.zero_grad()
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    clip = sum(size for place, size in kept.items() if place not in weights)
+    room = int(MEMORY * memory_of(device) / clip)                              # clips
+    settings.default("micro_batch", max(room, 1) if room < count else None)
+    return (f"f encodes {settings.micro_batch or 'all'} of {count} clips at once, "
+            f"{clip / 2 ** 20:.0f} MiB each" + f"; a step takes about {minutes:.0f} min" * (
+                device.type == "cpu" and clip > 2 ** 28))      # a small f needs longer to warm up
 
 
 # --- Batches ---
@@ -205,6 +229,8 @@ class Pretraining(Run):
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(self.source)} "
               "videos, " + ", ".join(f"{len(stage.span)} steps {stage.name}"
                                      for stage in self.stages) + f", on {self.device}")
+        if self.stages[0].name != "order":             # f is trained
+            print(plan_memory(settings, model, self.device))
 
     def make_optimizer(self, stage):
         """SGD with momentum, then AdamW (paper, Sec. 4); f and h at their own rates."""

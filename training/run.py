@@ -26,6 +26,7 @@ from weights.checkpoint import build_ours, read_whole, save_checkpoint
 NEWEST, BEFORE = "checkpoint.pt", "checkpoint_before.pt"         # the last two of a run
 ADAM = "exp_avg", "exp_avg_sq"                                   # what AdamW keeps of a weight
 LOG_EVERY, SAVE_EVERY = 20, 500           # steps between two rows of metrics.jsonl, two checkpoints
+FEW_STEPS = 10                            # fewer teach nothing
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Stage:
     name: str
     span: range
     batch: int                 # videos (or samples) per step
+    epochs: float = 1.0        # that were asked for: the last step ends them
 
 
 # --- The run folder ---
@@ -214,11 +216,15 @@ class Run:
         first:     number of steps that are done already; later rows of metrics.jsonl are dropped.
         total:     number of steps of all stages.
         count:     number of videos (or samples) in an epoch.
+    A run too small to learn from says so.
     """
 
     def __init__(self, settings, model, arguments, first, total, count):
-        self.settings, self.model, self.arguments, self.count = settings, model, arguments, count
+        self.settings, self.model, self.arguments = settings, model, arguments
         self.first, self.total, self.clips = first, total, 0
+        if total < FEW_STEPS or count < settings.batch:
+            print(f"note: {total} steps on {count} videos or samples, --batch {settings.batch}: "
+                  "too few to learn anything; good for trying out alone")
 
     def __enter__(self):
         path = self.settings.out / "metrics.jsonl" if parallel.is_first() else Path(os.devnull)
@@ -256,7 +262,7 @@ class Run:
                 yield step, item
                 self.bar.update()
                 status = max(parallel.gather_objects(interrupts.status))
-                self.record(stage, step + 1, (in_stage + 1) * stage.batch / self.count, status != 0)
+                self.record(stage, step + 1, status != 0)
                 if status:
                     sys.exit(status)
 
@@ -264,7 +270,7 @@ class Run:
         """What the step read, how many clips, and its losses by name: "loss" and its parts."""
         self.terms, self.clips = terms, self.clips + clips     # a tensor: reading it would wait
 
-    def record(self, stage, done, epoch, stops):
+    def record(self, stage, done, stops):
         """Write a row and a checkpoint if they are due; that waits for the GPU.
 
         stops:  the run is interrupted: a checkpoint, but no row that a whole run would not have.
@@ -277,8 +283,10 @@ class Run:
         values = {name: float(value.detach()) for name, value in self.terms.items()}
         loss = values.get("loss", 0.0)
         if logs and values and math.isfinite(loss):    # null: a term that the stage does not have
-            row = {"step": done, "epoch": epoch, "loss": None, "xe": None, "mse": None, "mc": None,
-                   **values, "lr": self.optimizer.param_groups[-1]["lr"],
+            epoch = stage.epochs * (done - stage.span.start) / len(stage.span)
+            row = {"step": done, "stage": stage.name, "epoch": epoch,
+                   **dict.fromkeys(("loss", "xe", "mse", "mc")), **values,
+                   "lr": self.optimizer.param_groups[-1]["lr"],
                    "clips_per_s": float(self.clips) / (time.perf_counter() - self.began)}
             print(json.dumps(row), file=self.metrics, flush=True)
         if not (math.isfinite(loss) and all(p.isfinite().all() for p in self.model.parameters())):

@@ -10,8 +10,9 @@ from collections import Counter
 import torch
 from torch.nn import functional
 
-from support.command import BadInput, quiet
+from support.command import BadInput
 from support.device import require_finite
+from weights.hub import fetching
 from weights.names import read_content, tensors_of
 
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"       # the start of the released TimeSformers
@@ -95,7 +96,7 @@ def open_start(source):
     """
     if str(source) == "timm":
         try:
-            with quiet():                                        # the hub logs each retry
+            with fetching():
                 import timm
                 content = timm.create_model(TIMM, pretrained=True).state_dict()
         except Exception as error:             # of the network, the hub or the file

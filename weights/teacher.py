@@ -8,6 +8,7 @@ import open_clip
 from pseudo_labels import Teacher
 from support.command import BadInput, quiet
 from support.device import require_finite
+from weights.hub import fetching
 
 
 def check_names(clip, weights):
@@ -48,14 +49,14 @@ def open_teacher(clip, weights=None, device="cpu"):
     elif weights is not None:
         raise BadInput(f"--clip-weights {weights}: {clip} has its own; leave the flag out")
     try:
-        with quiet():
+        with fetching() if open_clip.get_pretrained_cfg(clip, weights or "") else quiet():
             model = open_clip.create_model(clip, weights, require_pretrained=True)
             tokenizer = open_clip.get_tokenizer(clip)
     except Exception as error:                 # a class for each way of loading
         problem = shorten(str(error).split(". ")[0], 250, placeholder=" ...")      # one sentence
         raise BadInput(f"{given}: {type(error).__name__}: {problem}; a file must be whole and hold "
-                       "this model's tensors only; without a network, give a downloaded one: "
-                       "--clip-weights FILE") from None
+                       "this model's tensors only; without a network, fetch it elsewhere "
+                       "and give --clip-weights FILE") from None
     require_finite(given, model.state_dict())
     pictures = model.visual.preprocess_cfg
     return Teacher(model, tokenizer, pictures["mean"], pictures["std"], device)

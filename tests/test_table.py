@@ -1,0 +1,25 @@
+"""evaluate.py's printed table."""
+from evaluation.table import print_table
+
+HEAD = {"task": "forecast", "listed": 41, "evaluated": 40, "missing": 3, "unreadable": 0,
+        "samples": 5}
+
+
+def test_the_printed_table(capsys):
+    """Catches: a row that does not apply, printed; an interval with all its digits; samples that
+    may be videos; a ceiling that reads like a result; a list of 778 classes."""
+    print_table({**HEAD, "top1": {"zero_noise": 1 / 3, "oracle_softmax": None}, "truth": None,
+                 "ours_minus_teacher": [1.23456, -2.0, 3.0], "by_class": [1.0] * 778,
+                 "baselines": {"bigram": 2.0}})
+    assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
+        "test samples", "listed 41", "evaluated 40", "videos", "missing 3", "unreadable 0",
+        "task forecast", "samples 5 Monte Carlo samples of each forecast", "top1 % right",
+        "zero_noise 0.33 the model, one forecast",
+        "ours_minus_teacher 1.23, -2.00, 3.00 % more than the teacher, and the 95 % interval",
+        "baselines % right", "bigram 2.00 baseline"]
+
+
+def test_few_samples_are_said_to_be_few(capsys):
+    """Catches: 100 % of three samples without a word."""
+    print_table({**HEAD, "evaluated": 3})
+    assert "note: only 3 samples" in capsys.readouterr().out
