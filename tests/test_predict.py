@@ -11,7 +11,7 @@ from commands import call, cannot_read, fails
 from data import Sample, observed_steps
 from evaluation import prediction
 from evaluation.prediction import count_futures, observe_toy, rank_steps, truth_of
-from files.commands import ExportSettings, export
+from files.commands import ExportSettings, start
 from files.sources import VideoSource
 from predict import predict
 from support.command import BadInput
@@ -43,7 +43,7 @@ def place(workspace, tmp_path_factory):
     (folder / "runs/toy_teacher.pt").symlink_to(workspace / "runs/toy_teacher.pt")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        export(ExportSettings(out=Path("ex"), train=0, test=1))
+        start(ExportSettings(out=Path("ex"), train=0, test=1))
     (folder / "own.txt").write_text("\n".join(NAMES) + "\n")
     (folder / "one.txt").write_text("feed the bird\n")
     (folder / "broken.mp4").write_bytes(b"no video")
