@@ -52,7 +52,7 @@ SHARPER = 0.6             # temperature of soft targets from a features file, ti
 SGD_LR = 5e-3             # peak learning rate of SGD, the release's
 WEIGHT_DECAY = 1e-2       # of every stage; the release's 1e-4
 CLIP_NORM = 0.3           # of f's gradient: what comes through a young h would disturb f
-ORDER_BATCH = 256         # rows per step of the last stage
+ORDER_BATCH = 128         # rows per step of the last stage
 GRID = 4.0                # s between two of the cached embeddings of a video
 PASSES = 6                # over each video for the last stage, each with other windows
 
