@@ -39,7 +39,7 @@ SIZES = {
               "denoiser": dict(width=512, layers=4, heads=8)},
     "small": {"encoder": dict(image=32, patch=8, frames=4, width=64, depth=2, heads=2),
               "denoiser": dict(width=64, layers=4, heads=4)},
-    "h only": {"encoder": None, "denoiser": dict(width=128, layers=2, heads=4, dropout=0.1)},
+    "h only": {"encoder": None, "denoiser": dict(width=128, layers=4, heads=4, dropout=0.3)},
 }
 MVIT = {                  # --encoder mvit: f of these two; 16 of 96 frames, as in the paper
     "paper": dict(kind="mvit", image=224, frames=16, seconds=3.2),
