@@ -71,7 +71,7 @@ class TrainSettings(RunSettings):
                              "file, 0.6 of the estimated one", None, PAPER, above=0)
     sgd_epochs: float = opt("epochs of SGD, the first stage", 0.25, PAPER, low=0)
     epochs: float = opt("epochs of AdamW, the second stage", 5.0, PAPER, low=0)
-    order_epochs: float = opt("epochs of AdamW on h alone, on cached embeddings", 100.0, PAPER,
+    order_epochs: float = opt("epochs of AdamW on h alone, on cached embeddings", 80.0, PAPER,
                               low=0)
     missing: int = opt("the most clips that are missing together in that stage; the paper's 1; "
                        "evaluate.py --horizon H needs H", 1, PAPER, low=1, high=3)

@@ -41,7 +41,7 @@ SIZES = {
               "denoiser": dict(width=512, layers=4, heads=8)},
     "small": {"encoder": dict(image=32, patch=8, frames=4, width=64, depth=2, heads=2),
               "denoiser": dict(width=64, layers=4, heads=4)},
-    "h only": {"encoder": None, "denoiser": dict(width=128, layers=2, heads=4, dropout=0.1)},
+    "h only": {"encoder": None, "denoiser": dict(width=128, layers=4, heads=4, dropout=0.3)},
 }
 MVIT = {                  # --encoder mvit: f of these two; 16 of 96 frames, as in the paper
     "paper": dict(kind="mvit", image=224, frames=16, seconds=3.2),
@@ -54,7 +54,7 @@ SHARPER = 0.6             # temperature of soft targets from a features file, ti
 SGD_LR = 5e-3             # peak learning rate of SGD, the release's
 WEIGHT_DECAY = 1e-2       # of every stage; the release's 1e-4
 CLIP_NORM = 0.3           # of f's gradient: what comes through a young h would disturb f
-ORDER_BATCH = 256         # rows per step of the last stage
+ORDER_BATCH = 128         # rows per step of the last stage
 GRID = 4.0                # s between two of the cached embeddings of a video
 MEMORY = 0.5              # share of the device's memory for what autograd keeps of clips
 PASSES = 6                # over each video for the last stage, each with other windows
