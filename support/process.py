@@ -29,24 +29,25 @@ MEMORY = "out of memory", "allocate memory", "not enough memory", "bad_alloc", "
 
 
 def end_by_signal(number, frame):
-    """Handle a signal: end here, by SystemExit.
+    """Handle a signal: end here, by KeyboardInterrupt.
 
-    C code that calls Python, such as PyAV's to write a file, may swallow any exception and go on.
-    So the signal is noted, and `end_if_signaled` ends the program at the next place that looks.
+    C code that calls Python, such as PyAV's to write a file, may print any exception and go on (at
+    SystemExit it ends without `finally`). So the signal is noted, nothing is printed any more, and
+    `end_if_signaled` ends the program at the next place that looks.
     """
     came.append(128 + number)
-    sys.unraisablehook = lambda unraisable: None       # nor is it printed where it is swallowed
+    sys.excepthook = sys.unraisablehook = lambda *exception: None
     while frame:                                       # nothing may go on with half a module
         if "importlib" in frame.f_code.co_filename:
             os._exit(came[0])
         frame = frame.f_back
-    raise SystemExit(came[0])
+    raise KeyboardInterrupt
 
 
 def end_if_signaled():
-    """End the program if a signal came, and its SystemExit was swallowed."""
+    """End the program if a signal came and was swallowed."""
     if came:
-        raise SystemExit(came[0])
+        raise KeyboardInterrupt
 
 
 def explain(error, less):
