@@ -237,6 +237,8 @@ def write_atomically(path, write, before=None):
         if before and path.exists():
             os.replace(path, before)
         os.replace(temporary, path)
+    except RuntimeError as error:          # torch's own, when it ends a file that a full disk cut
+        raise error.__context__ if isinstance(error.__context__, OSError) else error
     finally:
         temporary.unlink(missing_ok=True)
 
