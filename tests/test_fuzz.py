@@ -4,12 +4,13 @@
     FUZZ=100 python -m pytest -q tests/test_fuzz.py -o faulthandler_timeout=600       # thousands
 
 A case damages one file as a disk, a download or an editor may, and reads it; or it ends a run at
-some moment. Case N of a kind damages in the same way each time (a signal comes at some time). The last case in a failure's output is the one that failed. A
-crash or a hang of native code ends with its traceback.
+some moment. Case N of a kind damages it in the same way each time; only signals come by the clock.
+The last case in a failure's output is the one that failed. A crash or a hang of native code ends
+with its traceback.
 """
 import io
-import os
 import json
+import os
 import random
 import resource
 import shutil
