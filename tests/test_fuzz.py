@@ -259,7 +259,8 @@ def test_damaged_run_folders_are_resumed_or_refused(trained, here, capsys, name,
             call(*TRAIN, "run")
         except SystemExit as end:
             err = capsys.readouterr().err
-            assert end.code == 2 and err.count("\n") == 1 and "error: " in err, (number, err)
+            assert err.count("error: ") == 1 and err.endswith("\n"), (number, err)
+            assert end.code == 1 or end.code == 2 and err.count("\n") == 1    # 1: huge weights
         assert time.perf_counter() - began < 60
 
 
