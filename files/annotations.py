@@ -71,8 +71,9 @@ def coin_step(step, where):
     """One annotation {"id", "segment", "label"} as a Step. Its BadInput begins with `where`."""
     number, segment, label = take(step, ("id", "segment", "label"), where)
     require(isinstance(number, str) and re.fullmatch("[1-9][0-9]{0,4}", number), f"{where}: id is "
-            f'{reprlib.repr(number)}; it must be an integer as a string, "1" to "99999": the class + 1')
-    require(isinstance(label, str), f"{where}: label is {reprlib.repr(label)}; it must be the step's text")
+            f'{reprlib.repr(number)}; it must be an integer as a string, "1" to "99999": class + 1')
+    require(isinstance(label, str),
+            f"{where}: label is {reprlib.repr(label)}; it must be the step's text")
     require(isinstance(segment, list) and len(segment) == 2 and all(map(is_seconds, segment)),
             f"{where}: segment is {reprlib.repr(segment)}; it must be [start, end], finite "
             "seconds from 0")

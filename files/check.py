@@ -64,22 +64,17 @@ def check_coin(settings):
     return result | {"classes": len(names), "distinct_texts": len(set(names))}, bad, unnamed
 
 
-def read_sentences(captions, name):
-    """One narration: its id, sentences, and None or the problem."""
-    try:
-        return name, captions.sentences(name), None
-    except BadInput as error:
-        return name, [], str(error)
-
-
 def check_captions(settings):
     """Narrations and their videos -> counts, unreadable files and videos, no unnamed classes."""
     captions = open_captions(settings.captions)
     wrong, sentences, seconds = {}, 0, 0.0
-    make = functools.partial(read_sentences, captions)
-    for name, said, problem in prefetch(make, [*captions], settings.workers):
-        wrong |= {name: problem} if problem else {}
-        sentences, seconds = sentences + len(said), seconds + max([0.0, *(row[1] for row in said)])
+    for name in tqdm(captions, "captions", mininterval=1):
+        try:
+            ends = [end for _, end, _ in captions.sentences(name)]
+        except BadInput as error:
+            wrong[name] = str(error)
+        else:
+            sentences, seconds = sentences + len(ends), seconds + max(ends, default=0.0)
     paths, bad = try_videos(settings, [Video(name) for name in captions])
     return {"captions": len(captions), "unreadable_captions": len(wrong), "sentences": sentences,
             "hours": round(seconds / 3600, 2),

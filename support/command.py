@@ -221,9 +221,12 @@ def write_atomically(path, write, before=None):
         if before and path.exists():
             os.replace(path, before)
         os.replace(temporary, path)
-    except OSError as error:                           # a full disk gives no name
-        error.filename = error.filename or str(path)
-        raise
+    except (OSError, RuntimeError) as error:           # torch hides a full disk in its own error
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        cause.filename = cause.filename or str(path)   # a full disk gives no name
+        raise cause
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -20,7 +20,7 @@ def require_finite(path, tensors):
     """BadInput naming the file and the first of {name: tensor} that holds NaN or infinity."""
     for name, value in tensors.items():
         if not value.isfinite().all():
-            raise BadInput(f"{path}: {name} holds NaN or infinity; remove the file, or get it again")
+            raise BadInput(f"{path}: {name} holds NaN or infinity; remove or replace the file")
 
 
 def mixed_precision(device):

@@ -181,7 +181,7 @@ def test_narration_at_fault_is_named_with_its_line(tmp_path, name, content, mess
 
 def test_check_counts_captions(tmp_path, capsys):
     """Catches: a file at fault that ends the check, or is not named; a video without a caption."""
-    for name, content in {"a.csv": CSV, "b.srt": SRT, "c.csv": CSV.replace("2,4.25", "4,2")}.items():
+    for name, content in (("a.csv", CSV), ("b.srt", SRT), ("c.csv", CSV.replace("2,4", "4,2"))):
         (tmp_path / name).write_text(content)
     (tmp_path / "b.mp4").write_text("no video")
     call("data.py", "check", "--data", "howto100m", "--captions", str(tmp_path), "--videos",
@@ -190,7 +190,7 @@ def test_check_counts_captions(tmp_path, capsys):
         "captions": 3, "unreadable_captions": 1, "sentences": 4, "hours": 0.0, "videos": 3,
         "found": 1, "missing": 2, "unreadable": 1}
     out = capsys.readouterr().out
-    assert f"unreadable: c: {tmp_path}/c.csv:3: start '4', end '2'" in out
+    assert f"unreadable: c: {tmp_path}/c.csv:3: start '4', end '2.25'" in out
     assert "unreadable: b: " in out
 
 

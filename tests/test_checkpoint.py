@@ -24,8 +24,9 @@ def build(encoder=None, order="diffusion", task=None, classes=()):
     """A tiny model with every parameter random, and its arguments."""
     torch.manual_seed(0)
     arguments = {"encoder": encoder, "denoiser": H, "order": order, "tau": TAU,
-                 "pixels": (0.4, 0.25) if encoder else None, "teacher_tau": 0.04, "alpha_bar": [0.75, 0.5, 0.25],
-                 "task": task, "classes": list(classes), "witness": "add butter"}
+                 "pixels": (0.4, 0.25) if encoder else None, "teacher_tau": 0.04,
+                 "alpha_bar": [0.75, 0.5, 0.25], "task": task, "classes": list(classes),
+                 "witness": "add butter"}
     model = build_model(torch.randn(K, D) + 1, **arguments).eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)

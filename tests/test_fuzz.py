@@ -1,31 +1,45 @@
-"""Damaged videos, captions, lists, json and npz end in good data or in the promised one line.
+"""Damaged files and run folders, and struck runs, end in good data or in the promised one line.
 
     python -m pytest -q tests/test_fuzz.py                                            # a few cases
     FUZZ=100 python -m pytest -q tests/test_fuzz.py -o faulthandler_timeout=600       # thousands
 
-A case damages one file as a disk, a download or an editor may, and reads it. Case N of a kind
-damages it in the same way each time. The last case in a failure's output is the one that failed. A
-crash or a hang of native code ends with its traceback.
+A case damages one file as a disk, a download or an editor may, and reads it; or it ends a run at
+some moment. Case N of a kind damages it in the same way each time; only signals come by the clock.
+The last case in a failure's output is the one that failed. A crash or a hang of native code ends
+with its traceback.
 """
 import io
+import json
 import os
 import random
+import resource
+import shutil
+import signal
+import threading
+import time
 import zipfile
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import test_captions
+import test_checkpoint
 import test_listings
 import test_video
-from commands import make_coin
+import torch
+from commands import call, coin_flags, make_coin, same_run, struck
 
 from files.annotations import load_coin, load_features, load_text_embeddings
 from files.captions import open_captions
 from files.video import Unreadable, duration, read_frames
 from support.command import BadInput
+from training import pretrain
+from weights.checkpoint import load_model
 
 CASES = {"captions": 60, "list": 30, "video": 16}      # of each kind; 12 of the others
+FUZZ = int(os.environ.get("FUZZ", 1))                  # times as many
+TRAIN = "train.py", *coin_flags(), "--order-epochs", "3", "--device", "cpu", "--resume", "--out"
 
 
 # ---- Damage ------------------------------------------------------------------------------------
@@ -68,6 +82,65 @@ def flip_npz(data, rng):
     return out.getvalue()
 
 
+NESTED = json.loads("[" * 300 + "]" * 300)
+VALUES = (None, True, 0, -1, 3, 0.5, 1e9, -1e300, 10 ** 12, 10 ** 300, float("nan"), float("inf"),
+          "", "3", [], [3, 4], {}, {"a": {"b": 1}}, NESTED)
+TENSORS = (lambda x: x.half(), lambda x: x.bfloat16(), lambda x: x.long(), lambda x: x.double(),
+           lambda x: x * float("nan"), lambda x: x * float("inf"), lambda x: x[None],
+           lambda x: x[:-1], lambda x: x.reshape(-1), lambda x: x.flatten()[:1].expand(2 ** 40),
+           lambda x: x.mT.contiguous().mT if x.ndim > 1 else -x, lambda x: x.to_sparse(),
+           lambda x: 1e30 * x)
+ARRAYS = (lambda a: a.astype(a.dtype.newbyteorder()), lambda a: a[::-1], lambda a: a[:-1],
+          lambda a: np.asfortranarray(a), lambda a: a[None], lambda a: a.astype("O"),
+          lambda a: a.astype("U9"), lambda a: a.astype(float) * 1e3, lambda a: -a.astype("f2"),
+          lambda a: a.astype(complex), lambda a: a.astype("g"), lambda a: np.zeros_like(a),
+          lambda a: a.astype("f4") * np.float32("nan"), lambda a: a.astype("f8") * 1e308)
+
+
+def change(tree, rng):
+    """Dicts and lists within each other, in which one value becomes another, or is lost."""
+    key = rng.choice(list(tree) if isinstance(tree, dict) else range(len(tree)))
+    value = tree[key]
+    if isinstance(value, (dict, list)) and value and rng.random() < .9:
+        change(value, rng)
+    elif isinstance(value, torch.Tensor) and value.ndim and rng.random() < .8:
+        tree[key] = rng.choice(TENSORS)(value)
+    elif rng.random() < .2:
+        del tree[key]
+    else:
+        tree[key] = rng.choice(VALUES)
+
+
+def change_json(data, rng):
+    """Another value in a JSON file; a key that is there twice."""
+    tree = json.loads(data)
+    change(tree, rng)
+    text = json.dumps(tree, indent=1).encode()
+    return text.replace(b"{", b'{"v": 1,', 1) if rng.random() < .05 else text
+
+
+def change_checkpoint(data, rng):
+    """Another value in a checkpoint, or another byte."""
+    content, out = torch.load(io.BytesIO(data), weights_only=True), io.BytesIO()
+    if rng.random() < .2:
+        return flip(data, rng)
+    change(content, rng)
+    torch.save(content, out)
+    return out.getvalue()
+
+
+def change_npz(data, rng):
+    """Another type, order, shape or magnitude of an array."""
+    arrays, out = dict(np.load(io.BytesIO(data))), io.BytesIO()
+    name = rng.choice(sorted(arrays))
+    try:
+        arrays[name] = rng.choice(ARRAYS)(arrays[name])
+    except (ValueError, TypeError):                    # a text that is no number
+        del arrays[name]
+    np.savez(out, **arrays)
+    return out.getvalue()
+
+
 # ---- Readers: what good data is ----------------------------------------------------------------
 def read_captions(path):
     found = open_captions(path if path.suffix == ".json" else path.parent)
@@ -84,6 +157,7 @@ def read_coin(path):
 def read_features(path):
     features = load_features(path)
     assert np.isfinite(features.embedding).all() and np.isfinite(features.middle).all()
+    assert torch.from_numpy(features.embedding).any(1).all() and (features.middle >= 0).all()
     rows = features.nearest(str(features.video[0]), np.array([1.0, 50.0]))
     assert (features.video[rows] == features.video[0]).all()
 
@@ -91,6 +165,13 @@ def read_features(path):
 def read_texts(path):
     names, texts = load_text_embeddings(path)
     assert len(names) == len(texts) and np.isfinite(texts).all() and texts.any(1).all()
+
+
+def read_checkpoint(path):
+    model = load_model(path)[0]
+    assert all(value.isfinite().all() and value.dtype == torch.float32
+               for value in model.state_dict().values())
+    test_checkpoint.outputs(model)
 
 
 def read_video(path):
@@ -112,12 +193,29 @@ def write_video(name, folder):
                             **test_video.FILES[name]).read_bytes()
 
 
+def write_checkpoint(encoder, folder):
+    """A checkpoint of test_checkpoint, as bytes."""
+    model, arguments = test_checkpoint.build(encoder)
+    torch.save({"arguments": arguments, "model": model.state_dict()}, folder / "checkpoint.pt")
+    return (folder / "checkpoint.pt").read_bytes()
+
+
 # kind: (name of the file, its whole bytes, written to a folder, damage, reader)
 KINDS = {f"video {name}": (name, partial(write_video, name), flip, read_video) for name in (
     "b_frames.mp4", "open_gop.mkv", "vp8.webm", "mpeg4.avi", "mjpeg.mov")}
 KINDS |= {name: (name, partial(write_coin, name), damage, read) for name, damage, read in (
     ("COIN.json", mutate, read_coin), ("features.npz", flip_npz, read_features),
     ("texts.npz", flip_npz, read_texts))}
+KINDS |= {f"values {name}": (name, partial(write_coin, name), damage, read)
+          for name, damage, read in (("COIN.json", change_json, read_coin),
+                                     ("features.npz", change_npz, read_features),
+                                     ("texts.npz", change_npz, read_texts))}
+KINDS |= {f"values {name}": ("checkpoint.pt", partial(write_checkpoint, encoder), change_checkpoint,
+                             read_checkpoint)
+          for name, encoder in (("f", test_checkpoint.F), ("mvit", test_checkpoint.VIT),
+                                ("h", None))}
+KINDS["values captions"] = ("caption.json", lambda folder: test_captions.JSON.encode(),
+                            change_json, read_captions)
 KINDS |= {f"captions {name}": (name, lambda folder, text=text: text.encode(), mutate,
                                read_captions) for name, text in test_captions.LAYOUTS.items()}
 KINDS |= {f"list {name}": ("list", lambda folder, text=text: text.encode(), mutate, read)
@@ -130,12 +228,60 @@ def test_damaged_files_end_in_data_or_one_line(kind, tmp_path):
     name, make, damage, read = KINDS[kind]
     (tmp_path / "damaged").mkdir()
     whole, path, refused = make(tmp_path), tmp_path / "damaged" / name, 0
-    for number in range(CASES.get(kind.split()[0], 12) * int(os.environ.get("FUZZ", 1))):
+    for number in range(CASES.get(kind.split()[0], 12) * FUZZ):
         print(f"case {number} of {kind}")
+        began = time.perf_counter()
         path.write_bytes(damage(whole, random.Random(f"{kind} {number}")))
         try:
             read(path)
         except (BadInput, Unreadable) as error:
             assert "\n" not in str(error) and str(error).startswith(f"{path.parent}"), error
             refused += 1
+        assert time.perf_counter() - began < 60
     assert refused                                     # the damage is felt
+
+
+@pytest.mark.parametrize("name, damage", [
+    ("checkpoint.pt", change_checkpoint), ("config.json", change_json), ("metrics.jsonl", mutate),
+    ("unreadable.json", mutate)])
+def test_damaged_run_folders_are_resumed_or_refused(trained, here, capsys, name, damage):
+    """Catches: a traceback from what an editor, a disk or another program left in a run folder."""
+    for number in range(3 * FUZZ):
+        print(f"case {number} of run {name}")
+        shutil.rmtree("run", ignore_errors=True)
+        shutil.copytree(trained / "coin-run", "run")
+        os.replace("run/checkpoint_before.pt", "run/checkpoint.pt")        # a step is left
+        Path("run/unreadable.json").write_text('{"v": "cut off"}')
+        path, began = Path("run", name), time.perf_counter()
+        path.write_bytes(damage(path.read_bytes(), random.Random(f"run {name} {number}")))
+        capsys.readouterr()
+        try:
+            call(*TRAIN, "run")
+        except SystemExit as end:
+            err = capsys.readouterr().err
+            assert err.count("error: ") == 1 and err.endswith("\n"), (number, err)
+            assert end.code == 1 or end.code == 2 and err.count("\n") == 1    # 1: huge weights
+        assert time.perf_counter() - began < 60
+
+
+@pytest.mark.parametrize("fault", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, "full disk"])
+def test_runs_struck_at_any_moment(trained, here, fault):
+    """Catches: a checkpoint or a log that is lost or spoilt at a moment nobody thought of."""
+    for number in range(FUZZ):
+        rng = random.Random(f"{fault} {number}")
+        seconds, size = 3 * rng.random(), rng.randrange(200_000)
+
+        def strike(whole, *args):
+            if fault == "full disk":                   # no file can be longer than that
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+            else:
+                timer = threading.Timer(seconds, os.kill, (os.getpid(), fault))
+                timer.daemon = True
+                timer.start()
+            return whole(*args)
+        shutil.rmtree("run", ignore_errors=True)
+        code = struck(strike, pretrain, "prepare_run", 1, *TRAIN, "run")
+        allowed = {signal.SIGKILL: (0, -9), "full disk": (0, 2)}
+        assert code in allowed.get(fault, (0, 128 + fault) if fault != "full disk" else ()), number
+        call(*TRAIN, "run")
+        assert same_run("run", trained / "coin-run"), number

@@ -192,8 +192,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(runs, how, capsys):
 def test_damaged_rows_and_names_are_dropped_and_counted(runs, capsys):
     """Catches: a traceback for a list, a number, null or a bad byte; a row that was whole lost."""
     shutil.copytree(runs[COIN], "run")
-    path, bad = Path("run", "metrics.jsonl"), [b"3", b"null", b'{"step": "1"}', b'{"step": NaN}',
-                                               b'{"step": 1, "loss": "\xff"}', b'{"step": 1, "l', b"["]
+    path, bad = Path("run", "metrics.jsonl"), [
+        b"3", b"null", b'{"step": "1"}', b'{"step": NaN}', b'{"step": 1, "loss": "\xff"}',
+        b'{"step": 1, "l', b"["]
     path.write_bytes(b"\n".join([*bad, path.read_bytes()]))
     Path("run", "unreadable.json").write_text("[1]")
     call("train.py", *COIN, "--out", "run", "--resume")

@@ -24,7 +24,6 @@ from support.process import Interrupts, lock
 from weights.checkpoint import build_ours, read_whole, save_checkpoint
 
 NEWEST, BEFORE = "checkpoint.pt", "checkpoint_before.pt"         # the last two of a run
-ADAM = "exp_avg", "exp_avg_sq"                                   # what AdamW keeps of a weight
 LOG_EVERY, SAVE_EVERY = 20, 500           # steps between two rows of metrics.jsonl, two checkpoints
 FEW_STEPS = 10                            # fewer teach nothing
 
@@ -108,12 +107,12 @@ def steps_done(resumed, stages, out):
 
 def load_optimizer(optimizer, resumed, out):
     """Take over the momenta of a checkpoint, but not its rates; BadInput unless they fit."""
-    names = {"momentum_buffer"} if "momentum" in optimizer.defaults else {"step", *ADAM}
+    names = ({"momentum_buffer"} if "momentum" in optimizer.defaults else
+             {"step", "exp_avg", "exp_avg_sq"})
     try:
         optimizer.load_state_dict(optimizer.state_dict() | {"state": resumed["optimizer"]["state"]})
-        good = optimizer.state and all(
-            state.keys() == names and all(value.shape in (p.shape, ()) and value.isfinite().all()
-                                          for value in state.values())
+        good = all(state.keys() == names and all(
+            value.shape in (p.shape, ()) and value.isfinite().all() for value in state.values())
             for p, state in optimizer.state.items())
     except Exception:                                  # of a type that it cannot have
         good = False
@@ -168,7 +167,7 @@ class Unreadable:
 
 
 def parse_row(line):
-    """One line of metrics.jsonl, bytes -> {"step": number, name: number or null}; None if damaged."""
+    """A line of metrics.jsonl -> {"step": number, name: number or null}; None if it is damaged."""
     try:
         row = json.loads(line.decode())
         values = [value for name, value in row.items() if name == "step" or value is not None]

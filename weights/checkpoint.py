@@ -33,14 +33,15 @@ LISTS = "stages", "classes", "pixels", "alpha_bar"
 
 # --- From plain arguments to a model ---
 def check_arguments(arguments, count):
-    """ValueError unless these can be the arguments of `count` tensors, whose shapes are not read."""
+    """ValueError unless these can be the arguments of a model of `count` tensors."""
     encoder, denoiser = arguments["encoder"] or {}, arguments["denoiser"] or {}
     for name, value in [*arguments.items(), *encoder.items(), *denoiser.items()]:
         types = next((types for types, names in KINDS.items() if name in names.split()), ())
-        values = [value] if name not in LISTS else value if isinstance(value, (list, tuple)) else [0]
-        if types and (value is not None or name in ("tau", "teacher_tau", "order")) and not all(
-                type(one) in types and (str in types or (name == "dropout" or one > 0)
-                                        and 0 <= one <= 10 ** 6) for one in values):
+        values = value if name in LISTS and isinstance(value, (list, tuple)) else [value]
+        if types and (value is not None or name in ("tau", "teacher_tau", "order")) and not (
+                (name in LISTS) == (values is value) and all(
+                    type(one) in types and (str in types or (name == "dropout" or one > 0)
+                                            and 0 <= one <= 10 ** 6) for one in values)):
             raise ValueError(f"{name} is {reprlib.repr(value)}")
     blocks = encoder.get("depth", 0) + sum(encoder.get("stages", ())) + denoiser.get("layers", 0)
     for good, names in ((blocks <= count, "depth, stages or layers"),

@@ -86,9 +86,9 @@ def read_content(path):
 
 
 def plain_tensors(content):
-    """Those of {name: value} that are weights: floats in main memory, none stored once and repeated.
+    """Those of {name: value} that are weights: floats in main memory, each stored in the file.
 
-    Repeated values take no place in a file, but as much memory as their shape says.
+    (A value that is stored once and repeated takes no place there, but memory when it is copied.)
     """
     return {name: value for name, value in content.items()
             if isinstance(name, str) and isinstance(value, torch.Tensor)
