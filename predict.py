@@ -164,6 +164,8 @@ def table(content, rows=ROWS):
                         [[", ".join(future["steps"]), percent(future["share"])]
                          for future in content["futures"][:rows]],
                         [percent(future["share"]) for future in truth["futures"][:rows]])
+        text += ["", "  p is the mean probability over the samples, share that of the samples: each "
+                 "takes its likeliest step"]
     if "truth" in content:
         text += ["", "  what follows: " + (", ".join(truth["follows"]) or "nothing")]
     if content["warning"]:
