@@ -15,7 +15,7 @@ from pathlib import Path
 
 from support.command import (DATA, PAPER, PICTURES, WHAT, BadInput, Settings, check, opt, run,
                              write_json)
-from support.flags import CLIP, adopt_teacher
+from support.flags import TEACHER, TEACHER_WEIGHTS, adopt_teacher
 
 TOP = 5                   # steps listed for a window
 ROWS = 5                  # next steps and futures in the printed table
@@ -38,10 +38,8 @@ class PredictSettings(Settings):
                       "world, for a checkpoint of it", None, DATA)
     text_embeddings: Path = opt("npz of such steps and their embeddings, instead of --steps and "
                                 "the teacher: pseudo_labels.py writes it once", None, DATA)
-    clip: str = opt("open_clip model that embeds the steps, or local-dir:DIR; default that of the "
-                    f"checkpoint's run, else {CLIP}", None, DATA)
-    clip_weights: str = opt("open_clip's tag of its weights, or a file; default that of the "
-                            "checkpoint's run, else openai", None, DATA)
+    clip: str = TEACHER
+    clip_weights: str = TEACHER_WEIGHTS
     samples: int = opt("M, Monte Carlo samples (Eq. 11): so many futures", 50, PAPER, low=1)
     horizon: int = opt("steps of a future", 3, PAPER, low=1)
     json: Path = opt("also write the forecast here", None, file=())
@@ -164,6 +162,8 @@ def table(content, rows=ROWS):
                         [[", ".join(future["steps"]), percent(future["share"])]
                          for future in content["futures"][:rows]],
                         [percent(future["share"]) for future in truth["futures"][:rows]])
+        text += ["", "  p is the mean probability over the samples, share that of the samples: "
+                 "each takes its likeliest step"]
     if "truth" in content:
         text += ["", "  what follows: " + (", ".join(truth["follows"]) or "nothing")]
     if content["warning"]:

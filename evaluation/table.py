@@ -1,27 +1,22 @@
 """The printed table of evaluate.py: its JSON content as rows, each number with what it is."""
 MEANINGS = {
-    # groups of rows
-    "top1": "% right", "top5": "% right among the first five",
-    "mean_class": "% right, mean of classes",
-    "held_out": "% right, steps that no narration names", "baselines": "% right",
-    "motion_only": "% right, steps that differ by motion alone",
+    "top1": "% right", "top5": "% right among the first five", "baselines": "% right",
+    "mean_class": "% right, mean of classes", "motion_only": "% right, steps alike but for motion",
+    "held_out": "% right, steps that no narration names", "truth": "what the grammar allows",
     "deviation": "of these percentages, over draws of the noise",
-    "truth": "what the known grammar allows",
-    # rows
     "samples": "Monte Carlo samples of each forecast", "zero_noise": "the model, one forecast",
     "expectation": "the model, mean of its samples", "oracle": "upper bound: best of the samples",
     "oracle_softmax": "baseline of it: as many draws from one softmax",
     **dict.fromkeys(("ours", "verb", "noun", "action"), "the model"),
     **dict.fromkeys(("random", "unigram", "bigram", "bigram_soft"), "baseline"),
     **dict.fromkeys(("clip", "teacher"), "baseline: the teacher alone"),
-    "ours_minus_teacher": "% more than the teacher, and the 95 % interval",
-    "distinct": "different steps among the samples", "bayes_top1": "ceiling, from the true steps",
-    "bayes_top1_pixels": "ceiling, from what the model sees",
     **dict.fromkeys(("ideal_expectation", "ideal_oracle", "ideal_distinct"),
                     "ceiling: samples of the truth itself"),
-    "tv": "distance of the samples from the truth, 0 to 1", "tv_ideal": "floor of it",
-    "tv_draws": "samples of each", "tv_forecasts": "so many are compared",
-    "tv_independent": "baseline of it: each step drawn alone",
+    "ours_minus_teacher": "% more than the teacher, and the 95 % interval",
+    "distinct": "different steps among the samples", "bayes_top1": "ceiling, from the true steps",
+    "bayes_top1_pixels": "ceiling, from what the model sees", "tv_ideal": "floor of it",
+    "tv": "distance of the samples from the truth, 0 to 1", "tv_draws": "samples of each",
+    "tv_independent": "baseline of it: each step drawn alone", "tv_forecasts": "so many compared",
     "by_position": "% right, the model: first step, middle ones, last",
     "by_step": "% right, the model: each step ahead"}
 FEW = 30                  # samples; of fewer a percentage says little
@@ -47,5 +42,4 @@ def print_table(content):
     moved = {head: {name: content.pop(name) for name in names} for head, names in groups.items()}
     print_rows(moved | content)
     if moved["test samples"]["evaluated"] < FEW:
-        print(f"note: only {moved['test samples']['evaluated']} samples: too few for these "
-              "percentages to mean anything")
+        print(f"note: fewer than {FEW} samples: too few for these percentages to mean anything")

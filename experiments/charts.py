@@ -7,13 +7,14 @@ hatched, so that they differ in print and for every reader.
 """
 import functools
 import json
+import sys
 import textwrap
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_high
 
-from support.command import PICTURES, WHAT, BadInput, Settings, opt, run, write_atomically
+from support.command import PICTURES, WHAT, BadInput, Settings, opt, quiet, run, write_atomically
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#007A5A", "#666666"     # Okabe and Ito's, darker
 TRUE = {"facecolor": "white", "edgecolor": "black", "hatch": "/////", "linewidth": 0.6}
@@ -56,10 +57,30 @@ def new_figure(width, height):
     return require().figure.Figure((width, height), layout="constrained")
 
 
+def choose_fonts(figure):
+    """Add installed fonts until they have all letters drawn; one that none has becomes a box."""
+    texts, fonts = figure.findobj(require().text.Text), require().font_manager.fontManager.ttflist
+    absent, families = {ord(c) for text in texts for c in text.get_text() if c.isprintable()}, []
+    for font in sorted(fonts, key=lambda f: (f.name != "DejaVu Sans", f.style, f.weight != 400)):
+        face = require().ft2font.FT2Font(font.fname)
+        if face.scalable and "Last Resort" not in font.name and absent & face.get_charmap().keys():
+            absent -= face.get_charmap().keys()
+            families.append(font.name)
+        if not absent:
+            break
+    for text in texts:
+        text.set_fontfamily(families or None)
+    if absent:
+        print(f"note: no installed font has {len(absent)} of the letters drawn, such as "
+              f"{chr(min(absent))}; the figure shows boxes", file=sys.stderr)
+
+
 @styled
 def save(figure, path):
     """Write a figure in the format of the suffix, whole or not at all; text stays text in SVG."""
-    write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:], dpi=125))
+    choose_fonts(figure)
+    with quiet():                                      # matplotlib warns of each such letter
+        write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:], dpi=125))
 
 
 def percent(p):
@@ -96,7 +117,7 @@ def smooth(values, width=5):
 def plot_training(rows):
     """Figure of the terms of the loss by step: medians of five rows, over the rows themselves.
 
-    rows: of `load_metrics`. A stage begins where `epoch` restarts.
+    rows: of `load_metrics`. Stages are marked where they begin.
     """
     figure = new_figure(7, 3.6)
     losses, rate = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -112,13 +133,14 @@ def plot_training(rows):
     rate.plot(steps, rates, color="black", linewidth=1)
     losses.set_ylabel("loss")
     rate.set(xlabel="step", ylabel="learning\nrate")
-    begins = [(a["step"] + b["step"]) / 2 for a, b in zip(rows, rows[1:])
-              if b["epoch"] < a["epoch"]]
-    for axes in (losses, rate):
-        for step in begins:
-            label = "a stage begins" if step == begins[0] else None
-            axes.axvline(step, color=GREY, linestyle=":", linewidth=1, label=label)
-        axes.set_ylim(bottom=0)
+    begins = [(rows[0]["step"], rows[0])] + [((a["step"] + b["step"]) / 2, b) for a, b in zip(
+        rows, rows[1:]) if b.get("stage") != a.get("stage") or b["epoch"] < a["epoch"]]
+    for i, (step, row) in enumerate(begins):
+        losses.text(step, 1.01 + 0.08 * (i % 2), row.get("stage", "a stage"), color=GREY,
+                    transform=losses.get_xaxis_transform())
+        for axes in (losses, rate):
+            axes.axvline(step, color=GREY, linestyle=":", linewidth=1)
+            axes.set_ylim(bottom=0)
     losses.legend()
     return figure
 
@@ -134,17 +156,18 @@ def plot_forecast(content, pictures, painted=None):
         painted:  {step: (3, height, width) uint8} of keyframes.py, or None.
     """
     height, width = pictures.shape[2:]
-    rows = [7.6 / len(pictures) * height / width + 0.8]
+    sides = 2.7, 1.325 * max([4] + [len(future["steps"]) + 1 for future in content["futures"]])
+    rows = [(sum(sides) - 0.3) / len(pictures) * height / width + 0.8]
     if content["next"]:
         drawn = content["futures"][:LEAVES]
         lines = max(len(folded(step)) for future in drawn for step in future["steps"])
         rows.append(max(2.0, 0.3 + len(drawn) * (0.14 * lines + 0.28)))
     rows += [2.2] * bool(painted)                                              # all in inches
-    figure = new_figure(8, sum(rows))
+    figure = new_figure(sum(sides), sum(rows))
     parts = figure.subfigures(len(rows), 1, height_ratios=rows, squeeze=False)[:, 0]
     plot_strip(parts[0], content, pictures)
     if content["next"]:
-        bars, tree = parts[1].subplots(1, 2, width_ratios=(1, 2))
+        bars, tree = parts[1].subplots(1, 2, width_ratios=sides)
         plot_bars(bars, content)
         plot_tree(tree, content)
     if painted:
@@ -193,7 +216,8 @@ def plot_bars(axes, content):
         axes.text(row["p"] + 0.02 * largest, place, percent(row["p"]), va="center")
     axes.set_yticks(range(len(rows)), ["\n".join(folded(row["step"])) for row in rows])
     axes.tick_params(left=False)
-    axes.set(xticks=[], xlim=(0, 1.2 * largest), ylim=(len(rows) - 0.4, -0.6), title="Next step")
+    axes.set(xticks=[], xlim=(0, 1.2 * largest), ylim=(len(rows) - 0.4, -0.6),
+             title="Next step: mean probability")
     axes.spines["bottom"].set_visible(False)
 
 
@@ -234,7 +258,8 @@ def plot_tree(axes, content):
     drawn = sum(share for prefix, (_, share) in tree.items() if len(prefix) == horizon)
     last = max(row for row, _ in tree.values())
     axes.set(xlim=(-0.25, horizon + (1.0 if true else 0.5)), ylim=(last + 0.6, -0.6))
-    axes.set_title(f"Futures: {len(futures)} different, shown are {percent(drawn)} of the samples")
+    axes.set_title(f"Futures: share of the samples, {percent(drawn)} shown ({len(futures)} "
+                   "different)")
     axes.axis("off")
 
 

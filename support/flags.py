@@ -8,6 +8,10 @@ from support.command import DATA, Settings, check, opt
 COIN, EPIC = ("coin",), ("epic",)                              # kinds of --data
 FEATURES = ("annotations", "features", "text_embeddings")      # a features file and what it needs
 CLIP = "ViT-B-16-quickgelu"                                    # the paper's teacher, in open_clip
+TEACHER = opt("open_clip model that embeds the steps' names, or local-dir:DIR; default that of the "
+              f"checkpoint's run, else {CLIP}", None, DATA)
+TEACHER_WEIGHTS = opt("open_clip's tag of its weights, or a file; default that of the checkpoint's "
+                      "run, else openai", None, DATA)
 
 
 @dataclass(frozen=True)
@@ -43,10 +47,8 @@ class LabeledSettings(RunSettings):
     text_embeddings: Path = opt("npz of the classes' text embeddings", None, DATA, data=COIN)
     steps: Path = opt("names of the classes, line i is class i; default those in COIN.json", None,
                       DATA, data=COIN)
-    clip: str = opt("open_clip model that embeds the names, the teacher: or local-dir:DIR; "
-                    f"default that of the checkpoint's run, else {CLIP}", None, DATA)
-    clip_weights: str = opt("open_clip's tag of its weights, or a file; default that of the "
-                            "checkpoint's run, else openai", None, DATA)
+    clip: str = TEACHER
+    clip_weights: str = TEACHER_WEIGHTS
 
     def __post_init__(self):
         """COIN's lists need videos or a features file, EPIC's need videos."""

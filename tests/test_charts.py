@@ -97,17 +97,48 @@ def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
 
 def test_training_curves(drawing, tmp_path, capsys):
     """Catches: a null drawn as 0, a stage that is not marked, a term that is left out."""
-    rows = [{"step": 20 * i, "epoch": i / 10 if i < 5 else (i - 4) / 10, "loss": 1.0, "lr": 0.1,
-             "xe": 9.0 - i, "mse": None if i < 5 else 0.5, "mc": None, "clips_per_s": 1.0}
+    rows = [{"step": 20 * i, "stage": "sgd" if i < 5 else "order", "epoch": i / 10, "loss": 1.0,
+             "lr": 0.1, "xe": 9.0 - i, "mse": None if i < 5 else 0.5, "mc": None,
+             "clips_per_s": 1.0}
             for i in range(1, 10)]
     losses, rate = charts.plot_training(rows).axes
     curves = {line.get_label(): line for line in losses.lines}
     assert [label for label in curves if not label.startswith("_")] == [
-        "L_XE, clips", "L_MSE", "a stage begins"]
+        "L_XE, clips", "L_MSE"]
     assert list(curves["L_MSE"].get_xdata()) == [100, 120, 140, 160, 180]
-    assert list(curves["a stage begins"].get_xdata()) == [90, 90]
-    assert len(rate.lines[0].get_xdata()) == 9
+    assert [(text.get_text(), text.get_position()[0]) for text in losses.texts] == [
+        ("sgd", 20), ("order", 90)]
+    assert len(rate.lines[0].get_xdata()) == 9 and list(rate.lines[2].get_xdata()) == [90, 90]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = tmp_path / "curves.pdf"
     charts.main(SimpleNamespace(run=tmp_path, out=out))
     assert out.read_bytes().startswith(b"%PDF") and capsys.readouterr().out == f"{out}\n"
+
+
+def test_letters_of_other_scripts(drawing, tmp_path, monkeypatch, capsys, recwarn):
+    """Catches: boxes where an installed font has the letter; a warning for each letter."""
+    manager = charts.require().font_manager
+    fonts = {name: next(font for font in manager.fontManager.ttflist if font.name == name)
+             for name in ("STIXGeneral", "DejaVu Sans")}
+    sans, stix = ({*manager.get_font(fonts[name].fname).get_charmap()} for name in (
+        "DejaVu Sans", "STIXGeneral"))
+    monkeypatch.setattr(manager.fontManager, "ttflist", [*fonts.values()])
+    letter = next(chr(code) for code in sorted(stix - sans) if chr(code).isprintable())
+    for text, families, notes in ((f"a{letter}", ["DejaVu Sans", "STIXGeneral"], 0),
+                                  ("a\U00013000\U00013001", ["DejaVu Sans"], 1)):
+        figure = charts.new_figure(1, 1)
+        figure.suptitle(text)
+        charts.save(figure, tmp_path / "a.png")
+        assert figure.texts[0].get_fontfamily() == families
+        assert capsys.readouterr().err.count("note: no installed font has 2 of") == notes
+    assert not recwarn.list
+
+
+def test_a_long_future_has_room(drawing):
+    """Catches: eight steps drawn over one another."""
+    content = make_content()
+    content["futures"] = [{"steps": ["a longer step"] * 8, "share": 1.0}]
+    figure = charts.plot_forecast(content, np.zeros((8, 3, 9, 16), np.uint8))
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[9].texts]
+    assert all(a.x1 < b.x0 for a, b in zip(boxes, boxes[1:])) and len(boxes) == 9

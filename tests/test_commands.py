@@ -53,6 +53,9 @@ def test_a_run_folder_is_complete(trained, name):
     for i, row in enumerate(rows):
         peak, step = peaks[i // 3], i % 3
         assert list(row) == ROW[:-1] and row["step"] == i + 1
+        stage = {"coin-run": ["order"]}.get(name, ["sgd", "adamw", "order"])[i // 3]
+        assert row["stage"] == stage
+        assert row["epoch"] == pytest.approx((step + 1) / 3 * (3 if stage == "order" else 0.75))
         assert row["loss"] == pytest.approx(row["xe"] + row["mse"] + row["mc"], rel=1e-5)
         assert (row["mse"] == row["mc"] == 0) == (name == "none")
         assert row["lr"] == pytest.approx(

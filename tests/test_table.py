@@ -1,5 +1,7 @@
-"""evaluate.py's printed table."""
+"""What is printed: evaluate.py's table, and that a run is too small to mean anything."""
 from evaluation.table import print_table
+from train import TrainSettings
+from training.run import Run
 
 HEAD = {"task": "forecast", "listed": 41, "evaluated": 40, "missing": 3, "unreadable": 0,
         "samples": 5}
@@ -17,9 +19,12 @@ def test_the_printed_table(capsys):
         "zero_noise 0.33 the model, one forecast",
         "ours_minus_teacher 1.23, -2.00, 3.00 % more than the teacher, and the 95 % interval",
         "baselines % right", "bigram 2.00 baseline"]
-
-
-def test_few_samples_are_said_to_be_few(capsys):
-    """Catches: 100 % of three samples without a word."""
     print_table({**HEAD, "evaluated": 3})
-    assert "note: only 3 samples" in capsys.readouterr().out
+    assert "note: fewer than 30 samples" in capsys.readouterr().out
+
+
+def test_a_run_that_is_too_small_says_so(tmp_path, capsys):
+    """Catches: a model of three steps, or of five videos, without a word."""
+    for total, count, notes in ((9, 100, 1), (50, 15, 1), (50, 16, 0)):
+        Run(TrainSettings(out=tmp_path, batch=16), None, {}, 0, total, count)
+        assert capsys.readouterr().out.count("note: ") == notes

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 import timm
 import torch

@@ -102,8 +102,7 @@ def load_teacher(device):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, lambda file: torch.save(model.state_dict(), file))
             except OSError as error:
-                print(f"note: {path}: {error.strerror}; the teacher of the embedded world will be "
-                      "trained again next time, unless XDG_CACHE_HOME names a folder that can be "
-                      "written", file=sys.stderr)
+                print(f"note: {path}: {error.strerror}; the teacher will be trained again, unless "
+                      "XDG_CACHE_HOME names a folder to keep it in", file=sys.stderr)
     require_finite(path, model.state_dict())
     return Teacher(model, tokenizer, render.MEAN, render.STD, device)
