@@ -11,7 +11,7 @@ from experiments import pictures
 def test_the_page_shows_each_picture_with_its_text_and_code(trained, here):
     """Catches: a picture that cannot be drawn, or stands by another's text; code left out."""
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    call("tour.py", "--checkpoint", trained / "diffusion", "--video", "1", "--after", "2", "--out",
+    call("tour.py", "--checkpoint", str(trained / "diffusion"), "--video", "1", "--after", "2", "--out",
          "page")
     parts = Path("page/tour.md").read_text().split("\n## ")[1:]
     assert len(parts) == len(pictures.PICTURES) == 8
