@@ -18,7 +18,7 @@ import evaluate
 import predict
 import train
 from data import Loaded
-from experiments import benchmark, charts, tables
+from experiments import benchmark, charts, tables, tour
 from files import commands, sources
 from files.annotations import training_split
 from support.command import run
@@ -27,6 +27,7 @@ from toy.source import teacher_file
 from weights import __main__ as convert
 
 SCRIPTS = {"benchmark.py": (benchmark.main, benchmark.BenchmarkSettings),
+           "tour.py": (tour.main, tour.TourSettings),
            "tables.py": (tables.main, tables.TablesSettings),
            "evaluate.py": (evaluate.main, evaluate.EvaluateSettings),
            "predict.py": (predict.main, predict.PredictSettings),
