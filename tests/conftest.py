@@ -6,6 +6,7 @@ import torch
 
 from commands import TINY, call, coin_flags, make_coin, make_teacher
 from training import run
+from weights.checkpoint import save_checkpoint
 
 RUNS = {"diffusion": (), "mask": ("--order", "mask"), "none": ("--order", "none")}
 
@@ -61,3 +62,25 @@ def here(workspace, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "LOG_EVERY", 1)
     monkeypatch.setattr(run, "SAVE_EVERY", 1)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory):
+    """A folder of random models to fine-tune."""
+    from test_finetune import make_ours                # not for tests that ask for none
+    from test_weights import MVIT, published
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for name, made in {
+            "diffusion": make_ours(), "none": make_ours("none"),
+            "coin": make_ours(D=8, encoder=None), "published": published(),
+            "timesformer": published(layers=None, dim=7),
+            "tuned": published(task="forecast", classes=[40]), "mvit": published(MVIT)}.items():
+        save_checkpoint(folder / f"{name}.pt", *made)
+    return folder
+
+
+@pytest.fixture
+def inits(here, checkpoints):
+    """These models are linked in the test's folder."""
+    for path in checkpoints.iterdir():
+        (here / path.name).symlink_to(path)

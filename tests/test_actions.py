@@ -13,7 +13,7 @@ from evaluation import recognition
 from files.listings import load_epic
 from files.sources import VideoSource
 from files.video import find_videos
-from test_finetune import TUNE, folder, inits, measure, resumed_equals_whole  # noqa: F401
+from test_finetune import TUNE, measure, resumed_equals_whole
 from train import FinetuneSettings
 from training import finetune
 from weights.checkpoint import load_model
@@ -47,7 +47,7 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def kitchens(folder, here, made):                                          # noqa: F811
+def kitchens(inits, here, made):
     """These files in the test's folder."""
     for name in ("kitchens", TRAIN, TEST):
         (here / name).symlink_to(made / name)

@@ -12,17 +12,18 @@ from torch.nn.functional import normalize
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from commands import call, coin_flags, fails, make_coin, read_json, read_rows, same_run
-from test_weights import F, MVIT, published
+from test_weights import F, published
 from toy import grammar
 from toy.source import as_video
 from train import FinetuneSettings
 from training import finetune, run
-from weights.checkpoint import build_model, load_model, save_checkpoint
+from weights.checkpoint import build_model, load_model
 
 TASKS = ("classify", "forecast", "activity")
 TUNE = ("--stage", "finetune", "--toy-videos", "8", "--epochs", "2", "--batch", "8", "--device",
         "cpu")
 H = dict(width=32, layers=2, heads=2)
+pytestmark = pytest.mark.usefixtures("inits")
 
 
 def make_ours(order="diffusion", D=64, encoder=F, pixels=(.4, .25), **more):
@@ -35,26 +36,6 @@ def make_ours(order="diffusion", D=64, encoder=F, pixels=(.4, .25), **more):
         if "denoiser.out" in name:
             torch.nn.init.normal_(value, std=.3)
     return model.eval(), arguments
-
-
-@pytest.fixture(scope="module")
-def inits(tmp_path_factory):
-    """A folder of checkpoints to begin with."""
-    folder = tmp_path_factory.mktemp("inits")
-    for name, made in {
-            "diffusion": make_ours(), "none": make_ours("none"),
-            "coin": make_ours(D=8, encoder=None), "published": published(),
-            "timesformer": published(layers=None, dim=7),
-            "tuned": published(task="forecast", classes=[40]), "mvit": published(MVIT)}.items():
-        save_checkpoint(folder / f"{name}.pt", *made)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def folder(here, inits):
-    """A new folder with these checkpoints, a teacher and COIN files."""
-    for path in inits.iterdir():
-        (here / path.name).symlink_to(path)
 
 
 def measure(*flags):
