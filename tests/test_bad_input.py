@@ -260,14 +260,3 @@ def test_what_does_not_fit(monkeypatch, capsys, named, command, prepare):
     assert all(text in line for text in named), line
     assert not Path("o.json").exists() and not Path("new/checkpoint.pt").exists()
     assert Path("run/checkpoint.pt").read_bytes() == before
-
-
-def test_videos_that_are_missing_or_have_no_step():
-    """Catches: listed videos without features left out in silence; a batch whose only video has no
-    clips (nothing to concatenate)."""
-    assert read_json("run/missing.json") == ["unseen"]
-    listed = read_json("coin/COIN.json")
-    next(iter(listed["database"].values()))["annotation"] = []
-    Path("coin/COIN.json").write_text(json.dumps(listed))
-    call(*TRAIN, "new", "--batch", "1")
-    assert Path("new/checkpoint.pt").exists()

@@ -9,10 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from commands import call, fails
-from encoder import TimeSformer
 from experiments import speed
 from files.video import duration
 
@@ -104,13 +102,3 @@ def test_ways_to_encode_are_comparable():
     hf, theirs = ways["hf"]
     sizes = [sum(p.numel() for p in module.parameters()) for module in (f, f.head, hf)]
     assert sizes[0] - sizes[1] == sizes[2] and ours(clips).shape == theirs(clips).shape
-
-
-def test_flops_of_a_clip_at_paper_size():
-    """Catches: a count that leaves out attention, or another size than the paper's: TimeSformer has
-    392 GFLOP (as counted of TimesformerModel), ours does some 5 % fewer for the same result."""
-    with torch.device("meta"):
-        f = TimeSformer()
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            f.features(torch.empty(1, 3, 8, 224, 224))
-    assert counter.get_total_flops() / 1e9 == pytest.approx(372, abs=1)

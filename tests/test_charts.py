@@ -132,13 +132,3 @@ def test_letters_of_other_scripts(drawing, tmp_path, monkeypatch, capsys, recwar
         assert figure.texts[0].get_fontfamily() == families
         assert capsys.readouterr().err.count("note: no installed font has 2 of") == notes
     assert not recwarn.list
-
-
-def test_a_long_future_has_room(drawing):
-    """Catches: eight steps drawn over one another."""
-    content = make_content()
-    content["futures"] = [{"steps": ["a longer step"] * 8, "share": 1.0}]
-    figure = charts.plot_forecast(content, np.zeros((8, 3, 9, 16), np.uint8))
-    figure.draw_without_rendering()
-    boxes = [text.get_window_extent() for text in figure.axes[9].texts]
-    assert all(a.x1 < b.x0 for a, b in zip(boxes, boxes[1:])) and len(boxes) == 9

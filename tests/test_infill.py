@@ -13,7 +13,7 @@ from evaluate import EvaluateSettings
 from evaluation import forecasting, infill
 from evaluation.checks import require_task
 from evaluation.embedding import encode_samples
-from evaluation.inference import extend_history, predict_missing, sample_in_turn
+from evaluation.inference import extend_history, sample_in_turn
 from losses import match
 from support.command import BadInput
 from toy import grammar
@@ -78,25 +78,6 @@ def test_infill_reads_the_nine_steps_around_the_missing_one():
         assert count != 12 or not 4 <= k <= 7 or j == 4                    # in the middle
         assert infill.PLACES[kind] == ("prior" if k == 0 else
                                        "future" if k == count - 1 else "current")
-
-
-def test_missing_clips_are_predicted_in_groups():
-    """Catches: a batch with the noise, the clips or the places of another, clips of a group
-    exchanged."""
-    generator = torch.Generator().manual_seed(1)
-    x = TEXTS[torch.randint(S, (5, 6), generator=generator)]
-    j = torch.tensor([[1, 4], [0, 3], [2, 5], [1, 4], [0, 5]])
-    observed = torch.ones(5, 6).bool().scatter(1, j, False)
-    noise = torch.randn(5, 3, 2, 24, generator=generator)
-    log_p = predict_missing(Model(), x, TEXTS, noise, 2, (observed, j))
-    assert log_p.shape == (5, 3, 2, S)
-    for b in range(5):
-        for p in range(2):
-            clean = Model().forecast(x[b:b + 1], observed[b:b + 1], j[b:b + 1, p:p + 1],
-                                     torch.zeros(1, 1, 1, 24))[0, 0, 0]
-            for q in range(3):
-                torch.testing.assert_close(log_p[b, q, p],
-                                           match(clean + .3 * noise[b, q, p], TEXTS, .1))
 
 
 @pytest.mark.parametrize("failed", [0, 1])

@@ -148,14 +148,3 @@ def test_names_in_pages_exist(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     wrong += [link for link in links if not (page.parent / link).exists()]
     assert not wrong, f"{page.name} names what is not there: {wrong}"
-
-
-def test_the_helpers_see_what_they_should(tmp_path):
-    """Catches: this file's own reading of imports or of a table entry going blind."""
-    text = ("import os.path\nA, B = 1, 2\nC: int = 3\nclass D:\n  def e(self): pass\n"
-            "def f():\n  from g.h import i\nif __name__ == '__main__':\n  import j")
-    assert imports(ast.parse(text)) == ({"os.path"}, {"g.h", "g.h.i"})
-    (tmp_path / "a.py").write_text(text)
-    there = [name for name in ("A", "B", "C", "D", "D.e", "f", "g", "D.f", "int", "i", "D.g")
-             if defines(tmp_path / "a.py", name)]
-    assert there == ["A", "B", "C", "D", "D.e", "f", "D.f"] and not defines(tmp_path / "b.py", "A")

@@ -241,21 +241,6 @@ def test_a_step_waits_for_no_gpu(tmp_path, monkeypatch, part):
     assert done.terms["mc"].device.type == "cuda" and not waits.found, waits.found
 
 
-def test_the_loop_reads_values_only_to_log(tmp_path, monkeypatch):
-    """Catches: a loss or a count read in every step."""
-    monkeypatch.setattr(run, "LOG_EVERY", 6)
-    with FakeTensorMode():
-        model, x, steps = torch.nn.Linear(2, 1), torch.ones(3, 2), []
-        optimizer = torch.optim.SGD([{"params": list(model.parameters()), "peak": 1.0}], lr=0.0)
-        with run.Run(TrainSettings(out=tmp_path), model, {}, 0, 50, 1) as training:
-            with pytest.raises(Exception, match="_local_scalar_dense"):
-                for step, _ in training.steps(run.Stage("sgd", range(50), 1), optimizer,
-                                              range(50)):
-                    steps.append(step)
-                    training.log(x.sum(), loss=model(x).sum())
-    assert steps == list(range(6))
-
-
 def test_clips_and_views_are_pinned(monkeypatch):
     """Catches: pixels that a copy to the GPU must be waited for, a list of views left out."""
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self + 1)

@@ -49,18 +49,6 @@ def test_only_motion_tells_the_declared_pairs_apart():
         len(grammar.STEPS) - len(grammar.MOTION_ONLY))
 
 
-def test_nearest_mean_of_pixels_sees_the_object():
-    """Catches: sprites hidden by clutter or noise. 30 pictures per step; chance 1 / 14."""
-    def pictures(seed):
-        drawn = [np.concatenate([draw(step, [.5], seed + i) for i in range(30)])
-                 for step in grammar.STEPS]
-        x = np.stack(drawn)[:, :, :, 8:24, 8:24].astype(np.float32)        # (S, 30, 3, 16, 16)
-        return (x - x.mean((-1, -2), keepdims=True)).reshape(*x.shape[:2], -1)
-    distance = ((pictures(1000)[:, :, None] - pictures(0).mean(1)) ** 2).sum(-1)    # (S, 30, S)
-    things = np.array([appearance(step)[0] for step in grammar.STEPS])
-    assert (things[distance.argmin(-1)] == things[:, None]).mean() > .3
-
-
 def test_narration_is_lower_case_and_inside_the_video():
     """Catches: spans beyond the end after a shift, punctuation, sentences too long or short."""
     for video in VIDEOS:
