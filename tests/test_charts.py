@@ -1,12 +1,14 @@
-"""charts.py: the numbers given are the numbers drawn. Drawing needs matplotlib
-(optional)."""
+"""charts.py: the numbers given are the numbers drawn; tour.py. Drawing needs matplotlib."""
+import inspect
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from experiments import charts
+from commands import call
+from experiments import charts, pictures
 from support.command import BadInput
 
 
@@ -132,3 +134,18 @@ def test_letters_of_other_scripts(drawing, tmp_path, monkeypatch, capsys, recwar
         assert figure.texts[0].get_fontfamily() == families
         assert capsys.readouterr().err.count("note: no installed font has 2 of") == notes
     assert not recwarn.list
+
+
+def test_the_page_shows_each_picture_with_its_text_and_code(drawing, trained, here):
+    """Catches: a picture that cannot be drawn, or stands by another's text; code left out."""
+    call("tour.py", "--checkpoint", str(trained / "diffusion"), "--video", "1", "--after", "2",
+         "--out", "page")
+    parts = Path("page/tour.md").read_text().split("\n## ")[1:]
+    assert len(parts) == len(pictures.PICTURES) == 8
+    for number, (part, draw) in enumerate(zip(parts, pictures.PICTURES), start=1):
+        assert Path(f"page/figures/tour-{number}.png").read_bytes()[1:4] == b"PNG"
+        text, code = part.split("```python\n")
+        assert f"tour-{number}.png" in text and text.startswith(f"{number}. {draw.__doc__[:9]}")
+        body = inspect.getsource(draw).split('"""\n')[1]
+        assert [line.strip() for line in body.splitlines()] == [
+            line.strip() for line in code.splitlines()[:-1]]

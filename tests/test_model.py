@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from data import Loaded, pad_clips
 from files.annotations import FeaturesFile
-from model import encode_parts
 from test_denoiser import slow_h
 from test_encoder import slow_timesformer
 from test_losses import slow_match
@@ -170,19 +169,6 @@ def test_features_become_the_text_that_they_make_expect_by_loops():
         expected = sum(share * y for share, y in zip(p, texts))
         torch.testing.assert_close(x.double(), expected / expected.norm(), rtol=1e-4, atol=1e-5)
     assert x.dtype == torch.float32
-
-
-@pytest.mark.parametrize("part", [None, 1, 2, 7])
-def test_encoding_in_parts_gives_the_same_gradients(part):
-    """Catches: a clip left out or encoded with too many others, a part without gradients."""
-    model, clips, sizes = build(F), Source().pixels[0, :5], []
-    whole = torch.autograd.grad(model.encode(clips).pow(3).sum(), [*model.encoder.parameters()])
-    model.encoder.patch_embed.register_forward_pre_hook(lambda f, given: sizes.append(
-        len(given[0])))
-    x = encode_parts(model, clips, part)
-    grads = torch.autograd.grad(x.pow(3).sum(), [*model.encoder.parameters()])
-    torch.testing.assert_close(grads, whole)
-    assert max(sizes) == min(part or 5, 5) and sum(sizes) == 5 * (2 if part else 1)
 
 
 # --- What pre-training prepares ---
