@@ -84,6 +84,8 @@ NAN, INF = float("nan"), float("inf")                  # json.dumps writes NaN a
     (entry(subset="dev"), "subset is 'dev'; it must be one of training, testing, validation"),
     (entry(subset=["testing"]), "subset is ['testing']"),
     (entry(recipe_type="7"), "recipe_type is '7'"),
+    (entry(recipe_type=10 ** 9), "recipe_type is 1000000000"),
+    (entry(step("0")), "step 1: id is '0'"),
     (entry(duration=NAN), "duration is nan"),
     (entry(annotation={}), "annotation must be a list"),
     ({"subset": "training"}, "the entry has no recipe_type, annotation"),
@@ -159,23 +161,17 @@ def test_npz_that_is_not_one(tmp_path):
 
 
 # ---- features ----------------------------------------------------------------------------------
-def test_features_are_kept_as_stored(tmp_path):
-    """Catches: float16 turned into float32 (twice the memory), a middle that is not the middle."""
-    file = load_features(write_npz(tmp_path, **features(embedding=np.eye(4, 3, dtype="f2") + 1)))
-    assert file.embedding.dtype == np.float16 and file.middle.dtype == np.float64
-    np.testing.assert_array_equal(file.middle, [1, 3, 1, 3])
-    assert file.video.tolist() == ["a", "a", "b", "b"]
-    np.testing.assert_array_equal(file.embedding, np.eye(4, 3) + 1)
-
-
 def test_other_layouts_of_arrays_are_read_alike(tmp_path):
-    """Catches: a file of another machine, or of a transposed array, that torch refuses."""
+    """Catches: a file of another machine, or of a transposed array, that torch refuses; float16
+    turned into float32 (twice the memory), a middle that is not the middle."""
     arrays, rows = features(), np.arange(12.0).reshape(4, 3) + 1
-    for embedding in (rows.astype(">f2"), np.asfortranarray(rows, "f2"), rows.astype(">f4")):
+    for embedding in (rows.astype("<f2"), rows.astype(">f2"), np.asfortranarray(rows, "f2"),
+                      rows.astype(">f4")):
         video, start = arrays["video"].astype(">U9"), arrays["start"].astype(">i8")
         file = load_features(write_npz(tmp_path, **arrays | dict(
             video=video, start=start, embedding=embedding)))
         assert torch.equal(torch.from_numpy(file.embedding).double(), torch.from_numpy(rows))
+        assert file.embedding.itemsize == embedding.itemsize and file.middle.dtype == np.float64
         assert file.rows.keys() == {"a", "b"} and file.middle.tolist() == [1, 3, 1, 3]
 
 

@@ -111,12 +111,6 @@ def test_missing_clips_by_counts(P):
     assert torch.equal(j[last, -1], counts[last] - 1)
 
 
-def test_pick_by_loops():
-    """Catches: rows of another video, clips missing together exchanged."""
-    rows, j = torch.arange(24.).view(3, 4, 2), torch.tensor([[0, 3], [2, 1], [1, 1]])
-    assert data.pick(rows, j).tolist() == [[rows[b, i].tolist() for i in j[b]] for b in range(3)]
-
-
 def test_history_windows_are_what_forecasts_read():
     """Catches: a history that ends before the clip is half over or after it, always at one place,
     or longer than 68 s; eight windows with holes; the clip before in place of the missing one."""

@@ -16,7 +16,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data._utils.pin_memory import pin_memory
 
 import data
 import test_loading
@@ -239,14 +238,3 @@ def test_a_step_waits_for_no_gpu(tmp_path, monkeypatch, part):
     with FakeTensorMode(allow_non_fake_inputs=True), Waits() as waits:
         done = train_tiny(settings, Source(), cuda, *stages)
     assert done.terms["mc"].device.type == "cuda" and not waits.found, waits.found
-
-
-def test_clips_and_views_are_pinned(monkeypatch):
-    """Catches: pixels that a copy to the GPU must be waited for, a list of views left out."""
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self + 1)
-    clips, views = torch.zeros(2), [torch.zeros(1), torch.ones(1)]
-    for given in (views, torch.zeros(3)):
-        pinned = pin_memory(data.Loaded(["a"], clips, given, {"b": "c"}))
-        assert (pinned.requests, pinned.failed) == (["a"], {"b": "c"})
-        assert pinned.clips.tolist() == [1, 1]
-        assert [x + 1 for x in given] == list(pinned.views)
