@@ -265,6 +265,7 @@ def test_forecast_json_does_not_depend_on_batch_and_workers(trained, here):
 def test_forecast_on_coin(trained, here):
     """Catches: truth invented where there is none; a listed video without features not counted;
     `--split test` refused because nobody computed features of the training videos."""
+    assert read_json(trained / "coin-run/missing.json") == ["unseen"]
     flags = "--checkpoint", str(trained / "coin-run")
     content = measure(*coin_flags(), *flags)
     require_forecast_keys(content)
