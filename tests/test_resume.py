@@ -83,7 +83,7 @@ def lose_video(whole, *args, **kwargs):
     """What is read now cannot be read; its last argument serves as its name."""
     result, nothing = whole(*args, **kwargs), torch.empty(0)
     loaded = Loaded([], nothing, nothing, {str(args[-1])[:9]: "cut off"})
-    return (loaded, []) if isinstance(result, tuple) else loaded
+    return loaded if isinstance(result, Loaded) else (loaded, [])
 
 
 def at_step(step, place=0):
