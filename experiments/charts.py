@@ -61,7 +61,8 @@ def new_figure(width, height):
 @styled
 def save(figure, path):
     """Write a figure in the format of the suffix, whole or not at all; text stays text in SVG."""
-    write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:], dpi=125))
+    write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:] or "png",
+                                                      dpi=125))
 
 
 def percent(p):

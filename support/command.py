@@ -206,9 +206,10 @@ def write_atomically(path, write, before=None):
         if before and path.exists():
             os.replace(path, before)
         os.replace(temporary, path)
-    except OSError as error:                           # a full disk gives no name
-        error.filename = error.filename or str(path)
-        raise
+    except (OSError, RuntimeError) as error:           # torch's own, after that of a full disk
+        error = error.__context__ if isinstance(error.__context__, OSError) else error
+        error.filename = getattr(error, "filename", None) or str(path)
+        raise error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -91,9 +91,9 @@ def ending(less=()):
     if came:
         status, line = came[0], None
         came.clear()
-    broken = status == 141
     try:
         print(end="", flush=True)
+        broken = status == 141
     except OSError as error:
         broken = True
         if not status:

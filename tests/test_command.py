@@ -304,6 +304,17 @@ def test_the_old_file_survives_a_failed_write(tmp_path, error):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_full_disk_names_the_file():
+    """Catches: a traceback of torch.save, which raises an error of its own after the disk's."""
+    def write(file):
+        try:
+            raise OSError(28, "No space left on device")
+        finally:
+            raise RuntimeError("unexpected pos 64 vs 32")
+    with pytest.raises(OSError, match="No space left on device: .*a.pt"):
+        write_atomically(Path("a.pt"), write)
+
+
 def test_pipes_and_links_stay_what_they_are(tmp_path):
     """Catches: a device replaced by a file; a link replaced, with the old content at its target; a
     suffix asked of a pipe."""
