@@ -79,8 +79,9 @@ def choose_fonts(figure):
 def save(figure, path):
     """Write a figure in the format of the suffix, whole or not at all; text stays text in SVG."""
     choose_fonts(figure)
+    kind = path.suffix[1:] or "png"
     with quiet():                                      # matplotlib warns of each such letter
-        write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:], dpi=125))
+        write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=125))
 
 
 def percent(p):
