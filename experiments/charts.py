@@ -79,8 +79,9 @@ def choose_fonts(figure):
 def save(figure, path):
     """Write a figure in the format of the suffix, whole or not at all; text stays text in SVG."""
     choose_fonts(figure)
+    kind = path.suffix[1:] or "png"
     with quiet():                                      # matplotlib warns of each such letter
-        write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:], dpi=125))
+        write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=125))
 
 
 def percent(p):
@@ -117,7 +118,7 @@ def smooth(values, width=5):
 def plot_training(rows):
     """Figure of the terms of the loss by step: medians of five rows, over the rows themselves.
 
-    rows: of `load_metrics`. Stages are marked where they begin.
+    rows: of `load_metrics`. A stage begins where `epoch` falls.
     """
     figure = new_figure(7, 3.6)
     losses, rate = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -133,14 +134,13 @@ def plot_training(rows):
     rate.plot(steps, rates, color="black", linewidth=1)
     losses.set_ylabel("loss")
     rate.set(xlabel="step", ylabel="learning\nrate")
-    begins = [(rows[0]["step"], rows[0])] + [((a["step"] + b["step"]) / 2, b) for a, b in zip(
-        rows, rows[1:]) if b.get("stage") != a.get("stage") or b["epoch"] < a["epoch"]]
-    for i, (step, row) in enumerate(begins):
-        losses.text(step, 1.01 + 0.08 * (i % 2), row.get("stage", "a stage"), color=GREY,
-                    transform=losses.get_xaxis_transform())
-        for axes in (losses, rate):
-            axes.axvline(step, color=GREY, linestyle=":", linewidth=1)
-            axes.set_ylim(bottom=0)
+    begins = [(a["step"] + b["step"]) / 2 for a, b in zip(rows, rows[1:])
+              if b["epoch"] < a["epoch"]]
+    for axes in (losses, rate):
+        for step in begins:
+            label = "a stage begins" if step == begins[0] else None
+            axes.axvline(step, color=GREY, linestyle=":", linewidth=1, label=label)
+        axes.set_ylim(bottom=0)
     losses.legend()
     return figure
 

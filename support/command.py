@@ -221,12 +221,10 @@ def write_atomically(path, write, before=None):
         if before and path.exists():
             os.replace(path, before)
         os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:           # torch hides a full disk in its own error
-        cause = error if isinstance(error, OSError) else error.__context__
-        if not isinstance(cause, OSError):
-            raise
-        cause.filename = cause.filename or str(path)   # a full disk gives no name
-        raise cause
+    except (OSError, RuntimeError) as error:           # torch's own, after that of a full disk
+        error = error.__context__ if isinstance(error.__context__, OSError) else error
+        error.filename = getattr(error, "filename", None) or str(path)
+        raise error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -67,7 +67,6 @@ def explain(error, less):
 @contextmanager
 def ending(less=()):
     """Within it errors and signals end the program as `command.run` says. less: see `explain`."""
-    came.clear()
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:     # as Ctrl-C is in background jobs
             signal.signal(number, end_by_signal)
@@ -91,9 +90,10 @@ def ending(less=()):
             os.close(locks.popitem()[1])
     if came:
         status, line = came[0], None
-    broken = status == 141
+        came.clear()
     try:
         print(end="", flush=True)
+        broken = status == 141
     except OSError as error:
         broken = True
         if not status:

@@ -2,6 +2,7 @@
 import functools
 import os
 import signal
+import sys
 
 import torch
 
@@ -23,6 +24,7 @@ def leave_group(worker):
     """
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.excepthook = lambda *exception: None           # of a thread whose reader has ended
     while locks:
         os.close(locks.popitem()[1])
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import MISSING, FrozenInstanceError, fields
 from math import inf
 from pathlib import Path
@@ -21,6 +22,7 @@ from predict import PredictSettings
 from support.command import (GROUPS, BadInput, Settings, flag_of, parse, run, write_atomically,
                              write_json)
 from support.device import pick_device, set_seed
+from support.process import Interrupts, lock, locks
 from train import FinetuneSettings, TrainSettings
 from training import pretrain
 
@@ -44,12 +46,15 @@ CLASSES = pytest.mark.parametrize("cls", commands_of(Settings), ids=lambda cls: 
 
 @pytest.fixture(autouse=True)
 def program(monkeypatch, tmp_path):
-    """Be called train.py, in an empty folder; leave the handler of SIGTERM as it was."""
-    before = signal.getsignal(signal.SIGTERM)
+    """Be called train.py, in an empty folder; leave what a signal changes as it was."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     monkeypatch.setattr(sys, "argv", ["/somewhere/train.py"])
+    for name in ("excepthook", "unraisablehook"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
     monkeypatch.chdir(tmp_path)
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def argv_of(cls, **given):
@@ -198,8 +203,10 @@ def test_values_arrive_with_their_types():
 @pytest.mark.parametrize("error, status", [
     (BadInput("the file\nis wrong"), 2), (OSError(28, "No space left on device"), 2),
     (FloatingPointError("step 3: the loss is nan"), 1), (KeyboardInterrupt(), 130),
+    (MemoryError(), 2), (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), 2),
+    (BrokenPipeError(), 141),
     (signal.SIGTERM, 143), (ValueError("a bug"), None), (RuntimeError("a bug"), None)])
-def test_exit_statuses(error, status, capsys):
+def test_exit_statuses(error, status, capsys, monkeypatch):
     """Catches: invalid input that looks like our bug, or a bug without its traceback; a message on
     two lines; a scheduler's SIGTERM that skips `finally`, so that .part files stay behind."""
     ended = []
@@ -213,6 +220,7 @@ def test_exit_statuses(error, status, capsys):
             raise error
         finally:
             ended.append(True)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)   # of pytest's own output
     with pytest.raises(SystemExit if status else type(error)) as end:
         run(main, TrainSettings, ["--toy-videos", "4"])
     assert ended and (end.value is error if status is None else end.value.code == status)
@@ -220,6 +228,66 @@ def test_exit_statuses(error, status, capsys):
     lines = err.splitlines()
     assert out == "" and len(lines) == (status in (1, 2))
     assert all(line.startswith("train.py: error: ") for line in lines)
+    assert ("--micro-batch" in err) == ("memory" in str(error) or isinstance(error, MemoryError))
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_is_swallowed_still_ends_the_command(number, status):
+    """Catches: a command that goes on after Ctrl-C in a callback of C code, and renames half a
+    file."""
+    def main(given):
+        def write(file):
+            with suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
+                time.sleep(5)
+        write_atomically(Path("copy"), write)
+    with pytest.raises(SystemExit) as end:
+        run(main, TrainSettings, [])
+    assert end.value.code == status and os.listdir() == []
+
+
+def test_a_second_ctrl_c_ends_a_step(capfd):
+    """Catches: a step that nothing but a kill ends; a first Ctrl-C that says nothing."""
+    def main(given):
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+            assert interrupts.status == 130 and "second Ctrl-C" in capfd.readouterr().err
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+            pytest.fail("the step went on")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(SystemExit) as end:
+        run(main, TrainSettings, [])
+    assert end.value.code == 130
+
+
+@pytest.mark.parametrize("argv, closed, other, status", [
+    ("data.py --help", "stdout", "stderr", [141]), ("data.py nothing", "stderr", "stdout", [2]),
+    ("train.py --help", "stdout", "stderr", [0, 141])])        # argparse may ignore it
+def test_a_closed_pipe_is_silent(argv, closed, other, status):
+    """Catches: `Exception ignored ... BrokenPipeError`, a traceback, a status of 120."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, ROOT / argv.split()[0], argv.split()[1]],
+                          **{closed: writing, other: subprocess.PIPE})
+    os.close(writing)
+    assert done.returncode in status and getattr(done, other) == b""
+
+
+def test_a_folder_has_one_command_at_a_time():
+    """Catches: two runs in one folder; a lock that outlives a killed process."""
+    code = "import sys, time; from support.process import lock; lock('.'); print(); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-uc", code], stdout=subprocess.PIPE,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}) as other:
+        other.stdout.readline()
+        for _ in range(2):
+            with pytest.raises(BadInput, match="another process"):
+                lock(Path())
+        other.kill()
+    lock(Path())
+    lock(Path())
+    os.close(locks.popitem()[1])
 
 
 # ---- files, seeds and devices ------------------------------------------------------------------
@@ -242,11 +310,41 @@ def test_the_old_file_survives_a_failed_write(tmp_path, error):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_full_disk_names_the_file():
+    """Catches: a traceback of torch.save, which raises an error of its own after the disk's."""
+    def write(file):
+        try:
+            raise OSError(28, "No space left on device")
+        finally:
+            raise RuntimeError("unexpected pos 64 vs 32")
+    with pytest.raises(OSError, match="No space left on device: .*a.pt"):
+        write_atomically(Path("a.pt"), write)
+
+
+def test_pipes_and_links_stay_what_they_are(tmp_path):
+    """Catches: a device replaced by a file; a link replaced, with the old content at its target; a
+    suffix asked of a pipe."""
+    os.mkfifo("pipe")
+    settings = PredictSettings(json=Path("pipe"), figure=Path("pipe"))
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_json(settings.json, {"a": 1})
+    assert json.loads(os.read(reader, 99)) == {"a": 1} and Path("pipe").is_fifo()
+    os.close(reader)
+    Path("below").mkdir()
+    for target in ("old", "below/new"):
+        Path("old").write_text("old")
+        Path("link").unlink(missing_ok=True)
+        Path("link").symlink_to(target)
+        write_json(Path("link"), [1])
+        assert Path("link").is_symlink() and json.loads(Path(target).read_text()) == [1]
+    assert sorted(os.listdir()) == ["below", "link", "old", "pipe"]
+
+
 def test_json_never_holds_nan(tmp_path):
     """Catches: NaN in a JSON, which other programs cannot read; half a file after that."""
     path = tmp_path / "a.json"
     for bad in (float("nan"), inf):
-        with pytest.raises(ValueError):
+        with pytest.raises(BadInput, match="a.json"):
             write_json(path, {"top1": bad})
     assert not path.exists()
     write_json(path, {"top1": None, "name": "crème", "part": {"x": 12.5}})
@@ -262,7 +360,7 @@ def test_seeds_and_devices():
     first, again, other = draw(5), draw(5), draw(2 ** 32 - 1)
     assert first == again and all(a != b for a, b in zip(first, other))
     assert pick_device("cpu").type == "cpu" and pick_device("auto").type in ("cpu", "cuda")
-    for name in ("gpu", "cuda:99"):
+    for name in ("gpu", "cuda:99", "meta"):
         with pytest.raises(BadInput, match=f"--device {name}"):
             pick_device(name)
 

@@ -424,6 +424,38 @@ def test_find_videos(tmp_path):
         video.find_videos(tmp_path / "nowhere")
 
 
+def test_links_are_followed_once_and_what_cannot_be_is_named(tmp_path, monkeypatch, capsys):
+    """Catches: videos behind a link or in a closed folder left out without a word; a link to itself
+    or to a folder above it that never ends."""
+    for name in ("far/a.mp4", "near/b.mp4", "near/closed/c.mp4"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for name, target in (("far", "../far"), ("up", "."), ("self", "self")):
+        (tmp_path / "near" / name).symlink_to(target)
+    scan = os.scandir
+
+    def refuse(path):
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert sorted(video.find_videos(tmp_path / "near")) == ["a", "b"]
+    out = capsys.readouterr().out
+    assert "near: 2 folders" in out and out.count("\n") == 1
+
+
+def test_a_picture_one_pixel_wide_is_shrunk(tmp_path):
+    """Catches: an exception that ends the command for all other videos."""
+    with av.open(str(tmp_path / "thin.mov"), "w") as file:
+        stream = file.add_stream("png", rate=5)
+        stream.width, stream.height, stream.pix_fmt = 1, 40, "rgb24"
+        frame = av.VideoFrame.from_ndarray(np.zeros((40, 1, 3), np.uint8), "rgb24")
+        file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    video.shrink(tmp_path / "thin.mov", tmp_path / "copy.mp4")
+    assert video.is_whole(tmp_path / "copy.mp4")
+
+
 def test_any_name_and_metadata_can_be_opened_on_one_thread(tmp_path, monkeypatch):
     """Catches: "a:" taken for a protocol, "-" for an option; UnicodeDecodeError for a title;
     threads of a decoder inside a loader's worker (they are known to hang)."""

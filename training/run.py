@@ -283,7 +283,7 @@ class Run:
         loss = values.get("loss", 0.0)
         if logs and values and math.isfinite(loss):    # null: a term that the stage does not have
             epoch = stage.epochs * (done - stage.span.start) / len(stage.span)
-            row = {"step": done, "stage": stage.name, "epoch": epoch,
+            row = {"step": done, "epoch": epoch,
                    **dict.fromkeys(("loss", "xe", "mse", "mc")), **values,
                    "lr": self.optimizer.param_groups[-1]["lr"],
                    "clips_per_s": float(self.clips) / (time.perf_counter() - self.began)}
