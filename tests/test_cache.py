@@ -113,14 +113,3 @@ def test_batches_are_forecasts_and_others(share, monkeypatch):
     first = [made.batch(9, np.random.default_rng(seed))[0] for seed in (3, 3, 4)]
     assert torch.equal(first[0], first[1])
     assert first[0].shape != first[2].shape or not torch.equal(first[0], first[2])
-
-
-def test_batches_of_videos_with_one_clip():
-    """Catches: a forecast drawn where there is none; several clips asked of videos that have one.
-    """
-    made, _ = cached(Moments([2, 3]))
-    x, features, real, last, P = made.batch(6, np.random.default_rng(0))
-    assert made.tables.keys() == {1} and made.tables[1][2] == 0 and x.shape == (6, 9, 2) and P == 1
-    assert torch.equal(real, torch.arange(9).expand(6, 9) < 1) and not last.any()
-    assert set(features[:, 0, 0].tolist()) == {78, 81}         # 79 s in one pass, 81 s in the other
-    assert made.batch(1, np.random.default_rng(0))[0].shape == (1, 9, 2)

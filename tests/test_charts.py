@@ -51,15 +51,6 @@ def test_the_tree_of_futures_by_hand():
         assert (row, share) == pytest.approx(expected[prefix]), prefix
 
 
-def test_medians_and_folded_texts():
-    """Catches: a window off by one, ends cut off; labels that run into each other, a formula."""
-    assert charts.smooth([5, 1, 9, 2, 2, 100], 3) == [5, 5, 2, 2, 2, 100]
-    assert charts.smooth([3.0], 5) == [3.0]
-    lines = charts.folded("put the batter into the very hot frying pan")
-    assert len(lines) == 2 and max(map(len, lines)) <= 15 and lines[-1].endswith("...")
-    assert charts.folded("pay $5 or $6") == [r"pay \$5 or \$6"]
-
-
 @pytest.mark.parametrize("text", [None, "", "{}\n", "no json\n", "3\n"])
 def test_files_that_are_no_metrics(tmp_path, text):
     """Catches: a traceback for a run that has not logged yet, or for another folder."""

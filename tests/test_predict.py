@@ -88,18 +88,6 @@ def test_the_embedded_video_is_read_as_it_is_evaluated():
             assert truth["clips"][-1] == grammar.STEPS[video.steps[k].label]
 
 
-def test_chances_of_futures_are_products():
-    """Catches: a chance that forgets the first step, or goes on after the end of a video."""
-    exact, steps = grammar.Grammar(), [grammar.STEP_ID["wash pan"]]
-    first, S = exact.next_step(steps, True), range(len(grammar.STEPS))
-    chance = np.array([[exact.chance(steps, True, [a, b]) for b in S] for a in S])
-    for a in np.flatnonzero(first):
-        assert chance[a] == pytest.approx(first[a] * exact.next_step([*steps, a], True))
-    assert chance.sum() == pytest.approx(1) and steps == [grammar.STEP_ID["wash pan"]]
-    bake = grammar.STEP_ID["bake dough"]                           # the last step of a pizza
-    assert exact.chance([grammar.STEP_ID["add cheese"]], False, [bake, 0]) == 0
-
-
 def test_any_moment_of_the_embedded_video():
     """Catches: a traceback where nothing was shown yet, or nothing follows."""
     with pytest.raises(BadInput, match="--at"):
