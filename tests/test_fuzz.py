@@ -1,17 +1,21 @@
-"""Damaged files and run folders end in good data or in the promised one line.
+"""Damaged files and run folders, and struck runs, end in good data or in the promised one line.
 
     python -m pytest -q tests/test_fuzz.py                                            # a few cases
     FUZZ=100 python -m pytest -q tests/test_fuzz.py -o faulthandler_timeout=600       # thousands
 
-A case damages one file as a disk, a download or an editor may, and reads it. Case N of a kind
-damages it in the same way each time. The last case in a failure's output is the one that failed. A
-crash or a hang of native code ends with its traceback.
+A case damages one file as a disk, a download or an editor may, and reads it; or it ends a run at
+some moment. Case N of a kind damages it in the same way each time; only signals come by the clock.
+The last case in a failure's output is the one that failed. A crash or a hang of native code ends
+with its traceback.
 """
 import io
 import json
 import os
 import random
+import resource
 import shutil
+import signal
+import threading
 import time
 import zipfile
 from functools import partial
@@ -24,12 +28,13 @@ import test_checkpoint
 import test_listings
 import test_video
 import torch
-from commands import call, coin_flags, make_coin
+from commands import call, coin_flags, make_coin, same_run, struck
 
 from files.annotations import load_coin, load_features, load_text_embeddings
 from files.captions import open_captions
 from files.video import Unreadable, duration, read_frames
 from support.command import BadInput
+from training import pretrain
 from weights.checkpoint import load_model
 
 CASES = {"captions": 60, "list": 30, "video": 16}      # of each kind; 12 of the others
@@ -257,3 +262,26 @@ def test_damaged_run_folders_are_resumed_or_refused(trained, here, capsys, name,
             assert err.count("error: ") == 1 and err.endswith("\n"), (number, err)
             assert end.code == 1 or end.code == 2 and err.count("\n") == 1    # 1: huge weights
         assert time.perf_counter() - began < 60
+
+
+@pytest.mark.parametrize("fault", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, "full disk"])
+def test_runs_struck_at_any_moment(trained, here, fault):
+    """Catches: a checkpoint or a log that is lost or spoilt at a moment nobody thought of."""
+    for number in range(FUZZ):
+        rng = random.Random(f"{fault} {number}")
+        seconds, size = 3 * rng.random(), rng.randrange(200_000)
+
+        def strike(whole, *args):
+            if fault == "full disk":                   # no file can be longer than that
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+            else:
+                timer = threading.Timer(seconds, os.kill, (os.getpid(), fault))
+                timer.daemon = True
+                timer.start()
+            return whole(*args)
+        shutil.rmtree("run", ignore_errors=True)
+        code = struck(strike, pretrain, "prepare_run", 1, *TRAIN, "run")
+        allowed = {signal.SIGKILL: (0, -9), "full disk": (0, 2)}
+        assert code in allowed.get(fault, (0, 128 + fault) if fault != "full disk" else ()), number
+        call(*TRAIN, "run")
+        assert same_run("run", trained / "coin-run"), number
