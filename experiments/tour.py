@@ -17,7 +17,7 @@ class TourSettings(Settings):
     video: int = opt("which test video", 12, WHAT, low=0)
     after: int = opt("how many of its steps are observed", 4, WHAT, low=1)
     out: Path = opt("folder of tour.md; the pictures go to its folder figures/", Path("docs"))
-    seed: int = opt("of the noise", 0)
+    seed: int = opt("of the noise", 0, low=0)
 
 
 def section(number, draw, file):
