@@ -7,7 +7,6 @@ import functools
 import numpy as np
 import torch
 from torch.nn import functional
-from tqdm import tqdm
 
 from data import CLIP_SECONDS, Loaded, spoken_during, view_of, window_around
 from files.sources import open_folder
@@ -40,8 +39,7 @@ def encode_samples(model, source, samples, settings, device, title="encode"):
     batches = [samples[i:i + settings.batch] for i in range(0, len(samples), settings.batch)]
     make = functools.partial(load_samples, source)
     with torch.no_grad():
-        for loaded, read in tqdm(prefetch(make, batches, settings.workers), desc=title,
-                                 total=len(batches), mininterval=1):
+        for loaded, read in prefetch(make, batches, settings.workers, title):
             source.unreadable |= loaded.failed
             if read:
                 good += read
@@ -111,8 +109,7 @@ def embed_videos(source, encode, stride, workers, device, targets="vision"):
     names, windows, x, features, failed = [], [], [], [], {}
     make = functools.partial(load_grid, source, stride)
     mine = parallel.share(range(len(source)), parallel.place())
-    for loaded in tqdm(prefetch(make, mine, workers), desc="embed videos", total=len(mine),
-                       mininterval=1):
+    for loaded in prefetch(make, mine, workers, "embed videos"):
         failed |= loaded.failed
         for video, rows in loaded.requests:
             names += [source.videos[video].name] * len(rows)

@@ -60,16 +60,10 @@ def find_videos(folder):
             folders.clear()
             continue
         entered.add(place)
-        for path in (os.path.join(parent, name) for name in names):
-            if os.path.splitext(path)[1].lower() in VIDEO_SUFFIXES:
-                files.append(path)
-            elif os.path.islink(path):
-                try:
-                    os.stat(path)
-                except OSError as error:
-                    closed.append(error)
+        files += [os.path.join(parent, name) for name in names
+                  if os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES]
     if closed:
-        print(f"{folder}: {len(closed)} folders or links in it cannot be followed, the first "
+        print(f"{folder}: {len(closed)} folders in it cannot be entered, the first "
               f"{closed[0].filename}: {closed[0].strerror}")
     return {os.path.splitext(os.path.basename(path))[0]: path
             for path in sorted(files, reverse=True)}

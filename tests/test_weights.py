@@ -258,7 +258,7 @@ def changed(name, value):
     (changed("blocks.300.norm1.weight", torch.ones(32)),                             # not 301
      r"missing or of another shape: encoder.blocks.\*.temporal_norm1.weight, "),
     (lambda: torch.jit.script(torch.nn.Linear(2, 2)), "TorchScript.*state_dict"),
-    (lambda: released_names(published()[0]), "width 32, but how many heads"),
+    (lambda: released_names(published()[0]), "width 32, how many heads"),
 ])
 def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, make, message):
     """Catches: a traceback, a pickle executed, weights left random where the file has none, torch's

@@ -132,8 +132,7 @@ def plan_stages(settings, model, count):
         if stop > start:
             plan.append(Stage(name, range(start, stop), batch, epochs))
         start = stop
-    if not plan:
-        raise BadInput("--epochs 0 and the like: not one step to train; raise one of them")
+    require(plan, "--epochs 0 and the like: not one step to train; raise one of them")
     return plan
 
 

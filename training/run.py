@@ -18,12 +18,13 @@ from tqdm import tqdm
 
 from files.text import read_json, require
 from support import parallel
-from support.command import BadInput, flag_of, write_json, write_text
+from support.command import BadInput, check, write_json, write_text
 from support.device import set_seed
 from support.process import Interrupts, lock
 from weights.checkpoint import build_ours, read_whole, save_checkpoint
 
 NEWEST, BEFORE = "checkpoint.pt", "checkpoint_before.pt"         # the last two of a run
+MAY_CHANGE = "device", "out", "workers", "max_unreadable"        # when a run is resumed
 LOG_EVERY, SAVE_EVERY = 20, 500           # steps between two rows of metrics.jsonl, two checkpoints
 FEW_STEPS = 10                            # fewer teach nothing
 
@@ -57,15 +58,12 @@ def prepare_run(settings):
         before = read_json(path, need)
         before = before.get("settings") if isinstance(before, dict) else None
         require(isinstance(before, dict), f"{path}: {need} is needed to resume")
-        other = [name for name in config if config[name] != before.get(name)
-                 and name not in ("device", "out", "workers", "max_unreadable")]
-        if other:
-            raise BadInput(f"{flag_of(other[0])} {config[other[0]]}: this run has "
-                           f"{before.get(other[0])}; resume it with the settings in {path}")
+        for name, value in config.items():
+            check(value == before.get(name) or name in MAY_CHANGE, name, value,
+                  f"this run has {before.get(name)}; resume it with the settings in {path}")
         return last_checkpoint(settings.out)
-    if has:
-        raise BadInput(f"--out {settings.out}: holds a checkpoint; add --resume to continue, "
-                       "or choose another folder")
+    check(not has, "out", settings.out, "holds a checkpoint; add --resume to continue, or choose "
+          "another folder")
     if parallel.is_first():
         write_json(path, {"settings": config, "versions": versions()})
     return None
@@ -144,26 +142,22 @@ class Unreadable:
 
     def __init__(self, source, settings, resumed):
         self.source, self.settings, self.reasons = source, settings, {}
-        if resumed:
-            path = settings.out / "unreadable.json"
-            try:
-                self.reasons = dict(json.loads(path.read_text()).items())
-            except FileNotFoundError:
-                pass
-            except (OSError, ValueError, AttributeError, RecursionError):
-                print(f"{path}: is damaged; the videos that cannot be read are counted again")
+        self.path, need = settings.out / "unreadable.json", "{id: reason}, or no such file"
+        if resumed and self.path.exists():
+            self.reasons = read_json(self.path, need)
+            require(isinstance(self.reasons, dict), f"{self.path}: {need} is needed")
 
     def add(self, failed):
         """Add {id: reason}; BadInput if there are too many."""
         if failed.keys() <= self.reasons.keys():
             return
         self.reasons |= failed
-        path = self.settings.out / "unreadable.json"
         if parallel.is_first():
-            write_json(path, self.reasons)
-        if len(self.reasons) > self.settings.max_unreadable * len(self.source):
-            raise BadInput(f"{len(self.reasons)} of {len(self.source)} videos cannot be read, more "
-                           f"than --max-unreadable {self.settings.max_unreadable}; see {path}")
+            write_json(self.path, self.reasons)
+        most = self.settings.max_unreadable
+        require(len(self.reasons) <= most * len(self.source), f"{len(self.reasons)} of "
+                f"{len(self.source)} videos cannot be read, more than --max-unreadable {most}; see "
+                f"{self.path}")
 
 
 def parse_row(line):

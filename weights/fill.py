@@ -10,10 +10,9 @@ from collections import Counter
 import torch
 from torch.nn import functional
 
-from support.command import BadInput
+from support.command import BadInput, require
 from support.device import require_finite
-from weights.hub import fetching
-from weights.names import read_content, tensors_of
+from weights.names import fetching, read_content, tensors_of
 
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"       # the start of the released TimeSformers
 
@@ -69,9 +68,8 @@ def fill(path, model, tensors):
               fit_positions(name, value.float(), own[name].shape)
               for name, value in tensors.items() if name in own}
     taken = {name: value for name, value in fitted.items() if value is not None}
-    if not any("blocks." in name for name in taken):
-        raise BadInput(f"{path}: none of its {len(tensors)} tensors fits a block of f or h; it has "
-                       f"{example(tensors)}, needed is {example(own)}")
+    require(any("blocks." in name for name in taken), f"{path}: none of its {len(tensors)} tensors "
+            f"fits a block of f or h; it has {example(tensors)}, needed is {example(own)}")
     require_finite(path, taken)
     for name, value in taken.items():
         own[name].copy_(value)

@@ -11,13 +11,15 @@
 """
 import math
 import re
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 
+import huggingface_hub
 import torch
 from safetensors.torch import load_file
 
-from support.command import BadInput, quiet
+from support.command import BadInput, quiet, require
 
 # Facts of the release that are not in its files.
 HEAD_WIDTH = 64                # of TimeSformer: 12 heads at 768
@@ -60,6 +62,22 @@ RENAMES = (                    # (regular expression, replacement), one after th
     (r"^(encoder\.body\..*\.mlp)\.fc2\.", r"\1.3."))
 
 
+@contextmanager
+def fetching():
+    """Within it open_clip and timm fetch weights, and are quiet; without a network, from a cache.
+
+    They would try again for a minute before they say that there is no network.
+    """
+    try:
+        huggingface_hub.get_hf_file_metadata(huggingface_hub.constants.ENDPOINT, timeout=5)
+    except huggingface_hub.errors.HfHubHTTPError:      # it has answered
+        pass
+    except Exception:                                  # another class in each version
+        huggingface_hub.constants.HF_HUB_OFFLINE = True
+    with quiet():
+        yield
+
+
 def read_content(path):
     """The content of a run folder, a torch file or safetensors: a dict, {} if it holds no dict.
 
@@ -67,9 +85,8 @@ def read_content(path):
     """
     path = Path(path)
     path = path / "checkpoint.pt" if path.is_dir() else path
-    if not path.is_file():
-        raise BadInput(f"{path}: no such checkpoint; make one with "
-                       "`python train.py --stage pretrain`")
+    require(path.is_file(), f"{path}: no such checkpoint; make one with `python train.py --stage "
+            "pretrain`")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -154,8 +171,7 @@ def published_arguments(w, classes, heads):
     else:
         width, _, patch, _ = w["encoder.patch_embed.proj.weight"].shape
         if not heads and width % HEAD_WIDTH:
-            raise ValueError(f"width {width}, but how many heads? "
-                             "`python -m weights IN OUT --heads N`")
+            raise ValueError(f"width {width}, how many heads? `python -m weights IN OUT --heads N`")
         encoder = {"image": math.isqrt(w["encoder.pos_embed"].shape[1] - 1) * patch,
                    "patch": patch, "width": width, "frames": w["encoder.time_embed"].shape[1],
                    "depth": count(w, "encoder.blocks."), "heads": heads or width // HEAD_WIDTH}

@@ -6,25 +6,23 @@ from textwrap import shorten
 import open_clip
 
 from pseudo_labels import Teacher
-from support.command import BadInput, quiet
+from support.command import BadInput, check, quiet
 from support.device import require_finite
-from weights.hub import fetching
+from weights.names import fetching
 
 
 def check_names(clip, weights):
     """BadInput unless open_clip has the model, and `weights` is a file or a tag that fits it."""
-    if clip not in open_clip.list_models():
-        near = difflib.get_close_matches(clip, open_clip.list_models(), 3, 0)
-        raise BadInput(f"--clip {clip}: no such model in open_clip; near: {', '.join(near)}, or "
-                       "local-dir:DIR")
+    models = open_clip.list_models()
+    check(clip in models, "clip", clip, "no such model in open_clip; near: "
+          f"{', '.join(difflib.get_close_matches(clip, models, 3, 0))}, or local-dir:DIR")
     tag = open_clip.get_pretrained_cfg(clip, weights)
-    if not tag and not Path(weights).is_file():
-        tags = ", ".join(open_clip.list_pretrained_tags_by_model(clip)) or "none"
-        raise BadInput(f"--clip-weights {weights}: neither a file nor a tag of {clip}; its tags: "
-                       f"{tags}")
-    if tag.get("quick_gelu") and not open_clip.get_model_config(clip).get("quick_gelu"):
-        raise BadInput(f"--clip {clip}: the weights {weights} were trained with the activation "
-                       f"QuickGELU, which this model lacks; use --clip {clip}-quickgelu")
+    tags = ", ".join(open_clip.list_pretrained_tags_by_model(clip)) or "none"
+    check(tag or Path(weights).is_file(), "clip_weights", weights,
+          f"neither a file nor a tag of {clip}; its tags: {tags}")
+    check(not tag.get("quick_gelu") or open_clip.get_model_config(clip).get("quick_gelu"), "clip",
+          clip, f"the weights {weights} were trained with the activation QuickGELU, which this "
+          f"model lacks; use --clip {clip}-quickgelu")
 
 
 def open_teacher(clip, weights=None, device="cpu"):
@@ -46,8 +44,8 @@ def open_teacher(clip, weights=None, device="cpu"):
         weights = "openai" if weights is None else weights
         check_names(clip, weights)
         given += f" --clip-weights {weights}"
-    elif weights is not None:
-        raise BadInput(f"--clip-weights {weights}: {clip} has its own; leave the flag out")
+    else:
+        check(weights is None, "clip_weights", weights, f"{clip} has its own; leave the flag out")
     try:
         with fetching() if open_clip.get_pretrained_cfg(clip, weights or "") else quiet():
             model = open_clip.create_model(clip, weights, require_pretrained=True)
