@@ -57,10 +57,7 @@ def encode_samples(model, source, samples, settings, device, title="encode"):
 
 # --- Whole videos ---
 def narration_features(source, requests):
-    """The teacher's text features of what is said during the requests' clips: (C, D), length 1.
-
-    The mean over a clip's sentences: see `data.spoken_during`. Zeros where nothing is said.
-    """
+    """The teacher's mean text feature of what is said during each clip: (C, D), length 1, or 0."""
     shares, texts = [], []
     for video, windows in requests:
         sentences = source.sentences(video)
@@ -127,11 +124,7 @@ def embed_videos(source, encode, stride, workers, device, targets="vision"):
 
 
 def write_features(settings):
-    """One row for each window of every video, with f's class token (encoder_cls) as well.
-
-    settings: checkpoint, device, videos, ids, split, toy_videos, stride (s between two windows),
-              out, workers.
-    """
+    """--task features: a row for each window of every video, also f's class token, encoder_cls."""
     for name in ("split", "toy_videos") if settings.videos else ("ids",):
         value, default = getattr(settings, name), getattr(type(settings), name)
         check(value == default, name, value,

@@ -1,7 +1,4 @@
-"""Labeled videos, and the texts of their label set.
-
-S steps (the label set), D embedding.
-"""
+"""Labeled videos, and the texts of their label set: S steps, D embedding."""
 import functools
 
 import torch

@@ -1,14 +1,13 @@
 """How fast: `python -m experiments.benchmark --parts encoder,sampling,step,loader`.
 
-    part      measured in one run, on this machine
+    part      what is measured
     encoder   f, forward and forward + backward, versus plain softmax attention
     sampling  M futures of a video versus the one of zero noise, and versus encoding its clips
     step      the parts of a pre-training step on clips
     loader    9 clips x 8 frames of one video, from its file and from its small copy
 
 The ways to be compared take turns, five rounds after one to warm up; times are medians, s of the
-clock. Matrix products are bfloat16 on a GPU and float32 elsewhere, as in training. Weights and
-pixels are random: speed does not depend on them.
+clock. Precision is that of training. Weights and pixels are random: speed is the same.
 """
 import os
 import tempfile

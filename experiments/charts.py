@@ -2,8 +2,7 @@
 
     python -m experiments.charts --run runs/pretrain                # the terms of the loss
 
-Only this file needs matplotlib. Sampled values are solid blue and true ones
-hatched, so that they differ in print and for every reader.
+Only this file needs matplotlib. Sampled values are solid blue, true ones hatched.
 """
 import functools
 import json
@@ -115,10 +114,7 @@ def smooth(values, width=5):
 
 @styled
 def plot_training(rows):
-    """Figure of the terms of the loss by step: medians of five rows, over the rows themselves.
-
-    rows: of `load_metrics`. Stages are marked where they begin.
-    """
+    """Figure of the terms of the loss in the rows of `load_metrics`, and their medians of five."""
     figure = new_figure(7, 3.6)
     losses, rate = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     for name, label, color, style in (("xe", "L_XE, clips", BLUE, "-"),

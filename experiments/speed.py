@@ -1,8 +1,7 @@
 """What the benchmark measures: see benchmark.py.
 
 Each part is a function of the settings, the device and an empty folder. It yields tables, as a name
-and {row: {column: number or None}}. s are of the clock. B clips or videos, F frames, K phrases, M
-samples.
+and {row: {column: number or None}}. B clips or videos, F frames, K phrases, M samples.
 """
 import functools
 import statistics
@@ -127,10 +126,7 @@ def sampling(settings, device, folder):
 
 # ---- step ----------------------------------------------------------------------------------------
 def step(settings, device, folder):
-    """The parts of a pre-training step on clips; it decodes in this process.
-
-    Of a whole step, with its workers, train.py writes clips_per_s to metrics.jsonl.
-    """
+    """The parts of a pre-training step on clips; of whole steps train.py logs clips_per_s."""
     B, paper, made = settings.batch, settings.size == "paper", folder / "made.mp4"
     part = MICRO_BATCH if paper and B * CLIPS > MICRO_BATCH else None
     clip = open_clip.create_model("ViT-B-16-quickgelu") if paper else build_teacher()[0]
@@ -164,10 +160,7 @@ def step(settings, device, folder):
 
 # ---- loader --------------------------------------------------------------------------------------
 def make_video(path, length, size="640x360", rate=30):
-    """An H.264 mp4 of `length` s with x264's defaults: groups of up to 250 frames, B-frames.
-
-    It shows FFmpeg's moving test picture: some 2 Mbit/s, more than such a video has on the web.
-    """
+    """FFmpeg's moving test picture as an H.264 mp4 of `length` s, with x264's defaults."""
     pictures = f"testsrc2=size={size}:rate={rate}:duration={length}"
     with av.open(pictures, format="lavfi") as source, av.open(str(path), "w") as file:
         stream = file.add_stream("libx264", rate=rate)

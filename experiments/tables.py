@@ -3,9 +3,8 @@
     python -m experiments.tables ablation,inference --seeds 100,101
 
 Tables 1 to 5, A, C and D of the paper and its Fig. A (paper_tables.toml), in the embedded world or,
-with --rows, from JSON files of evaluate.py. A run is made once and serves every table that names
-its recipe. If it is interrupted, the same command continues. All recipes of a seed come
-before the next seed, so that an unfinished set gives whole tables of fewer seeds.
+with --rows, from JSON files of evaluate.py. A run serves every table that names its recipe. If the
+command is interrupted, it continues when it is given again. Seeds are finished one by one.
 """
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,7 @@
 """The embedded world: cooking procedures from a small grammar, and exact inference on it.
 
 Every command uses this world by default, so the whole method runs, and is measured against a known
-truth, without any data. Durations, gaps, colors, positions and seeds are drawn independently of the
-procedure: only the observed steps and their order tell what comes next.
+truth, without any data. Only the observed steps and their order tell what comes next.
 
 S = 40 steps, "verb object"; M samples (forecasts); N = 8 clips of an observed window; n nodes.
 """

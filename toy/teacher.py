@@ -1,7 +1,4 @@
-"""The teacher of the embedded world: a small open_clip.CLIP, the image-language model of Sec. 3.2.
-
-It is trained on single pictures with captions, never on videos or on the order of steps.
-"""
+"""The embedded world's teacher (Sec. 3.2): a small open_clip.CLIP, trained on single pictures."""
 import hashlib
 import json
 import math

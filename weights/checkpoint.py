@@ -165,7 +165,7 @@ def load_model(path, heads=None):
 
 
 def load_released(path, heads=None):
-    """A published checkpoint, or what `python -m weights` made of it, for inference.
+    """A published checkpoint, or one of ours, for inference.
 
         model = load_released("procedurevrl.pyth")
         x = model.encoder(clips)                      # (C, 3, F, H, W) float, normalized -> (C, D)

@@ -171,7 +171,7 @@ def published_arguments(w, classes, heads):
     else:
         width, _, patch, _ = w["encoder.patch_embed.proj.weight"].shape
         if not heads and width % HEAD_WIDTH:
-            raise ValueError(f"width {width}, how many heads? `python -m weights IN OUT --heads N`")
+            raise ValueError(f"width {width}, how many heads? weights.load_released(FILE, heads=N)")
         encoder = {"image": math.isqrt(w["encoder.pos_embed"].shape[1] - 1) * patch,
                    "patch": patch, "width": width, "frames": w["encoder.time_embed"].shape[1],
                    "depth": count(w, "encoder.blocks."), "heads": heads or width // HEAD_WIDTH}
