@@ -3,8 +3,7 @@
     folder of ID.csv, rows of start,end,text; ID.srt or ID.vtt    a file is read when asked for
     caption.json or raw_caption.json, {ID: {start, end, text}}    read whole, at the start
 
-Bytes that are not UTF-8 are replaced. Times are the file's: YouTube shows a line until the next but
-one begins, so neighbors overlap.
+Bytes that are not UTF-8 are replaced. Times are the file's: on YouTube neighbors overlap.
 """
 import html
 import os

@@ -34,11 +34,9 @@ class Source:
 
 
 class FeatureSource(Source):
-    """Videos of COIN.json, those with steps; their clips are rows of a features file.
+    """Videos of COIN.json, those with steps; their clips are rows of a FeaturesFile.
 
     A video is missing if it has no row, or none near the middle of one of its steps.
-
-    videos: [data.Video], of one split. features: annotations.FeaturesFile.
     """
 
     def __init__(self, videos, features):

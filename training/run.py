@@ -70,10 +70,7 @@ def prepare_run(settings):
 
 
 def last_checkpoint(out):
-    """The content of a run's newest checkpoint; of the one before if it is damaged or missing.
-
-    BadInput unless a training run saved it, and its weights are whole and finite.
-    """
+    """A run's newest checkpoint, whole and finite; the one before if it is damaged or missing."""
     path, reason = out / NEWEST, None
     try:
         content = read_whole(path)
@@ -195,11 +192,6 @@ def videos_of_step(step, count, batch, seed):
 
 class Run:
     """The steps of a training run: rates, seeds, logging, checkpoints and interrupts.
-
-        with Run(...) as run:
-            for step, item in run.steps(stage, optimizer, items):
-                ...                                    # one update of the weights
-                run.log(clips, loss=loss, xe=xe)
 
     On Ctrl-C or SIGTERM the current step is finished and saved, and the program ends. Between two
     stages it ends at once: a stage is saved at its end.
