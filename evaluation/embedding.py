@@ -73,8 +73,7 @@ def narration_features(source, requests):
 def teacher_features(source, loaded, targets="vision"):
     """What soft targets are made of: the teacher's features of loaded clips (C, D).
 
-    targets: "vision", of their frames (the paper); "narration", of what is said meanwhile; or
-             "both", the mean of the two at length 1 (the release).
+    targets: "vision", "narration", or "both", the mean of the two at length 1 (the release).
     """
     if targets == "narration":
         return narration_features(source, loaded.requests)

@@ -84,9 +84,8 @@ def baseline_scores(model, x, teacher, texts, settings, device):
 def fitted_temperature(model, settings, texts, device):
     """Temperature of least NLL of the zero-noise softmax, on validation.
 
-    Zero-shot, against pseudo labels: the soft target of the clip that shows the next step. Once
-    fine-tuned, against labels, which training has seen as well. None where there is no validation
-    video, or no teacher.
+    Zero-shot, against the soft target of the clip that shows the next step; once fine-tuned,
+    against labels. None where there is no validation video, or no teacher.
     """
     if settings.annotations and settings.annotations.suffix == ".csv":         # holds one split
         return None

@@ -14,10 +14,7 @@ from support.command import BadInput, require
 
 
 def read_text(path, need="a readable text file", errors="strict"):
-    """The text of a file; errors="replace" replaces bytes that are not UTF-8.
-
-    BadInput if the file cannot be read, holds only white space or (if "strict") is not UTF-8.
-    """
+    """The text of a file, not only white space; errors="replace" replaces what is not UTF-8."""
     try:
         text = Path(path).read_bytes().decode("utf-8-sig", errors)
     except OSError as error:

@@ -106,11 +106,7 @@ def save_checkpoint(path, model, arguments, before=None, **more):
 
 
 def read_whole(path):
-    """The content of a checkpoint of ours, to resume from; its checksums are verified.
-
-    torch.load does not verify them: a flipped bit would become a weight.
-    Raises: BadInput as `read_content`, and if the file is damaged or not one of ours.
-    """
+    """The content of a checkpoint of ours; its checksums are verified, as torch.load does not."""
     content = read_content(path)
     require(OURS <= content.keys(),
             f"{path}: not a checkpoint of train.py: it has no arguments and model")

@@ -57,10 +57,8 @@ def example(tensors):
 def fill(path, model, tensors):
     """Copy {name of ours: tensor} into the model's parameters where they fit; print what does not.
 
-    Buffers are left alone: the texts and what follows from them are those of the new model.
-    Returns: names of the model's parameters that were not filled, [] if all were.
-    Raises:  BadInput if no block of f or h fits (a projection alone is no start), or a tensor is
-             not finite.
+    Buffers are left alone. Returns: names of the model's parameters that were not filled.
+    Raises:  BadInput if no block of f or h fits, or a tensor is not finite.
     """
     own, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     tensors = {name: value for name, value in tensors.items() if name not in buffers}

@@ -103,10 +103,7 @@ def read_content(path):
 
 
 def plain_tensors(content):
-    """Those of {name: value} that are weights: floats in main memory, each stored in the file.
-
-    (A value that is stored once and repeated takes no place there, but memory when it is copied.)
-    """
+    """Those of {name: value} that are weights: floats in main memory, each stored in the file."""
     return {name: value for name, value in content.items()
             if isinstance(name, str) and isinstance(value, torch.Tensor)
             and value.is_floating_point() and value.layout == torch.strided and value.is_cpu
@@ -139,10 +136,7 @@ def count(names, start):
 
 
 def join_classifiers(w):
-    """Our one classifier of published tensors, and sizes of its label sets: nouns follow verbs.
-
-    Its logits are divided by tau; published ones of forecasts (a file with h) are not.
-    """
+    """Our one classifier (its logits are divided by tau) of published tensors; its label sets."""
     heads = [name for name in ("cls", "v", "n") if f"classifier.{name}.weight" in w]
     scale = TAU if any(name.startswith("denoiser.") for name in w) else 1.0
     joined = {f"classifier.{part}": scale * torch.cat([w[f"classifier.{head}.{part}"]

@@ -31,13 +31,11 @@ def open_teacher(clip, weights=None, device="cpu"):
     Args:
         clip:    a model of open_clip, "ViT-B-16-quickgelu"; or "local-dir:DIR", a folder with
                  open_clip_config.json and weights.
-        weights: a tag of open_clip, by default "openai" (downloaded once, then cached by
-                 open_clip); or a file of tensors, safetensors or torch. Its code is never run, so
-                 OpenAI's own ViT-B-16.pt (TorchScript) is refused. None with local-dir:DIR.
-    OpenAI's weights need a -quickgelu model. A tag says so and is checked. A file or folder cannot
-    be checked: with the wrong activation its features are wrong, without a warning.
-    Raises: BadInput, one line, if there is no such model, tag or file, if the weights do not fit
-            the model or are not finite, or if they are neither cached nor can be downloaded.
+        weights: a tag of open_clip, by default "openai"; or a file of tensors, safetensors or
+                 torch (not TorchScript, OpenAI's own). None with local-dir:DIR.
+    OpenAI's weights need a -quickgelu model. A tag says so; a file or folder cannot be checked.
+    Raises: BadInput if there is no such model, tag or file, or if the weights do not fit, are not
+            finite, or are neither cached nor can be downloaded.
     """
     given = f"--clip {clip}"
     if not clip.startswith("local-dir:"):
