@@ -48,10 +48,7 @@ def open_model(checkpoint, device):
 
 
 def open_steps(settings, model, of_toy, device):
-    """The steps to choose among: S names, and their text embeddings (S, D) on the device.
-
-    They come from a file, or are embedded by the teacher of the checkpoint's training.
-    """
+    """The steps to choose among: S names, and their text embeddings (S, D) on the device."""
     if settings.text_embeddings:
         names, texts = load_text_embeddings(settings.text_embeddings)
         texts = torch.from_numpy(texts)

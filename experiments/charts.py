@@ -221,8 +221,7 @@ def grow_tree(futures, leaves=LEAVES):
     """The most frequent futures as a tree of prefixes.
 
     futures: [{"steps": H of them, "share"}, ...], the largest share first.
-    Returns: {prefix: (row, share)}: `leaves` futures at rows 0, 1, ..., and each prefix at the mean
-             row of its futures; its share is that of all futures that begin with it, drawn or not.
+    Returns: {prefix: (mean row of its futures, share of all that begin with it, drawn or not)}.
     """
     share, rows = Counter(), defaultdict(list)
     for future in futures:

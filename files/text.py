@@ -1,7 +1,6 @@
 """Read text, csv and JSON files: UTF-8, with or without a byte order mark.
 
-A file that cannot be used is a BadInput of one line: the file's name, the number of the line where
-it is known (from 1), the problem and `need`, what kind of file is needed.
+A file that cannot be used is a BadInput: its name, the line (from 1), the problem, and `need`.
 """
 import csv
 import io

@@ -108,8 +108,7 @@ def read_frames(path, times, short_side=None):
     """The pictures at `times`, from one opening of the file: (n, 3, H, W) uint8, upright.
 
     The first and the last frame also count for SLACK = 1 s before and after the video, since
-    annotations often end a little late. Further away the file is Unreadable. A frame *between*
-    others counts for as long as it lasts, as a slide can.
+    annotations often end a little late. Further away the file is Unreadable.
 
     times:      (n,) s, n at least 1, 0 to 1e9, in any order, with repeats; else a ValueError.
     short_side: pixels; larger pictures are reduced to it, smaller ones are not enlarged.

@@ -1,7 +1,4 @@
-"""A training run: its folder, whether it may begin or resume there, logging and checkpoints.
-
-Nothing here knows the method: a step's loss comes from the caller.
-"""
+"""A training run: its folder, whether it may begin or resume there, logging and checkpoints."""
 import json
 import math
 import os

@@ -111,11 +111,7 @@ def plain_tensors(content):
 
 
 def tensors_of(content):
-    """Floating-point tensors of a checkpoint of ours or of the header's -> {name of ours: tensor}.
-
-    content: the dict in a file; its tensors are under "model_state", "state_dict" or "model", or it
-             is itself the dict of tensors.
-    """
+    """Floating-point tensors of a checkpoint's content, ours or the header's, under our names."""
     for key in ("model_state", "state_dict", "model"):
         if isinstance(content.get(key), dict):
             content = content[key]
@@ -147,11 +143,10 @@ def join_classifiers(w):
 
 
 def published_arguments(w, classes, heads):
-    """Arguments of weights.checkpoint.build_model, read from shapes.
+    """Arguments of weights.checkpoint.build_model, read from the shapes of {name of ours: tensor}.
 
-    Args:   w {name of ours: tensor}; classes: of its classifier; heads int, of a TimeSformer, which
-            shapes do not give; None: as in the release.
-    Raises: LookupError, ValueError and more if they are not the shapes of a video model.
+    heads: of a TimeSformer, which shapes do not give; None: as in the release. Raises: LookupError,
+    ValueError and more if they are not the shapes of a video model.
     """
     denoiser = alpha_bar = None
     if "encoder.body.conv_proj.weight" in w:
