@@ -31,10 +31,7 @@ def score_texts(match, x, texts):
 
 
 def score_labels(model, x, texts):
-    """log p over the label set, (..., D) -> (..., S), for clips or predictions of h.
-
-    Zero-shot the texts (S, D) are matched; a fine-tuned model has a classifier.
-    """
+    """log p over the label set, (..., D) -> (..., S): texts are matched, or classified if tuned."""
     return model.classify(x)[0] if model.task else score_texts(model.match, x, texts)
 
 
@@ -85,8 +82,8 @@ def extend_history(x, seconds, step):
 def sample_in_turn(model, x, seconds, texts, noise):
     """Q futures of H steps of each video, each sampled step by step (Sec. 3.3, repeated).
 
-    The likeliest step of a sample then counts as observed: the embedding of its text is the last
-    clip of the next forecast. Each of the Q samples has a history of its own.
+    The likeliest step of a sample then counts as observed: its text is the last clip of the next
+    forecast. Each of the Q samples has a history of its own.
 
     Args:    x (M, N, D) of the observed windows; seconds (M,) float64 that they cover;
              texts (S, D); noise (H, M, Q, D), standard normal.

@@ -207,10 +207,7 @@ def action_loss(model, unreadable, item, device):
 
 
 def cached_loss(model, clips, labels):
-    """Cross entropy on embeddings (B, N, D) and labels (B,): f is frozen; and how many clips.
-
-    One of a step's views (classify) is drawn; a history or a whole video is read as one.
-    """
+    """Cross entropy on embeddings (B, N, D), one view drawn to classify, and labels (B,); clips."""
     B, N, D = clips.shape
     if model.task == "classify":
         read = clips[torch.arange(B), torch.randint(N, (B,))]                  # (B, D)
