@@ -11,7 +11,7 @@ def require_task(model, settings):
     require(model.task or not (settings.task == "activity" or epic), f"{path}: is not fine-tuned, "
             f"and there is no zero-shot --task {settings.task} of --data {settings.data}; "
             f"`{finetune}` does it")
-    actions = len(model.classes or ()) > 1
+    actions = bool(model.task) and len(model.classes) > 1
     require(not model.task or (model.task, actions) == (settings.task, epic), f"{path}: is fine-"
             f"tuned for {'verbs and nouns' if actions else f'--task {model.task}'}; `{finetune}` "
             "makes the checkpoint that is needed here")
