@@ -105,8 +105,7 @@ def sentence_windows(sentences, duration, rng):
     """Pre-training windows of one narrated video: 9 s around every second sentence.
 
     A sentence of fewer than 12 words is joined with the next, then the previous one, and so on; its
-    span grows with it. Of more than N windows a random run of N is taken. Fewer are padded in the
-    batch (the released code repeats the last sentence instead).
+    span grows with it. Of more than N windows a random run of N is taken.
 
     Args:    sentences [(start s, end s, text), ...], by start, those without words ignored.
     Returns: (n, 2) float64, n <= N; n = 0 where nothing is said.
@@ -166,8 +165,7 @@ def pick(rows, j):
 def history_windows(before, missing, rng):
     """Forecasts as at inference: what comes next, after a history cut into 8 windows.
 
-    It ends in the second half of the clip before the missing ones. The clips themselves follow the
-    pace of the narration; a model trained on them alone fails where 8 windows show two steps.
+    It ends in the second half of the clip before the missing ones.
 
     Args:    before (m, 2) s, missing (m, P, 2) s: windows of pre-training.
     Returns: (m, 8 + P, 2) s: eight of the history, and the missing clips.
@@ -210,8 +208,7 @@ def frame_times(windows, frames, seconds=None):
 def forecast_samples(videos, min_steps=2):
     """One sample for every pair of consecutive steps: the history of one, the label of the next.
 
-    Videos with fewer than min_steps steps are left out, and steps that end at 0 s: nothing would
-    be observed.
+    Left out are videos of fewer than min_steps steps, and steps that end at 0 s.
     """
     return [Sample(i, forecast_windows(now.end), then.label, k)
             for i, video in enumerate(videos) if len(video.steps) >= min_steps
@@ -251,9 +248,6 @@ def samples_of(task, videos, min_steps=2):
 
 
 def observed_steps(sample, video):
-    """Labels of the steps that a forecast observes, and whether they begin with the video's first.
-
-    A step is observed if at least a second of it lies in the window.
-    """
+    """Labels of the steps of which a second is observed; whether they begin with the first one."""
     observed = [k for k in range(sample.step) if video.steps[k].end - sample.windows[0, 0] >= 1]
     return [video.steps[k].label for k in observed], observed[0] == 0

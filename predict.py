@@ -61,10 +61,7 @@ class PredictSettings(Settings):
 
 
 def forecast(settings):
-    """Forecast one video, and write the files that were asked for: JSON, key frames, figure.
-
-    Returns: the JSON's content, s of reading and encoding, s of forecasting.
-    """
+    """Forecast, write files; the JSON's content, s of reading and encoding, s of forecasting."""
     import torch
 
     import diffusion

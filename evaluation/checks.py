@@ -1,6 +1,6 @@
 """Whether a checkpoint fits the task, the data and the teacher: each check raises BadInput."""
 from data import PIECES, samples_of
-from support.command import BadInput, require
+from support.command import require
 from weights.checkpoint import same_texts
 
 
@@ -11,10 +11,10 @@ def require_task(model, settings):
     require(model.task or not (settings.task == "activity" or epic), f"{path}: is not fine-tuned, "
             f"and there is no zero-shot --task {settings.task} of --data {settings.data}; "
             f"`{finetune}` does it")
-    if model.task not in (None, settings.task) or model.task and epic != (len(model.classes) > 1):
-        what = "verbs and nouns" if len(model.classes) > 1 else f"--task {model.task}"
-        raise BadInput(f"{path}: is fine-tuned for {what}; `{finetune}` makes the checkpoint that "
-                       "is needed here")
+    actions = bool(model.task) and len(model.classes) > 1
+    require(not model.task or (model.task, actions) == (settings.task, epic), f"{path}: is fine-"
+            f"tuned for {'verbs and nouns' if actions else f'--task {model.task}'}; `{finetune}` "
+            "makes the checkpoint that is needed here")
     require(settings.task not in ("forecast", "infill") or model.denoiser, f"{path}: trained with "
             "--order none; matching alone has no zero-shot forecasts (train with --order diffusion "
             "or mask)")
@@ -29,10 +29,9 @@ def require_teacher(teacher, model, path):
     if model.witness is None:                          # published, or trained on a features file
         return
     now = teacher.encode_phrases([model.witness])      # of another width: see `require_width`
-    if now.shape[1] == model.dim and not same_texts(model.phrases[:1], now):
-        raise BadInput(f"{path}: was trained with another teacher, which embeds "
-                       f"\"{model.witness}\" differently; give the same --clip and --clip-weights "
-                       "(that of the embedded world is kept in ~/.cache/procedurevrl)")
+    require(now.shape[1] != model.dim or same_texts(model.phrases[:1], now), f"{path}: was trained "
+            f"with another teacher, which embeds \"{model.witness}\" differently; give the same "
+            "--clip and --clip-weights (that of the embedded world is in ~/.cache/procedurevrl)")
 
 
 def require_width(model, given, path):

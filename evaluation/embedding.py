@@ -7,7 +7,6 @@ import functools
 import numpy as np
 import torch
 from torch.nn import functional
-from tqdm import tqdm
 
 from data import CLIP_SECONDS, Loaded, spoken_during, view_of, window_around
 from files.sources import open_folder
@@ -40,8 +39,7 @@ def encode_samples(model, source, samples, settings, device, title="encode"):
     batches = [samples[i:i + settings.batch] for i in range(0, len(samples), settings.batch)]
     make = functools.partial(load_samples, source)
     with torch.no_grad():
-        for loaded, read in tqdm(prefetch(make, batches, settings.workers), desc=title,
-                                 total=len(batches), mininterval=1):
+        for loaded, read in prefetch(make, batches, settings.workers, title):
             source.unreadable |= loaded.failed
             if read:
                 good += read
@@ -59,10 +57,7 @@ def encode_samples(model, source, samples, settings, device, title="encode"):
 
 # --- Whole videos ---
 def narration_features(source, requests):
-    """The teacher's text features of what is said during the requests' clips: (C, D), length 1.
-
-    The mean over a clip's sentences: see `data.spoken_during`. Zeros where nothing is said.
-    """
+    """The teacher's mean text feature of what is said during each clip: (C, D), length 1, or 0."""
     shares, texts = [], []
     for video, windows in requests:
         sentences = source.sentences(video)
@@ -78,8 +73,7 @@ def narration_features(source, requests):
 def teacher_features(source, loaded, targets="vision"):
     """What soft targets are made of: the teacher's features of loaded clips (C, D).
 
-    targets: "vision", of their frames (the paper); "narration", of what is said meanwhile; or
-             "both", the mean of the two at length 1 (the release).
+    targets: "vision", "narration", or "both", the mean of the two at length 1 (the release).
     """
     if targets == "narration":
         return narration_features(source, loaded.requests)
@@ -111,8 +105,7 @@ def embed_videos(source, encode, stride, workers, device, targets="vision"):
     names, windows, x, features, failed = [], [], [], [], {}
     make = functools.partial(load_grid, source, stride)
     mine = parallel.share(range(len(source)), parallel.place())
-    for loaded in tqdm(prefetch(make, mine, workers), desc="embed videos", total=len(mine),
-                       mininterval=1):
+    for loaded in prefetch(make, mine, workers, "embed videos"):
         failed |= loaded.failed
         for video, rows in loaded.requests:
             names += [source.videos[video].name] * len(rows)
@@ -130,11 +123,7 @@ def embed_videos(source, encode, stride, workers, device, targets="vision"):
 
 
 def write_features(settings):
-    """One row for each window of every video, with f's class token (encoder_cls) as well.
-
-    settings: checkpoint, device, videos, ids, split, toy_videos, stride (s between two windows),
-              out, workers.
-    """
+    """--task features: a row for each window of every video, also f's class token, encoder_cls."""
     for name in ("split", "toy_videos") if settings.videos else ("ids",):
         value, default = getattr(settings, name), getattr(type(settings), name)
         check(value == default, name, value,

@@ -1,8 +1,6 @@
 """The forecast table around the rows of evaluate.py: baselines, temperature, truth, next steps.
 
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1, 3.3, 4.1, 4.2. Rows against the exact
-truth of the embedded world: truth.py.
-
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1, 3.3, 4.1, 4.2. Exact truth: truth.py.
 M samples of a task, N = 8 observed clips, Q Monte Carlo samples, H steps ahead, V training videos,
 S steps (the label set), D embedding.
 """
@@ -86,9 +84,8 @@ def baseline_scores(model, x, teacher, texts, settings, device):
 def fitted_temperature(model, settings, texts, device):
     """Temperature of least NLL of the zero-noise softmax, on validation.
 
-    Zero-shot, against pseudo labels: the soft target of the clip that shows the next step. Once
-    fine-tuned, against labels, which training has seen as well. None where there is no validation
-    video, or no teacher.
+    Zero-shot, against the soft target of the clip that shows the next step; once fine-tuned,
+    against labels. None where there is no validation video, or no teacher.
     """
     if settings.annotations and settings.annotations.suffix == ".csv":         # holds one split
         return None
@@ -119,8 +116,7 @@ def fitted_temperature(model, settings, texts, device):
 def horizon_rows(model, x, samples, videos, texts, temperature, settings):
     """The next H steps of each forecast that has so many, denoised together.
 
-    They have a joint distribution: which step comes second depends on which came first. A softmax
-    for each position cannot hold it, however good it is; draws can (docs/results.md).
+    Which step comes second depends on which came first: draws hold that, one softmax each cannot.
 
     Args:    x (M, 8, D), samples: M of them, as of a forecast; temperature of its softmax.
     Returns: {"by_step": top-1 of each of the H steps, "pairs": the first two against their truth}.

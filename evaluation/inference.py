@@ -21,10 +21,9 @@ def in_batches(size, *columns):
 
 
 def score_texts(match, x, texts):
-    """log p over texts (Eq. 6), (..., D) -> (..., S); equal texts have exactly equal scores.
+    """log p over texts (Eq. 6), (..., D) -> (..., S); each text is matched once.
 
-    COIN has steps with the same text. They must tie (ties go to the lowest index), whatever a
-    matrix product does to two equal columns: so each text is matched once.
+    So COIN's steps of the same text tie, whatever a matrix product does to two equal columns.
     """
     unique, index = torch.unique(texts, dim=0, return_inverse=True)            # (U, D), (S,)
     log_p = match(x, unique)                                                   # (..., U)
@@ -32,18 +31,12 @@ def score_texts(match, x, texts):
 
 
 def score_labels(model, x, texts):
-    """log p over the label set, (..., D) -> (..., S), for clips or predictions of h.
-
-    Zero-shot the texts (S, D) are matched; a fine-tuned model has a classifier.
-    """
+    """log p over the label set, (..., D) -> (..., S): texts are matched, or classified if tuned."""
     return model.classify(x)[0] if model.task else score_texts(model.match, x, texts)
 
 
 def read_clips(model, x, texts):
-    """log p over texts for observed clips, calibrated: (..., D) -> (..., S).
-
-    Clips of a features file are matched at the temperature that was estimated for them.
-    """
+    """log p over texts for clips, (..., D) -> (..., S); at the estimated tau of a features file."""
     tau = model.tau if model.encoder else model.teacher_tau
     return score_texts(functools.partial(losses.match, tau=tau), x, texts)
 
@@ -73,8 +66,7 @@ def extend_history(x, seconds, step):
     """Append a step of 9 s to a history of N windows, and cut the result into N windows again.
 
     As at inference: the last 68 s, or all there is. A new window has the embedding of the old one
-    in which its middle lies. Of 68 s it is nearly a shift by one; of a short history the new step
-    becomes several windows, as h has seen it in training (data.history_windows).
+    in which its middle lies; of a short history the new step becomes several windows.
 
     Args:    x (M, N, D); seconds (M,) float64 that each covers; step (M, D), unit length.
     Returns: (M, N, D), and the seconds (M,) that they cover.
@@ -90,8 +82,8 @@ def extend_history(x, seconds, step):
 def sample_in_turn(model, x, seconds, texts, noise):
     """Q futures of H steps of each video, each sampled step by step (Sec. 3.3, repeated).
 
-    The likeliest step of a sample then counts as observed: the embedding of its text is the last
-    clip of the next forecast. Each of the Q samples has a history of its own.
+    The likeliest step of a sample then counts as observed: its text is the last clip of the next
+    forecast. Each of the Q samples has a history of its own.
 
     Args:    x (M, N, D) of the observed windows; seconds (M,) float64 that they cover;
              texts (S, D); noise (H, M, Q, D), standard normal.

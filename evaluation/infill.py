@@ -19,9 +19,7 @@ PLACES = "prior", "current", "future"             # the first step of a video, t
 
 
 def infill_rows(counts):
-    """Which clips are read to infill each step of videos with so many steps.
-
-    Of a video of more than 9 steps the nine around the missing one are read.
+    """Which clips are read to infill each step of videos with so many steps: nine around it.
 
     Returns: rows (M, 9) int64, of all steps of all videos one after another; real (M, 9) bool,
              False = padding; j (M, 1), the place of the missing step among the nine; kind (M,), of

@@ -1,7 +1,4 @@
-"""Labeled videos, and the texts of their label set.
-
-S steps (the label set), D embedding.
-"""
+"""Labeled videos, and the texts of their label set: S steps, D embedding."""
 import functools
 
 import torch
@@ -28,8 +25,7 @@ cached_texts = functools.lru_cache(maxsize=1)(Teacher.encode_phrases)
 def open_labeled(settings, split, model, path, device, required=True, with_teacher=True):
     """The videos of a split, and the text embeddings of its label set (S, D).
 
-    Activities and the actions of EPIC-Kitchens-100 are not matched with texts: None. With
-    --text-embeddings no teacher is opened.
+    Activities and the actions of EPIC-Kitchens-100 are not matched with texts: None.
 
     Args:
         path:     of the model's checkpoint, for messages.

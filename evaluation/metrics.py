@@ -59,8 +59,7 @@ def accuracy_rows(columns):
 
     return {"top1": row(lambda p, y: percent(topk_correct(p, y, 1))),
             "top5": row(lambda p, y: percent(topk_correct(p, y, 5))),
-            "mean_class": row(lambda p, y: 100 * mean_class(
-                topk_correct(p, y, 1), y))}
+            "mean_class": row(lambda p, y: 100 * mean_class(topk_correct(p, y, 1), y))}
 
 
 def oracle_correct(draws, labels):
@@ -75,20 +74,16 @@ def distinct(draws):
 
 
 def oracle_softmax(probabilities, labels, R):
-    """Chance that R independent draws from each row's softmax hit the label: 1 - (1 - p_y)^R.
+    """Chance that R draws from each row's softmax hit the label, the baseline of `oracle_correct`.
 
-    The baseline of `oracle_correct`: draws from the softmax of one prediction, without diffusion.
-    probabilities (M, K), labels (M,) int64 -> (M,) float64.
+    probabilities (M, K), labels (M,) int64 -> 1 - (1 - p_y)^R, (M,) float64.
     """
     p = probabilities.gather(1, labels[:, None])[:, 0].double()          # (M,)
     return 1 - (1 - p) ** R
 
 
 def total_variation(draws, truth):
-    """Half the L1 distance of the histogram of draws (M, R) to the truth (M, K) -> (M,) float64.
-
-    Above zero also for draws from the truth, because R is finite: compare with that floor.
-    """
+    """Half the L1 distance of the histogram of draws (M, R) to the truth (M, K) -> (M,) float64."""
     one = torch.full(draws.shape, 1 / draws.shape[1], dtype=torch.float64, device=draws.device)
     histogram = torch.zeros_like(truth, dtype=torch.float64).scatter_add_(1, draws, one)    # (M, K)
     return (histogram - truth).abs().sum(1) / 2
@@ -97,8 +92,8 @@ def total_variation(draws, truth):
 def fit_temperature(logits, target):
     """The temperature T with the least mean cross entropy of softmax(logits / T) to the target.
 
-    The loss is convex in 1 / T. Its slope is the mean logit under the softmax minus the mean logit
-    under the target, so the best T is where that crosses zero: bisection of log T.
+    The loss is convex in 1 / T: bisection of log T finds where its slope, the mean logit under the
+    softmax minus that under the target, crosses zero.
 
     Args:
         logits: (M, K) float, cosines or any other scores.
@@ -118,15 +113,7 @@ def fit_temperature(logits, target):
 
 
 def bigram_counts(sequences, K):
-    """How often each class follows each other class: (K, K) float64; [a, b] counts b right after a.
-
-    sequences: (V, N) int64 (tensor, array or list), classes in order, -1 = padding. Raises
-    ValueError for a class outside -1..K - 1 (it would be counted as another pair).
-    """
-    sequences = torch.as_tensor(sequences)
-    if sequences.min() < -1 or sequences.max() >= K:
-        raise ValueError(f"sequences hold classes {sequences.min()} to {sequences.max()}, but "
-                         f"there are {K} classes; give 0 to {K - 1}, and -1 for padding")
+    """[a, b]: how often b follows a in sequences (V, N) int64, -1 = padding -> (K, K) float64."""
     first, second = sequences[:, :-1], sequences[:, 1:]                  # (V, N - 1)
     both = (first >= 0) & (second >= 0)
     pairs = first[both] * K + second[both]                               # one number per pair
@@ -177,16 +164,10 @@ def largest_bleu1(candidates, references):
 def paired_bootstrap(a, b, draws=2000, seed=0, groups=None):
     """Mean of a - b over the same samples, with its 95 % percentile interval: (mean, low, high).
 
-    Whole groups are resampled: forecasts of one video are not independent.
-
-    Args:
-        a, b:   (M,) float or bool, scores of two methods on the same samples; else ValueError.
-        draws:  int, number of resamples.
-        groups: (M,) int, the video of each sample, or None: each sample is its own group.
+    a, b: (M,) float or bool, scores of two methods. groups: (M,) int, the video of each sample
+    (None: all differ); whole groups are resampled, since clips of a video are not independent.
     """
     a, b = (torch.as_tensor(x).to("cpu", torch.float64) for x in (a, b))
-    if a.shape != b.shape or a.ndim != 1 or len(a) == 0:
-        raise ValueError(f"a is {tuple(a.shape)}, b is {tuple(b.shape)}; both must be (M,), M > 0")
     groups = torch.arange(len(a)) if groups is None else torch.as_tensor(groups).cpu()
     _, member, size = groups.unique(return_inverse=True, return_counts=True)
     G = len(size)

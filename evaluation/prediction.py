@@ -38,10 +38,7 @@ class Observed(NamedTuple):
 
 # --- A model, a list of steps, a video ---
 def open_model(checkpoint, device):
-    """The checkpoint in eval mode, and whether it was trained on the embedded world.
-
-    Raises: BadInput if it has no encoder, or is fine-tuned: it then has classes of its own.
-    """
+    """The checkpoint in eval mode, and whether it was trained on the embedded world."""
     model = load_model(checkpoint)[0]
     require(not model.task, f"{checkpoint}: is fine-tuned for --task {model.task}, to classes of "
             "its own; give the checkpoint it was made from, which takes any steps")
@@ -51,10 +48,7 @@ def open_model(checkpoint, device):
 
 
 def open_steps(settings, model, of_toy, device):
-    """The steps to choose among: S names, and their text embeddings (S, D) on the device.
-
-    They come from a file, or are embedded by the teacher of the checkpoint's training.
-    """
+    """The steps to choose among: S names, and their text embeddings (S, D) on the device."""
     if settings.text_embeddings:
         names, texts = load_text_embeddings(settings.text_embeddings)
         texts = torch.from_numpy(texts)
@@ -73,10 +67,7 @@ def open_steps(settings, model, of_toy, device):
 
 
 def observe_file(path, model, at, pictured):
-    """The last 68 s of a video file before `at` s, as evaluate.py reads them -> Observed.
-
-    pictured: whether pictures are wanted as well. Raises BadInput if the file cannot be read.
-    """
+    """The last 68 s of a video file before `at` s -> Observed; pictured: whether with pictures."""
     require(path.is_file(), f"{path}: no such file; a video is needed")
     try:
         length = duration(path)

@@ -75,8 +75,7 @@ def action_rows(verb, noun, labels):
 def actions(model, source, samples, x, teacher, texts, settings):
     """EPIC-Kitchens-100: rows of Table 3, actions evaluated. V = 97 verbs, U = 300 nouns.
 
-    The softmax is averaged over VIEWS clips of 2 s spread over the action, x (M, VIEWS, D), their
-    middle squares (the released code also takes the squares on both sides).
+    The softmax is averaged over VIEWS clips of 2 s spread over the action, x (M, VIEWS, D).
     """
     verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(x))    # (M, V), (M, U)
     return action_rows(verb, noun, [sample.label for sample in samples]), len(samples)

@@ -1,7 +1,6 @@
-"""Forecasts against the exact truth, which is known in the embedded world.
+"""Forecasts against the embedded world's exact P(next step | steps observed, procedure unknown).
 
-The truth is P(next step | steps observed, procedure unknown): toy/grammar.py computes it. Total
-variation compares sampled steps with it; as many draws from the truth itself give its floor.
+Total variation compares sampled steps with it; as many draws from the truth itself are its floor.
 M samples, N = 8 clips, Q draws, S steps (the label set), D embedding.
 """
 import numpy as np

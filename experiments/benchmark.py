@@ -1,16 +1,13 @@
 """How fast: `python -m experiments.benchmark --parts encoder,sampling,step,loader`.
 
-    part      measured in one run, on this machine
-    encoder   f, forward and forward + backward, versus plain softmax attention, and versus
-              transformers.TimesformerModel (optional)
+    part      what is measured
+    encoder   f, forward and forward + backward, versus plain softmax attention
     sampling  M futures of a video versus the one of zero noise, and versus encoding its clips
     step      the parts of a pre-training step on clips
-    loader    9 clips x 8 frames of one video: ours versus one ffmpeg process per clip
+    loader    9 clips x 8 frames of one video, from its file and from its small copy
 
 The ways to be compared take turns, five rounds after one to warm up; times are medians, s of the
-clock. ffmpeg decodes with as many threads as there are cores, a worker of ours with one: with a
-worker per core ours gains more than these times show. Matrix products are bfloat16 on a GPU and
-float32 elsewhere, as in training. Weights and pixels are random: speed does not depend on them.
+clock. Precision is that of training. Weights and pixels are random: speed is the same.
 """
 import os
 import tempfile
@@ -24,9 +21,8 @@ PARTS = ("encoder", "sampling", "step", "loader")
 
 @dataclass(frozen=True)
 class BenchmarkSettings(Settings):
-    """Measure speed and memory on this machine, ours and others in one run."""
-    parts: str = opt(f"what to measure, separated by commas: {', '.join(PARTS)} (needs ffmpeg)",
-                     "loader", WHAT)
+    """Measure speed and memory on this machine."""
+    parts: str = opt(f"what to measure, separated by commas: {', '.join(PARTS)}", "loader", WHAT)
     size: str = opt("of f and h: paper, ViT-B on 8 frames of 224 x 224; small, 4 frames of 32 x 32",
                     "paper", WHAT, choices=("small", "paper"))
     batch: int = opt("encoder: clips at once; step: videos; default 1, on a GPU 16", None, WHAT,

@@ -2,8 +2,7 @@
 
     python -m experiments.charts --run runs/pretrain                # the terms of the loss
 
-Only this file needs matplotlib. Sampled values are solid blue and true ones
-hatched, so that they differ in print and for every reader.
+Only this file needs matplotlib. Sampled values are solid blue, true ones hatched.
 """
 import functools
 import json
@@ -225,8 +224,7 @@ def grow_tree(futures, leaves=LEAVES):
     """The most frequent futures as a tree of prefixes.
 
     futures: [{"steps": H of them, "share"}, ...], the largest share first.
-    Returns: {prefix: (row, share)}: `leaves` futures at rows 0, 1, ..., and each prefix at the mean
-             row of its futures; its share is that of all futures that begin with it, drawn or not.
+    Returns: {prefix: (mean row of its futures, share of all that begin with it, drawn or not)}.
     """
     share, rows = Counter(), defaultdict(list)
     for future in futures:

@@ -4,9 +4,8 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Fig. 3 (right) and appendix B
 Generation": SDEdit (Meng et al. 2022, arXiv:2108.01073) with Stable Diffusion.
 
 SDEdit noises the observed frame up to STRENGTH of the noise levels, and denoises it from there with
-the step's text as the prompt: the img2img pipeline of diffusers. The reverse process is DDIM's
-deterministic one (Song et al. 2021), not SDEdit's stochastic one. The paper gives no strength,
-guidance or number of levels. Needs diffusers and transformers.
+the step's text as the prompt: the img2img pipeline of diffusers, here with DDIM's deterministic
+process (Song et al. 2021). The paper gives no strength, guidance or number of levels.
 """
 import re
 
@@ -59,10 +58,9 @@ def fit(image, painter):
 
 
 def paint_steps(painter, picture, steps, settings):
-    """Paint each step from the picture (3, H, W) uint8, into the folder --keyframes.
+    """Paint each step from the picture (3, H, W), all with the same noise, into --keyframes.
 
-    Writes observed.png and 1_first_step.png, 2_second_step.png, ...; all steps get the same noise.
-    Returns: {step: (3, H', W') uint8 numpy}.
+    Returns: {step: (3, H', W') uint8 numpy}, also written as 1_first_step.png, and the like.
     """
     from PIL import Image                      # installed with diffusers
 

@@ -6,10 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Table:
-    """One table: columns are (header, evaluation, key of its JSON); rows (label, cell, ...).
-
-    None: there is no such number.
-    """
+    """Columns are (header, evaluation, key of its JSON); rows (label, number or None, ...)."""
     title: str
     columns: list
     paper: list

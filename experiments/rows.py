@@ -1,8 +1,7 @@
 """The rows of the tables: the paper's, our runs', and those of JSON files of evaluate.py.
 
-A result is (source, evaluation, content): the recipe or file, and the JSON object of evaluate.py.
-A row is (source, label, cells). source: "paper", "ours" or a file's name. A cell: a list of values,
-one for each seed, or of one text; empty: a dash. S steps.
+A result is (recipe or file, evaluation, JSON object of evaluate.py). A row is (source, label,
+cells): "paper", "ours" or a file; a cell is a list of values, one for each seed, or of one text.
 """
 import statistics
 

@@ -68,10 +68,7 @@ def start(folder, line):
 
 
 def make_all(settings, seeds, needed):
-    """Make what is missing, --jobs runs at a time; yields after each run.
-
-    Ctrl-C and SIGTERM, and a run that fails, end those that are running: each saves its training.
-    """
+    """Make what is missing, --jobs runs at a time; yields after each. The first error ends all."""
     waiting, running = [], {}                # [(folder, lines)], {Popen: (folder, further lines)}
     for seed in seeds:
         for recipe, evaluations in needed.items():

@@ -1,18 +1,14 @@
 """What the benchmark measures: see benchmark.py.
 
 Each part is a function of the settings, the device and an empty folder. It yields tables, as a name
-and {row: {column: number or None}}. s are of the clock. B clips or videos, F frames, K phrases, M
-samples.
+and {row: {column: number or None}}. B clips or videos, F frames, K phrases, M samples.
 """
 import functools
-import shutil
 import statistics
-import subprocess
 import time
 from unittest import mock
 
 import av
-import numpy as np
 import open_clip
 import torch
 from torch.nn import functional
@@ -25,7 +21,7 @@ from files.sources import VideoSource
 from files.video import Unreadable, duration, find_videos, read_frames, short_side_for, shrink
 from model import encode_parts
 from pseudo_labels import Teacher
-from support.command import BadInput, require
+from support.command import BadInput
 from support.device import mixed_precision, send
 from toy.teacher import build_teacher
 from training.pretrain import PIXELS, SIZES, TAU
@@ -72,46 +68,34 @@ def random_model(size, device, dim=512):
 
 # ---- encoder -------------------------------------------------------------------------------------
 def encoder_ways(settings, device):
-    """{name: (module, clips (B, 3, F, H, W) -> class tokens (B, width))}.
+    """f, and {name: clips (B, 3, F, H, W) -> class tokens (B, width)}.
 
     ours: encoder.py; naive: the same with softmax(q k^T / sqrt(d)) v as it is written, all weights
-    in memory; hf: TimesformerModel, if transformers is installed.
+    in memory.
     """
-    sizes = SIZES[settings.size]["encoder"]
-    f = TimeSformer(**sizes).to(device)
+    f = TimeSformer(**SIZES[settings.size]["encoder"]).to(device)
 
     @mock.patch.object(functional, "scaled_dot_product_attention",
                        lambda q, k, v: (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v)
     def naive(clips):
         return f.features(clips)
-    ways = {"ours": (f, f.features), "naive": (f, naive)}
-    try:
-        from transformers import TimesformerConfig, TimesformerModel
-    except ImportError:
-        print("transformers is not installed: TimesformerModel is left out (pip install it)")
-        return ways
-    hf = TimesformerModel(TimesformerConfig(
-        image_size=sizes["image"], patch_size=sizes["patch"], num_frames=sizes["frames"],
-        hidden_size=sizes["width"], num_hidden_layers=sizes["depth"],
-        num_attention_heads=sizes["heads"], intermediate_size=4 * sizes["width"])).to(device)
-    return ways | {"hf": (hf, lambda clips: hf(clips.transpose(1, 2)).last_hidden_state[:, 0])}
+    return f, {"ours": f.features, "naive": naive}
 
 
 def encoder(settings, device, folder):
     """Ways to encode B clips, forward and with backward. A product and a sum are two FLOP."""
-    ways, sizes = encoder_ways(settings, device), SIZES[settings.size]["encoder"]
-    clips = torch.randn(settings.batch, 3, *(sizes[name] for name in ("frames", "image", "image")),
-                        device=device)
+    f, ways = encoder_ways(settings, device)
+    clips = torch.randn(settings.batch, 3, f.frames, f.image, f.image, device=device)
 
     @torch.no_grad()
-    def forward(module, way):
+    def forward(way):
         way(clips)
 
-    def forward_backward(module, way):
+    def forward_backward(way):
         way(clips).float().square().sum().backward()
-        module.zero_grad(set_to_none=True)
+        f.zero_grad(set_to_none=True)
     for work in (forward, forward_backward):
-        works = {name: functools.partial(work, *way) for name, way in ways.items()}
+        works = {name: functools.partial(work, way) for name, way in ways.items()}
         table = measure(works, device)
         for name, row in table.items():
             with FlopCounterMode(display=False) as counter, mixed_precision(device):
@@ -142,10 +126,7 @@ def sampling(settings, device, folder):
 
 # ---- step ----------------------------------------------------------------------------------------
 def step(settings, device, folder):
-    """The parts of a pre-training step on clips; it decodes in this process.
-
-    Of a whole step, with its workers, train.py writes clips_per_s to metrics.jsonl.
-    """
+    """The parts of a pre-training step on clips; of whole steps train.py logs clips_per_s."""
     B, paper, made = settings.batch, settings.size == "paper", folder / "made.mp4"
     part = MICRO_BATCH if paper and B * CLIPS > MICRO_BATCH else None
     clip = open_clip.create_model("ViT-B-16-quickgelu") if paper else build_teacher()[0]
@@ -179,10 +160,7 @@ def step(settings, device, folder):
 
 # ---- loader --------------------------------------------------------------------------------------
 def make_video(path, length, size="640x360", rate=30):
-    """An H.264 mp4 of `length` s with x264's defaults: groups of up to 250 frames, B-frames.
-
-    It shows FFmpeg's moving test picture: some 2 Mbit/s, more than such a video has on the web.
-    """
+    """FFmpeg's moving test picture as an H.264 mp4 of `length` s, with x264's defaults."""
     pictures = f"testsrc2=size={size}:rate={rate}:duration={length}"
     with av.open(pictures, format="lavfi") as source, av.open(str(path), "w") as file:
         stream = file.add_stream("libx264", rate=rate)
@@ -198,48 +176,24 @@ def windows_of(length):
     return classify_windows((length - span) / 2, (length + span) / 2, length, CLIPS)
 
 
-def read_ours(path, windows):
+def read_clips(path, windows):
     """All clips from one opening, as files.sources.VideoSource reads them in pre-training."""
     times = frame_times(windows, FRAMES).reshape(-1)
     return read_frames(path, times, short_side_for(SIZE)).split(FRAMES)
 
 
-def read_ffmpegs(path, windows):
-    """A process per clip, like the released loaders of ProcedureVRL, DistantSup and MIL-NCE.
-
-    Each seeks to its clip and gives so many frames per second, a whole number, that F are there,
-    640 x 360 pixels, RGB through a pipe; F of them are taken.
-    """
-    clips = []
-    for start, end in windows:
-        rate = int(np.ceil(FRAMES / (end - start)))
-        done = subprocess.run(
-            ["ffmpeg", "-nostdin", "-loglevel", "error", "-ss", f"{start:.3f}", "-t",
-             f"{end - start:.3f}", "-i", f"file:{path}", "-vf", f"fps={rate},scale=640:360", "-f",
-             "rawvideo", "-pix_fmt", "rgb24", "pipe:"], capture_output=True)
-        pictures = np.frombuffer(done.stdout, np.uint8).reshape(-1, 360, 640, 3)
-        require(len(pictures) and not done.returncode,
-                f"{path}: ffmpeg gives no picture: {done.stderr!r}")
-        chosen = np.linspace(0, len(pictures) - 1, FRAMES).astype(int)
-        clips.append(torch.from_numpy(pictures[chosen]).permute(0, 3, 1, 2))
-    return clips
-
-
 def loader(settings, device, folder):
-    """A table for each video: ours and ffmpeg, from the file and from its small copy."""
-    require(shutil.which("ffmpeg"), "ffmpeg: not found; the released code reads videos with it, "
-            "and ours is compared with that (Debian: apt-get install ffmpeg)")
-    make_video(folder / "made.mp4", SECONDS)
-    mine, small = find_videos(settings.videos) if settings.videos else {}, folder / "small.mp4"
-    for name, path in {"made": folder / "made.mp4", **mine}.items():
+    """A table for each video: its clips from the file, and from its small copy."""
+    made, small = folder / "made.mp4", folder / "small.mp4"
+    make_video(made, SECONDS)
+    mine = find_videos(settings.videos) if settings.videos else {}
+    for name, path in {"made": made, **mine}.items():
         try:
             shrink(path, small)
             windows = windows_of(duration(path))
-            table = measure({who + copy: functools.partial(read, file, windows)
-                             for copy, file in (("", path), ("_small", small))
-                             for who, read in (("ffmpegs", read_ffmpegs), ("ours", read_ours))},
-                            device)
+            table = measure({way: functools.partial(read_clips, file, windows)
+                             for way, file in (("file", path), ("small copy", small))}, device)
         except Unreadable as error:
-            raise BadInput(str(error)) from None
-        yield name, {way: {"s": row["s"], "times as fast": table["ffmpegs"]["s"] / row["s"],
-                           "clips/s": CLIPS / row["s"]} for way, row in table.items()}
+            raise BadInput(error) from None
+        yield name, {way: {"s": row["s"], "clips/s": CLIPS / row["s"]}
+                     for way, row in table.items()}

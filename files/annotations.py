@@ -100,10 +100,7 @@ def training_split(name):
 
 
 def load_text_embeddings(path):
-    """Names and embeddings of the K >= 2 classes: ([name, ...], (K, D) float32, not normalized).
-
-    BadInput if an array is absent or has another shape, or a row is NaN, infinite or all zeros.
-    """
+    """Names and embeddings of the K >= 2 classes: ([name, ...], (K, D) float32, not normalized)."""
     names, embeddings = read_rows(path, names=TEXT, embeddings=FLOATS)
     require(len(names) > 1, f"{path}: one class: nothing to choose from; at least two are needed")
     with np.errstate(over="ignore"):                   # float64 beyond float32 becomes infinite
@@ -143,20 +140,14 @@ class FeaturesFile:
         return self.rows[name][np.searchsorted(borders, times)]
 
     def covers(self, name, times):
-        """Whether video `name` has rows, and one near each of `times` (...), s: (...) bool.
-
-        Near: at most the length of a clip, CLIP_SECONDS, from the row's middle.
-        """
+        """Whether video `name` has a row at most CLIP_SECONDS from each of `times` (...), s."""
         if name not in self.rows:
             return np.zeros(np.shape(times), bool)
         return np.abs(self.middle[self.nearest(name, times)] - times) <= CLIP_SECONDS
 
 
 def load_features(path):
-    """Read a features file: video (N,), start (N,), end (N,), embedding (N, D) -> FeaturesFile.
-
-    BadInput if an array is absent, or has a wrong shape, type or value.
-    """
+    """Read a features file: video (N,), start (N,), end (N,), embedding (N, D) -> FeaturesFile."""
     video, start, end, embedding = read_rows(path, video=TEXT, start=NUMBERS, end=NUMBERS,
                                              embedding=FLOATS)
     require(embedding.dtype.itemsize <= 4,
@@ -169,10 +160,7 @@ def load_features(path):
 
 
 def load_teacher_rows(path, width):
-    """The teacher's features of one video, (n, D = width) float32, row i is second i.
-
-    BadInput unless the file is an npy of finite floats of this shape: see `data.py teach`.
-    """
+    """`data.py teach`'s file of one video: (n, D = width) finite float32, row i is second i."""
     try:
         rows = np.load(path, allow_pickle=False)
     except DAMAGED as error:

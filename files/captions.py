@@ -3,8 +3,7 @@
     folder of ID.csv, rows of start,end,text; ID.srt or ID.vtt    a file is read when asked for
     caption.json or raw_caption.json, {ID: {start, end, text}}    read whole, at the start
 
-Bytes that are not UTF-8 are replaced. Times are the file's: YouTube shows a line until the next but
-one begins, so neighbors overlap.
+Bytes that are not UTF-8 are replaced. Times are the file's: on YouTube neighbors overlap.
 """
 import html
 import os
@@ -54,8 +53,7 @@ def open_captions(path):
 def unroll(sentences):
     """Remove the words by which a cue repeats the lines above it (YouTube's rolling captions).
 
-    A cue that begins with the whole last sentence (or the last two, three, ...), at most ROLL s
-    after its end, loses these words. If no words are left, the last sentence lasts longer instead.
+    They are the last sentence, or more, ended up to ROLL s ago. If none are left, it lasts longer.
     """
     unrolled, words = [], []                # words[i] are those of unrolled[i]
     for start, end, text in sentences:
@@ -77,10 +75,9 @@ def unroll(sentences):
 
 
 def list_folder(path):
-    """{id: file name}, by id. The id is the name without its suffix, and without .en of a subtitle.
+    """{id: file name}, by id: the name without its suffix, and without .en of a subtitle.
 
-    Of several files of one id, the first kind in SUFFIXES counts, then English. A name that extends
-    another id (ID.steps.csv next to ID.csv) is not a narration.
+    Of several the first kind in SUFFIXES counts, then English; ID.steps.csv next to ID.csv never.
     """
     choices = {}                            # id: (kind, not English, file name), the least so far
     for file in os.listdir(path):

@@ -26,8 +26,8 @@ def try_videos(settings, videos):
     paths = find_videos(settings.videos)
     present = [(name, paths[name]) for name in ends if name in paths]
     make = functools.partial(attempt, functools.partial(read_ends, ends))
-    read = tqdm(prefetch(make, present, settings.workers), "read", len(present), mininterval=1)
-    return paths, {name: reason for name, _, reason in read if reason}
+    return paths, {name: reason for name, _, reason in
+                   prefetch(make, present, settings.workers, "read") if reason}
 
 
 def count_videos(listed, paths, bad):

@@ -1,9 +1,7 @@
 """`data.py shrink` and `teach`: a file for each video of a folder; `pseudo_labels.py`: texts."""
 import functools
-from collections import Counter
 
 import numpy as np
-from tqdm import tqdm
 
 from files.listings import load_phrases
 from files.text import require
@@ -17,18 +15,15 @@ from weights.teacher import open_teacher
 
 
 def make_missing(out, suffix, make, is_whole, name, path):
-    """("there", None) if out/ID`suffix` is whole, else ("made" or "again", make(id, path))."""
+    """None if out/ID`suffix` is there and whole, else make(id, path)."""
     target = out / f"{name}{suffix}"
-    there = target.exists()
-    if there and is_whole(target):
-        return "there", None
-    return "again" if there else "made", make(name, path)
+    return None if target.exists() and is_whole(target) else make(name, path)
 
 
 def for_each_video(settings, suffix, make, is_whole, save):
     """Fill the folder --out: one ID`suffix` per video; those that have a whole one are left out.
 
-    make: (id, path) -> made, called in the workers. save: (path of ID`suffix`, made), called here.
+    make: (id, path) -> not None, called in the workers. save: (path of ID`suffix`, that), here.
     is_whole: (path of ID`suffix`) -> bool, whether it can be read.
     BadInput if there is no video, or none that can be read.
     """
@@ -40,20 +35,17 @@ def for_each_video(settings, suffix, make, is_whole, save):
     lock(settings.out)
     make = functools.partial(attempt, functools.partial(
         make_missing, settings.out, suffix, make, is_whole))
-    bad, count = {}, Counter()
-    made_ahead = prefetch(make, list(found.items()), settings.workers)
-    for name, result, reason in tqdm(made_ahead, f"write {suffix}", len(found), mininterval=1):
+    bad, count = {}, 0
+    for name, made, reason in prefetch(make, list(found.items()), settings.workers, "write"):
         if reason:
             bad[name] = reason
-            continue
-        state, made = result
-        count[state] += 1
-        if state != "there":
+        elif made is not None:
             save(settings.out / f"{name}{suffix}", made)
+            count += 1
     for name, reason in bad.items():
         print(f"unreadable: {name}: {reason}")
-    print(f"{settings.out}: {count['made']} made, {count['there']} were there, {count['again']} "
-          f"were broken and made again, {len(bad)} unreadable")
+    print(f"{settings.out}: {count} made, {len(found) - count - len(bad)} were there and whole, "
+          f"{len(bad)} unreadable")
     require(len(bad) < len(found),
             f"--videos {settings.videos}: not one of {len(found)} videos can be read")
 
@@ -61,6 +53,7 @@ def for_each_video(settings, suffix, make, is_whole, save):
 def shrink_one(settings, name, path):
     """Write the copy of one video."""
     shrink(path, settings.out / f"{name}.mp4", settings.fps, settings.short_side)
+    return True
 
 
 def shrink_all(settings):

@@ -18,9 +18,8 @@ UNKNOWN = -1                  # label of a step whose class a list does not give
 def load_released_csv(path, task):
     """Read a csv of ProcedureVRL or DistantSup (no header) -> [data.Video, ...] in its order.
 
-    task: "classify" (the authors' `step`), "forecast" (`next`) or "activity" (`task`). No line says
-    which task a list is for. A list for another task is refused, since its scores (a step
-    classified from its history, a forecast that sees its answer) would look real.
+    task: "classify" (the authors' `step`), "forecast" (`next`) or "activity" (`task`). A list for
+    another task is refused, since its scores would look real.
     """
     columns = "path label duration" + (" start end" if task != "activity" else "")
     rows, from_zero = [], set()
@@ -46,7 +45,6 @@ def load_released_csv(path, task):
 def load_epic(path):
     """Read EPIC_100_train.csv, _validation.csv or _test_timestamps.csv (8 columns, no labels).
 
-    Only the timestamps are used: the frame numbers count frames at another rate than the video's.
     Returns [data.Video, ...], each with its actions as steps, in the file's order. Their length is
     not given, and taken as infinite: a window may end up to a second after the video.
     """

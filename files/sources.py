@@ -34,11 +34,9 @@ class Source:
 
 
 class FeatureSource(Source):
-    """Videos of COIN.json, those with steps; their clips are rows of a features file.
+    """Videos of COIN.json, those with steps; their clips are rows of a FeaturesFile.
 
     A video is missing if it has no row, or none near the middle of one of its steps.
-
-    videos: [data.Video], of one split. features: annotations.FeaturesFile.
     """
 
     def __init__(self, videos, features):
@@ -128,9 +126,8 @@ class VideoSource(Source):
         return self.read((video, np.array(windows)), short_side)
 
     def load(self, requests, rng=None):
-        """Each request's clips, from one opening of its file -> Loaded.
+        """Each request's clips, from one opening of its file -> Loaded; rng None: the middle views.
 
-        rng: numpy Generator, for the random views of training; None: the middle view.
         Loaded.views: for each video the middle views at the teacher's size (n, F, 3, H, W), or the
         cached features of these frames (n, F, D); empty without a teacher.
         """
@@ -157,10 +154,7 @@ class VideoSource(Source):
         return Loaded(readable, torch.stack(clips) if clips else torch.empty(0), views, failed)
 
     def teacher_features(self, views):
-        """The teacher's features of clips: the mean over their frames (Sec. 3.2) -> (C, D).
-
-        Frames of all videos go through it together, 1024 at a time (some 2 GB at its size of 224).
-        """
+        """The teacher's features of clips: the mean over their frames (Sec. 3.2) -> (C, D)."""
         pictures = [view for view in views if view.ndim > 3]
         if not pictures:
             return torch.cat(views).mean(1)
@@ -176,10 +170,7 @@ read_features = functools.lru_cache(maxsize=1)(annotations.load_features)      #
 
 
 def open_coin_features(annotation_file, feature_file, text_file, split, needed=True):
-    """COIN.json with a features file: (FeatureSource of one split, class embeddings (K, D)).
-
-    BadInput if the files do not fit each other, or (if needed) no video has a feature row.
-    """
+    """COIN.json with a features file: (FeatureSource of one split, class embeddings (K, D))."""
     videos, _ = annotations.load_coin(annotation_file)
     _, texts = annotations.load_text_embeddings(text_file)
     features = read_features(feature_file)

@@ -1,7 +1,6 @@
 """Read text, csv and JSON files: UTF-8, with or without a byte order mark.
 
-A file that cannot be used is a BadInput of one line: the file's name, the number of the line where
-it is known (from 1), the problem and `need`, what kind of file is needed.
+A file that cannot be used is a BadInput: its name, the line (from 1), the problem, and `need`.
 """
 import csv
 import io
@@ -14,10 +13,7 @@ from support.command import BadInput, require
 
 
 def read_text(path, need="a readable text file", errors="strict"):
-    """The text of a file; errors="replace" replaces bytes that are not UTF-8.
-
-    BadInput if the file cannot be read, holds only white space or (if "strict") is not UTF-8.
-    """
+    """The text of a file, not only white space; errors="replace" replaces what is not UTF-8."""
     try:
         text = Path(path).read_bytes().decode("utf-8-sig", errors)
     except OSError as error:

@@ -60,16 +60,10 @@ def find_videos(folder):
             folders.clear()
             continue
         entered.add(place)
-        for path in (os.path.join(parent, name) for name in names):
-            if os.path.splitext(path)[1].lower() in VIDEO_SUFFIXES:
-                files.append(path)
-            elif os.path.islink(path):
-                try:
-                    os.stat(path)
-                except OSError as error:
-                    closed.append(error)
+        files += [os.path.join(parent, name) for name in names
+                  if os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES]
     if closed:
-        print(f"{folder}: {len(closed)} folders or links in it cannot be followed, the first "
+        print(f"{folder}: {len(closed)} folders in it cannot be entered, the first "
               f"{closed[0].filename}: {closed[0].strerror}")
     return {os.path.splitext(os.path.basename(path))[0]: path
             for path in sorted(files, reverse=True)}
@@ -96,8 +90,7 @@ def open_video(path):
 def duration(path):
     """s from the start of the file to the end of its video, by its header, also if it is cut off.
 
-    mkv and webm only give the duration of the whole file, sound included. A recorded webm gives
-    none: all its packets are read.
+    mkv and webm only give that of the whole file; a recorded webm none: all its packets are read.
     """
     with open_video(path) as (container, stream):
         if (stream.duration or 0) > 0:
@@ -115,8 +108,7 @@ def read_frames(path, times, short_side=None):
     """The pictures at `times`, from one opening of the file: (n, 3, H, W) uint8, upright.
 
     The first and the last frame also count for SLACK = 1 s before and after the video, since
-    annotations often end a little late. Further away the file is Unreadable. A frame *between*
-    others counts for as long as it lasts, as a slide can.
+    annotations often end a little late. Further away the file is Unreadable.
 
     times:      (n,) s, n at least 1, 0 to 1e9, in any order, with repeats; else a ValueError.
     short_side: pixels; larger pictures are reduced to it, smaller ones are not enlarged.
@@ -175,9 +167,8 @@ def pictures_at(path, times, short_side=None):
 def key_frame_ahead(stream, time, reached):
     """Whether decoding can begin nearer to `time` (s) than `reached` (s), its present position.
 
-    If the index ends before `time` (that of an mkv is read at the first seek), a key frame at least
-    every KEY_FRAME_GAP seconds is assumed. The index of an mp4 has decoding times, some ticks
-    before display: a seek for a key frame displayed after `time` would decode this group again.
+    If the index ends before `time`, a key frame every KEY_FRAME_GAP seconds is assumed. The index
+    of an mp4 has decoding times, some ticks before display.
     """
     index, ticks = stream.index_entries, math.floor(time / stream.time_base)
     early = max(0, (stream.start_time or 0) - index[0].timestamp) if len(index) else 0    # ticks
@@ -190,8 +181,7 @@ def key_frame_ahead(stream, time, reached):
 def frames_around(container, stream, time, start, wanted):
     """Seek: the frames from a key frame at or before `time`, or from the first if there is none.
 
-    A seek may end at a key frame *after* `time`, since an index is in decoding order. Then it is
-    repeated further and further back. `wanted`: see `decode`.
+    A seek that ends *after* `time` is repeated further and further back. `wanted`: see `decode`.
     """
     back = 0.0
     while True:
@@ -235,11 +225,9 @@ def decode(container, stream, wanted):
 
 # --- Small copies of files ---
 def shrink(source, target, fps=1.0, short_side=256):
-    """Write a small mp4 (Motion JPEG) without sound in which every frame is a key frame.
+    """Write a small mp4 (Motion JPEG, fast to decode) without sound; every frame is a key frame.
 
-    JPEG decodes about six times as fast as key frames of H.264. Frame k of the copy is the source's
-    picture at k / fps (its first frame, if it begins later). The copy ends where the source does,
-    also if the source is cut off. `target` is whole or absent.
+    Frame k is the source's picture at k / fps, up to the source's end. `target` is whole or absent.
     fps: frames/s, at least 0.001; short_side: pixels, at least 2 (both sides become even).
     Raises Unreadable for the source, OSError for the target.
     """
@@ -288,8 +276,7 @@ def training_view(frames, size, rng):
     """(F, 3, H, W) uint8 -> (F, 3, size, size): a random square, perhaps mirrored, of all frames.
 
     As in the paper: short side drawn from 256 to 320, a crop of 224, flipped in half of the draws;
-    other sizes in proportion. The square is cropped first, and only the square is resized.
-    rng: numpy Generator, four draws.
+    other sizes in proportion. rng: numpy Generator, four draws.
     """
     height, width = frames.shape[-2:]
     side = round(min(height, width) * 224 / rng.uniform(*JITTER))

@@ -159,8 +159,8 @@ def run(main, cls, argv=None, command=""):
 
     BadInput, OSError (a full disk, a read-only folder), too little memory and a killed worker end
     with 2, FloatingPointError (a loss that is not finite) with 1, Ctrl-C with 130, SIGTERM with
-    143; without a line if nobody reads the output any more (`| head`), with 141. A bug keeps its
-    traceback. Of several processes started by torchrun only the first prints.
+    143; without a line if nobody reads the output any more, with 141. A bug keeps its traceback. Of
+    several processes started by torchrun only the first prints.
     """
     less = [flag_of(name) for name in ("micro_batch", "batch", "workers")
             if name in cls.__dataclass_fields__]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from support.command import BadInput
+from support.command import BadInput, require
 
 
 def set_seed(seed):
@@ -19,8 +19,8 @@ def set_seed(seed):
 def require_finite(path, tensors):
     """BadInput naming the file and the first of {name: tensor} that holds NaN or infinity."""
     for name, value in tensors.items():
-        if not value.isfinite().all():
-            raise BadInput(f"{path}: {name} holds NaN or infinity; remove or replace the file")
+        require(value.isfinite().all(),
+                f"{path}: {name} holds NaN or infinity; remove or replace the file")
 
 
 def mixed_precision(device):

@@ -1,10 +1,9 @@
 """One model on several GPUs: `torchrun --nproc-per-node 8 train.py ...`, a process for each.
 
 A step computes what it computes in one process. Each reads and encodes its share of the clips,
-receives the embeddings of all others, and computes the whole objective; h and the matching cost
-little next to f. (DistributedDataParallel would average one objective per process: a different one
-where their numbers of clips differ.) --batch counts the videos of all processes together. gloo
-carries what is in main memory, nccl what is on GPUs. With one process nothing here does anything.
+receives the embeddings of all others, and computes the whole objective. (DistributedDataParallel
+would average one objective per process: another one where their numbers of clips differ.) --batch
+counts the videos of all processes together. With one process nothing here does anything.
 """
 import os
 

@@ -17,9 +17,8 @@ class BadInput(ValueError):
 
 
 def program_name():
-    """The program's name in its messages: train.py, or weights for `python -m weights`."""
-    path = Path(sys.argv[0])
-    return path.parent.name if path.name == "__main__.py" else path.name
+    """The program's name in its messages, such as train.py."""
+    return Path(sys.argv[0]).name
 
 
 # --- Signals and errors ---

@@ -5,6 +5,7 @@ import signal
 import sys
 
 import torch
+from tqdm import tqdm
 
 from support.process import BadInput, end_if_signaled, locks
 
@@ -29,11 +30,10 @@ def leave_group(worker):
         os.close(locks.popitem()[1])
 
 
-def prefetch(make, items, workers):
+def prefetch(make, items, workers, title=None):
     """Yield make(item) for each item, in order, made ahead by worker processes (0: none).
 
-    If there is a GPU, tensors are pinned, so that copies to it do not block.
-
+    If there is a GPU, tensors are pinned, so that copies to it do not block. title: of the bar.
     Raises: what `make` raises; RuntimeError if a worker dies.
     """
     # without a batch size, collate_fn gets one item at a time, in the worker
@@ -47,7 +47,7 @@ def prefetch(make, items, workers):
     finally:
         if workers:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    for made in ahead:
+    for made in tqdm(ahead, title, len(items), mininterval=1, disable=title is None):
         end_if_signaled()
         if isinstance(made, Exception):
             raise made

@@ -24,7 +24,6 @@ from files.annotations import training_split
 from support.command import run
 from toy import teacher
 from toy.source import teacher_file
-from weights import __main__ as convert
 
 SCRIPTS = {"benchmark.py": (benchmark.main, benchmark.BenchmarkSettings),
            "tour.py": (tour.main, tour.TourSettings),
@@ -32,8 +31,7 @@ SCRIPTS = {"benchmark.py": (benchmark.main, benchmark.BenchmarkSettings),
            "evaluate.py": (evaluate.main, evaluate.EvaluateSettings),
            "predict.py": (predict.main, predict.PredictSettings),
            "charts.py": (charts.main, charts.ChartSettings),
-           "pseudo_labels.py": (commands.start, commands.TextSettings),
-           "weights": (convert.main, convert.ConvertSettings)}
+           "pseudo_labels.py": (commands.start, commands.TextSettings)}
 EPOCHS = ("--sgd-epochs", "0.75", "--epochs", "0.75", "--order-epochs", "3")     # 3 steps of each
 TINY = ("--toy-videos", "16", "--batch", "4", *EPOCHS, "--device", "cpu")
 
@@ -92,8 +90,7 @@ def cannot_read(monkeypatch, source, *names):
 def call(program, *argv):
     """Run a script's main in this process, by its command line; no file is remembered."""
     sources.read_features.cache_clear()
-    name = "weights/__main__.py" if program == "weights" else program
-    sys.argv, before = [f"/somewhere/{name}"], sys.argv
+    sys.argv, before = [f"/somewhere/{program}"], sys.argv
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         if program == "data.py":                               # its commands read sys.argv

@@ -109,11 +109,7 @@ def test_bigram_counts_equal_a_loop():
             if a >= 0 and b >= 0:
                 slow[a, b] += 1
     assert bigram_counts(sequences, 4).equal(slow)
-    assert bigram_counts(sequences.numpy(), 4).equal(slow)
-    assert bigram_counts([[1], [0]], 2).sum() == 0                 # one clip per video: no pair
-    for wrong in (4, -2):
-        with pytest.raises(ValueError, match="4 classes"):
-            bigram_counts([[0, wrong, -1]], 4)
+    assert bigram_counts(sequences[:, :1], 4).sum() == 0           # one clip per video: no pair
 
 
 def test_bigram_forecast_equals_the_sum_over_the_last_step():
@@ -157,6 +153,3 @@ def test_bootstrap_resamples_whole_groups_of_any_size():
     assert paired_bootstrap(b + d, b) == alone                     # the seed decides
     assert paired_bootstrap(b + d, b, seed=1) != alone
     assert paired_bootstrap(torch.tensor([True]), torch.tensor([False])) == (1, 1, 1)
-    for wrong in ([], []), ([1., 2.], [1.]):
-        with pytest.raises(ValueError, match=r"both must be \(M,\), M > 0"):
-            paired_bootstrap(*wrong)

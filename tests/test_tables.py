@@ -130,7 +130,7 @@ def test_rows_of_files_stand_below_the_papers(capsys):
     (("nothing",), "nothing: no such table; there are forecasting, "),
     (("--seeds", "1,x"), "--seeds 1,x: must be numbers"),
     (("--steps", "steps.txt"), "--steps steps.txt: give --steps and --phrases together"),
-    (("--out", "no/where"), "--out no/where: there is no folder no"),
+    (("--out", "/dev/null/a"), "--out /dev/null/a: /dev/null is not a folder"),
     (("--rows", "gone.json"), "gone.json: No such file or directory; a JSON file of evaluate.py"),
     (("--rows", "list.json"), "list.json: no object with task, data, setting, order, top1; a JSON"),
     (("open-vocabulary", "--rows", "few.json"), "few.json: 2 classes, but there are 40 steps")])

@@ -5,9 +5,8 @@ from fractions import Fraction
 import av
 import numpy as np
 from safetensors.torch import save
-from tqdm import tqdm
 
-from support.command import BadInput, write_atomically, write_json, write_text
+from support.command import require, write_atomically, write_json, write_text
 from support.process import lock
 from support.workers import prefetch
 from toy import grammar, render
@@ -51,16 +50,15 @@ def export_one(out, item):
 def export_toy(settings):
     """videos/, captions/, COIN.json, steps.txt, phrases.txt, train.txt and the teacher, clip/."""
     out = settings.out
-    if out.exists() and any(out.iterdir()):
-        raise BadInput(f"--out {out}: is not empty; choose another folder")
+    require(not out.exists() or not any(out.iterdir()),
+            f"--out {out}: is not empty; choose another folder")
     out.mkdir(parents=True, exist_ok=True)
     lock(out)
     for folder in ("videos", "captions", "clip"):
         (out / folder).mkdir(exist_ok=True)
     items = [(split, i) for split, count in (("train", settings.train), ("test", settings.test))
              for i in range(count)]
-    made = prefetch(functools.partial(export_one, out), items, settings.workers)
-    database = dict(tqdm(made, desc="export", total=len(items), mininterval=1))
+    database = dict(prefetch(functools.partial(export_one, out), items, settings.workers, "export"))
     write_json(out / "COIN.json", {"database": database})
     for name, lines in (("steps.txt", grammar.STEPS), ("phrases.txt", grammar.PHRASES),
                         ("train.txt", [name for name in database if name.startswith("train")])):

@@ -1,8 +1,7 @@
 """The embedded world: cooking procedures from a small grammar, and exact inference on it.
 
 Every command uses this world by default, so the whole method runs, and is measured against a known
-truth, without any data. Durations, gaps, colors, positions and seeds are drawn independently of the
-procedure: only the observed steps and their order tell what comes next.
+truth, without any data. Only the observed steps and their order tell what comes next.
 
 S = 40 steps, "verb object"; M samples (forecasts); N = 8 clips of an observed window; n nodes.
 """
@@ -151,8 +150,8 @@ def as_distribution(mass, observed):
 class Grammar:
     """All sequences of all procedures as one prefix tree, and exact inference on it.
 
-    Each node, a prefix (the first: the empty one), has a last `step`, a `parent`, a `depth` and a
-    `mass`, all (n,). The mass is the probability that a video's steps begin with the prefix.
+    Nodes are prefixes, the first the empty one, with a last `step`, `parent`, `depth` and `mass`
+    (n,), the probability that a video's steps begin so.
     """
 
     def __init__(self):
@@ -173,12 +172,9 @@ class Grammar:
     def next_step(self, observed, from_start):
         """Bayes-optimal forecast: P(next step | observed steps, procedure unknown, not ended).
 
-        Sums over every occurrence of `observed` as consecutive steps, weighted by its probability.
-
         Args:
             observed:   sequence of step ids, in order, without repeats in a row.
-            from_start: bool. True if the first of them is the first of the video. (When the window
-                        starts says nothing else: durations are independent of the procedure.)
+            from_start: bool. True if the first of them is the first of the video.
         Returns: (S,) float64, sums to 1.
         Raises:  ValueError if the grammar cannot produce these steps.
         """
@@ -202,10 +198,9 @@ class Grammar:
         return nodes
 
     def chance(self, observed, from_start, future):
-        """P(these steps follow in this order), given that the video has that many more steps.
+        """P(these steps follow in this order | the video has that many more): a float.
 
-        The product of `next_step` over them, a float. future: step ids; -1, a step that is not of
-        this world, has probability 0.
+        future: step ids; -1, a step that is not of this world, has probability 0.
         """
         p, observed = 1.0, list(observed)
         for step in future:
@@ -220,8 +215,7 @@ class Grammar:
         """The same forecast from an encoder's beliefs about each clip, not from the true steps.
 
         A forward pass over the prefix tree: between two clips a video stays in its step, or leaves
-        it for the next step or for a gap. Intro, steps and gaps are modeled as exponentially
-        distributed times with their true means.
+        it for the next step or a gap, after exponentially distributed times of their true means.
 
         Args:
             likelihood:   (M, N, S) float > 0. P(clip | step) / P(clip | background), up to a factor

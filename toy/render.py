@@ -1,8 +1,8 @@
 """Frames and narrations of the embedded world.
 
-A step "verb object" shows the object's sprite, and the sprite of a tool that moves on an arc.
-Background, clutter, occluders, position, size, colors, brightness and noise are drawn independently
-of the steps. Occluders, noise and the tool's place change in every frame, the rest per instance.
+A step "verb object" shows the object's sprite, and the sprite of a tool that moves on an arc. All
+else is drawn independently of the steps: occluders, noise and the tool's place for every frame,
+background, clutter, position, size, colors and brightness for every instance.
 
 n frames; m instances (segments of a video: one step, or background); k sprites.
 """
@@ -166,10 +166,7 @@ def draw_frames(objects, tools, backwards, instance, progress, rng):
 
 
 def render(video):
-    """All frames of a grammar.Video: (ceil(duration * FPS), 3, SIZE, SIZE) uint8.
-
-    Background shows clutter, and sometimes an object without a tool, or a face.
-    """
+    """All frames of a grammar.Video: (ceil(duration * FPS), 3, SIZE, SIZE) uint8."""
     rng = np.random.default_rng((video.seed, 1))
     times = (np.arange(math.ceil(video.duration * FPS)) + .5) / FPS   # (n,)  s
     # Instances 0, 2, 4, .. are background (some of length 0), 1, 3, 5, .. the steps.
@@ -217,10 +214,7 @@ def sentence(step, greet, rng):
 
 
 def narrate(video):
-    """Noisy narration of a grammar.Video: [(start s, end s, text), ...], by start.
-
-    Lower case, no punctuation. Held-out steps are paraphrased, never named.
-    """
+    """Noisy narration of a grammar.Video: [(start s, end s, text), ...], by start."""
     rng = np.random.default_rng((video.seed, 2))
     spacing, time, sentences = rng.uniform(*SENTENCE_SECONDS), rng.uniform(0, 2), []
     while time < video.duration - 1:

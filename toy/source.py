@@ -32,13 +32,9 @@ def as_video(script, split):
 
 
 class ToySource:
-    """The first videos of a split. Its methods are those of the sources in files/sources.py.
+    """The first `count` videos of a split, in clips of F frames, as those of files/sources.py.
 
-    Args:
-        split:   "train", "validation" or "test".
-        count:   number of videos.
-        frames:  F, frames per clip.
-        teacher: pseudo_labels.Teacher, which encodes every frame once; None: no teacher features.
+    teacher: pseudo_labels.Teacher, which encodes every frame once; None: no teacher features.
     """
 
     def __init__(self, split, count, frames, teacher=None, progress=True):

@@ -1,7 +1,4 @@
-"""The teacher of the embedded world: a small open_clip.CLIP, the image-language model of Sec. 3.2.
-
-It is trained on single pictures with captions, never on videos or on the order of steps.
-"""
+"""The embedded world's teacher (Sec. 3.2): a small open_clip.CLIP, trained on single pictures."""
 import hashlib
 import json
 import math
@@ -22,8 +19,7 @@ TEACHER_CONFIG = {                                 # as in open_clip's open_clip
         "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 64, "heads": 2,
                      "layers": 1}},
     "preprocess_cfg": {"mean": [MEAN] * 3, "std": [STD] * 3}}
-# So few pictures that it overfits: many of its errors then come from the clutter and noise of a
-# clip, and a model trained on many clips averages them out.
+# So few pictures that it overfits: training on many clips averages out errors of clutter and noise.
 TEACHER_IMAGES, TEACHER_STEPS, TEACHER_BATCH, TEACHER_LR = 1_800, 200, 256, 2e-3
 RANDOM_PAIR, DROPPED_WORD, WRONG_WORD = .3, .15, .15                 # shares of the captions
 CAPTIONS = ("{}", "a photo of {}.", "a photo of a person {}.", "a video of a person doing {}.",

@@ -53,8 +53,7 @@ class CachedRows:
     def batch(self, size, rng):
         """x, teacher's features (B, N, D), real (B, N), last (B,): see data.missing_clips; and P.
 
-        N = 8 + P. One clip is missing in half of the batches, several (where they may be) in the
-        others.
+        N = 8 + P. One clip is missing in half of the batches, several (if they may) in the others.
         """
         P = rng.choice([*self.tables][1:]) if len(self.tables) > 1 and rng.random() < 0.5 else 1
         rows, real, forecasts = self.tables[P]

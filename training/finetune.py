@@ -9,12 +9,10 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and append
     classify, --data epic  x = f(v), 32 frames of an action         f and classifier   Table 3
 
 The classifier is one linear layer, its logits divided by tau. If the classes have texts, it starts
-as their embeddings, so that training starts from the zero-shot ranking. The loss is its cross
-entropy alone, and noise is zero, as in the released code. Where f is frozen, each clip goes
-through it once. A checkpoint of `--order none` has no h: a new one is trained, which predicts once.
-A clip of an action is 2 s, 32 frames at 16 per second. Each has its own crop, flip and RandAugment,
-and is mixed with another. N clips of a sample, B samples per step, S classes, V = 97 verbs, U = 300
-nouns, D embedding.
+as their embeddings. The loss is its cross entropy alone, and noise is zero, as in the released
+code. Where f is frozen, each clip goes through it once. After `--order none` a new h is trained.
+A clip of an action is 2 s, 32 frames; each has its own crop, flip and RandAugment, and is mixed
+with another. N clips of a sample, B samples per step, S classes, V verbs, U nouns, D embedding.
 """
 import functools
 import math
@@ -55,8 +53,8 @@ def matches_texts(init):
 def extend(init, arguments, settings, texts, classes):
     """The checkpoint's model with a classifier, as the task needs it -> a new model, its arguments.
 
-    If the head of f classifies other classes, the class token before it becomes the embedding, as
-    usual when TimeSformer is fine-tuned. For EPIC, the embeddings of f's frames are repeated to 32.
+    If the head of f classifies other classes, the class token before it becomes the embedding. For
+    EPIC, the embeddings of f's frames are repeated to 32.
 
     Args:
         init:    ProcedureModel that is not fine-tuned.
@@ -209,10 +207,7 @@ def action_loss(model, unreadable, item, device):
 
 
 def cached_loss(model, clips, labels):
-    """Cross entropy on embeddings (B, N, D) and labels (B,): f is frozen; and how many clips.
-
-    One of a step's views (classify) is drawn; a history or a whole video is read as one.
-    """
+    """Cross entropy on embeddings (B, N, D), one view drawn to classify, and labels (B,); clips."""
     B, N, D = clips.shape
     if model.task == "classify":
         read = clips[torch.arange(B), torch.randint(N, (B,))]                  # (B, D)

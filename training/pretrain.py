@@ -132,8 +132,7 @@ def plan_stages(settings, model, count):
         if stop > start:
             plan.append(Stage(name, range(start, stop), batch, epochs))
         start = stop
-    if not plan:
-        raise BadInput("--epochs 0 and the like: not one step to train; raise one of them")
+    require(plan, "--epochs 0 and the like: not one step to train; raise one of them")
     return plan
 
 
@@ -204,13 +203,7 @@ def cache_rows(model, source, settings, device):
 
 
 class Pretraining(Run):
-    """A run of pre-training: its stages, and the batches of each. A step is one optimizer update.
-
-        with Pretraining(settings) as run:
-            for stage in run.stages:
-                for batch in run.batches(stage, optimizer):
-                    x = run.encode(batch)
-    """
+    """A run of pre-training: its stages, and their batches. A step is one optimizer update."""
 
     def __init__(self, settings):
         check(settings.batch >= parallel.place()[1], "batch", settings.batch,
@@ -286,10 +279,7 @@ class Pretraining(Run):
             torch.nn.utils.clip_grad_norm_(self.model.encoder.parameters(), CLIP_NORM)
 
     def encode(self, batch):
-        """x_i = f(v_i) for the clips of a batch, those of all processes: (B, N, D).
-
-        --micro-batch says how many clips f encodes at once. Cached embeddings are x_i already.
-        """
+        """x_i = f(v_i) of a batch's clips, of all processes: (B, N, D). Cached ones are that."""
         if batch.clips.ndim == 3:
             return batch.clips
         if len(batch.clips):

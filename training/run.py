@@ -1,7 +1,4 @@
-"""A training run: its folder, whether it may begin or resume there, logging and checkpoints.
-
-Nothing here knows the method: a step's loss comes from the caller.
-"""
+"""A training run: its folder, whether it may begin or resume there, logging and checkpoints."""
 import json
 import math
 import os
@@ -18,12 +15,13 @@ from tqdm import tqdm
 
 from files.text import read_json, require
 from support import parallel
-from support.command import BadInput, flag_of, write_json, write_text
+from support.command import BadInput, check, write_json, write_text
 from support.device import set_seed
 from support.process import Interrupts, lock
 from weights.checkpoint import build_ours, read_whole, save_checkpoint
 
 NEWEST, BEFORE = "checkpoint.pt", "checkpoint_before.pt"         # the last two of a run
+MAY_CHANGE = "device", "out", "workers", "max_unreadable"        # when a run is resumed
 LOG_EVERY, SAVE_EVERY = 20, 500           # steps between two rows of metrics.jsonl, two checkpoints
 FEW_STEPS = 10                            # fewer teach nothing
 
@@ -57,25 +55,19 @@ def prepare_run(settings):
         before = read_json(path, need)
         before = before.get("settings") if isinstance(before, dict) else None
         require(isinstance(before, dict), f"{path}: {need} is needed to resume")
-        other = [name for name in config if config[name] != before.get(name)
-                 and name not in ("device", "out", "workers", "max_unreadable")]
-        if other:
-            raise BadInput(f"{flag_of(other[0])} {config[other[0]]}: this run has "
-                           f"{before.get(other[0])}; resume it with the settings in {path}")
+        for name, value in config.items():
+            check(value == before.get(name) or name in MAY_CHANGE, name, value,
+                  f"this run has {before.get(name)}; resume it with the settings in {path}")
         return last_checkpoint(settings.out)
-    if has:
-        raise BadInput(f"--out {settings.out}: holds a checkpoint; add --resume to continue, "
-                       "or choose another folder")
+    check(not has, "out", settings.out, "holds a checkpoint; add --resume to continue, or choose "
+          "another folder")
     if parallel.is_first():
         write_json(path, {"settings": config, "versions": versions()})
     return None
 
 
 def last_checkpoint(out):
-    """The content of a run's newest checkpoint; of the one before if it is damaged or missing.
-
-    BadInput unless a training run saved it, and its weights are whole and finite.
-    """
+    """A run's newest checkpoint, whole and finite; the one before if it is damaged or missing."""
     path, reason = out / NEWEST, None
     try:
         content = read_whole(path)
@@ -144,26 +136,22 @@ class Unreadable:
 
     def __init__(self, source, settings, resumed):
         self.source, self.settings, self.reasons = source, settings, {}
-        if resumed:
-            path = settings.out / "unreadable.json"
-            try:
-                self.reasons = dict(json.loads(path.read_text()).items())
-            except FileNotFoundError:
-                pass
-            except (OSError, ValueError, AttributeError, RecursionError):
-                print(f"{path}: is damaged; the videos that cannot be read are counted again")
+        self.path, need = settings.out / "unreadable.json", "{id: reason}, or no such file"
+        if resumed and self.path.exists():
+            self.reasons = read_json(self.path, need)
+            require(isinstance(self.reasons, dict), f"{self.path}: {need} is needed")
 
     def add(self, failed):
         """Add {id: reason}; BadInput if there are too many."""
         if failed.keys() <= self.reasons.keys():
             return
         self.reasons |= failed
-        path = self.settings.out / "unreadable.json"
         if parallel.is_first():
-            write_json(path, self.reasons)
-        if len(self.reasons) > self.settings.max_unreadable * len(self.source):
-            raise BadInput(f"{len(self.reasons)} of {len(self.source)} videos cannot be read, more "
-                           f"than --max-unreadable {self.settings.max_unreadable}; see {path}")
+            write_json(self.path, self.reasons)
+        most = self.settings.max_unreadable
+        require(len(self.reasons) <= most * len(self.source), f"{len(self.reasons)} of "
+                f"{len(self.source)} videos cannot be read, more than --max-unreadable {most}; see "
+                f"{self.path}")
 
 
 def parse_row(line):
@@ -201,11 +189,6 @@ def videos_of_step(step, count, batch, seed):
 
 class Run:
     """The steps of a training run: rates, seeds, logging, checkpoints and interrupts.
-
-        with Run(...) as run:
-            for step, item in run.steps(stage, optimizer, items):
-                ...                                    # one update of the weights
-                run.log(clips, loss=loss, xe=xe)
 
     On Ctrl-C or SIGTERM the current step is finished and saved, and the program ends. Between two
     stages it ends at once: a stage is saved at its end.

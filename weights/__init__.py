@@ -1,7 +1,4 @@
 """Weights from outside (published checkpoints, pre-trained teachers), and our own checkpoints."""
+from weights.checkpoint import load_released
 
-
-def load_released(path, heads=None):
-    """See weights.checkpoint.load_released: imported here, since `--help` must not load torch."""
-    from weights.checkpoint import load_released
-    return load_released(path, heads)
+__all__ = ["load_released"]

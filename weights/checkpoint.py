@@ -14,7 +14,7 @@ from torch.nn import functional
 from denoiser import Denoiser
 from encoder import TimeSformer
 from model import ProcedureModel
-from support.command import BadInput, quiet, write_atomically
+from support.command import BadInput, quiet, require, write_atomically
 from support.device import require_finite
 from weights.fill import fill, group_names
 from weights.mvit import MViT
@@ -106,14 +106,10 @@ def save_checkpoint(path, model, arguments, before=None, **more):
 
 
 def read_whole(path):
-    """The content of a checkpoint of ours, to resume from; its checksums are verified.
-
-    torch.load does not verify them: a flipped bit would become a weight.
-    Raises: BadInput as `read_content`, and if the file is damaged or not one of ours.
-    """
+    """The content of a checkpoint of ours; its checksums are verified, as torch.load does not."""
     content = read_content(path)
-    if not OURS <= content.keys():
-        raise BadInput(f"{path}: not a checkpoint of train.py: it has no arguments and model")
+    require(OURS <= content.keys(),
+            f"{path}: not a checkpoint of train.py: it has no arguments and model")
     try:
         with zipfile.ZipFile(path) as parts:
             if parts.testzip():
@@ -139,9 +135,8 @@ def convert_published(path, content, heads):
                        "; image models are for --init of pre-training") from None
     absent = [name for name in own
               if name not in tensors or tensors[name].shape != own[name].shape]
-    if absent:
-        raise BadInput(f"{path}: missing or of another shape: {group_names(absent)}; needed is an "
-                       f"MViT-v2 or a TimeSformer with divided space-time attention: {arguments}")
+    require(not absent, f"{path}: missing or of another shape: {group_names(absent)}; needed is an "
+            f"MViT-v2 or a TimeSformer with divided space-time attention: {arguments}")
     model = build_model(phrases, **arguments)
     fill(path, model, tensors)
     if not heads and isinstance(model.encoder, TimeSformer):
@@ -166,7 +161,7 @@ def load_model(path, heads=None):
 
 
 def load_released(path, heads=None):
-    """A published checkpoint, or what `python -m weights` made of it, for inference.
+    """A published checkpoint, or one of ours, for inference.
 
         model = load_released("procedurevrl.pyth")
         x = model.encoder(clips)                      # (C, 3, F, H, W) float, normalized -> (C, D)

@@ -10,10 +10,9 @@ from collections import Counter
 import torch
 from torch.nn import functional
 
-from support.command import BadInput
+from support.command import BadInput, require
 from support.device import require_finite
-from weights.hub import fetching
-from weights.names import read_content, tensors_of
+from weights.names import fetching, read_content, tensors_of
 
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"       # the start of the released TimeSformers
 
@@ -58,10 +57,8 @@ def example(tensors):
 def fill(path, model, tensors):
     """Copy {name of ours: tensor} into the model's parameters where they fit; print what does not.
 
-    Buffers are left alone: the texts and what follows from them are those of the new model.
-    Returns: names of the model's parameters that were not filled, [] if all were.
-    Raises:  BadInput if no block of f or h fits (a projection alone is no start), or a tensor is
-             not finite.
+    Buffers are left alone. Returns: names of the model's parameters that were not filled.
+    Raises:  BadInput if no block of f or h fits, or a tensor is not finite.
     """
     own, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     tensors = {name: value for name, value in tensors.items() if name not in buffers}
@@ -69,9 +66,8 @@ def fill(path, model, tensors):
               fit_positions(name, value.float(), own[name].shape)
               for name, value in tensors.items() if name in own}
     taken = {name: value for name, value in fitted.items() if value is not None}
-    if not any("blocks." in name for name in taken):
-        raise BadInput(f"{path}: none of its {len(tensors)} tensors fits a block of f or h; it has "
-                       f"{example(tensors)}, needed is {example(own)}")
+    require(any("blocks." in name for name in taken), f"{path}: none of its {len(tensors)} tensors "
+            f"fits a block of f or h; it has {example(tensors)}, needed is {example(own)}")
     require_finite(path, taken)
     for name, value in taken.items():
         own[name].copy_(value)

@@ -11,13 +11,15 @@
 """
 import math
 import re
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 
+import huggingface_hub
 import torch
 from safetensors.torch import load_file
 
-from support.command import BadInput, quiet
+from support.command import BadInput, quiet, require
 
 # Facts of the release that are not in its files.
 HEAD_WIDTH = 64                # of TimeSformer: 12 heads at 768
@@ -60,6 +62,22 @@ RENAMES = (                    # (regular expression, replacement), one after th
     (r"^(encoder\.body\..*\.mlp)\.fc2\.", r"\1.3."))
 
 
+@contextmanager
+def fetching():
+    """Within it open_clip and timm fetch weights, and are quiet; without a network, from a cache.
+
+    They would try again for a minute before they say that there is no network.
+    """
+    try:
+        huggingface_hub.get_hf_file_metadata(huggingface_hub.constants.ENDPOINT, timeout=5)
+    except huggingface_hub.errors.HfHubHTTPError:      # it has answered
+        pass
+    except Exception:                                  # another class in each version
+        huggingface_hub.constants.HF_HUB_OFFLINE = True
+    with quiet():
+        yield
+
+
 def read_content(path):
     """The content of a run folder, a torch file or safetensors: a dict, {} if it holds no dict.
 
@@ -67,9 +85,8 @@ def read_content(path):
     """
     path = Path(path)
     path = path / "checkpoint.pt" if path.is_dir() else path
-    if not path.is_file():
-        raise BadInput(f"{path}: no such checkpoint; make one with "
-                       "`python train.py --stage pretrain`")
+    require(path.is_file(), f"{path}: no such checkpoint; make one with `python train.py --stage "
+            "pretrain`")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -86,10 +103,7 @@ def read_content(path):
 
 
 def plain_tensors(content):
-    """Those of {name: value} that are weights: floats in main memory, each stored in the file.
-
-    (A value that is stored once and repeated takes no place there, but memory when it is copied.)
-    """
+    """Those of {name: value} that are weights: floats in main memory, each stored in the file."""
     return {name: value for name, value in content.items()
             if isinstance(name, str) and isinstance(value, torch.Tensor)
             and value.is_floating_point() and value.layout == torch.strided and value.is_cpu
@@ -97,11 +111,7 @@ def plain_tensors(content):
 
 
 def tensors_of(content):
-    """Floating-point tensors of a checkpoint of ours or of the header's -> {name of ours: tensor}.
-
-    content: the dict in a file; its tensors are under "model_state", "state_dict" or "model", or it
-             is itself the dict of tensors.
-    """
+    """Floating-point tensors of a checkpoint's content, ours or the header's, under our names."""
     for key in ("model_state", "state_dict", "model"):
         if isinstance(content.get(key), dict):
             content = content[key]
@@ -122,10 +132,7 @@ def count(names, start):
 
 
 def join_classifiers(w):
-    """Our one classifier of published tensors, and sizes of its label sets: nouns follow verbs.
-
-    Its logits are divided by tau; published ones of forecasts (a file with h) are not.
-    """
+    """Our one classifier (its logits are divided by tau) of published tensors; its label sets."""
     heads = [name for name in ("cls", "v", "n") if f"classifier.{name}.weight" in w]
     scale = TAU if any(name.startswith("denoiser.") for name in w) else 1.0
     joined = {f"classifier.{part}": scale * torch.cat([w[f"classifier.{head}.{part}"]
@@ -136,11 +143,10 @@ def join_classifiers(w):
 
 
 def published_arguments(w, classes, heads):
-    """Arguments of weights.checkpoint.build_model, read from shapes.
+    """Arguments of weights.checkpoint.build_model, read from the shapes of {name of ours: tensor}.
 
-    Args:   w {name of ours: tensor}; classes: of its classifier; heads int, of a TimeSformer, which
-            shapes do not give; None: as in the release.
-    Raises: LookupError, ValueError and more if they are not the shapes of a video model.
+    heads: of a TimeSformer, which shapes do not give; None: as in the release. Raises: LookupError,
+    ValueError and more if they are not the shapes of a video model.
     """
     denoiser = alpha_bar = None
     if "encoder.body.conv_proj.weight" in w:
@@ -154,8 +160,7 @@ def published_arguments(w, classes, heads):
     else:
         width, _, patch, _ = w["encoder.patch_embed.proj.weight"].shape
         if not heads and width % HEAD_WIDTH:
-            raise ValueError(f"width {width}, but how many heads? "
-                             "`python -m weights IN OUT --heads N`")
+            raise ValueError(f"width {width}, how many heads? weights.load_released(FILE, heads=N)")
         encoder = {"image": math.isqrt(w["encoder.pos_embed"].shape[1] - 1) * patch,
                    "patch": patch, "width": width, "frames": w["encoder.time_embed"].shape[1],
                    "depth": count(w, "encoder.blocks."), "heads": heads or width // HEAD_WIDTH}

@@ -6,25 +6,23 @@ from textwrap import shorten
 import open_clip
 
 from pseudo_labels import Teacher
-from support.command import BadInput, quiet
+from support.command import BadInput, check, quiet
 from support.device import require_finite
-from weights.hub import fetching
+from weights.names import fetching
 
 
 def check_names(clip, weights):
     """BadInput unless open_clip has the model, and `weights` is a file or a tag that fits it."""
-    if clip not in open_clip.list_models():
-        near = difflib.get_close_matches(clip, open_clip.list_models(), 3, 0)
-        raise BadInput(f"--clip {clip}: no such model in open_clip; near: {', '.join(near)}, or "
-                       "local-dir:DIR")
+    models = open_clip.list_models()
+    check(clip in models, "clip", clip, "no such model in open_clip; near: "
+          f"{', '.join(difflib.get_close_matches(clip, models, 3, 0))}, or local-dir:DIR")
     tag = open_clip.get_pretrained_cfg(clip, weights)
-    if not tag and not Path(weights).is_file():
-        tags = ", ".join(open_clip.list_pretrained_tags_by_model(clip)) or "none"
-        raise BadInput(f"--clip-weights {weights}: neither a file nor a tag of {clip}; its tags: "
-                       f"{tags}")
-    if tag.get("quick_gelu") and not open_clip.get_model_config(clip).get("quick_gelu"):
-        raise BadInput(f"--clip {clip}: the weights {weights} were trained with the activation "
-                       f"QuickGELU, which this model lacks; use --clip {clip}-quickgelu")
+    tags = ", ".join(open_clip.list_pretrained_tags_by_model(clip)) or "none"
+    check(tag or Path(weights).is_file(), "clip_weights", weights,
+          f"neither a file nor a tag of {clip}; its tags: {tags}")
+    check(not tag.get("quick_gelu") or open_clip.get_model_config(clip).get("quick_gelu"), "clip",
+          clip, f"the weights {weights} were trained with the activation QuickGELU, which this "
+          f"model lacks; use --clip {clip}-quickgelu")
 
 
 def open_teacher(clip, weights=None, device="cpu"):
@@ -33,21 +31,19 @@ def open_teacher(clip, weights=None, device="cpu"):
     Args:
         clip:    a model of open_clip, "ViT-B-16-quickgelu"; or "local-dir:DIR", a folder with
                  open_clip_config.json and weights.
-        weights: a tag of open_clip, by default "openai" (downloaded once, then cached by
-                 open_clip); or a file of tensors, safetensors or torch. Its code is never run, so
-                 OpenAI's own ViT-B-16.pt (TorchScript) is refused. None with local-dir:DIR.
-    OpenAI's weights need a -quickgelu model. A tag says so and is checked. A file or folder cannot
-    be checked: with the wrong activation its features are wrong, without a warning.
-    Raises: BadInput, one line, if there is no such model, tag or file, if the weights do not fit
-            the model or are not finite, or if they are neither cached nor can be downloaded.
+        weights: a tag of open_clip, by default "openai"; or a file of tensors, safetensors or
+                 torch (not TorchScript, OpenAI's own). None with local-dir:DIR.
+    OpenAI's weights need a -quickgelu model. A tag says so; a file or folder cannot be checked.
+    Raises: BadInput if there is no such model, tag or file, or if the weights do not fit, are not
+            finite, or are neither cached nor can be downloaded.
     """
     given = f"--clip {clip}"
     if not clip.startswith("local-dir:"):
         weights = "openai" if weights is None else weights
         check_names(clip, weights)
         given += f" --clip-weights {weights}"
-    elif weights is not None:
-        raise BadInput(f"--clip-weights {weights}: {clip} has its own; leave the flag out")
+    else:
+        check(weights is None, "clip_weights", weights, f"{clip} has its own; leave the flag out")
     try:
         with fetching() if open_clip.get_pretrained_cfg(clip, weights or "") else quiet():
             model = open_clip.create_model(clip, weights, require_pretrained=True)
