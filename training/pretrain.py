@@ -286,6 +286,8 @@ class Pretraining(Run):
             x = encode_parts(self.model, batch.clips, self.settings.micro_batch)       # (C, D)
         else:
             x = torch.zeros(0, self.model.dim, device=self.device, requires_grad=True)
-        x = pad_clips(parallel.gather(x), batch.real.sum(1), CLIPS)[0]
-        self.model.standardize.update(x.detach(), batch.real)
+        every = parallel.gather(x)
+        x = pad_clips(every, batch.real.sum(1), CLIPS)[0]
+        if len(every):                                 # nothing has no mean
+            self.model.standardize.update(x.detach(), batch.real)
         return x
