@@ -63,7 +63,7 @@ def find_videos(folder):
         files += [os.path.join(parent, name) for name in names
                   if os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES]
     if closed:
-        print(f"{folder}: {len(closed)} folders in it cannot be entered, the first "
+        print(f"{folder}: folders that cannot be entered: {len(closed)}, the first "
               f"{closed[0].filename}: {closed[0].strerror}")
     return {os.path.splitext(os.path.basename(path))[0]: path
             for path in sorted(files, reverse=True)}

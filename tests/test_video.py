@@ -441,7 +441,7 @@ def test_links_are_followed_once_and_what_cannot_be_is_named(tmp_path, monkeypat
     monkeypatch.setattr(os, "scandir", refuse)
     assert sorted(video.find_videos(tmp_path / "near")) == ["a", "b"]
     out = capsys.readouterr().out
-    assert "near: 2 folders" in out and out.count("\n") == 1
+    assert "near: folders that cannot be entered: 1, the first " in out and out.count("\n") == 1
 
 
 def test_a_picture_one_pixel_wide_is_shrunk(tmp_path):

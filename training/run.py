@@ -136,10 +136,12 @@ class Unreadable:
 
     def __init__(self, source, settings, resumed):
         self.source, self.settings, self.reasons = source, settings, {}
-        self.path, need = settings.out / "unreadable.json", "{id: reason}, or no such file"
+        self.path = settings.out / "unreadable.json"
         if resumed and self.path.exists():
-            self.reasons = read_json(self.path, need)
-            require(isinstance(self.reasons, dict), f"{self.path}: {need} is needed")
+            try:
+                self.reasons |= read_json(self.path, "{id: reason}")
+            except (BadInput, TypeError, ValueError):          # they will fail again
+                print(f"{self.path}: is damaged; the videos that cannot be read are counted again")
 
     def add(self, failed):
         """Add {id: reason}; BadInput if there are too many."""
