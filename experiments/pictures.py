@@ -225,8 +225,8 @@ def expectation_beside_truth(forecast):
     p(y_j) = E[p(y_j | x_hat_0)]: the mean of p over samples of noise
 
     Blue bars are the mean over 200 samples. In the embedded world the grammar gives the exact
-    distribution of the next step after the steps observed, hatched. The distance between both is
-    the row tv of evaluate.py.
+    distribution of the next step after the steps observed, hatched. The distance of the samples
+    from it is the row tv of evaluate.py; this forecast is clearer than most.
     """
     z_hat = sample(forecast.h, forecast.noise, forecast.model.alpha_bar)
     p = expectation(forecast.log_p(z_hat[None, :, 0]))[0]

@@ -14,8 +14,8 @@ from support.command import WHAT, Settings, opt, run, write_text
 class TourSettings(Settings):
     """Draw the method in eight pictures, one for each equation, and write the page around them."""
     checkpoint: Path = opt("a run folder of the embedded world", Path("runs/pretrain"), WHAT)
-    video: int = opt("which test video", 12, WHAT, low=0)
-    after: int = opt("how many of its steps are observed", 4, WHAT, low=1)
+    video: int = opt("which test video", 10, WHAT, low=0)
+    after: int = opt("how many of its steps are observed", 6, WHAT, low=1)
     out: Path = opt("folder of tour.md; the pictures go to its folder figures/", Path("docs"))
     seed: int = opt("of the noise", 0, low=0)
 
