@@ -198,7 +198,7 @@ def test_damaged_rows_and_names_are_dropped_and_counted(runs, capsys):
     path.write_bytes(b"\n".join([*bad, path.read_bytes()]))
     call("train.py", *COIN, "--out", "run", "--resume")
     assert same_run("run", runs[COIN])
-    out = capsys.readouterr().out
-    assert "7 damaged rows dropped" in out
+    assert "7 damaged rows dropped" in capsys.readouterr().out
     Path("run", "unreadable.json").write_text("[1]")
-    assert "{id: reason}" in fails(capsys, 2, "train.py", *COIN, "--out", "run", "--resume")
+    call("train.py", *COIN, "--out", "run", "--resume")
+    assert "unreadable.json: is damaged" in capsys.readouterr().out
