@@ -128,9 +128,9 @@ def main(settings):
                **({"samples": settings.samples} if settings.task == "forecast" else {}), **rows,
                "seed": settings.seed, "checkpoint": str(settings.checkpoint),
                "seconds": time.perf_counter() - began}
-    print_table(content)
     if settings.json:
         write_json(settings.json, content)
+    print_table(content)
 
 
 if __name__ == "__main__":

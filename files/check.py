@@ -85,6 +85,8 @@ def report(settings):
     """Print what a list holds, and (with --videos) what of it is present."""
     checks = {"coin": check_coin, "epic": check_epic, "howto100m": check_captions}
     result, bad, unnamed = checks[settings.data](settings)
+    if settings.json:
+        write_json(settings.json, result)
     print(json.dumps(result, indent=2))
     if unnamed:
         print(f"unnamed: {len(unnamed)} of {result['classes']} classes that no step has (id "
@@ -92,5 +94,3 @@ def report(settings):
               "with an empty text; --steps FILE names all")
     for name, reason in bad.items():
         print(f"unreadable: {name}: {reason}")
-    if settings.json:
-        write_json(settings.json, result)
