@@ -81,9 +81,7 @@ def open_video(path):
                 raise Unreadable(f"{path}: no video stream that can be decoded")
             streams[0].thread_type, streams[0].codec_context.thread_count = "NONE", 1
             yield container, streams[0]
-    except av.error.MemoryError:                       # not the file's fault
-        raise
-    except av.FFmpegError as error:
+    except av.FFmpegError as error:                    # too little memory too: a damaged size
         raise Unreadable(f"{path}: cannot be read: {error.strerror}") from None
 
 
