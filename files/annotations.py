@@ -14,8 +14,8 @@ import numpy as np
 
 from data import CLIP_SECONDS, Step, Video
 from files.listings import CLASSES
-from files.text import read_json, read_text, require
-from support.command import BadInput
+from files.text import read_json, read_text
+from support.command import BadInput, require
 
 SUBSETS = {"training": "train", "testing": "test", "validation": "test"}    # COIN.json -> here
 # Of an array of an npz file: kinds of its dtype, its dimensions, and both in words.

@@ -11,7 +11,8 @@ import re
 import reprlib
 from pathlib import Path
 
-from files.text import read_json, read_table, read_text, require, split_lines
+from files.text import read_json, read_table, read_text, split_lines
+from support.command import require
 
 COLUMNS = ("start", "end", "text")
 SUFFIXES = (".csv", ".srt", ".vtt")         # of several files of one video, the first kind is read

@@ -4,10 +4,9 @@ import functools
 import numpy as np
 
 from files.listings import load_phrases
-from files.text import require
 from files.video import (attempt, duration, evaluation_view, find_videos, is_whole, read_frames,
                          short_side_for, shrink)
-from support.command import write_atomically
+from support.command import require, write_atomically
 from support.device import pick_device
 from support.process import lock
 from support.workers import prefetch

@@ -7,7 +7,8 @@ import re
 from math import inf
 
 from data import Step, Video
-from files.text import read_lines, read_table, require
+from files.text import read_lines, read_table
+from support.command import require
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100

@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 from files.captions import open_captions
 from files.listings import load_ratings
-from files.text import require
-from support.command import BadInput, write_text
+from support.command import BadInput, require, write_text
 
 
 def verb_phrases(doc):

@@ -11,10 +11,9 @@ import torch
 from data import Loaded, Video, frame_times, sentence_windows, step_windows, window_around
 from files import annotations, listings
 from files.captions import open_captions
-from files.text import require
 from files.video import (Unreadable, duration, evaluation_view, find_videos, read_frames,
                          short_side_for, training_view)
-from support.command import BadInput
+from support.command import BadInput, require
 from support.device import send
 
 SHORTER = 3               # s that the teacher's features of a video may end before its last frame

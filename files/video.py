@@ -22,8 +22,7 @@ from av.video.reformatter import VideoReformatter
 from torchvision.transforms.v2 import functional as transform
 
 from files.listings import VIDEO_SUFFIXES
-from files.text import require
-from support.command import write_atomically
+from support.command import require, write_atomically
 
 SLACK = 1.0               # s outside the video in which its first or last frame still counts
 KEY_FRAME_GAP = 10.0      # s between key frames, assumed where no index tells
