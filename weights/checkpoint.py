@@ -22,26 +22,34 @@ from weights.names import (HEAD_WIDTH, join_classifiers, plain_tensors, publishe
                            read_content, tensors_of)
 
 OURS = {"arguments", "model"}        # what each checkpoint of ours holds
-
-
-# The arguments of ours: texts, and whole or any numbers up to a million, above 0 but for dropout.
+# Types of the arguments of ours; those of LISTS are lists of such values.
 KINDS = {(int,): "image patch frames width depth heads kv_stride layers clips stages classes",
          (int, float): "tau teacher_tau seconds pixels alpha_bar dropout",
          (str,): "order task kind witness"}
 LISTS = "stages", "classes", "pixels", "alpha_bar"
+NEEDED = "tau", "teacher_tau", "order"                         # the others may be None
 
 
 # --- From plain arguments to a model ---
+def is_possible(name, value):
+    """Whether an argument can be that: of its type, a number above 0 and at most a million."""
+    types = next((types for types, names in KINDS.items() if name in names.split()), None)
+    if types is None or value is None and name not in NEEDED:
+        return True
+
+    def is_good(one):
+        return type(one) in types and (type(one) is str or 0 < one <= 10 ** 6
+                                       or name == "dropout" and one == 0)
+    if name in LISTS:
+        return isinstance(value, (list, tuple)) and all(map(is_good, value))
+    return is_good(value)
+
+
 def check_arguments(arguments, count):
     """ValueError unless these can be the arguments of a model of `count` tensors."""
     encoder, denoiser = arguments["encoder"] or {}, arguments["denoiser"] or {}
     for name, value in [*arguments.items(), *encoder.items(), *denoiser.items()]:
-        types = next((types for types, names in KINDS.items() if name in names.split()), ())
-        values = value if name in LISTS and isinstance(value, (list, tuple)) else [value]
-        if types and (value is not None or name in ("tau", "teacher_tau", "order")) and not (
-                (name in LISTS) == (values is value) and all(
-                    type(one) in types and (str in types or (name == "dropout" or one > 0)
-                                            and 0 <= one <= 10 ** 6) for one in values)):
+        if not is_possible(name, value):
             raise ValueError(f"{name} is {reprlib.repr(value)}")
     blocks = encoder.get("depth", 0) + sum(encoder.get("stages", ())) + denoiser.get("layers", 0)
     for good, names in ((blocks <= count, "depth, stages or layers"),
