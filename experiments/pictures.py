@@ -12,10 +12,12 @@ import torch
 
 from data import classify_windows, forecast_samples, observed_steps
 from diffusion import add_noise, expectation, sample
+from evaluation.checks import require_teacher
 from evaluation.inference import score_texts
 from experiments import charts
 from experiments.charts import BLUE, GREEN, GREY, ORANGE, TRUE
 from pseudo_labels import soft_targets
+from support.command import check, require
 from toy import grammar
 from toy.source import ToySource, load_teacher
 from weights.checkpoint import load_model
@@ -28,10 +30,17 @@ class Forecast:
         device = torch.device("cpu")
         self.settings, teacher = settings, load_teacher(device)
         self.model = load_model(settings.checkpoint)[0]
+        require(self.model.encoder and self.model.order == "diffusion" and not self.model.task
+                and len(self.model.phrases) == len(grammar.PHRASES), f"{settings.checkpoint}: a "
+                "zero-shot diffusion model of the embedded world is needed, as `python train.py "
+                "--stage pretrain` makes it")
+        require_teacher(teacher, self.model, settings.checkpoint)
         source = ToySource("test", settings.video + 1, self.model.encoder.frames, teacher, False)
         self.video = source.videos[settings.video]
-        self.sample = [s for s in forecast_samples(source.videos) if s.video == settings.video
-                       ][settings.after - 1]
+        samples = [s for s in forecast_samples(source.videos) if s.video == settings.video]
+        check(settings.after <= len(samples), "after", settings.after,
+              f"of video {settings.video} at most {len(samples)} steps can be observed")
+        self.sample = samples[settings.after - 1]
         start, end, self.label = self.video.steps[self.sample.step]
         windows = np.concatenate([self.sample.windows, classify_windows(start, end, end, 1)])
         loaded = source.load([(settings.video, windows)])

@@ -16,7 +16,8 @@ class TourSettings(Settings):
     checkpoint: Path = opt("a run folder of the embedded world", Path("runs/pretrain"), WHAT)
     video: int = opt("which test video", 10, WHAT, low=0)
     after: int = opt("how many of its steps are observed", 6, WHAT, low=1)
-    out: Path = opt("folder of tour.md; the pictures go to its folder figures/", Path("docs"))
+    out: Path = opt("folder of tour.md; the pictures go to its folder figures/", Path("docs"),
+                    folder=True)
     seed: int = opt("of the noise", 0, low=0)
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from files.text import read_json, require
+from files.text import read_json
 from support import parallel
-from support.command import BadInput, check, write_json, write_text
+from support.command import BadInput, check, require, write_json, write_text
 from support.device import set_seed
 from support.process import Interrupts, lock
 from weights.checkpoint import build_ours, read_whole, save_checkpoint
@@ -140,7 +140,7 @@ class Unreadable:
         if resumed and self.path.exists():
             try:
                 self.reasons |= read_json(self.path, "{id: reason}")
-            except (BadInput, TypeError, ValueError):          # they will fail again
+            except (TypeError, ValueError):            # of read_json too; they will fail again
                 print(f"{self.path}: is damaged; the videos that cannot be read are counted again")
 
     def add(self, failed):
@@ -193,14 +193,13 @@ class Run:
     """The steps of a training run: rates, seeds, logging, checkpoints and interrupts.
 
     On Ctrl-C or SIGTERM the current step is finished and saved, and the program ends. Between two
-    stages it ends at once: a stage is saved at its end.
+    stages it ends at once: a stage is saved at its end. A run too small to learn from says so.
 
     Args:
         arguments: how the model is built, for its checkpoints.
         first:     number of steps that are done already; later rows of metrics.jsonl are dropped.
         total:     number of steps of all stages.
         count:     number of videos (or samples) in an epoch.
-    A run too small to learn from says so.
     """
 
     def __init__(self, settings, model, arguments, first, total, count):
