@@ -1,4 +1,4 @@
-"""Scores of forecasts: top-k, oracle, total variation, temperature, bigrams, BLEU-1, intervals.
+"""Scores of forecasts: top-k, oracle, total variation, temperature, bigrams, intervals.
 
 Pure functions; most return one value per sample. M samples (forecasts), K steps or classes, R draws
 per sample, V videos of N clips. labels (M,) int64, the correct class, 0 to K - 1; draws (M, R)
@@ -8,7 +8,6 @@ Ties are ranked by index, lowest first. They do happen: of COIN's 778 step texts
 torch's `argmax` breaks ties the same way; its `topk` does not.
 """
 import math
-from collections import Counter, defaultdict
 
 import torch
 
@@ -137,28 +136,6 @@ def bigram_forecast(counts, posterior):
     seen = counts.sum(1, keepdim=True) > 0                               # (K, 1)
     rows = torch.where(seen, counts, any_class)
     return posterior.double() @ (rows / rows.sum(1, keepdim=True))       # (M, K)
-
-
-def largest_bleu1(candidates, references):
-    """BLEU-1 of each text with its nearest reference: a list, each 0 to 1.
-
-        min(1, exp(1 - r / c)) * shared / c        c, r: words of the text, of the reference
-
-    `shared` counts a word as often as both have it. Lower case, split at white space.
-    Source: Papineni et al. 2002, for single references, without smoothing.
-    """
-    references, best = [reference.lower().split() for reference in references], []
-    length = torch.tensor([len(words) for words in references], dtype=torch.float64)       # r
-    counts = defaultdict(lambda: torch.zeros(len(length), dtype=torch.int16))    # word: in each
-    for i, words in enumerate(references):
-        for word in words:
-            counts[word][i] += 1
-    for candidate in candidates:
-        words = Counter(candidate.lower().split())
-        shared = sum(counts[word].clamp(max=n) for word, n in words.items())
-        c = words.total()
-        best.append(float(((1 - length / c).exp().clamp(max=1) * shared / c).max()))
-    return best
 
 
 def paired_bootstrap(a, b, draws=2000, seed=0, groups=None):

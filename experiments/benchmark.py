@@ -42,7 +42,7 @@ def main(settings):
     import torch
 
     from experiments import speed
-    from experiments.rows import text_table
+    from experiments.tables import text_table
     from support.device import pick_device
     device = pick_device(settings.device)
     settings.default("batch", 16 if device.type == "cuda" else 1)

@@ -1,62 +1,40 @@
-"""The runs that the paper's tables need: each is made once, in OUT/RECIPE-SEED.
-
-A run is trained, fine-tuned and evaluated by train.py and evaluate.py, which write SPLIT.EVALUATION
-.json into its folder. Recipes, and the cells that use them, are in paper_tables.toml.
-"""
+"""The runs behind the tables, each made once, in OUT/RECIPE-SEED: see reproduce.py."""
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from tqdm import tqdm
-
-from experiments.paper_tables import RECIPES, TABLES
-from files.text import read_json
-from support.command import check, flag_of, require, write_json
+from experiments.tables import EVALUATIONS, RECIPES
+from support.command import flag_of, require
 from support.device import pick_device
 from support.process import Interrupts
 from toy.source import load_teacher
 
 ROOT = Path(__file__).parent.parent
-EPOCHS = 8                # the default 5 suits 6,000 videos; fewer videos are seen more often
-LABELS = 0.25             # share of the training videos whose labels fine-tuning may use
+COIN_FILES = "annotations", "features", "text_embeddings"               # in the folder --coin
 
 
-def needs(names):
-    """{recipe: its evaluations}, of the tables named."""
-    needed = {}
-    for table in map(TABLES.get, names):
-        for _, *cells in table.ours:
-            for cell, (_, evaluation, _) in zip(cells, table.columns):
-                if cell and evaluation not in needed.setdefault(cell.split()[0], []):
-                    needed[cell.split()[0]].append(evaluation)
-    return needed
-
-
-def result_path(settings, recipe, seed, evaluation):
-    """The JSON file of an evaluation; it exists once that has been made."""
-    return settings.out / f"{recipe}-{seed}" / f"{settings.split}.{evaluation}.json"
-
-
-def commands(settings, recipe, seed, evaluations):
+def commands(settings, folder, recipe, seed, evaluations):
     """The command lines that make these evaluations of a run: lists of arguments for python."""
-    folder = settings.out / f"{recipe}-{seed}"
-    common = ["--seed", seed, "--device", settings.device]
-    train = [ROOT / "train.py", "--resume", "--toy-videos", settings.toy_videos, *common]
-    evaluate = [ROOT / "evaluate.py", "--split", settings.split, "--toy-videos",
-                settings.test_videos, *common]
-    lines = [[*train, "--out", folder, "--epochs", EPOCHS]]
-    for name, value in RECIPES[recipe].items():
-        lines[0] += [flag_of(name), ROOT / "experiments" / value if name == "phrases" else value]
+    def flags(values):
+        folders = dict.fromkeys(COIN_FILES, settings.coin) | {"phrases": ROOT / "experiments"}
+        return [text for name, value in values.items() if value is not None for text in
+                (flag_of(name), folders[name] / value if name in folders else value)]
+    common = {"toy_videos": settings.toy_videos, "device": settings.device}
+    data = common | {name: value for name, value in RECIPES[recipe].items()
+                     if name in ("data", *COIN_FILES)}
+    train = [ROOT / "train.py", "--resume", "--seed", seed]
+    lines = [[*train, "--out", folder, *flags(common | RECIPES[recipe])]]
     for evaluation in evaluations:
-        task, _, tuned = evaluation.partition("-")
-        checkpoint = folder / task if tuned else folder
-        if tuned:
-            lines.append([*train, "--stage", "finetune", "--task", task, "--init", folder, "--out",
-                          checkpoint, "--labels", LABELS])
-        lines.append([*evaluate, "--task", task, "--checkpoint", checkpoint, "--json",
-                      result_path(settings, recipe, seed, evaluation)])
+        task = dict(EVALUATIONS[evaluation])
+        labels, checkpoint = task.pop("labels", None), folder
+        if labels:
+            checkpoint = folder / evaluation
+            lines.append([*train, "--stage", "finetune", "--task", task["task"], "--labels", labels,
+                          "--init", folder, "--out", checkpoint, *flags(data)])
+        lines.append([ROOT / "evaluate.py", "--checkpoint", checkpoint, "--json",
+                      folder / f"{evaluation}.json", *flags(task | data)])
     return lines
 
 
@@ -72,16 +50,15 @@ def make_all(settings, seeds, needed):
     waiting, running = [], {}                # [(folder, lines)], {Popen: (folder, further lines)}
     for seed in seeds:
         for recipe, evaluations in needed.items():
-            missing = [evaluation for evaluation in evaluations
-                       if not result_path(settings, recipe, seed, evaluation).exists()]
-            if missing:
-                folder = settings.out / f"{recipe}-{seed}"
-                folder.mkdir(exist_ok=True)
-                waiting.append((folder, commands(settings, recipe, seed, missing)))
+            folder = settings.out / f"{recipe}-{seed}"
+            missing = [name for name in evaluations if not (folder / f"{name}.json").exists()]
+            if missing and (settings.coin or "data" not in RECIPES[recipe]):
+                folder.mkdir(parents=True, exist_ok=True)
+                waiting.append((folder, commands(settings, folder, recipe, seed, missing)))
     if not waiting:
         return
     load_teacher(pick_device(settings.device))         # trained before several runs need it
-    with Interrupts() as stop, tqdm(total=len(waiting), desc="runs", smoothing=0) as bar:
+    with Interrupts() as stop:
         try:
             while (waiting or running) and not stop.status:
                 while waiting and len(running) < settings.jobs:
@@ -95,31 +72,10 @@ def make_all(settings, seeds, needed):
                     if further:
                         waiting.insert(0, (folder, further))
                     else:
-                        bar.update()
+                        print(f"{folder}: done; {len(waiting) + len(running)} to go", flush=True)
                         yield
         finally:
             for process in running:
                 process.terminate()
             for process in running:
                 process.wait()
-
-
-def require_same(settings):
-    """BadInput if OUT holds runs of another size; else write size.json."""
-    path = settings.out / "size.json"
-    size = {"toy_videos": settings.toy_videos, "test_videos": settings.test_videos}
-    settings.out.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        write_json(path, size)
-    before = read_object(path, size)
-    for name, value in size.items():
-        check(before[name] == value, name, value, f"the runs in {settings.out} have "
-              f"{before[name]}; give the same, or another --out")
-
-
-def read_object(path, keys, need="a JSON file of evaluate.py"):
-    """A JSON object that has these keys; BadInput if the file holds none."""
-    content = read_json(path, need)
-    require(isinstance(content, dict) and set(keys) <= content.keys(),
-            f"{path}: no object with {', '.join(keys)}; {need} is needed")
-    return content

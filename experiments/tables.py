@@ -1,66 +1,113 @@
-"""The paper's tables by one command, with our rows below the paper's.
+"""The tables of README.md and docs/, written from the numbers of the runs: see reproduce.py.
 
-    python -m experiments.tables ablation,inference --seeds 100,101
-
-Tables 1 to 5, A, C and D of the paper and its Fig. A (paper_tables.toml), in the embedded world or,
-with --rows, from JSON files of evaluate.py. A run serves every table that names its recipe. If the
-command is interrupted, it continues when it is given again. Seeds are finished one by one.
+A cell of ours is "RECIPE EVALUATION KEY", such as "mask forecast top1.oracle". results.json, beside
+this file, holds {cell: {seed: number}}.
 """
-from dataclasses import dataclass
+import re
+import statistics
+import tomllib
 from pathlib import Path
 
-from experiments.paper_tables import TABLES
-from support.command import DATA, WHAT, Settings, check, opt, require, run
+from files.text import read_json
+from support.command import require, write_json
+from toy import grammar
+
+SPECIFIED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+RECIPES, EVALUATIONS, TABLES = (SPECIFIED[part] for part in ("recipes", "evaluations", "tables"))
 
 
-@dataclass(frozen=True)
-class TablesSettings(Settings):
-    """Make the runs that the paper's tables need, each once, and print the tables."""
-    tables: str = opt(f"which, separated by commas: {', '.join(TABLES)}; or all", "all", WHAT,
-                      flag=False)
-    rows: str = opt("JSON files of evaluate.py, separated by commas: a row for each. No run is "
-                    "made then; existing ones are used", None, WHAT)
-    split: str = opt("which videos are evaluated; choose settings on validation", "test", DATA,
-                     choices=("test", "validation"))
-    toy_videos: int = opt("training videos of the embedded world", 2000, DATA, low=1)
-    test_videos: int = opt("videos of its split that are evaluated", 500, DATA, low=1)
-    steps: Path = opt("with --rows or alone: the label set, a step per line, for "
-                      "open-vocabulary", None, DATA)
-    phrases: Path = opt("with --steps: the pool of its pre-training, a phrase per line", None, DATA)
-    seeds: str = opt("of the runs, separated by commas", "100,101,102,103,104")
-    jobs: int = opt("runs at a time, with one thread each", 2, low=1)
-    out: Path = opt("folder of the runs and of tables.md, tables.json", Path("runs/tables"),
-                    folder=True)
-    device: str = opt("auto: a CUDA GPU if there is one", "auto")
-
-    def __post_init__(self):
-        super().__post_init__()
-        for name in self.names():
-            require(name in TABLES, f"{name}: no such table; there are {', '.join(TABLES)}")
-        check(all(seed.isdecimal() and int(seed) < 2 ** 32 for seed in self.seeds.split(",")),
-              "seeds", self.seeds, "must be numbers from 0, separated by commas")
-        check((self.steps is None) == (self.phrases is None), "steps", self.steps,
-              "give --steps and --phrases together, or none of them")
-
-    def names(self):
-        """Names of the tables."""
-        return [*TABLES] if self.tables == "all" else self.tables.split(",")
+# --- Cells ---
+def is_ours(cell):
+    """Whether a cell is a number of ours; the benchmark's cells are "benchmark PART KEY"."""
+    recipe, _, rest = str(cell).partition(" ")
+    return recipe == "benchmark" or recipe in RECIPES and rest.split(" ")[0] in EVALUATIONS
 
 
-def main(settings):
-    """Make the missing runs, then print the tables."""
-    from experiments.rows import build, save
-    from experiments.runs import make_all, needs, read_object, require_same
-    seeds = list(dict.fromkeys(map(int, settings.seeds.split(","))))
-    files = {name: read_object(name, ("task", "data", "setting", "order", "top1"))
-             for name in (settings.rows.split(",") if settings.rows else ())}
-    needed = {} if settings.steps else needs(settings.names())
-    require_same(settings)
-    for _ in make_all(settings, seeds, {} if files else needed):
-        save(settings, build(settings, seeds, needed, files))
-    print(save(settings, build(settings, seeds, needed, files)))
-    print(f"{settings.out}/tables.md, tables.json")
+def our_cells(names):
+    """The cells of ours in the tables named, each once."""
+    return list(dict.fromkeys(cell for name in names for row in TABLES[name]["rows"] for cell in row
+                              if is_ours(cell)))
 
 
-if __name__ == "__main__":
-    run(main, TablesSettings)
+def needs(names):
+    """{recipe: its evaluations}, of the tables named."""
+    needed = {}
+    for recipe, evaluation, _ in (cell.split(" ", 2) for cell in our_cells(names)):
+        if recipe in RECIPES and evaluation not in needed.setdefault(recipe, []):
+            needed[recipe].append(evaluation)
+    return needed
+
+
+def read_object(path):
+    """A JSON object; BadInput if the file holds none."""
+    content = read_json(path, "a JSON file of evaluate.py")
+    require(isinstance(content, dict), f"{path}: no object; a JSON file of evaluate.py is needed")
+    return content
+
+
+def number_at(content, key):
+    """The number of a JSON object at a key, or None: "a.1" is content["a"][1].
+
+    "by_class.seen" and "by_class.novel" are means over the embedded world's steps in and not in the
+    pool of phrases. Classes that do not occur are left out.
+    """
+    for part in key.split("."):
+        if part in ("seen", "novel"):
+            content = statistics.mean(
+                value for step, value in zip(grammar.STEPS, content)
+                if value is not None and (step not in grammar.HELD_OUT) == (part == "seen"))
+        else:
+            content = content[int(part)] if isinstance(content, list) else content.get(part)
+        if content is None:
+            return None
+    return content
+
+
+def collect(out, path):
+    """Put the numbers of the runs in the folder `out` into results.json -> its content."""
+    results = read_object(path) if path.exists() else {}
+    for cell in our_cells(TABLES):
+        recipe, evaluation, key = cell.split(" ", 2)
+        for file in out.glob(f"{recipe}-*/{evaluation}.json"):
+            seed = file.parent.name.removeprefix(f"{recipe}-")         # "mask-1" of "coin-mask-1"
+            number = number_at(read_object(file), key) if seed.isdecimal() else None
+            if number is not None:
+                results.setdefault(cell, {})[seed] = number
+    write_json(path, {cell: dict(sorted(results[cell].items())) for cell in sorted(results)})
+    return results
+
+
+# --- Tables ---
+def format_cell(values):
+    """{seed: number} as text: mean ± standard deviation over seeds, or "not run"."""
+    if not values:
+        return "not run"
+    mean = statistics.mean(values.values())
+    digits = 1 if abs(mean) >= 10 else 2 if abs(mean) >= 1 else 3
+    if len(set(values.values())) == 1:
+        return f"{mean:.{digits}f}"
+    return f"{mean:.{digits}f} ± {statistics.stdev(values.values()):.{digits}f}"
+
+
+def text_table(header, rows):
+    """Aligned lines `| a | b |`, also Markdown. header (n,) and each row (n,): texts -> one text"""
+    widths = [max(3, *map(len, column)) for column in zip(header, *rows)]
+    lines = [header, ["-" * width for width in widths], *rows]
+    return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
+
+
+def markdown(name, results):
+    """A table as Markdown: its title, its rows, and the seeds that it was made from."""
+    rows = [[format_cell(results.get(cell)) if is_ours(cell) else str(cell) for cell in row]
+            for row in TABLES[name]["rows"]]
+    text = f"**{TABLES[name]['title']}**\n\n{text_table(TABLES[name]['columns'], rows)}\n"
+    seeds = {recipe: sorted({seed for cell in our_cells([name]) if cell.split(" ")[0] == recipe
+                             for seed in results.get(cell, ())}) for recipe in needs([name])}
+    runs = "; ".join(f"{recipe} {', '.join(seeds[recipe]) or 'not run'}" for recipe in seeds)
+    return text + (f"\nRuns and their seeds: {runs}.\n" if runs else "")
+
+
+def fill(page, results):
+    """The text of a page with each table between its marks written anew."""
+    return re.sub(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", lambda match:
+                  match[1] + markdown(match[2], results) + match[3], page, flags=re.DOTALL)

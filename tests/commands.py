@@ -18,7 +18,7 @@ import evaluate
 import predict
 import train
 from data import Loaded
-from experiments import benchmark, charts, tables, tour
+from experiments import benchmark, charts, reproduce, tour
 from files import commands, sources
 from files.annotations import training_split
 from support.command import run
@@ -27,7 +27,7 @@ from toy.source import teacher_file
 
 SCRIPTS = {"benchmark.py": (benchmark.main, benchmark.BenchmarkSettings),
            "tour.py": (tour.main, tour.TourSettings),
-           "tables.py": (tables.main, tables.TablesSettings),
+           "reproduce.py": (reproduce.main, reproduce.ReproduceSettings),
            "evaluate.py": (evaluate.main, evaluate.EvaluateSettings),
            "predict.py": (predict.main, predict.PredictSettings),
            "charts.py": (charts.main, charts.ChartSettings),

@@ -1,0 +1,63 @@
+"""Every figure in README.md and docs/ by one command: the runs, then the tables.
+
+    python -m experiments.reproduce                                    # all tables, five seeds
+    python -m experiments.reproduce forecasting,table-4 --seeds 100
+
+tables.toml says which runs there are, how each is evaluated, and where the numbers of each cell
+come from. A run is trained, fine-tuned and evaluated once, by train.py and evaluate.py, in
+OUT/RECIPE-SEED; it serves every table that names it. If the command is interrupted, it continues
+when it is given again. The numbers go to results.json, beside this file; the tables are written
+from them between `<!-- table: NAME -->` and `<!-- end -->`.
+"""
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.command import DATA, WHAT, Settings, check, opt, require, run, write_text
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class ReproduceSettings(Settings):
+    """Make the runs behind the tables of README.md and docs/, each once, and write the tables."""
+    tables: str = opt("whose runs to make: names of tables.toml, separated by commas, or all",
+                      "all", WHAT, flag=False)
+    seeds: str = opt("of the runs, separated by commas", "100,101,102,103,104", WHAT)
+    coin: Path = opt("folder with COIN.json, texts.npz and the features files that tables.toml "
+                     "names; without it no run on COIN is made", None, DATA)
+    toy_videos: int = opt("videos of the embedded world, for training and for each evaluation; by "
+                          "default as many as the scripts take", None, DATA, low=1)
+    jobs: int = opt("runs at a time, with one thread each", 2, low=1)
+    out: Path = opt("folder of the runs", Path("runs/reproduce"), folder=True)
+    pages: Path = opt("folder of README.md, docs/ and experiments/", ROOT, folder=True)
+    device: str = opt("auto: a CUDA GPU if there is one", "auto")
+
+    def __post_init__(self):
+        super().__post_init__()
+        check(all(seed.isdecimal() and int(seed) < 2 ** 32 for seed in self.seeds.split(",")),
+              "seeds", self.seeds, "must be numbers from 0, separated by commas")
+
+
+def main(settings):
+    """Make the missing runs; after each, write its numbers and the tables."""
+    from experiments.runs import make_all
+    from experiments.tables import TABLES, collect, fill, needs
+    names = [*TABLES] if settings.tables == "all" else settings.tables.split(",")
+    for name in names:
+        require(name in TABLES, f"{name}: no such table; there are {', '.join(TABLES)}")
+
+    def write():
+        results = collect(settings.out, settings.pages / "experiments/results.json")
+        for page in (settings.pages / "README.md", *sorted(settings.pages.glob("docs/*.md"))):
+            text = page.read_text(encoding="utf-8")
+            if fill(text, results) != text:
+                write_text(page, fill(text, results))
+                print(page)
+    write()
+    seeds = list(dict.fromkeys(map(int, settings.seeds.split(","))))
+    for _ in make_all(settings, seeds, needs(names)):
+        write()
+
+
+if __name__ == "__main__":
+    run(main, ReproduceSettings)

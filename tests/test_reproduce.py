@@ -1,0 +1,198 @@
+"""experiments.reproduce: runs made once, the paper's rows, means over seeds, the pages' tables."""
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+import evaluate
+import train
+from commands import call, fails, struck
+from experiments import reproduce, runs, tables
+from experiments.tables import EVALUATIONS, RECIPES, TABLES
+from files.listings import load_phrases
+from support.command import parse
+from toy import grammar
+
+ROOT = Path(__file__).resolve().parent.parent
+PAPER = ROOT.parent / "shared" / "paper" / "paper.tex"
+TINY = ("--toy-videos", "16", "--device", "cpu", "--out", "out", "--pages", ".")
+pytestmark = pytest.mark.usefixtures("here")
+
+
+@pytest.fixture(autouse=True)
+def pages(here):
+    """A README.md with two tables, in the current folder."""
+    Path("experiments").mkdir()
+    Path("README.md").write_text("a\n<!-- table: table-5 -->\nold\n<!-- end -->\nb\n"
+                                 "<!-- table: table-D -->\n<!-- end -->\n")
+
+
+# ---- The runs ------------------------------------------------------------------------------------
+def fake_commands(monkeypatch, code):
+    """Every command of a run becomes this python code; its arguments are in sys.argv[1:]."""
+    whole = runs.commands
+    monkeypatch.setattr(runs, "commands", lambda *args: [
+        ["-c", code, *line] for line in whole(*args)])
+
+
+def test_runs_are_made_once_and_fill_every_table(monkeypatch):
+    """Catches: a run made again, one table's runs unknown to the next, a cell of another run or
+    key, a run that is trained for each of its evaluations, a page's text changed."""
+    fake_commands(monkeypatch, """
+import json, sys
+print(sys.argv[1:])
+if "--json" in sys.argv:
+    path = sys.argv[sys.argv.index("--json") + 1]
+    top = {"zero_noise": 12.34, "expectation": 23.45, "oracle": 34.56, "ours": 45.67}
+    open(path, "w").write(json.dumps({"top1": top}))
+""")
+    call("reproduce.py", "table-5,table-D", *TINY, "--seeds", "3,3")
+    first = Path("README.md").read_text()
+    made = {path.relative_to("out").as_posix() for path in Path("out").glob("*/*.json")}
+    assert made == {"mask-3/forecast.json", *(f"{recipe}-3/{task}.json" for task in (
+        "forecast", "classify") for recipe in ("diffusion", "mvit"))}
+    assert re.search(r"\| ours +\| 12\.3 +\| 23\.4 +\| 34\.6 +\|", first)
+    assert re.search(r"\| MViT +\| 45\.7 +\| 12\.3 +\|", first)
+    assert first.startswith("a\n") and "old" not in first and "<!-- end -->\nb\n" in first
+    assert "Runs and their seeds: diffusion 3; mvit 3.\n" in first
+    log = Path("out/diffusion-3/log.txt").read_text().splitlines()
+    assert [Path(line.split("'")[1]).name for line in log] == ["train.py"] + 2 * ["evaluate.py"]
+    monkeypatch.setattr(runs, "start", None)                               # none is made again
+    call("reproduce.py", "table-5,table-D", *TINY, "--seeds", "3")
+    assert Path("README.md").read_text() == first
+
+
+def test_commands_are_accepted_by_the_scripts():
+    """Catches: a flag or a value that train.py or evaluate.py refuses, a classifier that is
+    fine-tuned from another run or evaluated elsewhere, a phrase pool that is not found; a recipe
+    that does not exist, a run for a table that was not asked for."""
+    settings = reproduce.ReproduceSettings(out=Path("out"), coin=Path("coin"), device="cpu")
+    needed = tables.needs(TABLES)
+    for recipe, evaluations in needed.items():
+        folder = Path(f"out/{recipe}-3")
+        folder.mkdir(parents=True)
+        made, written = [], []
+        for script, *flags in runs.commands(settings, folder, recipe, 3, evaluations):
+            flags = list(map(str, flags))
+            given = parse(evaluate.EvaluateSettings if script.name == "evaluate.py"
+                          else train.command_of(flags)[1], flags)
+            assert given.device == "cpu" and given.data == ("coin" if "coin" in recipe else "toy")
+            assert given.data == "toy" or given.features.parent == Path("coin")
+            assert getattr(given, "phrases", None) is None or given.phrases.is_file()
+            assert getattr(given, "init", None) in (None, *made[:1])
+            if script.name == "evaluate.py":
+                assert given.checkpoint in made
+                written.append(given.json)
+            else:
+                assert given.seed == 3
+                made.append(given.out)
+        assert [path.stem for path in written] == evaluations
+    assert set(needed) == set(RECIPES)
+    assert set().union(*needed.values()) == set(EVALUATIONS)
+    assert tables.needs(["table-D", "table-3"]) == {"diffusion": ["classify", "forecast"],
+                                                    "mvit": ["classify", "forecast"]}
+
+
+def test_a_failed_run_ends_the_others(monkeypatch, capsys):
+    """Catches: a failure that is passed over or waits for the rest, a process left running."""
+    fake_commands(monkeypatch, "import sys, time\n"
+                  "time.sleep(60) if 'out/mask-3' in sys.argv else sys.exit(7)")
+    began = time.time()
+    with pytest.raises(SystemExit, match="2"):
+        call("reproduce.py", "table-5", *TINY, "--seeds", "3")
+    assert capsys.readouterr().err.endswith("out/diffusion-3: ended with 7; see its log.txt\n")
+    assert time.time() - began < 50
+
+
+@pytest.mark.parametrize("number, status", [(2, 130), (15, 143)])
+def test_a_signal_ends_all_runs(monkeypatch, number, status):
+    """Catches: Ctrl-C or SIGTERM that leaves a process behind, starts the next, or ends with 0."""
+    fake_commands(monkeypatch, "import time\ntime.sleep(2)\nopen('survived', 'w')")
+    assert struck(number, runs, "start", 2, "reproduce.py", "table-5", *TINY, "--seeds",
+                  "3,4") == status
+    time.sleep(2.5)
+    assert not Path("survived").exists()
+
+
+@pytest.mark.parametrize("flags, line", [
+    (("nothing",), "nothing: no such table; there are summary, "),
+    (("--seeds", "1,x"), "--seeds 1,x: must be numbers"),
+    (("--out", "/dev/null/a"), "--out /dev/null/a: /dev/null is not a folder"),
+    (("--out", "bad"), "bad/mask-1/forecast.json: no object; a JSON file of evaluate.py is needed"),
+    (("--pages", "gone"), "No such file or directory: ")])
+def test_bad_input_is_one_line(capsys, flags, line):
+    """Catches: a traceback, or a set of runs begun before the flags are checked."""
+    Path("bad/mask-1").mkdir(parents=True)
+    Path("bad/mask-1/forecast.json").write_text("[]")
+    assert line in fails(capsys, 2, "reproduce.py", *TINY, *flags)
+
+
+# ---- The paper's rows, and ours ------------------------------------------------------------------
+@pytest.mark.skipif(not PAPER.is_file(), reason="no paper.tex")
+@pytest.mark.parametrize("name", [name for name in TABLES if re.match(r"table-[^5]", name)])
+def test_the_papers_rows_are_the_papers(name):
+    """Catches: a digit mistyped, a row left out or moved."""
+    text = PAPER.read_text(encoding="utf-8")
+    rows = [re.findall(r"\d+\.\d+", line.split("Kinetics")[-1]) for line in
+            re.sub(r"\n(?=& -- )", "", re.sub(r" \n& ", " & ", text)).split("\n")
+            if re.search(r"\\\\", line) and re.search(r"\d+\.\d", line) and "&" in line]
+    numbers = [[f"{cell}" for cell in cells if cell != "-"] for label, *cells in
+               TABLES[name]["rows"] if label.startswith("paper: ")]
+    places = [i for i in range(len(rows)) if rows[i:i + len(numbers)] == numbers]
+    assert places, f"{name}: these rows do not stand in the paper in this order"
+
+
+def test_tables_are_whole():
+    """Catches: a row without a cell, a cell that is taken for text, phrases missing, a table that
+    no page or two pages show."""
+    for table in TABLES.values():
+        assert all(len(row) == len(table["columns"]) for row in table["rows"])
+        assert all(tables.is_ours(cell) for _, *cells in table["rows"] for cell in cells
+                   if re.match(r"[a-z]", str(cell)))
+    assert len(load_phrases(ROOT / "experiments" / "howto.txt")) == len(grammar.PHRASES)
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    shown = [name for page in pages for name in re.findall(r"<!-- table: (\S+) -->",
+                                                           page.read_text(encoding="utf-8"))]
+    assert sorted(shown) == sorted(TABLES)
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{path.name}" for path in
+                                                       (ROOT / "docs").glob("*.md"))])
+def test_the_pages_tables_are_those_of_the_runs(page):
+    """Catches: a figure typed by hand, or measured anew and not written to the page."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert tables.fill(text, tables.read_object(ROOT / "experiments/results.json")) == text
+
+
+def test_cells_are_means_over_seeds(monkeypatch):
+    """Catches: seeds of another recipe or task in a cell, a deviation of one seed, of M for M - 1,
+    a number that is None counted as 0, an interval's ends exchanged."""
+    row = ["mask", "mask classify top1.ours", "mask forecast top1.zero_noise",
+           "mask classify top1.teacher", "mask classify ours_minus_teacher.1"]
+    monkeypatch.setitem(TABLES, "table-D", {"title": "T", "columns": list("abcde"), "rows": [row]})
+    for recipe in ("mask", "coin-mask"):
+        for seed, value in (("1", 10.0), ("2", 20.0), ("30", 33.0)):
+            folder = Path(f"out/{recipe}-{seed}")
+            folder.mkdir(parents=True)
+            (folder / "classify.json").write_text(json.dumps(
+                {"top1": {"ours": value + (recipe != "mask"), "teacher": None},
+                 "ours_minus_teacher": [1, .25, 3]}))
+    Path("out/mask-1/forecast.json").write_text('{"top1": {"zero_noise": 5}}')
+    results = tables.collect(Path("out"), Path("experiments/results.json"))
+    assert results[row[1]] == {"1": 10.0, "2": 20.0, "30": 33.0} and row[3] not in results
+    cells = [cell.strip() for cell in tables.markdown("table-D", results).split("\n")[4].split("|")]
+    assert cells == ["", "mask", "21.0 ± 11.5", "5.00", "not run", "0.250", ""]
+
+
+def test_seen_and_novel_steps_by_loops():
+    """Catches: a step that does not occur counted as wrong, the two groups exchanged."""
+    values = [None if i % 7 == 0 else float(i) for i in range(len(grammar.STEPS))]
+    groups = {True: [], False: []}
+    for step, value in zip(grammar.STEPS, values):
+        if value is not None:
+            groups[step in grammar.HELD_OUT].append(value)
+    for novel, name in ((True, "novel"), (False, "seen")):
+        assert tables.number_at({"by_class": values}, f"by_class.{name}") == pytest.approx(
+            sum(groups[novel]) / len(groups[novel]))
