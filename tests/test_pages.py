@@ -1,0 +1,93 @@
+"""Every command in README.md and docs/ runs, as it stands there, at the smallest size."""
+import importlib.util
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from commands import EPOCHS, call
+from training import run
+
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+# Commands that are not run here: what they contain, and the reason.
+NOT_RUN = {"pip install": "an environment of its own: .ci/run", "pytest": "this is it",
+           "torchrun": "tests/test_parallel.py runs two processes", "--init timm": "a download",
+           "procedurevrl.pyth": "published weights: tests/test_weights.py runs random ones",
+           "EPIC_100": "EPIC-Kitchens' videos: tests/test_actions.py runs made-up ones",
+           "experiments.benchmark": "minutes: tests/test_benchmark.py runs its parts",
+           "experiments.reproduce": "hours: tests/test_reproduce.py runs it without training"}
+PACKAGES = {"matplotlib": ("--figure", "experiments.charts", "experiments.tour"),
+            "spacy": ("phrases --captions",)}                  # what needs an optional package
+TOY = {"train.py": ("--toy-videos", "16", "--batch", "4"), "evaluate.py": ("--toy-videos", "4")}
+SMALL = "--size", "small", "--clip", "local-dir:clip", "--batch", "4"
+
+
+def commands_of(page):
+    """The command lines of a page's indented blocks; a backslash joins two lines."""
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    return [shlex.split(line, comments=True)
+            for line in re.findall(r"^    ((?:python|torchrun|pip) .*)$", text, re.M)]
+
+
+def is_run(line):
+    """Whether a command is run here and its packages are installed."""
+    text = " ".join(line)
+    return not any(part in text for part in NOT_RUN) and not any(
+        part in text for package, parts in PACKAGES.items() for part in parts
+        if importlib.util.find_spec(package) is None)
+
+
+def at_smallest_size(script, *flags):
+    """The same command with few videos and epochs: of a flag given twice the last value counts."""
+    more = () if {"--data", "--videos"} & {*flags} else TOY.get(script, ())
+    if script == "train.py":
+        more += ("--epochs", "1") if "finetune" in flags else EPOCHS[-2:] if "coin" in flags else (
+            *EPOCHS, *(SMALL if "howto100m" in flags else ()))
+    if flags[:1] == ("export-toy",):
+        more = "--train", "6", "--test", "2"
+    return script, *flags, *more, *(("--workers", "0") if "--workers" in flags else ())
+
+
+@pytest.fixture(scope="module")
+def exported(cache, tmp_path_factory):
+    """The embedded world as files, under the names that the pages use, with trained models."""
+    folder = tmp_path_factory.mktemp("exported")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        call("data.py", "export-toy", "--out", "world", "--train", "6", "--test", "2")
+        names = {"VIDEOS": "videos", "CAPTIONS": "captions", "clip": "clip",
+                 "COIN.json": "COIN.json", "phrases.txt": "phrases.txt", "steps.txt": "steps.txt",
+                 "VIDEO.mp4": next(Path("world/videos").iterdir()).relative_to("world")}
+        for name, target in names.items():
+            Path(name).symlink_to(Path("world") / target)
+        for line in ("train.py", "train.py --missing 3 --out runs/several",
+                     "train.py --data howto100m --videos VIDEOS --captions CAPTIONS --phrases "
+                     "phrases.txt --out runs/mine", "pseudo_labels.py --phrases steps.txt --clip "
+                     "local-dir:clip --out T.npz",
+                     "evaluate.py --task features --videos VIDEOS --checkpoint runs/mine --out "
+                     "F.npz", "data.py teach --videos VIDEOS --out TEACHER --clip local-dir:clip"):
+            call(*at_smallest_size(*line.split()))
+    return folder
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(map(is_run, commands_of(page)))])
+def test_every_command_of_a_page_runs(page, exported, tmp_path, monkeypatch):
+    """Catches: a flag that is gone, a file that another command no longer writes."""
+    shutil.copytree(exported, tmp_path / "copy", symlinks=True)
+    monkeypatch.chdir(tmp_path / "copy")
+    monkeypatch.setattr(run, "SAVE_EVERY", 10 ** 6)
+    for python, *line in filter(is_run, commands_of(page)):
+        if line[0] == "-m":
+            line = [f"{line[1].removeprefix('experiments.')}.py", *line[2:]]
+        if line[0] == "pseudo_labels.py" or line[:2] == ["data.py", "teach"]:
+            line += ["--clip", "local-dir:clip"]
+        if line[0] == "train.py":                              # it refuses a folder with a run
+            name = line[line.index("--out") + 1] if "--out" in line else (
+                f"runs/finetune-{line[line.index('--task') + 1]}" if "--task" in line
+                else "runs/pretrain")
+            shutil.rmtree(name, ignore_errors=True)
+        Path("docs/figures").mkdir(parents=True, exist_ok=True)
+        call(*at_smallest_size(*line))
