@@ -107,10 +107,9 @@ def sentence_windows(sentences, duration, rng):
     A sentence of fewer than 12 words is joined with the next, then the previous one, and so on; its
     span grows with it. Of more than N windows a random run of N is taken.
 
-    Args:    sentences [(start s, end s, text), ...], by start, those without words ignored.
+    Args:    sentences [(start s, end s, text), ...], by start, each with words.
     Returns: (n, 2) float64, n <= N; n = 0 where nothing is said.
     """
-    sentences = [s for s in sentences if s[2].split()]
     words = [len(text.split()) for _, _, text in sentences]
     windows = []
     for i in range(rng.integers(min(STRIDE, max(len(sentences), 1))), len(sentences), STRIDE):
@@ -125,8 +124,7 @@ def sentence_windows(sentences, duration, rng):
 
 def step_windows(steps, rng):
     """Pre-training windows of a video without narration: its annotated steps, labels unused."""
-    return random_run(np.array([(step.start, step.end) for step in steps],
-                               float).reshape(-1, 2), rng)
+    return random_run(np.array([(step.start, step.end) for step in steps], float), rng)
 
 
 def spoken_during(sentences, windows):

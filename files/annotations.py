@@ -165,18 +165,16 @@ def load_teacher_rows(path, width):
         rows = np.load(path, allow_pickle=False)
     except DAMAGED as error:
         raise BadInput(f"{path}: {error}; remove it, or make it again with data.py teach") from None
-    require(rows.dtype.kind == "f" and rows.ndim == 2 and len(rows) and rows.shape[1] == width,
-            f"{path}: {rows.dtype} {rows.shape}; floats (n, {width}) are needed, n at least 1: was "
-            "it made with another --clip?")
-    check_rows(path, np.isfinite(rows).all(axis=1), "holds NaN or infinity")
+    require(rows.dtype.kind == "f" and rows.ndim == 2 and len(rows) and rows.shape[1] == width
+            and np.isfinite(rows).all(), f"{path}: {rows.dtype} {rows.shape}; finite floats "
+            f"(n, {width}) are needed, n at least 1: was it made with another --clip?")
     return rows.astype(np.float32)
 
 
 def read_rows(path, **needed):
     """The arrays `needed` of an npz file, in that order: TEXT, FLOATS or NUMBERS, N finite rows."""
-    try:               # ZipFile refuses what np.load would accept and we cannot: .npy and pickles
-        with (open(path, "rb") as raw, zipfile.ZipFile(raw),
-              np.load(path, allow_pickle=False) as file):
+    try:                                               # np.load would also accept an npy file
+        with np.lib.npyio.NpzFile(path, allow_pickle=False) as file:
             absent = [key for key in needed if key not in file.files]
             require(not absent, f"no array {', '.join(absent)} (it has {', '.join(file.files)})")
             arrays = [np.asarray(file[key]) for key in needed]
@@ -184,13 +182,10 @@ def read_rows(path, **needed):
     except DAMAGED as error:
         raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}; an npz file with "
                        f"{', '.join(needed)} is needed, without object arrays") from None
-    fit = [array.dtype.kind in kinds and array.ndim == dimensions and array.size > 0
-           for array, (kinds, dimensions, _) in zip(arrays, needed.values())]
-    given = ", ".join(f"{key} is {array.dtype} {array.shape}" for key, array in zip(needed, arrays))
-    wanted = ", ".join(f"{key}: {words}" for key, (_, _, words) in needed.items())
-    require(all(fit) and len(set(map(len, arrays))) == 1,
-            f"{path}: {given}; needed are {wanted}, with N and D at least 1")
-    for key, array in zip(needed, arrays):
+    for (key, (kinds, dimensions, words)), array in zip(needed.items(), arrays):
+        require(array.dtype.kind in kinds and array.ndim == dimensions and array.size > 0
+                and len(array) == len(arrays[0]), f"{path}: {key} is {array.dtype} {array.shape}; "
+                f"{words} is needed, with N and D at least 1, the same N in all arrays")
         if array.dtype.kind == "f":
             finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)                # (N,)
             check_rows(path, finite, f"{key} holds NaN or infinity")

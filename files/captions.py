@@ -11,7 +11,7 @@ import re
 import reprlib
 from pathlib import Path
 
-from files.text import read_json, read_table, read_text, split_lines
+from files.text import read_json, read_table, read_text
 from support.command import require
 
 COLUMNS = ("start", "end", "text")
@@ -29,26 +29,21 @@ ROLL = 2.0         # s after its end in which a line can still be on the screen 
 class Captions(dict):
     """{video id: its file's name, or what the JSON has there}; narrations are read when asked for.
 
-    path: the folder or the JSON file. read: (path, id, entry) -> [(start, end, text), ...].
+    path: a folder (listed once, nothing in it opened) or a JSON file (read whole).
     """
 
-    def __init__(self, path, entries, read):
-        super().__init__(entries)
-        self.path, self.read = path, read
+    def __init__(self, path):
+        self.path = path = Path(path)
+        data = list_folder(path) if path.is_dir() else read_json(path, JSON, errors="replace")
+        require(isinstance(data, dict) and data, f"{path}: no videos in it; {JSON} is needed")
+        super().__init__(data)
 
     def sentences(self, name):
         """[(start s, end s, text), ...] of one video, by start. BadInput names file and line."""
-        return unroll(sorted(self.read(self.path, name, self[name]), key=lambda row: row[0]))
-
-
-def open_captions(path):
-    """A folder (listed once, nothing in it opened) or a JSON file (read whole) -> Captions."""
-    path = Path(path)
-    if path.is_dir():
-        return Captions(path, list_folder(path), read_file)
-    data = read_json(path, JSON, errors="replace")
-    require(isinstance(data, dict) and data, f"{path}: no videos in it; {JSON} is needed")
-    return Captions(path, data, read_entry)
+        entry = self[name]
+        rows = (read_file(self.path / entry) if self.path.is_dir() else
+                read_entry(f"{self.path}: video {name!r}", entry))
+        return unroll(sorted(rows, key=lambda row: row[0]))
 
 
 def unroll(sentences):
@@ -89,37 +84,33 @@ def list_folder(path):
             foreign = stem[len(name):][:3] not in ("", ".en")
             choice = SUFFIXES.index(suffix), foreign, file
             choices[name] = min(choices.get(name, choice), choice)
-    require(choices, f"{path}: no {', '.join(SUFFIXES)} file in it; narrations are ID.csv with "
-            "columns start,end,text, ID.srt or ID.vtt, or one JSON file")
     return {name: choices[name][-1] for name in sorted(choices)
             if name.rpartition(".")[0] not in choices}
 
 
-def read_file(folder, name, file):
-    """One file of a folder -> its sentences in the file's order."""
-    if not file.lower().endswith(".csv"):
-        return read_cues(folder / file)
-    rows = read_table(folder / file, COLUMNS, NARRATION, errors="replace")
+def read_file(path):
+    """A csv, srt or vtt file -> its sentences in the file's order."""
+    if path.suffix.lower() != ".csv":
+        return read_cues(path)
+    rows = read_table(path, COLUMNS, NARRATION, errors="replace")
     return [spoken for where, row in rows for spoken in sentence(where, *map(row.get, COLUMNS))]
 
 
 def read_cues(path):
     """Cues of an srt or vtt file -> its sentences, without tags, in the file's order."""
     text = read_text(path, NARRATION, errors="replace")
-    cues, lines = [], None                  # lines: of the cue being read, None between cues
-    for number, line in enumerate(split_lines(text), start=1):
+    cues, lines = [], []                    # lines: of the cue being read; of none between cues
+    for number, line in enumerate(text.split("\n"), start=1):
         if "-->" in line:
             times = CUE.fullmatch(line)
             require(times, f"{path}:{number}: {line.strip()[:80]!r} is not a time as in "
                     "00:01:02,500 --> 00:01:04,000")
-            if lines and lines[-1].strip().isdigit() and not "".join(lines[-2:-1]).strip():
-                lines.pop()                 # the next cue's number, after a line of blanks
             lines = []
             cues.append((number, times.groups(), lines))
-        elif not line:                      # only an empty line ends a cue: YouTube writes blanks
-            lines = None
-        elif lines is not None:
+        elif line:
             lines.append(line)
+        else:                               # only an empty line ends a cue: YouTube writes blanks
+            lines = []
     require(cues or text.startswith("WEBVTT"), f"{path}:1: no line as 00:01:02,500 --> "
             "00:01:04,000 in it: no subtitles")
     rows = []
@@ -146,9 +137,8 @@ def sentence(where, start, end, text):
     return [(*times, text)]
 
 
-def read_entry(path, name, entry):
+def read_entry(where, entry):
     """One video's {"start": [], "end": [], "text": []} -> its sentences in the file's order."""
-    where = f"{path}: video {name!r}"
     lists = [entry.get(key) for key in COLUMNS] if isinstance(entry, dict) else [None]
     require(all(isinstance(part, list) for part in lists) and len(set(map(len, lists))) == 1,
             f"{where}: lists start, end and text of one length are needed")

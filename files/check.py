@@ -6,15 +6,15 @@ from tqdm import tqdm
 
 from data import Video, samples_of
 from files import annotations, listings
-from files.captions import open_captions
+from files.captions import Captions
 from files.video import attempt, duration, find_videos, read_frames
 from support.command import BadInput, write_json
 from support.workers import prefetch
 
 
-def read_ends(ends, name, path):
-    """Read the first picture of a video and the one where its annotations, or itself, end."""
-    read_frames(path, [0.0, duration(path) if ends[name] is None else ends[name]], 32)
+def read_ends(name, path, end):
+    """Read the first picture of a video and the one at `end` s; None: where the video ends."""
+    read_frames(path, [0.0, duration(path) if end is None else end], 32)
 
 
 def try_videos(settings, videos):
@@ -24,10 +24,9 @@ def try_videos(settings, videos):
     ends = {video.name: max((step.end for step in video.steps), default=None)
             for video in videos}                       # s
     paths = find_videos(settings.videos)
-    present = [(name, paths[name]) for name in ends if name in paths]
-    make = functools.partial(attempt, functools.partial(read_ends, ends))
-    return paths, {name: reason for name, _, reason in
-                   prefetch(make, present, settings.workers, "read") if reason}
+    present = [(name, paths[name], end) for name, end in ends.items() if name in paths]
+    tried = prefetch(functools.partial(attempt, read_ends), present, settings.workers, "read")
+    return paths, {name: reason for name, _, reason in tried if reason}
 
 
 def count_videos(listed, paths, bad):
@@ -38,17 +37,17 @@ def count_videos(listed, paths, bad):
 
 
 def check_epic(settings):
-    """A csv of EPIC-Kitchens-100: its actions and videos -> counts, unreadable, unnamed classes."""
+    """A csv of EPIC-Kitchens-100: its actions and videos -> counts, unreadable videos."""
     videos = listings.load_epic(settings.annotations)
     paths, bad = try_videos(settings, videos)
     actions = sum(len(video.steps) for video in videos)
     return {"segments": {listings.epic_split(settings.annotations): actions},
             "verbs": listings.VERBS, "nouns": listings.NOUNS,
-            **count_videos({video.name for video in videos}, paths, bad)}, bad, []
+            **count_videos({video.name for video in videos}, paths, bad)}, bad
 
 
 def check_coin(settings):
-    """COIN.json: what each task and split lists -> counts, unreadable videos, unnamed classes."""
+    """COIN.json: what each task and split lists -> counts, unreadable videos."""
     videos, names = annotations.load_coin(settings.annotations)
     videos = [video for video in videos if video.steps]
     paths, bad = try_videos(settings, videos)
@@ -57,40 +56,37 @@ def check_coin(settings):
         result[task] = {}
         for split in ("train", "validation", "test"):
             chosen = [video for video in videos if video.split == split]
-            samples = samples_of(task, chosen, settings.min_steps)
+            samples = samples_of(task, chosen)
             listed = {chosen[sample.video].name for sample in samples}
             result[task][split] = {"listed": len(samples), **count_videos(listed, paths, bad)}
-    unnamed = [number for number, name in enumerate(names, start=1) if not name]
-    return result | {"classes": len(names), "distinct_texts": len(set(names))}, bad, unnamed
+    if "" in names:
+        print(f"unnamed: {names.count('')} of {len(names)} classes that no step has, the first id "
+              f"{names.index('') + 1}: they compete with an empty text; --steps FILE names all")
+    return result | {"classes": len(names), "distinct_texts": len(set(names))}, bad
 
 
 def check_captions(settings):
-    """Narrations and their videos -> counts, unreadable files and videos, no unnamed classes."""
-    captions = open_captions(settings.captions)
+    """Narrations and their videos -> counts, unreadable files and videos."""
+    captions = Captions(settings.captions)
     wrong, sentences, seconds = {}, 0, 0.0
     for name in tqdm(captions, "captions", mininterval=1):
         try:
             ends = [end for _, end, _ in captions.sentences(name)]
         except BadInput as error:
-            wrong[name] = str(error)
-        else:
-            sentences, seconds = sentences + len(ends), seconds + max(ends, default=0.0)
+            wrong[name], ends = str(error), []
+        sentences, seconds = sentences + len(ends), seconds + max(ends, default=0.0)
     paths, bad = try_videos(settings, [Video(name) for name in captions])
     return {"captions": len(captions), "unreadable_captions": len(wrong), "sentences": sentences,
             "hours": round(seconds / 3600, 2),
-            **count_videos({*captions}, paths, bad)}, wrong | bad, []
+            **count_videos({*captions}, paths, bad)}, wrong | bad
 
 
 def report(settings):
     """Print what a list holds, and (with --videos) what of it is present."""
     checks = {"coin": check_coin, "epic": check_epic, "howto100m": check_captions}
-    result, bad, unnamed = checks[settings.data](settings)
+    result, bad = checks[settings.data](settings)
     if settings.json:
         write_json(settings.json, result)
     print(json.dumps(result, indent=2))
-    if unnamed:
-        print(f"unnamed: {len(unnamed)} of {result['classes']} classes that no step has (id "
-              f"{', '.join(map(str, unnamed[:5]))}{', ..' * (len(unnamed) > 5)}): they compete "
-              "with an empty text; --steps FILE names all")
     for name, reason in bad.items():
         print(f"unreadable: {name}: {reason}")

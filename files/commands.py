@@ -20,8 +20,6 @@ class CheckSettings(Settings):
     captions: Path = opt("folder of ID.csv, ID.srt or ID.vtt, or caption.json", None, DATA,
                          data=("howto100m",))
     videos: Path = opt("folder of videos; without it only the list is counted", None, DATA)
-    min_steps: int = opt("of a forecast: leave out videos with fewer annotated steps", 2, DATA,
-                         low=2)
     json: Path = opt("also write the counts here", None, file=())
     workers: int = opt("processes that read videos", 0, low=0)
 
@@ -66,13 +64,10 @@ class PhrasesSettings(Settings):
     """Collect verb phrases from narrations, for the pool that clips are matched with."""
     captions: Path = opt("folder of ID.csv (start,end,text), ID.srt or ID.vtt, or caption.json",
                          None, DATA, required=True)
-    concreteness: Path = opt("table with columns Word and Conc.M (Brysbaert et al. 2014); without "
-                             "it the third column is empty", None, DATA)
     top: int = opt("how many to keep, the most frequent; the paper's 9871", 9871, WHAT, low=2)
     min_count: int = opt("leave out phrases that occur less often", 12, WHAT, low=1)
     spacy_model: str = opt("name or folder of a spaCy model with a parser", "en_core_web_sm")
-    out: Path = opt("file to write: phrase,count,concreteness per line", Path("phrases.txt"),
-                    file=())
+    out: Path = opt("file to write: `phrase,count,` per line", Path("phrases.txt"), file=())
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Read plain lists: released csv files, step names, phrases, ratings of words, video ids.
+"""Read plain lists: released csv files, step names, phrases, video ids.
 
 Times are in seconds. Lines count from 1, classes from 0. Lines without text are skipped. A bad file
 is a BadInput of one line that begins with the file's name and the line.
@@ -29,7 +29,7 @@ def load_released_csv(path, task):
         require(len(parts) == len(columns.split()), f"{where}: {len(parts)} columns; to {task}, "
                 f"`{columns}` is needed, separated by spaces (no space within a path)")
         name, label = video_name(parts[0]), class_number(where, "label", parts[1])
-        times = [number(where, "a time", text) for text in parts[2:]]
+        times = [seconds(where, text) for text in parts[2:]]
         duration, start, end = times if len(times) == 3 else (times[0], 0.0, times[0])
         require(start <= end, f"{where}: its end, {end:g} s, is before its start, {start:g} s")
         require(task != "forecast" or start == 0, f"{where}: starts at {start:g} s; in a list for "
@@ -53,10 +53,8 @@ def load_epic(path):
     for where, row in read_table(path, ("video_id", "start_timestamp", "stop_timestamp")):
         start, end = (clock(where, row[key]) for key in ("start_timestamp", "stop_timestamp"))
         require(start <= end, f"{where}: its end, {end:g} s, is before its start, {start:g} s")
-        require(("verb_class" in row) == ("noun_class" in row), f"{where}: verb_class or "
-                "noun_class alone; both are needed, or none as in the test list")
-        label = tuple(class_number(where, key, row[key], classes) if key in row else None
-                      for key, classes in (("verb_class", VERBS), ("noun_class", NOUNS)))
+        label = tuple(class_number(where, key, row.get(key, ""), classes) if "verb_class" in row
+                      else None for key, classes in (("verb_class", VERBS), ("noun_class", NOUNS)))
         videos.setdefault(row["video_id"], []).append(Step(start, end, label))
     require(videos, f"{path}: nothing after the first line")
     return [Video(name, None, None, inf, tuple(actions)) for name, actions in videos.items()]
@@ -80,36 +78,19 @@ def load_steps(path):
 def load_phrases(path):
     """The phrases of a file of `phrase` or `phrase,count,concreteness` lines, in its order.
 
-    A phrase may hold commas: only numbers at the end are columns, and all lines have them or none
-    has. The concreteness may be left empty.
+    A phrase may hold commas: only numbers at the end are columns. The concreteness may be empty.
     """
-    phrases, counted = [], set()
+    phrases = []
     for where, line in read_lines(path):
-        text, count, rating = re.fullmatch(r"(.*?)(?:,(\d{1,12}),([\d.]{0,9}))?", line).groups()
-        require(text.strip(), f"{where}: no phrase before the first comma")
-        counted.add(count is not None)
-        require(len(counted) == 1, f"{where}: {line[:80]!r}: `phrase` on every line, or "
-                "`phrase,count,concreteness` on every line, is needed; those before have the other")
-        if rating:
-            number(where, "concreteness", rating)
-        phrases.append(text.strip())
+        phrases.append(re.sub(r",\d+,[\d.]*$", "", line).strip())
+        require(phrases[-1], f"{where}: no phrase before the first comma")
     require(len(phrases) > 1, f"{path}: one phrase: nothing to choose from; two are needed")
     return phrases
 
 
-def load_ratings(path):
-    """{word in lower case: concreteness} of a table with columns Word and Conc.M (1 to 5)."""
-    ratings = {row["word"].lower(): number(where, "Conc.M", row["conc.m"])
-               for where, row in read_table(path, ("Word", "Conc.M"))}
-    require(ratings, f"{path}: nothing after the first line")
-    return ratings
-
-
 def load_ids(path):
-    """Video ids, each once, in the file's order. Of a released list, the first column is taken."""
-    lines = (re.sub(r"^(\S+) \d+ [\d.]+( [\d.]+ [\d.]+)?$", r"\1", line)
-             for _, line in read_lines(path))
-    return list(dict.fromkeys(map(video_name, lines)))
+    """Video ids, or names of their files, a line each: each id once, in the file's order."""
+    return list(dict.fromkeys(video_name(line) for _, line in read_lines(path)))
 
 
 def video_name(path):
@@ -125,10 +106,10 @@ def class_number(where, column, text, classes=CLASSES):
     return int(text)
 
 
-def number(where, what, text):
-    """A number from 0 as float."""
+def seconds(where, text):
+    """A time, s, as float."""
     require(re.fullmatch(r"\d{1,9}(\.\d*)?", text, re.ASCII),
-            f"{where}: {what} is {text[:40]!r}; it must be a number from 0")
+            f"{where}: a time is {text[:40]!r}; it must be a number from 0")
     return float(text)
 
 

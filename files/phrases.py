@@ -7,15 +7,13 @@ form of verb phrases") and 4; the rule is that of Shen et al., CVPR 2021, on a d
     the same + preposition + its object, if the verb has one    put + a link + in + the box
 
 Each entry of a narration is parsed alone: a phrase split between two entries is not found. The
-9,871 released phrases have a count of at least 12 and a concreteness of at least 4.2.
+released file has each phrase's concreteness in a third column, at least 4.2; here it is empty.
 """
-import re
 from collections import Counter
 
 from tqdm import tqdm
 
-from files.captions import open_captions
-from files.listings import load_ratings
+from files.captions import Captions
 from support.command import BadInput, require, write_text
 
 
@@ -37,15 +35,9 @@ def verb_phrases(doc):
                       for place in prep.children if place.dep_ == "pobj"]
             for prep, place in places[:1]:
                 words += [prep.text, chunks.get(place.i, place.text)]
-            phrases.append(" ".join(re.sub(r"[,\s]+", " ", " ".join(words)).split()).lower())
+            words = " ".join(words).replace(",", " ").lower().split()
+            phrases.append(" ".join(words))
     return phrases
-
-
-def concreteness(doc, ratings):
-    """The largest rating (1 to 5) of a phrase's words or their lemmas; None if none is rated."""
-    rated = [ratings[word] for token in doc for word in (token.text.lower(), token.lemma_.lower())
-             if word in ratings]
-    return max(rated, default=None)
 
 
 def load_parser(name):
@@ -68,26 +60,17 @@ def load_parser(name):
 
 def collect(settings):
     """Write the file of phrases. settings: see commands.PhrasesSettings."""
-    # 1. What is said, and how concrete words are. Files are checked before the parser is loaded.
-    captions = open_captions(settings.captions)
-    ratings = load_ratings(settings.concreteness) if settings.concreteness else {}
-    nlp = load_parser(settings.spacy_model)
-    # 2. Count the phrases of all narrations, read one by one.
+    captions, nlp = Captions(settings.captions), load_parser(settings.spacy_model)
     counts = Counter()
     texts = (text for name in tqdm(captions, desc="narrations", mininterval=1)
              for _, _, text in captions.sentences(name))
     for doc in nlp.pipe(texts):
         counts.update(verb_phrases(doc))
-    # 3. The most frequent ones, equal counts by alphabet, each with its concreteness.
+    # The most frequent ones, equal counts by alphabet.
     frequent = sorted((-count, phrase) for phrase, count in counts.items()
                       if count >= settings.min_count)[:settings.top]
-    docs = nlp.pipe(phrase for _, phrase in frequent) if ratings else [()] * len(frequent)
-    rated = ((phrase, -count, concreteness(doc, ratings))
-             for (count, phrase), doc in zip(frequent, docs))
-    lines = [f"{phrase},{count},{'' if rating is None else rating}\n"
-             for phrase, count, rating in rated]
-    kept = f"{len(lines)} of {len(counts)} phrases of {len(captions)} narrations"
-    require(len(lines) > 1, f"{settings.captions}: {kept} occur often enough, two are needed; "
+    kept = f"{len(frequent)} of {len(counts)} phrases of {len(captions)} narrations"
+    require(len(frequent) > 1, f"{settings.captions}: {kept} occur often enough, two are needed; "
             f"lower --min-count {settings.min_count}")
-    write_text(settings.out, "".join(lines))
+    write_text(settings.out, "".join(f"{phrase},{-count},\n" for count, phrase in frequent))
     print(f"{settings.out}: {kept}")

@@ -10,7 +10,7 @@ import torch
 
 from data import Loaded, Video, frame_times, sentence_windows, step_windows, window_around
 from files import annotations, listings
-from files.captions import open_captions
+from files.captions import Captions
 from files.video import (Unreadable, duration, evaluation_view, find_videos, read_frames,
                          short_side_for, training_view)
 from support.command import BadInput, require
@@ -195,7 +195,7 @@ def require_videos(source, folder):
 
 def open_folder(folder, caption_path, ids, view, teacher=None, cached=None):
     """The videos of a folder, those with captions if any are given (HowTo100M) -> VideoSource."""
-    captions, paths = open_captions(caption_path) if caption_path else None, find_videos(folder)
+    captions, paths = Captions(caption_path) if caption_path else None, find_videos(folder)
     names = listings.load_ids(ids) if ids else captions or sorted(paths)
     return require_videos(VideoSource([Video(name) for name in names], paths, view, teacher,
                                       captions, cached), folder)

@@ -1,11 +1,10 @@
-"""Read text, csv and JSON files: UTF-8, with or without a byte order mark.
+"""Read text, csv and JSON files: UTF-8, with or without a byte order mark, any line ends.
 
 A file that cannot be used is a BadInput: its name, the line (from 1), the problem, and `need`.
 """
 import csv
 import io
 import json
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from support.command import BadInput, require
 def read_text(path, need="a readable text file", errors="strict"):
     """The text of a file, not only white space; errors="replace" replaces what is not UTF-8."""
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig", errors)
+        text = Path(path).read_text("utf-8-sig", errors)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}; {need} is needed") from None
     except UnicodeDecodeError as error:
@@ -24,29 +23,22 @@ def read_text(path, need="a readable text file", errors="strict"):
     return text
 
 
-def split_lines(text):
-    """The lines of a text from Windows, Unix or an old Mac."""
-    return re.split("\r\n|\r|\n", text)
-
-
 def read_lines(path):
     """[("file:line", text), ...] of the lines with text, stripped."""
-    lines = map(str.strip, split_lines(read_text(path)))
-    return [(f"{path}:{i}", line) for i, line in enumerate(lines, start=1) if line]
+    lines = enumerate(read_text(path).split("\n"), start=1)
+    return [(f"{path}:{i}", line.strip()) for i, line in lines if line.strip()]
 
 
 def read_table(path, columns, need="a csv file", errors="strict"):
-    """[("file:line", {column in lower case: text}), ...] of a csv file that names its columns.
+    """[("file:line", {column in lower case: text}), ...] of a csv file whose first line names them.
 
-    `columns` must be in the first line. They are separated by commas, or by tabs if it has none.
+    columns: those that must be there.
     """
-    text = read_text(path, need, errors)
-    delimiter = "," if "," in split_lines(text)[0] else "\t"
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
+    reader = csv.reader(io.StringIO(read_text(path, need, errors)), strict=True)
     rows = []
     try:
         header = [name.strip().lower() for name in next(reader)]
-        absent = [name for name in columns if name.lower() not in header]
+        absent = [name for name in columns if name not in header]
         require(not absent, f"{path}:1: no column {', '.join(absent)}; the first line must name "
                 f"{', '.join(columns)}; it is {','.join(header)[:80]!r}")
         for row in filter(None, reader):

@@ -34,12 +34,11 @@ class Unreadable(Exception):
 
 
 def attempt(make, item):
-    """make(id, path) in a worker: (id, made, None), or (id, None, reason) if it is unreadable."""
-    name, path = item
+    """make(*item), an id and more, in a worker: (id, made, None), or (id, None, reason)."""
     try:
-        return name, make(name, path), None
+        return item[0], make(*item), None
     except Unreadable as error:
-        return name, None, str(error)
+        return item[0], None, str(error)
 
 
 # --- Files ---

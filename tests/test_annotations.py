@@ -122,16 +122,16 @@ def test_text_embeddings_are_as_stored(tmp_path):
 
 @pytest.mark.parametrize("arrays, message", [
     (texts(embeddings=np.array([[1., 2.], [1e300, 1.]])), r"row 1 .*too large for float32"),
-    (texts(embeddings=np.ones((3, 4))), r"names is <U4 \(2,\), embeddings is float64 \(3, 4\)"),
-    (texts(embeddings=np.ones((2, 4), int)), r"needed are .*embeddings: floats \(N, D\)"),
-    (texts(embeddings=np.ones((2, 0))), r"\(2, 0\); needed are .*, with N and D at least 1"),
-    (texts(names=np.arange(2)), r"needed are names: text \(N,\)"),
+    (texts(embeddings=np.ones((3, 4))), r"embeddings is float64 \(3, 4\); .*the same N"),
+    (texts(embeddings=np.ones((2, 4), int)), r"embeddings is int64 .*; floats \(N, D\) is needed"),
+    (texts(embeddings=np.ones((2, 0))), r"\(2, 0\); .*, with N and D at least 1"),
+    (texts(names=np.arange(2)), r"names is int64 \(2,\); text \(N,\) is needed"),
     (texts(names=np.array(["stir", "fold"], object)), "Object arrays .*without object arrays"),
     (features(start=np.array([0., 2., NAN, 2.])), "row 2 .*start holds NaN"),
     (features(end=np.array([2., INF, 2., 4.])), "row 1 .*end holds NaN or infinity"),
     (features(start=np.zeros(3)), r"start is float64 \(3,\)"),
     (features(start=np.array(list("0123"))), "start is <U1"),
-    (features(video=np.array(["a", "a", "b"])), r"video is <U1 \(3,\), start"),
+    (features(video=np.array(["a", "a", "b"])), r"start is float64 \(4,\); .*the same N"),
     (features(embedding=np.ones((4, 3))), "embedding is float64; save it as float16 or float32"),
     ({key: value[:0] for key, value in features().items()}, "at least 1"),
 ])

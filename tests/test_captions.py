@@ -10,7 +10,7 @@ import pytest
 
 from commands import call
 from files import captions
-from files.captions import open_captions, unroll
+from files.captions import Captions, unroll
 from support.command import BadInput
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +34,7 @@ def entry(**changes):
 def opened(folder, name, content):
     """The narrations of a file written into `folder`: the folder's, or the JSON file's."""
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    return open_captions(folder / name if name.endswith(".json") else folder)
+    return Captions(folder / name if name.endswith(".json") else folder)
 
 
 def read(folder, name, content):
@@ -64,16 +64,14 @@ def test_csv_as_pandas_writes_it(tmp_path):
 
 def test_what_is_not_a_word_is_left_out(tmp_path):
     """Catches: [Music] or a note taken for a sentence; entities and blanks left as they are; hours
-    counted as minutes; the next cue's number said as a word after a line of blanks; a cue lost
-    because its first line is a blank (YouTube's are); a video without words ending a run over a
-    million others."""
+    counted as minutes; a cue lost because its first line is a blank (YouTube's are); a video
+    without words ending a run over a million others."""
     content = ("1\n00:00:01,000 --> 00:00:02,000\n[Music]\n\n2\n00:00:02,000 --> 00:00:03,000\n"
                "- \u266a\n\n3\n00:00:03,000 --> 00:00:04,000\n{\\an8}salt &amp;\u00a0 pepper "
                "[Applause] <3\n\n4\n01:02:03,500 --> 10:00:00,000\nbye\n")
     assert read(tmp_path, "v.srt", content) == [(3, 4, "salt & pepper <3"), (3723.5, 36000, "bye")]
-    content = ("1\n00:00:00,000 --> 00:00:01,000\n \nadd\n \n2\n00:00:01,000 --> 00:00:02,000\n"
-               "stir 2\n")
-    assert read(tmp_path, "v.srt", content) == [(0, 1, "add"), (1, 2, "stir 2")]
+    content = "1\n00:00:00,000 --> 00:00:01,000\n \nadd\n\n2\n00:00:01,000 --> 00:00:02,000\nstir\n"
+    assert read(tmp_path, "v.srt", content) == [(0, 1, "add"), (1, 2, "stir")]
     (tmp_path / "v.srt").unlink()
     assert read(tmp_path, "v.vtt", "WEBVTT\n") == []
     assert read(tmp_path, "v.csv", "start,end,text\n") == []
@@ -136,17 +134,17 @@ def test_folder_is_listed_without_opening_anything(tmp_path, monkeypatch):
                  "readme.txt", "c.en-US.vtt", "c.csv", "c.srt", "d.de.vtt", "d.en.vtt"):
         (tmp_path / name).write_text("not a narration")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", None)
+        patch.setattr(Path, "read_text", None)
         patch.setattr("builtins.open", None)
-        found = open_captions(tmp_path)
+        found = Captions(tmp_path)
         assert list(found) == ["-a_1", "b", "c", "d", "my.video"] and len(found) == 5
         assert "b" in found and "b.steps" not in found
     assert [found[name] for name in "bcd"] == ["b.srt", "c.csv", "d.en.vtt"]
     with pytest.raises(BadInput, match=r"b\.srt:1"):
         found.sentences("b")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(BadInput, match="no .csv, .srt, .vtt file in it"):
-        open_captions(tmp_path / "empty")
+    with pytest.raises(BadInput, match=r"no videos in it; .*ID\.csv, ID\.srt, ID\.vtt"):
+        Captions(tmp_path / "empty")
 
 
 # ---- errors ------------------------------------------------------------------------------------
@@ -197,7 +195,7 @@ def test_check_counts_captions(tmp_path, capsys):
 @pytest.mark.skipif(not REAL.is_dir(), reason="no shared/captions")
 def test_real_narrations():
     """Catches: a real row lost or joined; srt and csv of one video read differently."""
-    found = open_captions(REAL)
+    found = Captions(REAL)
     assert list(found) == ["5sOPNTbFe6A", "L0MVdMNihGI"]
     assert [len(found.sentences(name)) for name in found] == [44, 52]
     for name in found:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from data import Step, Video
-from files.listings import (UNKNOWN, load_epic, load_ids, load_phrases, load_ratings,
-                            load_released_csv, load_steps, video_name)
+from files.listings import (UNKNOWN, load_epic, load_ids, load_phrases, load_released_csv,
+                            load_steps, video_name)
 from support.command import BadInput
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,7 +26,6 @@ EPIC = ("narration_id,participant_id,video_id,narration_timestamp,start_timestam
 TEST = ("narration_id,participant_id,video_id,narration_timestamp,start_timestamp,stop_timestamp,"
         "start_frame,stop_frame\nP01_12_0,P01,P01_12,00:00:01.000,00:00:01.50,00:00:02.00,1,2\n")
 PHRASES = "add water,2878,5.0\nuse a q - tip,50,\n"
-RATINGS = "Word\tBigram\tConc.M\tConc.SD\nEgg\t0\t5\t0.1\nzip up\t1\t3.43\t1.2\n"
 
 
 def written(folder, text):
@@ -63,21 +62,16 @@ def test_epic_list(tmp_path):
         Video("P01_12", duration=math.inf, steps=(Step(1.5, 2, (None, None)),))]
 
 
-def test_names_phrases_ratings_and_ids(tmp_path):
+def test_names_phrases_and_ids(tmp_path):
     """Catches: lines out of order, equal names joined, commas within a phrase or step cut, an empty
-    concreteness refused, capital letters kept in the ratings, ids doubled."""
+    concreteness refused, ids doubled."""
     assert load_steps(written(tmp_path, "stir\nput honey, oil\nstir")) == [
         "stir", "put honey, oil", "stir"]
     assert load_phrases(written(tmp_path, PHRASES)) == ["add water", "use a q - tip"]
     assert load_phrases(written(tmp_path, "put honey, oil\n\n stir \nstir\n")) == [
         "put honey, oil", "stir", "stir"]
-    ratings = {"egg": 5.0, "zip up": 3.43}
-    assert load_ratings(written(tmp_path, RATINGS)) == ratings
-    assert load_ratings(written(tmp_path, RATINGS.replace("\t", ","))) == ratings
     assert load_ids(written(tmp_path, "-a\nmy video.v2\nb.webm\n\n-a\nsub/c.MP4\n")) == [
         "-a", "my video.v2", "b", "c"]
-    assert load_ids(written(tmp_path, TASK)) == ["4bgWwnZQPaA", "-INaRI8Nb_E"]
-    assert load_ids(written(tmp_path, NEXT)) == ["th2wZ0W8ulA"]
 
 
 READERS = {
@@ -86,7 +80,7 @@ READERS = {
     "task": (lambda path: load_released_csv(path, "activity"), TASK),
     "epic": (load_epic, EPIC), "epic test": (load_epic, TEST),
     "step names": (load_steps, "stir\nfold in\n"), "phrases": (load_phrases, PHRASES),
-    "ratings": (load_ratings, RATINGS), "ids": (load_ids, "a\nb\n")}
+    "ids": (load_ids, "a\nb\n")}
 
 
 def test_line_ends_and_byte_order_marks(tmp_path):
@@ -112,19 +106,14 @@ def test_line_ends_and_byte_order_marks(tmp_path):
     ("epic", EPIC.replace(",299,", ",300,"), "list:3: noun_class is '300'; .*from 0 to 299"),
     ("epic", EPIC.replace("01:02:04", "01:62:04"), "list:3: '01:62:04' is not a time HH:MM:SS.ss"),
     ("epic", EPIC.replace("stop_timestamp", "stop"), "list:1: no column stop_timestamp; "),
-    ("epic", EPIC.replace("noun_class,", "n,", 1), "list:2: verb_class or noun_class alone"),
+    ("epic", EPIC.replace("noun_class,", "n,", 1), "list:2: noun_class is ''; "),
     ("epic", EPIC.replace(",['tap'],", ","), "list:3: 14 columns, but the first line names 15"),
     ("epic", EPIC.split("\n")[0], "list: nothing after the first line"),
     ("epic", EPIC.rstrip() + ',"\n', "list:3: (not valid csv|16 columns)"),
     ("epic", EPIC.replace(",take plate,", ',"take" plate,'), "list:2: not valid csv"),
     ("step names", "stir\n\nfold\n", "list:2: no text, which leaves the class"),
     ("step names", "stir\n", "list: one class: nothing to choose from"),
-    ("phrases", PHRASES + "stir\n", "list:3: 'stir': `phrase` on every line, or"),
-    ("phrases", "stir\nadd water,3,4.5\n", "list:2: 'add water,3,4.5': `phrase` on every line"),
     ("phrases", ",3,4.5\n", "list:1: no phrase before the first comma"),
-    ("phrases", "a,3,4.5.6\nb,2,1\n", "list:1: concreteness is '4.5.6'"),
-    ("ratings", RATINGS.replace("3.43", "high"), "list:3: Conc.M is 'high'"),
-    ("ratings", RATINGS.replace("Conc.M", "mean"), "list:1: no column Conc.M"),
     *[(name, None, "list: No such file") for name in READERS],
     *[(name, " \n\r\n", "list: the file is empty") for name in READERS],
     *[(name, b"\xff\xfea\x00", "list: invalid start byte at byte 0; save it as UTF-8")

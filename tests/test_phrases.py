@@ -1,4 +1,4 @@
-"""files/phrases.py: the rule on parses typed by hand, counting and ratings, the command.
+"""files/phrases.py: the rule on parses typed by hand, counting, the command.
 
 The parses are what spaCy's Docs have, as plain objects: neither spaCy nor a model is needed.
 """
@@ -74,15 +74,6 @@ def test_verb_phrases_of_parses_by_hand(text):
     assert phrases.verb_phrases(parse(text)) == PARSES[text][2]
 
 
-def test_concreteness_is_the_largest_of_words_and_lemmas():
-    """Catches: the mean or the first word in place of the largest; a plural that is not found;
-    0 in place of None."""
-    doc = parse("Take off the covers")
-    assert phrases.concreteness(doc, {"take": 3.06, "the": 1.43}) == 3.06
-    assert phrases.concreteness(doc, {"take": 3.06, "cover": 4.2}) == 4.2
-    assert phrases.concreteness(doc, {"lid": 5.0}) is None
-
-
 # ---- the command -------------------------------------------------------------------------------
 class FakeParser:
     """A spaCy pipeline that knows the parses above, and splits every other text into words."""
@@ -94,10 +85,9 @@ class FakeParser:
                 [[word, "X", "dep", "0"] for word in text.split()], [])
 
 
-def test_phrases_are_counted_sorted_and_rated(tmp_path, monkeypatch, capsys):
-    """Catches: counts per video, ties in another order, a line cut off, --out not honored; a
-    rating of another phrase; --top not honored; half a file where no phrase is left; hours of
-    parsing before ratings that cannot be read."""
+def test_phrases_are_counted_and_sorted(tmp_path, monkeypatch, capsys):
+    """Catches: counts per video, ties in another order, a line cut off, --out or --top not honored;
+    half a file where no phrase is left."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(phrases, "load_parser", lambda name: FakeParser())
     texts = ["Take off the covers", "chain one and cut some red onions", "stirring it gently"]
@@ -105,20 +95,13 @@ def test_phrases_are_counted_sorted_and_rated(tmp_path, monkeypatch, capsys):
     for name, spoken in (("a", [*texts, texts[0]]), ("b", [texts[0], "take the lid off"])):
         rows = "".join(f"0,1,{text}\n" for text in spoken)
         Path(f"captions/{name}.csv").write_text("start,end,text\n" + rows)
-    Path("ratings.txt").write_text("Word\tConc.M\ncovers\t4.2\nred\t4.24\nlid\t5\n")
     flags = ("data.py", "phrases", "--captions", "captions", "--min-count", "1")
     call(*flags, "--out", "pool.txt")
     assert Path("pool.txt").read_text() == ("take off the covers,3,\nchain one,1,\n"
                                             "cut some red onions,1,\ntake off the lid,1,\n")
     assert capsys.readouterr().out == "pool.txt: 4 of 4 phrases of 2 narrations\n"
-    call(*flags, "--concreteness", "ratings.txt")
-    assert Path("phrases.txt").read_text() == (
-        "take off the covers,3,4.2\nchain one,1,\ncut some red onions,1,4.24\n"
-        "take off the lid,1,5.0\n")
-    call(*flags, "--concreteness", "ratings.txt", "--top", "2")
+    call(*flags, "--top", "2")
     assert load_phrases("phrases.txt") == ["take off the covers", "chain one"]
-    line = fails(capsys, 2, *flags, "--concreteness", "captions/a.csv", "--out", "none.txt")
-    assert "a.csv:1: no column Word" in line           # and no progress bar before it
     with pytest.raises(SystemExit):
         call(*flags[:4], "--out", "none.txt")
     assert re.search("error: captions: 0 of 4 phrases of 2 narrations .*lower --min-count 12\n$",

@@ -187,7 +187,7 @@ def test_check_names_classes_without_a_step(capsys):
             "subset": "training", "recipe_type": 0, "annotation": steps}}}))
         call("data.py", "check", "--annotations", "few.json")
         out = capsys.readouterr().out
-        assert ("unnamed: 2 of 4 classes that no step has (id 1, 3): " in out) == ("4" in ids)
+        assert ("unnamed: 2 of 4 classes that no step has, the first id 1: " in out) == ("4" in ids)
 
 
 @pytest.mark.parametrize("argv, named", [

@@ -6,12 +6,20 @@ import torch
 from data import Step, Video, View, frame_times, sentence_windows
 from files import sources
 from files.annotations import FeaturesFile
-from files.captions import Captions
 from files.video import Unreadable, evaluation_view, training_view
 from support.command import BadInput
 from toy import grammar, render
 from toy import source as toy_source
 from toy import teacher as toy_teacher
+
+
+class Captions(dict):
+    """{id: its sentences, or the error of its file}."""
+
+    def sentences(self, name):
+        if isinstance(self[name], BadInput):
+            raise self[name]
+        return self[name]
 
 
 class Teacher:
@@ -172,8 +180,7 @@ def test_video_source_without_teacher_or_without_a_file(monkeypatch):
 def test_video_source_windows_are_those_of_the_captions(monkeypatch):
     """Catches: sentences of another video, windows beyond the last sentence."""
     spoken = [(0., 6., "word " * 12), (20., 24., "word " * 12), (40., 47., "word " * 12)]
-    captions = Captions(None, {"a": spoken, "b": []}, lambda path, name, entry: entry)
-    source, _ = open_videos(monkeypatch, "cba", 8, None, captions)
+    source, _ = open_videos(monkeypatch, "cba", 8, None, Captions(a=spoken, b=[]))
     assert [video.name for video in source.videos] == ["b", "a"] and source.missing == ["c"]
     ours, same = (np.random.default_rng(1) for _ in range(2))
     assert source.pretrain_windows(0, ours).shape == (0, 2)
@@ -184,14 +191,9 @@ def test_video_source_windows_are_those_of_the_captions(monkeypatch):
 def test_narrations_and_teacher_features_that_do_not_fit_their_video(monkeypatch, tmp_path):
     """Catches: one bad line that ends the run, or is not counted; a video lost because its
     narration runs on; a row of the teacher repeated where it has no more."""
-    def read_entry(path, name, entry):
-        if name == "b":
-            raise BadInput("b.csv:3: bad")
-        return [(0., 6., "word " * 12), (20., 24., "word " * 12), (40., 47., "word " * 12)]
-
-    names = ["b", "short", "long"]
-    source, _ = open_videos(monkeypatch, names, 8, None,
-                            Captions(None, dict.fromkeys(names), read_entry))
+    spoken = [(0., 6., "word " * 12), (20., 24., "word " * 12), (40., 47., "word " * 12)]
+    captions = Captions(b=BadInput("b.csv:3: bad"), short=spoken, long=spoken)
+    source, _ = open_videos(monkeypatch, [*captions], 8, None, captions)
     monkeypatch.setattr(sources, "duration", lambda path: 9.0)
     monkeypatch.setattr(sources, "read_frames", lambda path, times, side: read_frames(
         "cut" if path == "short.mp4" and max(times) > 9 else path, times))
