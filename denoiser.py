@@ -34,6 +34,14 @@ class QuickGELU(nn.Module):
         return functional.silu(1.702 * x) / 1.702
 
 
+def sinusoids(t, width):
+    """Noise levels (B,) -> (B, width): sin and cos at periods from 2 pi to 20,000 pi."""
+    half = width // 2
+    frequency = torch.exp(torch.arange(half, device=t.device) * (-math.log(10000) / (half - 1)))
+    angle = t[:, None] * frequency                                      # (B, half)
+    return torch.cat([angle.sin(), angle.cos()], -1)
+
+
 class Denoiser(nn.Module):
     """h of Eq. 5: x_hat_j^0 = h(x_j^t, {x_i}_{i != j}, t).
 
@@ -90,11 +98,3 @@ class Denoiser(nn.Module):
         tokens = self.transformer(self.dropout(tokens), bias)                       # (B, N, W)
         tokens = tokens.gather(1, j[..., None].expand(-1, -1, tokens.shape[2]))     # (B, P, W)
         return self.out(self.norm(tokens))
-
-
-def sinusoids(t, width):
-    """Noise levels (B,) -> (B, width): sin and cos at periods from 2 pi to 20,000 pi."""
-    half = width // 2
-    frequency = torch.exp(torch.arange(half, device=t.device) * (-math.log(10000) / (half - 1)))
-    angle = t[:, None] * frequency                                      # (B, half)
-    return torch.cat([angle.sin(), angle.cos()], -1)

@@ -94,7 +94,7 @@ def add_noise(z0, noise, alpha_bar):
     return signal.sqrt() * z0 + (1 - signal).sqrt() * noise
 
 
-def start_from_zero(zt, t, levels, share=0.5):
+def start_from_zero(zt, t, levels, share):
     """Replace `share` of the rows by x_j^T = 0, where the approximate inference starts.
 
     A row is noised with N(0, I), so h would never see zeros at level T otherwise. With share 1 h

@@ -1,4 +1,6 @@
-"""The three-term objective: Eqs. 6-10, and the bound they come from (Eq. A).
+"""Matching and the three terms: Eqs. 6 and 8-10, and the bound they come from (Eq. A).
+
+The loop in train.py adds the terms, unweighted (Eq. 7).
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
 
@@ -81,8 +83,3 @@ def mc_loss(log_p, targets):
     Returns: scalar: averaged over the missing clips (the expectation over t).
     """
     return cross_entropy(targets, log_p).mean()
-
-
-def total_loss(xe, mse, mc):
-    """L (Eq. 7): the three terms, unweighted."""
-    return xe + mse + mc

@@ -134,7 +134,7 @@ def main(settings):
 
     from data import missing_clips, pick
     from diffusion import add_noise, start_from_zero
-    from losses import match, mc_loss, mse_loss, total_loss, xe_loss
+    from losses import match, mc_loss, mse_loss, xe_loss
     from pseudo_labels import soft_targets
     from support import parallel
     from support.device import mixed_precision
@@ -166,7 +166,7 @@ def main(settings):
                         mse = mse_loss(x_hat, xj)                                      # Eq. 9
                         mc = mc_loss(match(x_hat, model.phrases, model.tau),
                                      pick(targets, j))                                 # Eq. 10
-                    loss = total_loss(xe, mse, mc)                                     # Eq. 7
+                    loss = xe + mse + mc                                               # Eq. 7
                 model.zero_grad()
                 loss.backward()
                 parallel.average_gradients(optimizer)

@@ -21,7 +21,7 @@ from files.sources import VideoSource
 from files.video import Unreadable, duration, read_frames
 from support.command import BadInput, check, require
 from toy import grammar, render
-from toy.source import as_video, load_teacher
+from toy.source import load_teacher
 from weights.checkpoint import load_model
 
 PICTURE = 512             # pixels, short side of the frames for figures and key frames
@@ -33,7 +33,7 @@ class Observed(NamedTuple):
     windows: np.ndarray                    # (8, 2) s
     clips: torch.Tensor                    # (8, F, 3, S, S) uint8, the encoder's view
     pictures: np.ndarray | None            # (8, 3, H, W) uint8, the middle of each window
-    script: grammar.Video | None           # of a video of the embedded world
+    script: Video | None                   # of the embedded world: its steps are known
 
 
 # --- A model, a list of steps, a video ---
@@ -91,7 +91,7 @@ def observe_toy(number, model, at, left):
     Without `at` it is observed until `left` steps are left, if it has so many.
     """
     script = grammar.make_video("test", number)
-    ends = [end for _, end in script.segments]
+    ends = [step.end for step in script.steps]
     end = at or ends[max(len(ends) - 1 - left, 0)]
     check(end <= script.duration, "at", f"{end:g}",
           f"{script.name} ends at {script.duration:.1f} s")
@@ -138,14 +138,14 @@ def truth_of(observed, futures=()):
              "share"}], "follows": [step, ...]}; next and futures are empty once all were observed.
     """
     script, windows = observed.script, observed.windows
-    begun = sum(start <= windows[-1, 1] - 1 for start, _ in script.segments)
-    clips = [next((grammar.STEPS[step] for step, (start, stop) in zip(script.steps, script.segments)
-                   if start <= middle < stop), None) for middle in windows.mean(1)]
+    begun = sum(step.start <= windows[-1, 1] - 1 for step in script.steps)
+    clips = [next((grammar.STEPS[step.label] for step in script.steps
+                   if step.start <= middle < step.end), None) for middle in windows.mean(1)]
     truth = {"clips": clips, "next": [], "futures": [],
-             "follows": [grammar.STEPS[step] for step in script.steps[begun:]]}
+             "follows": [grammar.STEPS[step.label] for step in script.steps[begun:]]}
     if truth["follows"]:
         exact, sample = grammar.Grammar(), Sample(0, windows, -1, begun)
-        before = observed_steps(sample, as_video(script, "test")) if begun else ([], True)
+        before = observed_steps(sample, script) if begun else ([], True)
         rows = rank_steps(exact.next_step(*before), grammar.STEPS)
         truth["next"] = [row for row in rows if row["p"] > 0]
         truth["futures"] = [{"steps": future["steps"],

@@ -35,7 +35,7 @@ class Forecast:
                 "zero-shot diffusion model of the embedded world is needed, as `python train.py "
                 "--stage pretrain` makes it")
         require_teacher(teacher, self.model, settings.checkpoint)
-        source = ToySource("test", settings.video + 1, self.model.encoder.frames, teacher, False)
+        source = ToySource("test", settings.video + 1, self.model.encoder.frames, teacher)
         self.video = source.videos[settings.video]
         samples = [s for s in forecast_samples(source.videos) if s.video == settings.video]
         check(settings.after <= len(samples), "after", settings.after,

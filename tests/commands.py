@@ -39,7 +39,7 @@ TINY = ("--toy-videos", "16", "--batch", "4", *EPOCHS, "--device", "cpu")
 def make_teacher():
     """A teacher of the embedded world that is barely trained, where commands look for it."""
     teacher_file().parent.mkdir()
-    model, _ = teacher.train_teacher(images=64, steps=2, batch_size=16, progress=False)
+    model, _ = teacher.train_teacher(images=64, steps=2, batch_size=16)
     torch.save(model.state_dict(), teacher_file())
 
 

@@ -23,7 +23,6 @@ from evaluation.recognition import classify
 from evaluation.table import print_table
 from evaluation.truth import truth_rows
 from toy import grammar
-from toy.source import as_video
 from train import TrainSettings
 from training.run import Run
 from weights import checkpoint
@@ -54,20 +53,20 @@ class Source:
     """
 
     def __init__(self, split, count, *_):
-        scripts = [grammar.make_video(split, i) for i in range(count)]
-        self.split, self.videos = split, [as_video(script, split) for script in scripts]
+        self.split, self.videos = split, [grammar.make_video(split, i) for i in range(count)]
         self.listed, self.missing, self.unreadable = self.videos, [], {}
-        self.ours, self.teachers = ([self.seconds(script, turn) for script in scripts]
+        self.ours, self.teachers = ([self.seconds(video, turn) for video in self.videos]
                                     for turn in (TURN, torch.eye(D).double()))
 
-    def seconds(self, script, turn):
+    def seconds(self, video, turn):
         """(seconds, D): the text of the step, that of the next one turned, and noise."""
-        rows = .3 * draw(math.ceil(script.duration), D, seed=script.seed + int(turn[0, 0] == 1))
+        rows = .3 * draw(math.ceil(video.duration), D,
+                         seed=grammar.seed_of(video) + int(turn[0, 0] == 1))
         y = functional.normalize(TEXTS, dim=-1)
-        for k, (start, end) in enumerate(script.segments):
-            rows[int(start):int(end) + 1] += y[script.steps[k]]
-            if k + 1 < len(script.steps):
-                rows[int(start):int(end) + 1] += y[script.steps[k + 1]] @ turn.T
+        for k, (start, end, label) in enumerate(video.steps):
+            rows[int(start):int(end) + 1] += y[label]
+            if k + 1 < len(video.steps):
+                rows[int(start):int(end) + 1] += y[video.steps[k + 1].label] @ turn.T
         return rows
 
     def __len__(self):
@@ -281,7 +280,7 @@ def test_the_rows_of_the_exact_truth_equal_counting():
 
 def test_a_step_is_observed_from_a_second_on():
     """Catches: another threshold, seconds of the video in place of seconds of the window."""
-    video = as_video(grammar.make_video("test", 4), "test")
+    video = grammar.make_video("test", 4)
     labels = [step.label for step in video.steps]
     for inside in (.5, .99, 1.01, 5.):                      # s of step 1 in the window of step 4
         windows = np.array([[video.steps[1].end - inside, video.steps[3].end]])

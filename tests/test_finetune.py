@@ -14,7 +14,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from commands import call, coin_flags, fails, make_coin, read_json, read_rows, same_run
 from test_weights import F, published
 from toy import grammar
-from toy.source import as_video
 from train import FinetuneSettings
 from training import finetune, run
 from weights.checkpoint import build_model, load_model
@@ -46,8 +45,7 @@ def measure(*flags):
 
 def test_a_share_of_the_labels_is_a_share_of_the_videos():
     """Catches: a share of samples, which shows something of every video; a share without any."""
-    source = SimpleNamespace(videos=[as_video(grammar.make_video("train", i), "train")
-                                     for i in range(20)])
+    source = SimpleNamespace(videos=[grammar.make_video("train", i) for i in range(20)])
     found = {}
     for share in (.01, .1, .5, 1.):
         settings = FinetuneSettings(task="forecast", labels=share)

@@ -183,7 +183,7 @@ def test_embed_videos_equals_encoding_each_window(stride):
         return clips.float().mean((3, 4)).flatten(1)                       # (C, F * 3)
 
     teacher = SimpleNamespace(encode_frames=lambda frames: frames[:, :, 8, 8:12].flatten(1).float())
-    source, row = ToySource("train", 3, 4, teacher, progress=False), 0
+    source, row = ToySource("train", 3, 4, teacher), 0
     names, windows, x, features, failed = embed_videos(source, encode, stride, 0, "cpu")
     for i, video in enumerate(source.videos):
         middle = stride / 2
@@ -277,7 +277,7 @@ def test_unreadable_videos_leave_the_samples_aligned(workers, batch):
 def test_blank_frames_tell_nothing_about_the_next_step(trained):
     """Catches: anything but pixels that reaches the forecast (durations, video length, position of
     the window, the seed): with blank frames no two forecasts may differ."""
-    source = ToySource("test", 12, 4, progress=False)
+    source = ToySource("test", 12, 4)
     source.pixels = torch.zeros_like(source.pixels)
     model = load_model(trained / "diffusion")[0]
     torch.manual_seed(0)

@@ -74,7 +74,7 @@ def observed_toy(number=0, at=None):
 def test_the_embedded_video_is_read_as_it_is_evaluated():
     """Catches: other frames than evaluate.py takes; a forecast that is not in the middle; a truth
     with the steps counted one off, or with steps before the window."""
-    source, exact = ToySource("test", 6, F["frames"], progress=False), grammar.Grammar()
+    source, exact = ToySource("test", 6, F["frames"]), grammar.Grammar()
     for number, video in enumerate(source.videos):
         observed, k = observed_toy(number), max(len(video.steps) - 4, 0)
         windows, truth = observed.windows, truth_of(observed)

@@ -87,7 +87,8 @@ def test_exported_files_are_those_of_the_embedded_world():
     for split, video in (("training", TRAINED[3]), ("testing", TEST[2])):
         entry = database[video.name]
         assert entry["subset"] == split
-        assert [int(row["id"]) - 1 for row in entry["annotation"]] == list(video.steps)
+        assert [int(row["id"]) - 1 for row in entry["annotation"]] == [
+            step.label for step in video.steps]
         lines = Path(f"ex/captions/{video.name}.csv").read_text().splitlines()
         assert len(lines) == len(render.narrate(video)) + 1
     assert json.loads(Path("real/missing.json").read_text()) == [TRAINED[0].name, "nowhere"]
@@ -119,8 +120,8 @@ def test_coin_videos_and_a_released_list_are_evaluated(monkeypatch):
                         lambda *args, **flags: opened.append(args) or create(*args, **flags))
     labeled.cached_teacher.cache_clear()
     Path("next.csv").write_text("".join(
-        f"some/where/{video.name} {after} {video.duration} 0 {segment[1]}\n" for video in TEST
-        for after, segment in zip(video.steps[1:], video.segments)))
+        f"some/where/{video.name} {then.label} {video.duration} 0 {now.end}\n" for video in TEST
+        for now, then in zip(video.steps, video.steps[1:])))
     steps = ("--steps", "ex/steps.txt")
     by_csv, forecast = (evaluate("--annotations", path, *steps)
                         for path in ("next.csv", "ex/COIN.json"))
@@ -140,8 +141,7 @@ def test_fine_tuned_from_video_files():
     teacher asked for where there is nothing to match; a label that the checkpoint does not have."""
     for name, videos in (("train.csv", TRAINED), ("test.csv", TEST)):
         Path(name).write_text("".join(
-            f"a/{v.name} {[*grammar.PROCEDURES].index(v.procedure)} {v.duration}\n"
-            for v in videos))
+            f"a/{v.name} {v.activity} {v.duration}\n" for v in videos))
     listed = ("--task", "activity", "--clip", "nothing", "--annotations")
     rows = []
     for trained, tested in ((("--task", "classify"),) * 2, ((*listed, "train.csv"),

@@ -33,7 +33,7 @@ def source(workspace):
     """The videos of TINY, rendered once: every process begins as a copy of this one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(workspace)
-        return ToySource("train", 16, 4, load_teacher("cpu"), False)
+        return ToySource("train", 16, 4, load_teacher("cpu"))
 
 
 def log_and_save_every_two(patch, source):
@@ -154,7 +154,7 @@ def test_a_signal_while_modules_are_imported(number):
 
 def test_an_error_in_the_loop_leaves_no_handler(runs, monkeypatch):
     """Catches: a generator that stays open, with the signals that it holds back."""
-    monkeypatch.setattr(losses, "total_loss", lambda *args: 1 / 0)
+    monkeypatch.setattr(losses, "xe_loss", lambda *args: 1 / 0)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(ZeroDivisionError) as error:    # its traceback refers to the loop
         train.main(parse(train.TrainSettings, COIN))

@@ -25,14 +25,14 @@ def test_frames_are_deterministic_and_their_nuisance_does_not_depend_on_the_step
     drawing for all; background or clutter drawn from the procedure. If only the steps of a video
     are replaced, its background frames and most other pixels must stay the same."""
     for video, next_video in zip(VIDEOS[:10], VIDEOS[1:]):
-        other = dataclasses.replace(video, procedure="none", steps=tuple(
-            grammar.STEP_ID["wash pan"] for _ in video.steps))
+        other = dataclasses.replace(video, activity=None, steps=tuple(
+            step._replace(label=grammar.STEP_ID["wash pan"]) for step in video.steps))
         a, again, b, c = map(render.render, (video, video, other, next_video))
         assert a.dtype == np.uint8 and np.array_equal(a, again)
         assert a.shape == (int(np.ceil(video.duration * render.FPS)), 3, 32, 32)
         assert not np.array_equal(a[:5], c[:5])
         times = (np.arange(len(a)) + .5) / render.FPS
-        in_step = np.any([(s <= times) & (times < e) for s, e in video.segments], 0)
+        in_step = np.any([(s <= times) & (times < e) for s, e, _ in video.steps], 0)
         assert np.array_equal(a[~in_step], b[~in_step])
         corner = np.s_[:, :, :4, :4]                # tools and objects seldom reach into it
         assert (a[corner] == b[corner]).mean() > .9
@@ -69,8 +69,7 @@ def test_teacher_learns_from_pictures_and_captions():
     pictures = (torch.from_numpy(pictures) / 255 - render.MEAN) / render.STD
     before, losses = torch.random.get_rng_state(), []
     for steps in (4, 30):
-        model, tokenizer = teacher.train_teacher(progress=False, images=64, steps=steps,
-                                                 batch_size=32)
+        model, tokenizer = teacher.train_teacher(images=64, steps=steps, batch_size=32)
         assert torch.equal(before, torch.random.get_rng_state())
         with torch.no_grad():
             x = model.train().encode_image(pictures, normalize=True)  # as in training

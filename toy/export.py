@@ -16,13 +16,13 @@ from toy.teacher import TEACHER_CONFIG
 BORDER = 2, 3                 # pixels around the 32: a reader of files crops the middle of 37 to 32
 
 
-def write_video(path, frames, fps):
+def write_video(path, frames):
     """Frames (n, 3, H, W) uint8 as lossless H.264, with a border that a reader's crop removes."""
     pictures = np.pad(frames.transpose(0, 2, 3, 1), ((0, 0), BORDER, BORDER, (0, 0)), "edge")
 
     def write(file):
         with av.open(file, "w", format="mp4") as container:
-            stream = container.add_stream("libx264", rate=Fraction(fps))
+            stream = container.add_stream("libx264", rate=Fraction(render.FPS))
             stream.height, stream.width, stream.pix_fmt = *pictures.shape[1:3], "yuv444p"
             stream.options = {"crf": "0", "preset": "ultrafast"}
             stream.codec_context.thread_count = 1
@@ -33,18 +33,17 @@ def write_video(path, frames, fps):
 
 
 def export_one(out, item):
-    """One video of the embedded world: its file, its captions and its entry in COIN.json."""
-    split, index = item
-    video = grammar.make_video(split, index)
-    write_video(out / "videos" / f"{video.name}.mp4", render.render(video), render.FPS)
+    """One video, `item` of make_video: its file, its captions and its entry in COIN.json."""
+    video = grammar.make_video(*item)
+    write_video(out / "videos" / f"{video.name}.mp4", render.render(video))
     rows = "".join(f"{start},{end},{text}\n" for start, end, text in render.narrate(video))
     write_text(out / "captions" / f"{video.name}.csv", f"start,end,text\n{rows}")
     return video.name, {
-        "duration": video.duration, "class": video.procedure, "video_url": "",
-        "start": 0, "end": video.duration, "subset": "testing" if split == "test" else "training",
-        "recipe_type": list(grammar.PROCEDURES).index(video.procedure),
-        "annotation": [{"id": str(step + 1), "segment": list(segment), "label": grammar.STEPS[step]}
-                       for step, segment in zip(video.steps, video.segments)]}
+        "duration": video.duration, "class": list(grammar.PROCEDURES)[video.activity],
+        "recipe_type": video.activity, "video_url": "", "start": 0, "end": video.duration,
+        "subset": "testing" if video.split == "test" else "training",
+        "annotation": [{"id": str(label + 1), "segment": [start, end],
+                        "label": grammar.STEPS[label]} for start, end, label in video.steps]}
 
 
 def export_toy(settings):
@@ -63,8 +62,7 @@ def export_toy(settings):
     for name, lines in (("steps.txt", grammar.STEPS), ("phrases.txt", grammar.PHRASES),
                         ("train.txt", [name for name in database if name.startswith("train")])):
         write_text(out / name, "".join(f"{line}\n" for line in lines))
-    weights = save({name: value.contiguous()
-                    for name, value in load_teacher("cpu").model.state_dict().items()})
+    weights = save(load_teacher("cpu").model.state_dict())
     write_json(out / "clip" / "open_clip_config.json", TEACHER_CONFIG)
     write_atomically(out / "clip" / "open_clip_model.safetensors", lambda f: f.write(weights))
     print(f"{out}: {len(items)} videos")

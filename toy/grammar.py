@@ -6,10 +6,11 @@ truth, without any data. Only the observed steps and their order tell what comes
 S = 40 steps, "verb object"; M samples (forecasts); N = 8 clips of an observed window; n nodes.
 """
 from collections import defaultdict
-from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
+
+from data import Step, Video
 
 
 # --- The grammar: a part is a step, or what these functions return, [(probability, steps), ...] ---
@@ -111,40 +112,25 @@ GAP_SHARE = 0.12                                   # of the steps that a backgro
 SPLIT_SEEDS = {"train": 0, "validation": 1_000_000, "test": 2_000_000}   # first seed of each split
 
 
-@dataclass(frozen=True)
-class Video:
-    """The script of one video: which step happens when. Times in seconds from its start."""
-    name: str
-    seed: int
-    procedure: str
-    steps: tuple                                   # step ids, in order
-    segments: tuple                                # (start, end) of each step
-    duration: float
-
-
 def make_video(split, index):
-    """Draw the script of video `index` of a split; the same arguments give the same video."""
-    seed = SPLIT_SEEDS[split] + index
-    rng = np.random.default_rng((seed, 0))
-    procedure = list(PROCEDURES)[rng.integers(len(PROCEDURES))]
-    options = PROCEDURES[procedure]
+    """Draw video `index` of a split: which step happens when. Its activity is its procedure."""
+    rng = np.random.default_rng((SPLIT_SEEDS[split] + index, 0))
+    activity = int(rng.integers(len(PROCEDURES)))
+    options = list(PROCEDURES.values())[activity]
     _, names = options[rng.choice(len(options), p=[p for p, _ in options])]
-    time, segments = rng.uniform(*INTRO_SECONDS), []
-    for _ in names:
+    time, steps = rng.uniform(*INTRO_SECONDS), []
+    for name in names:
         start, time = time, time + rng.uniform(*STEP_SECONDS)
-        segments.append((round(start, 2), round(time, 2)))
+        steps.append(Step(round(start, 2), round(time, 2), STEP_ID[name]))
         if rng.random() < GAP_SHARE:
             time += rng.uniform(*GAP_SECONDS)
-    return Video(f"{split}_{index:05d}", seed, procedure, tuple(STEP_ID[name] for name in names),
-                 tuple(segments), round(time + rng.uniform(*OUTRO_SECONDS), 2))
+    duration = round(time + rng.uniform(*OUTRO_SECONDS), 2)
+    return Video(f"{split}_{index:05d}", split, activity, duration, tuple(steps))
 
 
-def as_distribution(mass, observed):
-    """mass / its sum; ValueError if that is 0: no sequence continues after the observed steps."""
-    if mass.sum() == 0:
-        names = ", ".join(STEPS[int(s)] for s in observed)
-        raise ValueError(f"no procedure shows [{names}] before its end; see PROCEDURES")
-    return mass / mass.sum()
+def seed_of(video):
+    """The seed of what is drawn of a video: its split's first one, plus the number in its name."""
+    return SPLIT_SEEDS[video.split] + int(video.name.removeprefix(f"{video.split}_"))
 
 
 class Grammar:
@@ -175,25 +161,24 @@ class Grammar:
         Args:
             observed:   sequence of step ids, in order, without repeats in a row.
             from_start: bool. True if the first of them is the first of the video.
-        Returns: (S,) float64, sums to 1.
-        Raises:  ValueError if the grammar cannot produce these steps.
+        Returns: (S,) float64, sums to 1; zeros where no video goes on after these steps.
         """
-        return as_distribution(self.next_mass[self.nodes_of(observed, from_start)].sum(0), observed)
+        mass = self.next_mass[self.nodes_of(observed, from_start)].sum(0)
+        return mass / (mass.sum() or 1.0)
 
     def next_two_steps(self, observed, from_start):
         """P(the next two steps | the same, and the video has two more): (S, S)."""
-        nodes = self.nodes_of(observed, from_start)
-        after = np.flatnonzero(np.isin(self.parent, nodes))                 # one step later
+        after = np.flatnonzero(np.isin(self.parent, self.nodes_of(observed, from_start)))
         mass = np.zeros((len(STEPS), len(STEPS)))
         np.add.at(mass, self.step[after], self.next_mass[after])
-        return as_distribution(mass, observed)
+        return mass / (mass.sum() or 1.0)
 
     def nodes_of(self, observed, from_start):
         """The nodes of all prefixes that end with the observed steps."""
         n = len(observed)
         nodes = node = np.flatnonzero(self.depth == n if from_start else self.depth > n)
         for s in reversed(observed):                         # walk up from all candidates at once
-            same = self.step[node] == int(s)
+            same = self.step[node] == s
             nodes, node = nodes[same], self.parent[node[same]]
         return nodes
 
@@ -204,10 +189,7 @@ class Grammar:
         """
         p, observed = 1.0, list(observed)
         for step in future:
-            mass = self.next_mass[self.nodes_of(observed, from_start)].sum(0)
-            if step < 0 or mass[step] == 0:
-                return 0.0
-            p *= float(mass[step] / mass.sum())
+            p *= float(self.next_step(observed, from_start)[step]) if step >= 0 else 0.0
             observed.append(step)
         return p
 

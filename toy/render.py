@@ -166,18 +166,18 @@ def draw_frames(objects, tools, backwards, instance, progress, rng):
 
 
 def render(video):
-    """All frames of a grammar.Video: (ceil(duration * FPS), 3, SIZE, SIZE) uint8."""
-    rng = np.random.default_rng((video.seed, 1))
+    """All frames of a video: (ceil(duration * FPS), 3, SIZE, SIZE) uint8."""
+    rng = np.random.default_rng((grammar.seed_of(video), 1))
     times = (np.arange(math.ceil(video.duration * FPS)) + .5) / FPS   # (n,)  s
     # Instances 0, 2, 4, .. are background (some of length 0), 1, 3, 5, .. the steps.
-    edges = np.array(video.segments, float).reshape(-1)               # (2 steps,)  s
+    edges = np.array([step[:2] for step in video.steps]).reshape(-1)  # (2 steps,)  s
     instance = np.searchsorted(edges, times, side="right")            # (n,)
     m = len(edges) + 1
     extra = rng.random(m)
     objects = np.where(extra < BACKGROUND_OBJECT, rng.integers(len(OBJECTS), size=m), -1)
     objects[extra > 1 - BACKGROUND_FACE] = len(OBJECTS)
     tools, backwards = np.full(m, -1), np.zeros(m, bool)
-    steps = [appearance(grammar.STEPS[s]) for s in video.steps]
+    steps = [appearance(grammar.STEPS[step.label]) for step in video.steps]
     objects[1::2], tools[1::2], backwards[1::2] = np.array(steps).T
     bounds = np.concatenate([[0], edges, [max(video.duration, times[-1]) + 1]])
     progress = (times - bounds[instance]) / np.diff(bounds)[instance]
@@ -214,15 +214,15 @@ def sentence(step, greet, rng):
 
 
 def narrate(video):
-    """Noisy narration of a grammar.Video: [(start s, end s, text), ...], by start."""
-    rng = np.random.default_rng((video.seed, 2))
+    """Noisy narration of a video: [(start s, end s, text), ...], by start."""
+    rng = np.random.default_rng((grammar.seed_of(video), 2))
     spacing, time, sentences = rng.uniform(*SENTENCE_SECONDS), rng.uniform(0, 2), []
     while time < video.duration - 1:
         length = min(spacing * rng.uniform(.7, 1), video.duration - time)
         middle = time + length / 2
-        step = next((grammar.STEPS[s] for s, (start, end) in zip(video.steps, video.segments)
+        step = next((grammar.STEPS[label] for start, end, label in video.steps
                      if start <= middle < end), None)
-        text = sentence(step, middle < video.segments[0][0], rng)
+        text = sentence(step, middle < video.steps[0].start, rng)
         shift = rng.uniform(-MAX_SHIFT, MAX_SHIFT) if rng.random() < MISALIGNED else 0.0
         start = min(max(time + shift, 0.0), video.duration - length)
         if rng.random() >= MISSING:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from data import Loaded, Step, Video, frame_times, sentence_windows
+from data import Loaded, frame_times, sentence_windows
 from pseudo_labels import Teacher
 from support import parallel
 from support.command import write_atomically
@@ -24,35 +24,25 @@ def teacher_file():
     return Path(cache, "procedurevrl", f"toy_teacher_{toy_teacher.digest()[:12]}.pt")
 
 
-def as_video(script, split):
-    """A grammar.Video, the script of a video, as the data.Video that every source lists."""
-    steps = tuple(Step(*segment, step) for segment, step in zip(script.segments, script.steps))
-    return Video(script.name, split, list(grammar.PROCEDURES).index(script.procedure),
-                 script.duration, steps)
-
-
 class ToySource:
     """The first `count` videos of a split, in clips of F frames, as those of files/sources.py.
 
     teacher: pseudo_labels.Teacher, which encodes every frame once; None: no teacher features.
     """
 
-    def __init__(self, split, count, frames, teacher=None, progress=True):
+    def __init__(self, split, count, frames, teacher=None):
         self.teacher, self.frames_per_clip = teacher, frames
-        scripts = [grammar.make_video(split, i) for i in range(count)]
-        self.videos = self.listed = [as_video(script, split) for script in scripts]
+        self.videos = self.listed = [grammar.make_video(split, i) for i in range(count)]
         self.missing, self.unreadable = [], {}
-        bar = tqdm(scripts, desc=f"render {split}", mininterval=1, disable=not progress)
-        parts = [render.render(script) for script in bar]
+        parts = [render.render(video) for video in
+                 tqdm(self.videos, f"render {split}", mininterval=1, delay=2)]
         self.first = np.cumsum([0] + [len(part) for part in parts])         # of each video's frames
         self.pixels = torch.from_numpy(np.concatenate(parts))               # (n, 3, H, W) uint8
-        self.narration = [render.narrate(script) for script in scripts]
-        self.frame_features = None
-        if teacher is not None:
-            starts = tqdm(range(0, len(self.pixels), 1024), desc=f"teacher on {split}",
-                          mininterval=1, disable=not progress)
-            self.frame_features = torch.cat([teacher.encode_frames(self.pixels[i:i + 1024]).cpu()
-                                             for i in starts])
+        self.narration = [render.narrate(video) for video in self.videos]
+        if teacher:
+            self.frame_features = torch.cat([                               # (n, D)
+                teacher.encode_frames(part).cpu() for part in
+                tqdm(self.pixels.split(1024), f"teacher on {split}", mininterval=1, delay=2)])
 
     def __len__(self):
         return len(self.videos)
@@ -73,13 +63,12 @@ class ToySource:
 
     def pretrain_windows(self, video, rng):
         """Windows of one pass over a video; see `sentence_windows`."""
-        return sentence_windows(self.sentences(video), self.videos[video].duration, rng)
+        return sentence_windows(self.sentences(video), self.duration(video), rng)
 
     def load(self, requests, rng=None):
-        """The clips of some requests -> Loaded; its views are rows of `pixels`."""
+        """The clips of some requests -> Loaded; views: rows of `pixels`, none without a teacher."""
         index = torch.cat([self.frame_index(*request) for request in requests])    # (C, F)
-        views = index if self.frame_features is not None else index[:0]
-        return Loaded(requests, self.pixels[index], views, {})
+        return Loaded(requests, self.pixels[index], index if self.teacher else index[:0], {})
 
     def teacher_features(self, views):
         """The teacher's features of clips: the mean over their frames (Sec. 3.2) -> (C, D)."""

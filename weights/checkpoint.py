@@ -7,6 +7,7 @@ its tensors. It does not hold the texts of its pool.
 import reprlib
 import textwrap
 import zipfile
+from contextlib import suppress
 
 import torch
 from torch.nn import functional
@@ -60,30 +61,22 @@ def check_arguments(arguments, count):
             raise ValueError(f"{names} cannot be those of these {count} tensors")
 
 
-def build_encoder(dim, kind="timesformer", **sizes):
-    """f: a TimeSformer, or with kind "mvit" an MViT; sizes: their arguments."""
-    return MViT(dim=dim, **sizes) if kind == "mvit" else TimeSformer(dim=dim, **sizes)
-
-
 def build_model(phrases, encoder, denoiser, order, task=None, **others):
     """A ProcedureModel with new weights, from the arguments in its checkpoint.
 
     Args:
         phrases: (K, D) float, embeddings of the phrase pool.
-        encoder, denoiser: dict, sizes of f (see `build_encoder`; None: no f) and of h.
+        encoder: dict, arguments of TimeSformer, or with "kind": "mvit" of MViT; None: no f.
+        denoiser: dict, arguments of Denoiser.
         others:  further arguments of ProcedureModel.
     """
-    D = phrases.shape[1]
-    f = build_encoder(D, **encoder) if encoder else None
-    has_h = order != "none" or task in ("forecast", "activity")
-    h = Denoiser(dim=D, **denoiser) if has_h else None
+    D, f, h = phrases.shape[1], None, None
+    if encoder:
+        sizes = {name: size for name, size in encoder.items() if name != "kind"}
+        f = (MViT if encoder.get("kind") == "mvit" else TimeSformer)(dim=D, **sizes)
+    if order != "none" or task in ("forecast", "activity"):
+        h = Denoiser(dim=D, **denoiser)
     return ProcedureModel(phrases, f, h, order, task=task, **others)
-
-
-def build_empty(phrases, arguments):
-    """`build_model` without memory for the weights: their names and shapes alone."""
-    with torch.device("meta"):
-        return build_model(phrases, **arguments)
 
 
 def build_ours(path, content):
@@ -92,8 +85,8 @@ def build_ours(path, content):
         arguments = content["arguments"]
         tensors = {name: value.float() for name, value in plain_tensors(content["model"]).items()}
         check_arguments(arguments, len(tensors))
-        with quiet():                          # that nothing is copied
-            build_empty(tensors["phrases"], arguments).load_state_dict(tensors)
+        with quiet(), torch.device("meta"):    # no memory: are names and shapes the same?
+            build_model(tensors["phrases"], **arguments).load_state_dict(tensors)
         model = build_model(tensors["phrases"], **arguments)
         model.load_state_dict(tensors)
     except Exception as error:                 # of arguments, names or shapes
@@ -118,12 +111,10 @@ def read_whole(path):
     content = read_content(path)
     require(OURS <= content.keys(),
             f"{path}: not a checkpoint of train.py: it has no arguments and model")
-    try:
-        with zipfile.ZipFile(path) as parts:
-            if parts.testzip():
-                raise zipfile.BadZipFile
-    except zipfile.BadZipFile:
-        raise BadInput(f"{path}: is damaged: its bytes are not those that were written") from None
+    damaged = True
+    with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as parts:
+        damaged = parts.testzip()
+    require(not damaged, f"{path}: is damaged: its bytes are not those that were written")
     return content
 
 
@@ -136,7 +127,8 @@ def convert_published(path, content, heads):
         tensors, classes = join_classifiers(w)
         arguments = published_arguments(tensors, classes, heads)
         phrases = torch.zeros(0, len(w["encoder.head.weight"]))
-        own = dict(build_empty(phrases, arguments).named_parameters())
+        with torch.device("meta"):             # names and shapes alone
+            own = dict(build_model(phrases, **arguments).named_parameters())
     except Exception as error:                 # names or shapes are not those of a video model
         raise BadInput(f"{path}: not a checkpoint of train.py, nor one of TimeSformer, DistantSup "
                        f"or ProcedureVRL ({type(error).__name__}: {error}, among {len(w)} tensors)"
@@ -162,10 +154,11 @@ def load_model(path, heads=None):
             arguments or each other.
     """
     content = read_content(path)
-    if not OURS <= content.keys():
+    if OURS <= content.keys():
+        model, arguments = build_ours(path, content), content["arguments"]
+    else:
         model, arguments = convert_published(path, content, heads)
-        return model.eval(), arguments, content
-    return build_ours(path, content).eval(), content["arguments"], content
+    return model.eval(), arguments, content
 
 
 def load_released(path, heads=None):

@@ -57,8 +57,7 @@ def example(tensors):
 def fill(path, model, tensors):
     """Copy {name of ours: tensor} into the model's parameters where they fit; print what does not.
 
-    Buffers are left alone. Returns: names of the model's parameters that were not filled.
-    Raises:  BadInput if no block of f or h fits, or a tensor is not finite.
+    Buffers are left alone. BadInput if no block of f or h fits, or a tensor is not finite.
     """
     own, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     tensors = {name: value for name, value in tensors.items() if name not in buffers}
@@ -78,7 +77,6 @@ def fill(path, model, tensors):
             ("of another shape", [name for name in fitted if name not in taken], tensors)):
         if names:
             print(f"  {what}: {group_names(names, every)}")
-    return [name for name in own if name not in taken]
 
 
 def open_start(source):
