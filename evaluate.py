@@ -4,10 +4,10 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2, appendix 
 
     task        measures                                            paper          in evaluation/
     forecast    which step comes next, from the clips before it     Tables 1, 5    forecasting.py
-    classify    which step a clip shows                             Table 2        recognition.py
-    activity    which activity a video shows, fine-tuned            Table A        recognition.py
-    infill      which step is missing, from the others              Sec. 3.1       infill.py
-    classify, --data epic    verb, noun and action, fine-tuned      Table 3        recognition.py
+    classify    which step a clip shows                             Table 2        tasks.py
+    activity    which activity a video shows, fine-tuned            Table A        tasks.py
+    infill      which step is missing, from the others              Sec. 3.1       tasks.py
+    classify, --data epic    verb, noun and action, fine-tuned      Table 3        tasks.py
     features    writes embeddings of whole videos to a file         -              embedding.py
 
 The table also holds label-free baselines and, in the embedded world, the truth.
@@ -60,15 +60,13 @@ def main(settings):
 
     from data import EPIC_SECONDS, classify_samples, samples_of
     from diffusion import expectation
-    from evaluation.checks import require_fit, require_task
     from evaluation.embedding import encode_samples, write_features
     from evaluation.forecasting import forecast_rows
     from evaluation.inference import draw_noise, predict_missing
-    from evaluation.infill import infill
-    from evaluation.labeled import open_labeled
+    from evaluation.labeled import open_labeled, require_fit, require_task
     from evaluation.metrics import accuracy_rows, oracle_correct, percent
-    from evaluation.recognition import VIEWS, actions, activity, classify
     from evaluation.table import print_table
+    from evaluation.tasks import VIEWS, actions, activity, classify, infill
     from files.listings import epic_split
     from support.device import pick_device, set_seed
     from weights.checkpoint import load_model
@@ -95,7 +93,6 @@ def main(settings):
     check(samples, "split", settings.split, f"no video of use for --task {settings.task}; steps "
           f"are needed, --min-steps {settings.min_steps} in a video to forecast or infill")
     x, teacher, samples = encode_samples(model, source, samples, settings, device)
-    evaluated = len(samples)
     if settings.task == "forecast":
         y = torch.tensor([sample.label for sample in samples])             # (M,) the next step
         noise = draw_noise(len(y), (settings.samples, model.dim), settings.seed)    # (M, Q, D)
@@ -116,13 +113,13 @@ def main(settings):
         measure = actions if epic else dict(
             classify=classify, activity=activity, infill=infill)[settings.task]
         with torch.no_grad():
-            rows, evaluated = measure(model, source, samples, x, teacher, texts, settings)
+            rows = measure(model, source, samples, x, teacher, texts, settings)
 
     # 3. The table.
     content = {"task": settings.task, "data": settings.data,
                "split": epic_split(settings.annotations) if epic else settings.split,
                "setting": "fine-tuned" if model.task else "zero-shot", "order": model.order,
-               "listed": len(samples_in(source.listed)), "evaluated": evaluated,
+               "listed": len(samples_in(source.listed)), "evaluated": len(samples),
                "missing": len(source.missing), "unreadable": len(source.unreadable),
                "classes": sum(model.classes) if texts is None else len(texts),
                **({"samples": settings.samples} if settings.task == "forecast" else {}), **rows,

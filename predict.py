@@ -9,7 +9,6 @@ are in evaluation/prediction.py. In Python:
     content = predict("video.mp4", steps=["crack egg", "melt butter", "pour oil"])
     print(table(content))
 """
-import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -17,8 +16,7 @@ from support.command import (DATA, PAPER, PICTURES, WHAT, BadInput, Settings, ch
                              write_json)
 from support.flags import TEACHER, TEACHER_WEIGHTS, adopt_teacher
 
-TOP = 5                   # steps listed for a window
-ROWS = 5                  # next steps and futures in the printed table
+TOP = 5                   # steps listed for a window; next steps and futures that are printed
 TOY_WARNING = ("this checkpoint knows only the embedded world, rendered pictures of 32 pixels: on "
                "any other video its answers mean nothing")
 NO_ORDER_WARNING = ("this checkpoint was trained without order: it recognizes steps, but forecasts "
@@ -61,13 +59,13 @@ class PredictSettings(Settings):
 
 
 def forecast(settings):
-    """Forecast, write files; the JSON's content, s of reading and encoding, s of forecasting."""
+    """Forecast, and write the files asked for. Returns: the JSON's content, a dict."""
     import torch
 
-    import diffusion
-    from evaluation.inference import read_clips
+    from diffusion import expectation
+    from evaluation.inference import draw_noise, read_clips, sample_in_turn
     from evaluation.prediction import (count_futures, observe_file, observe_toy, open_model,
-                                       open_steps, rank_steps, sample_futures, truth_of)
+                                       open_steps, rank_steps, truth_of)
     from experiments import charts, keyframes
     from support.device import pick_device
 
@@ -81,7 +79,6 @@ def forecast(settings):
         raise BadInput(f"VIDEO is missing: {settings.checkpoint} was trained on real videos; one "
                        "of the embedded world is taken only for a checkpoint of it")
     names, texts = open_steps(settings, model, of_toy, device)                 # (S, D)
-    began = time.perf_counter()
     observed = (observe_toy(settings.seed, model, settings.at, settings.horizon)
                 if settings.video is None else
                 observe_file(settings.video, model, settings.at,
@@ -92,17 +89,16 @@ def forecast(settings):
     with torch.no_grad():
         x = model.encode(observed.clips.to(device))                            # x_i = f(v_i) (8, D)
         p = read_clips(model, x, texts).exp().cpu()                           # Eq. 6        (8, S)
-        encoded = time.perf_counter()
         if model.denoiser is not None:
-            first, picks = sample_futures(model, x, observed.windows, texts, settings.samples,
-                                          settings.horizon, settings.seed)
-            following = rank_steps(diffusion.expectation(first[None])[0], names)       # Eq. 11
+            noise = draw_noise(settings.horizon, (settings.samples, model.dim), settings.seed)
+            seconds = observed.windows[-1, 1] - observed.windows[0, 0]
+            first, picks = sample_in_turn(model, x, seconds, texts, noise.to(device))
+            following = rank_steps(expectation(first[None].cpu())[0], names)           # Eq. 11
             futures = count_futures(picks, names)
-    done = time.perf_counter()
 
     # 3. What is handed over.
     content = {"video": observed.name,
-               "clips": [{"start": start, "end": end, "steps": rank_steps(row, names, TOP)}
+               "clips": [{"start": start, "end": end, "steps": rank_steps(row, names)[:TOP]}
                          for (start, end), row in zip(observed.windows.tolist(), p)],
                "next": following, "futures": futures,
                "warning": "; ".join([TOY_WARNING] * bool(of_toy and settings.video)
@@ -116,11 +112,11 @@ def forecast(settings):
         painted = keyframes.paint_steps(painter, observed.pictures[-1], steps, settings)
     if settings.figure:
         charts.save(charts.plot_forecast(content, observed.pictures, painted), settings.figure)
-    return content, encoded - began, done - encoded
+    return content
 
 
 def predict(video=None, **flags):
-    """The command as a function: a path, and the flags by name -> the JSON's content, a dict.
+    """The command as a function: a path, and the flags by name -> the JSON's content.
 
     `steps` may be a list of texts. Raises BadInput (a ValueError) where the command ends with 2.
     """
@@ -128,25 +124,23 @@ def predict(video=None, **flags):
     for field in fields(PredictSettings):
         if field.type is Path and isinstance(flags.get(field.name), str):
             flags[field.name] = Path(flags[field.name])
-    return forecast(PredictSettings(**flags))[0]
+    return forecast(PredictSettings(**flags))
 
 
 def aligned(head, lines, true):
     """Rows of strings as lines of a table; with a last column where the truth is known."""
-    rows = [head, *lines]
-    if true:
-        rows = [[*row, end] for row, end in zip(rows, ["truth", *true])]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["", *("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)]
+    columns = [*zip(head, *lines)] + [("truth", *true)] * bool(true)
+    padded = [[text.ljust(max(map(len, column))) for text in column] for column in columns]
+    return ["", *("  " + "  ".join(row).rstrip() for row in zip(*padded))]
 
 
-def table(content, rows=ROWS):
-    """The JSON's content as text: the windows, and the first `rows` of next steps and futures."""
+def table(content):
+    """The JSON's content as text: the windows, and the first TOP of next steps and futures."""
     def percent(p):
         return f"{100 * p:.0f} %"
 
     truth = content.get("truth", {"clips": [], "next": [], "futures": []})
-    bayes, following = {row["step"]: row["p"] for row in truth["next"]}, content["next"][:rows]
+    bayes, following = {row["step"]: row["p"] for row in truth["next"]}, content["next"][:TOP]
     text = [content["video"] + " of the embedded world" * ("truth" in content), *aligned(
         ["observed", "shows"],
         [[f"{clip['start']:.1f} - {clip['end']:.1f} s",
@@ -157,8 +151,8 @@ def table(content, rows=ROWS):
                         [percent(bayes.get(row["step"], 0.0)) for row in following if bayes])
         text += aligned(["futures", "share"],
                         [[", ".join(future["steps"]), percent(future["share"])]
-                         for future in content["futures"][:rows]],
-                        [percent(future["share"]) for future in truth["futures"][:rows]])
+                         for future in content["futures"][:TOP]],
+                        [percent(future["share"]) for future in truth["futures"][:TOP]])
         text += ["", "  p is the mean probability over the samples, share that of the samples: "
                  "each takes its likeliest step"]
     if "truth" in content:
@@ -170,9 +164,7 @@ def table(content, rows=ROWS):
 
 def main(settings):
     """Forecast, write what was asked for, and print."""
-    content, reading, forecasting = forecast(settings)
-    print(table(content))
-    print(f"\n  {reading:.2f} s to read and encode, {forecasting:.2f} s to forecast")
+    print(table(forecast(settings)))
 
 
 if __name__ == "__main__":

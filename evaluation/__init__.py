@@ -1,1 +1,1 @@
-"""What evaluate.py needs besides the method: metrics, inference, one module per task."""
+"""What evaluate.py needs besides the method: metrics, inference, the tables of the tasks."""

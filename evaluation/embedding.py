@@ -18,6 +18,8 @@ from support.workers import prefetch
 from toy.source import ToySource
 from weights.checkpoint import load_model
 
+AT_ONCE = 64              # clips of a video that f encodes together
+
 
 # --- Samples of a task ---
 def load_samples(source, samples, rng=None):
@@ -29,7 +31,7 @@ def load_samples(source, samples, rng=None):
 
 
 def encode_samples(model, source, samples, settings, device, title="encode"):
-    """Embeddings of the samples' windows, each with N of them.
+    """Embeddings of the samples' windows.
 
     Returns: x (M, N, D), the teacher's features (M, N, D) or None without a teacher, and the M
              samples that could be read.
@@ -46,10 +48,10 @@ def encode_samples(model, source, samples, settings, device, title="encode"):
                 ours.append(model.encode(loaded.clips.to(device)))
                 if len(loaded.views):
                     teachers.append(source.teacher_features(loaded.views).to(device))
-    failed = source.unreadable
-    require(good and len(failed) <= settings.max_unreadable * len(source), f"{len(failed)} of "
-            f"{len(source)} videos cannot be read, more than --max-unreadable "
-            f"{settings.max_unreadable}; the first: {next(iter(failed.values()), None)}")
+    count, first = len(source.unreadable), next(iter(source.unreadable.values()), None)
+    require(good and count <= settings.max_unreadable * len(source), f"{count} of {len(source)} "
+            f"videos cannot be read, more than --max-unreadable {settings.max_unreadable}; the "
+            f"first: {first}")
     x, features = (torch.cat(rows).unflatten(0, (-1, N)) if rows else None
                    for rows in (ours, teachers))
     return x, features, good
@@ -102,31 +104,31 @@ def embed_videos(source, encode, stride, workers, device, targets="vision"):
     Returns: names (R,), windows (R, 2) s, (R, D) embeddings, (R, D) the teacher's features on the
              CPU (None where the source has no teacher), and {id: reason} of unreadable videos.
     """
-    names, windows, x, features, failed = [], [], [], [], {}
+    made, failed = [], {}
     make = functools.partial(load_grid, source, stride)
     mine = parallel.share(range(len(source)), parallel.place())
     for loaded in prefetch(make, mine, workers, "embed videos"):
         failed |= loaded.failed
-        for video, rows in loaded.requests:
-            names += [source.videos[video].name] * len(rows)
-            windows.append(rows)
-            x.append(encode(send(loaded.clips, device)).cpu())
+        for video, windows in loaded.requests:
+            x = [encode(send(clips, device)).cpu() for clips in loaded.clips.split(AT_ONCE)]
+            made.append((np.repeat(source.videos[video].name, len(windows)), windows, torch.cat(x)))
             if len(loaded.views):
-                features.append(teacher_features(source, loaded, targets).cpu())
-    parts = parallel.gather_objects((names, windows, x, features))
-    names, windows, x, features = ([row for rows in kind for row in rows] for kind in zip(*parts))
-    failed = {name: why for part in parallel.gather_objects(failed) for name, why in part.items()}
-    require(names, f"not one of {len(source)} videos could be read; the first: "
+                made[-1] += (teacher_features(source, loaded, targets).cpu(),)
+    parts = parallel.gather_objects((made, failed))
+    made = [rows for part, _ in parts for rows in part]
+    failed = {name: why for _, part in parts for name, why in part.items()}
+    require(made, f"not one of {len(source)} videos could be read; the first: "
             f"{next(iter(failed.values()), 'there is none')}")
-    return (np.array(names), np.concatenate(windows), torch.cat(x),
-            torch.cat(features) if features else None, failed)
+    names, windows, x, *features = zip(*made)
+    return (np.concatenate(names), np.concatenate(windows), torch.cat(x),
+            torch.cat(features[0]) if features else None, failed)
 
 
 def write_features(settings):
     """--task features: a row for each window of every video, also f's class token, encoder_cls."""
     for name in ("split", "toy_videos") if settings.videos else ("ids",):
-        value, default = getattr(settings, name), getattr(type(settings), name)
-        check(value == default, name, value,
+        value = getattr(settings, name)
+        check(value == getattr(type(settings), name), name, value,
               f"has no effect {'with' if settings.videos else 'without'} --videos")
     device = pick_device(settings.device)
     model = load_model(settings.checkpoint)[0].to(device)

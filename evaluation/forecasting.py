@@ -1,8 +1,7 @@
 """The forecast table around the rows of evaluate.py: baselines, temperature, truth, next steps.
 
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1, 3.3, 4.1, 4.2. Exact truth: truth.py.
-M samples of a task, N = 8 observed clips, Q Monte Carlo samples, H steps ahead, V training videos,
-S steps (the label set), D embedding.
+Sec. 3.1, 3.3, 4.1, 4.2. M samples of a task, N = 8 observed clips, Q Monte Carlo samples, H steps
+ahead, V training videos, S steps (the label set), D embedding.
 """
 import dataclasses
 
@@ -11,23 +10,21 @@ import torch
 from torch.nn import functional
 from tqdm import tqdm
 
-from data import CLIPS, classify_windows, forecast_samples, pad_clips
+from data import CLIPS, classify_windows, forecast_samples, observed_steps, pad_clips
 from diffusion import expectation
-from evaluation import metrics
 from evaluation.embedding import encode_samples
-from evaluation.inference import (draw_noise, in_batches, predict_missing, read_clips,
-                                  score_texts)
+from evaluation.inference import draw_noise, predict_missing, read_clips, score_texts
 from evaluation.labeled import open_labeled
-from evaluation.metrics import percent
-from losses import match
-from evaluation.truth import DRAWS, pair_rows, truth_rows
-from files.sources import open_coin_features
+from evaluation.metrics import (bigram_counts, bigram_forecast, by_class, distinct,
+                                fit_temperature, oracle_correct, oracle_softmax, percent,
+                                topk_correct, total_variation)
 from pseudo_labels import soft_targets
 from support.command import require
-from toy.source import ToySource
+from toy.grammar import Grammar
 
 SAMPLINGS = 5             # times M samples are drawn for a standard deviation; the paper's
 SPREAD = 500              # forecasts that are drawn so often, and for the total variation
+DRAWS = 200               # steps, or pairs of steps, per forecast for the total variation
 
 
 # --- Baselines ---
@@ -39,17 +36,14 @@ def training_steps(model, texts, settings, device):
     """
     if settings.videos:
         return None
-    if settings.data == "coin":
-        source, _ = open_coin_features(settings.annotations, settings.features,
-                                       settings.text_embeddings, "train", needed=False)
-    else:
-        source = ToySource("train", settings.toy_videos, model.encoder.frames)
+    source, _ = open_labeled(settings, "train", model, settings.checkpoint, device,
+                             required=False, with_teacher=False)
     if not len(source):
         return None
     rng, rows, counts = np.random.default_rng(settings.seed), [], []
-    for (videos,) in tqdm(list(in_batches(settings.batch, range(len(source)))),
-                          desc="bigram counts", mininterval=1):
-        requests = [(video, source.pretrain_windows(video, rng)) for video in videos]
+    for i in tqdm(range(0, len(source), settings.batch), "bigram counts", mininterval=1):
+        requests = [(video, source.pretrain_windows(video, rng))
+                    for video in range(len(source))[i:i + settings.batch]]
         requests = [request for request in requests if len(request[1])]
         counts += [len(windows) for _, windows in requests]
         rows.append(model.encode(source.load(requests).clips.to(device)))
@@ -67,17 +61,16 @@ def baseline_scores(model, x, teacher, texts, settings, device):
     """
     scores = dict.fromkeys(("unigram", "clip", "bigram", "bigram_soft"))
     if teacher is not None:
-        scores["clip"] = score_texts(lambda clips, y: match(clips, y, model.teacher_tau),
-                                     teacher.mean(1), texts)
+        scores["clip"] = score_texts(teacher.mean(1), texts, model.teacher_tau)
     steps = training_steps(model, texts, settings, device)
     if steps is not None:
-        counts = metrics.bigram_counts(steps, len(texts))
+        counts = bigram_counts(steps, len(texts))
         posterior = read_clips(model, x[:, -1], texts).exp().cpu()             # (M, S)
         nearest = functional.one_hot(posterior.argmax(1), len(texts))
         seen = torch.bincount(steps[steps >= 0], minlength=len(texts))
         scores |= {"unigram": seen.expand(len(x), -1),
-                   "bigram": metrics.bigram_forecast(counts, nearest),
-                   "bigram_soft": metrics.bigram_forecast(counts, posterior)}
+                   "bigram": bigram_forecast(counts, nearest),
+                   "bigram_soft": bigram_forecast(counts, posterior)}
     return scores
 
 
@@ -109,7 +102,75 @@ def fitted_temperature(model, settings, texts, device):
         x, target = x[:, :-1], soft_targets(features[:, -1], texts, model.teacher_tau).cpu()
     zeros = torch.zeros(len(x), 1, model.dim)
     zero = predict_missing(model, x, texts, zeros, settings.batch)[:, 0]          # (M, S)
-    return metrics.fit_temperature(zero, target)
+    return fit_temperature(zero, target)
+
+
+# --- The exact P(next step | steps observed, procedure unknown) of the embedded world ---
+def truth_rows(model, x, texts, samples, videos, some, picks, settings):
+    """Rows of the forecast table against the truth, and the truth's own accuracy for each step.
+
+    Args: x (M, N, D), texts (S, D), samples: M of them; some (m,) int64: the forecasts whose draws
+          are compared with the truth; picks (m, Q): steps sampled for them so far.
+    """
+    grammar, observed = Grammar(), [observed_steps(s, videos[s.video]) for s in samples]
+    y = torch.tensor([sample.label for sample in samples])
+    truth = torch.from_numpy(np.array([grammar.next_step(*steps) for steps in observed]))   # (M, S)
+
+    # The exact filter on the clips' posteriors: P(clip | step) is the posterior times S, since the
+    # prior is flat.
+    likelihood = read_clips(model, x, texts).exp().cpu().double().numpy() * len(texts)
+    from_start = np.array([from_start for _, from_start in observed])
+    seconds = np.array([s.windows[0, 1] - s.windows[0, 0] for s in samples])           # of a clip
+    believed = torch.from_numpy(np.concatenate([                                       # (M, S)
+        grammar.next_step_from_clips(likelihood[i:i + 256], from_start[i:i + 256],
+                                     seconds[i:i + 256])
+        for i in range(0, len(x), 256)]))
+
+    generator = torch.Generator().manual_seed(settings.seed)
+    ideal = torch.multinomial(truth, DRAWS, replacement=True, generator=generator)
+    few = ideal[:, :settings.samples]
+    while picks.shape[1] < DRAWS:
+        shape = min(DRAWS - picks.shape[1], 50), model.dim
+        noise = draw_noise(len(some), shape, settings.seed * 1000 + picks.shape[1])
+        more = predict_missing(model, x[some], texts, noise, settings.batch).argmax(-1)
+        picks = torch.cat([picks, more], 1)
+    bayes = topk_correct(truth, y, 1)
+    rows = {"bayes_top1": percent(bayes),
+            "bayes_top1_pixels": percent(topk_correct(believed, y, 1)),
+            "ideal_expectation": percent(topk_correct(
+                functional.one_hot(few, truth.shape[1]).double().mean(1), y, 1)),
+            "ideal_oracle": percent(oracle_correct(few, y)),
+            "ideal_distinct": float(distinct(few).double().mean()),
+            "tv": float(total_variation(picks[:, :DRAWS], truth[some]).mean()),
+            "tv_ideal": float(total_variation(ideal[some], truth[some]).mean()),
+            "tv_draws": DRAWS, "tv_forecasts": len(some)}
+    return rows, by_class(bayes, y, len(texts))
+
+
+def pair_rows(zero, picks, samples, videos, temperature, seed):
+    """Total variation of the next two steps together.
+
+        tv              draws of both steps, denoised together
+        tv_independent  draws of each step from its own zero-noise softmax, at the temperature
+        tv_ideal        as many draws from the truth: the floor
+
+    Args: zero (M, H, S) log p; picks (M, DRAWS, H): of H steps, at least two.
+    """
+    grammar, S = Grammar(), zero.shape[-1]
+    truth = torch.from_numpy(np.stack([                                        # (M, S * S)
+        grammar.next_two_steps(*observed_steps(sample, videos[sample.video])).ravel()
+        for sample in samples]))
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(p):
+        return torch.multinomial(p, DRAWS, replacement=True, generator=generator)
+
+    def tv(pairs):
+        return float(total_variation(pairs, truth).mean())
+
+    first, second = (draw((zero[:, k] / temperature).softmax(-1)) for k in range(2))
+    return {"tv": tv(picks[..., 0] * S + picks[..., 1]), "tv_independent": tv(first * S + second),
+            "tv_ideal": tv(draw(truth))}
 
 
 # --- The table ---
@@ -129,19 +190,19 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
     x, samples = x[chosen], [samples[i] for i in chosen]
     M, N, D = x.shape
     place = torch.arange(N + H, device=x.device).expand(M, -1)
-    has_truth = settings.data == "toy"
-    noise = draw_noise(M, (DRAWS if has_truth else settings.samples, H, D), settings.seed)
 
     def predict(noise):
         return predict_missing(model, torch.cat([x, x.new_zeros(M, H, D)], 1), texts, noise,
                                settings.batch, (place < N, place[:, N:]))
 
-    zero = predict(torch.zeros_like(noise[:, :1]))[:, 0]                       # (M, H, S)
-    picks = torch.cat([predict(some).argmax(-1) for some in noise.split(50, 1)], 1)
-    picks = picks.transpose(1, 2)                                              # (M, H, Q)
-    return {"by_step": [percent(metrics.topk_correct(zero[:, k], y[:, k], 1)) for k in range(H)],
-            "pairs": pair_rows(zero, picks, samples, videos, temperature, settings.seed)
-            if has_truth else None}
+    zero = predict(torch.zeros(M, 1, H, D))[:, 0]                              # (M, H, S)
+    rows = {"by_step": [percent(topk_correct(zero[:, k], y[:, k], 1)) for k in range(H)],
+            "pairs": None}
+    if settings.data == "toy":
+        noise = draw_noise(M, (DRAWS, H, D), settings.seed)
+        picks = torch.cat([predict(some).argmax(-1) for some in noise.split(50, 1)], 1)  # (M, Q, H)
+        rows["pairs"] = pair_rows(zero, picks, samples, videos, temperature, settings.seed)
+    return rows
 
 
 def forecast_rows(model, source, samples, x, teacher, texts, zero, mean, picks, settings, device):
@@ -151,12 +212,8 @@ def forecast_rows(model, source, samples, x, teacher, texts, zero, mean, picks, 
     Returns: {"oracle_softmax": percent or None}, and the other rows.
     """
     y = torch.tensor([sample.label for sample in samples])
-
-    def top1(scores):
-        return None if scores is None else percent(metrics.topk_correct(scores.cpu(), y, 1))
-
     temperature = fitted_temperature(model, settings, texts, device)
-    softmax = None if temperature is None else percent(metrics.oracle_softmax(
+    softmax = None if temperature is None else percent(oracle_softmax(
         (zero / temperature).softmax(-1), y, settings.samples))
     some = torch.linspace(0, len(x) - 1, min(SPREAD, len(x))).long()           # evenly spread
     means, all_picks = [mean[some]], [picks[some]]
@@ -171,16 +228,15 @@ def forecast_rows(model, source, samples, x, teacher, texts, zero, mean, picks, 
         values = torch.tensor([percent(right) for right in hits], dtype=torch.float64)
         return float(values.std() * (len(some) / len(x)) ** 0.5)
 
-    scores = baseline_scores(model, x, teacher, texts, settings, device)
     rows = {
-        "deviation": {
-            "expectation": deviation(metrics.topk_correct(p, y[some], 1) for p in means),
-            "oracle": deviation(metrics.oracle_correct(p, y[some]) for p in all_picks)},
-        "distinct": float(metrics.distinct(picks).double().mean()),
-        "baselines": {"random": 100 / len(texts),
-                      **{name: top1(some) for name, some in scores.items()}},
+        "deviation": {"expectation": deviation(topk_correct(p, y[some], 1) for p in means),
+                      "oracle": deviation(oracle_correct(p, y[some]) for p in all_picks)},
+        "distinct": float(distinct(picks).double().mean()),
+        "baselines": {"random": 100 / len(texts), **{
+            name: None if p is None else percent(topk_correct(p.cpu(), y, 1))
+            for name, p in baseline_scores(model, x, teacher, texts, settings, device).items()}},
         "truth": None, "by_class_bayes": None,
-        "by_class": metrics.by_class(metrics.topk_correct(zero, y, 1), y, len(texts))}
+        "by_class": by_class(topk_correct(zero, y, 1), y, len(texts))}
     if settings.data == "toy":
         rows["truth"], rows["by_class_bayes"] = truth_rows(
             model, x, texts, samples, source.videos, some, torch.cat(all_picks, 1), settings)

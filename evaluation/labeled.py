@@ -1,10 +1,12 @@
-"""Labeled videos, and the texts of their label set: S steps, D embedding."""
+"""Labeled videos, the texts of their label set, and whether a checkpoint fits them.
+
+S steps, D embedding. Each check raises BadInput.
+"""
 import functools
 
 import torch
 
-from data import EPIC_FRAMES, classify_samples, view_of
-from evaluation.checks import require_teacher
+from data import EPIC_FRAMES, PIECES, classify_samples, samples_of, view_of
 from files import listings
 from files.annotations import load_text_embeddings
 from files.sources import VideoSource, load_listed, open_coin_features, require_videos
@@ -13,24 +15,77 @@ from pseudo_labels import Teacher
 from support.command import require
 from toy import grammar, render
 from toy.source import ToySource, load_teacher
+from weights.checkpoint import same_texts
 from weights.teacher import open_teacher
 
 
-# A forecast table reads two splits: the teacher of --clip is loaded once, and its embeddings of the
-# class names, (teacher, names as a tuple) -> (S, D), are made once: COIN's are 22,000 prompts.
+# A forecast table reads several splits: the teacher of --clip is loaded once, and its embeddings of
+# the class names, (teacher, names as a tuple) -> (S, D), are made once: COIN's are 22,000 prompts.
 cached_teacher = functools.lru_cache(maxsize=1)(open_teacher)
 cached_texts = functools.lru_cache(maxsize=1)(Teacher.encode_phrases)
 
 
+# --- Does the checkpoint fit? ---
+def require_task(model, settings):
+    """The checkpoint must be able to do the task of evaluate.py, zero-shot or fine-tuned for it."""
+    path, epic = settings.checkpoint, settings.data == "epic"
+    finetune = f"python train.py --stage finetune --task {settings.task}" + " --data epic" * epic
+    require(model.task or not (settings.task == "activity" or epic), f"{path}: is not fine-tuned, "
+            f"and there is no zero-shot --task {settings.task} of --data {settings.data}; "
+            f"`{finetune}` does it")
+    actions = bool(model.task) and len(model.classes) > 1
+    require(not model.task or (model.task, actions) == (settings.task, epic), f"{path}: is fine-"
+            f"tuned for {'verbs and nouns' if actions else f'--task {model.task}'}; `{finetune}` "
+            "makes the checkpoint that is needed here")
+    require(settings.task not in ("forecast", "infill") or model.denoiser, f"{path}: trained with "
+            "--order none; matching alone has no zero-shot forecasts (train with --order diffusion "
+            "or mask)")
+    if settings.horizon > 1:                           # with --task forecast only
+        most = model.denoiser.clips - PIECES
+        require(settings.horizon <= most, f"--horizon {settings.horizon}: {path} was trained with "
+                f"at most {most} clips missing together; train with --missing {settings.horizon}")
+
+
+def require_teacher(teacher, model, path):
+    """The checkpoint must have been trained with this teacher, which embeds its witness again."""
+    if model.witness is None:                          # published, or trained on a features file
+        return
+    now = teacher.encode_phrases([model.witness])      # of another width: see `require_width`
+    require(now.shape[1] != model.dim or same_texts(model.phrases[:1], now), f"{path}: was trained "
+            f"with another teacher, which embeds \"{model.witness}\" differently; give the same "
+            "--clip and --clip-weights (that of the embedded world is in ~/.cache/procedurevrl)")
+
+
+def require_width(model, given, path):
+    """Embeddings of the checkpoint must be as wide as those given, (.., D)."""
+    require(given.shape[1] == model.dim, f"{path}: embeddings of width {model.dim}, those given "
+            f"have {given.shape[1]}; give the --data, or the --clip, it was trained with")
+
+
+def require_fit(model, source, texts, settings):
+    """Widths must be equal, and a fine-tuned checkpoint must have as many classes as the data."""
+    path = settings.checkpoint
+    if settings.features:
+        require_width(model, source.features.embedding, path)
+    elif texts is not None and model.task != "classify":           # else no text is matched
+        require_width(model, texts, path)
+    if model.task is None or settings.data == "epic":
+        return
+    count = len(texts) if texts is not None else model.classes[0]
+    largest = max((sample.label for sample in samples_of(settings.task, source.listed)), default=-1)
+    require(count == model.classes[0] and largest < count, f"{path}: is fine-tuned to "
+            f"{model.classes[0]} classes, there are {max(count, largest + 1)} here; give the "
+            "--data it was fine-tuned on")
+
+
+# --- Videos and texts ---
 def open_labeled(settings, split, model, path, device, required=True, with_teacher=True):
     """The videos of a split, and the text embeddings of its label set (S, D).
 
     Activities and the actions of EPIC-Kitchens-100 are not matched with texts: None.
 
-    Args:
-        path:     of the model's checkpoint, for messages.
-        required: whether a split without a video is an error.
-        with_teacher: whether the source is to give the teacher's features of clips.
+    Args: path: of the checkpoint, for messages; required: whether a split without a video is an
+          error; with_teacher: whether the source gives the teacher's features of clips.
     """
     require(bool(model.pixels) == (settings.features is None), f"--data {settings.data}: {path} "
             f"reads {'frames' if model.pixels else 'features'}; give the --data it was trained on")

@@ -1,8 +1,7 @@
 """Scores of forecasts: top-k, oracle, total variation, temperature, bigrams, intervals.
 
-Pure functions; most return one value per sample. M samples (forecasts), K steps or classes, R draws
-per sample, V videos of N clips. labels (M,) int64, the correct class, 0 to K - 1; draws (M, R)
-int64, the class of each of R sampled forecasts.
+M samples (forecasts), K steps or classes, R draws per sample, V videos of N clips. labels (M,)
+int64, the correct class, 0 to K - 1; draws (M, R) int64, the class of each sampled forecast.
 
 Ties are ranked by index, lowest first. They do happen: of COIN's 778 step texts 749 are distinct.
 torch's `argmax` breaks ties the same way; its `topk` does not.
@@ -11,15 +10,11 @@ import math
 
 import torch
 
-TEMPERATURES = (1e-3, 1e3)                             # where fit_temperature looks
 
 
-def percent(fraction):
-    """A fraction or a tensor of hits -> percent, unrounded; None stays None."""
-    if fraction is None:
-        return None
-    value = fraction if isinstance(fraction, float) else float(fraction.double().mean())
-    return 100 * value if math.isfinite(value) else None
+def percent(hits):
+    """Mean of hits or of chances (M,) -> percent, unrounded; None where M = 0."""
+    return 100 * float(hits.double().mean()) if len(hits) else None
 
 
 def topk_correct(scores, labels, k):
@@ -94,15 +89,13 @@ def fit_temperature(logits, target):
     The loss is convex in 1 / T: bisection of log T finds where its slope, the mean logit under the
     softmax minus that under the target, crosses zero.
 
-    Args:
-        logits: (M, K) float, cosines or any other scores.
-        target: (M, K) float, rows sum to 1, or (M,) int64 labels.
-    Returns: float within TEMPERATURES, also where the best T would be 0 or infinite.
+    Args:    logits (M, K); target (M, K) float, rows sum to 1, or (M,) int64 labels.
+    Returns: float from 1e-3 to 1e3, also where the best T would be 0 or infinite.
     """
     logits = logits.double()
     logits = logits - logits.max(1, keepdim=True).values                 # (M, K)  at most 0
     wanted = (logits.gather(1, target[:, None]) if target.ndim == 1 else target * logits).sum()
-    low, high = (math.log(T) for T in TEMPERATURES)
+    low, high = math.log(1e-3), math.log(1e3)
     for _ in range(45):                                                  # until 14 / 2^45 wide
         middle = (low + high) / 2
         p = (logits / math.exp(middle)).softmax(1)
@@ -127,10 +120,8 @@ def bigram_forecast(counts, posterior):
     The row of a class that nothing ever followed is the sum of all rows; with no pair at all, it is
     uniform.
 
-    Args:
-        counts:    (K, K) float64, from `bigram_counts`.
-        posterior: (M, K) float, rows sum to 1: the class of the last observed clip. One-hot for
-                   "bigram", the clip's softmax for "bigram_soft".
+    Args: counts (K, K), from `bigram_counts`; posterior (M, K), rows sum to 1: the class of the
+          last observed clip, one-hot for "bigram", the clip's softmax for "bigram_soft".
     """
     any_class = counts.sum(0) if counts.any() else torch.ones_like(counts[0])       # (K,)
     seen = counts.sum(1, keepdim=True) > 0                               # (K, 1)
@@ -138,21 +129,18 @@ def bigram_forecast(counts, posterior):
     return posterior.double() @ (rows / rows.sum(1, keepdim=True))       # (M, K)
 
 
-def paired_bootstrap(a, b, draws=2000, seed=0, groups=None):
+def paired_bootstrap(a, b, groups):
     """Mean of a - b over the same samples, with its 95 % percentile interval: (mean, low, high).
 
-    a, b: (M,) float or bool, scores of two methods. groups: (M,) int, the video of each sample
-    (None: all differ); whole groups are resampled, since clips of a video are not independent.
+    a, b: (M,), scores of two methods. groups: (M,) int64, the video of each sample; whole groups
+    are resampled, since clips of a video are not independent.
     """
-    a, b = (torch.as_tensor(x).to("cpu", torch.float64) for x in (a, b))
-    groups = torch.arange(len(a)) if groups is None else torch.as_tensor(groups).cpu()
+    difference = a.double() - b.double()
     _, member, size = groups.unique(return_inverse=True, return_counts=True)
-    G = len(size)
-    total = torch.bincount(member, a - b)                                # (G,) float64, sums
-    generator = torch.Generator().manual_seed(seed)
-    means = torch.empty(draws, dtype=torch.float64)
-    for i in range(draws):                                               # (draws, G) may not fit
+    G, total = len(size), torch.bincount(member, difference)             # (G,) sums
+    generator, means = torch.Generator().manual_seed(0), []
+    for _ in range(2000):                                                # (2000, G) may not fit
         chosen = torch.randint(G, (G,), generator=generator)
-        means[i] = total[chosen].sum() / size[chosen].sum()
-    low, high = means.quantile(torch.tensor([.025, .975], dtype=torch.float64)).tolist()
-    return (a - b).mean().item(), low, high
+        means.append(total[chosen].sum() / size[chosen].sum())
+    low, high = torch.stack(means).quantile(torch.tensor([.025, .975], dtype=total.dtype)).tolist()
+    return difference.mean().item(), low, high

@@ -1,6 +1,4 @@
-"""Forecast from one video: what is observed of it, and the futures it may take.
-
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
+"""Forecast from one video (Sec. 3.3, Fig. 3): what is observed of it, the futures it may take.
 
 M Monte Carlo samples, each with a future of H steps; S steps to choose among, D embedding.
 """
@@ -12,9 +10,7 @@ import numpy as np
 import torch
 
 from data import Sample, Video, forecast_windows, frame_times, observed_steps, view_of
-from evaluation.checks import require_teacher, require_width
-from evaluation.inference import sample_in_turn
-from evaluation.labeled import cached_teacher, cached_texts
+from evaluation.labeled import cached_teacher, cached_texts, require_teacher, require_width
 from files.annotations import load_text_embeddings
 from files.listings import load_steps
 from files.sources import VideoSource
@@ -98,27 +94,17 @@ def observe_toy(number, model, at, left):
     windows, frames = forecast_windows(end), render.render(script)
 
     def frames_at(times):
-        rows = np.floor(times * render.FPS).astype(int).clip(0, len(frames) - 1)
-        return frames[rows]                                                     # (.., 3, H, W)
+        return frames[np.floor(times * render.FPS).astype(int).clip(0, len(frames) - 1)]
 
     clips = torch.from_numpy(frames_at(frame_times(windows, model.encoder.frames)))
     return Observed(script.name, windows, clips, frames_at(windows.mean(1)), script)
 
 
 # --- What comes next ---
-def sample_futures(model, x, windows, texts, samples, horizon, seed):
-    """`sample_in_turn` for x (8, D) of windows (8, 2) s: first (M, S), picks (M, H), on the CPU."""
-    noise = torch.randn(horizon, 1, samples, model.dim,
-                        generator=torch.Generator().manual_seed(seed))
-    seconds = torch.tensor([windows[-1, 1] - windows[0, 0]])
-    first, picks = sample_in_turn(model, x[None], seconds, texts, noise.to(x.device))
-    return first[0].cpu(), picks[0].cpu()
-
-
-def rank_steps(p, names, count=None):
+def rank_steps(p, names):
     """[{"step", "p"}, ...] of probabilities (S,), the largest first; equal ones as listed."""
     pairs = sorted(zip(names, p.tolist()), key=lambda pair: -pair[1])
-    return [{"step": name, "p": value} for name, value in pairs[:count]]
+    return [{"step": name, "p": value} for name, value in pairs]
 
 
 def count_futures(picks, names):
@@ -128,7 +114,7 @@ def count_futures(picks, names):
             for future, count in counts]
 
 
-def truth_of(observed, futures=()):
+def truth_of(observed, futures):
     """What the embedded world knows: steps observed, what follows, and the exact probabilities.
 
     `next` is P(next step | steps observed, procedure unknown), a future's share the product over

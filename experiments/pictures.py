@@ -12,8 +12,8 @@ import torch
 
 from data import classify_windows, forecast_samples, observed_steps
 from diffusion import add_noise, expectation, sample
-from evaluation.checks import require_teacher
 from evaluation.inference import score_texts
+from evaluation.labeled import require_teacher
 from experiments import charts
 from experiments.charts import BLUE, GREEN, GREY, ORANGE, TRUE
 from pseudo_labels import soft_targets
@@ -65,7 +65,7 @@ class Forecast:
 
     def log_p(self, z):
         """Eq. 6 over the S steps: standardized (..., D) -> (..., S)."""
-        return score_texts(self.model.match, self.model.standardize.inverse(z), self.texts)
+        return score_texts(self.model.standardize.inverse(z), self.texts, self.model.tau)
 
 
 # --- Drawing ---

@@ -1,6 +1,7 @@
 """EPIC-Kitchens-100: fine-tuning f on clips of actions, Table 3."""
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from commands import call, fails
 from data import EPIC_SECONDS, View, classify_samples, random_window
-from evaluation import recognition
+from evaluation import tasks
 from files.listings import load_epic
 from files.sources import VideoSource
 from files.video import find_videos
@@ -124,7 +125,9 @@ def test_the_table_equals_counting():
     rng = np.random.default_rng(0)
     verb, noun = (rng.dirichlet(np.ones(n), 40) for n in (6, 7))
     labels = [(int(rng.integers(6)), int(rng.integers(7))) for _ in range(40)]
-    found = recognition.action_rows(torch.from_numpy(verb), torch.from_numpy(noun), labels)
+    model = SimpleNamespace(classify=lambda x: [torch.from_numpy(p[:, None]).log() for p in x])
+    samples = [SimpleNamespace(label=label) for label in labels]
+    found = tasks.actions(model, None, samples, (verb, noun), None, None, None)
     for k in (1, 5):
         right = {"verb": 0, "noun": 0, "action": 0}
         for p, q, (v, n) in zip(verb, noun, labels):
@@ -140,7 +143,7 @@ def test_the_table_equals_counting():
 # ---- the commands ------------------------------------------------------------------------------
 def test_actions_are_fine_tuned_and_evaluated(monkeypatch):
     """Catches: f frozen, 8 frames for 32, a score where there are no labels."""
-    monkeypatch.setattr(recognition, "VIEWS", 2)
+    monkeypatch.setattr(tasks, "VIEWS", 2)
     for init in ("published", "diffusion"):
         call("train.py", *TUNE, *LABELED, "--init", f"{init}.pt", "--out", init)
         model, before = load_model(init)[0], load_model(f"{init}.pt")[0]

@@ -10,10 +10,10 @@ import test_evaluate
 from data import (CLIP_SECONDS, HISTORY, Loaded, Step, Video, forecast_samples, forecast_windows,
                   observed_steps, samples_of)
 from evaluate import EvaluateSettings
-from evaluation import forecasting, infill
-from evaluation.checks import require_task
+from evaluation import forecasting, tasks
 from evaluation.embedding import encode_samples
 from evaluation.inference import extend_history, sample_in_turn
+from evaluation.labeled import require_task
 from losses import match
 from support.command import BadInput
 from toy import grammar
@@ -26,7 +26,7 @@ SETTINGS = EvaluateSettings(samples=3, batch=7, seed=5)
 class Model:
     """A forecast of clip j is the step after the last observed one before it, or before the first
     observed one after it, by number; where nothing is observed step 0. Noise is added to it."""
-    task, denoiser, dim = None, SimpleNamespace(clips=10), 24
+    task, denoiser, dim, tau = None, SimpleNamespace(clips=10), 24, 0.1
 
     def forecast(self, x, observed, j, noise):
         assert not observed.gather(1, j).any()
@@ -45,9 +45,6 @@ class Model:
 
     def encode(self, clips):
         return clips
-
-    def match(self, x_hat, texts):
-        return match(x_hat, texts, 0.1)
 
 
 class Source(test_evaluate.Source):
@@ -70,13 +67,13 @@ def test_infill_reads_the_nine_steps_around_the_missing_one():
     prior and future exchanged."""
     counts = [3, 12, 9]
     steps = [(first, count, k) for first, count in zip((0, 3, 15), counts) for k in range(count)]
-    for (first, count, k), row, real, j, kind in zip(steps, *infill.infill_rows(counts),
+    for (first, count, k), row, real, j, kind in zip(steps, *tasks.infill_rows(counts),
                                                      strict=True):
         read = row[real].tolist()
         assert read == [*range(read[0], read[0] + min(count, 9))]
         assert first <= read[0] and read[-1] < first + count and row[j] == first + k
         assert count != 12 or not 4 <= k <= 7 or j == 4                    # in the middle
-        assert infill.PLACES[kind] == ("prior" if k == 0 else
+        assert tasks.PLACES[kind] == ("prior" if k == 0 else
                                        "future" if k == count - 1 else "current")
 
 
@@ -89,17 +86,17 @@ def test_infill_equals_counting(failed):
     samples = samples_of("infill", source.videos)[failed:]
     x, teacher, samples = encode_samples(Model(), source, samples, SETTINGS, "cpu")
     source.unreadable = {video.name: "ends early" for video in source.videos[:failed]}
-    result, evaluated = infill.infill(Model(), source, samples, x, teacher, TEXTS, SETTINGS)
+    result = tasks.infill(Model(), source, samples, x, teacher, TEXTS, SETTINGS)
     for video in source.videos[failed:]:
         steps = [step.label for step in video.steps]
         labels += steps
         guesses += [(steps[k - 1] + 1 if k else steps[1] - 1) % S for k in range(len(steps))]
         kinds += [0, *[1] * (len(steps) - 2), 2]
-    assert evaluated == len(labels)
+    assert result["evaluated"] == len(labels)
     right, kinds = np.equal(guesses, labels), np.array(kinds)
     assert result["by_position"] == pytest.approx([100 * right[kinds == k].mean()
                                                    for k in range(3)])
-    noise = torch.randn(evaluated, 3, 1, 24, generator=torch.Generator().manual_seed(5))
+    noise = torch.randn(len(labels), 3, 1, 24, generator=torch.Generator().manual_seed(5))
     p = match(TEXTS[guesses][:, None] + .3 * noise[:, :, 0], TEXTS, .1).exp().numpy()  # (M, 3, S)
     assert result["top1"] == pytest.approx({
         "zero_noise": 100 * right.mean(),
@@ -110,14 +107,9 @@ def test_infill_equals_counting(failed):
 @pytest.mark.parametrize("seconds", [HISTORY, 60.0, 20.0, 4.0])
 def test_a_longer_history_is_cut_again_by_loops(seconds):
     """Catches: a shift in the wrong direction, windows of the whole video, a step of no length."""
-    x, step = torch.arange(8.0)[None, :, None], torch.full((1, 1), 99.0)
-    other = torch.tensor([30.0]).double()                      # another video, of its own length
-    longer, covered = extend_history(x.repeat(2, 1, 1), torch.tensor([seconds, 30.0]).double(),
-                                    step.repeat(2, 1))
-    alone, _ = extend_history(x, other, step)
-    assert torch.equal(longer[1:], alone) and covered[1] == 39
-    total, covered = seconds + CLIP_SECONDS, covered[0]
-    assert covered == min(total, HISTORY) and longer.shape == (2, 8, 1)
+    x, total = torch.arange(8.0)[None, :, None], seconds + CLIP_SECONDS
+    longer, covered = extend_history(x, seconds, torch.full((1, 1), 99.0))
+    assert covered == min(total, HISTORY) and longer.shape == (1, 8, 1)
     for i, (start, end) in enumerate(forecast_windows(total)):
         middle = (start + end) / 2
         assert longer[0, i, 0] == (99 if middle >= seconds else int(middle // (seconds / 8)))
@@ -137,18 +129,17 @@ class Cycle(Model):
 
 
 def test_each_draw_goes_on_from_its_own_steps():
-    """Catches: a history shared by all draws, by all videos or by all steps; the same noise at
-    every step; a future of another length; a next step that is not the futures' first."""
-    x = functional.one_hot(torch.tensor([[3] * 6 + [1, 4], [0] * 7 + [2]]), 6).float()
-    noise = torch.randn(4, 2, 40, 6, generator=torch.Generator().manual_seed(1))
-    seconds = torch.tensor([68.0, 20.0]).double()
-    first, picks = sample_in_turn(Cycle(), x, seconds, 5 * torch.eye(6), noise)
-    assert first.shape == (2, 40, 6) and picks.shape == (2, 40, 4)
-    assert torch.equal(first.argmax(-1), picks[..., 0])
-    for m, last in enumerate((4, 2)):
-        steps = torch.cat([torch.full((40, 1), last), picks[m]], 1)
+    """Catches: a history shared by all draws or by all steps; the same noise at every step; a
+    future of another length; a next step that is not the futures' first."""
+    noise = torch.randn(4, 40, 6, generator=torch.Generator().manual_seed(1))
+    for more, clips, seconds in ((0, [3] * 6 + [1, 4], 68.0), (2, [0] * 7 + [2], 20.0)):
+        x = functional.one_hot(torch.tensor(clips), 6).float()
+        first, picks = sample_in_turn(Cycle(), x, seconds, 5 * torch.eye(6), noise)
+        assert first.shape == (40, 6) and picks.shape == (40, 4)
+        assert torch.equal(first.argmax(-1), picks[:, 0])
+        steps = torch.cat([torch.full((40, 1), clips[-1]), picks], 1)
         moves = (steps[:, 1:] - steps[:, :-1]) % 6
-        assert torch.equal(moves, 1 + 2 * m + (noise[:, m, :, 0].T > 0).long())
+        assert torch.equal(moves, 1 + more + (noise[..., 0].T > 0).long())
         assert len(moves.unique(dim=0)) > 10                   # of 16 courses
 
 

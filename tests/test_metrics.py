@@ -134,7 +134,7 @@ def test_bootstrap_resamples_whole_groups_of_any_size():
     groups = torch.arange(300).repeat_interleave(size) * 13 - 5
     d = shared.repeat_interleave(size)
     b = 10 * random(len(d), seed=1)
-    mean, low, high = paired_bootstrap(b + d, b, groups=groups)
+    mean, low, high = paired_bootstrap(b + d, b, groups)
     value, many = shared.numpy(), size.numpy()
     rng, slow = np.random.default_rng(0), []
     for _ in range(2000):
@@ -144,12 +144,12 @@ def test_bootstrap_resamples_whole_groups_of_any_size():
     width = np.quantile(slow, .975) - np.quantile(slow, .025)
     assert (low, high) == pytest.approx(np.quantile(slow, [.025, .975]), abs=.08 * width)
     mixed = torch.randperm(len(d), generator=torch.Generator().manual_seed(1))
-    again = paired_bootstrap(d[mixed], torch.zeros_like(d), groups=groups[mixed])
+    again = paired_bootstrap(d[mixed], torch.zeros_like(d), groups[mixed])
     assert again == pytest.approx((mean, low, high))
 
     error = 1.96 * d.std().item() / math.sqrt(len(d))
-    alone = paired_bootstrap(b + d, b)
+    each = torch.arange(len(d))
+    alone = paired_bootstrap(b + d, b, each)
     assert alone == pytest.approx((mean, mean - error, mean + error), abs=.12 * error)
-    assert paired_bootstrap(b + d, b) == alone                     # the seed decides
-    assert paired_bootstrap(b + d, b, seed=1) != alone
-    assert paired_bootstrap(torch.tensor([True]), torch.tensor([False])) == (1, 1, 1)
+    assert paired_bootstrap(b + d, b, each) == alone               # drawn from a seed
+    assert paired_bootstrap(torch.tensor([True]), torch.tensor([False]), each[:1]) == (1, 1, 1)

@@ -27,9 +27,8 @@ from torchvision.transforms import v2
 from torchvision.tv_tensors import Video
 
 from data import EPIC_FRAMES, EPIC_SECONDS, random_window, samples_of
-from evaluation.checks import require_width
 from evaluation.embedding import encode_samples, load_samples
-from evaluation.labeled import open_labeled
+from evaluation.labeled import open_labeled, require_width
 from files import listings
 from support.command import check, require, write_json
 from support.device import mixed_precision, pick_device, set_seed

@@ -1,0 +1,122 @@
+"""Rows of the tables of all tasks but forecasting.
+
+    classify    Sec. 4.2, Table 2        which step a clip shows
+    actions     Table 3, appendix B      which action of EPIC-Kitchens-100
+    activity    appendix C, Table A      which activity a video shows
+    infill      Sec. 3.1                 which step is missing, from those before and after it
+
+M samples of a task, N clips of each, Q Monte Carlo samples, S steps (the label set), D embedding.
+"""
+from collections import Counter
+
+import numpy as np
+import torch
+
+from data import CLIPS
+from diffusion import expectation
+from evaluation.inference import (draw_noise, predict_missing, read_clips, score_labels,
+                                  score_texts)
+from evaluation.metrics import (accuracy_rows, by_class, oracle_correct, paired_bootstrap, percent,
+                                topk_correct)
+from toy import grammar
+
+VIEWS = 10                # clips of an action; the released configuration's
+PLACES = "prior", "current", "future"             # the first step of a video, the others, the last
+
+
+def classify(model, source, samples, x, teacher, texts, settings):
+    """Step classification by the softmax averaged over 3 views, ours and the teacher's.
+
+    Args: x (M, 3, D), teacher: the same of the teacher, or None; texts (S, D).
+    """
+    y = torch.tensor([sample.label for sample in samples])
+    log_p = score_labels(model, x, None) if model.task else read_clips(model, x, texts)
+    p = {"ours": log_p.exp().mean(1).cpu(), "teacher": None}                   # (M, S)
+    if teacher is not None:
+        p["teacher"] = score_texts(teacher, texts, model.teacher_tau).exp().mean(1).cpu()
+    right = {name: topk_correct(scores, y, 1) for name, scores in p.items() if scores is not None}
+    rows = accuracy_rows({name: (scores, y) for name, scores in p.items()})
+    if settings.data == "toy":
+        for kind, steps in (("held_out", grammar.HELD_OUT),
+                            ("motion_only", sum(grammar.MOTION_ONLY, ()))):
+            of_kind = torch.isin(y, torch.tensor([grammar.STEP_ID[step] for step in steps]))
+            rows[kind] = {name: percent(hits[of_kind]) for name, hits in right.items()}
+    rows["ours_minus_teacher"] = None
+    if teacher is not None and not settings.features:
+        rows["ours_minus_teacher"] = [100 * value for value in paired_bootstrap(
+            right["ours"], right["teacher"], torch.tensor([sample.video for sample in samples]))]
+    rows["by_class"] = by_class(right["ours"], y, p["ours"].shape[1])
+    return rows
+
+
+def activity(model, source, samples, x, teacher, texts, settings):
+    """Activity classification, as `classify`: the classifier on h's zero-noise prediction."""
+    y = torch.tensor([sample.label for sample in samples])
+    zeros = torch.zeros(len(x), 1, model.dim)
+    log_p = predict_missing(model, x, texts, zeros, settings.batch)[:, 0]      # (M, S)
+    return accuracy_rows({"ours": (log_p, y)})
+
+
+def actions(model, source, samples, x, teacher, texts, settings):
+    """Table 3: actions of V = 97 verbs and U = 300 nouns.
+
+    The softmax is averaged over VIEWS clips of 2 s spread over the action, x (M, VIEWS, D). An
+    action is right if verb and noun are; its top 5 are the pairs with the largest p(verb) p(noun).
+    All rows are None without labels (the test list).
+    """
+    verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(x))    # (M, V), (M, U)
+    if samples[0].label[0] is None:
+        rows = accuracy_rows(dict.fromkeys(["verb", "noun"], (None, None)))
+        return rows | {name: rows[name] | {"action": None} for name in ("top1", "top5")}
+    v, u = torch.tensor([sample.label for sample in samples]).T                # (M,) each
+    rows = accuracy_rows({"verb": (verb, v), "noun": (noun, u)})
+    parts = [column.split(256) for column in (verb, noun, v * noun.shape[1] + u)]
+    for k in (1, 5):
+        rows[f"top{k}"]["action"] = percent(torch.cat([
+            topk_correct((p[:, :, None] * q[:, None]).flatten(1), pair, k)
+            for p, q, pair in zip(*parts)]))
+    return rows
+
+
+def infill_rows(counts):
+    """Which clips are read to infill each step of videos with so many steps: nine around it.
+
+    Returns: rows (M, 9) int64, of all steps of all videos one after another; real (M, 9) bool,
+             False = padding; j (M, 1), the place of the missing step among the nine; kind (M,), of
+             PLACES.
+    """
+    found, first = [], 0
+    for count in counts:
+        for k in range(count):
+            begin = min(max(k - CLIPS // 2, 0), max(count - CLIPS, 0))
+            place = begin + np.arange(CLIPS)
+            found.append((first + np.minimum(place, count - 1), place < count, [k - begin],
+                          0 if k == 0 else 2 if k == count - 1 else 1))
+        first += count
+    return tuple(torch.from_numpy(np.array(column)) for column in zip(*found))
+
+
+def infill(model, source, samples, x, teacher, texts, settings):
+    """Each step of a video from all the others, x (M, 1, D).
+
+    Videos of which only a part could be read are left out, and not counted as evaluated.
+    """
+    whole = [i for i, sample in enumerate(samples)
+             if source.videos[sample.video].name not in source.unreadable]
+    x, samples = x[whole], [samples[i] for i in whole]
+    rows, real, j, kind = infill_rows(Counter(sample.video for sample in samples).values())
+    y = torch.tensor([sample.label for sample in samples])
+    observed = real & (torch.arange(CLIPS) != j)                               # (M, 9)
+    noise = draw_noise(len(y), (settings.samples, 1, model.dim), settings.seed)
+
+    def predict(noise):
+        return predict_missing(model, x[rows, 0], texts, noise, settings.batch, (observed, j))
+
+    zero = predict(torch.zeros_like(noise[:, :1]))[:, 0, 0]                    # (M, S)
+    many = predict(noise)[:, :, 0]                                             # (M, Q, S)
+    right = topk_correct(zero, y, 1)
+    return {"evaluated": len(y),
+            "top1": {"zero_noise": percent(right),
+                     "expectation": percent(topk_correct(expectation(many), y, 1)),
+                     "oracle": percent(oracle_correct(many.argmax(-1), y))},
+            "by_position": [percent(right[kind == place]) for place in range(len(PLACES))]}
