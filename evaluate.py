@@ -68,12 +68,12 @@ def main(settings):
     from evaluation.table import print_table
     from evaluation.tasks import VIEWS, actions, activity, classify, infill
     from files.listings import epic_split
-    from support.device import pick_device, set_seed
+    from support.device import pick_device
     from weights.checkpoint import load_model
 
     # 1. The checkpoint, the videos, and the texts of their label set.
     began = time.perf_counter()
-    set_seed(settings.seed)
+    torch.manual_seed(settings.seed)
     if settings.task == "features":
         return write_features(settings)
     device = pick_device(settings.device)

@@ -128,8 +128,6 @@ class FinetuneSettings(LabeledSettings):
 
 def main(settings):
     """Pre-training (Sec. 3.2): SGD and AdamW on clips, then h alone on cached embeddings."""
-    import time
-
     import torch
 
     from data import missing_clips, pick
@@ -141,39 +139,37 @@ def main(settings):
     from training.pretrain import Pretraining
 
     parallel.start(settings.device)
-    began = time.perf_counter()
-    with Pretraining(settings) as run:                         # data, teacher, model, resuming
-        model, levels = run.model, len(run.model.alpha_bar)
-        zeros = 1.0 if settings.order == "mask" else 0.5       # share of queries with x_j^T = 0
-        for stage in run.stages:
-            optimizer = run.make_optimizer(stage)              # SGD, then AdamW
-            for batch in run.batches(stage, optimizer):
-                with mixed_precision(run.device):
-                    x = run.encode(batch)                                          # x_i = f(v_i)
-                    targets = soft_targets(batch.features, model.phrases, model.teacher_tau)
-                    j = missing_clips(batch.real, batch.missing, batch.last)
-                    observed = batch.real.scatter(1, j, False)
-                    xe = xe_loss(match(x, model.phrases, model.tau), targets, observed)    # Eq. 8
-                    mse = mc = x.new_zeros(())
-                    if model.denoiser is not None:                     # None with --order none
-                        xj = pick(x, j).detach()                                       # x_j^0
-                        z0 = model.standardize(xj)
-                        t = torch.randint(levels, j.shape[:1], device=j.device)        # t ~ U[1, T]
-                        zt = add_noise(z0, torch.randn_like(z0), model.alpha_bar[t])   # Eq. 2
-                        zt, t = start_from_zero(zt, t, levels, zeros)
-                        z_hat = model.denoise(zt, x, observed, j, t)                   # Eq. 5
-                        x_hat = model.standardize.inverse(z_hat)
-                        mse = mse_loss(x_hat, xj)                                      # Eq. 9
-                        mc = mc_loss(match(x_hat, model.phrases, model.tau),
-                                     pick(targets, j))                                 # Eq. 10
-                    loss = xe + mse + mc                                               # Eq. 7
-                model.zero_grad()
-                loss.backward()
-                parallel.average_gradients(optimizer)
-                run.clip_gradient_of_f()
-                optimizer.step()
-                run.log(batch.real.sum(), loss=loss, xe=xe, mse=mse, mc=mc)
-    print(f"{settings.out}/checkpoint.pt: {run.total} steps, {time.perf_counter() - began:.0f} s")
+    run = Pretraining(settings)                            # data, teacher, model, resuming
+    model, levels = run.model, len(run.model.alpha_bar)
+    zeros = 1.0 if settings.order == "mask" else 0.5       # share of queries with x_j^T = 0
+    for stage in run.stages:
+        optimizer = run.make_optimizer(stage)              # SGD, then AdamW
+        for batch in run.batches(stage, optimizer):
+            with mixed_precision(run.device):
+                x = run.encode(batch)                                          # x_i = f(v_i)
+                targets = soft_targets(batch.features, model.phrases, model.teacher_tau)
+                j = missing_clips(batch.real, batch.missing, batch.last)
+                observed = batch.real.scatter(1, j, False)
+                xe = xe_loss(match(x, model.phrases, model.tau), targets, observed)    # Eq. 8
+                mse = mc = x.new_zeros(())
+                if model.denoiser is not None:                     # None with --order none
+                    xj = pick(x, j).detach()                                       # x_j^0
+                    z0 = model.standardize(xj)
+                    t = torch.randint(levels, j.shape[:1], device=j.device)        # t ~ U[1, T]
+                    zt = add_noise(z0, torch.randn_like(z0), model.alpha_bar[t])   # Eq. 2
+                    zt, t = start_from_zero(zt, t, levels, zeros)
+                    z_hat = model.denoise(zt, x, observed, j, t)                   # Eq. 5
+                    x_hat = model.standardize.inverse(z_hat)
+                    mse = mse_loss(x_hat, xj)                                      # Eq. 9
+                    mc = mc_loss(match(x_hat, model.phrases, model.tau),
+                                 pick(targets, j))                                 # Eq. 10
+                loss = xe + mse + mc                                               # Eq. 7
+            model.zero_grad()
+            loss.backward()
+            parallel.average_gradients(optimizer)
+            run.clip_gradient_of_f()
+            optimizer.step()
+            run.log(batch.real.sum(), loss=loss, xe=xe, mse=mse, mc=mc)
 
 
 def finetune(settings):

@@ -4,16 +4,14 @@ A command declares its flags as a frozen dataclass, `class Flags(Settings)`, wit
 beside its `main(settings)`. Nothing here imports torch, so `--help` answers at once.
 """
 import argparse
-import functools
 import io
 import json
 import logging
 import os
-import shutil
 import sys
 import warnings
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from math import inf
 from pathlib import Path
 
@@ -24,7 +22,7 @@ PICTURES = (".png", ".pdf", ".svg")                            # kinds of files 
 
 
 # --- Flags ---
-def opt(help, default=MISSING, group=RUN, *, choices=None, low=-inf, high=inf, above=-inf,
+def opt(help, default, group=RUN, *, choices=None, low=-inf, high=inf, above=-inf,
         data=(), task=(), file=None, folder=False, alias=None, flag=True, required=False):
     """One flag: a field of a Settings class. Its help states effect and unit.
 
@@ -37,16 +35,15 @@ def opt(help, default=MISSING, group=RUN, *, choices=None, low=-inf, high=inf, a
                   or a pipe or device of any name, such as /dev/stdout.
         folder:   a folder to be written, new or not.
         alias:    a second name of the flag.
-        flag:     False, or no default: a positional argument instead.
+        flag:     False: a positional argument instead.
         required: the flag must be given, although its default is None.
     """
     for name, kinds in (("data", data), ("task", task)):
         help += f" (--{name} {', '.join(kinds)})" if kinds else ""
     help += " (required)" if required else ""
-    return field(default=default, metadata=dict(help=help, group=group, choices=choices, low=low,
-                                                high=high, above=above, data=data, task=task,
-                                                file=file, folder=folder, alias=alias, flag=flag,
-                                                required=required))
+    return field(default=default, metadata=dict(
+        help=help, group=group, choices=choices, low=low, high=high, above=above, data=data,
+        task=task, file=file, folder=folder, alias=alias, flag=flag, required=required))
 
 
 def flag_of(name):
@@ -67,7 +64,7 @@ def check(good, name, value, need):
 
 @dataclass(frozen=True)
 class Settings:
-    """Base of all flags: checks what each `opt` declares, also where no command line is parsed."""
+    """Base of all flags. Checks what each `opt` declares; `parse` checks types and choices."""
 
     def __post_init__(self):
         self.require([f.name for f in fields(self) if f.metadata["required"]], "the command")
@@ -81,9 +78,6 @@ class Settings:
                         + [f"at most {high:g}"] * (high < inf) + ["finite"] * (f.type is float))
                 check(low <= value <= high and value > above and abs(value) < inf, f.name, value,
                       f"must be {' and '.join(need)}")
-            if declared["choices"]:
-                check(value in declared["choices"], f.name, value,
-                      f"must be one of {', '.join(declared['choices'])}")
             for other in ("data", "task"):
                 if declared[other] and getattr(self, other) not in declared[other]:
                     check(value == f.default, f.name, value, f"has no effect with --{other} "
@@ -124,26 +118,20 @@ def parse(cls, argv=None, command=""):
 
     command: what follows the program's name and chose cls; --help shows it.
     """
-    places = [f"[{f.name}]" if f.default is not MISSING else f.name for f in fields(cls)
-              if f.default is MISSING or not f.metadata["flag"]]
+    places = [f"[{f.name}]" for f in fields(cls) if not f.metadata["flag"]]
     usage = " ".join(["%(prog)s", *command.split(), *places, "[flags]"])
-    parser = Parser(program_name(), usage, cls.__doc__, allow_abbrev=False,
-                    formatter_class=functools.partial(
-                        argparse.HelpFormatter, max_help_position=28,
-                        width=min(shutil.get_terminal_size().columns, 100) - 2))
-    used = {f.metadata["group"] for f in fields(cls)}
-    groups = {name: parser.add_argument_group(name) for name in GROUPS if name in used}
+    parser = Parser(program_name(), usage, cls.__doc__, allow_abbrev=False)
+    groups = {name: parser.add_argument_group(name) for name in GROUPS}
     for f in fields(cls):                              # never type=bool: bool("False") is True
-        declared, optional = f.metadata, f.default is not MISSING
-        help = declared["help"] + (f" (default: {f.default})" if optional
-                                   and f.default not in (None, False) else "")
+        declared, help = f.metadata, f.metadata["help"]
+        if f.default not in (None, False):
+            help += f" (default: {f.default})"
+        if not declared["flag"]:
+            parser.add_argument(f.name, nargs="?", type=f.type, default=f.default, help=help)
+            continue
         kind = {"action": argparse.BooleanOptionalAction} if f.type is bool else {
             "type": f.type, "choices": declared["choices"],
             "metavar": None if declared["choices"] else f.type.__name__.upper()}
-        if not optional or not declared["flag"]:
-            parser.add_argument(f.name, help=help, type=f.type, choices=declared["choices"],
-                                **{"nargs": "?", "default": f.default} if optional else {})
-            continue
         names = [flag_of(name) for name in (f.name, declared["alias"]) if name]
         groups[declared["group"]].add_argument(*names, dest=f.name, default=f.default, help=help,
                                                **kind)
@@ -162,9 +150,7 @@ def run(main, cls, argv=None, command=""):
     143; without a line if nobody reads the output any more, with 141. A bug keeps its traceback. Of
     several processes started by torchrun only the first prints.
     """
-    less = [flag_of(name) for name in ("micro_batch", "batch", "workers")
-            if name in cls.__dataclass_fields__]
-    with ending(less):
+    with ending():
         settings = parse(cls, argv, command)
         if os.environ.get("RANK", "0") != "0":                 # tqdm reads it when it is imported
             os.environ["TQDM_DISABLE"], sys.stdout = "1", open(os.devnull, "w")

@@ -1,15 +1,11 @@
 """The process of a command: signals, errors, its hold on a folder, and how it ends."""
+import fcntl
 import os
 import signal
 import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:                                            # none on Windows
-    fcntl = None
 
 
 class BadInput(ValueError):
@@ -23,8 +19,9 @@ def program_name():
 
 # --- Signals and errors ---
 came = []                        # 130 for a Ctrl-C, 143 for a SIGTERM that ends the program
-locks = {}                       # (device, inode) of a folder: the descriptor of its lock
-MEMORY = "out of memory", "allocate memory", "not enough memory", "bad_alloc", "map segment"
+locks = {}                       # folder: the descriptor of its lock
+MEMORY = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "map segment",
+          "dataloader worker (pid")        # one that was killed
 
 
 def end_by_signal(number, frame):
@@ -49,23 +46,18 @@ def end_if_signaled():
         raise KeyboardInterrupt
 
 
-def explain(error, less):
-    """The line about what torch or Python may raise anywhere, too little memory say; None: a bug.
-
-    less: flags with which the command needs less memory.
-    """
-    text = (str(error).strip().splitlines() or [""])[-1]
-    if str(error).startswith("DataLoader worker (pid"):
-        return f"{error} It was reading ahead; if memory is short, use fewer --workers"
+def explain(error):
+    """The line about too little memory, which torch or Python may raise anywhere; None: a bug."""
+    text = str(error)
     if isinstance(error, MemoryError) or any(word in text.lower() for word in MEMORY):
-        return ": ".join(["out of memory", *filter(None, [". ".join(text.split(". ")[:2])])]) + (
-            f"; use a smaller {' or '.join(less)}" if less else "; it needs more")
+        return (f"{text or 'out of memory'}; if memory is short, use a smaller --micro-batch or "
+                "--batch, or fewer --workers, where the command has them")
     return None
 
 
 @contextmanager
-def ending(less=()):
-    """Within it errors and signals end the program as `command.run` says. less: see `explain`."""
+def ending():
+    """Within it errors and signals end the program as `command.run` says."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:     # as Ctrl-C is in background jobs
             signal.signal(number, end_by_signal)
@@ -74,35 +66,29 @@ def ending(less=()):
         yield
     except SystemExit as end:
         status = end.code
-    except (BrokenPipeError, KeyboardInterrupt) as error:
-        status = 130 if isinstance(error, KeyboardInterrupt) else 141
+    except KeyboardInterrupt:
+        status = 130
+    except BrokenPipeError:
+        status = 141
     except FloatingPointError as error:
         status, line = 1, error
     except (BadInput, OSError) as error:
         status, line = 2, error
     except Exception as error:
-        status, line = 2, explain(error, less)
+        status, line = 2, explain(error)
         if line is None and not came:
             raise
-    finally:
-        while locks:
-            os.close(locks.popitem()[1])
     if came:
-        status, line = came[0], None
-        came.clear()
+        status, line = came.pop(), None
     try:
         print(end="", flush=True)
-        broken = status == 141
-    except OSError as error:
-        broken = True
+    except OSError as error:               # Python would try again at its end, and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not status:
             status, line = (141, None) if isinstance(error, BrokenPipeError) else (2, error)
     with suppress(OSError):
         if line is not None:
             print(f"{program_name()}: error: {' '.join(str(line).split())}", file=sys.stderr)
-    if broken:                             # else Python tries again at its end, and complains
-        for descriptor in (1, 2):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
     if status is not None:
         sys.exit(status)
 
@@ -145,16 +131,16 @@ def lock(folder):
 
     Raises: BadInput if another process holds it. Where there are no such locks, nothing happens.
     """
-    place = os.stat(folder)
-    key = place.st_dev, place.st_ino
-    if fcntl is None or key in locks:
+    folder = os.path.realpath(folder)
+    if folder in locks:
         return
-    locks[key] = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(locks[key], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(locks.pop(key))
+        os.close(descriptor)
         raise BadInput(f"--out {folder}: another process is writing there; wait until it has "
                        "ended, or choose another folder") from None
     except OSError:                        # a network's disk without locks
         pass
+    locks[folder] = descriptor

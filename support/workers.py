@@ -24,7 +24,6 @@ def leave_group(worker):
     A terminal sends Ctrl-C to the main process's group. A lock would outlive a killed main process.
     """
     os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.excepthook = lambda *exception: None           # of a thread whose reader has ended
     while locks:
         os.close(locks.popitem()[1])
@@ -41,12 +40,11 @@ def prefetch(make, items, workers, title=None):
                                          collate_fn=functools.partial(attempt, make),
                                          worker_init_fn=leave_group,
                                          pin_memory=torch.cuda.is_available())
-    before = workers and signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         ahead = iter(loader)                           # a worker begins without Ctrl-C
     finally:
-        if workers:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     for made in tqdm(ahead, title, len(items), mininterval=1, disable=title is None):
         end_if_signaled()
         if isinstance(made, Exception):

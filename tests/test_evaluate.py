@@ -24,7 +24,7 @@ from evaluation.table import print_table
 from evaluation.tasks import classify
 from toy import grammar
 from train import TrainSettings
-from training.run import Run
+from training.run import Run, Stage
 from weights import checkpoint
 
 S, D, Q, SEED = len(grammar.STEPS), 16, 3, 2
@@ -356,8 +356,8 @@ def test_the_printed_table(capsys):
     assert "note: fewer than 30 samples" in capsys.readouterr().out
 
 
-def test_a_run_that_is_too_small_says_so(tmp_path, capsys):
-    """Catches: a model of three steps, or of five videos, without a word."""
-    for total, count, notes in ((9, 100, 1), (50, 15, 1), (50, 16, 0)):
-        Run(TrainSettings(out=tmp_path, batch=16), None, {}, 0, total, count)
+def test_a_run_that_is_too_small_says_so(capsys):
+    """Catches: a model of three steps without a word."""
+    for steps, notes in ((9, 1), (50, 0)):
+        Run(TrainSettings(), None, {}, [Stage("adamw", range(steps), 16, 1.0)], None)
         assert capsys.readouterr().out.count("note: ") == notes

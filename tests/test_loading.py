@@ -24,7 +24,7 @@ from support.workers import prefetch
 from toy.source import ToySource
 from train import TrainSettings
 from training.pretrain import Pretraining, load_step
-from training.run import Stage, Unreadable, videos_of_step
+from training.run import Run, Stage, videos_of_step
 from weights.checkpoint import load_model
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
@@ -118,7 +118,7 @@ class Batches(Pretraining):
 
     def __init__(self, source, settings):
         self.source, self.settings, self.device, self.first = source, settings, "cpu", 0
-        self.unreadable = Unreadable(source, settings, None)
+        self.unreadable = {}
         self.averaged = []
         self.model = SimpleNamespace(dim=2, encode=lambda clips: clips, standardize=SimpleNamespace(
             update=lambda *args: self.averaged.append(args)))
@@ -153,25 +153,23 @@ def test_a_batch_is_the_rows_of_its_videos(tmp_path, broken, workers):
         assert b == 6 - len({*broken} - {3}) and batch.missing == 1                  # 3: no clip
         assert not batch.last.any()
         assert torch.equal(run.averaged[-1][0], x) and run.averaged[-1][1] is batch.real
-    assert run.unreadable.reasons == {f"v{i}": f"v{i} is broken" for i in {*broken} - {3}}
+    assert run.unreadable == {f"v{i}": f"v{i} is broken" for i in {*broken} - {3}}
 
 
 def test_unreadable_videos_are_counted_and_named(tmp_path):
     """Catches: a video counted in every epoch, a reason lost, the file written at every step; the
-    share taken of the videos of one step; earlier names that are lost on resuming."""
+    share taken of the videos of one step."""
     path, settings = tmp_path / "unreadable.json", TrainSettings(out=tmp_path, max_unreadable=.05)
-    unreadable, named = Unreadable([None] * 40, settings, None), {}          # 2 of 40 are allowed
+    stage = Stage("adamw", range(50), 4)
+    run, named = Run(settings, None, {}, [stage], None), {}                 # 2 of 40 are allowed
     for failed in ({}, {"a": "cut off"}, {"a": "cut off"}, {"a": "cut off", "b": "no video"}):
         path.unlink(missing_ok=True)
         new, named = failed.keys() - named.keys(), named | failed
-        unreadable.add(failed)
-        assert unreadable.reasons == named and path.exists() == bool(new)
+        run.add_unreadable(failed, [None] * 40)
+        assert run.unreadable == named and path.exists() == bool(new)
     with pytest.raises(BadInput, match=r"3 of 40 .*--max-unreadable 0.05.*unreadable.json"):
-        unreadable.add({"c": "empty"})
+        run.add_unreadable({"c": "empty"}, [None] * 40)
     assert json.loads(path.read_text()) == named | {"c": "empty"}            # all are named
-    assert Unreadable([None], settings, {"step": 1}).reasons == named | {"c": "empty"}
-    path.write_text('{"a": "cu')
-    assert Unreadable([None], settings, {"step": 1}).reasons == {}
 
 
 # ---- whole videos ------------------------------------------------------------------------------

@@ -206,7 +206,7 @@ def test_sgd_comes_first_and_rates_rise_and_fall_within_a_stage(monkeypatch, tmp
     model, given = build(F).eval(), TrainSettings(out=tmp_path, lr=.2, order_lr=.3)
     f, h = ([*map(id, part.parameters())] for part in (model.encoder, model.denoiser))
     share = [min(1, (i + 1) / 3, (40 - i) / 38) for i in range(40)]      # 2 of 40 steps to warm up
-    run = SimpleNamespace(model=model, settings=given, resumed=None)
+    run = SimpleNamespace(model=model, settings=given)
     for name, kind, momentum, expected in (
             ("sgd", torch.optim.SGD, .9, [(f, .1), (h, .1)]),
             ("adamw", torch.optim.AdamW, None, [(f, .2), (h, .3)]),
@@ -218,9 +218,8 @@ def test_sgd_comes_first_and_rates_rise_and_fall_within_a_stage(monkeypatch, tmp
         assert [[*map(id, group["params"])] for group in groups] == [part for part, _ in expected]
         for group in groups:
             assert (group["lr"], group["weight_decay"], group.get("momentum")) == (0, .4, momentum)
-        with Run(given, model, {}, 10, 50, 1) as training:
-            for step, item in training.steps(stage, optimizer, range(40)):
-                assert step == 10 + item
-                rates.append([group["lr"] for group in groups])
+        for step, item in Run(given, model, {}, [stage], None).steps(stage, optimizer, range(40)):
+            assert step == 10 + item
+            rates.append([group["lr"] for group in groups])
         assert np.allclose(rates, np.outer(share, [peak for _, peak in expected]))
         assert model.training

@@ -64,10 +64,9 @@ class Tiny(pretrain.Pretraining):
     """Pre-training of `build` on Source, without a teacher or a checkpoint to begin with."""
 
     def __init__(self, settings, source, device, *stages):
-        self.source, self.device, self.stages, self.resumed = source, device, stages, None
-        self.unreadable = run.Unreadable(source, settings, None)
+        self.source, self.device = source, device
         with device:
-            run.Run.__init__(self, settings, build(), {}, 0, stages[-1].span.stop, len(source))
+            run.Run.__init__(self, settings, build(), {}, stages, None)
 
 
 def train_tiny(settings, *args):

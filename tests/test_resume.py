@@ -91,7 +91,7 @@ def at_step(step, place=0):
     return lambda *args: args[place] == step
 
 
-STEP = run, "set_seed"                                 # called in the middle of a step
+STEP = torch, "manual_seed"                            # called in the middle of a step
 # Of 9 steps, three in each stage. The second strike comes off the schedule of saving.
 SIGNALS = [(*STEP, at_step(1)), (*STEP, at_step(4)),
            (pretrain.Pretraining, "make_optimizer", lambda run, stage: stage.name == "order"),
@@ -102,8 +102,8 @@ READ = [(pretrain, "load_step", at_step(step, 3)) for step in (1, 4)] + [
 FINE_READ = [(embedding, "load_samples", 2)]
 # fault: what happens, the exit code, where in pre-training, where in fine-tuning
 FAULTS = {"kill": (signal.SIGKILL, -signal.SIGKILL, SIGNALS, [*FINE_READ, (*STEP, at_step(2))]),
-          "SIGTERM": (signal.SIGTERM, 143, SIGNALS, [*FINE_READ, (*STEP, at_step(0))]),
-          "Ctrl-C": (signal.SIGINT, 130, SIGNALS, [*FINE_READ, (*STEP, at_step(0))]),
+          "SIGTERM": (signal.SIGTERM, 143, SIGNALS, [*FINE_READ, (*STEP, at_step(2))]),
+          "Ctrl-C": (signal.SIGINT, 130, SIGNALS, [*FINE_READ, (*STEP, at_step(2))]),
           "full disk": (fill_disk, 2, SAVED, SAVED[:1]), "NaN": (poison, 1, SAVED, SAVED[:1]),
           "unreadable video": (lose_video, 2, READ, FINE_READ)}
 
@@ -189,9 +189,10 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(runs, how, capsys):
     assert Path("run", run.NEWEST).read_bytes() == left
 
 
-def test_damaged_rows_and_names_are_dropped_and_counted(runs, capsys):
+def test_damaged_rows_are_dropped_and_counted(runs, capsys):
     """Catches: a traceback for a list, a number, null or a bad byte; a row that was whole lost."""
     shutil.copytree(runs[COIN], "run")
+    os.replace("run/checkpoint_before.pt", "run/checkpoint.pt")        # a step is left
     path, bad = Path("run", "metrics.jsonl"), [
         b"3", b"null", b'{"step": "1"}', b'{"step": NaN}', b'{"step": 1, "loss": "\xff"}',
         b'{"step": 1, "l', b"["]
@@ -199,6 +200,3 @@ def test_damaged_rows_and_names_are_dropped_and_counted(runs, capsys):
     call("train.py", *COIN, "--out", "run", "--resume")
     assert same_run("run", runs[COIN])
     assert "7 damaged rows dropped" in capsys.readouterr().out
-    Path("run", "unreadable.json").write_text("[1]")
-    call("train.py", *COIN, "--out", "run", "--resume")
-    assert "unreadable.json: is damaged" in capsys.readouterr().out

@@ -17,7 +17,6 @@ with another. N clips of a sample, B samples per step, S classes, V verbs, U nou
 import functools
 import math
 import os
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -31,10 +30,9 @@ from evaluation.embedding import encode_samples, load_samples
 from evaluation.labeled import open_labeled, require_width
 from files import listings
 from support.command import check, require, write_json
-from support.device import mixed_precision, pick_device, set_seed
+from support.device import mixed_precision, pick_device
 from support.workers import prefetch
-from training.run import (Run, Stage, Unreadable, load_optimizer, prepare_run, report_missing,
-                          steps_done, videos_of_step)
+from training.run import Run, Stage, prepare_run, report_missing, videos_of_step
 from weights.checkpoint import build_model, load_model
 from weights.mvit import MViT
 
@@ -120,8 +118,6 @@ def set_up(settings):
     init, arguments, _ = load_model(settings.out if resumed else settings.init)
     check(settings.data != "epic" or not isinstance(init.encoder, MViT), "init", settings.init,
           "its encoder is MViT-v2, of a fixed number of frames; --data epic needs a TimeSformer")
-    require(not resumed or init.task == settings.task, f"--resume: the checkpoint in "
-            f"{settings.out} is not of --task {settings.task}; nothing to resume")
     check(not init.task or resumed, "init", settings.init,
           f"is fine-tuned already, for {init.task}; give a checkpoint of --stage pretrain")
     check(settings.task == "classify" or arguments["denoiser"], "init", settings.init,
@@ -134,7 +130,7 @@ def set_up(settings):
         require_width(init, given, settings.init)
     report_missing(source, settings)
     samples = labeled_samples(settings, source)
-    set_seed(settings.seed)
+    torch.manual_seed(settings.seed)
     model = init
     if not resumed:
         model, arguments = extend(init, arguments, settings, texts,
@@ -148,21 +144,21 @@ def make_optimizer(model, parts, lr):
     for part in (model.classifier, *parts):
         part.requires_grad_(True)
     trained = [p for p in model.parameters() if p.requires_grad]
-    print(f"{sum(p.numel() for p in trained):,} of {sum(p.numel() for p in model.parameters()):,} "
-          "parameters are trained")
-    return torch.optim.AdamW([{"params": trained, "peak": lr}], lr=0.0,
-                             weight_decay=WEIGHT_DECAY)
+    groups = [{"params": trained, "peak": lr}]
+    return torch.optim.AdamW(groups, lr=0.0, weight_decay=WEIGHT_DECAY)
 
 
 # --- Steps ---
-def load_actions(source, samples, rng):
-    """A clip from anywhere in each of some actions: cropped, flipped, augmented.
+def load_actions(source, samples, settings, step):
+    """One step's clips, each from anywhere in its action: cropped, flipped, augmented.
 
-    Args:    samples: [data.Sample, ...]; rng: numpy Generator, all randomness is from it.
+    All is drawn from (seed, step); in a worker, if there are any.
+
     Returns: data.Loaded, and labels (B, 2) int64 of the clips that could be read: verb, noun.
     """
-    drawn = []
-    for sample in samples:
+    rng, drawn = np.random.default_rng((settings.seed, 2, step)), []
+    for place in videos_of_step(step, len(samples), settings.batch, settings.seed):
+        sample = samples[place]
         start, end, _ = source.videos[sample.video].steps[sample.step]
         drawn.append(replace(sample, windows=random_window(start, end, EPIC_SECONDS, rng)))
     loaded, read = load_samples(source, drawn, rng)
@@ -172,13 +168,6 @@ def load_actions(source, samples, rng):
         if loaded.requests:
             loaded = loaded._replace(clips=torch.stack([augment(clip) for clip in loaded.clips]))
     return loaded, torch.tensor([sample.label for sample in read], dtype=torch.int64).view(-1, 2)
-
-
-def load_step(source, samples, settings, step):
-    """`load_actions` of one step, drawn from (seed, step): in a worker, if there are any."""
-    rng = np.random.default_rng((settings.seed, 2, step))
-    chosen = videos_of_step(step, len(samples), settings.batch, settings.seed)
-    return load_actions(source, [samples[i] for i in chosen], rng)
 
 
 def mix(clips, labels, classes):
@@ -194,61 +183,55 @@ def mix(clips, labels, classes):
     return clips.as_subclass(torch.Tensor), target
 
 
-def action_loss(model, unreadable, item, device):
-    """Cross entropies of verb and noun of mixed clips, summed, and how many clips."""
-    loaded, labels = item
-    unreadable.add(loaded.failed)
-    if not len(labels):
-        return None, 0
-    clips, target = mix(loaded.clips.to(device), labels.to(device), model.classes)
+def action_loss(model, clips, labels):
+    """Cross entropies of verb and noun, summed, of clips (B, F, 3, H, W) that are mixed."""
+    clips, target = mix(clips, labels, model.classes)
     log_p = torch.cat(model.classify(model.encode(clips)), 1)                  # (B, V + U)
-    return -(target * log_p).sum(1).mean(), len(labels)
+    return -(target * log_p).sum(1).mean()
 
 
 def cached_loss(model, clips, labels):
-    """Cross entropy on embeddings (B, N, D), one view drawn to classify, and labels (B,); clips."""
+    """Cross entropy on embeddings (B, N, D), one view drawn to classify, with labels (B,)."""
     B, N, D = clips.shape
     if model.task == "classify":
         read = clips[torch.arange(B), torch.randint(N, (B,))]                  # (B, D)
     else:
         read = model.forecast_next(clips, clips.new_zeros(B, 1, D))[:, 0]
-    return functional.nll_loss(model.classify(read)[0], labels), B * N
+    return functional.nll_loss(model.classify(read)[0], labels)
 
 
 def finetune(settings):
     """`python train.py --stage finetune`: --epochs times all samples, a step is one update."""
     model, arguments, source, samples, device, resumed = set_up(settings)
-    if settings.data == "epic":                        # f is trained: clips are read every epoch
-        parts, unreadable = [model.encoder], Unreadable(source, settings, resumed)
-        make = functools.partial(load_step, source, samples, settings)
+    epic = settings.data == "epic"
+    if epic:                                           # f is trained: clips are read every epoch
+        parts, make = [model.encoder], functools.partial(load_actions, source, samples, settings)
     else:
         x, _, samples = encode_samples(model.eval(), source, samples, settings, device)
         if source.unreadable:
             write_json(settings.out / "unreadable.json", source.unreadable)
         y = torch.tensor([sample.label for sample in samples], device=device)
         parts = [] if settings.task == "classify" else [model.denoiser]
-    began, optimizer = time.perf_counter(), make_optimizer(model, parts, settings.lr)
-    if resumed:
-        load_optimizer(optimizer, resumed, settings.out)
-    count = len(samples)
+    optimizer, count = make_optimizer(model, parts, settings.lr), len(samples)
     steps = max(1, round(settings.epochs * max(count // settings.batch, 1)))
     stage = Stage("finetune", range(steps), settings.batch, settings.epochs)
     print(f"{count} samples, {steps} steps, on {device}")
-    first = steps_done(resumed, [stage], settings.out)
-    with Run(settings, model, arguments, first, steps, count) as run:
-        left = run.steps_left(stage)
-        items = prefetch(make, left, settings.workers) if settings.data == "epic" else left
-        for step, item in run.steps(stage, optimizer, items):
-            with mixed_precision(device):
-                if settings.data == "epic":
-                    loss, clips = action_loss(model, unreadable, item, device)
-                else:
-                    chosen = torch.from_numpy(videos_of_step(step, count, settings.batch,
-                                                             settings.seed))
-                    loss, clips = cached_loss(model, x[chosen], y[chosen])
-            if clips:
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                run.log(clips, loss=loss)
-    print(f"{settings.out}/checkpoint.pt: {steps} steps, {time.perf_counter() - began:.0f} s")
+    run = Run(settings, model, arguments, [stage], resumed)
+    left = run.steps_left(stage)
+    items = prefetch(make, left, settings.workers) if epic else left
+    for step, item in run.steps(stage, optimizer, items):
+        if epic:
+            loaded, labels = item
+            run.add_unreadable(loaded.failed, source)
+            if not len(labels):
+                continue
+            clips, labels, loss_of = loaded.clips.to(device), labels.to(device), action_loss
+        else:
+            chosen = videos_of_step(step, count, settings.batch, settings.seed)
+            clips, labels, loss_of = x[chosen], y[chosen], cached_loss
+        with mixed_precision(device):
+            loss = loss_of(model, clips, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.log(len(clips) if epic else clips.shape[:2].numel(), loss=loss)

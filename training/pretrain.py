@@ -24,13 +24,12 @@ from model import encode_parts
 from pseudo_labels import estimate_tau
 from support import parallel
 from support.command import BadInput, check, require
-from support.device import memory_of, mixed_precision, pick_device, send, set_seed
+from support.device import memory_of, mixed_precision, pick_device, send
 from support.workers import prefetch
 from toy import grammar, render
 from toy.source import ToySource, load_teacher
 from training.cache import CachedRows
-from training.run import (Run, Stage, Unreadable, load_optimizer, prepare_run, report_missing,
-                          steps_done, videos_of_step)
+from training.run import Run, Stage, prepare_run, report_missing, videos_of_step
 from weights.checkpoint import build_model, same_texts
 from weights.fill import fill, open_start
 from weights.teacher import open_teacher
@@ -66,7 +65,9 @@ def open_material(settings, encoder, device):
     if settings.data == "coin":
         source, texts = open_coin_features(settings.annotations, settings.features,
                                            settings.text_embeddings, "train")
-        tau = settings.teacher_tau or SHARPER * estimate_tau(some_clips(source), texts)
+        rng = np.random.default_rng(0)
+        some = [(video, source.pretrain_windows(video, rng)) for video in range(len(source))[:1000]]
+        tau = settings.teacher_tau or SHARPER * estimate_tau(source.load(some).clips, texts)
         return source, texts, {"tau": TAU, "teacher_tau": tau, "pixels": None, "witness": None}
     phrases = load_phrases(settings.phrases) if settings.phrases else grammar.PHRASES
     if settings.data == "howto100m":
@@ -85,13 +86,6 @@ def open_material(settings, encoder, device):
         "witness": phrases[0]}
 
 
-def some_clips(source, videos=1000):
-    """Clips (C, D) of the first videos of a features file."""
-    rng = np.random.default_rng(0)
-    return source.load([(video, source.pretrain_windows(video, rng))
-                        for video in range(min(len(source), videos))]).clips
-
-
 def open_model(settings, resumed, device):
     """The model, how it is built (for its checkpoints), and the videos.
 
@@ -104,7 +98,7 @@ def open_model(settings, resumed, device):
     report_missing(source, settings)
     require(len(phrases.unique(dim=0)) > 1, f"{settings.phrases or settings.text_embeddings}: all "
             "texts are the same; at least two different ones are needed")
-    set_seed(settings.seed)
+    torch.manual_seed(settings.seed)
     denoiser = {**SIZES[size]["denoiser"], "clips": PIECES + settings.missing}
     arguments = {"encoder": encoder, "denoiser": denoiser, "order": settings.order, **arguments}
     model = build_model(phrases, **arguments).to(device)
@@ -115,7 +109,7 @@ def open_model(settings, resumed, device):
             model.load_state_dict(resumed["model"])
         except RuntimeError as error:
             raise BadInput(f"--resume: the checkpoint in {settings.out} does not fit this code: "
-                           f"{str(error).strip().splitlines()[-1].strip()}") from None
+                           f"{error}") from None
     elif start is not None:
         fill(settings.init, model, start)
     return model, arguments, source
@@ -208,21 +202,15 @@ class Pretraining(Run):
     def __init__(self, settings):
         check(settings.batch >= parallel.place()[1], "batch", settings.batch,
               f"{parallel.place()[1]} processes need a video each")
-        self.resumed = prepare_run(settings)
+        resumed = prepare_run(settings)
         self.device = pick_device(settings.device)
-        model, arguments, self.source = open_model(settings, self.resumed, self.device)
-        self.stages = plan_stages(settings, model, len(self.source))
-        self.unreadable = Unreadable(self.source, settings, self.resumed)
-        super().__init__(settings, model, arguments,
-                         steps_done(self.resumed, self.stages, settings.out),
-                         self.stages[-1].span.stop, len(self.source))
-        for stage in self.stages:
-            if self.resumed and self.resumed["stage"] == stage.name:
-                self.make_optimizer(stage)             # whether it fits, before anything begins
+        model, arguments, self.source = open_model(settings, resumed, self.device)
+        stages = plan_stages(settings, model, len(self.source))
+        super().__init__(settings, model, arguments, stages, resumed)
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(self.source)} "
               "videos, " + ", ".join(f"{len(stage.span)} steps {stage.name}"
-                                     for stage in self.stages) + f", on {self.device}")
-        if self.stages[0].name != "order":             # f is trained
+                                     for stage in stages) + f", on {self.device}")
+        if stages[0].name != "order":                  # f is trained
             print(plan_memory(settings, model, self.device))
 
     def make_optimizer(self, stage):
@@ -232,11 +220,9 @@ class Pretraining(Run):
         parts += [(self.model.denoiser, SGD_LR if sgd else settings.order_lr)]
         groups = [{"params": list(part.parameters()), "peak": rate} for part, rate in parts
                   if part is not None]
-        optimizer = (torch.optim.SGD(groups, lr=0.0, momentum=0.9, weight_decay=WEIGHT_DECAY)
-                     if sgd else torch.optim.AdamW(groups, lr=0.0, weight_decay=WEIGHT_DECAY))
-        if self.resumed and self.resumed["stage"] == stage.name:
-            load_optimizer(optimizer, self.resumed, settings.out)
-        return optimizer
+        if sgd:
+            return torch.optim.SGD(groups, lr=0.0, momentum=0.9, weight_decay=WEIGHT_DECAY)
+        return torch.optim.AdamW(groups, lr=0.0, weight_decay=WEIGHT_DECAY)
 
     def batches(self, stage, optimizer):
         """A Batch for each step left of a stage: logging, checkpoints and interrupts between."""
@@ -245,7 +231,7 @@ class Pretraining(Run):
             return
         if stage.name == "order":
             rows, failed = cache_rows(self.model, self.source, self.settings, self.device)
-            self.unreadable.add(failed)
+            self.add_unreadable(failed, self.source)
             self.model.standardize.fit(rows.x.to(self.device))
             for step, _ in self.steps(stage, optimizer, left):
                 rng = np.random.default_rng((self.settings.seed, 2, step))
@@ -257,7 +243,7 @@ class Pretraining(Run):
         items = prefetch(make, left, self.settings.workers)
         for _, (loaded, counts) in self.steps(stage, optimizer, items):
             for failed in parallel.gather_objects(loaded.failed):
-                self.unreadable.add(failed)
+                self.add_unreadable(failed, self.source)
             counts = [n for part in parallel.gather_objects(counts) for n in part]
             if counts:
                 yield self.clip_batch(loaded, counts)

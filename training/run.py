@@ -2,6 +2,7 @@
 import json
 import math
 import os
+import re
 import reprlib
 import subprocess
 import sys
@@ -15,8 +16,7 @@ from tqdm import tqdm
 
 from files.text import read_json
 from support import parallel
-from support.command import BadInput, check, require, write_json, write_text
-from support.device import set_seed
+from support.command import BadInput, check, require, write_atomically, write_json
 from support.process import Interrupts, lock
 from weights.checkpoint import build_ours, read_whole, save_checkpoint
 
@@ -24,6 +24,7 @@ NEWEST, BEFORE = "checkpoint.pt", "checkpoint_before.pt"         # the last two 
 MAY_CHANGE = "device", "out", "workers", "max_unreadable"        # when a run is resumed
 LOG_EVERY, SAVE_EVERY = 20, 500           # steps between two rows of metrics.jsonl, two checkpoints
 FEW_STEPS = 10                            # fewer teach nothing
+ROW = re.compile(rb'\{"step": (\d+)(, "\w+": (null|[-+.\de]+))+\}\n')           # of metrics.jsonl
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ def prepare_run(settings):
 
     Returns: the content of the checkpoint to resume from, or None.
     """
-    config = {name: value if isinstance(value, (int, float, str, type(None))) else str(value)
-              for name, value in asdict(settings).items() if name != "resume"}
+    config = json.loads(json.dumps(asdict(settings), default=str))
+    del config["resume"]
     path = settings.out / "config.json"
     if parallel.is_first():
         settings.out.mkdir(parents=True, exist_ok=True)
@@ -68,33 +69,23 @@ def prepare_run(settings):
 
 def last_checkpoint(out):
     """A run's newest checkpoint, whole and finite; the one before if it is damaged or missing."""
-    path, reason = out / NEWEST, None
+    path = out / NEWEST
     try:
         content = read_whole(path)
-    except BadInput as error:
-        if not (out / BEFORE).exists():
-            raise
-        reason = error if path.exists() else f"{path}: is missing"
+    except BadInput:
         path = out / BEFORE
+        if not path.exists():
+            raise
         content = read_whole(path)
     require(type(content.get("step")) is int and {"stage", "optimizer"} <= content.keys(),
             f"{path}: was not saved by a training run; nothing to resume")
     content["model"] = build_ours(path, content).state_dict()
-    if reason:
-        print(f"{reason}; going on from {BEFORE}, step {content['step']}")
+    if path.name == BEFORE:
+        print(f"{out / NEWEST}: missing or damaged; going on from {BEFORE}, step {content['step']}")
         parallel.gather_objects(None)                  # all processes have read it
         if parallel.is_first():
             os.replace(path, out / NEWEST)
     return content
-
-
-def steps_done(resumed, stages, out):
-    """The checkpoint's step, or 0; BadInput if that step belongs to another stage, or to none."""
-    step, name = (resumed["step"], resumed["stage"]) if resumed else (0, None)
-    require(not resumed or [name] == [stage.name for stage in stages if step - 1 in stage.span],
-            f"--resume: the checkpoint in {out} is of step {step}, stage {reprlib.repr(name)}, "
-            "which this run does not have; were videos added or removed since?")
-    return step
 
 
 def load_optimizer(optimizer, resumed, out):
@@ -113,7 +104,7 @@ def load_optimizer(optimizer, resumed, out):
 
 
 def versions():
-    """What the run was made with: versions of python, torch and numpy, and the commit."""
+    """Versions of python, torch and numpy, and the commit."""
     try:
         commit = subprocess.run(["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
                                 capture_output=True, text=True, check=False).stdout.strip() or None
@@ -131,48 +122,14 @@ def report_missing(source, settings):
         write_json(settings.out / "missing.json", source.missing)
 
 
-class Unreadable:
-    """Videos of a source that could not be read so far, {id: reason}, also in unreadable.json."""
-
-    def __init__(self, source, settings, resumed):
-        self.source, self.settings, self.reasons = source, settings, {}
-        self.path = settings.out / "unreadable.json"
-        if resumed and self.path.exists():
-            try:
-                self.reasons |= read_json(self.path, "{id: reason}")
-            except (TypeError, ValueError):            # of read_json too; they will fail again
-                print(f"{self.path}: is damaged; the videos that cannot be read are counted again")
-
-    def add(self, failed):
-        """Add {id: reason}; BadInput if there are too many."""
-        if failed.keys() <= self.reasons.keys():
-            return
-        self.reasons |= failed
-        if parallel.is_first():
-            write_json(self.path, self.reasons)
-        most = self.settings.max_unreadable
-        require(len(self.reasons) <= most * len(self.source), f"{len(self.reasons)} of "
-                f"{len(self.source)} videos cannot be read, more than --max-unreadable {most}; see "
-                f"{self.path}")
-
-
-def parse_row(line):
-    """A line of metrics.jsonl -> {"step": number, name: number or null}; None if it is damaged."""
-    try:
-        row = json.loads(line.decode())
-        values = [value for name, value in row.items() if name == "step" or value is not None]
-        return row if type(row["step"]) is int and all(map(math.isfinite, values)) else None
-    except (ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError):
-        return None
-
-
 def drop_later_rows(path, step):
     """Drop the rows of metrics.jsonl after the checkpoint's step, and the damaged ones."""
-    rows = list(map(parse_row, path.read_bytes().splitlines() if path.exists() else []))
-    if None in rows:
-        print(f"{path}: {rows.count(None)} damaged rows dropped")
-    write_text(path, "".join(json.dumps(row) + "\n" for row in rows
-                             if row and row["step"] <= step))
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    rows = list(filter(None, map(ROW.fullmatch, lines)))
+    if len(rows) < len(lines):
+        print(f"{path}: {len(lines) - len(rows)} damaged rows dropped")
+    write_atomically(path, lambda file: file.writelines(row[0] for row in rows
+                                                        if int(row[1]) <= step))
 
 
 # --- The loop ---
@@ -197,30 +154,25 @@ class Run:
 
     Args:
         arguments: how the model is built, for its checkpoints.
-        first:     number of steps that are done already; later rows of metrics.jsonl are dropped.
-        total:     number of steps of all stages.
-        count:     number of videos (or samples) in an epoch.
+        stages:    [Stage, ...], one after another.
+        resumed:   the content of the checkpoint to resume from, or None.
+    Raises: BadInput if the checkpoint is not of one of these stages.
     """
 
-    def __init__(self, settings, model, arguments, first, total, count):
+    def __init__(self, settings, model, arguments, stages, resumed):
         self.settings, self.model, self.arguments = settings, model, arguments
-        self.first, self.total, self.clips = first, total, 0
-        if total < FEW_STEPS or count < settings.batch:
-            print(f"note: {total} steps on {count} videos or samples, --batch {settings.batch}: "
-                  "too few to learn anything; good for trying out alone")
-
-    def __enter__(self):
-        path = self.settings.out / "metrics.jsonl" if parallel.is_first() else Path(os.devnull)
-        if parallel.is_first():
-            drop_later_rows(path, self.first)
-        self.metrics = open(path, "a", encoding="utf-8")
-        self.bar = tqdm(total=self.total, initial=self.first, desc="train", mininterval=1)
-        self.began = time.perf_counter()
-        return self
-
-    def __exit__(self, *exception):
-        self.bar.close()
-        self.metrics.close()
+        self.stages, self.resumed = stages, resumed
+        self.first, name = (resumed["step"], resumed["stage"]) if resumed else (0, None)
+        require(not resumed or [name] == [stage.name for stage in stages
+                                          if self.first - 1 in stage.span],
+                f"--resume: the checkpoint in {settings.out} is of step {self.first}, stage "
+                f"{reprlib.repr(name)}, which this run does not have; were videos added or removed "
+                "since?")
+        self.clips, self.began = 0, time.perf_counter()
+        self.unreadable = {}               # {id: reason}; after resuming all of them fail again
+        if stages[-1].span.stop < FEW_STEPS:
+            print(f"note: {stages[-1].span.stop} steps of --batch {settings.batch} are too few to "
+                  "learn anything; good for trying out alone")
 
     def steps_left(self, stage):
         """range of the stage's steps that are not done."""
@@ -230,24 +182,44 @@ class Run:
         """Yield (step, item) for the steps left of a stage; the caller calls `log` in each.
 
         An exception in the caller's loop closes this generator, and so ends its hold on signals.
-
         optimizer: its groups have a peak learning rate, "peak"; items: one for each step left.
         """
+        left = self.steps_left(stage)
+        if self.resumed and self.resumed["stage"] == stage.name:
+            load_optimizer(optimizer, self.resumed, self.settings.out)
+        if parallel.is_first():
+            drop_later_rows(self.settings.out / "metrics.jsonl", left.start)
         self.model.train()
         self.optimizer = optimizer
-        with Interrupts() as interrupts:
-            for item, step in zip(items, self.steps_left(stage), strict=True):
-                in_stage = step - stage.span.start
+        pairs = tqdm(zip(items, left, strict=True), stage.name, len(stage.span),
+                     initial=left.start - stage.span.start, mininterval=1)
+        with Interrupts() as interrupts, pairs:
+            for item, step in pairs:
+                share = schedule(step - stage.span.start, len(stage.span))
                 for group in optimizer.param_groups:
-                    group["lr"] = group["peak"] * schedule(in_stage, len(stage.span))
-                set_seed(self.settings.seed * 1_000_003 + step)
+                    group["lr"] = group["peak"] * share
+                torch.manual_seed(self.settings.seed * 1_000_003 + step)
                 self.terms = {}                        # a step without a clip learns nothing
                 yield step, item
-                self.bar.update()
                 status = max(parallel.gather_objects(interrupts.status))
                 self.record(stage, step + 1, status != 0)
                 if status:
                     sys.exit(status)
+        if stage is self.stages[-1]:
+            print(f"{self.settings.out}/{NEWEST}: {stage.span.stop} steps, "
+                  f"{time.perf_counter() - self.began:.0f} s")
+
+    def add_unreadable(self, failed, source):
+        """Add {id: reason} of videos to unreadable.json; BadInput if there are too many."""
+        if failed.keys() <= self.unreadable.keys():
+            return
+        self.unreadable |= failed
+        path, most = self.settings.out / "unreadable.json", self.settings.max_unreadable
+        if parallel.is_first():
+            write_json(path, self.unreadable)
+        require(len(self.unreadable) <= most * len(source), f"{len(self.unreadable)} of "
+                f"{len(source)} videos cannot be read, more than --max-unreadable {most}; see "
+                f"{path}")
 
     def log(self, clips, **terms):
         """What the step read, how many clips, and its losses by name: "loss" and its parts."""
@@ -265,13 +237,14 @@ class Run:
             return
         values = {name: float(value.detach()) for name, value in self.terms.items()}
         loss = values.get("loss", 0.0)
-        if logs and values and math.isfinite(loss):    # null: a term that the stage does not have
+        if logs and values and math.isfinite(loss) and parallel.is_first():
             epoch = stage.epochs * (done - stage.span.start) / len(stage.span)
-            row = {"step": done, "epoch": epoch,
+            row = {"step": done, "epoch": epoch,       # null: a term that the stage does not have
                    **dict.fromkeys(("loss", "xe", "mse", "mc")), **values,
                    "lr": self.optimizer.param_groups[-1]["lr"],
                    "clips_per_s": float(self.clips) / (time.perf_counter() - self.began)}
-            print(json.dumps(row), file=self.metrics, flush=True)
+            with open(out / "metrics.jsonl", "a", encoding="utf-8") as metrics:
+                print(json.dumps(row), file=metrics)
         if not (math.isfinite(loss) and all(p.isfinite().all() for p in self.model.parameters())):
             raise FloatingPointError(
                 f"step {done}, batch {done - 1} of --seed {self.settings.seed}, stage {stage.name}:"
