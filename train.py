@@ -29,61 +29,51 @@ HOWTO, NARRATED = ("howto100m",), ("toy", "howto100m")         # kinds of --data
 @dataclass(frozen=True)
 class TrainSettings(RunSettings):
     """Pre-train the encoder f and the denoiser h (paper, Sec. 3.2), without labels."""
-    stage: str = opt("finetune has flags of its own: --stage finetune --help", "pretrain", WHAT,
+    stage: str = opt("finetune has flags of its own", "pretrain", WHAT,
                      choices=("pretrain", "finetune"))
-    order: str = opt("how h models the order of steps: a diffusion; mask: one masked prediction; "
-                     "none: matching only (the paper's ablation)", "diffusion", WHAT,
+    order: str = opt("how h learns order: the paper's Table 4", "diffusion", WHAT,
                      choices=("diffusion", "mask", "none"))
-    encoder: str = opt("f: TimeSformer, or MViT-v2 (the paper's appendix)", "timesformer", WHAT,
+    encoder: str = opt("f; mvit: MViT-v2, the paper's Table D", "timesformer", WHAT,
                        choices=("timesformer", "mvit"))
-    size: str = opt("of f and h: paper, ViT-B on 8 frames of 224 x 224; small, 4 frames of 32 x "
-                    "32, as with --data toy", "paper", WHAT, choices=("small", "paper"),
-                    data=HOWTO)
-    init: Path = opt("start from these weights, as far as they fit: a run folder, a file of ours, "
-                     "TimeSformer, DistantSup or ProcedureVRL, a ViT of ImageNet; or timm: the one "
-                     "that the paper starts from, downloaded once", None, WHAT)
-    data: str = opt("toy: the embedded world, nothing needed; howto100m: videos with captions; "
-                    "coin: COIN.json with a features file, h alone", "toy", DATA,
+    size: str = opt("of f and h: ViT-B on 8 x 224 x 224, or 4 x 32 x 32", "paper", WHAT,
+                    choices=("small", "paper"), data=HOWTO)
+    init: Path = opt("start from a run, a checkpoint or published weights; or timm", None, WHAT)
+    data: str = opt("toy: the embedded world of toy/", "toy", DATA,
                     choices=("toy", "howto100m", "coin"))
     toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1)
     videos: Path = opt("folder of videos, ID.mp4 and the like", None, DATA, data=HOWTO)
-    captions: Path = opt("folder of ID.csv, ID.srt or ID.vtt, or caption.json", None, DATA,
+    captions: Path = opt("folder of ID.csv, ID.srt, ID.vtt; or caption.json", None, DATA,
                          data=HOWTO)
     ids: Path = opt("use only these videos: an id per line", None, DATA, data=HOWTO)
-    phrases: Path = opt("the pool: a phrase per line; default, in the embedded world, its own",
-                        None, DATA, data=NARRATED)
-    clip: str = opt("the teacher: open_clip model, or local-dir:DIR", "ViT-B-16-quickgelu", DATA,
+    phrases: Path = opt("pool, a phrase per line; default: the embedded world's", None, DATA,
+                        data=NARRATED)
+    clip: str = opt("teacher: open_clip model, or local-dir:DIR", "ViT-B-16-quickgelu", DATA,
                     data=HOWTO)
-    clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None, DATA,
+    clip_weights: str = opt("its weights: open_clip's tag, or a file; default: openai", None, DATA,
                             data=HOWTO)
-    teacher_features: Path = opt("folder of the teacher's features, a row a second: `data.py "
-                                 "teach` writes it; used where present", None, DATA, data=HOWTO)
-    augment: bool = opt("f sees a random square of every clip, mirrored in half of the draws; "
-                        "otherwise the middle one, as in evaluation", True, DATA, data=HOWTO)
+    teacher_features: Path = opt("folder of `data.py teach`, used where it has a video", None, DATA,
+                                 data=HOWTO)
+    augment: bool = opt("f sees random squares, half of them mirrored", True, DATA, data=HOWTO)
     annotations: Path = opt("COIN.json", None, DATA, data=COIN)
     features: Path = opt("npz of clip embeddings, one row per window", None, DATA, data=COIN)
     text_embeddings: Path = opt("npz of the classes' text embeddings", None, DATA, data=COIN)
-    targets: str = opt("soft targets from the teacher on the frames (vision, the paper), on what "
-                       "is said meanwhile (narration), or their mean (both, the release)",
-                       "vision", PAPER, choices=("vision", "narration", "both"), data=NARRATED)
-    teacher_tau: float = opt("temperature of the soft targets; smaller makes them sharper; default "
-                             "that of the teacher's own training (0.01 with CLIP); with a features "
-                             "file, 0.6 of the estimated one", None, PAPER, above=0)
-    sgd_epochs: float = opt("epochs of SGD, the first stage", 0.25, PAPER, low=0)
-    epochs: float = opt("epochs of AdamW, the second stage", 5.0, PAPER, low=0)
-    order_epochs: float = opt("epochs of AdamW on h alone, on cached embeddings", 80.0, PAPER,
-                              low=0)
-    missing: int = opt("the most clips that are missing together in that stage; the paper's 1; "
-                       "evaluate.py --horizon H needs H", 1, PAPER, low=1, high=3)
-    batch: int = opt("videos per step; the paper's 128", 16, PAPER, low=1)
-    lr: float = opt("peak learning rate of f with AdamW; the release's 5e-5", 2e-3, PAPER, above=0)
-    order_lr: float = opt("peak learning rate of h with AdamW", 3e-3, PAPER, above=0)
-    out: Path = opt("run folder: checkpoint.pt, config.json, metrics.jsonl", Path("runs/pretrain"),
-                    RUN, folder=True)
+    targets: str = opt("soft targets of frames, of speech, or both", "vision", PAPER,
+                       choices=("vision", "narration", "both"), data=NARRATED)
+    teacher_tau: float = opt("temperature of soft targets; default: the teacher's own", None, PAPER,
+                             above=0)
+    sgd_epochs: float = opt("epochs of SGD, first stage", 0.25, PAPER, low=0)
+    epochs: float = opt("epochs of AdamW, second stage", 5.0, PAPER, low=0)
+    order_epochs: float = opt("epochs of AdamW on h alone, last stage", 80.0, PAPER, low=0)
+    missing: int = opt("most clips that are missing together", 1, PAPER, low=1,
+                       high=3)
+    batch: int = opt("videos per step; the paper's is 128", 16, PAPER, low=1)
+    lr: float = opt("peak learning rate of f; release: 5e-5", 2e-3, PAPER, above=0)
+    order_lr: float = opt("peak learning rate of h", 3e-3, PAPER, above=0)
+    out: Path = opt("folder of checkpoint, config, metrics", Path("runs/pretrain"), RUN,
+                    folder=True)
     resume: bool = opt("continue from OUT/checkpoint.pt", False, RUN)
-    micro_batch: int = opt("clips that f encodes at once, its activations computed again for the "
-                           "gradients: a third more time, memory for so many; default: all, "
-                           "or as many as fit half of the device's memory", None, RUN, low=1)
+    micro_batch: int = opt("clips that f encodes at once; default: what memory allows", None, RUN,
+                           low=1)
 
     def __post_init__(self):
         super().__post_init__()

@@ -4,6 +4,7 @@ A command declares its flags as a frozen dataclass, `class Flags(Settings)`, wit
 beside its `main(settings)`. Nothing here imports torch, so `--help` answers at once.
 """
 import argparse
+import functools
 import io
 import json
 import logging
@@ -30,7 +31,7 @@ def opt(help, default, group=RUN, *, choices=None, low=-inf, high=inf, above=-in
         group:    heading in --help, one of GROUPS.
         low, high, above: the range allowed, low <= value <= high and value > above.
         data, task: those kinds of --data, or --task, with which the flag has an effect; refused
-                  with any other.
+                  and not in --help with any other.
         file:     a file to be written in an existing folder, with one of these suffixes (() any);
                   or a pipe or device of any name, such as /dev/stdout.
         folder:   a folder to be written, new or not.
@@ -38,8 +39,6 @@ def opt(help, default, group=RUN, *, choices=None, low=-inf, high=inf, above=-in
         flag:     False: a positional argument instead.
         required: the flag must be given, although its default is None.
     """
-    for name, kinds in (("data", data), ("task", task)):
-        help += f" (--{name} {', '.join(kinds)})" if kinds else ""
     help += " (required)" if required else ""
     return field(default=default, metadata=dict(
         help=help, group=group, choices=choices, low=low, high=high, above=above, data=data,
@@ -120,12 +119,21 @@ def parse(cls, argv=None, command=""):
     """
     places = [f"[{f.name}]" for f in fields(cls) if not f.metadata["flag"]]
     usage = " ".join(["%(prog)s", *command.split(), *places, "[flags]"])
-    parser = Parser(program_name(), usage, cls.__doc__, allow_abbrev=False)
+    parser = Parser(program_name(), usage, cls.__doc__, add_help=False, allow_abbrev=False,
+                    formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=36))
     groups = {name: parser.add_argument_group(name) for name in GROUPS}
+    kinds = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("data", "task"):
+        kinds.add_argument(f"--{name}", default=getattr(cls, name, None))
+    chosen, others = vars(kinds.parse_known_args(argv)[0]), set()
     for f in fields(cls):                              # never type=bool: bool("False") is True
         declared, help = f.metadata, f.metadata["help"]
         if f.default not in (None, False):
             help += f" (default: {f.default})"
+        for name, kind in chosen.items():
+            if kind and declared[name] and kind not in declared[name]:
+                help = argparse.SUPPRESS
+                others |= {f"--{name} {other}" for other in declared[name]}
         if not declared["flag"]:
             parser.add_argument(f.name, nargs="?", type=f.type, default=f.default, help=help)
             continue
@@ -135,6 +143,9 @@ def parse(cls, argv=None, command=""):
         names = [flag_of(name) for name in (f.name, declared["alias"]) if name]
         groups[declared["group"]].add_argument(*names, dest=f.name, default=f.default, help=help,
                                                **kind)
+    groups[RUN].add_argument("-h", "--help", action="help", help="this list")
+    if others:
+        parser.epilog = f"More flags: add --help to {', '.join(sorted(others))}."
     try:
         return cls(**vars(parser.parse_args(argv)))
     except BadInput as error:

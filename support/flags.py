@@ -8,20 +8,17 @@ from support.command import DATA, Settings, check, opt
 COIN, EPIC = ("coin",), ("epic",)                              # kinds of --data
 FEATURES = ("annotations", "features", "text_embeddings")      # a features file and what it needs
 CLIP = "ViT-B-16-quickgelu"                                    # the paper's teacher, in open_clip
-TEACHER = opt("open_clip model that embeds the steps' names, or local-dir:DIR; default that of the "
-              f"checkpoint's run, else {CLIP}", None, DATA)
-TEACHER_WEIGHTS = opt("open_clip's tag of its weights, or a file; default that of the checkpoint's "
-                      "run, else openai", None, DATA)
+TEACHER = opt("open_clip model, or local-dir:DIR; default: the run's teacher", None, DATA)
+TEACHER_WEIGHTS = opt("open_clip's tag, or a file; default: those of the run's teacher", None, DATA)
 
 
 @dataclass(frozen=True)
 class RunSettings(Settings):
     """Flags of every command that runs a model over videos."""
     seed: int = opt("of all that is random", 0, low=0, high=2 ** 32 - 1)
-    device: str = opt("auto: a CUDA GPU if there is one", "auto")
+    device: str = opt("cpu, cuda, cuda:1; auto: a GPU if there is one", "auto")
     workers: int = opt("processes that read videos ahead; 0: none", 0, low=0)
-    max_unreadable: float = opt("share of the videos found that may be unreadable", 0.05, low=0,
-                                high=1)
+    max_unreadable: float = opt("share of the videos that may be unreadable", 0.05, low=0, high=1)
 
 
 def adopt_teacher(settings, checkpoint):

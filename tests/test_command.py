@@ -85,7 +85,8 @@ def test_help_is_there_at_once(script, flags, tmp_path):
             "    print('HEAVY', sorted(heavy), 'STATUS', end.code)\n")
     began = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"})
+    assert script != "train.py" or flags or done.stdout.count("\n") < 40          # one screen
     assert time.perf_counter() - began < 3             # s; 0.1 is usual on an idle machine
     assert done.stdout.endswith("HEAVY [] STATUS 0\n") and done.stderr == "", done.stderr
     assert done.stdout.startswith("usage: ") and done.stdout.splitlines()[1] == ""
@@ -189,8 +190,6 @@ def test_values_arrive_with_their_types():
     assert parse(FinetuneSettings, ["--task", "activity", "--epochs", "2"]).epochs == 2
     with pytest.raises(BadInput, match="--samples 0"):           # without a command line
         EvaluateSettings(samples=0)
-    text = {f.name: f.metadata["help"] for f in fields(TrainSettings)}["teacher_tau"]
-    assert f"file, {pretrain.SHARPER} of the estimated one" in text
     assert pretrain.TAU == 0.02                                  # the paper's
 
 
