@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-CLIPS = 9                     # N: clips per video in pre-training, and positions of h
+CLIPS = 9                     # N: clips per video in pre-training; h has a position for each
 HISTORY, PIECES = 68.0, 8     # s of observed video in step forecasting, cut into so many clips
-CLIP_SECONDS = 9.0            # of a clip in pre-training and step classification
+CLIP_SECONDS = 9.0            # of a narrated clip, and of a clip to classify
 EPIC_FRAMES, EPIC_SECONDS = 32, 2.0                # of a clip of an action: 16 frames/s
 MIN_WORDS = 12                # a shorter sentence is joined with its neighbors
 STRIDE = 2                    # every second sentence gives a clip
@@ -78,8 +78,8 @@ class Loaded(NamedTuple):         # of a tuple a DataLoader pins the tensors: co
 def pad_clips(x, counts, clips):
     """(C, ...) rows of several videos -> (B, N, ...), padded with zeros, and which rows are real.
 
-    counts: (B,) int64, clips of each video, at most N = `clips`; their sum is C. No value of it is
-            read on the CPU: a GPU is not waited for.
+    counts: (B,) int64, clips of each video, at most N = `clips`; their sum is C. Its values
+            stay on the GPU, so the CPU does not wait for them.
     """
     n = torch.arange(clips, device=x.device)
     real = n < counts[:, None]                                                  # (B, N)

@@ -12,9 +12,9 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eqs. 2-5) and 3.3 (
     B videos (or samples), P missing clips (the paper's 1), T = 4 levels, D embedding.
 
 Embeddings of f have length 1, a large common part, and small differences. So Eq. 2 is applied to
-standardized embeddings, with mean 0 and variance 1 per coordinate, as latent diffusion scales its
-latents. x_j^T is then drawn from N(0, I), as in the paper. t counts from 0: level t is the paper's
-t + 1.
+standardized embeddings, as latent diffusion scales its latents: mean 0, and variance 1 on average
+over the coordinates. x_j^T is then drawn from N(0, I), as in the paper. t counts from 0: level t is
+the paper's t + 1.
 """
 import math
 

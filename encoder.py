@@ -16,7 +16,7 @@ Model: Bertasius et al., ICML 2021 (arXiv:2102.05095): TimeSformer, divided spac
     B clips, D = 512, F = 8 frames, H = W = 224 pixels, P = 196 patches of 16 x 16 pixels per frame,
     width = 768; S sequences of L tokens in one attention.
 
-Parameters have the names of the released TimeSformer, so released weights load without a map.
+Parameters have the names of the released TimeSformer, so released weights need another prefix only.
 The results equal the released forward's up to rounding. What is computed differently, for speed:
   - Patches and class token are two tensors. Patches are in (P, F) order, so that temporal attention
     needs no copy.

@@ -36,7 +36,7 @@ def match(x, phrases, tau):
         p(y_k | x) = exp(cos(x, y_k) / tau) / sum_l exp(cos(x, y_l) / tau)
 
     In float32 also under autocast: a cosine rounded to bfloat16 and divided by 0.02 would be off
-    by up to 0.2.
+    by up to 0.1.
 
     Args:    x (..., D), phrases (K, D), both normalized here; tau > 0, a number or (..., 1).
     Returns: (..., K) log probabilities, of at least float32.

@@ -2,8 +2,8 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
 
-The observed part is what h was trained on: the last 68 s before --at, cut into 8 windows. Its parts
-are in evaluation/prediction.py. In Python:
+The observed part is the last 68 s before --at, cut into 8 windows, as most rows of h's last stage
+of training are. The parts of this command are in evaluation/prediction.py. In Python:
 
     from predict import predict, table
     content = predict("video.mp4", steps=["crack egg", "melt butter", "pour oil"])
