@@ -18,7 +18,7 @@ import evaluate
 import predict
 import train
 from data import Loaded
-from experiments import benchmark, charts, reproduce, tour
+from experiments import benchmark, charts, reproduce, simulate, tour
 from files import commands, sources
 from files.annotations import training_split
 from support.command import run
@@ -26,6 +26,7 @@ from toy import teacher
 from toy.source import teacher_file
 
 SCRIPTS = {"benchmark.py": (benchmark.main, benchmark.BenchmarkSettings),
+           "simulate.py": (simulate.main, simulate.SimulateSettings),
            "tour.py": (tour.main, tour.TourSettings),
            "reproduce.py": (reproduce.main, reproduce.ReproduceSettings),
            "evaluate.py": (evaluate.main, evaluate.EvaluateSettings),

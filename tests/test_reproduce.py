@@ -4,13 +4,16 @@ import re
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import evaluate
 import train
 from commands import call, fails, struck
 from experiments import reproduce, runs, tables
 from experiments.tables import EVALUATIONS, RECIPES, TABLES
+from files.annotations import load_features
 from files.listings import load_phrases
 from support.command import parse
 from toy import grammar
@@ -196,3 +199,23 @@ def test_seen_and_novel_steps_by_loops():
     for novel, name in ((True, "novel"), (False, "seen")):
         assert tables.number_at({"by_class": values}, f"by_class.{name}") == pytest.approx(
             sum(groups[novel]) / len(groups[novel]))
+
+
+def test_simulated_features_lie_around_the_texts_of_their_steps():
+    """Catches: a window of another video's step, the mean text within a step, noise of another
+    length, a row that files.annotations would refuse."""
+    database = {name: {"subset": "testing", "recipe_type": 0, "duration": 20.0, "annotation": [
+        {"id": str(i), "segment": [4.0 * i, 4.0 * i + 4], "label": f"step {i}"}]}
+        for i, name in enumerate("ab", start=1)}
+    Path("COIN.json").write_text(json.dumps({"database": database}))
+    texts = np.random.default_rng(1).standard_normal((3, 400)).astype(np.float32)
+    np.savez("T.npz", names=np.array(list("xyz")), embeddings=texts)
+    call("simulate.py", "--annotations", "COIN.json", "--text-embeddings", "T.npz", "--noise",
+         "0.2", "--out", "F.npz")
+    texts = torch.nn.functional.normalize(torch.from_numpy(texts), dim=1)
+    file = load_features("F.npz")
+    for i, name in enumerate("ab"):
+        x = torch.from_numpy(file.embedding[file.nearest(name, np.arange(2., 20, 4))]).float()
+        for k, row in enumerate(x):
+            true = texts[i] if k == i + 1 else texts.mean(0)
+            assert abs(torch.cosine_similarity(row, true, dim=0) - 1 / 1.04 ** .5) < .01
