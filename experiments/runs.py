@@ -26,6 +26,8 @@ def commands(settings, folder, recipe, seed, evaluations):
                      if name in ("data", *COIN_FILES)}
     train = [ROOT / "train.py", "--resume", "--seed", seed]
     lines = [[*train, "--out", folder, *flags(common | RECIPES[recipe])]]
+    if any((folder / f"{name}.json").exists() for name in EVALUATIONS):        # it is trained
+        lines = []
     for evaluation in evaluations:
         task = dict(EVALUATIONS[evaluation])
         labels, checkpoint = task.pop("labels", None), folder
