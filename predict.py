@@ -111,7 +111,7 @@ def forecast(settings):
         steps = list(dict.fromkeys(row["step"] for row in following))[:keyframes.PAINTED]
         painted = keyframes.paint_steps(painter, observed.pictures[-1], steps, settings)
     if settings.figure:
-        charts.save(charts.plot_forecast(content, observed.pictures, painted), settings.figure)
+        charts.save(settings.figure, charts.plot_forecast, content, observed.pictures, painted)
     return content
 
 

@@ -1,13 +1,8 @@
 """How fast: `python -m experiments.benchmark --parts encoder,sampling,step,loader`.
 
-    part      what is measured
-    encoder   f, forward and forward + backward, versus plain softmax attention
-    sampling  M futures of a video versus the one of zero noise, and versus encoding its clips
-    step      the parts of a pre-training step on clips
-    loader    9 clips x 8 frames of one video, from its file and from its small copy
-
-The ways to be compared take turns, five rounds after one to warm up; times are medians, s of the
-clock. Precision is that of training. Weights and pixels are random: speed is the same.
+Each part is a function of speed.py. The ways that it compares take turns, five rounds after one to
+warm up; times are medians, s of the clock. Precision is that of training. Weights and pixels are
+random: speed is the same.
 """
 import os
 import tempfile
@@ -38,7 +33,7 @@ class BenchmarkSettings(Settings):
 
 
 def main(settings):
-    """Each part in a folder of its own, removed at its end; each table is printed at once."""
+    """Measure the parts, in a folder that is removed at the end; each table is printed at once."""
     import torch
 
     from experiments import speed
@@ -50,15 +45,15 @@ def main(settings):
                "cores": os.cpu_count(), "threads": torch.get_num_threads(),
                "torch": torch.__version__}
     result = {"machine": machine, "size": settings.size, "batch": settings.batch}
-    for part in settings.parts.split(","):
-        result[part] = {}
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
+        for part in settings.parts.split(","):
+            result[part] = {}
             for name, table in getattr(speed, part)(settings, device, Path(folder)):
                 result[part][name] = table
                 lines = [[row, *("-" if n is None else f"{n:.4g}" for n in columns.values())]
                          for row, columns in table.items()]
-                print(text_table([f"{part}: {name}", *next(iter(table.values()))], lines),
-                      flush=True)
+                header = [f"{part}: {name}", *next(iter(table.values()))]
+                print(text_table(header, lines), flush=True)
     print(machine)
     if settings.json:
         write_json(settings.json, result)

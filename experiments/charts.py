@@ -2,25 +2,25 @@
 
     python -m experiments.charts --run runs/pretrain                # the terms of the loss
 
-Only this file needs matplotlib. Sampled values are solid blue, true ones hatched.
+Only this file needs matplotlib. Forecasts are solid blue, true values hatched.
 """
-import functools
+import itertools
 import json
 import sys
 import textwrap
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median_high
+from statistics import mean, median_high
 
 from support.command import PICTURES, WHAT, BadInput, Settings, opt, quiet, run, write_atomically
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#007A5A", "#666666"     # Okabe and Ito's, darker
 TRUE = {"facecolor": "white", "edgecolor": "black", "hatch": "/////", "linewidth": 0.6}
-STYLE = {"font.size": 8, "axes.titlesize": 10, "axes.titlelocation": "left", "axes.labelsize": 9,
-         "xtick.labelsize": 8, "ytick.labelsize": 8, "legend.fontsize": 8, "legend.frameon": False,
-         "figure.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
-         "svg.fonttype": "none"}                                           # sizes in points
+STYLE = {"font.size": 8, "axes.titlelocation": "left", "axes.spines.top": False,
+         "axes.spines.right": False, "legend.frameon": False, "savefig.dpi": 125,
+         "svg.fonttype": "none", "text.parse_math": False}     # SVG with text; $ is no formula
 NEXT = 6                      # next steps that a figure has room for
 LEAVES = 7                    # futures that a figure has room for
 BOX = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE, "linewidth": 0.8}
@@ -40,15 +40,6 @@ def require():
     except ImportError:
         raise BadInput("figures need matplotlib: pip install matplotlib") from None
     return matplotlib
-
-
-def styled(draw):
-    """Decorator: within the function matplotlib draws in STYLE."""
-    @functools.wraps(draw)
-    def draw_in_style(*args):
-        with require().rc_context(STYLE):
-            return draw(*args)
-    return draw_in_style
 
 
 def new_figure(width, height):
@@ -74,13 +65,12 @@ def choose_fonts(figure):
               f"{chr(min(absent))}; the figure shows boxes", file=sys.stderr)
 
 
-@styled
-def save(figure, path):
-    """Write a figure in the format of the suffix, whole or not at all; text stays text in SVG."""
-    choose_fonts(figure)
-    kind = path.suffix[1:] or "png"
-    with quiet():                                      # matplotlib warns of each such letter
-        write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=125))
+def save(path, draw, *args):
+    """Write the figure of draw(*args) in the format of the suffix, whole or not at all."""
+    with require().rc_context(STYLE), quiet():         # matplotlib warns of each letter in no font
+        figure = draw(*args)
+        choose_fonts(figure)
+        write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:] or "png"))
 
 
 def percent(p):
@@ -89,31 +79,19 @@ def percent(p):
 
 
 def folded(text, width=15, lines=2):
-    """Text as a list of at most `lines` lines of `width` characters, ending in "..." if cut."""
-    wrapped = textwrap.wrap(text, width, max_lines=lines, placeholder=" ...")
-    return [line.replace("$", r"\$") for line in wrapped]             # $...$ would be a formula
+    """Text on at most `lines` lines of `width` characters, ending in "..." if cut."""
+    return "\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder=" ..."))
 
 
 def load_metrics(path):
     """The rows of a run's metrics.jsonl: dicts. BadInput if there are none."""
-    try:
+    with suppress(OSError, ValueError, AttributeError):        # the last: a row that is no dict
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: {type(error).__name__}; a run folder of train.py has such a "
-                       "file") from None
-    if not rows or any(not isinstance(row, dict) or {"step", "epoch", "lr"} - row.keys()
-                       for row in rows):
-        raise BadInput(f"{path}: no rows of steps; has the run logged a step yet?")
-    return rows
+        if rows and all(row.keys() >= {"step", "epoch", "lr"} for row in rows):
+            return rows
+    raise BadInput(f"{path}: missing, or no rows of steps; has the run of train.py logged one yet?")
 
 
-def smooth(values, width=5):
-    """Medians of up to `width` neighbors, fewer at the ends: list -> list."""
-    half = width // 2
-    return [median_high(values[max(i - half, 0):i + half + 1]) for i in range(len(values))]
-
-
-@styled
 def plot_training(rows):
     """Figure of the terms of the loss by step: medians of five rows, over the rows themselves.
 
@@ -127,13 +105,13 @@ def plot_training(rows):
         known = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
         if known:
             steps, values = zip(*known)
+            medians = [median_high(values[max(i - 2, 0):i + 3]) for i in range(len(values))]
             losses.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
-            losses.plot(steps, smooth(values), style, color=color, linewidth=1.6, label=label)
-    steps, rates = zip(*((row["step"], row["lr"]) for row in rows))
-    rate.plot(steps, rates, color="black", linewidth=1)
+            losses.plot(steps, medians, style, color=color, linewidth=1.6, label=label)
+    rate.plot([row["step"] for row in rows], [row["lr"] for row in rows], "k", linewidth=1)
     losses.set_ylabel("loss")
     rate.set(xlabel="step", ylabel="learning\nrate")
-    begins = [(a["step"] + b["step"]) / 2 for a, b in zip(rows, rows[1:])
+    begins = [(a["step"] + b["step"]) / 2 for a, b in itertools.pairwise(rows)
               if b["epoch"] < a["epoch"]]
     for axes in (losses, rate):
         for step in begins:
@@ -145,126 +123,112 @@ def plot_training(rows):
 
 
 # --- One forecast, as in Fig. 3: N windows, H steps of a future ---
-@styled
-def plot_forecast(content, pictures, painted=None):
+def plot_forecast(content, pictures, painted):
     """Figure: observed frames, next steps as bars, futures as a tree, key frames if there are any.
 
     Args:
         content:  predict.py's JSON content, with or without "truth".
         pictures: (N, 3, height, width) uint8, one of each window.
-        painted:  {step: (3, height, width) uint8} of keyframes.py, or None.
+        painted:  {step: (3, height, width) uint8} of keyframes.py.
     """
-    height, width = pictures.shape[2:]
-    sides = 2.7, 1.325 * max([4] + [len(future["steps"]) + 1 for future in content["futures"]])
-    rows = [(sum(sides) - 0.3) / len(pictures) * height / width + 0.8]
-    if content["next"]:
-        drawn = content["futures"][:LEAVES]
-        lines = max(len(folded(step)) for future in drawn for step in future["steps"])
-        rows.append(max(2.0, 0.3 + len(drawn) * (0.14 * lines + 0.28)))
-    rows += [2.2] * bool(painted)                                              # all in inches
-    figure = new_figure(sum(sides), sum(rows))
-    parts = figure.subfigures(len(rows), 1, height_ratios=rows, squeeze=False)[:, 0]
-    plot_strip(parts[0], content, pictures)
-    if content["next"]:
+    def shares(answer):
+        return {tuple(future["steps"]): future["share"] for future in answer["futures"]}
+    clips, futures = content["clips"], shares(content)
+    truth = content.get("truth", {"clips": [], "next": [], "futures": []})
+    sides = 2.7, 1.325 * max([4] + [len(steps) + 1 for steps in futures])        # all in inches
+    heights = [sum(sides) / len(clips) * pictures.shape[2] / pictures.shape[3] + 0.8]
+    heights += [max(2.0, 0.3 + 0.5 * min(len(futures), LEAVES))] * bool(futures)
+    heights += [2.2] * bool(painted)
+    figure = new_figure(sum(sides), sum(heights))
+    parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+
+    captions = [folded(clip["steps"][0]["step"], 14, 3) + "\n" + percent(clip["steps"][0]["p"])
+                for clip in clips]
+    for i, step in enumerate(truth["clips"]):
+        captions[i] += "\n" + folded(f"true: {step or 'none'}", 14)
+    plot_strip(parts[0], f"Observed: {Path(content['video']).name}, {clips[0]['start']:.0f} to "
+               f"{clips[-1]['end']:.0f} s", pictures, captions)
+    if futures:
         bars, tree = parts[1].subplots(1, 2, width_ratios=sides)
-        plot_bars(bars, content)
-        plot_tree(tree, content)
+        bars.set_title("Next step: mean probability")
+        plot_bars(bars, content["next"], {row["step"]: row["p"] for row in truth["next"]})
+        plot_tree(tree, futures, shares(truth))
     if painted:
-        parts[-1].suptitle("Painted from the last frame", x=0.01, ha="left")
-        for axes, (step, picture) in zip(parts[-1].subplots(1, len(painted), squeeze=False)[0],
-                                         painted.items()):
-            show_picture(axes, picture, folded(step, 30))
+        plot_strip(parts[-1], "Painted from the last frame", painted.values(),
+                   [folded(step, 30) for step in painted])
     return figure
 
 
-def show_picture(axes, picture, lines):
-    """A framed picture (3, height, width) uint8, with lines of text below it."""
-    axes.imshow(picture.transpose(1, 2, 0))
-    axes.set(xticks=[], yticks=[])
-    axes.spines[:].set_visible(True)
-    axes.set_xlabel("\n".join(lines), fontsize=8)
+def plot_strip(figure, title, pictures, captions):
+    """Pictures (3, height, width) uint8 side by side, each above its caption."""
+    figure.suptitle(folded(title, 90), x=0.01, ha="left")
+    places = figure.subplots(1, len(captions), squeeze=False)[0]
+    for axes, picture, caption in zip(places, pictures, captions):
+        axes.imshow(picture.transpose(1, 2, 0))
+        axes.set(xticks=[], yticks=[], xlabel=caption)
+        axes.spines[:].set_visible(True)
 
 
-def plot_strip(figure, content, pictures):
-    """The observed windows: a frame of each, its likeliest step, and the true one if known."""
-    truth = content.get("truth")
-    begin, end = content["clips"][0]["start"], content["clips"][-1]["end"]
-    title = f"Observed: {Path(content['video']).name}, {begin:.0f} to {end:.0f} s"
-    figure.suptitle("\n".join(folded(title, 90)), x=0.01, ha="left")
-    for i, axes in enumerate(figure.subplots(1, len(pictures))):
-        best = content["clips"][i]["steps"][0]
-        lines = [*folded(best["step"], 14, 3), percent(best["p"])]
-        if truth:
-            lines += folded(f"true: {truth['clips'][i] or 'none'}", 14)
-        show_picture(axes, pictures[i], lines)
+def plot_bars(axes, rows, true):
+    """p of the likeliest steps; below each bar the true one, where it is known.
 
-
-def plot_bars(axes, content):
-    """p of the likeliest next steps; below each bar the true one, where it is known."""
-    rows, truth = content["next"][:NEXT], content.get("truth")
-    high, largest = 0.4 if truth else 0.7, rows[0]["p"]
-    places = [i - high / 2 * bool(truth) for i in range(len(rows))]
-    axes.barh(places, [row["p"] for row in rows], high, color=BLUE, label="forecast")
-    if truth:
-        bayes = {row["step"]: row["p"] for row in truth["next"]}
-        true = [bayes.get(row["step"], 0.0) for row in rows]
-        axes.barh([i + high / 2 for i in range(len(rows))], true, high, label="true", **TRUE)
-        largest = max(largest, *true)
+    rows: [{"step", "p"}, ...], the largest first; true: {step: p}, or {}.
+    """
+    steps, p = zip(*((row["step"], row["p"]) for row in rows[:NEXT]))
+    places, high = range(len(p)), -0.4 if true else 0.7
+    axes.barh(places, p, high, align="edge" if true else "center", color=BLUE, label="forecast")
+    if true:
+        true_p = [true.get(step, 0.0) for step in steps]
+        axes.barh(places, true_p, 0.4, align="edge", label="true", **TRUE)
         axes.legend(loc="lower right")
-    for place, row in zip(places, rows):
-        axes.text(row["p"] + 0.02 * largest, place, percent(row["p"]), va="center")
-    axes.set_yticks(range(len(rows)), ["\n".join(folded(row["step"])) for row in rows])
+    for bars in axes.containers:
+        axes.bar_label(bars, fmt=percent, padding=3)
+    axes.set_yticks(places, [folded(step) for step in steps])
     axes.tick_params(left=False)
-    axes.set(xticks=[], xlim=(0, 1.2 * largest), ylim=(len(rows) - 0.4, -0.6),
-             title="Next step: mean probability")
     axes.spines["bottom"].set_visible(False)
+    axes.margins(x=0.2)                                        # room for the numbers
+    axes.set(xticks=[], ylim=(len(steps) - 0.4, -0.6))
 
 
-def grow_tree(futures, leaves=LEAVES):
-    """The most frequent futures as a tree of prefixes.
+def grow_tree(futures):
+    """Futures as a tree of prefixes: {prefix: (mean row, share of all futures that begin with it)}.
 
-    futures: [{"steps": H of them, "share"}, ...], the largest share first.
-    Returns: {prefix: (mean row of its futures, share of all that begin with it, drawn or not)}.
+    futures: {steps (H,): share}, the largest share first; LEAVES of them get a row each.
     """
     share, rows = Counter(), defaultdict(list)
-    for future in futures:
-        for depth in range(len(future["steps"]) + 1):
-            share[tuple(future["steps"][:depth])] += future["share"]
-    order = sorted((tuple(future["steps"]) for future in futures[:leaves]),
-                   key=lambda steps: [(-share[steps[:d + 1]], steps[d]) for d in range(len(steps))])
-    for row, steps in enumerate(order):
+    for steps in futures:
+        for depth in range(len(steps) + 1):
+            share[steps[:depth]] += futures[steps]
+    drawn = sorted([*futures][:LEAVES], key=lambda steps: [
+        (-share[steps[:depth]], steps[:depth]) for depth in range(len(steps) + 1)])
+    for row, steps in enumerate(drawn):
         for depth in range(len(steps) + 1):
             rows[steps[:depth]].append(row)
-    return {prefix: (sum(own) / len(own), share[prefix]) for prefix, own in rows.items()}
+    return {prefix: (mean(own), share[prefix]) for prefix, own in rows.items()}
 
 
-def plot_tree(axes, content):
-    """Sampled futures: line width grows with share; true probabilities at the ends, if known."""
-    futures, truth = content["futures"], content.get("truth")
-    tree, horizon = grow_tree(futures), len(futures[0]["steps"])
-    true = {tuple(future["steps"]): future["share"] for future in truth["futures"]} if truth else {}
+def plot_tree(axes, futures, true):
+    """Sampled futures {steps: share}: line width grows with share; at the ends their true ones."""
+    tree = grow_tree(futures)
     for prefix, (row, share) in tree.items():
+        depth, text = len(prefix), "now"
         if prefix:
-            above = tree[prefix[:-1]][0]
-            axes.plot([len(prefix) - 1, len(prefix) - 0.6, len(prefix)], [above, row, row],
-                      color=BLUE, alpha=0.45, linewidth=1 + 12 * share, solid_capstyle="round",
-                      zorder=1)
-        text = "\n".join([*folded(prefix[-1]), percent(share)]) if prefix else "now"
-        axes.text(len(prefix), row, text, ha="center", va="center", zorder=2, bbox=BOX)
-        if len(prefix) == horizon and true:
-            axes.text(horizon + 0.45, row, f"true: {percent(true[prefix])}", va="center")
-    drawn = sum(share for prefix, (_, share) in tree.items() if len(prefix) == horizon)
-    last = max(row for row, _ in tree.values())
-    axes.set(xlim=(-0.25, horizon + (1.0 if true else 0.5)), ylim=(last + 0.6, -0.6))
-    axes.set_title(f"Futures: share of the samples, {percent(drawn)} shown ({len(futures)} "
-                   "different)")
+            text = f"{folded(prefix[-1])}\n{percent(share)}"
+            axes.plot([depth - 1, depth - 0.6, depth], [tree[prefix[:-1]][0], row, row], color=BLUE,
+                      alpha=0.45, linewidth=1 + 12 * share, solid_capstyle="round", zorder=1)
+        axes.text(depth, row, text, ha="center", va="center", zorder=2, bbox=BOX)
+        if prefix in true:
+            axes.text(depth + 0.45, row, f"true: {percent(true[prefix])}", va="center")
+    drawn = [*futures.values()][:LEAVES]
+    axes.set(xlim=(-0.25, max(map(len, tree)) + (1.0 if true else 0.5)),
+             ylim=(len(drawn) - 0.4, -0.6), title="Futures: share of the samples, "
+             f"{percent(sum(drawn))} shown ({len(futures)} different)")
     axes.axis("off")
 
 
 def main(settings):
     """Draw the curves."""
-    require()
-    save(plot_training(load_metrics(settings.run / "metrics.jsonl")), settings.out)
+    save(settings.out, plot_training, load_metrics(settings.run / "metrics.jsonl"))
     print(settings.out)
 
 

@@ -1,26 +1,28 @@
 """The pictures of docs/tour.md: each function draws one, of a forecast in the embedded world.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3. A docstring is the text of the page: a
-title, an equation, three sentences. The page also shows the code below it.
+title, an equation, and what the picture shows. The page also shows the code below it.
 
 Eight clips are observed; h has to predict the clip of the next step. Q draws, P = 1 missing clip,
 T levels, K phrases (the pool), S steps, D embedding. Embeddings are drawn standardized, in the
 plane of the two main axes of the pool.
 """
+from collections import Counter
+
 import numpy as np
 import torch
 
 from data import classify_windows, forecast_samples, observed_steps
 from diffusion import add_noise, expectation, sample
-from evaluation.inference import score_texts
+from evaluation.inference import draw_noise, score_texts
 from evaluation.labeled import require_teacher
+from evaluation.prediction import open_model, rank_steps
 from experiments import charts
-from experiments.charts import BLUE, GREEN, GREY, ORANGE, TRUE
+from experiments.charts import BLUE, GREEN, GREY, ORANGE
 from pseudo_labels import soft_targets
 from support.command import check, require
-from toy import grammar
+from toy.grammar import PHRASES, STEPS, Grammar
 from toy.source import ToySource, load_teacher
-from weights.checkpoint import load_model
 
 
 class Forecast:
@@ -29,30 +31,27 @@ class Forecast:
     def __init__(self, settings):
         device = torch.device("cpu")
         self.settings, teacher = settings, load_teacher(device)
-        self.model = load_model(settings.checkpoint)[0]
-        require(self.model.encoder and self.model.order == "diffusion" and not self.model.task
-                and len(self.model.phrases) == len(grammar.PHRASES), f"{settings.checkpoint}: a "
-                "zero-shot diffusion model of the embedded world is needed, as `python train.py "
-                "--stage pretrain` makes it")
+        self.model, of_toy = open_model(settings.checkpoint, device)
+        require(of_toy and self.model.order == "diffusion"
+                and len(self.model.phrases) == len(PHRASES), f"{settings.checkpoint}: a diffusion "
+                "model of the embedded world is needed, as `python train.py` makes it")
         require_teacher(teacher, self.model, settings.checkpoint)
         source = ToySource("test", settings.video + 1, self.model.encoder.frames, teacher)
         self.video = source.videos[settings.video]
-        samples = [s for s in forecast_samples(source.videos) if s.video == settings.video]
+        samples = forecast_samples([self.video])
         check(settings.after <= len(samples), "after", settings.after,
               f"of video {settings.video} at most {len(samples)} steps can be observed")
         self.sample = samples[settings.after - 1]
-        start, end, self.label = self.video.steps[self.sample.step]
+        start, end, _ = self.video.steps[self.sample.step]
         windows = np.concatenate([self.sample.windows, classify_windows(start, end, end, 1)])
         loaded = source.load([(settings.video, windows)])
         self.clips, self.features = loaded.clips, source.teacher_features(loaded.views)   # (9, ...)
-        self.pool, self.names, self.steps = self.model.phrases, grammar.PHRASES, grammar.STEPS
-        self.texts = teacher.encode_phrases(self.steps)                                    # (S, D)
+        self.texts = teacher.encode_phrases(STEPS)                                         # (S, D)
         self.x = self.model.encode(self.clips)                                             # (9, D)
         self.z0 = self.model.standardize(self.x[-1:])                                      # (1, D)
-        torch.manual_seed(settings.seed)
-        self.noise = torch.randn(200, 1, self.model.dim)                                # (Q, P, D)
-        z = self.model.standardize(self.pool)
-        self.axes = torch.linalg.svd(z - z.mean(0), full_matrices=False)[2][:2].T          # (D, 2)
+        self.noise = draw_noise(200, (1, self.model.dim), settings.seed)                # (Q, P, D)
+        self.pool = self.model.standardize(self.model.phrases)                             # (K, D)
+        self.axes = torch.linalg.svd(self.pool - self.pool.mean(0))[2][:2].T               # (D, 2)
 
     def h(self, zt, t):
         """Eq. 5 for Q draws of the clip after the eight: zt (Q, 1, D), t (Q,) -> (Q, 1, D)."""
@@ -69,28 +68,23 @@ class Forecast:
 
 
 # --- Drawing ---
-def draw_plane(axes, forecast, names=()):
-    """The phrases of the pool as gray points, some of them with their names."""
-    places = forecast.plane(forecast.model.standardize(forecast.pool))
+def draw_plane(axes, forecast):
+    """The phrases of the pool as gray points."""
+    places = forecast.plane(forecast.pool)
     axes.plot(*places.T, ".", color="#BBBBBB", markersize=4)
-    for name in names:
-        axes.annotate(name, places[forecast.names.index(name)], color=GREY, fontsize=7)
     low, high = places.min() - 1, places.max() + 1
     axes.set(xticks=[], yticks=[], aspect="equal", xlim=(low, high), ylim=(low, high))
 
 
-def draw_bars(axes, p, names, count=6, true=None):
-    """The largest of p (K,) as bars; `true` (K,): hatched beside them."""
-    best = p.argsort(descending=True)[:count].tolist()
-    high = 0.7 if true is None else 0.38
-    for place, k in enumerate(best):
-        axes.barh(place - (high / 2 if true is not None else 0), p[k], high, color=BLUE,
-                  label="model" if place == 0 else None)
-        if true is not None:
-            label = "exact" if place == 0 else None
-            axes.barh(place + high / 2, true[k], high, label=label, **TRUE)
-    axes.set_yticks(range(len(best)), [names[k] for k in best])
-    axes.set(xlim=(0, 1), ylim=(len(best) - 0.4, -0.6), xlabel="probability")
+def draw_levels(forecast, z):
+    """A figure of each level's Q points, z (T, Q, 1, D), with a cross at the true embedding."""
+    figure = charts.new_figure(8, 2.6)
+    for t, axes in enumerate(figure.subplots(1, 4, sharex=True, sharey=True)):
+        draw_plane(axes, forecast)
+        axes.plot(*forecast.plane(z[t][:, 0]).T, ".", color=BLUE, alpha=0.4, markersize=4)
+        axes.plot(*forecast.plane(forecast.z0).T, "X", color=ORANGE, markeredgecolor="white")
+        axes.set_title(f"t = {t + 1}")
+    return figure
 
 
 # --- The pictures, in the paper's order ---
@@ -100,15 +94,14 @@ def soft_targets_of_a_clip(forecast):
     p'_k = softmax_k(cos(teacher(v), y_k) / tau')
 
     The teacher, a CLIP, looks at the frames of a clip and compares them with every phrase of the
-    pool. Nobody labels the clip: these probabilities are all that f learns from. The teacher sees
-    no order of steps, and it is often unsure.
+    pool. Nobody labels the clip: f learns to match these probabilities, and it also learns from
+    what h predicts (picture 8). The teacher sees no order of steps, and it is often unsure.
     """
-    figure = charts.new_figure(7.5, 2)
+    figure, model = charts.new_figure(7.5, 2), forecast.model
     pictures, bars = figure.subfigures(1, 2, width_ratios=(3, 2))
-    for axes, frame in zip(pictures.subplots(1, 4), forecast.clips[-1]):
-        charts.show_picture(axes, frame.numpy(), [])
-    p = soft_targets(forecast.features[-1:], forecast.pool, forecast.model.teacher_tau)[0]
-    draw_bars(bars.subplots(), p, forecast.names)
+    charts.plot_strip(pictures, "Frames of the clip", forecast.clips[-1].numpy(), [""] * 4)
+    p = soft_targets(forecast.features[-1:], model.phrases, model.teacher_tau)[0]
+    charts.plot_bars(bars.subplots(), rank_steps(p, PHRASES), {})
     return figure
 
 
@@ -126,14 +119,13 @@ def matching(forecast):
     figure = charts.new_figure(7, 3.4)
     axes = figure.subplots()
     image = axes.imshow(p[:, rows].T.numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    for i, (start, end) in enumerate(forecast.sample.windows):
+    names, middles = [PHRASES[k] for k in rows], forecast.sample.windows.mean(1)   # (8,) s
+    for i, middle in enumerate(middles):
         for step in forecast.video.steps:
-            name = forecast.steps[step.label]
-            if step.start <= (start + end) / 2 < step.end and name in forecast.names:
-                if (k := forecast.names.index(name)) in rows:
-                    axes.plot(i, rows.index(k), "o", color=ORANGE, markerfacecolor="none")
-    axes.set_yticks(range(len(rows)), [forecast.names[k] for k in rows])
-    axes.set_xticks(range(8), [f"{(a + b) / 2:.0f} s" for a, b in forecast.sample.windows])
+            if step.start <= middle < step.end and STEPS[step.label] in names:
+                axes.plot(i, names.index(STEPS[step.label]), "o", color=ORANGE, fillstyle="none")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xticks(range(8), [f"{middle:.0f} s" for middle in middles])
     figure.colorbar(image, label="p(y | x)")
     return figure
 
@@ -145,18 +137,12 @@ def noising(forecast):
 
     The ninth clip is hidden from h; only noised copies of its embedding are given. Blue points are
     200 such copies at each of the four levels, drawn as z_t / sqrt(alpha_bar_t) so that the signal
-    stays at the cross, the embedding itself. At the last level the noise has buried it.
+    stays at the cross, the embedding itself. Points outside the frame are not shown: at the last
+    level the noise has buried the signal, and few points are left.
     """
-    figure = charts.new_figure(8, 2.6)
-    for t, axes in enumerate(figure.subplots(1, 4, sharex=True, sharey=True)):
-        zt = add_noise(forecast.z0.expand_as(forecast.noise), forecast.noise,
-                       forecast.model.alpha_bar[t])
-        draw_plane(axes, forecast)
-        places = forecast.plane(zt[:, 0] / forecast.model.alpha_bar[t].sqrt())
-        axes.plot(*places.T, ".", color=BLUE, alpha=0.4, markersize=4)
-        axes.plot(*forecast.plane(forecast.z0).T, "X", color=ORANGE, markeredgecolor="white")
-        axes.set_title(f"t = {t + 1}")
-    return figure
+    z0, alpha_bar = forecast.z0.expand_as(forecast.noise), forecast.model.alpha_bar
+    zt = [add_noise(z0, forecast.noise, level) for level in alpha_bar]
+    return draw_levels(forecast, [z / level.sqrt() for z, level in zip(zt, alpha_bar)])
 
 
 def denoising(forecast):
@@ -165,19 +151,13 @@ def denoising(forecast):
     x_hat_0 = h(z_t, {x_i}, t)
 
     From each noised copy h predicts the clean embedding, with the eight observed clips as context.
-    At little noise the copy still tells what the clip shows. At much noise h must rely on the
-    context, and it answers near the mean of what can follow.
+    With less noise, the predictions depend more on the copy. With much noise, they stay near one
+    point, set by the context.
     """
-    figure = charts.new_figure(8, 2.6)
-    for t, axes in enumerate(figure.subplots(1, 4, sharex=True, sharey=True)):
-        zt = add_noise(forecast.z0.expand_as(forecast.noise), forecast.noise,
-                       forecast.model.alpha_bar[t])
-        z_hat = forecast.h(zt, torch.full((len(zt),), t))
-        draw_plane(axes, forecast)
-        axes.plot(*forecast.plane(z_hat[:, 0]).T, ".", color=BLUE, alpha=0.4, markersize=4)
-        axes.plot(*forecast.plane(forecast.z0).T, "X", color=ORANGE, markeredgecolor="white")
-        axes.set_title(f"from t = {t + 1}")
-    return figure
+    z0, alpha_bar = forecast.z0.expand_as(forecast.noise), forecast.model.alpha_bar
+    zt = [add_noise(z0, forecast.noise, level) for level in alpha_bar]
+    return draw_levels(forecast, [forecast.h(z, torch.full((len(z),), t))
+                                  for t, z in enumerate(zt)])
 
 
 def sampling(forecast):
@@ -187,7 +167,8 @@ def sampling(forecast):
 
     At inference nothing is known of the next clip, so z_T is pure noise. Each line follows one of
     twenty samples from its noise (small point) through the levels to the embedding where it ends.
-    Different noise ends at different steps, and their shares are the forecast.
+    Different noise ends at different steps. Their shares show how likely each step is; Eq. 11
+    averages the probabilities of the samples instead of counting their picks.
     """
     paths = []
 
@@ -198,17 +179,17 @@ def sampling(forecast):
     noise = forecast.noise[:20]
     ends = sample(predict, noise, forecast.model.alpha_bar)
     places = forecast.plane(torch.stack([*paths, ends])[:, :, 0])                  # (T + 1, 20, 2)
-    picks = forecast.log_p(ends[:, 0]).argmax(-1).tolist()
+    picks = forecast.log_p(ends[:, 0]).argmax(-1)
     figure = charts.new_figure(6, 4)
     axes = figure.subplots()
     draw_plane(axes, forecast)
-    for i, step in enumerate(sorted(set(picks), key=picks.count, reverse=True)[:6]):
-        chosen = [k for k, pick in enumerate(picks) if pick == step]
-        color, marker = (BLUE, ORANGE, GREEN, "black", GREY, "#CC79A7")[i], "osD^v*"[i]
-        axes.plot(places[:, chosen, 0], places[:, chosen, 1], color=color, alpha=0.5, linewidth=1)
-        axes.plot(*places[0, chosen].T, ".", color=color, markersize=4)
-        axes.plot(*places[-1, chosen].T, marker, color=color, linestyle="", markeredgecolor="white",
-                  label=f"{forecast.steps[step]}: {len(chosen)} of 20")
+    colors = BLUE, ORANGE, GREEN, "black", GREY, "#CC79A7"
+    ranked = Counter(picks.tolist()).most_common()
+    for (step, count), color, marker in zip(ranked, colors, "osD^v*"):
+        x, y = places[:, picks == step].T                                       # (count, T + 1)
+        axes.plot(x.T, y.T, ".-", color=color, alpha=0.5, linewidth=1, markersize=4, markevery=[0])
+        axes.plot(x[:, -1], y[:, -1], marker, color=color, markeredgecolor="white",
+                  label=f"{STEPS[step]}: {count} of 20")
     figure.legend(loc="outside right upper")
     return figure
 
@@ -224,7 +205,8 @@ def zero_noise(forecast):
     """
     z_hat = sample(forecast.h, torch.zeros_like(forecast.noise[:1]), forecast.model.alpha_bar)
     figure = charts.new_figure(5, 2.2)
-    draw_bars(figure.subplots(), forecast.log_p(z_hat[0, 0]).exp(), forecast.steps)
+    p = forecast.log_p(z_hat[0, 0]).exp()
+    charts.plot_bars(figure.subplots(), rank_steps(p, STEPS), {})
     return figure
 
 
@@ -235,15 +217,13 @@ def expectation_beside_truth(forecast):
 
     Blue bars are the mean over 200 samples. In the embedded world the grammar gives the exact
     distribution of the next step after the steps observed, hatched. The distance of the samples
-    from it is the row tv of evaluate.py; this forecast is clearer than most.
+    from it is the row tv of evaluate.py.
     """
     z_hat = sample(forecast.h, forecast.noise, forecast.model.alpha_bar)
     p = expectation(forecast.log_p(z_hat[None, :, 0]))[0]
-    exact = grammar.Grammar().next_step(*observed_steps(forecast.sample, forecast.video))
+    exact = Grammar().next_step(*observed_steps(forecast.sample, forecast.video))
     figure = charts.new_figure(5, 2.6)
-    axes = figure.subplots()
-    draw_bars(axes, p, forecast.steps, true=torch.from_numpy(exact))
-    axes.legend(loc="lower right")
+    charts.plot_bars(figure.subplots(), rank_steps(p, STEPS), dict(zip(STEPS, exact)))
     return figure
 
 
@@ -256,8 +236,8 @@ def objective(forecast):
     true embedding, and L_MC matches it to the missing clip's soft targets. None of them needs a
     label. A dotted line marks where a stage begins: SGD, then AdamW, then h alone.
     """
-    return charts.plot_training(charts.load_metrics(
-        forecast.settings.checkpoint / "metrics.jsonl"))
+    rows = charts.load_metrics(forecast.settings.checkpoint / "metrics.jsonl")
+    return charts.plot_training(rows)
 
 
 PICTURES = (soft_targets_of_a_clip, matching, noising, denoising, sampling, zero_noise,

@@ -6,16 +6,16 @@ and {row: {column: number or None}}. B clips or videos, F frames, K phrases, M s
 import functools
 import statistics
 import time
-from unittest import mock
 
 import av
 import open_clip
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from data import (CLIP_SECONDS, CLIPS, PIECES, Video, View, classify_windows, frame_times,
-                  missing_clips)
+from data import (CLIP_SECONDS, CLIPS, PIECES, Video, classify_windows, frame_times, missing_clips,
+                  view_of)
 from encoder import TimeSformer
 from files.sources import VideoSource
 from files.video import Unreadable, duration, find_videos, read_frames, short_side_for, shrink
@@ -36,7 +36,7 @@ FRAMES, SIZE = 8, 224         # loader: F and the side of the paper's pictures, 
 PACE = 7.0                    # loader: s between clips, every second sentence of HowTo100M
 
 
-# ---- Measuring -----------------------------------------------------------------------------------
+# --- Measuring ---
 def measure(ways, device):
     """{name: function} -> {name: {"s": its median, "MiB": its peak}}; the functions take turns.
 
@@ -66,25 +66,14 @@ def random_model(size, device, dim=512):
                        teacher_tau=TAU, pixels=PIXELS).to(device)
 
 
-# ---- encoder -------------------------------------------------------------------------------------
-def encoder_ways(settings, device):
-    """f, and {name: clips (B, 3, F, H, W) -> class tokens (B, width)}.
+# --- encoder ---
+def encoder(settings, device, folder):
+    """Ways to encode B clips, forward and with backward. A product and a sum are two FLOP.
 
-    ours: encoder.py; naive: the same with softmax(q k^T / sqrt(d)) v as it is written, all weights
+    ours: encoder.py; naive: the same with PyTorch's plain softmax(q k^T / sqrt(d)) v, all weights
     in memory.
     """
     f = TimeSformer(**SIZES[settings.size]["encoder"]).to(device)
-
-    @mock.patch.object(functional, "scaled_dot_product_attention",
-                       lambda q, k, v: (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v)
-    def naive(clips):
-        return f.features(clips)
-    return f, {"ours": f.features, "naive": naive}
-
-
-def encoder(settings, device, folder):
-    """Ways to encode B clips, forward and with backward. A product and a sum are two FLOP."""
-    f, ways = encoder_ways(settings, device)
     clips = torch.randn(settings.batch, 3, f.frames, f.image, f.image, device=device)
 
     @torch.no_grad()
@@ -95,7 +84,8 @@ def encoder(settings, device, folder):
         way(clips).float().square().sum().backward()
         f.zero_grad(set_to_none=True)
     for work in (forward, forward_backward):
-        works = {name: functools.partial(work, way) for name, way in ways.items()}
+        works = {"ours": functools.partial(work, f.features),
+                 "naive": functools.partial(sdpa_kernel(SDPBackend.MATH)(work), f.features)}
         table = measure(works, device)
         for name, row in table.items():
             with FlopCounterMode(display=False) as counter, mixed_precision(device):
@@ -105,12 +95,12 @@ def encoder(settings, device, folder):
         yield work.__name__, table
 
 
-# ---- sampling ------------------------------------------------------------------------------------
+# --- sampling ---
 def sampling(settings, device, folder):
     """Forecasts of a video's next clip: of zero noise, and of M futures with it (Eq. 11)."""
-    model, size = random_model(settings.size, device).eval(), SIZES[settings.size]["encoder"]
-    clips = torch.randint(256, (PIECES, size["frames"], 3, size["image"], size["image"]),
-                          dtype=torch.uint8)
+    model = random_model(settings.size, device).eval()
+    f = model.encoder
+    clips = torch.randint(256, (PIECES, f.frames, 3, f.image, f.image), dtype=torch.uint8)
     x = functional.normalize(torch.randn(1, PIECES, model.dim, device=device), dim=-1)
 
     @torch.no_grad()
@@ -124,18 +114,16 @@ def sampling(settings, device, folder):
     yield f"{PIECES} clips", measure(ways, device)
 
 
-# ---- step ----------------------------------------------------------------------------------------
+# --- step ---
 def step(settings, device, folder):
     """The parts of a pre-training step on clips; of whole steps train.py logs clips_per_s."""
     B, paper, made = settings.batch, settings.size == "paper", folder / "made.mp4"
     part = MICRO_BATCH if paper and B * CLIPS > MICRO_BATCH else None
     clip = open_clip.create_model("ViT-B-16-quickgelu") if paper else build_teacher()[0]
-    make_video(made, SECONDS)
-    size = SIZES[settings.size]["encoder"]
-    source = VideoSource([Video(str(i)) for i in range(B)], {str(i): str(made) for i in range(B)},
-                         View(size["image"], size["frames"]),
-                         Teacher(clip, None, 0.5, 0.25, device))
+    make_video(made)
     model = random_model(settings.size, device, clip.visual.output_dim)
+    source = VideoSource([Video("made")] * B, {"made": str(made)}, view_of(model.encoder),
+                         Teacher(clip, None, 0.5, 0.25, device))
     loaded = source.load([(i, windows_of(duration(made))) for i in range(B)])
     x = functional.normalize(torch.randn(B, CLIPS, model.dim, device=device), dim=-1)
     real = torch.ones(B, CLIPS, dtype=torch.bool, device=device)
@@ -158,13 +146,13 @@ def step(settings, device, folder):
     yield f"{B} videos, {len(loaded.clips)} clips, K = {PHRASES}, micro-batch {part}", table
 
 
-# ---- loader --------------------------------------------------------------------------------------
-def make_video(path, length, size="640x360", rate=30):
-    """FFmpeg's moving test picture as an H.264 mp4 of `length` s, with x264's defaults."""
-    pictures = f"testsrc2=size={size}:rate={rate}:duration={length}"
+# --- loader ---
+def make_video(path):
+    """SECONDS of FFmpeg's moving test picture as an H.264 mp4, with x264's defaults."""
+    pictures = f"testsrc2=size=640x360:rate=30:duration={SECONDS}"
     with av.open(pictures, format="lavfi") as source, av.open(str(path), "w") as file:
-        stream = file.add_stream("libx264", rate=rate)
-        stream.width, stream.height = map(int, size.split("x"))
+        stream = file.add_stream("libx264", rate=30)
+        stream.width, stream.height = 640, 360
         for frame in source.decode(video=0):
             file.mux(stream.encode(frame.reformat(format="yuv420p")))
         file.mux(stream.encode())
@@ -176,22 +164,16 @@ def windows_of(length):
     return classify_windows((length - span) / 2, (length + span) / 2, length, CLIPS)
 
 
-def read_clips(path, windows):
-    """All clips from one opening, as files.sources.VideoSource reads them in pre-training."""
-    times = frame_times(windows, FRAMES).reshape(-1)
-    return read_frames(path, times, short_side_for(SIZE)).split(FRAMES)
-
-
 def loader(settings, device, folder):
     """A table for each video: its clips from the file, and from its small copy."""
     made, small = folder / "made.mp4", folder / "small.mp4"
-    make_video(made, SECONDS)
+    make_video(made)
     mine = find_videos(settings.videos) if settings.videos else {}
     for name, path in {"made": made, **mine}.items():
         try:
             shrink(path, small)
-            windows = windows_of(duration(path))
-            table = measure({way: functools.partial(read_clips, file, windows)
+            times = frame_times(windows_of(duration(path)), FRAMES).reshape(-1)
+            table = measure({way: functools.partial(read_frames, file, times, short_side_for(SIZE))
                              for way, file in (("file", path), ("small copy", small))}, device)
         except Unreadable as error:
             raise BadInput(error) from None

@@ -9,6 +9,16 @@ from pathlib import Path
 
 from support.command import WHAT, Settings, opt, run, write_text
 
+PAGE = """# The method in eight pictures
+
+Somebody cooks. After some steps of the video, what comes next? The pictures follow one forecast
+through the method: from a clip to the forecast, and then to training. Observed so far:
+{shown}. The next step is {following}.
+
+Made by `python -m experiments.tour` from the default checkpoint. The code below each picture drew
+it.
+"""
+
 
 @dataclass(frozen=True)
 class TourSettings(Settings):
@@ -21,15 +31,6 @@ class TourSettings(Settings):
     seed: int = opt("of the noise", 0, low=0)
 
 
-def section(number, draw, file):
-    """One part of the page, of the docstring of its function and of its code."""
-    title, formula, text = inspect.cleandoc(draw.__doc__).split("\n\n")
-    code = inspect.getsource(draw)
-    code = textwrap.dedent(code[code.index('"""', code.index('"""') + 3) + 4:])
-    return (f"## {number}. {title}\n\n    {formula.strip()}\n\n{text}\n\n![{title}]({file})\n\n"
-            f"```python\n{code}```\n")
-
-
 def main(settings):
     """Draw all pictures and write the page."""
     import torch
@@ -37,20 +38,20 @@ def main(settings):
     from data import observed_steps
     from experiments import charts
     from experiments.pictures import PICTURES, Forecast
+    from toy.grammar import STEPS
     (settings.out / "figures").mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
-        forecast, parts = Forecast(settings), []
+        forecast = Forecast(settings)
+        shown = [STEPS[step] for step in observed_steps(forecast.sample, forecast.video)[0]]
+        page = PAGE.format(shown=", ".join(shown), following=STEPS[forecast.sample.label])
         for number, draw in enumerate(PICTURES, start=1):
             file = f"figures/tour-{number}.png"
-            charts.save(charts.styled(draw)(forecast), settings.out / file)
-            parts.append(section(number, draw, file))
-    shown = ", ".join(forecast.steps[s] for s in observed_steps(forecast.sample, forecast.video)[0])
-    write_text(settings.out / "tour.md", "# The method in eight pictures\n\n"
-               "Somebody cooks. After some steps of the video, what comes next? The pictures\n"
-               "follow one forecast through the method, in the order of the paper's Sec. 3.\n"
-               f"Observed so far: {shown}. The next step is\n{forecast.steps[forecast.label]}.\n\n"
-               "Made by `python -m experiments.tour` from the default checkpoint. The code below\n"
-               "each picture drew it.\n\n" + "\n".join(parts))
+            charts.save(settings.out / file, draw, forecast)
+            title, formula, text = inspect.getdoc(draw).split("\n\n")
+            code = textwrap.dedent(inspect.getsource(draw).split('"""\n')[1])
+            page += (f"\n## {number}. {title}\n\n    {formula}\n\n{text}\n\n![{title}]({file})\n\n"
+                     f"```python\n{code}```\n")
+    write_text(settings.out / "tour.md", page)
     print(settings.out / "tour.md")
 
 

@@ -38,11 +38,11 @@ def texts(labels):
 
 
 # ---- without matplotlib --------------------------------------------------------------------------
-def test_the_tree_of_futures_by_hand():
+def test_the_tree_of_futures_by_hand(monkeypatch):
     """Catches: the share of a prefix counted from the drawn futures alone; crossing branches."""
-    futures = [{"steps": list(steps), "share": share} for steps, share in
-               (("ab", 0.4), ("cd", 0.2), ("ac", 0.2), ("cc", 0.1), ("ad", 0.1))]
-    tree = charts.grow_tree(futures, leaves=3)
+    futures = {"ab": 0.4, "cd": 0.2, "ac": 0.2, "cc": 0.1, "ad": 0.1}
+    monkeypatch.setattr(charts, "LEAVES", 3)
+    tree = charts.grow_tree({tuple(steps): share for steps, share in futures.items()})
     a, b, c, d = "abcd"
     expected = {(): (1.0, 1.0), (a,): (0.5, 0.7), (c,): (2.0, 0.3), (a, b): (0.0, 0.4),
                 (a, c): (1.0, 0.2), (c, d): (2.0, 0.2)}
@@ -77,15 +77,15 @@ def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
     widths = [bar.get_width() for bar in bars.patches]
     assert widths == [0.6, 0.3, 0.1] + ([0.1, 0.0, 0.9] if truth else [])
     assert texts(bars.get_yticklabels()) == ["a", "c", "b"]
-    assert texts(bars.texts) == ["60 %", "30 %", "10 %"]
+    assert texts(bars.texts) == ["60 %", "30 %", "10 %"] + ["10 %", "0 %", "90 %"] * truth
     assert sorted(texts(tree.texts)) == ["a\n70 %", "b\n30 %", "b\n50 %", "c\n20 %", "c\n30 %",
                                          "now"] + ["true: 25 %"] * 3 * truth
-    charts.save(figure, tmp_path / "a.png")
+    charts.save(tmp_path / "a.png", lambda: figure)
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    figure = charts.plot_forecast({**content, "next": [], "futures": []}, pictures)
+    figure = charts.plot_forecast({**content, "next": [], "futures": []}, pictures, {})
     assert len(figure.axes) == 8
-    charts.save(figure, tmp_path / "a.svg")
+    charts.save(tmp_path / "a.svg", lambda: figure)
 
 
 def test_training_curves(drawing, tmp_path, capsys):
@@ -119,7 +119,7 @@ def test_letters_of_other_scripts(drawing, tmp_path, monkeypatch, capsys, recwar
                                   ("a\U00013000\U00013001", ["DejaVu Sans"], 1)):
         figure = charts.new_figure(1, 1)
         figure.suptitle(text)
-        charts.save(figure, tmp_path / "a.png")
+        charts.save(tmp_path / "a.png", lambda: figure)
         assert figure.texts[0].get_fontfamily() == families
         assert capsys.readouterr().err.count("note: no installed font has 2 of") == notes
     assert not recwarn.list
