@@ -23,7 +23,7 @@ def tiny(tmp_path, monkeypatch):
 def test_the_loader_part(monkeypatch, capsys):
     """Catches: windows beyond the video's end or of another length or distance than
     those of pre-training; numbers that are not in the JSON, a video of the user's left out; a
-    traceback for a video that cannot be read."""
+    traceback for a video that cannot be read; a part that does not exist passed over."""
     speed.make_video(Path("mine.mp4"))
     monkeypatch.setattr(speed, "SECONDS", 2.0)
     call("benchmark.py", "--videos", ".", "--json", "o.json")
@@ -40,10 +40,6 @@ def test_the_loader_part(monkeypatch, capsys):
     assert np.allclose(speed.windows_of(180.0)[:, 0], 85.5 + speed.PACE * np.arange(-1, 2))
     monkeypatch.setattr(speed, "make_video", lambda path: path.write_bytes(b"none"))
     assert "made.mp4" in fails(capsys, 2, "benchmark.py")
-
-
-def test_bad_input_is_one_line(capsys):
-    """Catches: a part that does not exist passed over."""
     assert "encoder, sampling, step, loader" in fails(capsys, 2, "benchmark.py", "--parts", "speed")
 
 

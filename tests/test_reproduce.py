@@ -122,7 +122,6 @@ def test_a_signal_ends_all_runs(monkeypatch, number, status):
 @pytest.mark.parametrize("flags, line", [
     (("nothing",), "nothing: no such table; there are summary, "),
     (("--seeds", "1,x"), "--seeds 1,x: must be numbers"),
-    (("--out", "/dev/null/a"), "--out /dev/null/a: /dev/null is not a folder"),
     (("--out", "bad"), "bad/mask-1/forecast.json: no object; a JSON file of evaluate.py is needed"),
     (("--pages", "gone"), "No such file or directory: ")])
 def test_bad_input_is_one_line(capsys, flags, line):
@@ -161,12 +160,12 @@ def test_tables_are_whole():
     assert sorted(shown) == sorted(TABLES)
 
 
-@pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{path.name}" for path in
-                                                       (ROOT / "docs").glob("*.md"))])
-def test_the_pages_tables_are_those_of_the_runs(page):
-    """Catches: a figure typed by hand, or measured anew and not written to the page."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert tables.fill(text, tables.read_object(ROOT / "experiments/results.json")) == text
+def test_the_pages_tables_are_those_of_the_runs():
+    """Catches: a figure typed by hand, or measured again and not written to the page."""
+    results = tables.read_object(ROOT / "experiments/results.json")
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        assert tables.fill(text, results) == text, page
 
 
 def test_cells_are_means_over_seeds(monkeypatch):
