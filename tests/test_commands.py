@@ -164,12 +164,13 @@ def test_temperatures_of_a_run(trained, here):
     assert load_model("run")[0].teacher_tau == 0.3
 
 
-def test_a_finished_run_stays_as_it_is(trained, here):
-    """Catches: steps added to a finished run, or its files written again."""
+def test_a_finished_run_stays_as_it_is(trained, here, capsys):
+    """Catches: steps added to a finished run, or its files written again, without a word."""
     shutil.copytree(trained / "mask", "mask")
     before = {path: path.read_bytes() for path in Path("mask").iterdir()}
     call("train.py", *TINY, "--order", "mask", "--out", "mask", "--resume")
     assert {path: path.read_bytes() for path in Path("mask").iterdir()} == before
+    assert "finished before, 9 steps" in capsys.readouterr().out
 
 
 def test_videos_that_cannot_be_read_are_named_and_left_out(here, monkeypatch, capsys):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from commands import EPOCHS, call
-from training import run
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -78,7 +77,6 @@ def test_every_command_of_a_page_runs(page, exported, tmp_path, monkeypatch):
     """Catches: a flag that is gone, a file that another command no longer writes."""
     shutil.copytree(exported, tmp_path / "copy", symlinks=True)
     monkeypatch.chdir(tmp_path / "copy")
-    monkeypatch.setattr(run, "SAVE_EVERY", 10 ** 6)
     for python, *line in filter(is_run, commands_of(page)):
         if line[0] == "-m":
             line = [f"{line[1].removeprefix('experiments.')}.py", *line[2:]]

@@ -168,6 +168,8 @@ class Run:
                 f"--resume: the checkpoint in {settings.out} is of step {self.first}, stage "
                 f"{reprlib.repr(name)}, which this run does not have; were videos added or removed "
                 "since?")
+        if self.first == stages[-1].span.stop:
+            print(f"{settings.out}/{NEWEST}: finished before, {self.first} steps")
         self.clips, self.began = 0, time.perf_counter()
         self.unreadable = {}               # {id: reason}; after resuming all of them fail again
         if stages[-1].span.stop < FEW_STEPS:
