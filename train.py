@@ -29,37 +29,37 @@ HOWTO, NARRATED = ("howto100m",), ("toy", "howto100m")         # kinds of --data
 @dataclass(frozen=True)
 class TrainSettings(RunSettings):
     """Pre-train the encoder f and the denoiser h (paper, Sec. 3.2), without labels."""
-    stage: str = opt("finetune has flags of its own", "pretrain", WHAT,
+    stage: str = opt("finetune has its own flags", "pretrain", WHAT,
                      choices=("pretrain", "finetune"))
-    order: str = opt("how h learns order: the paper's Table 4", "diffusion", WHAT,
+    order: str = opt("how h learns the order of steps", "diffusion", WHAT,
                      choices=("diffusion", "mask", "none"))
-    encoder: str = opt("f; mvit: MViT-v2, the paper's Table D", "timesformer", WHAT,
+    encoder: str = opt("the encoder f; mvit: Table D", "timesformer", WHAT,
                        choices=("timesformer", "mvit"))
-    size: str = opt("of f and h: ViT-B on 8 x 224 x 224, or 4 x 32 x 32", "paper", WHAT,
+    size: str = opt("of f and h: ViT-B, or 32 pixels", "paper", WHAT,
                     choices=("small", "paper"), data=HOWTO)
-    init: Path = opt("start from a run, a checkpoint or published weights; or timm", None, WHAT)
-    data: str = opt("toy: the embedded world of toy/", "toy", DATA,
+    init: Path = opt("start from a run, checkpoint or weights", None, WHAT)
+    data: str = opt("toy: the embedded world, no files", "toy", DATA,
                     choices=("toy", "howto100m", "coin"))
     toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1)
     videos: Path = opt("folder of videos, ID.mp4 and the like", None, DATA, data=HOWTO)
-    captions: Path = opt("folder of ID.csv, ID.srt, ID.vtt; or caption.json", None, DATA,
+    captions: Path = opt("ID.csv, ID.srt or ID.vtt; or caption.json", None, DATA,
                          data=HOWTO)
     ids: Path = opt("use only these videos: an id per line", None, DATA, data=HOWTO)
-    phrases: Path = opt("pool, a phrase per line; default: the embedded world's", None, DATA,
+    phrases: Path = opt("pool, a phrase per line [that of toy/]", None, DATA,
                         data=NARRATED)
     clip: str = opt("teacher: open_clip model, or local-dir:DIR", "ViT-B-16-quickgelu", DATA,
                     data=HOWTO)
-    clip_weights: str = opt("its weights: open_clip's tag, or a file; default: openai", None, DATA,
+    clip_weights: str = opt("its weights: a tag, or a file [openai]", None, DATA,
                             data=HOWTO)
     teacher_features: Path = opt("folder of `data.py teach`, used where it has a video", None, DATA,
                                  data=HOWTO)
-    augment: bool = opt("f sees random squares, half of them mirrored", True, DATA, data=HOWTO)
+    augment: bool = opt("random squares, half of them mirrored", True, DATA, data=HOWTO)
     annotations: Path = opt("COIN.json", None, DATA, data=COIN)
     features: Path = opt("npz of clip embeddings, one row per window", None, DATA, data=COIN)
     text_embeddings: Path = opt("npz of the classes' text embeddings", None, DATA, data=COIN)
-    targets: str = opt("soft targets of frames, of speech, or both", "vision", PAPER,
+    targets: str = opt("soft targets of frames, speech, both", "vision", PAPER,
                        choices=("vision", "narration", "both"), data=NARRATED)
-    teacher_tau: float = opt("temperature of soft targets; default: the teacher's own", None, PAPER,
+    teacher_tau: float = opt("temperature of soft targets [the teacher's]", None, PAPER,
                              above=0)
     sgd_epochs: float = opt("epochs of SGD, first stage", 0.25, PAPER, low=0)
     epochs: float = opt("epochs of AdamW, second stage", 5.0, PAPER, low=0)
@@ -67,12 +67,12 @@ class TrainSettings(RunSettings):
     missing: int = opt("most clips that are missing together", 1, PAPER, low=1,
                        high=3)
     batch: int = opt("videos per step; the paper's is 128", 16, PAPER, low=1)
-    lr: float = opt("peak learning rate of f; release: 5e-5", 2e-3, PAPER, above=0)
+    lr: float = opt("peak learning rate of f; release 5e-5", 2e-3, PAPER, above=0)
     order_lr: float = opt("peak learning rate of h", 3e-3, PAPER, above=0)
-    out: Path = opt("folder of checkpoint, config, metrics", Path("runs/pretrain"), RUN,
+    out: Path = opt("folder of the run's files", Path("runs/pretrain"), RUN,
                     folder=True)
     resume: bool = opt("continue from OUT/checkpoint.pt", False, RUN)
-    micro_batch: int = opt("clips that f encodes at once; default: what memory allows", None, RUN,
+    micro_batch: int = opt("clips f encodes at once [what memory allows]", None, RUN,
                            low=1)
 
     def __post_init__(self):

@@ -120,16 +120,16 @@ def parse(cls, argv=None, command=""):
     places = [f"[{f.name}]" for f in fields(cls) if not f.metadata["flag"]]
     usage = " ".join(["%(prog)s", *command.split(), *places, "[flags]"])
     parser = Parser(program_name(), usage, cls.__doc__, add_help=False, allow_abbrev=False,
-                    formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=36))
+                    formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=33))
     groups = {name: parser.add_argument_group(name) for name in GROUPS}
-    kinds = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    kinds = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("data", "task"):
-        kinds.add_argument(f"--{name}", default=getattr(cls, name, None))
+        kinds.add_argument(f"--{name}", nargs="?", default=getattr(cls, name, None))
     chosen, others = vars(kinds.parse_known_args(argv)[0]), set()
     for f in fields(cls):                              # never type=bool: bool("False") is True
         declared, help = f.metadata, f.metadata["help"]
-        if f.default not in (None, False):
-            help += f" (default: {f.default})"
+        if f.default is not None and f.default is not False:
+            help += f" [{f.default}]"
         for name, kind in chosen.items():
             if kind and declared[name] and kind not in declared[name]:
                 help = argparse.SUPPRESS
@@ -144,8 +144,8 @@ def parse(cls, argv=None, command=""):
         groups[declared["group"]].add_argument(*names, dest=f.name, default=f.default, help=help,
                                                **kind)
     groups[RUN].add_argument("-h", "--help", action="help", help="this list")
-    if others:
-        parser.epilog = f"More flags: add --help to {', '.join(sorted(others))}."
+    parser.epilog = "Defaults are in brackets." + (
+        f" More flags: add --help to {', '.join(sorted(others))}." if others else "")
     try:
         return cls(**vars(parser.parse_args(argv)))
     except BadInput as error:

@@ -16,9 +16,9 @@ TEACHER_WEIGHTS = opt("open_clip's tag, or a file; default: those of the run's t
 class RunSettings(Settings):
     """Flags of every command that runs a model over videos."""
     seed: int = opt("of all that is random", 0, low=0, high=2 ** 32 - 1)
-    device: str = opt("cpu, cuda, cuda:1; auto: a GPU if there is one", "auto")
+    device: str = opt("cpu, cuda, cuda:1; auto: a GPU if any", "auto")
     workers: int = opt("processes that read videos ahead; 0: none", 0, low=0)
-    max_unreadable: float = opt("share of the videos that may be unreadable", 0.05, low=0, high=1)
+    max_unreadable: float = opt("share of videos that may be unreadable", 0.05, low=0, high=1)
 
 
 def adopt_teacher(settings, checkpoint):
