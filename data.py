@@ -22,10 +22,10 @@ import torch
 
 CLIPS = 9                     # N: clips per video in pre-training; h has a position for each
 HISTORY, PIECES = 68.0, 8     # s of observed video in step forecasting, cut into so many clips
-CLIP_SECONDS = 9.0            # of a narrated clip, and of a clip to classify
+CLIP_SECONDS = 9.0            # of a narrated clip, and of a clip to classify; as in the release
 EPIC_FRAMES, EPIC_SECONDS = 32, 2.0                # of a clip of an action: 16 frames/s
-MIN_WORDS = 12                # a shorter sentence is joined with its neighbors
-STRIDE = 2                    # every second sentence gives a clip
+MIN_WORDS = 12                # a shorter sentence is joined with its neighbors (release)
+STRIDE = 2                    # every second sentence gives a clip (release)
 
 
 # --- Videos, samples, clips ---
@@ -67,7 +67,7 @@ class Sample:
     step: int                     # which step of the video: the labeled one
 
 
-class Loaded(NamedTuple):         # of a tuple a DataLoader pins the tensors: copies do not block
+class Loaded(NamedTuple):         # a tuple, so that the DataLoader pins its tensors
     """What a source gives for some requests, [(video, windows (n, 2) s), ...]."""
     requests: list                # those that could be read
     clips: torch.Tensor           # of all of them, (C, F, 3, H, W) uint8, or embeddings (C, D)
@@ -161,9 +161,9 @@ def pick(rows, j):
 
 
 def history_windows(before, missing, rng):
-    """Forecasts as at inference: what comes next, after a history cut into 8 windows.
+    """Windows of forecasts, cut as at inference: a history in 8 parts, then the missing clips.
 
-    It ends in the second half of the clip before the missing ones.
+    The history ends in the second half of the clip before the missing ones.
 
     Args:    before (m, 2) s, missing (m, P, 2) s: windows of pre-training.
     Returns: (m, 8 + P, 2) s: eight of the history, and the missing clips.
@@ -180,7 +180,7 @@ def forecast_windows(end, history=HISTORY):
 
 
 def classify_windows(start, end, duration, views, seconds=CLIP_SECONDS):
-    """`views` windows spread over a step; all around its middle if it is shorter than one."""
+    """`views` windows spread over a step; if it is shorter than one, all are around its middle."""
     spare = max(end - start - seconds, 0.0)
     middles = (start + end) / 2 + spare * (np.arange(views) - (views - 1) / 2) / max(views - 1, 1)
     return np.array([window_around(m, m, seconds, duration) for m in middles])

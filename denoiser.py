@@ -5,7 +5,7 @@ Model: the Transformer of CLIP's text encoder (Radford et al. 2021) with bidirec
 
     paper          here       shape        meaning
     {x_i}, i != j  z          (B, N, D)    standardized embeddings of the clips (diffusion.py)
-    -              observed   (B, N)       bool; False = missing, hidden, or padding
+    -              observed   (B, N)       bool; False = missing, or padding
     j              j          (B, P)       the missing clips, 0 to N - 1; the paper's P is 1
     x_j^t          zt         (B, P, D)    noisy versions of the missing clips, standardized too
     t              t          (B,)         noise level, 0 (least) to T - 1 (most)
@@ -47,8 +47,9 @@ class Denoiser(nn.Module):
 
     Args:
         dim:    D, width of an embedding.
-        width:  W, width of a token, a multiple of heads and of 16. None, as published: W = D,
-                tokens are the embeddings themselves, and there is no last LayerNorm.
+        width:  W, width of a token, a multiple of heads, and of 16 (`level` reads W / 4 numbers,
+                half of them sines). None, as published: W = D, tokens are the embeddings
+                themselves, and there is no last LayerNorm.
         layers, heads: of the Transformer; the paper has 4 layers.
         clips:  the most clips a video can have, the missing ones included; the paper's 9.
         dropout: share of the tokens' values that are set to zero in training.
@@ -94,7 +95,7 @@ class Denoiser(nn.Module):
         tokens = tokens + self.role(missing.long()) + self.position.weight[:N]
         tokens = tokens + self.level(sinusoids(t, self.level[0].in_features))[:, None]
         bias = torch.zeros(B, N, device=z.device).masked_fill(~(observed | missing), -torch.inf)
-        bias = bias.repeat_interleave(self.heads, 0)[:, None].expand(-1, N, -1)     # of each key
+        bias = bias.repeat_interleave(self.heads, 0)[:, None].expand(-1, N, -1)     # hides padding
         tokens = self.transformer(self.dropout(tokens), bias)                       # (B, N, W)
         tokens = tokens.gather(1, j[..., None].expand(-1, -1, tokens.shape[2]))     # (B, P, W)
         return self.out(self.norm(tokens))

@@ -112,7 +112,7 @@ def sample(predict, noise, alpha_bar):
         x_j^T = noise;   x_hat_j^0 = h(x_j^t, {x_i}, t)
         x_j^{t-1} = sqrt(alpha_bar_{t-1}) x_hat_j^0 + sqrt(1 - alpha_bar_{t-1}) noise
 
-    The same noise is used at every level, as in the paper; mu and Sigma of Eqs. 3-4 are not needed.
+    The same noise is used at every level, as in the paper; mu and Sigma of Eq. 4 are not needed.
 
     Args:
         predict:   callable, zt (B, P, D) and t (B,) int64 -> x_hat_j^0 (B, P, D), standardized.

@@ -14,9 +14,10 @@ Model: Bertasius et al., ICML 2021 (arXiv:2102.05095): TimeSformer, divided spac
     e_(p,t)^pos          pos_embed           (1, 1 + P, width)     place: class token, then patches
                          time_embed          (1, F, width)         frame; the class token has none
     B clips, D = 512, F = 8 frames, H = W = 224 pixels, P = 196 patches of 16 x 16 pixels per frame,
-    width = 768; S sequences of L tokens in one attention.
+    width = 768; S sequences of L tokens in one attention. (Elsewhere B counts videos, and P is the
+    number of missing clips.)
 
-Parameters have the names of the released TimeSformer, so released weights need another prefix only.
+Parameters are named as in the released TimeSformer: released weights load under another prefix.
 The results equal the released forward's up to rounding. What is computed differently, for speed:
   - Patches and class token are two tensors. Patches are in (P, F) order, so that temporal attention
     needs no copy.
@@ -130,7 +131,7 @@ class Block(nn.Module):
 
 
 class TimeSformer(nn.Module):
-    """f: clips to unit vectors in the text space. Defaults are the paper's (appendix B).
+    """f: clips to unit vectors in the text space. Defaults: ViT-B/16, and F of the paper's Table D.
 
     New weights are normal with std .02, new biases zero, as in ViT. time_embed starts at zero, and
     so does temporal_fc except in block 0: the other blocks start as an image model.
@@ -152,7 +153,7 @@ class TimeSformer(nn.Module):
         if width % heads:
             raise ValueError(f"width {width} is not a multiple of heads {heads}; choose another")
         self.image, self.frames = image, frames
-        self.seconds = None                                # a clip covers all of its window
+        self.seconds = None                # frames come from the whole window (MViT: its middle)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + (image // patch) ** 2, width))
         self.time_embed = nn.Parameter(torch.zeros(1, frames, width))
@@ -169,7 +170,7 @@ class TimeSformer(nn.Module):
         for block in self.blocks[1:]:
             nn.init.zeros_(block.temporal_fc.weight)
 
-    def features(self, clips):
+    def class_token(self, clips):
         """The class token after the last LayerNorm, before the head ("encoder_cls").
 
         Args:    clips (B, 3, F, H, W) float: RGB, normalized as the weights expect.
@@ -190,5 +191,5 @@ class TimeSformer(nn.Module):
         return self.norm(self.blocks[-1].class_token(cls, patches))
 
     def forward(self, clips):
-        """x_i = f(v_i): clips (B, 3, F, H, W) float -> (B, D), length 1; raises as `features`."""
-        return functional.normalize(self.head(self.features(clips)), dim=-1)
+        """x_i = f(v_i): clips as in `class_token` -> (B, D), length 1."""
+        return functional.normalize(self.head(self.class_token(clips)), dim=-1)

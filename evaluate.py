@@ -10,7 +10,8 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2, appendix 
     classify, --data epic    verb, noun and action, fine-tuned      Table 3        tasks.py
     features    writes embeddings of whole videos to a file         -              embedding.py
 
-The table also holds label-free baselines and, in the embedded world, the truth.
+The table also holds label-free baselines and, in the embedded world, the truth. M samples of a
+task, N clips of each, Q Monte Carlo samples, S steps (the label set), D embedding.
 """
 import time
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class EvaluateSettings(LabeledSettings):
     min_steps: int = opt("leave out videos with fewer annotated steps", 2, DATA, low=2,
                          task=("forecast", "infill"))
     ids: Path = opt("only these videos, an id per line", None, DATA, task=("features",))
-    samples: int = opt("M, Monte Carlo samples per forecast (Eq. 11)", 5, PAPER, low=1,
+    samples: int = opt("Monte Carlo samples per forecast (Eq. 11)", 5, PAPER, low=1,
                        alias="oracle")
     horizon: int = opt("how many of the next steps, denoised together", 1, PAPER, low=1, high=3,
                        task=("forecast",))
@@ -97,7 +98,7 @@ def main(settings):
         y = torch.tensor([sample.label for sample in samples])             # (M,) the next step
         noise = draw_noise(len(y), (settings.samples, model.dim), settings.seed)    # (M, Q, D)
 
-        def predict(noise):                                                # log p(y_j | x_hat_j)
+        def predict(noise):                    # x_hat_j of h (Sec. 3.3), then log p(y_j | x_hat_j)
             return predict_missing(model, x, texts, noise, settings.batch)    # (M, Q, S)
 
         zero = predict(torch.zeros_like(noise[:, :1]))[:, 0]       # approximate inference (M, S)
@@ -107,7 +108,7 @@ def main(settings):
         rows = accuracy_rows({"zero_noise": (zero, y), "expectation": (mean, y)})
         softmax, others = forecast_rows(model, source, samples, x, teacher, texts, zero, mean,
                                         picks, settings, device)
-        rows["top1"] |= {"oracle": percent(oracle_correct(picks, y)), **softmax}
+        rows["top1"] |= {"oracle": percent(oracle_correct(picks, y)), "oracle_softmax": softmax}
         rows |= others
     else:
         measure = actions if epic else dict(

@@ -24,7 +24,8 @@ Where they come from. The paper bounds the negative log likelihood of Eq. 1 from
 The KL of two Gaussians of equal covariance is a squared distance of their means, which follow from
 x_j^0 and h's prediction of it: L_MSE, up to a weight per level that the paper leaves out (as Ho et
 al. 2020). The last line is Jensen's inequality on p(y_j | x_j) p(x_j | {x_i}). The code takes no
-draw from p_theta: x_hat_j^0 is h's one-step prediction from x_j^t, as for L_MSE.
+draw from p_theta: x_hat_j^0 is h's one-step prediction from x_j^t, as for L_MSE. Eqs. 8-10 have
+means where Eq. A has sums: over the clips, and over t.
 """
 import torch
 from torch.nn import functional

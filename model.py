@@ -54,21 +54,21 @@ class ProcedureModel(nn.Module):
         self.register_buffer("alpha_bar", diffusion.noise_levels(D) if alpha_bar is None else
                              torch.tensor(alpha_bar), persistent=False)             # (T,)
 
-    def tokens(self, clips):
+    def class_token(self, clips):
         """Clips (C, F, 3, H, W) uint8 -> f's class token (C, W), before the projection."""
         mean, std = self.pixels
-        return self.encoder.features(((clips.float() / 255 - mean) / std).transpose(1, 2))
+        return self.encoder.class_token(((clips.float() / 255 - mean) / std).transpose(1, 2))
 
     def encode(self, clips):
         """x_i = f(v_i): clips (C, F, 3, H, W) uint8, or features (C, D) -> (C, D), length 1.
 
-        Features come from an encoder that was not trained here, to match texts by L_XE. The text
-        that their soft target expects takes its place: x_i = sum_k p'_k y_k.
+        The encoder behind a features file was not trained with L_XE, so its features may not match
+        the texts. The mean text under its soft target takes a feature's place: sum_k p'_k y_k.
         """
         if self.encoder is None:
             x = soft_targets(clips.float(), self.phrases, self.teacher_tau) @ self.phrases
         else:
-            x = self.encoder.head(self.tokens(clips))
+            x = self.encoder.head(self.class_token(clips))
         return functional.normalize(x.float(), dim=-1)                      # bf16 is not exact
 
     def match(self, x, texts=None):
@@ -78,14 +78,14 @@ class ProcedureModel(nn.Module):
     def denoise(self, zt, x, observed, j, t):
         """Eq. 5: z_hat = h(z_j^t, {z_i}, t). x (B, N, D) as `encode` gives it; others: denoiser.py.
 
-        Returns: x_hat_j^0 (B, P, D) standardized, in float32.
+        Returns: z_hat (B, P, D): x_hat_j^0, standardized, in float32.
         """
         return self.denoiser(zt, self.standardize(x), observed, j, t).float()
 
     def forecast(self, x, observed, j, noise):
         """Predict missing clips of each video, once per noise (Sec. 3.3).
 
-        Zero noise is the approximate inference. The mask model predicts once, whatever the noise.
+        Zero noise is the approximate inference. The mask model ignores the noise.
 
         Args:    x (B, N, D), observed (B, N) bool, j (B, P) int64: past, present or future clips;
                  noise (B, Q, P, D), standard normal or zeros.

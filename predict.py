@@ -1,9 +1,10 @@
-"""One video in, the steps it shows and the futures it may take out: `python predict.py VIDEO`.
+"""Show the steps of one video, and sample what may come next: `python predict.py VIDEO`.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
 
-The observed part is the last 68 s before --at, cut into 8 windows, as most rows of h's last stage
-of training are. The parts of this command are in evaluation/prediction.py. In Python:
+The observed part is the last 68 s before --at, cut into 8 windows. A future is sampled step by
+step: the likeliest step of a sample counts as observed, and h forecasts again. The parts of this
+command are in evaluation/prediction.py. In Python:
 
     from predict import predict, table
     content = predict("video.mp4", steps=["crack egg", "melt butter", "pour oil"])
@@ -38,8 +39,8 @@ class PredictSettings(Settings):
                                 "the teacher: pseudo_labels.py writes it once", None, DATA)
     clip: str = TEACHER
     clip_weights: str = TEACHER_WEIGHTS
-    samples: int = opt("M, Monte Carlo samples (Eq. 11): so many futures", 50, PAPER, low=1)
-    horizon: int = opt("steps of a future", 3, PAPER, low=1)
+    samples: int = opt("Monte Carlo samples (Eq. 11): so many futures", 50, PAPER, low=1)
+    horizon: int = opt("steps of a future; the paper forecasts one", 3, WHAT, low=1)
     json: Path = opt("also write the forecast here", None, file=())
     figure: Path = opt("also draw it: FILE.png, .pdf or .svg (needs matplotlib)", None,
                        file=PICTURES)
@@ -90,7 +91,8 @@ def forecast(settings):
         x = model.encode(observed.clips.to(device))                            # x_i = f(v_i) (8, D)
         p = read_clips(model, x, texts).exp().cpu()                           # Eq. 6        (8, S)
         if model.denoiser is not None:
-            noise = draw_noise(settings.horizon, (settings.samples, model.dim), settings.seed)
+            noise = draw_noise(settings.horizon, (settings.samples, model.dim),    # (H, Q, D)
+                               settings.seed)
             seconds = observed.windows[-1, 1] - observed.windows[0, 0]
             first, picks = sample_in_turn(model, x, seconds, texts, noise.to(device))
             following = rank_steps(expectation(first[None].cpu())[0], names)           # Eq. 11
@@ -153,8 +155,8 @@ def table(content):
                         [[", ".join(future["steps"]), percent(future["share"])]
                          for future in content["futures"][:TOP]],
                         [percent(future["share"]) for future in truth["futures"][:TOP]])
-        text += ["", "  p is the mean probability over the samples, share that of the samples: "
-                 "each takes its likeliest step"]
+        text += ["", "  p is the mean probability over the samples; share is how many samples have "
+                 "that future"]
     if "truth" in content:
         text += ["", "  what follows: " + (", ".join(truth["follows"]) or "nothing")]
     if content["warning"]:

@@ -25,7 +25,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 # 4 x 7 action templates (the paper's footnote: those of CLIP for Kinetics-700).
-PROMPTS = tuple(f"{what} of {how}" for what in ("a photo", "a video", "a example",
+PROMPTS = tuple(f"{what} of {how}" for what in ("a photo", "a video", "a example",    # CLIP's words
                                                 "a demonstration")
                 for how in ("{}.", "a person {}.", "a person using {}.", "a person doing {}.",
                             "a person during {}.", "a person performing {}.",
@@ -116,7 +116,7 @@ def estimate_tau(features, phrases, rounds=30):
     A unit feature is taken as a y_k + noise of variance (1 - a^2) / D in each direction; then
     p(k | x) is the softmax of cos(x, y_k) / tau with tau = (1 - a^2) / (D a). The cosine a of a
     clip with its own text is not known, so it is estimated in turn with p (expectation
-    maximization). For a features file, whose encoder may be any.
+    maximization). Used for features files, whose encoder is unknown.
 
     Args:    features (C, D), phrases (K, D), any length.
     Returns: float > 0.

@@ -8,13 +8,14 @@ training/finetune.py. Every random choice of a step is drawn from (seed, step), 
 run continues as if it had never stopped. Several GPUs share a step: support/parallel.py.
 
     paper          here        shape        meaning
-    v_i            batch.clips (C, F, 3, H, W)  clips of B videos; N = 9 per video, padded
-    x_i            x           (B, N, D)    f(v_i)
+    v_i            batch.clips (C, F, 3, H, W)  clips of B videos, N <= 9 each; last stage: their x
+    x_i            x           (B, N, D)    f(v_i), padded
     p'_i           targets     (B, N, K)    soft targets of the teacher, over the K phrases
     j              j           (B, P)       the missing clips; the paper's P is 1
     {i != j}       observed    (B, N)       bool
-    x_j^0, x_j^t   xj, zt      (B, P, D)    the missing clips; standardized and noised to level t
-    x_hat_j^0      x_hat       (B, P, D)    what h predicts
+    x_j^0          xj, z0      (B, P, D)    the missing clips; standardized
+    x_j^t          zt          (B, P, D)    z0 noised to level t, counted from 0
+    x_hat_j^0      x_hat       (B, P, D)    what h predicts (z_hat: standardized)
 """
 import sys
 from dataclasses import dataclass
@@ -64,8 +65,7 @@ class TrainSettings(RunSettings):
     sgd_epochs: float = opt("epochs of SGD, first stage", 0.25, PAPER, low=0)
     epochs: float = opt("epochs of AdamW, second stage", 5.0, PAPER, low=0)
     order_epochs: float = opt("epochs of AdamW on h alone, last stage", 80.0, PAPER, low=0)
-    missing: int = opt("most clips that are missing together", 1, PAPER, low=1,
-                       high=3)
+    missing: int = opt("most clips missing together, last stage", 1, PAPER, low=1, high=3)
     batch: int = opt("videos per step; the paper's is 128", 16, PAPER, low=1)
     lr: float = opt("peak learning rate of f; release 5e-5", 2e-3, PAPER, above=0)
     order_lr: float = opt("peak learning rate of h", 3e-3, PAPER, above=0)
@@ -133,11 +133,11 @@ def main(settings):
     model, levels = run.model, len(run.model.alpha_bar)
     zeros = 1.0 if settings.order == "mask" else 0.5       # share of queries with x_j^T = 0
     for stage in run.stages:
-        optimizer = run.make_optimizer(stage)              # SGD, then AdamW
+        optimizer = run.make_optimizer(stage)              # SGD, AdamW; AdamW for h alone
         for batch in run.batches(stage, optimizer):
             with mixed_precision(run.device):
                 x = run.encode(batch)                                          # x_i = f(v_i)
-                targets = soft_targets(batch.features, model.phrases, model.teacher_tau)
+                targets = soft_targets(batch.teacher, model.phrases, model.teacher_tau)
                 j = missing_clips(batch.real, batch.missing, batch.last)
                 observed = batch.real.scatter(1, j, False)
                 xe = xe_loss(match(x, model.phrases, model.tau), targets, observed)    # Eq. 8
@@ -150,9 +150,9 @@ def main(settings):
                     zt, t = start_from_zero(zt, t, levels, zeros)
                     z_hat = model.denoise(zt, x, observed, j, t)                   # Eq. 5
                     x_hat = model.standardize.inverse(z_hat)
-                    mse = mse_loss(x_hat, xj)                                      # Eq. 9
+                    mse = mse_loss(x_hat, xj)                          # Eq. 9, of x and not of z
                     mc = mc_loss(match(x_hat, model.phrases, model.tau),
-                                 pick(targets, j))                                 # Eq. 10
+                                 pick(targets, j))                     # Eq. 10, of the same x_hat
                 loss = xe + mse + mc                                               # Eq. 7
             model.zero_grad()
             loss.backward()

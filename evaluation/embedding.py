@@ -139,7 +139,7 @@ def write_features(settings):
               ToySource(settings.split, settings.toy_videos, view.frames))
 
     def encode(clips):
-        tokens = model.tokens(clips)                                           # (C, W)
+        tokens = model.class_token(clips)                                           # (C, W)
         x = functional.normalize(model.encoder.head(tokens).float(), dim=-1)
         return torch.cat([x, tokens], 1)
 

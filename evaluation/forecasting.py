@@ -209,7 +209,7 @@ def forecast_rows(model, source, samples, x, teacher, texts, zero, mean, picks, 
     """What the forecast table holds besides top-1 and top-5 of the model.
 
     Args: zero, mean (M, S), picks (M, Q): as in evaluate.py; other shapes in the header.
-    Returns: {"oracle_softmax": percent or None}, and the other rows.
+    Returns: chance that draws from the zero-noise softmax hit, % or None; and the other rows.
     """
     y = torch.tensor([sample.label for sample in samples])
     temperature = fitted_temperature(model, settings, texts, device)
@@ -242,4 +242,4 @@ def forecast_rows(model, source, samples, x, teacher, texts, zero, mean, picks, 
             model, x, texts, samples, source.videos, some, torch.cat(all_picks, 1), settings)
     if settings.horizon > 1:
         rows |= horizon_rows(model, x, samples, source.videos, texts, temperature, settings)
-    return {"oracle_softmax": softmax}, rows
+    return softmax, rows

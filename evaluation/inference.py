@@ -31,9 +31,9 @@ def read_clips(model, x, texts):
     return score_texts(x, texts, model.tau if model.encoder else model.teacher_tau)
 
 
-def draw_noise(samples, shape, seed):
-    """Standard normal (M, *shape), M = `samples`. It depends on the seed, not on the batch."""
-    return torch.randn(samples, *shape, generator=torch.Generator().manual_seed(seed))
+def draw_noise(count, shape, seed):
+    """Standard normal (count, *shape). It depends on the seed, not on the batch."""
+    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed))
 
 
 @torch.no_grad()

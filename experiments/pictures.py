@@ -163,7 +163,7 @@ def denoising(forecast):
 def sampling(forecast):
     """From noise to steps: twenty samples (Sec. 3.3)
 
-    z_T ~ N(0, I);  x_hat_0 = h(z_t, {x_i}, t);  z_{t-1} = noised again to level t - 1
+    z_T ~ N(0, I);  x_hat_0 = h(z_t, {x_i}, t);  z_{t-1} = x_hat_0 with z_T's noise at level t - 1
 
     At inference nothing is known of the next clip, so z_T is pure noise. Each line follows one of
     twenty samples from its noise (small point) through the levels to the embedding where it ends.
@@ -195,7 +195,7 @@ def sampling(forecast):
 
 
 def zero_noise(forecast):
-    """Zero noise: one forecast without chance (Sec. 3.3)
+    """Zero noise: one deterministic forecast (Sec. 3.3)
 
     z_T = 0
 
@@ -216,8 +216,8 @@ def expectation_beside_truth(forecast):
     p(y_j) = E[p(y_j | x_hat_0)]: the mean of p over samples of noise
 
     Blue bars are the mean over 200 samples. In the embedded world the grammar gives the exact
-    distribution of the next step after the steps observed, hatched. The distance of the samples
-    from it is the row tv of evaluate.py.
+    distribution of the next step after the steps observed, hatched. The row tv of evaluate.py
+    compares it with how often each step is a sample's likeliest one.
     """
     z_hat = sample(forecast.h, forecast.noise, forecast.model.alpha_bar)
     p = expectation(forecast.log_p(z_hat[None, :, 0]))[0]

@@ -84,8 +84,8 @@ def encoder(settings, device, folder):
         way(clips).float().square().sum().backward()
         f.zero_grad(set_to_none=True)
     for work in (forward, forward_backward):
-        works = {"ours": functools.partial(work, f.features),
-                 "naive": functools.partial(sdpa_kernel(SDPBackend.MATH)(work), f.features)}
+        works = {"ours": functools.partial(work, f.class_token),
+                 "naive": functools.partial(sdpa_kernel(SDPBackend.MATH)(work), f.class_token)}
         table = measure(works, device)
         for name, row in table.items():
             with FlopCounterMode(display=False) as counter, mixed_precision(device):

@@ -84,7 +84,7 @@ def terms_by_loops(model, batch, zeros):
     xe, mse, mc = [], [], []
     for b, n in enumerate(counts):
         x = (clips[b][:n] if cached else f(clips[b])).double()                          # (n, D)
-        targets = [p_of(row, model.phrases, model.teacher_tau) for row in batch.features[b, :n]]
+        targets = [p_of(row, model.phrases, model.teacher_tau) for row in batch.teacher[b, :n]]
         first = n - P if batch.last[b] else int(draw[b] * (n - P + 1))
         j = range(first, first + P)
         others = [i for i in range(n) if i not in j]

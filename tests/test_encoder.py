@@ -115,7 +115,7 @@ def test_divided_attention_equals_one_token_at_a_time():
     model, clips = tiny(), random_clips(2)
     weights = model.state_dict()
     slow = [slow_timesformer(clip, weights, patch=4, heads=2, depth=3) for clip in clips]
-    torch.testing.assert_close(model.features(clips), torch.stack([cls for cls, _ in slow]))
+    torch.testing.assert_close(model.class_token(clips), torch.stack([cls for cls, _ in slow]))
     torch.testing.assert_close(model(clips), torch.stack([x for _, x in slow]))
 
 

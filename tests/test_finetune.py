@@ -87,7 +87,7 @@ def test_without_h_the_class_token_is_classified(texts, classes):
     model, _ = finetune.extend(init, arguments, FinetuneSettings(),
                                texts and torch.randn(40, texts), classes)
     frames = torch.randint(256, (2, 4, 3, 32, 32), dtype=torch.uint8)
-    tokens = init.encoder.features(((frames / 255 - .45) / .225).transpose(1, 2))
+    tokens = init.encoder.class_token(((frames / 255 - .45) / .225).transpose(1, 2))
     x = model.eval().encode(frames)
     torch.testing.assert_close(x, normalize(tokens, dim=-1))
     assert [tuple(p.shape) for p in model.classify(x)] == [(2, count) for count in classes]

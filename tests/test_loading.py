@@ -145,11 +145,11 @@ def test_a_batch_is_the_rows_of_its_videos(tmp_path, broken, workers):
             clips = torch.stack([torch.full((n,), float(video)).double(),
                                  torch.from_numpy(windows.mean(1))], 1)                  # (n, 2)
             assert torch.equal(x[b, :n, :2], clips) and (x[b, n:] == 0).all()
-            assert torch.equal(batch.features[b, :n], 1000 + clips)
-            assert (batch.features[b, n:] == 0).all()
+            assert torch.equal(batch.teacher[b, :n], 1000 + clips)
+            assert (batch.teacher[b, n:] == 0).all()
             assert batch.real[b].tolist() == [True] * n + [False] * (9 - n)
             b += 1
-        assert b == len(x) == len(batch.features) == len(batch.real) == len(batch.last)
+        assert b == len(x) == len(batch.teacher) == len(batch.real) == len(batch.last)
         assert b == 6 - len({*broken} - {3}) and batch.missing == 1                  # 3: no clip
         assert not batch.last.any()
         assert torch.equal(run.averaged[-1][0], x) and run.averaged[-1][1] is batch.real

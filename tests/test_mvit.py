@@ -54,7 +54,7 @@ def test_features_are_torchvisions_before_its_classifier():
     body.head[1].weight.copy_(torch.eye(16))
     body.head[1].bias.zero_()
     clips = random_clips(3)
-    torch.testing.assert_close(model.features(clips), body(clips))
+    torch.testing.assert_close(model.class_token(clips), body(clips))
     x = body(clips) @ model.head.weight.T + model.head.bias
     torch.testing.assert_close(model(clips), x / x.norm(dim=1, keepdim=True))
 

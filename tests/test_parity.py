@@ -93,7 +93,7 @@ def test_released_weights_give_the_released_numbers(path):
     denoised, noisy = model.forecast_next(x.unflatten(0, (len(noise), -1)), torch.stack(
         [torch.zeros_like(noise), noise], 1)).unbind(1)
     cosine = functional.normalize(denoised, dim=-1) @ content["label_emb"].T        # as they come
-    for name, ours in {"encoder_cls": model.encoder.features(clips), "embedding": x,
+    for name, ours in {"encoder_cls": model.encoder.class_token(clips), "embedding": x,
                        "denoised": denoised, "denoised_from_noise": noisy,
                        "probs": (cosine / model.tau).softmax(-1)}.items():
         assert close(ours, content[name]), name

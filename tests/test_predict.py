@@ -131,7 +131,7 @@ def test_without_a_video(capsys):
     assert len(content["truth"]["futures"]) == len(content["futures"])
     out = capsys.readouterr().out
     assert "test_00003 of the embedded world" in out and "what follows: " in out
-    assert out.count("truth") == 3 and "share that of the samples" in out
+    assert out.count("truth") == 3 and "share is how many samples" in out
     assert run_predict("--seed", "3", "--samples", "7", "--horizon", "2") == content
 
 

@@ -162,7 +162,7 @@ def test_the_released_mvit_equals_one_pair_of_tokens_at_a_time(tmp_path):
          for name, value in released_names(model).items() if "video_encoder" in name}
     clips = torch.randn(2, 3, 4, 32, 32)
     slow = slow_mvit(w, clips, MVIT["stages"], MVIT["heads"], MVIT["kv_stride"])
-    ours = load_released(tmp_path / "x.pyth").encoder.features(clips)
+    ours = load_released(tmp_path / "x.pyth").encoder.class_token(clips)
     assert (ours - slow).norm() < 1e-5 * slow.norm()
 
 
@@ -324,7 +324,7 @@ def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path, capsys, l
     assert f.blocks[0].temporal_fc.weight.any() and not f.blocks[1].temporal_fc.weight.any()
     assert not f.time_embed.any()
     f.blocks[0].temporal_fc.weight.zero_()
-    torch.testing.assert_close(f.features(pixels[:, :, None]), feature(pixels), rtol=1e-4,
+    torch.testing.assert_close(f.class_token(pixels[:, :, None]), feature(pixels), rtol=1e-4,
                                atol=1e-5)
 
 

@@ -157,7 +157,7 @@ def plan_memory(settings, model, device):
 class Batch:
     """What one step learns from."""
     clips: torch.Tensor        # (C, F, 3, H, W) uint8, this process's; or embeddings (B, N, D)
-    features: torch.Tensor     # (B, N, D) the teacher's, of which soft targets are made
+    teacher: torch.Tensor      # (B, N, D) its features, of which soft targets are made
     real: torch.Tensor         # (B, N) bool, False = padding
     last: torch.Tensor         # (B,) bool, the missing clips are the last ones, as in forecasting
     missing: int = 1           # P

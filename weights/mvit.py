@@ -57,7 +57,7 @@ class MViT(nn.Module):
         nn.init.trunc_normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
 
-    def features(self, clips):
+    def class_token(self, clips):
         """The class token after the last LayerNorm, before the head: (B, width of the last stage).
 
         clips: (B, 3, F, H, W) float, RGB, normalized as the weights expect; else ValueError.
@@ -69,5 +69,5 @@ class MViT(nn.Module):
         return self.body(clips)
 
     def forward(self, clips):
-        """x_i = f(v_i): clips (B, 3, F, H, W) float -> (B, D), length 1; raises as `features`."""
-        return functional.normalize(self.head(self.features(clips)), dim=-1)
+        """x_i = f(v_i): clips as in `class_token` -> (B, D), length 1."""
+        return functional.normalize(self.head(self.class_token(clips)), dim=-1)
