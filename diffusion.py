@@ -94,18 +94,6 @@ def add_noise(z0, noise, alpha_bar):
     return signal.sqrt() * z0 + (1 - signal).sqrt() * noise
 
 
-def start_from_zero(zt, t, levels, share):
-    """Replace `share` of the rows by x_j^T = 0, where the approximate inference starts.
-
-    A row is noised with N(0, I), so h would never see zeros at level T otherwise. With share 1 h
-    predicts from the other clips alone: masked prediction, the paper's ablation.
-
-    Args: zt (B, P, D), t (B,) int64 as for h; levels: T. Returns: both, changed.
-    """
-    zero = torch.rand(len(zt), device=zt.device) < share                              # (B,)
-    return zt.masked_fill(zero[:, None, None], 0), t.masked_fill(zero, levels - 1)
-
-
 def sample(predict, noise, alpha_bar):
     """Denoise x_j^T step by step (Sec. 3.3).
 

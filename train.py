@@ -121,7 +121,7 @@ def main(settings):
     import torch
 
     from data import missing_clips, pick
-    from diffusion import add_noise, start_from_zero
+    from diffusion import add_noise
     from losses import match, mc_loss, mse_loss, xe_loss
     from pseudo_labels import soft_targets
     from support import parallel
@@ -131,7 +131,6 @@ def main(settings):
     parallel.start(settings.device)
     run = Pretraining(settings)                            # data, teacher, model, resuming
     model, levels = run.model, len(run.model.alpha_bar)
-    zeros = 1.0 if settings.order == "mask" else 0.5       # share of queries with x_j^T = 0
     for stage in run.stages:
         optimizer = run.make_optimizer(stage)              # SGD, AdamW; AdamW for h alone
         for batch in run.batches(stage, optimizer):
@@ -147,7 +146,8 @@ def main(settings):
                     z0 = model.standardize(xj)
                     t = torch.randint(levels, j.shape[:1], device=j.device)        # t ~ U[1, T]
                     zt = add_noise(z0, torch.randn_like(z0), model.alpha_bar[t])   # Eq. 2
-                    zt, t = start_from_zero(zt, t, levels, zeros)
+                    if settings.order == "mask":                   # h sees nothing of x_j
+                        zt, t = torch.zeros_like(zt), torch.full_like(t, levels - 1)
                     z_hat = model.denoise(zt, x, observed, j, t)                   # Eq. 5
                     x_hat = model.standardize.inverse(z_hat)
                     mse = mse_loss(x_hat, xj)                          # Eq. 9, of x and not of z

@@ -84,20 +84,6 @@ def test_add_noise_refuses_to_broadcast():
         diffusion.add_noise(draw(2, 1, 4), draw(4), ALPHA_BAR[0])
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_a_share_of_the_queries_starts_from_zero_at_the_last_level(share):
-    """Catches: x_j^T = 0 at another level than inference has it, some of the clips that are missing
-    together, another share, a caller's tensor that is written to."""
-    zt, t = draw(2000, 2, 3), torch.arange(2000) % 4
-    kept, before = zt.clone(), t.clone()
-    found, level = diffusion.start_from_zero(zt, t, 4, share)
-    zero = (found == 0).all(-1).all(-1)
-    assert zero.sum().item() == pytest.approx(2000 * share, abs=100 * (share == 0.5))
-    assert torch.equal(found, zt * ~zero[:, None, None])
-    assert torch.equal(level, torch.where(zero, 3, t)) and level.dtype == torch.int64
-    assert torch.equal(zt, kept) and torch.equal(t, before)
-
-
 # --- Sec. 3.3 ---
 def made_up_h(zt, t):
     """Some h: another result for every input, level, coordinate and clip missing together."""
