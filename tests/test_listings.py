@@ -127,6 +127,12 @@ def test_list_at_fault_is_named_with_its_line(tmp_path, name, text, message):
     assert str(caught.value).startswith(f"{tmp_path}/list:") and "\n" not in str(caught.value)
 
 
+def test_a_released_list_is_not_infilled(tmp_path):
+    """Catches: a traceback."""
+    with pytest.raises(BadInput, match="list: holds no whole videos; --task infill needs COIN"):
+        load_released_csv(written(tmp_path, STEPS), "infill")
+
+
 # ---- real files --------------------------------------------------------------------------------
 @pytest.mark.skipif(not REAL.is_dir(), reason="no shared")
 def test_real_files():
