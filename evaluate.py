@@ -50,9 +50,6 @@ class EvaluateSettings(LabeledSettings):
         self.default("task", "classify" if self.data == "epic" else "forecast")
         super().__post_init__()
         adopt_teacher(self, self.checkpoint)
-        csv = self.data == "coin" and self.annotations.suffix == ".csv"
-        check(not csv or self.min_steps == 2, "min_steps", self.min_steps,
-              "has no effect with a csv, which lists its samples")
 
 
 def main(settings):

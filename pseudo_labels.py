@@ -12,9 +12,8 @@ appendix B for the prompts.
     B videos, N clips, F frames, K phrases, D embedding.
 
 The teacher is any open_clip model: ViT-B/16 with OpenAI's weights for real videos
-(weights/teacher.py), a tiny one for the embedded world (toy/teacher.py).
-
-    python pseudo_labels.py --phrases phrases.txt --out texts.npz       # g, once for all phrases
+(weights/teacher.py), a tiny one for the embedded world (toy/teacher.py). As a command this file
+embeds a list of phrases.
 """
 if __name__ == "__main__":                  # before torch is imported: --help does not need it
     from files.commands import embed_texts
@@ -22,6 +21,7 @@ if __name__ == "__main__":                  # before torch is imported: --help d
 
 import torch
 from torch.nn import functional
+from torchvision.transforms.v2 import functional as transform
 from tqdm import tqdm
 
 # 4 x 7 action templates (the paper's footnote: those of CLIP for Kinetics-700).
@@ -34,13 +34,8 @@ PROMPTS = tuple(f"{what} of {how}" for what in ("a photo", "a video", "a example
 
 def fit(pixels, size):
     """(n, 3, H, W) float, 0-255 -> (n, 3, size, size) as CLIP does: short side resized, cropped."""
-    H, W = pixels.shape[-2:]
-    if (H, W) != (size, size):
-        H, W = H * size // min(H, W), W * size // min(H, W)
-        pixels = functional.interpolate(pixels, (H, W), mode="bicubic", antialias=True)
-        top, left = round((H - size) / 2), round((W - size) / 2)
-        pixels = pixels[..., top:top + size, left:left + size].clamp(0, 255)   # bicubic overshoots
-    return pixels
+    pixels = transform.resize(pixels, [size], transform.InterpolationMode.BICUBIC)
+    return transform.center_crop(pixels, [size]).clamp(0, 255)             # bicubic overshoots
 
 
 class Teacher:

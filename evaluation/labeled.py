@@ -8,8 +8,8 @@ import torch
 
 from data import EPIC_FRAMES, PIECES, classify_samples, samples_of, view_of
 from files import listings
-from files.annotations import load_text_embeddings
-from files.sources import VideoSource, load_listed, open_coin_features, require_videos
+from files.annotations import load_coin, load_text_embeddings
+from files.sources import VideoSource, open_coin_features, require_videos
 from files.video import find_videos
 from pseudo_labels import Teacher
 from support.command import require
@@ -108,8 +108,11 @@ def open_labeled(settings, split, model, path, device, required=True, with_teach
         return source, cached_texts(teacher, grammar.STEPS) if named else None
     if epic:
         view, videos = view._replace(frames=EPIC_FRAMES), listings.load_epic(settings.annotations)
+    elif settings.annotations.suffix == ".csv":        # it holds one split, and no names
+        videos, names = listings.load_released_csv(settings.annotations, settings.task), None
     else:
-        videos, names = load_listed(settings.annotations, settings.task, split)
+        videos, names = load_coin(settings.annotations)
+        videos = [video for video in videos if video.split == split and video.steps]
     if settings.steps:
         names = listings.load_steps(settings.steps)
     require(not teacher or names, f"{settings.annotations}: a csv has no class names; add --steps "

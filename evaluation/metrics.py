@@ -11,7 +11,6 @@ import math
 import torch
 
 
-
 def percent(hits):
     """Mean of hits or of chances (M,) -> percent, unrounded; None where M = 0."""
     return 100 * float(hits.double().mean()) if len(hits) else None
@@ -28,32 +27,20 @@ def topk_correct(scores, labels, k):
     return ahead.sum(1) < min(k, scores.shape[1])
 
 
-def mean_class(correct, labels):
-    """Accuracy within each class that occurs, averaged: correct (M,) bool, labels (M,) -> float."""
-    size = torch.bincount(labels)
-    hits = torch.bincount(labels[correct], minlength=len(size))
-    return float((hits.double() / size)[size > 0].mean())
-
-
 def by_class(correct, labels, K):
-    """Percent correct of each of K classes, None where there is none: as `mean_class` -> a list."""
+    """Percent correct of each of K classes, None if none occurs: (M,) bool, (M,) -> a list."""
     size = torch.bincount(labels, minlength=K)
     hits = torch.bincount(labels[correct], minlength=K)
     return [100 * h / n if n else None for h, n in zip(hits.tolist(), size.tolist())]
 
 
 def accuracy_rows(columns):
-    """Rows top1, top5 and mean_class, in percent: columns {name: (scores (M, S), labels (M,))}.
+    """Rows top1 and top5, in percent: columns {name: (scores (M, S), labels (M,))}.
 
     A column without scores (None) stays None.
     """
-    def row(measure):
-        return {name: None if scores is None else measure(scores, y)
-                for name, (scores, y) in columns.items()}
-
-    return {"top1": row(lambda p, y: percent(topk_correct(p, y, 1))),
-            "top5": row(lambda p, y: percent(topk_correct(p, y, 5))),
-            "mean_class": row(lambda p, y: 100 * mean_class(topk_correct(p, y, 1), y))}
+    return {f"top{k}": {name: None if scores is None else percent(topk_correct(scores, y, k))
+                        for name, (scores, y) in columns.items()} for k in (1, 5)}
 
 
 def oracle_correct(draws, labels):

@@ -1,7 +1,7 @@
 """The printed table of evaluate.py: its JSON content as rows, each number with what it is."""
 MEANINGS = {
     "top1": "% right", "top5": "% right among the first five", "baselines": "% right",
-    "mean_class": "% right, mean of classes", "motion_only": "% right, steps alike but for motion",
+    "motion_only": "% right, steps alike but for motion",
     "held_out": "% right, steps that no narration names", "truth": "what the grammar allows",
     "deviation": "of these percentages, over draws of the noise",
     "samples": "Monte Carlo samples of each forecast", "zero_noise": "the model, one forecast",

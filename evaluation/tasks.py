@@ -1,9 +1,4 @@
-"""Rows of the tables of all tasks but forecasting.
-
-    classify    Sec. 4.2, Table 2        which step a clip shows
-    actions     Table 3, appendix B      which action of EPIC-Kitchens-100
-    activity    appendix C, Table A      which activity a video shows
-    infill      Sec. 3.1                 which step is missing, from those before and after it
+"""Rows of the tables of all tasks but forecasting: see evaluate.py.
 
 M samples of a task, N clips of each, Q Monte Carlo samples, S steps (the label set), D embedding.
 """

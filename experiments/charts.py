@@ -1,12 +1,9 @@
-"""Charts: curves of training (Eq. 7), a forecast (Fig. 3).
-
-    python -m experiments.charts --run runs/pretrain                # the terms of the loss
+"""Charts: curves of training (Eq. 7), `python -m experiments.charts`; a forecast (Fig. 3).
 
 Only this file needs matplotlib. Forecasts are solid blue, true values hatched.
 """
 import itertools
 import json
-import sys
 import textwrap
 from collections import Counter, defaultdict
 from contextlib import suppress
@@ -18,7 +15,8 @@ from support.command import PICTURES, WHAT, BadInput, Settings, opt, quiet, run,
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#007A5A", "#666666"     # Okabe and Ito's, darker
 TRUE = {"facecolor": "white", "edgecolor": "black", "hatch": "/////", "linewidth": 0.6}
-STYLE = {"font.size": 8, "axes.titlelocation": "left", "axes.spines.top": False,
+STYLE = {"font.family": ["DejaVu Sans", "Noto Sans CJK SC", "Noto Sans", "Arial Unicode MS"],
+         "font.size": 8, "axes.titlelocation": "left", "axes.spines.top": False,
          "axes.spines.right": False, "legend.frameon": False, "savefig.dpi": 125,
          "svg.fonttype": "none", "text.parse_math": False}     # SVG with text; $ is no formula
 NEXT = 6                      # next steps that a figure has room for
@@ -47,29 +45,10 @@ def new_figure(width, height):
     return require().figure.Figure((width, height), layout="constrained")
 
 
-def choose_fonts(figure):
-    """Add installed fonts until they have all letters drawn; one that none has becomes a box."""
-    texts, fonts = figure.findobj(require().text.Text), require().font_manager.fontManager.ttflist
-    absent, families = {ord(c) for text in texts for c in text.get_text() if c.isprintable()}, []
-    for font in sorted(fonts, key=lambda f: (f.name != "DejaVu Sans", f.style, f.weight != 400)):
-        face = require().ft2font.FT2Font(font.fname)
-        if face.scalable and "Last Resort" not in font.name and absent & face.get_charmap().keys():
-            absent -= face.get_charmap().keys()
-            families.append(font.name)
-        if not absent:
-            break
-    for text in texts:
-        text.set_fontfamily(families or None)
-    if absent:
-        print(f"note: no installed font has {len(absent)} of the letters drawn, such as "
-              f"{chr(min(absent))}; the figure shows boxes", file=sys.stderr)
-
-
 def save(path, draw, *args):
     """Write the figure of draw(*args) in the format of the suffix, whole or not at all."""
     with require().rc_context(STYLE), quiet():         # matplotlib warns of each letter in no font
         figure = draw(*args)
-        choose_fonts(figure)
         write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:] or "png"))
 
 

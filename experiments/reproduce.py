@@ -1,7 +1,4 @@
-"""Every figure in README.md and docs/ by one command: the runs, then the tables.
-
-    python -m experiments.reproduce                                    # all tables, five seeds
-    python -m experiments.reproduce forecasting,table-4 --seeds 100
+"""Every figure in README.md and docs/ by `python -m experiments.reproduce`: runs, then tables.
 
 tables.toml says which runs there are, how each is evaluated, and where the numbers of each cell
 come from. A run is trained, fine-tuned and evaluated once, by train.py and evaluate.py, in

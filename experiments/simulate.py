@@ -1,6 +1,4 @@
-"""A features file for COIN's step orders without COIN's videos.
-
-    python -m experiments.simulate --annotations COIN.json --text-embeddings T.npz --out F.npz
+"""A features file for COIN's step orders without COIN's videos: docs/results.md.
 
 Each window of 4 s has the text embedding of the step at its middle, or the mean text outside of
 steps, plus Gaussian noise, scaled to unit length. Noise of norm 2.95 leaves 57 % of the windows

@@ -9,10 +9,11 @@ import tomllib
 from pathlib import Path
 
 from files.text import read_json
-from support.command import require, write_json
+from support.command import write_json
 from toy import grammar
 
 SPECIFIED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+JSON = "a JSON file of evaluate.py"
 RECIPES, EVALUATIONS, TABLES = (SPECIFIED[part] for part in ("recipes", "evaluations", "tables"))
 
 
@@ -38,12 +39,6 @@ def needs(names):
     return needed
 
 
-def read_object(path):
-    """A JSON object; BadInput if the file holds none."""
-    content = read_json(path, "a JSON file of evaluate.py")
-    require(isinstance(content, dict), f"{path}: no object; a JSON file of evaluate.py is needed")
-    return content
-
 
 def number_at(content, key):
     """The number of a JSON object at a key, or None: "a.1" is content["a"][1].
@@ -65,12 +60,12 @@ def number_at(content, key):
 
 def collect(out, path):
     """Put the numbers of the runs in the folder `out` into results.json -> its content."""
-    results = read_object(path) if path.exists() else {}
+    results = read_json(path, JSON) if path.exists() else {}
     for cell in our_cells(TABLES):
         recipe, evaluation, key = cell.split(" ", 2)
         for file in out.glob(f"{recipe}-*/{evaluation}.json"):
             seed = file.parent.name.removeprefix(f"{recipe}-")         # "mask-1" of "coin-mask-1"
-            number = number_at(read_object(file), key) if seed.isdecimal() else None
+            number = number_at(read_json(file, JSON), key) if seed.isdecimal() else None
             if number is not None:
                 results.setdefault(cell, {})[seed] = number
     write_json(path, {cell: dict(sorted(results[cell].items())) for cell in sorted(results)})

@@ -33,8 +33,7 @@ def load_coin(path):
 
     BadInput names the file, and the line and the video where it is about one.
     """
-    data = read_json(path, "COIN.json")
-    database = data.get("database") if isinstance(data, dict) else None
+    database = read_json(path, "COIN.json, with a \"database\",").get("database")
     require(isinstance(database, dict) and database, f'{path}: no videos under "database"; needed '
             'is {"database": {video: {"subset", "recipe_type", "annotation"}}} as in COIN.json')
     videos, names = [], {}

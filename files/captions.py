@@ -35,7 +35,7 @@ class Captions(dict):
     def __init__(self, path):
         self.path = path = Path(path)
         data = list_folder(path) if path.is_dir() else read_json(path, JSON, errors="replace")
-        require(isinstance(data, dict) and data, f"{path}: no videos in it; {JSON} is needed")
+        require(data, f"{path}: no videos in it; {JSON} is needed")
         super().__init__(data)
 
     def sentences(self, name):

@@ -75,10 +75,8 @@ class TextSettings(Settings):
     """Embed phrases, or step names, with CLIP: the mean over 28 prompts, not normalized."""
     phrases: Path = opt("file with a phrase per line, or phrase,count,concreteness", None, DATA,
                         required=True)
-    clip: str = opt("open_clip model, or local-dir:DIR with open_clip_config.json and weights; "
-                    "OpenAI's weights need a -quickgelu model", CLIP, DATA)
-    clip_weights: str = opt("open_clip's tag of the weights (downloaded once), or a file; default "
-                            "openai, and DIR's own with local-dir:DIR", None, DATA)
+    clip: str = opt("the teacher: open_clip model, or local-dir:DIR", CLIP, DATA)
+    clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None, DATA)
     out: Path = opt("npz to write: names (K,) and embeddings (K, D)", Path("texts.npz"), file=())
     device: str = opt("auto: a CUDA GPU if there is one", "auto")
 

@@ -2,9 +2,7 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 ("a pool of step descriptions in the
 form of verb phrases") and 4; the rule is that of Shen et al., CVPR 2021, on a dependency parse.
-
-    verb + particle + object                                    take off + the covers
-    the same + preposition + its object, if the verb has one    put + a link + in + the box
+"take off the covers" and "put a link in the box" are such phrases: see `verb_phrases`.
 
 Each entry of a narration is parsed alone: a phrase split between two entries is not found. The
 released file has each phrase's concreteness in a third column, at least 4.2; here it is empty.

@@ -199,11 +199,3 @@ def open_folder(folder, caption_path, ids, view, teacher=None, cached=None):
     names = listings.load_ids(ids) if ids else captions or sorted(paths)
     return require_videos(VideoSource([Video(name) for name in names], paths, view, teacher,
                                       captions, cached), folder)
-
-
-def load_listed(annotation_file, task, split):
-    """Videos of a split of COIN.json, class names; or those of a released csv (one split), None."""
-    if annotation_file.suffix == ".csv":
-        return listings.load_released_csv(annotation_file, task), None
-    videos, names = annotations.load_coin(annotation_file)
-    return [video for video in videos if video.split == split and video.steps], names

@@ -61,10 +61,12 @@ def without_repeats(pairs):
 
 
 def read_json(path, need, errors="strict"):
-    """The content of a JSON file."""
+    """The content of a JSON file that holds an object: a dict."""
     text = read_text(path, need, errors)
     try:
-        return json.loads(text, object_pairs_hook=without_repeats)
+        content = json.loads(text, object_pairs_hook=without_repeats)
     except (RecursionError, ValueError) as error:      # nested too deeply, a number of 4301 digits
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise BadInput(f"{path}{line}: not valid JSON: {error}; {need} is needed") from None
+    require(isinstance(content, dict), f"{path}: no JSON object; {need} is needed")
+    return content

@@ -160,7 +160,7 @@ def test_folder_is_listed_without_opening_anything(tmp_path, monkeypatch):
     ("v.srt", "1\n00:00:01,000 --> soon\na\n", "v.srt:2: '00:00:01,000 --> soon' is not a time"),
     ("v.vtt", "WEBVTT\n\n00:61 - 00:62\na\n\n1 --> 2\nb\n", "v.vtt:6: '1 --> 2' is not a time"),
     ("c.json", '{"v":\n{"start": [', "c.json:2: not valid JSON.*a folder of narrations"),
-    ("c.json", "[]", "c.json: no videos in it"),
+    ("c.json", "[]", "c.json: no JSON object"),
     ("c.json", "[" * 100_000, "c.json: not valid JSON: .*recursion"),
     ("c.json", '{"v": {}, "v": {}}', "c.json: not valid JSON: the key 'v' is there 2 times"),
     ("c.json", "1" * 5_000, "c.json: not valid JSON: .*4300 digits"),

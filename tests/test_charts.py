@@ -106,25 +106,6 @@ def test_training_curves(drawing, tmp_path, capsys):
     assert out.read_bytes().startswith(b"%PDF") and capsys.readouterr().out == f"{out}\n"
 
 
-def test_letters_of_other_scripts(drawing, tmp_path, monkeypatch, capsys, recwarn):
-    """Catches: boxes where an installed font has the letter; a warning for each letter."""
-    manager = charts.require().font_manager
-    fonts = {name: next(font for font in manager.fontManager.ttflist if font.name == name)
-             for name in ("STIXGeneral", "DejaVu Sans")}
-    sans, stix = ({*manager.get_font(fonts[name].fname).get_charmap()} for name in (
-        "DejaVu Sans", "STIXGeneral"))
-    monkeypatch.setattr(manager.fontManager, "ttflist", [*fonts.values()])
-    letter = next(chr(code) for code in sorted(stix - sans) if chr(code).isprintable())
-    for text, families, notes in ((f"a{letter}", ["DejaVu Sans", "STIXGeneral"], 0),
-                                  ("a\U00013000\U00013001", ["DejaVu Sans"], 1)):
-        figure = charts.new_figure(1, 1)
-        figure.suptitle(text)
-        charts.save(tmp_path / "a.png", lambda: figure)
-        assert figure.texts[0].get_fontfamily() == families
-        assert capsys.readouterr().err.count("note: no installed font has 2 of") == notes
-    assert not recwarn.list
-
-
 def test_the_page_shows_each_picture_with_its_text_and_code(drawing, trained, here):
     """Catches: a picture that cannot be drawn, or stands by another's text; code left out."""
     call("tour.py", "--checkpoint", str(trained / "diffusion"), "--video", "1", "--after", "2",

@@ -155,7 +155,6 @@ FEATURES = ("--features", "f", "--text-embeddings", "t")
     (TrainSettings, [*COIN, *FEATURES, "--encoder", "mvit"], "--encoder mvit"),
     (EvaluateSettings, [*COIN, "--videos", "v", "--features", "f"], "--features f"),
     (EvaluateSettings, ["--data", "epic", "--annotations", "a"], "--videos"),
-    (EvaluateSettings, [*COIN[:3], "a.csv", *FEATURES, "--min-steps", "3"], "--min-steps 3"),
     (FinetuneSettings, ["--data", "epic", "--task", "forecast"], "--task forecast"),
     (PredictSettings, ["--steps", "a", "--text-embeddings", "b"], "--steps a"),
     (PredictSettings, ["--keyframes", __file__], "--keyframes"),

@@ -232,9 +232,8 @@ def measure(*argv):
 
 def require_forecast_keys(content):
     """The forecast JSON has exactly the keys promised, in order; every number is one or null."""
-    assert list(content) == HEAD + ["samples", "top1", "top5", "mean_class", "deviation",
-                                    "distinct", "baselines", "truth", "by_class_bayes",
-                                    "by_class"] + TAIL
+    assert list(content) == HEAD + ["samples", "top1", "top5", "deviation", "distinct",
+                                    "baselines", "truth", "by_class_bayes", "by_class"] + TAIL
     assert list(content["top1"]) == ["zero_noise", "expectation", "oracle", "oracle_softmax"]
     assert list(content["top5"]) == ["zero_noise", "expectation"]
     assert list(content["baselines"]) == ["random", "unigram", "clip", "bigram", "bigram_soft"]

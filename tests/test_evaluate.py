@@ -136,10 +136,6 @@ def by_class(scores, y):
     return metrics.by_class(metrics.topk_correct(scores, y, 1), y, S)
 
 
-def mean_class(scores, y):
-    return np.mean([value for value in by_class(scores, y) if value is not None])
-
-
 def forecasts_of(source):
     """Each forecast: its video, the middles of its 8 clips (s), the next step."""
     for v, video in enumerate(source.videos):
@@ -225,7 +221,6 @@ def test_the_forecast_table_equals_counting(tmp_path, monkeypatch):
                  "oracle": oracle(p, y),
                  "oracle_softmax": 100 * (1 - (1 - fitted) ** Q).mean().item()},
         "top5": {"zero_noise": top(zero, y, 5), "expectation": top(p.mean(1), y, 5)},
-        "mean_class": {"zero_noise": mean_class(zero, y), "expectation": mean_class(p.mean(1), y)},
         "deviation": {"expectation": spread[0], "oracle": spread[1]},
         "baselines": {"random": 100 / S, "unigram": top(seen, y), "clip": top(teacher, y),
                       "bigram": top(hard, y), "bigram_soft": top(soft, y)}}
@@ -301,8 +296,7 @@ def test_the_classification_table_equals_counting():
         p[name] = torch.stack([p_of(rows[v][[
             int((start + end) / 2 + i * max(end - start - 9, 0) / 2) for i in (-1, 0, 1)]],
             tau).mean(0) for v, (start, end, _) in steps])
-    expected = {**{f"top{k}": {name: top(p[name], y, k) for name in p} for k in (1, 5)},
-                "mean_class": {name: mean_class(p[name], y) for name in p}}
+    expected = {f"top{k}": {name: top(p[name], y, k) for name in p} for k in (1, 5)}
     for kind, names in (("held_out", grammar.HELD_OUT),
                         ("motion_only", sum(grammar.MOTION_ONLY, ()))):
         own = [i for i, label in enumerate(y) if grammar.STEPS[label] in names]

@@ -122,7 +122,7 @@ def test_a_signal_ends_all_runs(monkeypatch, number, status):
 @pytest.mark.parametrize("flags, line", [
     (("nothing",), "nothing: no such table; there are summary, "),
     (("--seeds", "1,x"), "--seeds 1,x: must be numbers"),
-    (("--out", "bad"), "bad/mask-1/forecast.json: no object; a JSON file of evaluate.py is needed"),
+    (("--out", "bad"), "bad/mask-1/forecast.json: no JSON object; a JSON file of evaluate.py"),
     (("--pages", "gone"), "No such file or directory: ")])
 def test_bad_input_is_one_line(capsys, flags, line):
     """Catches: a traceback, or a set of runs begun before the flags are checked."""
@@ -162,7 +162,7 @@ def test_tables_are_whole():
 
 def test_the_pages_tables_are_those_of_the_runs():
     """Catches: a figure typed by hand, or measured again and not written to the page."""
-    results = tables.read_object(ROOT / "experiments/results.json")
+    results = json.loads((ROOT / "experiments/results.json").read_text())
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         text = page.read_text(encoding="utf-8")
         assert tables.fill(text, results) == text, page

@@ -123,8 +123,7 @@ def set_up(settings):
     check(settings.task == "classify" or arguments["denoiser"], "init", settings.init,
           f"holds no h, nor its size; --task {settings.task} trains one (give a checkpoint of "
           "train.py, or of ProcedureVRL before it was fine-tuned)")
-    source, texts = open_labeled(settings, "train", init, settings.init, device,
-                                 with_teacher=False)
+    source, texts = open_labeled(settings, "train", init, settings.init, device, with_teacher=False)
     given = source.features.embedding if settings.features else texts
     if given is not None and matches_texts(init):
         require_width(init, given, settings.init)

@@ -23,7 +23,7 @@ from files.sources import open_coin_features, open_folder
 from model import encode_parts
 from pseudo_labels import estimate_tau
 from support import parallel
-from support.command import BadInput, check, require
+from support.command import check, require
 from support.device import memory_of, mixed_precision, pick_device, send
 from support.workers import prefetch
 from toy import grammar, render
@@ -98,19 +98,16 @@ def open_model(settings, resumed, device):
     report_missing(source, settings)
     require(len(phrases.unique(dim=0)) > 1, f"{settings.phrases or settings.text_embeddings}: all "
             "texts are the same; at least two different ones are needed")
+    if resumed:
+        model = resumed["model"].to(device)
+        require(same_texts(model.phrases, phrases), f"--resume: {settings.out} was trained with "
+                "other phrases, or another teacher, than are given now; give the same")
+        return model, resumed["arguments"], source
     torch.manual_seed(settings.seed)
     denoiser = {**SIZES[size]["denoiser"], "clips": PIECES + settings.missing}
     arguments = {"encoder": encoder, "denoiser": denoiser, "order": settings.order, **arguments}
     model = build_model(phrases, **arguments).to(device)
-    if resumed:
-        require(same_texts(resumed["model"]["phrases"], phrases), f"--resume: {settings.out} was "
-                "trained with other phrases, or another teacher, than are given now; give the same")
-        try:
-            model.load_state_dict(resumed["model"])
-        except RuntimeError as error:
-            raise BadInput(f"--resume: the checkpoint in {settings.out} does not fit this code: "
-                           f"{error}") from None
-    elif start is not None:
+    if start is not None:
         fill(settings.init, model, start)
     return model, arguments, source
 

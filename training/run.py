@@ -53,8 +53,7 @@ def prepare_run(settings):
     has = any((settings.out / name).exists() for name in (NEWEST, BEFORE))
     if settings.resume and has:
         need = 'the {"settings": {..}} with which the run began'
-        before = read_json(path, need)
-        before = before.get("settings") if isinstance(before, dict) else None
+        before = read_json(path, need).get("settings")
         require(isinstance(before, dict), f"{path}: {need} is needed to resume")
         for name, value in config.items():
             check(value == before.get(name) or name in MAY_CHANGE, name, value,
@@ -79,7 +78,7 @@ def last_checkpoint(out):
         content = read_whole(path)
     require(type(content.get("step")) is int and {"stage", "optimizer"} <= content.keys(),
             f"{path}: was not saved by a training run; nothing to resume")
-    content["model"] = build_ours(path, content).state_dict()
+    content["model"] = build_ours(path, content)
     if path.name == BEFORE:
         print(f"{out / NEWEST}: missing or damaged; going on from {BEFORE}, step {content['step']}")
         parallel.gather_objects(None)                  # all processes have read it

@@ -24,9 +24,10 @@ from weights.names import (HEAD_WIDTH, join_classifiers, plain_tensors, publishe
 
 OURS = {"arguments", "model"}        # what each checkpoint of ours holds
 # Types of the arguments of ours; those of LISTS are lists of such values.
-KINDS = {(int,): "image patch frames width depth heads kv_stride layers clips stages classes",
-         (int, float): "tau teacher_tau seconds pixels alpha_bar dropout",
-         (str,): "order task kind witness"}
+KINDS = {name: types for types, names in (
+    ((int,), "image patch frames width depth heads kv_stride layers clips stages classes"),
+    ((int, float), "tau teacher_tau seconds pixels alpha_bar dropout"),
+    ((str,), "order task kind witness")) for name in names.split()}
 LISTS = "stages", "classes", "pixels", "alpha_bar"
 NEEDED = "tau", "teacher_tau", "order"                         # the others may be None
 
@@ -34,16 +35,12 @@ NEEDED = "tau", "teacher_tau", "order"                         # the others may 
 # --- From plain arguments to a model ---
 def is_possible(name, value):
     """Whether an argument can be that: of its type, a number above 0 and at most a million."""
-    types = next((types for types, names in KINDS.items() if name in names.split()), None)
-    if types is None or value is None and name not in NEEDED:
+    if name not in KINDS or value is None and name not in NEEDED:
         return True
-
-    def is_good(one):
-        return type(one) in types and (type(one) is str or 0 < one <= 10 ** 6
-                                       or name == "dropout" and one == 0)
-    if name in LISTS:
-        return isinstance(value, (list, tuple)) and all(map(is_good, value))
-    return is_good(value)
+    values = value if name in LISTS else [value]
+    return isinstance(values, (list, tuple)) and all(
+        type(one) in KINDS[name] and (type(one) is str or 0 < one <= 10 ** 6
+                                      or name == "dropout" and one == 0) for one in values)
 
 
 def check_arguments(arguments, count):
@@ -133,8 +130,7 @@ def convert_published(path, content, heads):
         raise BadInput(f"{path}: not a checkpoint of train.py, nor one of TimeSformer, DistantSup "
                        f"or ProcedureVRL ({type(error).__name__}: {error}, among {len(w)} tensors)"
                        "; image models are for --init of pre-training") from None
-    absent = [name for name in own
-              if name not in tensors or tensors[name].shape != own[name].shape]
+    absent = [name for name in own if name not in tensors or tensors[name].shape != own[name].shape]
     require(not absent, f"{path}: missing or of another shape: {group_names(absent)}; needed is an "
             f"MViT-v2 or a TimeSformer with divided space-time attention: {arguments}")
     model = build_model(phrases, **arguments)
@@ -162,11 +158,7 @@ def load_model(path, heads=None):
 
 
 def load_released(path, heads=None):
-    """A published checkpoint, or one of ours, for inference.
-
-        model = load_released("procedurevrl.pyth")
-        x = model.encoder(clips)                      # (C, 3, F, H, W) float, normalized -> (C, D)
-        x_hat = model.forecast_next(x, noise)         # (B, 8, D), (B, Q, D) -> (B, Q, D)
+    """A published checkpoint, or one of ours, for inference: an example is in docs/weights.md.
 
     In eval mode, its parameters without gradients. heads and Raises: as `load_model`.
     """

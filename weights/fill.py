@@ -17,15 +17,9 @@ from weights.names import fetching, read_content, tensors_of
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"       # the start of the released TimeSformers
 
 
-def group_names(names, every=()):
-    """blocks.0.norm1.weight, blocks.1.norm1.weight -> "blocks.*.norm1.weight (2)".
-
-    every: all names there are. A part all of whose names are given becomes "denoiser.* (48)".
-    """
-    part = {name: name.split(".")[0] for name in [*names, *every]}
-    whole = set(map(part.get, every)) - {part[name] for name in every if name not in names}
-    kinds = Counter(f"{part[name]}.*" if part[name] in whole else
-                    re.sub(r"\.\d+(?=\.)", ".*", name) for name in names)
+def group_names(names):
+    """blocks.0.norm1.weight, blocks.1.norm1.weight -> "blocks.*.norm1.weight (2)"."""
+    kinds = Counter(re.sub(r"\.\d+(?=\.)", ".*", name) for name in names)
     return ", ".join(kind if n == 1 else f"{kind} ({n})" for kind, n in kinds.items())
 
 
@@ -71,12 +65,11 @@ def fill(path, model, tensors):
     for name, value in taken.items():
         own[name].copy_(value)
     print(f"{path}: {len(taken)} of {len(own)} parameters taken")
-    for what, names, every in (
-            ("missing in it", [name for name in own if name not in fitted], own),
-            ("unexpected", [name for name in tensors if name not in own], tensors),
-            ("of another shape", [name for name in fitted if name not in taken], tensors)):
+    for what, names in (("missing in it", [name for name in own if name not in fitted]),
+                        ("unexpected", [name for name in tensors if name not in own]),
+                        ("of another shape", [name for name in fitted if name not in taken])):
         if names:
-            print(f"  {what}: {group_names(names, every)}")
+            print(f"  {what}: {group_names(names)}")
 
 
 def open_start(source):
