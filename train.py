@@ -9,6 +9,9 @@ run continues as if it had never stopped. Several GPUs share a step: support/par
 
     paper          here        shape        meaning
     v_i            batch.clips (C, F, 3, H, W)  clips of B videos, N <= 9 each; last stage: their x
+    -              batch.real  (B, N)       bool, False = padding
+    -              batch.last  (B,)         bool, the last clips are the missing ones; last stage
+    -              batch.teacher (B, N, D)  the teacher's features of the clips
     x_i            x           (B, N, D)    f(v_i), padded
     p'_i           targets     (B, N, K)    soft targets of the teacher, over the K phrases
     j              j           (B, P)       the missing clips; the paper's P is 1
@@ -25,6 +28,7 @@ from support.command import DATA, PAPER, RUN, WHAT, Parser, check, opt, run
 from support.flags import COIN, FEATURES, LabeledSettings, RunSettings, adopt_teacher
 
 HOWTO, NARRATED = ("howto100m",), ("toy", "howto100m")         # kinds of --data with narrations
+# Below: opt(help, default, heading in --help, limits); data=: refused with other kinds of --data.
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ def main(settings):
         optimizer = run.make_optimizer(stage)              # SGD, AdamW; AdamW for h alone
         for batch in run.batches(stage, optimizer):
             with mixed_precision(run.device):
-                x = run.encode(batch)                                          # x_i = f(v_i)
+                x = run.encode(batch)                  # x_i = f(v_i); also updates standardize
                 targets = soft_targets(batch.teacher, model.phrases, model.teacher_tau)
                 j = missing_clips(batch.real, batch.missing, batch.last)
                 observed = batch.real.scatter(1, j, False)
