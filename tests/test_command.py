@@ -236,6 +236,7 @@ def test_a_signal_that_is_swallowed_still_ends_the_command(number, status):
                 os.kill(os.getpid(), number)
                 time.sleep(5)
         write_atomically(Path("copy"), write)
+    signal.signal(signal.SIGINT, signal.default_int_handler)       # ignored in a background job
     with pytest.raises(SystemExit) as end:
         run(main, TrainSettings, [])
     assert end.value.code == status and os.listdir() == []
