@@ -69,8 +69,9 @@ if "--json" in sys.argv:
 
 def test_commands_are_accepted_by_the_scripts():
     """Catches: a flag or a value that train.py or evaluate.py refuses, more steps ahead than the
-    run was trained for, a classifier that is fine-tuned from another run or evaluated elsewhere, a phrase pool that is not found; a recipe
-    that does not exist, a run for a table that was not asked for."""
+    run was trained for, a classifier that is fine-tuned from another run or evaluated elsewhere, a
+    phrase pool that is not found; a recipe that does not exist, a run for a table that was not
+    asked for."""
     settings = reproduce.ReproduceSettings(out=Path("out"), coin=Path("coin"), device="cpu")
     needed = tables.needs(TABLES)
     for recipe, evaluations in needed.items():
