@@ -47,9 +47,8 @@ class Denoiser(nn.Module):
 
     Args:
         dim:    D, width of an embedding.
-        width:  W, width of a token, a multiple of heads, and of 16 (`level` reads W / 4 numbers,
-                half of them sines). None, as published: W = D, tokens are the embeddings
-                themselves, and there is no last LayerNorm.
+        width:  W, width of a token, a multiple of heads and of 16. None, as published: W = D,
+                tokens are the embeddings themselves, and there is no last LayerNorm.
         layers, heads: of the Transformer; the paper has 4 layers.
         clips:  the most clips a video can have, the missing ones included; the paper's 9.
         dropout: share of the tokens' values that are set to zero in training.

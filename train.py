@@ -14,7 +14,7 @@ run continues as if it had never stopped. Several GPUs share a step: support/par
     -              batch.teacher (B, N, D)  the teacher's features of the clips
     x_i            x           (B, N, D)    f(v_i), padded
     p'_i           targets     (B, N, K)    soft targets of the teacher, over the K phrases
-    j              j           (B, P)       the missing clips; the paper's P is 1
+    j              j           (B, P)       the missing clips, P = batch.missing; the paper's is 1
     {i != j}       observed    (B, N)       bool
     x_j^0          xj, z0      (B, P, D)    the missing clips; standardized
     x_j^t          zt          (B, P, D)    z0 noised to level t, counted from 0
