@@ -135,10 +135,11 @@ def noising(forecast):
 
     z_t = sqrt(alpha_bar_t) z_0 + sqrt(1 - alpha_bar_t) noise
 
-    The ninth clip is hidden from h; only noised copies of its embedding are given. Blue points are
-    200 such copies at each of the four levels, drawn as z_t / sqrt(alpha_bar_t) so that the signal
-    stays at the cross, the embedding itself. Points outside the frame are not shown: at the last
-    level the noise has buried the signal, and few points are left.
+    The ninth clip is hidden from h; only noised copies of its embedding are given. The gray points
+    are the phrases of the pool, in the plane of their two main axes; the blue ones are 200 copies
+    at each of the four levels, drawn as z_t / sqrt(alpha_bar_t) so that the signal stays at the
+    cross, the embedding itself. Points outside the frame are not shown: at the last level the noise
+    has buried the signal, and few points are left.
     """
     z0, alpha_bar = forecast.z0.expand_as(forecast.noise), forecast.model.alpha_bar
     zt = [add_noise(z0, forecast.noise, level) for level in alpha_bar]
@@ -166,9 +167,9 @@ def sampling(forecast):
     z_T ~ N(0, I);  x_hat_0 = h(z_t, {x_i}, t);  z_{t-1} = x_hat_0 with z_T's noise at level t - 1
 
     At inference nothing is known of the next clip, so z_T is pure noise. Each line follows one of
-    twenty samples from its noise (small point) through the levels to the embedding where it ends.
-    Different noise ends at different steps. Their shares show how likely each step is; Eq. 11
-    averages the probabilities of the samples instead of counting their picks.
+    twenty samples through the middle of the plane, from its noise (small point) to the embedding
+    where it ends: different noise ends at different steps. Their shares show how likely each step
+    is; Eq. 11 averages the probabilities of the samples instead of counting their picks.
     """
     paths = []
 
@@ -190,6 +191,8 @@ def sampling(forecast):
         axes.plot(x.T, y.T, ".-", color=color, alpha=0.5, linewidth=1, markersize=4, markevery=[0])
         axes.plot(x[:, -1], y[:, -1], marker, color=color, markeredgecolor="white",
                   label=f"{STEPS[step]}: {count} of 20")
+    (left, low), (right, high) = (places.min((0, 1)) - 1, places.max((0, 1)) + 1)
+    axes.set(xlim=(left, right), ylim=(low, high))
     figure.legend(loc="outside right upper")
     return figure
 
