@@ -39,7 +39,6 @@ def needs(names):
     return needed
 
 
-
 def number_at(content, key):
     """The number of a JSON object at a key, or None: "a.1" is content["a"][1].
 
