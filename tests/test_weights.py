@@ -93,9 +93,6 @@ def outputs(model):
         return [model.encoder(clips), *forecasts]
 
 
-def same_outputs(a, b):
-    return all(torch.equal(x, y) for x, y in zip(outputs(a), outputs(b), strict=True))
-
 
 # --- what a published model computes ---
 def slow_mvit(w, clips, stages, heads, kv):
@@ -200,7 +197,8 @@ def test_every_layout_gives_the_same_model(tmp_path, capsys, key, prefix, kind):
     else:
         torch.save({"epoch": 1, key: state, "cfg": "A: 1"} if key else state, tmp_path / "x.pyth")
     loaded = load_released(next(tmp_path.iterdir()), heads=2)
-    assert not loaded.training and same_outputs(loaded, model)
+    assert not loaded.training         # where a tensor lies in memory can change a last bit
+    torch.testing.assert_close(outputs(loaded), outputs(model), rtol=0, atol=1e-6)
     out = capsys.readouterr().out
     assert out.endswith(f"{len(list(model.parameters()))} parameters taken\n")
 
