@@ -93,9 +93,9 @@ def soft_targets_of_a_clip(forecast):
 
     p'_k = softmax_k(cos(teacher(v), y_k) / tau')
 
-    The teacher, a CLIP, looks at the frames of a clip and compares them with every phrase of the
-    pool. Nobody labels the clip: f learns to match these probabilities, and it also learns from
-    what h predicts (picture 8). The teacher sees no order of steps, and it is often unsure.
+    The teacher, a CLIP, compares the frames of a clip, here of the next step, with every phrase of
+    the pool. Nobody labels the clip: f learns to match these probabilities, and it also learns from
+    what h predicts (picture 8). The teacher sees no order of steps. It is sure here, and often not.
     """
     figure, model = charts.new_figure(7.5, 2), forecast.model
     pictures, bars = figure.subfigures(1, 2, width_ratios=(3, 2))
@@ -110,9 +110,9 @@ def matching(forecast):
 
     p(y_k | x_i) = softmax_k(cos(f(v_i), y_k) / tau)
 
-    Every column is one of the eight observed clips, every row a phrase. The encoder f embeds the
-    clip, and its cosine with a phrase gives the phrase's probability. A circle marks the step that
-    the video really shows there.
+    Every column is one of the eight observed clips, every row one of the twelve likeliest phrases.
+    The encoder f embeds the clip, and its cosine with a phrase gives the phrase's probability. A
+    circle marks the step that the video really shows there, if it has a row.
     """
     p = forecast.model.match(forecast.x[:8]).exp()                                 # (8, K)
     rows = p.amax(0).argsort(descending=True)[:12].sort().values.tolist()
@@ -168,8 +168,8 @@ def sampling(forecast):
 
     At inference nothing is known of the next clip, so z_T is pure noise. Each line follows one of
     twenty samples through the middle of the plane, from its noise (small point) to the embedding
-    where it ends: different noise ends at different steps. Their shares show how likely each step
-    is; Eq. 11 averages the probabilities of the samples instead of counting their picks.
+    where it ends: different noise ends at different steps. Their shares estimate how likely each
+    step is; Eq. 11 averages the probabilities of the samples instead of counting their picks.
     """
     paths = []
 

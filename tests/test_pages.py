@@ -15,6 +15,7 @@ PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").gl
 NOT_RUN = {"pip install": "an environment of its own: .ci/run", "pytest": "this is it",
            "torchrun": "tests/test_parallel.py runs two processes", "--init timm": "a download",
            "procedurevrl.pyth": "published weights: tests/test_weights.py runs random ones",
+           "--keyframes": "published weights: tests/test_keyframes.py paints with random ones",
            "EPIC_100": "EPIC-Kitchens' videos: tests/test_actions.py runs made-up ones",
            "experiments.benchmark": "minutes: tests/test_benchmark.py runs its parts",
            "experiments.reproduce": "hours: tests/test_reproduce.py runs it without training"}
