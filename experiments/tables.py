@@ -95,10 +95,14 @@ def markdown(name, results):
     rows = [[format_cell(results.get(cell)) if is_ours(cell) else str(cell) for cell in row]
             for row in TABLES[name]["rows"]]
     text = f"**{TABLES[name]['title']}**\n\n{text_table(TABLES[name]['columns'], rows)}\n"
-    seeds = {recipe: sorted({seed for cell in our_cells([name]) if cell.split(" ")[0] == recipe
-                             for seed in results.get(cell, ())}) for recipe in needs([name])}
-    runs = "; ".join(f"{recipe} {', '.join(seeds[recipe]) or 'not run'}" for recipe in seeds)
-    return text + (f"\nRuns and their seeds: {runs}.\n" if runs else "")
+    runs = {}                                          # {seeds: [recipe and evaluation, ...]}
+    for recipe, evaluations in needs([name]).items():
+        for run in (f"{recipe} {evaluation}" for evaluation in evaluations):
+            seeds = {seed for cell in our_cells([name]) if cell.startswith(f"{run} ")
+                     for seed in results.get(cell, ())}
+            runs.setdefault(", ".join(sorted(seeds)) or "not run", []).append(run)
+    said = "; ".join(f"{', '.join(made)}: {seeds}" for seeds, made in runs.items())
+    return text + (f"\nRuns and their seeds: {said}.\n" if said else "")
 
 
 def fill(page, results):

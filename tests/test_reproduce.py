@@ -59,7 +59,8 @@ if "--json" in sys.argv:
     assert re.search(r"\| ours +\| 12\.3 +\| 23\.4 +\| 34\.6 +\|", first)
     assert re.search(r"\| MViT +\| 45\.7 +\| 12\.3 +\|", first)
     assert first.startswith("a\n") and "old" not in first and "<!-- end -->\nb\n" in first
-    assert "Runs and their seeds: diffusion 3; mvit 3.\n" in first
+    assert ("Runs and their seeds: diffusion classify, diffusion forecast, mvit classify, mvit "
+            "forecast: 3.\n") in first
     log = Path("out/diffusion-3/log.txt").read_text().splitlines()
     assert [Path(line.split("'")[1]).name for line in log] == ["train.py"] + 2 * ["evaluate.py"]
     monkeypatch.setattr(runs, "start", None)                               # none is made again
@@ -186,8 +187,10 @@ def test_cells_are_means_over_seeds(monkeypatch):
     Path("out/mask-1/forecast.json").write_text('{"top1": {"zero_noise": 5}}')
     results = tables.collect(Path("out"), Path("experiments/results.json"))
     assert results[row[1]] == {"1": 10.0, "2": 20.0, "30": 33.0} and row[3] not in results
-    cells = [cell.strip() for cell in tables.markdown("table-D", results).split("\n")[4].split("|")]
-    assert cells == ["", "mask", "21.0 ± 11.5", "5.00", "not run", "0.250", ""]
+    text = tables.markdown("table-D", results)
+    assert [cell.strip() for cell in text.split("\n")[4].split("|")] == [
+        "", "mask", "21.0 ± 11.5", "5.00", "not run", "0.250", ""]
+    assert text.endswith(": mask classify: 1, 2, 30; mask forecast: 1.\n")
 
 
 def test_seen_and_novel_steps_by_loops():
