@@ -95,14 +95,14 @@ def markdown(name, results):
     rows = [[format_cell(results.get(cell)) if is_ours(cell) else str(cell) for cell in row]
             for row in TABLES[name]["rows"]]
     text = f"**{TABLES[name]['title']}**\n\n{text_table(TABLES[name]['columns'], rows)}\n"
-    runs = {}                                          # {seeds: [recipe and evaluation, ...]}
-    for recipe, evaluations in needs([name]).items():
-        for run in (f"{recipe} {evaluation}" for evaluation in evaluations):
-            seeds = {seed for cell in our_cells([name]) if cell.startswith(f"{run} ")
-                     for seed in results.get(cell, ())}
-            runs.setdefault(", ".join(sorted(seeds)) or "not run", []).append(run)
-    said = "; ".join(f"{', '.join(made)}: {seeds}" for seeds, made in runs.items())
-    return text + (f"\nRuns and their seeds: {said}.\n" if said else "")
+    seeds, runs = {}, {}                   # {"mask forecast": its seeds}, {seeds: [those runs]}
+    for recipe, evaluation, cell in ((*cell.split(" ")[:2], cell) for cell in our_cells([name])):
+        if recipe in RECIPES:
+            seeds.setdefault(f"{recipe} {evaluation}", set()).update(results.get(cell, ()))
+    for run, found in seeds.items():
+        runs.setdefault(", ".join(sorted(found)) or "not run", []).append(run)
+    line = "; ".join(f"{', '.join(same)}: {found}" for found, same in runs.items())
+    return text + (f"\nRuns and their seeds: {line}.\n" if line else "")
 
 
 def fill(page, results):

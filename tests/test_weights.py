@@ -93,7 +93,6 @@ def outputs(model):
         return [model.encoder(clips), *forecasts]
 
 
-
 # --- what a published model computes ---
 def slow_mvit(w, clips, stages, heads, kv):
     """MViT-v2's class token from tensors under the released names, positions pair by pair.
