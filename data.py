@@ -2,7 +2,7 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4 and appendix B.
 
-    pre-training      sentence_windows, step_windows, missing_clips, pick, history_windows
+    pre-training      sentence_windows, step_windows, random_run, history_clips, missing_rows
     forecasting       forecast_windows: the last 68 s, cut into 8
     classification    classify_windows: 3 views of a step; activities: the whole video, cut into 8
 
@@ -26,6 +26,7 @@ CLIP_SECONDS = 9.0            # of a narrated clip, and of a clip to classify; a
 EPIC_FRAMES, EPIC_SECONDS = 32, 2.0                # of a clip of an action: 16 frames/s
 MIN_WORDS = 12                # a shorter sentence is joined with its neighbors (release)
 STRIDE = 2                    # every second sentence gives a clip (release)
+ANY = 3                       # every third clip is also missing among the clips around it
 
 
 # --- Videos, samples, clips ---
@@ -75,19 +76,6 @@ class Loaded(NamedTuple):         # a tuple, so that the DataLoader pins its ten
     failed: dict                  # {id: reason} of the others
 
 
-def pad_clips(x, counts, clips):
-    """(C, ...) rows of several videos -> (B, N, ...), padded with zeros, and which rows are real.
-
-    counts: (B,) int64, clips of each video, at most N = `clips`; their sum is C. Its values
-            stay on the GPU, so the CPU does not wait for them.
-    """
-    n = torch.arange(clips, device=x.device)
-    real = n < counts[:, None]                                                  # (B, N)
-    row = (counts.cumsum(0) - counts)[:, None] + n                              # (B, N)
-    padded = x[row.clamp(max=len(x) - 1)]              # padding: some other clip
-    return padded.masked_fill(~real.view(*real.shape, *[1] * (x.ndim - 1)), 0), real
-
-
 # --- Pre-training ---
 def window_around(start, end, seconds, duration):
     """A window of `seconds` with the same middle as (start, end), moved into (0, duration)."""
@@ -95,20 +83,14 @@ def window_around(start, end, seconds, duration):
     return first, min(first + seconds, duration)
 
 
-def random_run(windows, rng):
-    """At most N consecutive windows, the first of them drawn uniformly."""
-    first = rng.integers(max(len(windows) - CLIPS, 0) + 1)
-    return windows[first:first + CLIPS]
-
-
 def sentence_windows(sentences, duration, rng):
     """Pre-training windows of one narrated video: 9 s around every second sentence.
 
     A sentence of fewer than 12 words is joined with the next, then the previous one, and so on; its
-    span grows with it. Of more than N windows a random run of N is taken.
+    span grows with it.
 
     Args:    sentences [(start s, end s, text), ...], by start, each with words.
-    Returns: (n, 2) float64, n <= N; n = 0 where nothing is said.
+    Returns: (n, 2) float64; n = 0 where nothing is said.
     """
     words = [len(text.split()) for _, _, text in sentences]
     windows = []
@@ -119,12 +101,18 @@ def sentence_windows(sentences, duration, rng):
             first, last = (first, last + 1) if after else (first - 1, last)
         windows.append(window_around(sentences[first][0], sentences[last][1], CLIP_SECONDS,
                                      duration))
-    return random_run(np.array(windows).reshape(-1, 2), rng)
+    return np.array(windows).reshape(-1, 2)
 
 
-def step_windows(steps, rng):
+def step_windows(steps):
     """Pre-training windows of a video without narration: its annotated steps, labels unused."""
-    return random_run(np.array([(step.start, step.end) for step in steps], float), rng)
+    return np.array([(step.start, step.end) for step in steps], float)
+
+
+def random_run(windows, clips, rng):
+    """At most `clips` consecutive windows, the first of them drawn uniformly."""
+    first = rng.integers(max(len(windows) - clips, 0) + 1)
+    return windows[first:first + clips]
 
 
 def spoken_during(sentences, windows):
@@ -142,40 +130,52 @@ def spoken_during(sentences, windows):
     return inside / np.maximum(inside.sum(1, keepdims=True), 1)
 
 
-def missing_clips(real, missing=1, last=None):
-    """j (B, P): the paper's missing clip, drawn uniformly; or P = `missing` consecutive ones.
+def history_clips(windows, k):
+    """The clips that stand for the history of clip k: (n, 2) s and k (m,) -> (m, 8) int64.
 
-    Args: real (B, N) bool, False = padding, which comes last; each row has at least P clips.
-          last (B,) bool: rows in which the missing clips are the last ones, as in forecasting.
+    The history is up to 68 s that end with clip k - 1, cut in 8 as at inference. Each piece takes
+    the clip whose middle is nearest to its own, of those before k.
     """
-    most = real.sum(1) - missing                       # (B,)  the last place for the first of them
-    first = (torch.rand(len(real), device=real.device) * (most + 1)).long()
-    if last is not None:
-        first = torch.where(last, most, first)
-    return first[:, None] + torch.arange(missing, device=real.device)
+    pieces = forecast_windows(windows[k - 1, 1], start=windows[0, 0]).mean(2)       # (m, 8) s
+    nearest = np.abs(pieces[..., None] - windows.mean(1)).argmin(2)
+    return np.minimum(nearest, k[:, None] - 1)
 
 
-def pick(rows, j):
-    """The rows of the missing clips: (B, N, ...) and j (B, P) -> (B, P, ...)."""
-    return rows[torch.arange(len(j), device=j.device)[:, None], j]
+def missing_rows(runs, missing, rng):
+    """Rows of clips for h: every clip that f has encoded is in turn the missing one.
 
+    A row has N = 8 + P places, of which P consecutive clips are missing (the paper's P is 1):
+        forecast    each clip but the first is missing, after its history: `history_clips`.
+        any clip    every third clip is missing among up to N consecutive ones, all others visible.
 
-def history_windows(before, missing, rng):
-    """Windows of forecasts, cut as at inference: a history in 8 parts, then the missing clips.
-
-    The history ends in the second half of the clip before the missing ones.
-
-    Args:    before (m, 2) s, missing (m, P, 2) s: windows of pre-training.
-    Returns: (m, 8 + P, 2) s: eight of the history, and the missing clips.
+    Args:    runs: [(n, 2) s, ...], the consecutive windows of each video, in time order.
+    Returns: rows (R, N) int64, which of the C clips of all runs stands where, -1 = padding;
+             j (R, P) int64, the places of the missing ones. R > 0 if a run has P clips.
+    Raises:  ValueError if a run has no window.
     """
-    history = forecast_windows(rng.uniform(before.mean(1), before[:, 1]))       # (m, 8, 2)
-    return np.concatenate([history, missing], 1)
+    P, N, start, rows, places = missing, PIECES + missing, 0, [], []
+    for windows in runs:
+        n = len(windows)
+        if n == 0:
+            raise ValueError("a run without windows; leave out videos in which nothing is said")
+        k = np.arange(1, n - P + 1)                                    # the first missing clip
+        row = np.concatenate([history_clips(windows, k), k[:, None] + np.arange(P)], 1)
+        rows.append(start + row)
+        places.append(np.full(len(k), PIECES))
+        k = np.arange(rng.integers(np.clip(n - P + 1, 1, ANY)), n - P + 1, ANY)
+        first = np.clip(k - rng.integers(PIECES + 1, size=len(k)), 0, max(n - N, 0))
+        row = first[:, None] + np.arange(N)
+        rows.append(np.where(row < n, start + row, -1))
+        places.append(k - first)
+        start += n
+    j = np.concatenate(places)[:, None] + np.arange(P)
+    return torch.from_numpy(np.concatenate(rows)), torch.from_numpy(j)
 
 
 # --- Windows of the tasks, and frames ---
-def forecast_windows(end, history=HISTORY):
-    """The last 68 s before `end` s, or all there is, cut into 8 windows: (...) -> (..., 8, 2)."""
-    edges = np.linspace(np.maximum(0.0, end - history), end, PIECES + 1, axis=-1)
+def forecast_windows(end, history=HISTORY, start=0.0):
+    """The last 68 s before `end` s, or all from `start`, cut in 8 windows: (...) -> (..., 8, 2)."""
+    edges = np.linspace(np.maximum(start, end - history), end, PIECES + 1, axis=-1)
     return np.stack([edges[..., :-1], edges[..., 1:]], -1)
 
 

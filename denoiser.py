@@ -10,12 +10,13 @@ Model: the Transformer of CLIP's text encoder (Radford et al. 2021) with bidirec
     x_j^t          zt         (B, P, D)    noisy versions of the missing clips, standardized too
     t              t          (B,)         noise level, 0 (least) to T - 1 (most)
     h              Denoiser   nn.Module    predicts the clean missing clips
-    B videos, N clips, P missing ones, T levels, D embedding, W width of a token.
+    x_hat_j^0      z_hat      (B, P, D)    its prediction, standardized
+    B rows of clips, N clips in each, P missing ones, T levels, D embedding.
 
 The N clips are N tokens, and x_j^t takes the place of clip j:
 
-    tokens = where(missing, x_j^t, x_i) -> W  (+ role + position + level) -> Transformer
-    x_hat_j^0 = token j -> D
+    tokens = where(missing, x_j^t, x_i) + role + position + level
+    x_hat_j^0 = Transformer(tokens)_j
 
 Published weights load into this class.
 """
@@ -46,55 +47,45 @@ class Denoiser(nn.Module):
     """h of Eq. 5: x_hat_j^0 = h(x_j^t, {x_i}_{i != j}, t).
 
     Args:
-        dim:    D, width of an embedding.
-        width:  W, width of a token, a multiple of heads and of 16. None, as published: W = D,
-                tokens are the embeddings themselves, and there is no last LayerNorm.
+        dim:    D, width of an embedding and of a token; a multiple of heads and of 16.
         layers, heads: of the Transformer; the paper has 4 layers.
-        clips:  the most clips a video can have, the missing ones included; the paper's 9.
+        clips:  the most clips a row can have, the missing ones included; the paper's 9.
         dropout: share of the tokens' values that are set to zero in training.
-    Raises: ValueError if width is not such a multiple.
+    Raises: ValueError if dim is not such a multiple.
     """
 
-    def __init__(self, dim=512, width=512, layers=4, heads=8, clips=9, dropout=0.0):
+    def __init__(self, dim=512, layers=4, heads=8, clips=9, dropout=0.0):
         super().__init__()
-        W = width or dim
-        if W % heads or W % 16:
-            raise ValueError(f"width {W} is not a multiple of heads {heads} and of 16; choose "
-                             "another")
+        if dim % heads or dim % 16:
+            raise ValueError(f"embeddings of width {dim}: not a multiple of heads {heads} and of "
+                             "16; choose another")
         self.clips, self.heads = clips, heads
-        self.read = nn.Linear(dim, W) if width else nn.Identity()
-        self.role = nn.Embedding(2, W)                                  # 0 = observed, 1 = missing
-        self.position = nn.Embedding(clips, W)
-        self.level = nn.Sequential(nn.Linear(W // 4, W), nn.GELU(), nn.Linear(W, W))
+        self.role = nn.Embedding(2, dim)                                # 0 = observed, 1 = missing
+        self.position = nn.Embedding(clips, dim)
+        self.level = nn.Sequential(nn.Linear(dim // 4, dim), nn.GELU(), nn.Linear(dim, dim))
         self.dropout = nn.Dropout(dropout)
-        self.transformer = Transformer(W, layers, heads, act_layer=QuickGELU)
-        self.norm = nn.LayerNorm(W) if width else nn.Identity()
-        self.out = nn.Linear(W, dim) if width else nn.Identity()
-        nn.init.normal_(self.role.weight, std=0.1)
-        nn.init.normal_(self.position.weight, std=0.1)
-        if width:
-            nn.init.zeros_(self.out.weight)                             # h starts at the mean
-            nn.init.zeros_(self.out.bias)
+        self.transformer = Transformer(dim, layers, heads, act_layer=QuickGELU)
+        nn.init.normal_(self.role.weight)                               # as large as what they
+        nn.init.normal_(self.position.weight)                           # are added to
 
     def forward(self, zt, z, observed, j, t):
-        """Shapes in the header -> x_hat_j^0 (B, P, D), standardized.
+        """Shapes in the header -> z_hat (B, P, D).
 
         Raises: ValueError if shapes do not match, or there are more clips than positions.
         """
         (B, N, D), P = z.shape, j.shape[-1]
         if N > self.clips:
-            raise ValueError(f"{N} clips per video, but h has positions for {self.clips}; "
+            raise ValueError(f"{N} clips per row, but h has positions for {self.clips}; "
                              f"give it at most {self.clips}")
         if (observed.shape, j.shape, zt.shape, t.shape) != ((B, N), (B, P), (B, P, D), (B,)):
             raise ValueError(f"zt {tuple(zt.shape)}, observed {tuple(observed.shape)}, j "
                              f"{tuple(j.shape)}, t {tuple(t.shape)} do not fit z {tuple(z.shape)}; "
                              "need (B, P, D), (B, N), (B, P), (B,)")
         missing = torch.zeros_like(observed).scatter(1, j, True)                    # (B, N)
-        tokens = self.read(z.scatter(1, j[..., None].expand_as(zt), zt))            # (B, N, W)
+        tokens = z.scatter(1, j[..., None].expand_as(zt), zt)                       # (B, N, D)
         tokens = tokens + self.role(missing.long()) + self.position.weight[:N]
         tokens = tokens + self.level(sinusoids(t, self.level[0].in_features))[:, None]
         bias = torch.zeros(B, N, device=z.device).masked_fill(~(observed | missing), -torch.inf)
         bias = bias.repeat_interleave(self.heads, 0)[:, None].expand(-1, N, -1)     # hides padding
-        tokens = self.transformer(self.dropout(tokens), bias)                       # (B, N, W)
-        tokens = tokens.gather(1, j[..., None].expand(-1, -1, tokens.shape[2]))     # (B, P, W)
-        return self.out(self.norm(tokens))
+        tokens = self.transformer(self.dropout(tokens), bias)                       # (B, N, D)
+        return tokens.gather(1, j[..., None].expand_as(zt))                         # (B, P, D)

@@ -7,7 +7,8 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eqs. 2-5) and 3.3 (
     x_j^t        zt            (B, P, D)   the same after noising to level t
     -            alpha_bar     (T,)        running product of alpha_t (Eq. 2): share of the signal's
                                            variance that is left at level t
-    h            predict       callable    (zt, t) -> x_hat_j^0 (Eq. 5), standardized
+    h            h             callable    (zt, t) -> z_hat (Eq. 5)
+    x_hat_j^0    z_hat         (B, P, D)   what h predicts, standardized
     -            noise         (B, P, D)   standard normal; zeros for the approximate inference
     B videos (or samples), P missing clips (the paper's 1), T = 4 levels, D embedding.
 
@@ -37,19 +38,15 @@ class Standardizer(nn.Module):
         self.register_buffer("updates", torch.zeros(()))
 
     @torch.no_grad()
-    def update(self, x, real):
-        """Average in a batch: x (B, N, D), real (B, N) bool; False = padding."""
+    def update(self, x):
+        """Average in the clips of a batch, x (C, D)."""
+        if len(x) < 2:                                     # one clip alone has no variance
+            return
         self.updates += 1
         rate = (1 / self.updates).clamp(min=self.rate)     # the mean of all, until 1 / rate batches
-        share = (real / real.sum().clamp(min=1))[..., None]                         # (B, N, 1)
-        self.mean.lerp_((share * x).sum((0, 1)), rate)
-        self.variance.lerp_((share * (x - self.mean) ** 2).sum((0, 1)).mean(), rate)
-
-    @torch.no_grad()
-    def fit(self, x):
-        """Take mean and scale of x (C, D) as they are."""
-        self.mean.copy_(x.mean(0))
-        self.variance.copy_((x - self.mean).pow(2).mean())
+        self.mean.lerp_(x.mean(0), rate)
+        variance = (x - self.mean).pow(2).mean()
+        self.variance.lerp_(variance.clamp(min=1e-8), rate)                # 0 if clips are equal
 
     def forward(self, x):
         """x -> z, (..., D)."""
@@ -94,7 +91,7 @@ def add_noise(z0, noise, alpha_bar):
     return signal.sqrt() * z0 + (1 - signal).sqrt() * noise
 
 
-def sample(predict, noise, alpha_bar):
+def sample(h, noise, alpha_bar):
     """Denoise x_j^T step by step (Sec. 3.3).
 
         x_j^T = noise;   x_hat_j^0 = h(x_j^t, {x_i}, t)
@@ -103,14 +100,14 @@ def sample(predict, noise, alpha_bar):
     The same noise is used at every level, as in the paper; mu and Sigma of Eq. 4 are not needed.
 
     Args:
-        predict:   callable, zt (B, P, D) and t (B,) int64 -> x_hat_j^0 (B, P, D), standardized.
+        h:         callable, zt (B, P, D) and t (B,) int64 -> z_hat (B, P, D).
         noise:     (B, P, D) standard normal; zeros for the approximate inference.
         alpha_bar: (T,).
-    Returns: x_hat_j^0 (B, P, D) of the last step.
+    Returns: z_hat (B, P, D) of the last step.
     """
     zt = noise
     for t in reversed(range(len(alpha_bar))):
-        z_hat = predict(zt, torch.full(noise.shape[:1], t, device=noise.device))     # Eq. 5
+        z_hat = h(zt, torch.full(noise.shape[:1], t, device=noise.device))           # Eq. 5
         if t > 0:
             zt = add_noise(z_hat, noise, alpha_bar[t - 1])
     return z_hat

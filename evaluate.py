@@ -95,11 +95,11 @@ def main(settings):
         y = torch.tensor([sample.label for sample in samples])             # (M,) the next step
         noise = draw_noise(len(y), (settings.samples, model.dim), settings.seed)    # (M, Q, D)
 
-        def predict(noise):                    # x_hat_j of h (Sec. 3.3), then log p(y_j | x_hat_j)
+        def forecast(noise):                   # x_hat_j of h (Sec. 3.3), then log p(y_j | x_hat_j)
             return predict_missing(model, x, texts, noise, settings.batch)    # (M, Q, S)
 
-        zero = predict(torch.zeros_like(noise[:, :1]))[:, 0]       # approximate inference (M, S)
-        log_p = predict(noise)                                     # Monte Carlo samples
+        zero = forecast(torch.zeros_like(noise[:, :1]))[:, 0]       # approximate inference (M, S)
+        log_p = forecast(noise)                                    # Monte Carlo samples
         mean = expectation(log_p)                                  # Eq. 11               (M, S)
         picks = log_p.argmax(-1)                                   # a step per sample    (M, Q)
         rows = accuracy_rows({"zero_noise": (zero, y), "expectation": (mean, y)})

@@ -10,9 +10,9 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
     tau                      tau        float            temperature; the paper's 0.02
     p(y_i | x_i)             match      (..., K)         Eq. 6, as log probabilities
     p'_i                     targets    (..., K)         the teacher's soft targets, no gradient
-    x_j^0                    xj         (B, P, D)        the missing clips, f(v_j), no gradient
+    x_j^0                    xj         (R, P, D)        the missing clips, f(v_j), no gradient
     L_XE, L_MSE, L_MC        xe, mse, mc                 Eqs. 8, 9, 10; scalars
-    B videos, N clips, P missing ones (the paper's 1), K phrases, D embedding.
+    C clips, R rows with P missing clips each (the paper's 1), K phrases, D embedding.
 
 Where they come from. The paper bounds the negative log likelihood of Eq. 1 from above (Eq. A):
 
@@ -29,6 +29,8 @@ means where Eq. A has sums: over the clips, and over t.
 """
 import torch
 from torch.nn import functional
+
+TAU = 0.02                # temperature of Eq. 6: the paper's, for CLIP's embeddings
 
 
 def match(x, phrases, tau):
@@ -53,25 +55,23 @@ def cross_entropy(targets, log_p):
     return -(targets * log_p).sum(-1)
 
 
-def xe_loss(log_p, targets, observed):
-    """L_XE (Eq. 8): match the clips other than j to their soft targets.
+def xe_loss(log_p, targets):
+    """L_XE (Eq. 8): match the clips to their soft targets.
 
         L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i))
 
-    The mean is over the clips of the whole batch: videos may have fewer than N.
+    Every clip is in turn the missing one. Averaged over j, each counts alike: L_XE is their mean.
 
-    Args:
-        log_p, targets: (B, N, K); log_p from `match`.
-        observed: (B, N) bool. False = missing, or padding.
-    Returns: scalar; 0 where nothing is observed.
+    Args:    log_p, targets (C, K); log_p from `match`.
+    Returns: scalar.
     """
-    return (cross_entropy(targets, log_p) * observed).sum() / observed.sum().clamp(min=1)
+    return cross_entropy(targets, log_p).mean()
 
 
 def mse_loss(x_hat, xj):
     """L_MSE (Eq. 9): squared distance of the predicted and the true embedding.
 
-    Args:    x_hat, xj (B, P, D).
+    Args:    x_hat, xj (R, P, D).
     Returns: scalar: summed over D, averaged over the missing clips (the expectation over t).
     """
     return (x_hat - xj).pow(2).sum(-1).mean()
@@ -80,7 +80,7 @@ def mse_loss(x_hat, xj):
 def mc_loss(log_p, targets):
     """L_MC (Eq. 10): match each predicted embedding to the missing clip's soft target.
 
-    Args:    log_p, targets (B, P, K); log_p from `match`.
+    Args:    log_p, targets (R, P, K); log_p from `match`.
     Returns: scalar: averaged over the missing clips (the expectation over t).
     """
     return cross_entropy(targets, log_p).mean()

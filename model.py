@@ -6,9 +6,10 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.
 
     paper          here         shape            meaning
     f              encoder      nn.Module        clips -> x_i; None: clips are features already
-    h              denoiser     nn.Module        None with matching only
+    h              denoiser     nn.Module        None with matching only; ProcedureModel.h
     p(y | x)       match        (..., K)         Eq. 6 over the phrase pool, log probabilities
     x_hat_j^0      forecast     (B, Q, P, D)     the missing clips, once per noise
+    -              z_hat        (B, P, D)        the same, standardized
     -              standardize  nn.Module        x <-> z, the space of the diffusion (diffusion.py)
     -              classifier   nn.Linear        replaces the texts after fine-tuning
     B videos, N clips, P missing ones (the paper's 1), Q noises, T levels, K phrases, D embedding,
@@ -32,20 +33,19 @@ class ProcedureModel(nn.Module):
         encoder: f, a TimeSformer or MViT; None = clips are features already.
         denoiser: h, a Denoiser; None with order "none", unless `task` needs it.
         order:   "diffusion", "mask" or "none".
-        tau:     temperature of Eq. 6.
+        tau:     temperature of Eq. 6, for clips, forecasts and soft targets.
         pixels:  (mean, std) of pixels / 255 as f expects them; None without f.
-        teacher_tau: temperature of the soft targets.
         alpha_bar: T floats, the noise schedule; None: diffusion.noise_levels.
         task:    what it is fine-tuned for: "classify", "forecast" or "activity"; None = zero-shot.
         classes: of that task, how many in each label set: (S,), or verbs and nouns.
         witness: text of the first phrase. A teacher that embeds it as phrases[0] is the same one.
     """
 
-    def __init__(self, phrases, encoder, denoiser, order, tau, pixels, teacher_tau,
-                 alpha_bar=None, task=None, classes=(), witness=None):
+    def __init__(self, phrases, encoder, denoiser, order, tau, pixels, alpha_bar=None, task=None,
+                 classes=(), witness=None):
         super().__init__()
         self.encoder, self.denoiser, self.order = encoder, denoiser, order
-        self.tau, self.teacher_tau, self.pixels, self.witness = tau, teacher_tau, pixels, witness
+        self.tau, self.pixels, self.witness = tau, pixels, witness
         self.task, self.classes = task, list(classes)
         self.dim = D = phrases.shape[1]
         self.classifier = nn.Linear(D, sum(classes)) if task else None
@@ -66,7 +66,7 @@ class ProcedureModel(nn.Module):
         the texts. The mean text under its soft target takes a feature's place: sum_k p'_k y_k.
         """
         if self.encoder is None:
-            x = soft_targets(clips.float(), self.phrases, self.teacher_tau) @ self.phrases
+            x = soft_targets(clips.float(), self.phrases, self.tau) @ self.phrases
         else:
             x = self.encoder.head(self.class_token(clips))
         return functional.normalize(x.float(), dim=-1)                      # bf16 is not exact
@@ -75,10 +75,10 @@ class ProcedureModel(nn.Module):
         """Eq. 6: log p(y | x) over the pool, or over other texts (K', D): (..., D) -> (..., K)."""
         return losses.match(x, self.phrases if texts is None else texts, self.tau)
 
-    def denoise(self, zt, x, observed, j, t):
+    def h(self, zt, x, observed, j, t):
         """Eq. 5: z_hat = h(z_j^t, {z_i}, t). x (B, N, D) as `encode` gives it; others: denoiser.py.
 
-        Returns: z_hat (B, P, D): x_hat_j^0, standardized, in float32.
+        Returns: z_hat (B, P, D), in float32.
         """
         return self.denoiser(zt, self.standardize(x), observed, j, t).float()
 
@@ -95,13 +95,13 @@ class ProcedureModel(nn.Module):
         x, observed, j = (rows.repeat_interleave(Q, 0) for rows in (x, observed, j))
         noise = noise.flatten(0, 1)                                         # (B Q, P, D)
 
-        def predict(zt, t):
-            return self.denoise(zt, x, observed, j, t)
+        def h(zt, t):
+            return self.h(zt, x, observed, j, t)
 
         if self.order == "diffusion":
-            z_hat = diffusion.sample(predict, noise, self.alpha_bar)
+            z_hat = diffusion.sample(h, noise, self.alpha_bar)
         else:
-            z_hat = predict(torch.zeros_like(noise), torch.full((len(x),), last, device=x.device))
+            z_hat = h(torch.zeros_like(noise), torch.full((len(x),), last, device=x.device))
         return self.standardize.inverse(z_hat).unflatten(0, (-1, Q))
 
     def forecast_next(self, x, noise):

@@ -60,7 +60,7 @@ def forecast(settings):
     import torch
 
     from diffusion import expectation
-    from evaluation.inference import draw_noise, read_clips, sample_in_turn
+    from evaluation.inference import draw_noise, sample_in_turn, score_texts
     from evaluation.prediction import (count_futures, observe_file, observe_toy, open_model,
                                        open_steps, rank_steps, truth_of)
     from experiments import charts, keyframes
@@ -85,7 +85,7 @@ def forecast(settings):
     following, futures = [], []
     with torch.no_grad():
         x = model.encode(observed.clips.to(device))                            # x_i = f(v_i) (8, D)
-        p = read_clips(model, x, texts).exp().cpu()                           # Eq. 6        (8, S)
+        p = score_texts(x, texts, model.tau).exp().cpu()                      # Eq. 6        (8, S)
         if model.denoiser is not None:
             noise = draw_noise(settings.horizon, (settings.samples, model.dim),    # (H, Q, D)
                                settings.seed)

@@ -97,7 +97,7 @@ def soft_targets(features, phrases, tau):
     Args:
         features: (..., D) float. A clip's image features, averaged over its frames.
         phrases:  (K, D) float. The pool's text embeddings. Both are normalized here.
-        tau:      float > 0, temperature. The paper gives only the student's 0.02.
+        tau:      float > 0, temperature.
     Returns: (..., K) float, rows sum to 1, without gradient.
     """
     with torch.autocast(features.device.type, enabled=False):       # float32, as losses.match

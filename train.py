@@ -2,23 +2,24 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4.
 
-Pre-training is `main`: the loop with the whole objective, Eq. 7. Where its batches come from,
-resuming, logging and interrupts are in training/pretrain.py and training/run.py; fine-tuning is in
-training/finetune.py. Every random choice of a step is drawn from (seed, step), so that a resumed
-run continues as if it had never stopped. Several GPUs share a step: support/parallel.py.
+Pre-training is `main`: one loop with the whole objective, Eq. 7, by SGD and then by AdamW. f
+encodes each clip once per step, and every clip is in turn the missing one: data.missing_rows.
+Where batches come from, resuming, logging and interrupts are in training/pretrain.py and
+training/run.py; fine-tuning is in training/finetune.py. Every random choice of a step is drawn from
+(seed, step), so that a resumed run continues as if it had never stopped. Several GPUs share a step:
+support/parallel.py.
 
-    paper          here        shape        meaning
-    v_i            batch.clips (C, F, 3, H, W)  clips of B videos, N <= 9 each; last stage: their x
-    -              batch.real  (B, N)       bool, False = padding
-    -              batch.last  (B,)         bool, the last clips are the missing ones; last stage
-    -              batch.teacher (B, N, D)  the teacher's features of the clips
-    x_i            x           (B, N, D)    f(v_i), padded
-    p'_i           targets     (B, N, K)    soft targets of the teacher, over the K phrases
-    j              j           (B, P)       the missing clips, P = batch.missing; the paper's is 1
-    {i != j}       observed    (B, N)       bool
-    x_j^0          xj, z0      (B, P, D)    the missing clips; standardized
-    x_j^t          zt          (B, P, D)    z0 noised to level t, counted from 0
-    x_hat_j^0      x_hat       (B, P, D)    what h predicts (z_hat: standardized)
+    paper          here           shape        meaning
+    v_i            batch.clips    (C, F, 3, H, W)  clips of B videos, a run of each
+    -              batch.teacher  (C, D)       the teacher's features of the clips
+    x_i            x              (C, D)       f(v_i)
+    p'_i           targets        (C, K)       soft targets of the teacher, over the K phrases
+    {x_i}          batch.rows     (R, N)       clips of each row, by their numbers; -1 = padding
+    j              batch.j        (R, P)       places of the missing clips; the paper's P is 1
+    {i != j}       observed       (R, N)       bool
+    x_j^0          xj, z0         (R, P, D)    the missing clips; standardized
+    x_j^t          zt             (R, P, D)    z0 noised to level t, counted from 0
+    x_hat_j^0      x_hat, z_hat   (R, P, D)    what h predicts; standardized
 """
 import sys
 from dataclasses import dataclass
@@ -27,8 +28,63 @@ from pathlib import Path
 from support.command import DATA, PAPER, RUN, WHAT, Parser, check, opt, run
 from support.flags import COIN, FEATURES, LabeledSettings, RunSettings, adopt_teacher
 
+
+def main(settings):
+    """Pre-training (Sec. 3.2): f and h together."""
+    import torch
+
+    from diffusion import add_noise
+    from losses import match, mc_loss, mse_loss, xe_loss
+    from pseudo_labels import soft_targets
+    from support import parallel
+    from support.device import mixed_precision
+    from training.pretrain import Pretraining
+    from training.run import learning_rate
+
+    parallel.start(settings.device)
+    run = Pretraining(settings)                            # data, teacher, model, resuming
+    model, levels = run.model, len(run.model.alpha_bar)
+    for stage in run.stages:
+        optimizer = run.make_optimizer(stage)              # SGD, then AdamW
+        for step, batch in run.batches(stage, optimizer):
+            optimizer.param_groups[0]["lr"] = learning_rate(step, stage)
+            with mixed_precision(run.device):
+                x = run.encode(batch.clips)                            # x_i = f(v_i)
+                model.standardize.update(x)
+                targets = soft_targets(batch.teacher, model.phrases, model.tau)
+                xe = xe_loss(match(x, model.phrases, model.tau), targets)              # Eq. 8
+                mse = mc = x.new_zeros(())
+                if model.denoiser is not None:                     # None with --order none
+                    real, missing = batch.rows >= 0, batch.rows.gather(1, batch.j)
+                    observed = real.scatter(1, batch.j, False)
+                    xj = x[missing].detach()                                       # x_j^0
+                    z0 = model.standardize(xj)
+                    t = torch.randint(levels, batch.j.shape[:1], device=x.device)  # t ~ U[1, T]
+                    zt = add_noise(z0, torch.randn_like(z0), model.alpha_bar[t])   # Eq. 2
+                    if settings.order == "mask":                   # h sees nothing of x_j
+                        zt, t = torch.zeros_like(zt), torch.full_like(t, levels - 1)
+                    z_hat = model.h(zt, x[batch.rows], observed, batch.j, t)       # Eq. 5
+                    x_hat = model.standardize.inverse(z_hat)
+                    mse = mse_loss(x_hat, xj)                          # Eq. 9, of x and not of z
+                    mc = mc_loss(match(x_hat, model.phrases, model.tau),
+                                 targets[missing])                     # Eq. 10, of the same x_hat
+                loss = xe + mse + mc                                               # Eq. 7
+            model.zero_grad()
+            loss.backward()
+            parallel.average_gradients(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            run.log(len(x), loss=loss, xe=xe, mse=mse, mc=mc)
+
+
+def finetune(settings):
+    """Fine-tuning, in training/finetune.py."""
+    from training import finetune
+    finetune.finetune(settings)
+
+
+# --- Flags: opt(help, default, heading in --help, limits) ---
 HOWTO, NARRATED = ("howto100m",), ("toy", "howto100m")         # kinds of --data with narrations
-# Below: opt(help, default, heading in --help, limits); data=: refused with other kinds of --data.
 
 
 @dataclass(frozen=True)
@@ -61,14 +117,12 @@ class TrainSettings(RunSettings):
     text_embeddings: Path = opt("npz of the classes' text embeddings", None, DATA, data=COIN)
     targets: str = opt("soft targets of frames, speech, both", "vision", PAPER,
                        choices=("vision", "narration", "both"), data=NARRATED)
-    teacher_tau: float = opt("temperature of soft targets [the teacher's]", None, PAPER, above=0)
+    tau: float = opt("temperature of Eq. 6 [0.02 with CLIP]", None, PAPER, above=0)
     sgd_epochs: float = opt("epochs of SGD, first stage", 0.25, PAPER, low=0)
-    epochs: float = opt("epochs of AdamW, second stage", 5.0, PAPER, low=0)
-    order_epochs: float = opt("epochs of AdamW on h alone, last stage", 80.0, PAPER, low=0)
-    missing: int = opt("most clips missing together, last stage", 1, PAPER, low=1, high=3)
-    batch: int = opt("videos per step; the paper's is 128", 16, PAPER, low=1)
-    lr: float = opt("peak learning rate of f; release 5e-5", 2e-3, PAPER, above=0)
-    order_lr: float = opt("peak learning rate of h", 3e-3, PAPER, above=0)
+    epochs: float = opt("epochs of AdamW, second stage", 8.0, PAPER, low=0)
+    missing: int = opt("most clips missing together", 1, PAPER, low=1, high=3)
+    batch: int = opt("videos per step; the paper's is 128", 8, PAPER, low=1)
+    lr: float = opt("peak learning rate of AdamW; release 5e-5", 4e-3, PAPER, above=0)
     out: Path = opt("folder of the run's files", Path("runs/pretrain"), RUN, folder=True)
     resume: bool = opt("continue from OUT/checkpoint.pt", False, RUN)
     micro_batch: int = opt("clips f encodes at once [what memory allows]", None, RUN, low=1)
@@ -110,58 +164,6 @@ class FinetuneSettings(LabeledSettings):
         self.default("out", Path(f"runs/finetune-{self.task}"))
         super().__post_init__()
         adopt_teacher(self, self.init)
-
-
-def main(settings):
-    """Pre-training (Sec. 3.2): SGD and AdamW on clips, then h alone on cached embeddings."""
-    import torch
-
-    from data import missing_clips, pick
-    from diffusion import add_noise
-    from losses import match, mc_loss, mse_loss, xe_loss
-    from pseudo_labels import soft_targets
-    from support import parallel
-    from support.device import mixed_precision
-    from training.pretrain import Pretraining
-
-    parallel.start(settings.device)
-    run = Pretraining(settings)                            # data, teacher, model, resuming
-    model, levels = run.model, len(run.model.alpha_bar)
-    for stage in run.stages:
-        optimizer = run.make_optimizer(stage)              # SGD, AdamW; AdamW for h alone
-        for batch in run.batches(stage, optimizer):
-            with mixed_precision(run.device):
-                x = run.encode(batch)                  # x_i = f(v_i); also updates standardize
-                targets = soft_targets(batch.teacher, model.phrases, model.teacher_tau)
-                j = missing_clips(batch.real, batch.missing, batch.last)
-                observed = batch.real.scatter(1, j, False)
-                xe = xe_loss(match(x, model.phrases, model.tau), targets, observed)    # Eq. 8
-                mse = mc = x.new_zeros(())
-                if model.denoiser is not None:                     # None with --order none
-                    xj = pick(x, j).detach()                                       # x_j^0
-                    z0 = model.standardize(xj)
-                    t = torch.randint(levels, j.shape[:1], device=j.device)        # t ~ U[1, T]
-                    zt = add_noise(z0, torch.randn_like(z0), model.alpha_bar[t])   # Eq. 2
-                    if settings.order == "mask":                   # h sees nothing of x_j
-                        zt, t = torch.zeros_like(zt), torch.full_like(t, levels - 1)
-                    z_hat = model.denoise(zt, x, observed, j, t)                   # Eq. 5
-                    x_hat = model.standardize.inverse(z_hat)
-                    mse = mse_loss(x_hat, xj)                          # Eq. 9, of x and not of z
-                    mc = mc_loss(match(x_hat, model.phrases, model.tau),
-                                 pick(targets, j))                     # Eq. 10, of the same x_hat
-                loss = xe + mse + mc                                               # Eq. 7
-            model.zero_grad()
-            loss.backward()
-            parallel.average_gradients(optimizer)
-            run.clip_gradient_of_f()
-            optimizer.step()
-            run.log(batch.real.sum(), loss=loss, xe=xe, mse=mse, mc=mc)
-
-
-def finetune(settings):
-    """Fine-tuning, in training/finetune.py."""
-    from training import finetune
-    finetune.finetune(settings)
 
 
 def command_of(argv):

@@ -8,12 +8,13 @@ import dataclasses
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from data import CLIPS, classify_windows, forecast_samples, observed_steps, pad_clips
+from data import CLIPS, classify_windows, forecast_samples, observed_steps, random_run
 from diffusion import expectation
 from evaluation.embedding import encode_samples
-from evaluation.inference import draw_noise, predict_missing, read_clips, score_texts
+from evaluation.inference import draw_noise, predict_missing, score_texts
 from evaluation.labeled import open_labeled
 from evaluation.metrics import (bigram_counts, bigram_forecast, by_class, distinct,
                                 fit_temperature, oracle_correct, oracle_softmax, percent,
@@ -29,7 +30,7 @@ DRAWS = 200               # steps, or pairs of steps, per forecast for the total
 
 # --- Baselines ---
 def training_steps(model, texts, settings, device):
-    """The step that f sees in each clip of the training videos, cut as in pre-training: (V, 9).
+    """The step that f sees in up to 9 clips of each training video, cut as in pre-training: (V, 9).
 
     No labels are used; -1 = padding. None with --videos, where the videos of pre-training are not
     given, and where no training video has features.
@@ -40,15 +41,15 @@ def training_steps(model, texts, settings, device):
                              required=False, with_teacher=False)
     if not len(source):
         return None
-    rng, rows, counts = np.random.default_rng(settings.seed), [], []
+    rng, steps = np.random.default_rng(settings.seed), []
     for i in tqdm(range(0, len(source), settings.batch), "bigram counts", mininterval=1):
-        requests = [(video, source.pretrain_windows(video, rng))
+        requests = [(video, random_run(source.pretrain_windows(video, rng), CLIPS, rng))
                     for video in range(len(source))[i:i + settings.batch]]
         requests = [request for request in requests if len(request[1])]
-        counts += [len(windows) for _, windows in requests]
-        rows.append(model.encode(source.load(requests).clips.to(device)))
-    rows, real = pad_clips(torch.cat(rows), torch.tensor(counts, device=device), CLIPS)
-    return torch.where(real, read_clips(model, rows, texts).argmax(-1), -1).cpu()
+        x = model.encode(source.load(requests).clips.to(device))
+        seen = score_texts(x, texts, model.tau).argmax(-1).cpu()
+        steps += seen.split([len(windows) for _, windows in requests])
+    return pad_sequence(steps, batch_first=True, padding_value=-1)
 
 
 def baseline_scores(model, x, teacher, texts, settings, device):
@@ -61,11 +62,11 @@ def baseline_scores(model, x, teacher, texts, settings, device):
     """
     scores = dict.fromkeys(("unigram", "clip", "bigram", "bigram_soft"))
     if teacher is not None:
-        scores["clip"] = score_texts(teacher.mean(1), texts, model.teacher_tau)
+        scores["clip"] = score_texts(teacher.mean(1), texts, model.tau)
     steps = training_steps(model, texts, settings, device)
     if steps is not None:
         counts = bigram_counts(steps, len(texts))
-        posterior = read_clips(model, x[:, -1], texts).exp().cpu()             # (M, S)
+        posterior = score_texts(x[:, -1], texts, model.tau).exp().cpu()        # (M, S)
         nearest = functional.one_hot(posterior.argmax(1), len(texts))
         seen = torch.bincount(steps[steps >= 0], minlength=len(texts))
         scores |= {"unigram": seen.expand(len(x), -1),
@@ -99,7 +100,7 @@ def fitted_temperature(model, settings, texts, device):
     elif features is None:
         return None
     else:
-        x, target = x[:, :-1], soft_targets(features[:, -1], texts, model.teacher_tau).cpu()
+        x, target = x[:, :-1], soft_targets(features[:, -1], texts, model.tau).cpu()
     zeros = torch.zeros(len(x), 1, model.dim)
     zero = predict_missing(model, x, texts, zeros, settings.batch)[:, 0]          # (M, S)
     return fit_temperature(zero, target)
@@ -118,7 +119,7 @@ def truth_rows(model, x, texts, samples, videos, some, picks, settings):
 
     # The exact filter on the clips' posteriors: P(clip | step) is the posterior times S, since the
     # prior is flat.
-    likelihood = read_clips(model, x, texts).exp().cpu().double().numpy() * len(texts)
+    likelihood = len(texts) * score_texts(x, texts, model.tau).exp().cpu().double().numpy()
     from_start = np.array([from_start for _, from_start in observed])
     seconds = np.array([s.windows[0, 1] - s.windows[0, 0] for s in samples])           # of a clip
     believed = torch.from_numpy(np.concatenate([                                       # (M, S)
@@ -191,16 +192,17 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
     M, N, D = x.shape
     place = torch.arange(N + H, device=x.device).expand(M, -1)
 
-    def predict(noise):
+    def forecast(noise):
         return predict_missing(model, torch.cat([x, x.new_zeros(M, H, D)], 1), texts, noise,
                                settings.batch, (place < N, place[:, N:]))
 
-    zero = predict(torch.zeros(M, 1, H, D))[:, 0]                              # (M, H, S)
+    zero = forecast(torch.zeros(M, 1, H, D))[:, 0]                              # (M, H, S)
     rows = {"by_step": [percent(topk_correct(zero[:, k], y[:, k], 1)) for k in range(H)],
             "pairs": None}
     if settings.data == "toy":
         noise = draw_noise(M, (DRAWS, H, D), settings.seed)
-        picks = torch.cat([predict(some).argmax(-1) for some in noise.split(50, 1)], 1)  # (M, Q, H)
+        picks = torch.cat([forecast(some).argmax(-1)                           # (M, Q, H)
+                           for some in noise.split(50, 1)], 1)
         rows["pairs"] = pair_rows(zero, picks, samples, videos, temperature, settings.seed)
     return rows
 

@@ -26,11 +26,6 @@ def score_labels(model, x, texts):
     return model.classify(x)[0] if model.task else score_texts(x, texts, model.tau)
 
 
-def read_clips(model, x, texts):
-    """log p over texts for clips, (..., D) -> (..., S); at the estimated tau of a features file."""
-    return score_texts(x, texts, model.tau if model.encoder else model.teacher_tau)
-
-
 def draw_noise(count, shape, seed):
     """Standard normal (count, *shape). It depends on the seed, not on the batch."""
     return torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed))

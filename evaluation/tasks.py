@@ -9,8 +9,7 @@ import torch
 
 from data import CLIPS
 from diffusion import expectation
-from evaluation.inference import (draw_noise, predict_missing, read_clips, score_labels,
-                                  score_texts)
+from evaluation.inference import draw_noise, predict_missing, score_labels, score_texts
 from evaluation.metrics import (accuracy_rows, by_class, oracle_correct, paired_bootstrap, percent,
                                 topk_correct)
 from toy import grammar
@@ -25,10 +24,10 @@ def classify(model, source, samples, x, teacher, texts, settings):
     Args: x (M, 3, D), teacher: the same of the teacher, or None; texts (S, D).
     """
     y = torch.tensor([sample.label for sample in samples])
-    log_p = score_labels(model, x, None) if model.task else read_clips(model, x, texts)
+    log_p = score_labels(model, x, texts)
     p = {"ours": log_p.exp().mean(1).cpu(), "teacher": None}                   # (M, S)
     if teacher is not None:
-        p["teacher"] = score_texts(teacher, texts, model.teacher_tau).exp().mean(1).cpu()
+        p["teacher"] = score_texts(teacher, texts, model.tau).exp().mean(1).cpu()
     right = {name: topk_correct(scores, y, 1) for name, scores in p.items() if scores is not None}
     rows = accuracy_rows({name: (scores, y) for name, scores in p.items()})
     if settings.data == "toy":
@@ -104,11 +103,11 @@ def infill(model, source, samples, x, teacher, texts, settings):
     observed = real & (torch.arange(CLIPS) != j)                               # (M, 9)
     noise = draw_noise(len(y), (settings.samples, 1, model.dim), settings.seed)
 
-    def predict(noise):
+    def forecast(noise):
         return predict_missing(model, x[rows, 0], texts, noise, settings.batch, (observed, j))
 
-    zero = predict(torch.zeros_like(noise[:, :1]))[:, 0, 0]                    # (M, S)
-    many = predict(noise)[:, :, 0]                                             # (M, Q, S)
+    zero = forecast(torch.zeros_like(noise[:, :1]))[:, 0, 0]                   # (M, S)
+    many = forecast(noise)[:, :, 0]                                            # (M, Q, S)
     right = topk_correct(zero, y, 1)
     return {"evaluated": len(y),
             "top1": {"zero_noise": percent(right),

@@ -56,7 +56,7 @@ class Forecast:
     def h(self, zt, t):
         """Eq. 5 for Q draws of the clip after the eight: zt (Q, 1, D), t (Q,) -> (Q, 1, D)."""
         x, observed = self.x.expand(len(zt), -1, -1), torch.arange(9).expand(len(zt), -1) < 8
-        return self.model.denoise(zt, x, observed, torch.full((len(zt), 1), 8), t)
+        return self.model.h(zt, x, observed, torch.full((len(zt), 1), 8), t)
 
     def plane(self, z):
         """Standardized embeddings (..., D) -> places in the plane (..., 2), numpy."""
@@ -91,7 +91,7 @@ def draw_levels(forecast, z):
 def soft_targets_of_a_clip(forecast):
     """A clip and its soft targets (Sec. 3.2)
 
-    p'_k = softmax_k(cos(teacher(v), y_k) / tau')
+    p'_k = softmax_k(cos(teacher(v), y_k) / tau)
 
     The teacher, a CLIP, compares the frames of a clip, here of the next step, with every phrase of
     the pool. Nobody labels the clip: f learns to match these probabilities, and it also learns from
@@ -100,7 +100,7 @@ def soft_targets_of_a_clip(forecast):
     figure, model = charts.new_figure(7.5, 2), forecast.model
     pictures, bars = figure.subfigures(1, 2, width_ratios=(3, 2))
     charts.plot_strip(pictures, "Frames of the clip", forecast.clips[-1].numpy(), [""] * 4)
-    p = soft_targets(forecast.features[-1:], model.phrases, model.teacher_tau)[0]
+    p = soft_targets(forecast.features[-1:], model.phrases, model.tau)[0]
     charts.plot_bars(bars.subplots(), rank_steps(p, PHRASES), {})
     return figure
 
@@ -173,12 +173,12 @@ def sampling(forecast):
     """
     paths = []
 
-    def predict(zt, t):
+    def h(zt, t):
         paths.append(zt)
         return forecast.h(zt, t)
 
     noise = forecast.noise[:20]
-    ends = sample(predict, noise, forecast.model.alpha_bar)
+    ends = sample(h, noise, forecast.model.alpha_bar)
     places = forecast.plane(torch.stack([*paths, ends])[:, :, 0])                  # (T + 1, 20, 2)
     picks = forecast.log_p(ends[:, 0]).argmax(-1)
     figure = charts.new_figure(6, 4)
@@ -237,7 +237,7 @@ def objective(forecast):
 
     L_XE matches the observed clips to their soft targets, L_MSE pulls the prediction of h to the
     true embedding, and L_MC matches it to the missing clip's soft targets. None of them needs a
-    label. A dotted line marks where a stage begins: SGD, then AdamW, then h alone.
+    label. The dotted line is where AdamW takes over from SGD.
     """
     rows = charts.load_metrics(forecast.settings.checkpoint / "metrics.jsonl")
     return charts.plot_training(rows)

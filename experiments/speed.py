@@ -8,23 +8,25 @@ import statistics
 import time
 
 import av
+import numpy as np
 import open_clip
 import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from data import (CLIP_SECONDS, CLIPS, PIECES, Video, classify_windows, frame_times, missing_clips,
+from data import (CLIP_SECONDS, CLIPS, PIECES, Video, classify_windows, frame_times, missing_rows,
                   view_of)
 from encoder import TimeSformer
 from files.sources import VideoSource
 from files.video import Unreadable, duration, find_videos, read_frames, short_side_for, shrink
+from losses import TAU
 from model import encode_parts
 from pseudo_labels import Teacher
 from support.command import BadInput
 from support.device import mixed_precision, send
 from toy.teacher import build_teacher
-from training.pretrain import PIXELS, SIZES, TAU
+from training.pretrain import PIXELS, SIZES
 from weights.checkpoint import build_model
 
 REPEATS = 5                   # rounds, after one to warm up
@@ -62,8 +64,8 @@ def measure(ways, device):
 def random_model(size, device, dim=512):
     """f and h of a size, with random weights and texts, in training mode."""
     torch.manual_seed(0)
-    return build_model(torch.randn(PHRASES, dim), **SIZES[size], order="diffusion", tau=TAU,
-                       teacher_tau=TAU, pixels=PIXELS).to(device)
+    return build_model(torch.randn(PHRASES, dim), SIZES[size]["encoder"], SIZES[size]["denoiser"],
+                       order="diffusion", tau=TAU, pixels=PIXELS).to(device)
 
 
 # --- encoder ---
@@ -124,26 +126,31 @@ def step(settings, device, folder):
     model = random_model(settings.size, device, clip.visual.output_dim)
     source = VideoSource([Video("made")] * B, {"made": str(made)}, view_of(model.encoder),
                          Teacher(clip, None, 0.5, 0.25, device))
-    loaded = source.load([(i, windows_of(duration(made))) for i in range(B)])
-    x = functional.normalize(torch.randn(B, CLIPS, model.dim, device=device), dim=-1)
-    real = torch.ones(B, CLIPS, dtype=torch.bool, device=device)
-    j, t = missing_clips(real), torch.zeros(B, dtype=torch.int64, device=device)
-    zt = torch.randn(B, 1, model.dim, device=device)
+    windows = [windows_of(duration(made))] * B
+    loaded = source.load([*enumerate(windows)])
+    x = functional.normalize(torch.randn(B * CLIPS, model.dim, device=device), dim=-1)
+    rng = np.random.default_rng(0)
+    rows, j = (send(part, device) for part in missing_rows(windows, 1, rng))
+    observed, t = (rows >= 0).scatter(1, j, False), torch.zeros(len(j), dtype=torch.int64,
+                                                                device=device)
+    zt = torch.randn(len(j), 1, model.dim, device=device)
 
     def encode():
         encode_parts(model, send(loaded.clips, device), part).sum().backward()
         model.zero_grad(set_to_none=True)
 
     def denoise():
-        z_hat = model.denoise(zt, x, real.scatter(1, j, False), j, t)
+        z_hat = model.h(zt, x[rows], observed, j, t)
         model.match(model.standardize.inverse(z_hat)).sum().backward()
         model.zero_grad(set_to_none=True)
     table = measure({"decode": lambda: source.load(loaded.requests),
                      "teacher": lambda: source.teacher_features(loaded.views),
-                     "encoder": encode, "denoiser and matching": denoise}, device)
+                     "f": encode, "rows": lambda: missing_rows(windows, 1, rng),
+                     "h and matching": denoise}, device)
     for row in table.values():
         row["clips/s"] = len(loaded.clips) / row["s"]
-    yield f"{B} videos, {len(loaded.clips)} clips, K = {PHRASES}, micro-batch {part}", table
+    yield (f"{B} videos, {len(loaded.clips)} clips, {len(rows)} rows, K = {PHRASES}, "
+           f"micro-batch {part}"), table
 
 
 # --- loader ---

@@ -46,7 +46,7 @@ class FeatureSource(Source):
 
     def pretrain_windows(self, video, rng):
         """Windows of one pass over a video: its annotated steps; their labels stay unused."""
-        return step_windows(self.videos[video].steps, rng)
+        return step_windows(self.videos[video].steps)
 
     def load(self, requests, rng=None):
         """The rows (C, D) float32 nearest to the windows' middles -> Loaded; views: the same."""

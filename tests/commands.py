@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tqdm import tqdm
 
 import evaluate
 import predict
@@ -33,7 +34,7 @@ SCRIPTS = {"benchmark.py": (benchmark.main, benchmark.BenchmarkSettings),
            "predict.py": (predict.main, predict.PredictSettings),
            "charts.py": (charts.main, charts.ChartSettings),
            "pseudo_labels.py": (commands.start, commands.TextSettings)}
-EPOCHS = ("--sgd-epochs", "0.75", "--epochs", "0.75", "--order-epochs", "3")     # 3 steps of each
+EPOCHS = ("--sgd-epochs", "0.75", "--epochs", "0.75")                  # TINY: 3 steps of each
 TINY = ("--toy-videos", "16", "--batch", "4", *EPOCHS, "--device", "cpu")
 
 
@@ -44,8 +45,11 @@ def make_teacher():
     torch.save(model.state_dict(), teacher_file())
 
 
-def make_coin(folder, D=8, classes=6):
-    """12 training videos (2 of them validation), 4 test videos; "gone" and "unseen" have no row."""
+def make_coin(folder, D=16, classes=6):
+    """12 training videos (2 of them validation), 4 test videos; "gone" and "unseen" have no row.
+
+    A row is near the text of some class, not of its own.
+    """
     rng = np.random.default_rng(0)
     names = [f"v{i}" for i in range(100)]
     names = ([name for name in names if training_split(name) == "train"][:10]
@@ -59,17 +63,21 @@ def make_coin(folder, D=8, classes=6):
                           else "training", "recipe_type": i % 3, "annotation": steps}
         rows += [(name, t) for t in range(0, 110, 10) if name not in ("gone", "unseen")]
     (folder / "COIN.json").write_text(json.dumps({"database": database}, indent=1))
-    start = np.array([t for _, t in rows], float)
+    start, texts = np.array([t for _, t in rows], float), rng.standard_normal((classes, D))
+    near = texts[rng.integers(classes, size=len(rows))] + .5 * rng.standard_normal((len(rows), D))
     np.savez(folder / "features.npz", video=np.array([name for name, _ in rows]), start=start,
-             end=start + 10, embedding=rng.standard_normal((len(rows), D)).astype(np.float16))
+             end=start + 10, embedding=near.astype(np.float16))
     np.savez(folder / "texts.npz", names=np.array([f"step {i}" for i in range(classes)]),
-             embeddings=rng.standard_normal((classes, D)).astype(np.float32))
+             embeddings=texts.astype(np.float32))
 
 
 def coin_flags(folder="coin"):
     """The flags of a folder of `make_coin`."""
     return ("--data", "coin", "--annotations", f"{folder}/COIN.json", "--features",
             f"{folder}/features.npz", "--text-embeddings", f"{folder}/texts.npz")
+
+
+COIN = *coin_flags(), "--sgd-epochs", "0", "--epochs", "3", "--device", "cpu"      # 3 steps
 
 
 def cannot_read(monkeypatch, source, *names):
@@ -118,6 +126,7 @@ def struck(fault, owner, name, at, program, *argv):
     """
     def until_struck():
         os.setpgid(0, 0)
+        tqdm.set_lock(threading.RLock())               # its own: a kill leaves it locked for good
         signal.signal(signal.SIGINT, signal.default_int_handler)  # none in a background job
         group, calls, whole = os.getpid(), itertools.count(1), getattr(owner, name)
         done = []

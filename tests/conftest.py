@@ -4,7 +4,7 @@ import os
 import pytest
 import torch
 
-from commands import TINY, call, coin_flags, make_coin, make_teacher
+from commands import COIN, TINY, call, make_coin, make_teacher
 from training import run
 from weights.checkpoint import save_checkpoint
 
@@ -45,8 +45,7 @@ def trained(workspace):
         patch.setattr(run, "SAVE_EVERY", 1)
         for name, flags in RUNS.items():
             call("train.py", *TINY, *flags, "--out", name)
-        call("train.py", *coin_flags(), "--order-epochs", "3", "--device", "cpu", "--out",
-             "coin-run")
+        call("train.py", *COIN, "--out", "coin-run")
     os.chdir(before)
     return workspace
 
@@ -72,7 +71,7 @@ def checkpoints(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoints")
     for name, made in {
             "diffusion": make_ours(), "none": make_ours("none"),
-            "coin": make_ours(D=8, encoder=None), "published": published(),
+            "coin": make_ours(D=16, encoder=None), "published": published(),
             "timesformer": published(layers=None, dim=7),
             "tuned": published(task="forecast", classes=[40]), "mvit": published(MVIT)}.items():
         save_checkpoint(folder / f"{name}.pt", *made)

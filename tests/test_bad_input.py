@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from commands import TINY, call, coin_flags, fails, make_coin, read_json
+from commands import COIN, TINY, call, coin_flags, fails, make_coin, read_json
 from support import parallel
 from toy.source import teacher_file
 
@@ -29,7 +29,7 @@ def files(trained, here, monkeypatch):
     Path("phrases.txt").write_text("stir\ncut\n")
 
 
-TRAIN = "train.py", *coin_flags(), "--order-epochs", "3", "--device", "cpu", "--out"
+TRAIN = "train.py", *COIN, "--out"
 MEASURE = "evaluate.py", *coin_flags(), "--checkpoint", "run/checkpoint.pt", "--json", "o.json"
 # What reads each file; the first of its commands that is broken must say so.
 READERS = {
@@ -124,13 +124,14 @@ BROKEN += [("run/checkpoint.pt", *row) for row in [
     *((f"{name} {value}", content(lambda whole, changes={name: value}: whole["arguments"][
         "denoiser"].update(changes)), ["checkpoint.pt"]) for name, value in [
             ("heads", 7), ("heads", -4), ("heads", 0), ("heads", "4"), ("layers", 100_000),
-            ("width", 10 ** 12), ("width", 2 ** 18), ("clips", {"a": [1]}), ("dropout", -1.0)]),
+            ("clips", 10 ** 12), ("clips", 2 ** 18), ("clips", {"a": [1]}), ("width", 64),
+            ("dropout", -1.0)]),
     *((f"{name} {value}", content(lambda whole, changes={name: value}: whole["arguments"].update(
         changes)), ["checkpoint.pt", name]) for name, value in [
-            ("tau", 0), ("order", "other"), ("alpha_bar", 0.5), ("teacher_tau", None),
+            ("tau", 0), ("order", "other"), ("alpha_bar", 0.5), ("tau", None),
             ("classes", [3]), ("witness", 5), ("pixels", [1.0])]),
-    *((f"{value} weight", content(lambda whole, value=value: whole["model"]["denoiser.out.weight"]
-                                  [3].fill_(value)), ["denoiser.out.weight holds NaN"])
+    *((f"{value} weight", content(lambda whole, value=value: whole["model"][
+        "denoiser.position.weight"][3].fill_(value)), ["denoiser.position.weight holds NaN"])
       for value in (np.nan, -np.inf)),
     ("phrases not a table", content(lambda whole: whole["model"].update(phrases=torch.ones(3))),
      [])]]
@@ -201,7 +202,8 @@ BAD, TOY = (*MEASURE[:-3], "bad.pt"), ("--toy-videos", "4")
 # What the line names, the command, what is prepared.
 MISFITS = [
     (["runs/pretrain", "python train.py --stage pretrain"], ("evaluate.py", "--json", "o.json"), 0),
-    (["8", "12", "run"], ("evaluate.py", *coin_flags("wide"), "--checkpoint", "run"), make_wide),
+    (["width 12", "16"], ("train.py", *coin_flags("wide"), "--out", "new"), make_wide),
+    (["16", "12", "run"], ("evaluate.py", *coin_flags("wide"), "--checkpoint", "run"), make_wide),
     (["--data"], ("evaluate.py", "--checkpoint", "run"), 0),
     (["--data"], (*MEASURE[:-3], "toy-run"), 0),
     (["none", "bad.pt"], BAD, lambda: refit(drop_h)),
@@ -218,7 +220,7 @@ MISFITS = [
             (["optimizer"], lambda whole: whole["optimizer"]["state"][0].pop("exp_avg")),
             (["optimizer"], lambda whole: whole["optimizer"]["state"][1]["exp_avg"].fill_(np.nan)),
             (["optimizer"], lambda whole: whole.update(optimizer=[])),
-            (["read.weight"], lambda whole: whole["model"]["denoiser.read.weight"].fill_(np.nan))]),
+            (["role.weight"], lambda whole: whole["model"]["denoiser.role.weight"].fill_(np.nan))]),
     (["run/config.json"], (*TRAIN, "run", "--resume"), lambda: Path("run/config.json").write_text(
         "[3]")),
     (["toy_teacher_", "token_embedding"], ("train.py", *TINY, "--out", "new"),
@@ -233,7 +235,7 @@ MISFITS = [
     (["run", "--resume"], (*TRAIN, "run"), 0),
     (["--lr 0.5", "config.json"], (*TRAIN, "run", "--resume", "--lr", "0.5"), 0),
     (["--order none"], (*TRAIN, "new", "--order", "none"), 0),
-    (["epochs"], (*TRAIN, "new", "--order-epochs", "0"), 0),
+    (["epochs"], (*TRAIN, "new", "--epochs", "0"), 0),
     (["--min-steps 9"], (*MEASURE, "--min-steps", "9"), 0),
     (["proc"], (*TRAIN, "/proc/run"), 0), (["list.csv"], (*TRAIN, "list.csv/run"), 0),
     (["--json coin"], (*MEASURE, "--json", "coin"), 0),

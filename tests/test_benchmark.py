@@ -62,8 +62,8 @@ def test_the_parts_of_the_model(monkeypatch, capsys):
     assert one.keys() == both.keys() == {"ours", "naive"}
     assert both["ours"]["TFLOP"] > 2.5 * one["ours"]["TFLOP"] and one["ours"]["MiB"] is None
     (title, step), = result["step"].items()
-    assert title.startswith("2 videos, 6 clips, ")              # CLIPS of each
-    assert step.keys() == {"decode", "teacher", "encoder", "denoiser and matching"}
+    assert title.startswith("2 videos, 6 clips, 6 rows, ")      # 2 forecasts of each, one other
+    assert step.keys() == {"decode", "teacher", "f", "rows", "h and matching"}
     assert all(row["clips/s"] == pytest.approx(6 / row["s"]) for row in step.values())
     assert seen == {name for name, _ in models[1].named_parameters()}
     assert result["sampling"]["8 clips"].keys() == {"encode", "zero noise", "M = 1", "M = 5"}

@@ -14,7 +14,7 @@ from weights.checkpoint import build_model, load_model, save_checkpoint
 from weights.mvit import MViT
 
 K, D, N, TAU = 6, 16, 5, 0.1
-H = dict(width=16, layers=1, heads=2, clips=N)
+H = dict(layers=1, heads=2, clips=N)
 F = dict(image=32, patch=16, frames=2, width=8, depth=1, heads=2)
 VIT = dict(kind="mvit", image=32, frames=2, seconds=None, width=4, heads=1, stages=[1, 1],
            kv_stride=4)
@@ -24,13 +24,13 @@ def build(encoder=None, order="diffusion", task=None, classes=()):
     """A tiny model with every parameter random, and its arguments."""
     torch.manual_seed(0)
     arguments = {"encoder": encoder, "denoiser": H, "order": order, "tau": TAU,
-                 "pixels": (0.4, 0.25) if encoder else None, "teacher_tau": 0.04,
+                 "pixels": (0.4, 0.25) if encoder else None,
                  "alpha_bar": [0.75, 0.5, 0.25], "task": task, "classes": list(classes),
                  "witness": "add butter"}
     model = build_model(torch.randn(K, D) + 1, **arguments).eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
-    model.standardize.fit(torch.randn(20, D) + 1)
+    model.standardize.update(torch.randn(20, D) + 1)
     return model, arguments
 
 

@@ -173,10 +173,10 @@ def test_flags_that_do_not_fit_each_other(cls, argv, named, capsys):
 
 
 def test_values_arrive_with_their_types():
-    """Catches: "3" for 3, str for Path, --order-lr that does not reach order_lr; type=bool, with
-    which "--resume False" is True; folder and epochs of another task."""
-    given = parse(TrainSettings, ["--toy-videos", "3", "--order-lr", "1e-4", "--out", "a/b"])
-    assert (given.toy_videos, given.order_lr, given.out) == (3, 1e-4, Path("a/b"))
+    """Catches: "3" for 3, str for Path, --sgd-epochs that does not reach sgd_epochs; type=bool,
+    with which "--resume False" is True; folder and epochs of another task."""
+    given = parse(TrainSettings, ["--toy-videos", "3", "--sgd-epochs", "1e-4", "--out", "a/b"])
+    assert (given.toy_videos, given.sgd_epochs, given.out) == (3, 1e-4, Path("a/b"))
     assert given.resume is False and parse(TrainSettings, ["--resume"]).resume is True
     with pytest.raises(FrozenInstanceError):
         given.toy_videos = 4

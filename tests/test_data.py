@@ -58,25 +58,22 @@ def test_a_narration_of_nothing_and_of_one_sentence():
     assert data.sentence_windows(say(1), 100.0, rng).tolist() == [[0, 9]]
 
 
-def test_at_most_nine_consecutive_windows_uniformly():
-    """Catches: the same nine each time, clips picked with holes, segments shuffled, the last run
-    never drawn."""
-    sentences, rng = say(*[12] * 25)[1:], np.random.default_rng(0)         # from 10 s on
-    steps = [Step(10. * i, 10. * i + 3, 0) for i in range(12)]
-    spoken, annotated = Counter(), Counter()
+def test_windows_of_all_of_a_video_and_a_random_run_of_them():
+    """Catches: windows of a part of the video, always those of the same sentences; a run with
+    holes, always the same one, the last one never drawn, a short video cut."""
+    rng, starts = np.random.default_rng(0), Counter()
+    windows = data.step_windows([Step(10. * i, 10. * i + 3, 0) for i in range(12)])
+    assert windows.tolist() == [[10 * i, 10 * i + 3] for i in range(12)]
     for _ in range(1600):
-        middles = data.sentence_windows(sentences, 1000.0, rng).mean(1)
-        assert len(middles) == 9 and np.allclose(np.diff(middles), 20)     # every second
-        spoken[round((middles[0] - 13) / 10)] += 1
-        windows = data.step_windows(steps, rng)
-        first = int(windows[0, 0] / 10)
-        assert windows.tolist() == [list(step[:2]) for step in steps[first:first + 9]]
-        annotated[first] += 1
-    assert sorted(spoken) == list(range(8))            # first sentence 0 or 1, run 0 to 3
-    assert min(spoken.values()) > 140 and max(spoken.values()) < 260       # 200 each; std 13
-    assert sorted(annotated) == [0, 1, 2, 3] and min(annotated.values()) > 330
-    assert len(data.sentence_windows(say(*[12] * 10), 1000.0, rng)) == 5   # fewer: all of them
-    assert data.step_windows(steps[:4], rng).tolist() == [list(step[:2]) for step in steps[:4]]
+        middles = data.sentence_windows(say(*[12] * 25)[1:], 1000.0, rng).mean(1)
+        assert len(middles) == 12 and np.allclose(np.diff(middles), 20)    # every second
+        run = data.random_run(windows, 9, rng)
+        starts.update([middles[0], first := int(run[0, 0] / 10)])
+        assert np.array_equal(run, windows[first:first + 9])
+    assert sorted(starts) == [0, 1, 2, 3, 13, 23]
+    assert min(starts.values()) > 330 and min(starts[13], starts[23]) > 700
+    for few in (windows[:9], windows[:4], windows[:0]):
+        assert np.array_equal(data.random_run(few, 9, rng), few)
 
 
 def test_sentences_of_a_window_by_hand():
@@ -89,60 +86,88 @@ def test_sentences_of_a_window_by_hand():
     assert data.spoken_during([], windows).shape == (5, 0)
 
 
-@pytest.mark.parametrize("P", [1, 3])
-def test_missing_clips_by_counts(P):
-    """Catches: j never the first or the last place, in padding, with gaps, or of the same place in
-    all videos; a forecast whose missing clips are not the last."""
-    counts = torch.arange(2000 * 7) % 7 + 3                                # 3 to 9 clips
-    real, last = torch.arange(9) < counts[:, None], torch.arange(2000 * 7) < 700
-    torch.manual_seed(0)
-    for j in (data.missing_clips(real, P), data.missing_clips(real, P, last)):
-        assert torch.equal(j - j[:, :1], torch.arange(P).expand_as(j))
-        for count in range(3, 10):
-            drawn = j[(counts == count) & ~last, 0].bincount()
-            places = count - P + 1                                         # std sqrt(n)
-            assert len(drawn) == places and (drawn - 1900 / places).abs().max() < 4.5 * (
-                1900 / places) ** .5
-    assert torch.equal(j[last, -1], counts[last] - 1)
+# ---- rows --------------------------------------------------------------------------------------
+def slow_forecasts(windows, P):
+    """The rows of forecasts of one run, by loops: lists of 8 + P clips."""
+    rows = []
+    for k in range(1, len(windows) - P + 1):                               # the first missing clip
+        end = windows[k - 1][1]
+        begin, row = max(end - 68, windows[0][0]), []
+        for piece in range(8):
+            middle = begin + (piece + .5) * (end - begin) / 8
+            row.append(min(range(k), key=lambda i: abs(sum(windows[i]) / 2 - middle)))
+        rows.append(row + [*range(k, k + P)])
+    return rows
 
 
-def test_history_windows_are_what_forecasts_read():
-    """Catches: a history that ends before the clip is half over or after it, always at one place,
-    or longer than 68 s; eight windows with holes; the clip before in place of the missing one."""
-    windows, places = np.array([[0., 9.], [14., 20.], [60., 75.], [99., 110.]]), []
-    before, missing = windows[:-1], windows[1:, None]
-    quarter = SimpleNamespace(uniform=lambda low, high: low + .25 * (high - low))
-    rows = data.history_windows(before, missing, quarter)
-    assert rows.shape == (3, 9, 2) and np.array_equal(rows[:, 8:], missing)
-    for row, end in zip(rows, (5.625, 17.75, 69.375)):       # a quarter of the second half
-        edges = np.linspace(max(0, end - 68), end, 9)
-        assert np.allclose(row[:8, 0], edges[:-1]) and np.allclose(row[:8, 1], edges[1:])
-    rng = np.random.default_rng(0)
-    for _ in range(500):
-        rows = data.history_windows(before, missing, rng)
-        ends = rows[:, 7, 1]
-        places.append((ends - before.mean(1)) / (before[:, 1] - before.mean(1)))
-        assert (ends - rows[:, 0, 0] <= 68 + 1e-9).all() and rows.min() >= 0
-    assert np.abs(np.corrcoef(np.array(places).T) - np.eye(3)).max() < .2
-    places = np.sort(places, 0)                              # (500, 3), uniform in 0..1
-    assert 0 <= places.min() and np.abs(places - np.linspace(0, 1, 500)[:, None]).max() < .09
-    several = np.stack([windows[1:3], windows[2:4]])         # (2, 2, 2)
-    rows = data.history_windows(before[:2], several, rng)
-    assert rows.shape == (2, 10, 2) and np.array_equal(rows[:, 8:], several)
+def slow_places(n, P):
+    """{(first clip of the row, first missing clip)} of the other rows of a run of n clips."""
+    return {(first, k) for first in range(max(n - 8 - P, 0) + 1) for k in range(n - P + 1)
+            if first <= k <= first + 8}
 
 
-# ---- windows of the tasks, frames, padding -----------------------------------------------------
-@pytest.mark.parametrize("end, begin", [(100.0, 32.0), (68.0, 0.0), (20.0, 0.0), (68.5, 0.5)])
-def test_forecast_windows_are_eighths_of_the_last_68_seconds(end, begin):
-    """Catches: the last 64 s, padding where the history is shorter, frames after the step's end."""
-    windows, part = data.forecast_windows(end), (end - begin) / 8
+@pytest.mark.parametrize("P", [1, 2, 3])
+def test_missing_rows_by_loops(P):
+    """Catches: a history of another length, end or start, cut in other pieces, of later clips (also
+    of those that overlap it) or of another run; the first clip forecast; among clips on both sides
+    a gap, a hidden one, a j beside the missing ones, a clip or a place that is never drawn, another
+    share of the clips; a run without a row, or with one of padding."""
+    rng, runs = np.random.default_rng(P), [np.arange(12)[:, None] * 4. + [20, 29]]
+    for n in (1, 16, 2, 3, 5, 9, 4):
+        middles, half = 5 + rng.uniform(1, 30, n).cumsum(), rng.uniform(.5, 5, n)
+        runs.append(np.stack([middles - half, middles + half], 1))
+    N, counts, seen = 8 + P, [len(windows) for windows in runs], [set() for _ in runs]
+    starts = [sum(counts[:i]) for i in range(len(counts))]
+    forecasts = [slow_forecasts(windows, P) for windows in runs]
+    for _ in range(400):
+        rows, j = data.missing_rows(runs, P, rng)
+        assert rows.dtype == j.dtype == torch.int64 and rows.shape[1:] == (N,)
+        found, total = [*zip(rows.tolist(), j.tolist(), strict=True)], len(rows)
+        for run, count in enumerate(counts):
+            mine = [([-1 if i < 0 else i - starts[run] for i in row], places)
+                    for row, places in found if 0 <= row[0] - starts[run] < count]
+            for row in forecasts[run]:
+                mine.remove((row, [*range(8, N)]))                         # it is there
+            asked, total = [], total - len(forecasts[run]) - len(mine)
+            for row, places in mine:
+                visible = [*range(row[0], min(row[0] + N, count))]
+                assert row == visible + [-1] * (N - len(visible))
+                assert places == [*range(places[0], places[0] + P)]
+                asked.append(row[places[0]])
+                seen[run].add((row[0], asked[-1]))
+            assert asked in ([*range(k, count - P + 1, data.ANY)] for k in range(data.ANY))
+            assert asked or count < P
+        assert total == 0                                                  # of no other run
+    assert seen == [slow_places(n, P) for n in counts]
+
+
+def test_runs_that_give_few_rows_or_none():
+    """Catches: a step without a row although a clip could be missing; a traceback from deep inside
+    for a run shorter than P, a silent row for one that is empty."""
+    rng, one = np.random.default_rng(0), np.array([[3., 12.]])
+    rows, j = data.missing_rows([one], 1, rng)
+    assert rows.tolist() == [[0] + [-1] * 8] and j.tolist() == [[0]]
+    rows, j = data.missing_rows([one, one], 3, rng)
+    assert rows.shape == (0, 11) and j.shape == (0, 3)
+    for runs in ([one[:0]], [one, one[:0]]):
+        with pytest.raises(ValueError, match="without windows"):
+            data.missing_rows(runs, 1, rng)
+
+
+# ---- windows of the tasks, frames --------------------------------------------------------------
+@pytest.mark.parametrize("end, start, begin", [
+    (100.0, 0.0, 32.0), (68.0, 0.0, 0.0), (20.0, 0.0, 0.0), (68.5, 0.0, 0.5), (100.0, 50.0, 50.0)])
+def test_forecast_windows_are_eighths_of_the_last_68_seconds(end, start, begin):
+    """Catches: the last 64 s, padding where the history is shorter, frames after the step's end or
+    before the start."""
+    windows, part = data.forecast_windows(end, start=start), (end - begin) / 8
     assert windows.shape == (8, 2) and windows.max() == end
     assert np.allclose(windows, [(begin + i * part, begin + (i + 1) * part) for i in range(8)])
-    ends = np.array([[end, 5.], [90., end]])
-    many = data.forecast_windows(ends)
+    ends = np.array([[end, 55.], [90., end]])
+    many = data.forecast_windows(ends, start=start)
     assert many.shape == (2, 2, 8, 2)
     for place in np.ndindex(2, 2):
-        assert np.array_equal(many[place], data.forecast_windows(ends[place]))
+        assert np.array_equal(many[place], data.forecast_windows(ends[place], start=start))
 
 
 def test_windows_and_frames_are_spread_evenly():
@@ -157,22 +182,6 @@ def test_windows_and_frames_are_spread_evenly():
     assert data.frame_times([(10, 18)], 4).tolist() == [[11, 13, 15, 17]]
     assert data.frame_times([(0, 1), (5, 5)], 2).tolist() == [[.25, .75], [5, 5]]
     assert data.frame_times([], 4).shape == (0, 4)
-
-
-def test_pad_clips():
-    """Catches: clips of one video in another's row; padding that is marked as there; rows of one
-    axis, or of three, refused."""
-    x = torch.arange(1., 13).view(6, 2).requires_grad_()
-    padded, real = data.pad_clips(x, torch.tensor([2, 0, 3, 1]), 3)
-    assert real.tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 1], [1, 0, 0]]
-    expected = torch.zeros(4, 3, 2)
-    expected[0, :2], expected[2], expected[3, 0] = x[:2], x[2:5], x[5]
-    assert torch.equal(padded, expected)
-    padded.sum().backward()
-    assert torch.equal(x.grad, torch.ones(6, 2))       # the encoder learns through it
-    flags, _ = data.pad_clips(torch.ones(6, dtype=torch.bool), torch.tensor([2, 0, 3, 1]), 3)
-    assert torch.equal(flags, real)
-    assert data.pad_clips(torch.ones(6, 2, 5), torch.tensor([2, 4]), 4)[0].shape == (2, 4, 2, 5)
 
 
 # ---- samples -----------------------------------------------------------------------------------

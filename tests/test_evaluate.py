@@ -28,7 +28,7 @@ from training.run import Run, Stage
 from weights import checkpoint
 
 S, D, Q, SEED = len(grammar.STEPS), 16, 3, 2
-TAU, TEACHER_TAU, SPREAD = 0.2, 0.15, 0.25
+TAU, SPREAD = 0.2, 0.25
 TWINS = grammar.STEP_ID["melt butter"], grammar.STEP_ID["pour oil"]       # they have equal texts
 
 
@@ -90,7 +90,7 @@ class Source:
 class Model:
     """In place of ProcedureModel: it predicts the last clip, turned, with noise."""
     task, order, encoder, denoiser = None, "diffusion", SimpleNamespace(frames=1), "h"
-    dim, tau, teacher_tau = D, TAU, TEACHER_TAU
+    dim, tau = D, TAU
 
     def to(self, device):
         return self
@@ -174,7 +174,7 @@ def middle_of(step):
 def temperature_by_hand():
     """That of the zero-noise forecasts against what the teacher sees in the next step's middle."""
     held = Source("validation", 20)
-    target = torch.stack([p_of(held.teachers[v][middle_of(then)], TEACHER_TAU)
+    target = torch.stack([p_of(held.teachers[v][middle_of(then)], TAU)
                           for v, _, then in forecasts_of(held)])
     return metrics.fit_temperature(zero_noise(held).log(), target)
 
@@ -213,7 +213,7 @@ def test_the_forecast_table_equals_counting(tmp_path, monkeypatch):
     hits = [(top(part.mean(1), y[some]), oracle(part, y[some])) for part in drawn]
     spread = np.std(hits, 0, ddof=1) * math.sqrt(50 / len(y))
     fitted = (zero.log() / temperature_by_hand()).softmax(-1)[range(len(y)), y]
-    teacher = p_of(clips_of(source.teachers, source).mean(1), TEACHER_TAU)
+    teacher = p_of(clips_of(source.teachers, source).mean(1), TAU)
     seen, hard, soft = counts_by_hand(clips_of(source.ours, source)[:, -1])
     assert result["evaluated"] == result["listed"] == len(y) > 100
     expected = {
@@ -283,19 +283,18 @@ def test_a_step_is_observed_from_a_second_on():
 # --- The classification table ---
 def test_the_classification_table_equals_counting():
     """Catches: one view for three, logarithms averaged in place of probabilities, the teacher's row
-    made of our embedding or at our temperature, equal texts that do not tie, kinds of steps mixed
-    up, the difference of other samples or resampled by sample."""
+    made of our embedding or at another temperature, equal texts that do not tie, kinds of steps
+    mixed up, the difference of other samples or resampled by sample."""
     source = Source("test", 25)
     samples = data.samples_of("classify", source.videos)
     x, teacher, samples = encode_samples(Model(), source, samples, SETTINGS, "cpu")
     result = classify(Model(), source, samples, x, teacher, TEXTS, SETTINGS)
     steps = [(v, step) for v, video in enumerate(source.videos) for step in video.steps]
     y, p = torch.tensor([step.label for _, step in steps]), {}
-    for name, rows, tau in (("ours", source.ours, TAU),
-                            ("teacher", source.teachers, TEACHER_TAU)):
+    for name, rows in (("ours", source.ours), ("teacher", source.teachers)):
         p[name] = torch.stack([p_of(rows[v][[
             int((start + end) / 2 + i * max(end - start - 9, 0) / 2) for i in (-1, 0, 1)]],
-            tau).mean(0) for v, (start, end, _) in steps])
+            TAU).mean(0) for v, (start, end, _) in steps])
     expected = {f"top{k}": {name: top(p[name], y, k) for name in p} for k in (1, 5)}
     for kind, names in (("held_out", grammar.HELD_OUT),
                         ("motion_only", sum(grammar.MOTION_ONLY, ()))):

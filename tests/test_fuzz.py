@@ -28,7 +28,7 @@ import test_checkpoint
 import test_listings
 import test_video
 import torch
-from commands import call, coin_flags, make_coin, same_run, struck
+from commands import COIN, call, make_coin, same_run, struck
 
 from files.annotations import load_coin, load_features, load_text_embeddings
 from files.captions import Captions
@@ -39,7 +39,7 @@ from weights.checkpoint import load_model
 
 CASES = {"captions": 60, "list": 30, "video": 16}      # of each kind; 12 of the others
 FUZZ = int(os.environ.get("FUZZ", 1))                  # times as many
-TRAIN = "train.py", *coin_flags(), "--order-epochs", "3", "--device", "cpu", "--resume", "--out"
+TRAIN = "train.py", *COIN, "--resume", "--out"
 
 
 # ---- Damage ------------------------------------------------------------------------------------

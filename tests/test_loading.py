@@ -23,7 +23,7 @@ from support.command import BadInput
 from support.workers import prefetch
 from toy.source import ToySource
 from train import TrainSettings
-from training.pretrain import Pretraining, load_step
+from training.pretrain import SIZES, Pretraining, load_step
 from training.run import Run, Stage, videos_of_step
 from weights.checkpoint import load_model
 
@@ -85,9 +85,14 @@ def test_prefetch_keeps_the_order(workers):
 # ---- training ----------------------------------------------------------------------------------
 def steps(source, numbers, workers=0, settings=TrainSettings(seed=5)):
     """What `load_step` gives for some steps of a stage from step 10 on, as plain lists."""
-    make = functools.partial(load_step, source, settings, Stage("adamw", range(10, 99), 3))
+    make = functools.partial(load_step, source, settings, Stage("adamw", range(10, 99), 3, 1.0))
     return [([(video, windows.tolist()) for video, windows in loaded.requests],
-             loaded.clips.tolist(), counts) for loaded, counts in prefetch(make, numbers, workers)]
+             loaded.clips.tolist(), [windows.tolist() for windows in runs])
+            for loaded, runs in prefetch(make, numbers, workers)]
+
+
+MIDDLE = TrainSettings(seed=5, data="howto100m", videos="v", captions="c", phrases="p",
+                       augment=False)
 
 
 def test_a_step_is_drawn_from_seed_and_number():
@@ -107,10 +112,23 @@ def test_a_step_is_drawn_from_seed_and_number():
     assert all(len({*a, *b}) == 6 for a, b in zip(epochs[::2], epochs[1::2]))
     assert [[video for video, _ in step[0]] for step in drawn] == [
         [video for video in step if video != 3] for step in epochs]                  # 3: no clip
-    middle = TrainSettings(seed=5, data="howto100m", videos="v", captions="c", phrases="p",
-                           augment=False)
-    assert steps(source, numbers, settings=middle) == [
-        (requests, [[*clip[:2], 0] for clip in clips], counts) for requests, clips, counts in drawn]
+    assert steps(source, numbers, settings=MIDDLE) == [
+        (requests, [[*clip[:2], 0] for clip in clips], runs) for requests, clips, runs in drawn]
+
+
+def test_of_a_long_video_a_run_is_read():
+    """Catches: all of a long video, or always the same part; the length of another size's run;
+    windows that are not those of the clips."""
+    source = Source()
+    source.counts = [40] * 7
+    for settings, size in ((TrainSettings(seed=5), "small"), (MIDDLE, "paper")):
+        most, starts = SIZES[size]["run"], set()
+        for _, clips, runs in steps(source, range(10, 30), settings=settings):
+            assert [clip[1] for clip in clips] == np.concatenate(runs).mean(1).tolist()
+            for windows in runs:
+                assert len(windows) == most and np.allclose(np.diff(windows, axis=0), 10)
+                starts.add(windows[0][0] // 10)
+        assert min(starts) < 5 and max(starts) > 35 - most
 
 
 class Batches(Pretraining):
@@ -118,41 +136,35 @@ class Batches(Pretraining):
 
     def __init__(self, source, settings):
         self.source, self.settings, self.device, self.first = source, settings, "cpu", 0
-        self.unreadable = {}
-        self.averaged = []
-        self.model = SimpleNamespace(dim=2, encode=lambda clips: clips, standardize=SimpleNamespace(
-            update=lambda *args: self.averaged.append(args)))
+        self.unreadable, self.model = {}, SimpleNamespace(dim=2, encode=lambda clips: clips)
 
     def steps(self, stage, optimizer, items):
         return zip(self.steps_left(stage), items, strict=True)
 
 
 @pytest.mark.parametrize("broken, workers", [((), 0), ((1, 3, 5), 0), ((1, 5), 2)])
-def test_a_batch_is_the_rows_of_its_videos(tmp_path, broken, workers):
-    """Catches: clips or features of another video, padding that counts as a clip, a video without
-    clips or one that cannot be read that shifts the others, a draw that depends on whether a file
-    could be read, averages of other embeddings."""
-    stage, source = Stage("adamw", range(20, 26), 7), Source(broken)
-    run = Batches(source, TrainSettings(seed=2, out=tmp_path, workers=workers, max_unreadable=1.))
-    for step, batch in zip(stage.span, run.batches(stage, None), strict=True):
-        x = run.encode(batch)
-        rng, b = np.random.default_rng((2, 2, step)), 0
+def test_a_batch_is_the_clips_of_its_videos_and_rows_of_them(tmp_path, broken, workers):
+    """Catches: clips or features of another video, a row of two videos, a video without clips or
+    one that cannot be read that shifts the others, a draw that depends on whether a file could be
+    read, P that is always the same."""
+    stage, source = Stage("adamw", range(20, 26), 7, 1.0), Source(broken)
+    run, several = Batches(source, TrainSettings(
+        seed=2, out=tmp_path, workers=workers, missing=2, max_unreadable=1.)), set()
+    for number, (step, batch) in zip(stage.span, run.batches(stage, None), strict=True):
+        rng, clips = np.random.default_rng((2, 2, step)), []
         for video in videos_of_step(step - 20, 7, 7, 2):
             windows = source.pretrain_windows(video, rng)
-            n = len(windows)
-            if not n or video in broken:
-                continue
-            clips = torch.stack([torch.full((n,), float(video)).double(),
-                                 torch.from_numpy(windows.mean(1))], 1)                  # (n, 2)
-            assert torch.equal(x[b, :n, :2], clips) and (x[b, n:] == 0).all()
-            assert torch.equal(batch.teacher[b, :n], 1000 + clips)
-            assert (batch.teacher[b, n:] == 0).all()
-            assert batch.real[b].tolist() == [True] * n + [False] * (9 - n)
-            b += 1
-        assert b == len(x) == len(batch.teacher) == len(batch.real) == len(batch.last)
-        assert b == 6 - len({*broken} - {3}) and batch.missing == 1                  # 3: no clip
-        assert not batch.last.any()
-        assert torch.equal(run.averaged[-1][0], x) and run.averaged[-1][1] is batch.real
+            rng.integers(1)                            # the run begins with the first window
+            clips += [(video, middle) for middle in windows.mean(1) if video not in broken]
+        clips = torch.tensor(clips, dtype=torch.float64)                                 # (C, 2)
+        x = run.encode(batch.clips)
+        assert step == number and torch.equal(x[:, :2], clips)
+        assert torch.equal(batch.teacher, 1000 + clips)
+        (R, P), missing = batch.j.shape, batch.rows.gather(1, batch.j)
+        assert batch.rows.shape == (R, 8 + P)
+        assert ((clips[batch.rows, 0] == clips[missing[:, :1], 0]) | (batch.rows < 0)).all()
+        several.add(P)
+    assert several == {1, 2}
     assert run.unreadable == {f"v{i}": f"v{i} is broken" for i in {*broken} - {3}}
 
 
@@ -160,7 +172,7 @@ def test_unreadable_videos_are_counted_and_named(tmp_path):
     """Catches: a video counted in every epoch, a reason lost, the file written at every step; the
     share taken of the videos of one step."""
     path, settings = tmp_path / "unreadable.json", TrainSettings(out=tmp_path, max_unreadable=.05)
-    stage = Stage("adamw", range(50), 4)
+    stage = Stage("adamw", range(50), 4, 1.0)
     run, named = Run(settings, None, {}, [stage], None), {}                 # 2 of 40 are allowed
     for failed in ({}, {"a": "cut off"}, {"a": "cut off"}, {"a": "cut off", "b": "no video"}):
         path.unlink(missing_ok=True)

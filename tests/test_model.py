@@ -1,4 +1,4 @@
-"""f and h put together, what inference makes of them, and what pre-training prepares for them."""
+"""f and h put together, what inference makes of them, and the stages of pre-training."""
 import copy
 import math
 from types import SimpleNamespace
@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
-from data import Loaded, pad_clips
-from files.annotations import FeaturesFile
 from test_denoiser import slow_h
 from test_encoder import slow_timesformer
 from test_losses import slow_match
 from train import TrainSettings
 from training import pretrain
-from training.run import Run, Stage
+from training.run import Run, Stage, learning_rate
 from weights.checkpoint import build_model
 
 K, D, TAU = 6, 16, 0.1
@@ -30,41 +29,12 @@ def draw(*shape, seed=0):
 def build(encoder=None, order="diffusion", **more):
     """A tiny model with every parameter random, whose embeddings have a mean and a scale."""
     torch.manual_seed(0)
-    model = build_model(PHRASES, encoder, dict(width=32, layers=2, heads=2, clips=5), order,
-                        tau=TAU, teacher_tau=.07, pixels=(.4, .25) if encoder else None, **more)
+    model = build_model(PHRASES, encoder, dict(layers=2, heads=2, clips=5), order,
+                        tau=TAU, pixels=(.4, .25) if encoder else None, **more)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
-    model.standardize.fit(0.2 * draw(9, D, seed=6) + draw(D, seed=7))
+    model.standardize.update(0.2 * draw(9, D, seed=6) + draw(D, seed=7))
     return model
-
-
-class Source:
-    """Videos of 9, 6, 1 and 0 clips of 9 s, one every 10 s; the picture changes every second."""
-    counts, unreadable = [9, 6, 1, 0], {}
-
-    def __init__(self):
-        generator = torch.Generator().manual_seed(2)
-        self.videos = [SimpleNamespace(name=f"v{i}", duration=90.0) for i in range(4)]
-        self.pixels = torch.randint(256, (4, 90, 2, 3, 8, 8), dtype=torch.uint8,
-                                    generator=generator)
-        self.features = torch.randn(4, 90, D, generator=generator)
-
-    def __len__(self):
-        return 4
-
-    def pretrain_windows(self, video, rng):
-        return np.arange(self.counts[video])[:, None] * 10. + [0, 9]
-
-    def duration(self, video):
-        return self.videos[video].duration
-
-    def load(self, requests, rng=None):
-        views = torch.tensor([(video, int(middle)) for video, windows in requests
-                              for middle in windows.mean(-1)])             # (C, 2)
-        return Loaded(requests, self.pixels[tuple(views.T)], views, {})
-
-    def teacher_features(self, views):
-        return self.features[tuple(views.T)]
 
 
 # --- Eq. 1 ---
@@ -94,9 +64,11 @@ def test_eq1_f_h_and_the_matching_put_together(j):
     a prediction that is left standardized; samples or videos that mix, a zero vector treated apart
     from other noise, a missing clip that is read, forecasts of the last clip alone; clips missing
     together that are forecast one by one; texts at another temperature."""
-    model, clips, y = build(F), Source().pixels[0, :9], torch.arange(10).view(2, 5) % K
+    model, y = build(F), torch.arange(10).view(2, 5) % K
+    clips = torch.randint(256, (9, 2, 3, 8, 8), dtype=torch.uint8)
     noise = torch.stack([torch.zeros(2, len(j[0]), D), draw(2, len(j[0]), D)], 1)  # (B, Q, P, D)
-    x, real = pad_clips(model.encode(clips), torch.tensor([5, 4]), 5)
+    x = pad_sequence(model.encode(clips).split([5, 4]), batch_first=True)          # (B, N, D)
+    real = torch.arange(5) < torch.tensor([[5], [4]])
     observed = real.scatter(1, torch.tensor(j), False)
     x_hat = model.forecast(x, observed, torch.tensor(j), noise)
     labels = torch.cat([y[b:b + 1, j[b]] for b in range(2)])                       # (B, P)
@@ -127,7 +99,7 @@ def test_the_next_clip_is_the_one_after_all_that_are_given():
     expected = model.forecast(longer, observed.expand(3, 5), torch.full((3, 1), 4),
                               noise[:, :, None])
     torch.testing.assert_close(x_hat, expected[:, :, 0])
-    with pytest.raises(ValueError, match="6 clips per video, but h has positions for 5"):
+    with pytest.raises(ValueError, match="6 clips per row, but h has positions for 5"):
         model.forecast_next(longer, noise)
 
 
@@ -159,67 +131,39 @@ def test_the_classifier_equals_its_formula():
 
 # --- Embeddings ---
 def test_features_become_the_text_that_they_make_expect_by_loops():
-    """Catches: the student's temperature, texts or features of other lengths, float16 that reaches
+    """Catches: another temperature, texts or features of other lengths, float16 that reaches
     the model, an x_i that is not of length 1."""
     model, features = build(), 4 * draw(3, D).half()
     texts = [y / y.norm() for y in PHRASES.double()]
     for x, feature in zip(model.encode(features), features.double()):
-        p = slow_match(feature, PHRASES.double(), model.teacher_tau)
+        p = slow_match(feature, PHRASES.double(), TAU)
         expected = sum(share * y for share, y in zip(p, texts))
         torch.testing.assert_close(x.double(), expected / expected.norm(), rtol=1e-4, atol=1e-5)
     assert x.dtype == torch.float32
 
 
-# --- What pre-training prepares ---
-def test_cached_rows_are_those_of_the_finished_f(monkeypatch):
-    """Catches: embeddings of an f that still learns (a graph kept for each), a teacher of other
-    rows or times, features that are not encoded."""
-    monkeypatch.setattr(pretrain, "PASSES", 2)
-    model, source = build(F), Source()
-    middle = np.clip(np.arange(pretrain.GRID / 2, 90, pretrain.GRID), 4.5, 85.5)   # in 0..90 s
-    seconds = middle.astype(int)
-    with torch.no_grad():
-        x = torch.cat([model.encode(source.pixels[video, seconds]) for video in range(4)])
-    rows, failed = pretrain.cache_rows(model, source, TrainSettings(missing=3), "cpu")
-    assert not rows.x.requires_grad and rows.x.shape == (4 * len(middle), D)
-    torch.testing.assert_close(rows.x, x, rtol=1e-4, atol=1e-5)
-    assert torch.equal(rows.teacher, source.features[:, seconds].flatten(0, 1))
-    assert failed == {} and rows.tables[1][2] > 0
-    table, real, forecasts = rows.tables[1]
-    assert len(table) - forecasts == 2 * 3                                 # videos with a clip
-    times = middle[table[forecasts:][real[forecasts:]] % len(middle)]      # near a clip's 4.5 s
-    assert np.abs(times % 10 - 4.5).max() <= pretrain.GRID / 2
-
-    table = FeaturesFile(np.array(["v0", "v1", "v2"]), np.ones(3), np.eye(3, D, dtype=np.float16))
-    source.features, source.counts, model = table, [2, 2, 2, 0], build()
-    rows, _ = pretrain.cache_rows(model, source, TrainSettings(), "cpu")
-    torch.testing.assert_close(rows.x, model.encode(torch.eye(3, D)))
-    assert torch.equal(rows.teacher, torch.eye(3, D).half())
-
-
+# --- The stages of pre-training ---
 def test_sgd_comes_first_and_rates_rise_and_fall_within_a_stage(monkeypatch, tmp_path):
-    """Catches: AdamW from the start, SGD without momentum, a stage that trains another part or at
-    the rate of another, a weight decay that does not arrive; a constant rate, one schedule for all
-    stages, groups that share a rate, a model that is not in training mode."""
+    """Catches: AdamW from the start, SGD without momentum, a stage that leaves f or h out or has
+    the rate or the length of another, an empty stage; a weight decay that does not arrive; a
+    constant rate, one schedule for all stages; a model that is not in training mode."""
     monkeypatch.setattr(pretrain, "SGD_LR", .1)
     monkeypatch.setattr(pretrain, "WEIGHT_DECAY", .4)
-    model, given = build(F).eval(), TrainSettings(out=tmp_path, lr=.2, order_lr=.3)
-    f, h = ([*map(id, part.parameters())] for part in (model.encoder, model.denoiser))
-    share = [min(1, (i + 1) / 3, (40 - i) / 38) for i in range(40)]      # 2 of 40 steps to warm up
-    run = SimpleNamespace(model=model, settings=given)
-    for name, kind, momentum, expected in (
-            ("sgd", torch.optim.SGD, .9, [(f, .1), (h, .1)]),
-            ("adamw", torch.optim.AdamW, None, [(f, .2), (h, .3)]),
-            ("order", torch.optim.AdamW, None, [(h, .3)])):
-        stage, rates = Stage(name, range(10, 50), 1), []
-        optimizer = pretrain.Pretraining.make_optimizer(run, stage)
-        groups = optimizer.param_groups
+    given = TrainSettings(out=tmp_path, batch=4, sgd_epochs=2, epochs=1, lr=.2)
+    stages = pretrain.plan_stages(given, 83)                             # 20 steps per epoch
+    assert stages == [Stage("sgd", range(40), 4, .1, 2), Stage("adamw", range(40, 60), 4, .2, 1)]
+    alone = pretrain.plan_stages(TrainSettings(batch=4, sgd_epochs=0, epochs=1, lr=.2), 83)
+    assert alone == [Stage("adamw", range(20), 4, .2, 1)]
+    model = build(F)
+    for stage, kind, momentum in zip(stages, (torch.optim.SGD, torch.optim.AdamW), (.9, None)):
+        optimizer = pretrain.Pretraining.make_optimizer(SimpleNamespace(model=model.eval()), stage)
+        group, = optimizer.param_groups
         assert type(optimizer) is kind
-        assert [[*map(id, group["params"])] for group in groups] == [part for part, _ in expected]
-        for group in groups:
-            assert (group["lr"], group["weight_decay"], group.get("momentum")) == (0, .4, momentum)
-        for step, item in Run(given, model, {}, [stage], None).steps(stage, optimizer, range(40)):
-            assert step == 10 + item
-            rates.append([group["lr"] for group in groups])
-        assert np.allclose(rates, np.outer(share, [peak for _, peak in expected]))
-        assert model.training
+        assert [*map(id, group["params"])] == [*map(id, model.parameters())]
+        assert (group["lr"], group["weight_decay"], group.get("momentum")) == (0, .4, momentum)
+        n, rates = len(stage.span), []
+        for step, item in Run(given, model, {}, stages, None).steps(stage, optimizer, stage.span):
+            assert step == item
+            rates.append(learning_rate(step, stage))
+        assert model.training and np.allclose(rates, [
+            stage.lr * min(1, (i + 1) / (.05 * n + 1), (n - i) / (.95 * n)) for i in range(n)])

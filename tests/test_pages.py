@@ -44,7 +44,7 @@ def at_smallest_size(script, *flags):
     """The same command with few videos and epochs: of a flag given twice the last value counts."""
     more = () if {"--data", "--videos"} & {*flags} else TOY.get(script, ())
     if script == "train.py":
-        more += ("--epochs", "1") if "finetune" in flags else EPOCHS[-2:] if "coin" in flags else (
+        more += ("--epochs", "1") if "finetune" in flags else (
             *EPOCHS, *(SMALL if "howto100m" in flags else ()))
     if flags[:1] == ("export-toy",):
         more = "--train", "6", "--test", "2"

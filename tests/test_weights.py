@@ -37,8 +37,8 @@ def published(encoder=F, layers=3, task=None, classes=(), dim=D):
     """A small published model, every parameter random, and its arguments; layers: of h, or None."""
     torch.manual_seed(0)
     arguments = dict(
-        encoder=encoder, order="diffusion" if layers else "none", tau=.02, teacher_tau=.02,
-        denoiser=layers and dict(width=None, layers=layers, heads=8, clips=9),
+        encoder=encoder, order="diffusion" if layers else "none", tau=.02,
+        denoiser=layers and dict(layers=layers, heads=8, clips=9),
         alpha_bar=layers and slow_schedule(layers),
         pixels=(.45, .225), task=task, classes=list(classes))
     model = build_model(torch.zeros(0, dim), **arguments).eval()
@@ -276,8 +276,8 @@ def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, ma
 def fresh(encoder=F, order="diffusion"):
     """A new model of ours with this encoder, and its arguments."""
     torch.manual_seed(3)
-    arguments = dict(encoder=encoder, denoiser=dict(width=32, layers=2, heads=4), order=order,
-                     tau=.02, teacher_tau=.05, pixels=(.45, .225))
+    arguments = dict(encoder=encoder, denoiser=dict(layers=2, heads=4), order=order,
+                     tau=.02, pixels=(.45, .225))
     return build_model(torch.randn(5, D), **arguments), arguments
 
 
@@ -452,7 +452,7 @@ def test_training_starts_from_weights(here, capsys, monkeypatch):
     """Catches: --init read and not used, used again on --resume, or by mistake without it."""
     monkeypatch.setattr(pretrain, "SGD_LR", 1e-9)
     monkeypatch.setattr(pretrain, "WEIGHT_DECAY", 0)
-    save_released("start.pyth", published(F | {"width": 64}, None)[0])
+    save_released("start.pyth", published(pretrain.SIZES["small"]["encoder"], None)[0])
     flags = (*TINY, "--order", "none", "--lr", "1e-9")
     call("train.py", *flags, "--init", "start.pyth", "--out", "a")
     assert "start.pyth: 49 of 49 parameters taken" in capsys.readouterr().out

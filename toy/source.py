@@ -42,7 +42,7 @@ class ToySource:
         if teacher:
             self.frame_features = torch.cat([                               # (n, D)
                 teacher.encode_frames(part).cpu() for part in
-                tqdm(self.pixels.split(1024), f"teacher on {split}", mininterval=1, delay=2)])
+                tqdm(self.pixels.split(128), f"teacher on {split}", mininterval=1, delay=2)])
 
     def __len__(self):
         return len(self.videos)

@@ -11,6 +11,7 @@ from tqdm import trange
 from toy import grammar, render
 from toy.render import MEAN, OBJECTS, SIZE, STD, TOOLS, appearance, draw_frames
 
+TAU = .045                                         # of Eq. 6 in this world: chosen on validation
 VERSION = 1                                        # of the code here, in render.py and grammar.py
 TEACHER_CONFIG = {                                 # as in open_clip's open_clip_config.json
     "model_cfg": {

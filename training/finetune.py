@@ -32,7 +32,8 @@ from files import listings
 from support.command import check, require, write_json
 from support.device import mixed_precision, pick_device
 from support.workers import prefetch
-from training.run import Run, Stage, prepare_run, report_missing, videos_of_step
+from training.run import (Run, Stage, learning_rate, prepare_run, report_missing,
+                          videos_of_step)
 from weights.checkpoint import build_model, load_model
 from weights.mvit import MViT
 
@@ -137,14 +138,13 @@ def set_up(settings):
     return model.to(device), arguments, source, samples, device, resumed
 
 
-def make_optimizer(model, parts, lr):
+def make_optimizer(model, parts):
     """AdamW on the classifier and `parts` of the model; everything else is frozen."""
     model.requires_grad_(False)
     for part in (model.classifier, *parts):
         part.requires_grad_(True)
     trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [{"params": trained, "peak": lr}]
-    return torch.optim.AdamW(groups, lr=0.0, weight_decay=WEIGHT_DECAY)
+    return torch.optim.AdamW(trained, lr=0.0, weight_decay=WEIGHT_DECAY)
 
 
 # --- Steps ---
@@ -211,14 +211,15 @@ def finetune(settings):
             write_json(settings.out / "unreadable.json", source.unreadable)
         y = torch.tensor([sample.label for sample in samples], device=device)
         parts = [] if settings.task == "classify" else [model.denoiser]
-    optimizer, count = make_optimizer(model, parts, settings.lr), len(samples)
+    optimizer, count = make_optimizer(model, parts), len(samples)
     steps = max(1, round(settings.epochs * max(count // settings.batch, 1)))
-    stage = Stage("finetune", range(steps), settings.batch, settings.epochs)
+    stage = Stage("finetune", range(steps), settings.batch, settings.lr, settings.epochs)
     print(f"{count} samples, {steps} steps, on {device}")
     run = Run(settings, model, arguments, [stage], resumed)
     left = run.steps_left(stage)
     items = prefetch(make, left, settings.workers) if epic else left
     for step, item in run.steps(stage, optimizer, items):
+        optimizer.param_groups[0]["lr"] = learning_rate(step, stage)
         if epic:
             loaded, labels = item
             run.add_unreadable(loaded.failed, source)

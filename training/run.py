@@ -33,6 +33,7 @@ class Stage:
     name: str
     span: range
     batch: int                 # videos (or samples) per step
+    lr: float                  # peak learning rate
     epochs: float = 1.0        # that were asked for: the last step ends them
 
 
@@ -132,9 +133,10 @@ def drop_later_rows(path, step):
 
 
 # --- The loop ---
-def schedule(step, steps):
-    """Share of the peak learning rate: linear warm-up over 5 % of a stage, then linear decay."""
-    return min(1.0, (step + 1) / (0.05 * steps + 1), (steps - step) / (0.95 * steps))
+def learning_rate(step, stage):
+    """Of a step: it rises linearly over 5 % of the stage, then it falls linearly to 0."""
+    step, steps = step - stage.span.start, len(stage.span)
+    return stage.lr * min(1.0, (step + 1) / (0.05 * steps + 1), (steps - step) / (0.95 * steps))
 
 
 def videos_of_step(step, count, batch, seed):
@@ -183,7 +185,7 @@ class Run:
         """Yield (step, item) for the steps left of a stage; the caller calls `log` in each.
 
         An exception in the caller's loop closes this generator, and so ends its hold on signals.
-        optimizer: its groups have a peak learning rate, "peak"; items: one for each step left.
+        items: one for each step left.
         """
         left = self.steps_left(stage)
         if self.resumed and self.resumed["stage"] == stage.name:
@@ -196,9 +198,6 @@ class Run:
                      initial=left.start - stage.span.start, mininterval=1)
         with Interrupts() as interrupts, pairs:
             for item, step in pairs:
-                share = schedule(step - stage.span.start, len(stage.span))
-                for group in optimizer.param_groups:
-                    group["lr"] = group["peak"] * share
                 torch.manual_seed(self.settings.seed * 1_000_003 + step)
                 self.terms = {}                        # a step without a clip learns nothing
                 yield step, item
@@ -224,7 +223,7 @@ class Run:
 
     def log(self, clips, **terms):
         """What the step read, how many clips, and its losses by name: "loss" and its parts."""
-        self.terms, self.clips = terms, self.clips + clips     # a tensor: reading it would wait
+        self.terms, self.clips = terms, self.clips + clips
 
     def record(self, stage, done, stops):
         """Write a row and a checkpoint if they are due; that waits for the GPU.

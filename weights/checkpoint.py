@@ -26,10 +26,10 @@ OURS = {"arguments", "model"}        # what each checkpoint of ours holds
 # Types of the arguments of ours; those of LISTS are lists of such values.
 KINDS = {name: types for types, names in (
     ((int,), "image patch frames width depth heads kv_stride layers clips stages classes"),
-    ((int, float), "tau teacher_tau seconds pixels alpha_bar dropout"),
+    ((int, float), "tau seconds pixels alpha_bar dropout"),
     ((str,), "order task kind witness")) for name in names.split()}
 LISTS = "stages", "classes", "pixels", "alpha_bar"
-NEEDED = "tau", "teacher_tau", "order"                         # the others may be None
+NEEDED = "tau", "order"                         # the others may be None
 
 
 # --- From plain arguments to a model ---

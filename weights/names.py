@@ -19,13 +19,13 @@ import huggingface_hub
 import torch
 from safetensors.torch import load_file
 
+from losses import TAU
 from support.command import BadInput, quiet, require
 
 # Facts of the release that are not in its files.
 HEAD_WIDTH = 64                # of TimeSformer: 12 heads at 768
 KV_STRIDE = 8                  # of MViT's first stage
 ORDER_HEADS = 8                # of h, at any width
-TAU = 0.02
 PIXELS = 0.45, 0.225           # mean and deviation of pixels / 255
 BETA = 1e-4, 0.02              # of the first and the last noise level
 ACTIVITIES = 180               # of COIN: a classifier of so many is one of activities, not steps
@@ -166,11 +166,11 @@ def published_arguments(w, classes, heads):
                    "depth": count(w, "encoder.blocks."), "heads": heads or width // HEAD_WIDTH}
     if any(name.startswith("denoiser.") for name in w):
         layers = count(w, "denoiser.transformer.resblocks.")
-        denoiser = {"width": None, "layers": layers, "heads": ORDER_HEADS,
+        denoiser = {"layers": layers, "heads": ORDER_HEADS,
                     "clips": len(w["denoiser.position.weight"])}
         alpha_bar = (1 - torch.linspace(*BETA, layers)).cumprod(0).tolist()
     task = (None if not classes else "classify" if not denoiser else
             "activity" if classes == [ACTIVITIES] else "forecast")
     return {"encoder": encoder, "denoiser": denoiser, "alpha_bar": alpha_bar, "pixels": PIXELS,
-            "order": "diffusion" if denoiser else "none", "tau": TAU, "teacher_tau": TAU,
+            "order": "diffusion" if denoiser else "none", "tau": TAU,
             "task": task, "classes": classes}
