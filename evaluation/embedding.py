@@ -11,7 +11,6 @@ from torch.nn import functional
 from data import CLIP_SECONDS, Loaded, spoken_during, view_of, window_around
 from files.sources import open_folder
 from files.video import Unreadable
-from support import parallel
 from support.command import check, require, write_atomically
 from support.device import pick_device, send
 from support.workers import prefetch
@@ -97,31 +96,24 @@ def load_grid(source, stride, video):
     return source.load([(video, windows)])
 
 
-def embed_videos(source, encode, stride, workers, device, targets="vision"):
+def embed_videos(source, encode, stride, workers, device):
     """Every video as embeddings of 9-s windows, one every `stride` s.
 
-    Args:    encode: callable, clips on `device` -> (C, D); targets: see `teacher_features`.
-    Returns: names (R,), windows (R, 2) s, (R, D) embeddings, (R, D) the teacher's features on the
-             CPU (None where the source has no teacher), and {id: reason} of unreadable videos.
+    Args:    encode: callable, clips on `device` -> (C, D).
+    Returns: names (R,), windows (R, 2) s, (R, D) embeddings on the CPU, and {id: reason} of
+             unreadable videos.
     """
     made, failed = [], {}
     make = functools.partial(load_grid, source, stride)
-    mine = parallel.share(range(len(source)), parallel.place())
-    for loaded in prefetch(make, mine, workers, "embed videos"):
+    for loaded in prefetch(make, range(len(source)), workers, "embed videos"):
         failed |= loaded.failed
         for video, windows in loaded.requests:
             x = [encode(send(clips, device)).cpu() for clips in loaded.clips.split(AT_ONCE)]
             made.append((np.repeat(source.videos[video].name, len(windows)), windows, torch.cat(x)))
-            if len(loaded.views):
-                made[-1] += (teacher_features(source, loaded, targets).cpu(),)
-    parts = parallel.gather_objects((made, failed))
-    made = [rows for part, _ in parts for rows in part]
-    failed = {name: why for _, part in parts for name, why in part.items()}
     require(made, f"not one of {len(source)} videos could be read; the first: "
             f"{next(iter(failed.values()), 'there is none')}")
-    names, windows, x, *features = zip(*made)
-    return (np.concatenate(names), np.concatenate(windows), torch.cat(x),
-            torch.cat(features[0]) if features else None, failed)
+    names, windows, x = zip(*made)
+    return np.concatenate(names), np.concatenate(windows), torch.cat(x), failed
 
 
 def write_features(settings):
@@ -144,8 +136,8 @@ def write_features(settings):
         return torch.cat([x, tokens], 1)
 
     with torch.no_grad():
-        names, windows, x, _, failed = embed_videos(source, encode, settings.stride,
-                                                    settings.workers, device)
+        names, windows, x, failed = embed_videos(source, encode, settings.stride,
+                                                 settings.workers, device)
     D = model.dim
     write_atomically(settings.out, lambda file: np.savez(
         file, video=names, start=windows[:, 0], end=windows[:, 1], embedding=x[:, :D].numpy(),

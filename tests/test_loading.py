@@ -187,44 +187,38 @@ def test_unreadable_videos_are_counted_and_named(tmp_path):
 # ---- whole videos ------------------------------------------------------------------------------
 @pytest.mark.parametrize("stride", [4.0, 7.5, 1000.0])
 def test_embed_videos_equals_encoding_each_window(stride):
-    """Catches: windows of other places or lengths than 9 s, rows counted to another video, the
-    teacher's rows in another order, a last window beyond the end, a short video without a row."""
+    """Catches: windows of other places or lengths than 9 s, rows counted to another video, a last
+    window beyond the end, a short video without a row."""
     def encode(clips):
         return clips.float().mean((3, 4)).flatten(1)                       # (C, F * 3)
 
-    teacher = SimpleNamespace(encode_frames=lambda frames: frames[:, :, 8, 8:12].flatten(1).float())
-    source, row = ToySource("train", 3, 4, teacher), 0
-    names, windows, x, features, failed = embed_videos(source, encode, stride, 0, "cpu")
+    source, row = ToySource("train", 3, 4), 0
+    names, windows, x, failed = embed_videos(source, encode, stride, 0, "cpu")
     for i, video in enumerate(source.videos):
         middle = stride / 2
         while middle < video.duration or middle == stride / 2:
             start = min(max(middle - 4.5, 0), video.duration - 9)          # within the video
             window = np.array([[start, start + 9]])
             assert names[row] == video.name and np.array_equal(windows[row], window[0])
-            loaded = source.load([(i, window)])
-            assert torch.equal(x[row], encode(loaded.clips)[0])
-            assert torch.equal(features[row], source.teacher_features(loaded.views)[0])
+            assert torch.equal(x[row], encode(source.load([(i, window)]).clips)[0])
             middle, row = middle + stride, row + 1
-    assert row == len(names) == len(windows) == len(x) == len(features) and failed == {}
+    assert row == len(names) == len(windows) == len(x) and failed == {}
 
 
 @WORKERS
 def test_embed_videos_skips_what_cannot_be_read(workers):
     """Catches: rows of the next video under a broken one's name, a file that cannot be opened that
-    ends the run, no word of it; a teacher invented where there is none."""
+    ends the run, no word of it."""
     def embed(source):
         return embed_videos(source, lambda clips: clips, 4.0, workers, "cpu")
     whole = embed(Source())
-    names, windows, x, teacher, failed = embed(Source(broken=(0, 4), closed=(5,)))
+    names, windows, x, failed = embed(Source(broken=(0, 4), closed=(5,)))
     assert failed == {"v0": "v0 is broken", "v4": "v4 is broken", "v5": "v5 cannot be opened"}
     good = ~np.isin(whole[0], list(failed))
     assert set(names) == {"v1", "v2", "v3", "v6"} and names.tolist() == whole[0][good].tolist()
     assert np.array_equal(windows, whole[1][good])
-    assert torch.equal(x, whole[2][good]) and torch.equal(teacher, whole[3][good])
+    assert torch.equal(x, whole[2][good]) and (x[:, 2] == 0).all()           # no random view
     assert [f"v{int(video)}" for video in x[:, 0]] == names.tolist()
-    assert (x[:, 2] == 0).all() and torch.equal(teacher, 1000 + x[:, :2])    # no random view
-    alone = embed(Source(teacher=False))
-    assert alone[3] is None and torch.equal(alone[2], whole[2])
     with pytest.raises(BadInput, match="7 .*v0 is broken"):
         embed(Source(broken=range(7)))
 
