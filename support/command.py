@@ -46,7 +46,7 @@ def opt(help, default, group=RUN, *, choices=None, low=-inf, high=inf, above=-in
 
 
 def flag_of(name):
-    """order_lr -> --order-lr"""
+    """sgd_epochs -> --sgd-epochs"""
     return "--" + name.replace("_", "-")
 
 
