@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-CLIPS = 9                     # N: clips per video in pre-training; h has a position for each
+CLIPS = 9                     # N: clips in a row for h, which has a position for each
 HISTORY, PIECES = 68.0, 8     # s of observed video in step forecasting, cut into so many clips
 CLIP_SECONDS = 9.0            # of a narrated clip, and of a clip to classify; as in the release
 EPIC_FRAMES, EPIC_SECONDS = 32, 2.0                # of a clip of an action: 16 frames/s

@@ -175,7 +175,7 @@ def load_step(source, settings, stage, step, place=(0, 1)):
     if place[0]:                                       # other views than the first process's
         rng = np.random.default_rng((settings.seed, 2, step, place[0]))
     loaded = source.load(parallel.share(requests, place), rng if settings.augment else None)
-    return loaded, [np.asarray(windows) for _, windows in loaded.requests]
+    return loaded, [windows for _, windows in loaded.requests]
 
 
 class Pretraining(Run):

@@ -242,7 +242,7 @@ class Run:
             row = {"step": done, "epoch": epoch,       # null: a term that the stage does not have
                    **dict.fromkeys(("loss", "xe", "mse", "mc")), **values,
                    "lr": self.optimizer.param_groups[-1]["lr"],
-                   "clips_per_s": float(self.clips) / (time.perf_counter() - self.began)}
+                   "clips_per_s": self.clips / (time.perf_counter() - self.began)}
             with open(out / "metrics.jsonl", "a", encoding="utf-8") as metrics:
                 print(json.dumps(row), file=metrics)
         if not (math.isfinite(loss) and all(p.isfinite().all() for p in self.model.parameters())):

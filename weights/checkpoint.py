@@ -29,7 +29,7 @@ KINDS = {name: types for types, names in (
     ((int, float), "tau seconds pixels alpha_bar dropout"),
     ((str,), "order task kind witness")) for name in names.split()}
 LISTS = "stages", "classes", "pixels", "alpha_bar"
-NEEDED = "tau", "order"                         # the others may be None
+NEEDED = "tau", "order"                                        # the others may be None
 
 
 # --- From plain arguments to a model ---
