@@ -14,7 +14,7 @@ MEANINGS = {
                     "samples of the exact distribution"),
     "ours_minus_teacher": "% more than the teacher, and the 95 % interval",
     "distinct": "different steps among the samples", "bayes_top1": "ceiling, from the true steps",
-    "bayes_top1_pixels": "from what the model sees", "tv_ideal": "the value for exact samples",
+    "bayes_top1_pixels": "from what the model sees", "form": "the same, had the model the best h", "tv_ideal": "the value for exact samples",
     "tv": "distance of the samples from the truth, 0 to 1", "tv_draws": "samples of each",
     "tv_independent": "each step drawn alone", "tv_forecasts": "forecasts compared",
     "by_position": "% right, the model: first step, middle ones, last",

@@ -244,7 +244,7 @@ def test_forecast_json_does_not_depend_on_batch_and_workers(trained, here):
     assert end.returncode == 0 and "zero_noise" in end.stdout and "Traceback" not in end.stderr
     a, b = read_json("a.json"), measure(*flags, "--batch", "3", "--workers", "2")
     require_forecast_keys(a)
-    assert list(a["truth"]) == ["bayes_top1", "bayes_top1_pixels", "ideal_expectation",
+    assert list(a["truth"]) == ["bayes_top1", "bayes_top1_pixels", "form", "ideal_expectation",
                                 "ideal_oracle", "ideal_distinct", "tv", "tv_ideal", "tv_draws",
                                 "tv_forecasts"]
     assert a["samples"] == 5 and a["truth"]["tv_draws"] == 200 and a["missing"] == 0

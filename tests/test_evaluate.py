@@ -13,16 +13,18 @@ import torch
 from torch.nn import functional
 
 import data
+import diffusion
 import losses
 import pseudo_labels
 from commands import call, read_json
 from evaluate import EvaluateSettings, main
 from evaluation import forecasting, labeled, metrics
 from evaluation.embedding import encode_samples
-from evaluation.forecasting import truth_rows
 from evaluation.table import print_table
 from evaluation.tasks import classify
+from evaluation.truth import best_h, class_means, form_rows, truth_rows
 from toy import grammar
+from toy.filter import next_step_from_clips
 from train import TrainSettings
 from training.run import Run, Stage
 from weights import checkpoint
@@ -90,7 +92,8 @@ class Source:
 class Model:
     """In place of ProcedureModel: it predicts the last clip, turned, with noise."""
     task, order, encoder, denoiser = None, "diffusion", SimpleNamespace(frames=1), "h"
-    dim, tau = D, TAU
+    dim, tau, alpha_bar = D, TAU, diffusion.noise_levels(D).double()
+    standardize = diffusion.Standardizer(D).double()
 
     def to(self, device):
         return self
@@ -241,13 +244,13 @@ def test_the_rows_of_the_exact_truth_equal_counting():
     y = torch.tensor([sample.label for sample in samples])
     some = torch.arange(0, len(y), 3)
     picks = torch.randint(S, (len(some), 30), generator=torch.Generator().manual_seed(1))
-    rows, bayes = truth_rows(Model(), x, TEXTS, samples, source.videos, some, picks, SETTINGS)
+    rows, bayes = truth_rows(Model(), x, TEXTS, samples, source.videos, None, some, picks, SETTINGS)
     truth, believed = [], []
     for sample, clips, (_, middles, _) in zip(samples, x, forecasts_of(source)):
         steps, from_start = data.observed_steps(sample, source.videos[sample.video])
         truth.append(exact.next_step(steps, from_start))
-        believed.append(exact.next_step_from_clips(
-            (S * p_of(clips, TAU))[None].numpy(), np.array([from_start]),
+        believed.append(next_step_from_clips(
+            exact, (S * p_of(clips, TAU))[None].numpy(), np.array([from_start]),
             np.array([middles[1] - middles[0]]))[0])
     truth, believed = torch.tensor(np.array(truth)), torch.tensor(np.array(believed))
     ideal = torch.multinomial(truth, 200, replacement=True,
@@ -256,6 +259,7 @@ def test_the_rows_of_the_exact_truth_equal_counting():
         p = predictions(source, more, SEED * 1000 + picks.shape[1], some)
         picks = torch.cat([picks, p.argmax(-1)], 1)
     few = ideal[:, :Q]
+    assert rows.pop("form") is None                          # no validation clips were given
     assert rows == pytest.approx({
         "bayes_top1": top(truth, y), "bayes_top1_pixels": top(believed, y),
         "ideal_expectation": 100 * np.mean([
@@ -354,3 +358,58 @@ def test_a_run_that_is_too_small_says_so(capsys):
     for steps, notes in ((9, 1), (50, 0)):
         Run(TrainSettings(), None, {}, [Stage("adamw", range(steps), 16, 1.0)], None)
         assert capsys.readouterr().out.count("note: ") == notes
+
+
+def test_the_best_h_is_the_posterior_mean():
+    """Catches: the noise's variance left out of the likelihood or of the shrinkage, a level counted
+    from the wrong end, a prior that is not used, means and covariance of other clips; classes
+    without a clip."""
+    z, labels = draw(60, 4, seed=1) @ draw(4, 4, seed=2), torch.arange(60) % 5
+    means, covariance = class_means(z, labels, 6)
+    for s in range(5):
+        assert torch.allclose(means[s], z[labels == s].mean(0))
+    assert torch.allclose(means[5], z.mean(0))
+    rest = torch.stack([row - means[s] for row, s in zip(z, labels)])
+    assert torch.allclose(covariance, rest.T @ rest / 59)
+    prior, alpha_bar = draw(2, 6, seed=3).softmax(-1), torch.tensor([.9, .2]).double()
+    zt, eye = draw(2, 3, 4, seed=4), torch.eye(4).double()
+    for t, a in enumerate(alpha_bar):
+        z_hat = best_h(prior, means, covariance, alpha_bar)(zt, torch.full((2,), t))
+        total = a * covariance + (1 - a) * eye
+        for m in range(2):
+            for q in range(3):
+                w, each = [], []
+                for s in range(6):
+                    rest = zt[m, q] - a.sqrt() * means[s]
+                    w.append(prior[m, s] * torch.distributions.MultivariateNormal(
+                        torch.zeros(4).double(), total).log_prob(rest).exp())
+                    each.append(means[s] + a.sqrt() * covariance @ torch.linalg.solve(total, rest))
+                expected = sum(p * e for p, e in zip(w, each)) / sum(w)
+                assert torch.allclose(z_hat[m, q], expected)
+
+
+def test_what_the_form_allows_equals_sampling_by_hand(monkeypatch):
+    """Catches: clips that are not the ninth, embeddings that are not standardized, or not back;
+    another prior than the filter's, draws of other forecasts in its total variation."""
+    model, M = Model(), 40
+    model.standardize, model.alpha_bar = diffusion.Standardizer(D).double(), torch.tensor([.5, .05])
+    model.standardize.mean, model.standardize.variance = draw(D, seed=1), torch.tensor(4.).double()
+    labels, y = torch.arange(3 * S) % S, torch.arange(M) % S
+    x = draw(3 * S, 9, D, seed=2) + 3 * TEXTS[labels][:, None]
+    prior, some = draw(M, S, seed=3).mul(3).softmax(-1), torch.arange(0, M, 4)
+    rows = form_rows(model, prior, (x, None, labels), TEXTS, y, some, prior, SETTINGS)
+    means, covariance = class_means(model.standardize(x[:, 8]), labels, S)
+
+    def p(rows, noise):
+        h = best_h(prior[rows], means, covariance, model.alpha_bar)
+        return p_of(model.standardize.inverse(diffusion.sample(h, noise, model.alpha_bar)), TAU)
+    noise = torch.randn(M, Q, D, generator=torch.Generator().manual_seed(SEED))
+    every = torch.arange(M)
+    zero, samples = p(every, torch.zeros(M, 1, D))[:, 0], p(every, noise)
+    many = torch.cat([p(some, torch.randn(len(some), 50, D, generator=torch.Generator().manual_seed(
+        i))).argmax(-1) for i in range(4)], 1)
+    assert rows == pytest.approx({
+        "zero_noise": top(zero, y), "expectation": top(samples.mean(1), y),
+        "oracle": oracle(samples, y),
+        "distinct": np.mean([len(set(row)) for row in samples.argmax(-1).tolist()]),
+        "tv": metrics.total_variation(many, prior[some]).mean().item()}, abs=1e-4)

@@ -1,0 +1,149 @@
+"""Forecasts of the embedded world against its exact distribution: how far is the method from what
+is possible, and where are the points lost?
+
+    bayes_top1           the exact distribution, given the true steps
+    bayes_top1_pixels    the same, given what f sees: its posteriors, through the filter
+    form                 what is left of that in the form of the paper: samples of the best h,
+                         matched with the texts
+    the model            h as it is
+
+M samples (forecasts), N = 8 observed clips, Q Monte Carlo samples, S steps, D embedding.
+"""
+import numpy as np
+import torch
+
+from data import observed_steps
+from diffusion import expectation, sample
+from evaluation.inference import draw_noise, predict_missing, score_texts
+from evaluation.metrics import (by_class, distinct, oracle_correct, percent, topk_correct,
+                                total_variation)
+from toy.filter import next_step_from_clips
+from toy.grammar import Grammar
+
+DRAWS = 200               # steps, or pairs of steps, per forecast for the total variation
+
+
+def class_means(z, labels, S):
+    """Mean of each class (S, D), and the covariance (D, D) around them: z (M, D), labels (M,).
+
+    A class of which there is no clip has the mean of all.
+    """
+    own = torch.nn.functional.one_hot(labels, S).to(z)                         # (M, S)
+    count = own.sum(0)[:, None]
+    means = torch.where(count > 0, own.T @ z / count.clamp(min=1), z.mean(0))
+    return means, (z - means[labels]).T.cov()
+
+
+def best_h(prior, means, covariance, alpha_bar):
+    """The h that minimizes L_MSE, if the missing step is one of `prior` and its z is Gaussian.
+
+        h(z^t) = E[z | z^t],   z ~ sum_s prior_s N(means_s, covariance)
+
+    Args:    prior (M, S), rows sum to 1; means (S, D); covariance (D, D); alpha_bar (T,).
+    Returns: callable for diffusion.sample: zt (M, Q, D), t (M,) -> z_hat (M, Q, D).
+    """
+    variance, axes = torch.linalg.eigh(covariance)                             # (D,), (D, D)
+
+    def h(zt, t):
+        a = alpha_bar[t[0]]
+        total = a * variance + 1 - a                                           # (D,) of zt
+        rest = (zt[:, :, None] - a.sqrt() * means) @ axes                      # (M, Q, S, D)
+        log_w = prior.log()[:, None] - (rest.square() / total).sum(-1) / 2     # (M, Q, S)
+        each = means + (a.sqrt() * variance / total * rest) @ axes.T           # E[z | z^t, s]
+        return (log_w.softmax(-1)[..., None] * each).sum(2)
+    return h
+
+
+def form_rows(model, believed, clips, texts, y, some, truth, settings):
+    """The model's rows, had it the best h that its form allows: see `best_h`.
+
+    Args: believed (M, S): P(next step) given what f sees, the filter's; clips: x (V, 9, D) and
+          labels (V,) of validation, whose ninth is the next step's; others as in `truth_rows`.
+    """
+    z = model.standardize(clips[0][:, -1].to(texts))
+    means, covariance = class_means(z, clips[2].to(z.device), len(texts))
+    prior, back = believed.to(texts), model.standardize.inverse
+
+    def forecast(prior, noise):                                                # (M, Q, S)
+        return torch.cat([score_texts(back(sample(
+            best_h(p, means, covariance, model.alpha_bar), eps, model.alpha_bar)), texts,
+            model.tau).cpu() for p, eps in zip(prior.split(64), noise.to(texts).split(64))])
+
+    noise = draw_noise(len(y), (settings.samples, model.dim), settings.seed)
+    zero = forecast(prior, torch.zeros_like(noise[:, :1]))[:, 0]
+    log_p = forecast(prior, noise)
+    picks = log_p.argmax(-1)
+    many = torch.cat([forecast(prior[some], draw_noise(len(some), (50, model.dim), i)).argmax(-1)
+                      for i in range(DRAWS // 50)], 1)
+    return {"zero_noise": percent(topk_correct(zero, y, 1)),
+            "expectation": percent(topk_correct(expectation(log_p), y, 1)),
+            "oracle": percent(oracle_correct(picks, y)),
+            "distinct": float(distinct(picks).double().mean()),
+            "tv": float(total_variation(many, truth[some]).mean())}
+
+
+def truth_rows(model, x, texts, samples, videos, clips, some, picks, settings):
+    """Rows of the forecast table against the truth, and the truth's own accuracy for each step.
+
+    Args: x (M, N, D), texts (S, D), samples: M of them; clips of validation, see `form_rows`; some
+          (m,) int64: the forecasts whose draws are compared with the truth; picks (m, Q): steps
+          sampled for them so far.
+    """
+    grammar, observed = Grammar(), [observed_steps(s, videos[s.video]) for s in samples]
+    y = torch.tensor([sample.label for sample in samples])
+    truth = torch.from_numpy(np.array([grammar.next_step(*steps) for steps in observed]))   # (M, S)
+
+    # The filter on the clips' posteriors: P(clip | step) is the posterior times S, since the prior
+    # is flat.
+    likelihood = len(texts) * score_texts(x, texts, model.tau).exp().cpu().double().numpy()
+    from_start = np.array([from_start for _, from_start in observed])
+    seconds = np.array([s.windows[0, 1] - s.windows[0, 0] for s in samples])           # of a clip
+    believed = torch.from_numpy(next_step_from_clips(grammar, likelihood, from_start, seconds))
+
+    generator = torch.Generator().manual_seed(settings.seed)
+    ideal = torch.multinomial(truth, DRAWS, replacement=True, generator=generator)
+    few = ideal[:, :settings.samples]
+    while picks.shape[1] < DRAWS:
+        shape = min(DRAWS - picks.shape[1], 50), model.dim
+        noise = draw_noise(len(some), shape, settings.seed * 1000 + picks.shape[1])
+        more = predict_missing(model, x[some], texts, noise, settings.batch).argmax(-1)
+        picks = torch.cat([picks, more], 1)
+    bayes = topk_correct(truth, y, 1)
+    rows = {"bayes_top1": percent(bayes),
+            "bayes_top1_pixels": percent(topk_correct(believed, y, 1)),
+            "form": None if model.task or not clips else form_rows(
+                model, believed, clips, texts, y, some, truth, settings),
+            "ideal_expectation": percent(topk_correct(
+                torch.nn.functional.one_hot(few, truth.shape[1]).double().mean(1), y, 1)),
+            "ideal_oracle": percent(oracle_correct(few, y)),
+            "ideal_distinct": float(distinct(few).double().mean()),
+            "tv": float(total_variation(picks[:, :DRAWS], truth[some]).mean()),
+            "tv_ideal": float(total_variation(ideal[some], truth[some]).mean()),
+            "tv_draws": DRAWS, "tv_forecasts": len(some)}
+    return rows, by_class(bayes, y, len(texts))
+
+
+def pair_rows(zero, picks, samples, videos, temperature, seed):
+    """Total variation of the next two steps together.
+
+        tv              draws of both steps, denoised together
+        tv_independent  draws of each step from its own zero-noise softmax, at the temperature
+        tv_ideal        as many draws from the truth: the floor
+
+    Args: zero (M, H, S) log p; picks (M, DRAWS, H): of H steps, at least two.
+    """
+    grammar, S = Grammar(), zero.shape[-1]
+    truth = torch.from_numpy(np.stack([                                        # (M, S * S)
+        grammar.next_two_steps(*observed_steps(sample, videos[sample.video])).ravel()
+        for sample in samples]))
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(p):
+        return torch.multinomial(p, DRAWS, replacement=True, generator=generator)
+
+    def tv(pairs):
+        return float(total_variation(pairs, truth).mean())
+
+    first, second = (draw((zero[:, k] / temperature).softmax(-1)) for k in range(2))
+    return {"tv": tv(picks[..., 0] * S + picks[..., 1]), "tv_independent": tv(first * S + second),
+            "tv_ideal": tv(draw(truth))}
