@@ -65,7 +65,8 @@ def brute_force(likelihood, from_start, seconds, start, end):
         weight = len(chosen) / max(len(chosen[:2000]), 1)
         chosen = chosen[:2000]
         middle = begin[chosen, None] + seconds * (np.arange(N) + .5)
-        during = ((start[chosen, None] <= middle[..., None]) & (middle[..., None] < end[chosen, None]))
+        middle = middle[..., None]
+        during = (start[chosen, None] <= middle) & (middle < end[chosen, None])
         shown = np.where(during.any(-1), during.argmax(-1), -1)          # (timelines, N) which step
         for pattern, count in zip(*np.unique(shown, axis=0, return_counts=True)):
             clips = np.flatnonzero(pattern >= 0)
@@ -83,7 +84,8 @@ def test_filter_equals_sampled_timelines():
     samples = [SAMPLES[i] for i in rng.choice(len(SAMPLES), 85, replace=False)]
     samples += [s for s in SAMPLES if not observed_steps(s, VIDEOS[s.video])[1]][:15]
     likelihood, (from_start, seconds, _) = beliefs(samples, 3.5, 1.5, rng), columns(samples)
-    p, drawn = next_step_from_clips(GRAMMAR, likelihood, from_start, seconds), timelines(200_000, rng)
+    p = next_step_from_clips(GRAMMAR, likelihood, from_start, seconds)
+    drawn = timelines(200_000, rng)
     q = np.array([brute_force(*row, *drawn) for row in zip(likelihood, from_start, seconds)])
     distance = abs(p - q).sum(1) / 2
     right = q[np.arange(100), p.argmax(1)].mean(), q.max(1).mean()       # chance to be right

@@ -44,6 +44,8 @@ def test_toy_clips_are_the_nearest_frames_of_their_video():
         ours = source.pretrain_windows(i, np.random.default_rng(3))
         same = sentence_windows(render.narrate(video), video.duration, np.random.default_rng(3))
         assert np.array_equal(ours, same) and len(ours) > 1
+        steps = toy_source.ToySource("train", 3, 4, annotated=True).pretrain_windows(i, rng)
+        assert np.array_equal(steps, [step[:2] for step in video.steps])
         start = rng.uniform(-5, video.duration + 5, 20)
         requests.append((i, np.stack([start, start + rng.uniform(0, 20, 20)], 1)))
     loaded, row = source.load(requests), 0

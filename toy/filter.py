@@ -21,7 +21,7 @@ def longer(seconds, limits):
 
 
 def near(seconds, limits):
-    """P(a time, uniform between two limits, is nearest to each of `seconds`, points of the grid)."""
+    """P(a time, uniform between two limits, is within half a GRID of each of `seconds`)."""
     return longer(seconds - GRID / 2, limits) - longer(seconds + GRID / 2, limits)
 
 

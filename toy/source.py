@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from data import Loaded, frame_times, sentence_windows
+from data import Loaded, frame_times, sentence_windows, step_windows
 from pseudo_labels import Teacher
 from support import parallel
 from support.command import write_atomically
@@ -27,11 +27,12 @@ def teacher_file():
 class ToySource:
     """The first `count` videos of a split, in clips of F frames, as those of files/sources.py.
 
-    teacher: pseudo_labels.Teacher, which encodes every frame once; None: no teacher features.
+    teacher:   pseudo_labels.Teacher, which encodes every frame once; None: no teacher features.
+    annotated: pre-training clips are the annotated steps, not windows around sentences.
     """
 
-    def __init__(self, split, count, frames, teacher=None):
-        self.teacher, self.frames_per_clip = teacher, frames
+    def __init__(self, split, count, frames, teacher=None, annotated=False):
+        self.teacher, self.frames_per_clip, self.annotated = teacher, frames, annotated
         self.videos = self.listed = [grammar.make_video(split, i) for i in range(count)]
         self.missing, self.unreadable = [], {}
         parts = [render.render(video) for video in
@@ -62,7 +63,9 @@ class ToySource:
         return self.narration[video]
 
     def pretrain_windows(self, video, rng):
-        """Windows of one pass over a video; see `sentence_windows`."""
+        """Windows of one pass over a video; see `sentence_windows`, `step_windows`."""
+        if self.annotated:
+            return step_windows(self.videos[video].steps)
         return sentence_windows(self.sentences(video), self.duration(video), rng)
 
     def load(self, requests, rng=None):

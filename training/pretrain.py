@@ -74,7 +74,8 @@ def open_material(settings, encoder, device):
         tau, pixels = settings.tau or TAU, PIXELS
     else:
         teacher = load_teacher(device)
-        source = ToySource("train", settings.toy_videos, encoder["frames"], teacher)
+        source = ToySource("train", settings.toy_videos, encoder["frames"], teacher,
+                           settings.clips == "annotated")
         tau, pixels = settings.tau or toy_teacher.TAU, (render.MEAN, render.STD)
     return source, teacher.encode_phrases(phrases), {"tau": tau, "pixels": pixels,
                                                      "witness": phrases[0]}
