@@ -39,7 +39,7 @@ class EvaluateSettings(LabeledSettings):
     ids: Path = opt("only these videos, an id per line", None, DATA, task=("features",))
     samples: int = opt("Monte Carlo samples per forecast (Eq. 11)", 5, PAPER, low=1,
                        alias="oracle")
-    horizon: int = opt("how many of the next steps, denoised together", 1, PAPER, low=1, high=3,
+    horizon: int = opt("how many of the next steps, in turn and together", 1, PAPER, low=1, high=3,
                        task=("forecast",))
     json: Path = opt("also write the numbers here", None, file=())
     out: Path = opt("the file to write", Path("features.npz"), file=(), task=("features",))

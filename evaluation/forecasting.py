@@ -14,12 +14,12 @@ from tqdm import tqdm
 from data import CLIPS, classify_windows, forecast_samples, random_run
 from diffusion import expectation
 from evaluation.embedding import encode_samples
-from evaluation.inference import draw_noise, predict_missing, score_texts
+from evaluation.inference import draw_noise, predict_missing, sample_in_turn, score_texts
 from evaluation.labeled import open_labeled
 from evaluation.metrics import (bigram_counts, bigram_forecast, by_class, distinct,
                                 fit_temperature, oracle_correct, oracle_softmax, percent,
                                 topk_correct)
-from evaluation.truth import DRAWS, pair_rows, truth_rows
+from evaluation.truth import DRAWS, FUTURES, future_rows, pair_rows, truth_rows
 from pseudo_labels import soft_targets
 from support.command import require
 
@@ -112,12 +112,14 @@ def fitted_temperature(model, clips, texts, settings):
 
 # --- The table ---
 def horizon_rows(model, x, samples, videos, texts, temperature, settings):
-    """The next H steps of each forecast that has so many, denoised together.
+    """The next H steps of each forecast that has so many: sampled in turn, and denoised together.
 
     Which step comes second depends on which came first: draws hold that, one softmax each cannot.
 
     Args:    x (M, 8, D), samples: M of them, as of a forecast; temperature of its softmax.
-    Returns: {"by_step": top-1 of each of the H steps, "pairs": the first two against their truth}.
+    Returns: {"by_step": top-1 of each of the H steps, denoised together, "pairs": the first two
+             against their truth, "futures": see `future_rows`}; None what cannot be had: h must
+             have learned that H clips are missing, and the truth be known.
     """
     H = settings.horizon
     steps = [[step.label for step in videos[s.video].steps[s.step:s.step + H]] for s in samples]
@@ -127,19 +129,30 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
     x, samples = x[chosen], [samples[i] for i in chosen]
     M, N, D = x.shape
     place = torch.arange(N + H, device=x.device).expand(M, -1)
+    some = torch.linspace(0, M - 1, min(FUTURES, M)).long().tolist()
+    few = [samples[i] for i in some]
+    rows, futures = {"by_step": None, "pairs": None, "futures": None}, {}
 
     def forecast(noise):
         return predict_missing(model, torch.cat([x, x.new_zeros(M, H, D)], 1), texts, noise,
                                settings.batch, (place < N, place[:, N:]))
 
-    zero = forecast(torch.zeros(M, 1, H, D))[:, 0]                              # (M, H, S)
-    rows = {"by_step": [percent(topk_correct(zero[:, k], y[:, k], 1)) for k in range(H)],
-            "pairs": None}
+    if model.denoiser.clips >= N + H:
+        zero = forecast(torch.zeros(M, 1, H, D))[:, 0]                          # (M, H, S)
+        rows["by_step"] = [percent(topk_correct(zero[:, k], y[:, k], 1)) for k in range(H)]
+        if settings.data == "toy":
+            noise = draw_noise(M, (DRAWS, H, D), settings.seed)
+            picks = torch.cat([forecast(part).argmax(-1)                       # (M, Q, H)
+                               for part in noise.split(50, 1)], 1)
+            rows["pairs"] = pair_rows(zero, picks, samples, videos, temperature, settings.seed)
+            futures["together"] = future_rows(picks[some], few, videos)
     if settings.data == "toy":
-        noise = draw_noise(M, (DRAWS, H, D), settings.seed)
-        picks = torch.cat([forecast(some).argmax(-1)                           # (M, Q, H)
-                           for some in noise.split(50, 1)], 1)
-        rows["pairs"] = pair_rows(zero, picks, samples, videos, temperature, settings.seed)
+        noise = draw_noise(len(few), (H, DRAWS, D), settings.seed).to(x.device)
+        with torch.no_grad():
+            picks = torch.stack([                                              # (m, Q, H)
+                sample_in_turn(model, x[i], s.windows[-1, 1] - s.windows[0, 0], texts, eps)[1].cpu()
+                for i, s, eps in zip(some, few, noise)])
+        rows["futures"] = futures | {"in_turn": future_rows(picks, few, videos)}
     return rows
 
 

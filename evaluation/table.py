@@ -19,6 +19,8 @@ MEANINGS = {
     "tv": "distance of the samples from the truth, 0 to 1", "tv_draws": "samples of each",
     "tv_independent": "each step drawn alone", "tv_forecasts": "forecasts compared",
     "by_position": "% right, the model: first step, middle ones, last",
+    "possible": "% of the futures, possible", "first": "% of their first steps, possible",
+    "likeliest": "% of the seven most frequent futures, possible",
     "by_step": "% right, the model: each step ahead"}
 FEW = 30                  # samples; of fewer a percentage says little
 

@@ -18,9 +18,10 @@ from evaluation.inference import draw_noise, predict_missing, score_texts
 from evaluation.metrics import (by_class, distinct, oracle_correct, percent, topk_correct,
                                 total_variation)
 from toy.filter import next_step_from_clips
-from toy.grammar import Grammar
+from toy.grammar import STEPS, Grammar
 
-DRAWS = 200               # steps, or pairs of steps, per forecast for the total variation
+DRAWS = 200               # steps, or futures, per forecast for the total variation
+FUTURES = 100             # forecasts whose futures are sampled step by step
 
 
 def class_means(z, labels, S):
@@ -147,3 +148,25 @@ def pair_rows(zero, picks, samples, videos, temperature, seed):
     first, second = (draw((zero[:, k] / temperature).softmax(-1)) for k in range(2))
     return {"tv": tv(picks[..., 0] * S + picks[..., 1]), "tv_independent": tv(first * S + second),
             "tv_ideal": tv(draw(truth))}
+
+
+def future_rows(picks, samples, videos):
+    """Sampled futures against the grammar, given the true steps: picks (M, Q, H) -> a dict.
+
+        possible, first     % of the futures, and of their first steps, that the grammar allows
+        likeliest           % of the seven most frequent futures of each forecast
+        tv                  total variation of the first two steps together
+    """
+    grammar, S, rows = Grammar(), len(STEPS), {"possible": [], "first": [], "likeliest": []}
+    pairs = []
+    for futures, sample in zip(picks.numpy(), samples):
+        before = observed_steps(sample, videos[sample.video])
+        pairs.append(grammar.next_two_steps(*before).ravel())
+        kinds, count = np.unique(futures, axis=0, return_counts=True)
+        allowed = np.array([grammar.chance(*before, kind) > 0 for kind in kinds])
+        rows["possible"].append(count @ allowed / len(futures))
+        rows["first"].append((grammar.next_step(*before)[futures[:, 0]] > 0).mean())
+        rows["likeliest"].append(allowed[np.argsort(-count, kind="stable")[:7]].mean())
+    tv = total_variation(picks[..., 0] * S + picks[..., 1], torch.from_numpy(np.array(pairs)))
+    return {name: 100 * float(np.mean(values)) for name, values in rows.items()} | {
+        "tv": float(tv.mean())}

@@ -154,8 +154,6 @@ def test_the_next_steps_together_equal_counting():
     def rows_of(horizon):
         settings = EvaluateSettings(horizon=horizon, samples=3, batch=7, seed=5)
         return forecasting.horizon_rows(Model(), x, samples, videos, TEXTS, 2.0, settings)
-    with pytest.raises(BadInput, match="at most 2 clips missing.*--missing 3"):
-        require_task(Model(), EvaluateSettings(horizon=3))
     result, hits, exact, truth, steps = rows_of(2), [], grammar.Grammar(), [], []
     for clips, sample in zip(x, samples):
         after = [step.label for step in videos[sample.video].steps[sample.step:sample.step + 2]]
