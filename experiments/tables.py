@@ -1,7 +1,7 @@
 """The tables of README.md and docs/, written from the numbers of the runs: see reproduce.py.
 
 A cell of ours is "RECIPE EVALUATION KEY", such as "mask forecast top1.oracle". results.json, beside
-this file, holds {cell: {seed: number}}.
+this file, holds {cell: {seed: number}}, and the digest of the embedded world that these are of.
 """
 import re
 import statistics
@@ -9,8 +9,9 @@ import tomllib
 from pathlib import Path
 
 from files.text import read_json
-from support.command import write_json
+from support.command import require, write_json
 from toy import grammar
+from toy.teacher import digest
 
 SPECIFIED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 JSON = "a JSON file of evaluate.py"
@@ -57,9 +58,16 @@ def number_at(content, key):
     return content
 
 
-def collect(out, path):
-    """Put the numbers of the runs in the folder `out` into results.json -> its content."""
-    results = read_json(path, JSON) if path.exists() else {}
+def collect(out, path=None):
+    """Put the numbers of the runs in the folder `out` into results.json -> its cells.
+
+    path: results.json; None: nothing is written.
+    Raises: BadInput if it holds numbers of another embedded world.
+    """
+    results = read_json(path, JSON) if path and path.exists() else {"world": digest()}
+    world = str(results.pop("world", "unknown"))
+    require(world == digest(), f"{path}: numbers of another embedded world, {world[:12]}, where "
+            f"this is {digest()[:12]}; delete the file, and the runs will fill it again")
     for cell in our_cells(TABLES):
         recipe, evaluation, key = cell.split(" ", 2)
         for file in out.glob(f"{recipe}-*/{evaluation}.json"):
@@ -67,7 +75,9 @@ def collect(out, path):
             number = number_at(read_json(file, JSON), key) if seed.isdecimal() else None
             if number is not None:
                 results.setdefault(cell, {})[seed] = number
-    write_json(path, {cell: dict(sorted(results[cell].items())) for cell in sorted(results)})
+    if path:
+        write_json(path, {"world": world} | {
+            cell: dict(sorted(results[cell].items())) for cell in sorted(results)})
     return results
 
 
