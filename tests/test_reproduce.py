@@ -1,5 +1,6 @@
 """experiments.reproduce: runs made once, the paper's rows, means over seeds, the pages' tables."""
 import json
+import random
 import re
 import time
 from pathlib import Path
@@ -10,8 +11,8 @@ import torch
 
 import evaluate
 import train
-from commands import call, fails, struck
-from experiments import reproduce, runs, tables
+from commands import call, fails, read_json, struck
+from experiments import gain, reproduce, runs, tables
 from experiments.tables import EVALUATIONS, RECIPES, TABLES
 from files.annotations import load_features
 from files.listings import load_phrases
@@ -297,6 +298,67 @@ def test_cells_are_means_over_seeds(monkeypatch):
     assert [cell.strip() for cell in text.split("\n")[4].split("|")] == [
         "", "mask", "21.0 ± 11.5", "5.00", "not run", "0.250", ""]
     assert text.endswith(": mask classify: 1, 2, 30; mask forecast: 1.\n")
+
+
+def measured(outcomes):
+    """JSON of --task classify: outcomes [[(step, right), ...] of each video]."""
+    return {"top1": {}, "by_video": [" ".join(f"{grammar.STEP_ID[step]}:{right:d}"
+                                              for step, right in video) for video in outcomes]}
+
+
+def test_the_gain_is_of_all_seeds_that_have_both_runs():
+    """Catches: runs of different seeds paired, the sign, other steps of a kind, points for shares,
+    a seed with one run counted, a number of many seeds replaced by one of fewer."""
+    seen, new = "crack egg", "fry egg"
+    for name, rights in {"diffusion-1": (1, 1, 1, 0), "matching-1": (0, 1, 1, 0),
+                         "diffusion-2": (1, 1, 1, 1), "matching-2": (1, 0, 0, 1),
+                         "diffusion-3": (0, 0, 0, 0), "matching-40": (1, 1, 1, 1)}.items():
+        folder, (a, b, c, d) = Path("out", name), rights
+        folder.mkdir(parents=True)
+        (folder / "classify.json").write_text(json.dumps(measured(
+            [[(seen, a)], [(seen, b), (new, c)], [("open jar", d)]])))
+    results = tables.collect(Path("out"), Path("experiments/results.json"))
+    means = {kind: results[f"gain classify {kind}.0"] for kind in gain.KINDS}
+    assert means == {"all": {"1": 37.5, "2": 37.5}, "held_out": {"1": 50, "2": 50},
+                     "motion_only": {"1": 0, "2": 0}}
+    assert results["gain classify motion_only.2"] == {"1": 0, "2": 0}
+    line = tables.markdown("gain", results).split("\n")[4]
+    assert re.search(r"\| not run +\| not run +\| 37\.5 +\| 0\.000 +\| [\d.]+ +\|$", line)
+    assert read_json("experiments/results.json").pop("world") == teacher.digest()
+    Path("out/matching-2/classify.json").unlink()
+    again = tables.collect(Path("out"), Path("experiments/results.json"))
+    assert again == results
+    Path("out/matching-1/classify.json").write_text(json.dumps(measured([[(new, 1)]] * 3)))
+    with pytest.raises(ValueError, match="evaluated on different videos"):
+        tables.collect(Path("out"))
+
+
+def test_the_bootstrap_by_loops():
+    """Catches: steps resampled for videos, seeds not resampled, videos weighted alike whatever
+    their number of steps, another interval than the middle 95 %."""
+    S, V, rng = 3, 60, np.random.default_rng(1)
+    size = rng.integers(1, 9, V)
+    more = np.array([rng.binomial(size, .3 + .2 * s) - rng.binomial(size, .4) for s in range(S)])
+    draw, means = random.Random(2), []
+    for _ in range(10_000):
+        seeds, videos = draw.choices(range(S), k=S), draw.choices(range(V), k=V)
+        total = sum(int(more[s, v]) for s in seeds for v in videos)
+        means.append(total / sum(int(size[v]) for s in seeds for v in videos))
+    mean, *interval = gain.bootstrap(more, size)
+    assert mean == pytest.approx(more.sum() / (S * size.sum()))
+    assert interval == pytest.approx(np.quantile(means, [.025, .975]), abs=.012)
+
+
+def test_a_bootstrap_whose_answer_is_known():
+    """Catches: the spread among seeds or among videos left out, or each divided by another root."""
+    normal, S, V = np.random.default_rng(3), 200, 2000
+    alike = np.broadcast_to(normal.standard_normal(V) + 5, (S, V))         # seeds do not matter
+    assert gain.bootstrap(alike, np.ones(V)) == pytest.approx(
+        (5, 5 - 1.96 / V ** .5, 5 + 1.96 / V ** .5), abs=.03)
+    alike = np.broadcast_to(normal.standard_normal((S, 1)) + 5, (S, V))    # videos do not matter
+    mean, low, high = gain.bootstrap(alike, np.ones(V), R=2000)
+    assert (high - low) / 2 == pytest.approx(1.96 * alike[:, 0].std() / S ** .5, rel=.08)
+    assert gain.bootstrap(np.full((1, 4), 2.), np.full(4, 8)) == (.25, .25, .25)
 
 
 def test_seen_and_novel_steps_by_loops():
