@@ -39,8 +39,9 @@ def print_rows(content, indent=""):
 
 
 def print_table(content):
-    """The content of --json, without its lists by class."""
-    content = {name: value for name, value in content.items() if "by_class" not in name}
+    """The content of --json, without its lists by class and by video."""
+    content = {name: value for name, value in content.items()
+               if not name.startswith(("by_class", "by_video"))}
     groups = {"test samples": ("listed", "evaluated"), "videos": ("missing", "unreadable")}
     moved = {head: {name: content.pop(name) for name in names} for head, names in groups.items()}
     print_rows(moved | content)

@@ -42,6 +42,7 @@ def test_a_run_folder_is_complete(trained, name):
     assert config["settings"]["order"] == (name if name in ("mask", "none") else "diffusion")
     assert config["settings"].keys() == set(TrainSettings.__dataclass_fields__) - {"resume"}
     assert config["versions"]["torch"] == torch.__version__
+    assert config["versions"]["world"] == teacher.digest()
     coin, rows = name == "coin-run", read_rows(out)
     peaks = [pretrain.SGD_LR, given.lr][coin:]         # of two stages, or of AdamW alone
     assert len(rows) == 3 * len(peaks)

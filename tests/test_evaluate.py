@@ -288,7 +288,7 @@ def test_a_step_is_observed_from_a_second_on():
 def test_the_classification_table_equals_counting():
     """Catches: one view for three, logarithms averaged in place of probabilities, the teacher's row
     made of our embedding or at another temperature, equal texts that do not tie, kinds of steps
-    mixed up, the difference of other samples or resampled by sample."""
+    mixed up, the difference of other samples or resampled by sample, outcomes of other videos."""
     source = Source("test", 25)
     samples = data.samples_of("classify", source.videos)
     x, teacher, samples = encode_samples(Model(), source, samples, SETTINGS, "cpu")
@@ -311,7 +311,12 @@ def test_the_classification_table_equals_counting():
                                         torch.tensor([v for v, _ in steps]))
     assert result["ours_minus_teacher"] == pytest.approx([100 * value for value in interval])
     assert result["by_class"] == pytest.approx(by_class(p["ours"], y))
-    assert result.keys() == {*expected, "ours_minus_teacher", "by_class"}
+    right = metrics.topk_correct(p["ours"], y, 1).int().tolist()
+    assert [[tuple(map(int, step.split(":"))) for step in video.split()]
+            for video in result["by_video"]] == [
+        [(int(y[i]), right[i]) for i, (v, _) in enumerate(steps) if v == video]
+        for video in range(25)]
+    assert result.keys() == {*expected, "ours_minus_teacher", "by_class", "by_video"}
 
 
 def test_percent():
@@ -339,10 +344,10 @@ HEAD = {"task": "forecast", "listed": 41, "evaluated": 40, "missing": 3, "unread
 
 def test_the_printed_table(capsys):
     """Catches: a row that does not apply, printed; an interval with all its digits; samples that
-    may be videos; a ceiling that reads like a result; a list of 778 classes."""
+    may be videos; a ceiling that reads like a result; a list of 778 classes, or of all videos."""
     print_table({**HEAD, "top1": {"zero_noise": 1 / 3, "oracle_softmax": None}, "truth": None,
                  "ours_minus_teacher": [1.23456, -2.0, 3.0], "by_class": [1.0] * 778,
-                 "baselines": {"bigram": 2.0}})
+                 "by_video": ["3:1 17:0"] * 1000, "baselines": {"bigram": 2.0}})
     assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
         "test samples", "listed 41", "evaluated 40", "videos", "missing 3", "unreadable 0",
         "task forecast", "samples 5 Monte Carlo samples of each forecast", "top1 % right",
