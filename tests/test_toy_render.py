@@ -3,9 +3,11 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from open_clip import ClipLoss
 
+from data import HISTORY, PIECES, sentence_windows
 from toy import grammar, render, teacher
 from toy.render import appearance, narrate
 
@@ -60,6 +62,16 @@ def test_captions_are_noisy_and_held_out_steps_are_never_named():
     rng = np.random.default_rng(0)
     exact = np.mean(["cut tomato" in teacher.caption("cut", "tomato", rng) for _ in range(2000)])
     assert abs(exact - (1 - teacher.WRONG_WORD - teacher.DROPPED_WORD)) < .05
+
+
+def test_narrated_windows_lie_as_far_apart_as_the_pieces_of_a_history():
+    """Catches: a narrator so slow that h is trained on other spacings than it forecasts with."""
+    rng, spacing = np.random.default_rng(0), []
+    for i in range(100):
+        video = grammar.make_video("train", i)
+        windows = sentence_windows(narrate(video), video.duration, rng)
+        spacing += [*np.diff(windows.mean(1))]
+    assert np.mean(spacing) == pytest.approx(HISTORY / PIECES, abs=.3)
 
 
 def test_teacher_learns_from_pictures_and_captions():
