@@ -7,9 +7,7 @@ from pathlib import Path
 
 from experiments.tables import EVALUATIONS, RECIPES
 from support.command import flag_of, require
-from support.device import pick_device
 from support.process import Interrupts
-from toy.source import load_teacher
 
 ROOT = Path(__file__).parent.parent
 COIN_FILES = "annotations", "features", "text_embeddings"               # in the folder --coin
@@ -59,7 +57,6 @@ def make_all(settings, seeds, needed):
                 waiting.append((folder, commands(settings, folder, recipe, seed, missing)))
     if not waiting:
         return
-    load_teacher(pick_device(settings.device))         # trained before several runs need it
     with Interrupts() as stop:
         try:
             while (waiting or running) and not stop.status:

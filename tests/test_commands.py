@@ -1,6 +1,6 @@
 """train.py and evaluate.py as a user runs them, at a tiny size, on both kinds of data.
 
-The teacher of the embedded world is barely trained here: its scores mean nothing in this file.
+f and h are barely trained here: their scores mean nothing in this file.
 """
 import copy
 import json
