@@ -53,7 +53,7 @@ def require_teacher(teacher, model, path):
     now = teacher.encode_phrases([model.witness])      # of another width: see `require_width`
     require(now.shape[1] != model.dim or same_texts(model.phrases[:1], now), f"{path}: was trained "
             f"with another teacher, which embeds \"{model.witness}\" differently; give the same "
-            "--clip and --clip-weights (that of the embedded world is in ~/.cache/procedurevrl)")
+            "--clip and --clip-weights (that of the embedded world is toy/teacher.safetensors)")
 
 
 def require_width(model, given, path):

@@ -9,9 +9,7 @@ from pathlib import Path
 from experiments.tables import EVALUATIONS, RECIPES
 from files.text import read_json
 from support.command import flag_of, parse, require
-from support.device import pick_device
 from support.process import Interrupts
-from toy.source import load_teacher
 from toy.teacher import digest
 from train import command_of
 from training.run import MAY_CHANGE
@@ -93,7 +91,6 @@ def make_all(settings, seeds, needed):
                 waiting.append((folder, lines[1:] if trained else lines))
     if not waiting:
         return
-    load_teacher(pick_device(settings.device))         # trained before several runs need it
     with Interrupts() as stop:
         try:
             while (waiting or running) and not stop.status:
