@@ -251,6 +251,7 @@ def test_forecast_json_does_not_depend_on_batch_and_workers(trained, here):
                                 "tv_forecasts"]
     assert a["samples"] == 5 and a["truth"]["tv_draws"] == 200 and a["missing"] == 0
     assert a["listed"] == a["evaluated"] > 0 and a["top1"]["oracle_softmax"] is not None
+    assert b["truth"].pop("form") == pytest.approx(a["truth"].pop("form"), rel=1e-4)
     for key in a.keys() - {"seconds"}:                                 # up to rounding
         assert b[key] == (pytest.approx(a[key], rel=1e-4) if isinstance(a[key], dict) else a[key])
 
