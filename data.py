@@ -2,7 +2,7 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4 and appendix B.
 
-    pre-training      sentence_windows, step_windows, random_run, history_clips, missing_rows
+    pre-training      sentence_windows, step_windows, random_run, with_histories, missing_rows
     forecasting       forecast_windows: the last 68 s, cut into 8
     classification    classify_windows: 3 views of a step; activities: the whole video, cut into 8
 
@@ -130,6 +130,14 @@ def spoken_during(sentences, windows):
     return inside / np.maximum(inside.sum(1, keepdims=True), 1)
 
 
+def with_histories(windows):
+    """Windows of steps (n, 2) s, then the 8 before each but the first: (9n - 8, 2).
+
+    For a features file, where clips cost nothing: histories are cut as in `forecast_samples`.
+    """
+    return np.concatenate([windows, forecast_windows(windows[:-1, 1]).reshape(-1, 2)])
+
+
 def history_clips(windows, k):
     """The clips that stand for the history of clip k: (n, 2) s and k (m,) -> (m, 8) int64.
 
@@ -141,33 +149,36 @@ def history_clips(windows, k):
     return np.minimum(nearest, k[:, None] - 1)
 
 
-def missing_rows(runs, missing, rng):
+def missing_rows(runs, missing, rng, histories=False):
     """Rows of clips for h: every clip that f has encoded is in turn the missing one.
 
     A row has N = 8 + P places, of which P consecutive clips are missing (the paper's P is 1):
-        forecast    each clip but the first is missing, after its history: `history_clips`.
+        forecast    each clip but the first is missing, after its history: `history_clips`, or 8
+                    clips of its own.
         any clip    every third clip is missing among up to N consecutive ones, all others visible.
 
-    Args:    runs: [(n, 2) s, ...], the consecutive windows of each video, in time order.
+    Args:    runs: [(n, 2) s, ...], the consecutive windows of each video, in time order;
+             histories: whether they are those of `with_histories`.
     Returns: rows (R, N) int64, which of the C clips of all runs stands where, -1 = padding;
              j (R, P) int64, the places of the missing ones. R > 0 if a run has P clips.
     Raises:  ValueError if a run has no window.
     """
     P, N, start, rows, places = missing, PIECES + missing, 0, [], []
     for windows in runs:
-        n = len(windows)
+        n = len(windows) if not histories else (len(windows) + PIECES) // (PIECES + 1)
         if n == 0:
             raise ValueError("a run without windows; leave out videos in which nothing is said")
         k = np.arange(1, n - P + 1)                                    # the first missing clip
-        row = np.concatenate([history_clips(windows, k), k[:, None] + np.arange(P)], 1)
-        rows.append(start + row)
+        before = (n + PIECES * (k[:, None] - 1) + np.arange(PIECES) if histories else
+                  history_clips(windows, k))
+        rows.append(start + np.concatenate([before, k[:, None] + np.arange(P)], 1))
         places.append(np.full(len(k), PIECES))
         k = np.arange(rng.integers(np.clip(n - P + 1, 1, ANY)), n - P + 1, ANY)
         first = np.clip(k - rng.integers(PIECES + 1, size=len(k)), 0, max(n - N, 0))
         row = first[:, None] + np.arange(N)
         rows.append(np.where(row < n, start + row, -1))
         places.append(k - first)
-        start += n
+        start += len(windows)
     j = np.concatenate(places)[:, None] + np.arange(P)
     return torch.from_numpy(np.concatenate(rows)), torch.from_numpy(j)
 

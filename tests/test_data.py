@@ -141,6 +141,31 @@ def test_missing_rows_by_loops(P):
     assert seen == [slow_places(n, P) for n in counts]
 
 
+def test_missing_rows_with_histories_of_their_own():
+    """Catches: histories of another clip or run, that begin with the run in place of the video, a
+    piece of a history asked for, or among the clips around a missing one."""
+    rng, lengths = np.random.default_rng(0), (1, 4, 12, 2)
+    steps = [np.stack([10 + 20. * np.arange(n), 25 + 20. * np.arange(n)], 1) for n in lengths]
+    runs = [data.with_histories(windows) for windows in steps]
+    owner = [(run, clip) for run, windows in enumerate(runs) for clip in range(len(windows))]
+    assert [len(windows) for windows in runs] == [1, 28, 100, 10]
+    for P in (1, 2):
+        rows, j = data.missing_rows(runs, P, rng, True)
+        forecasts, places = [], j.tolist()
+        for row, place in zip(rows.tolist(), places):
+            (run,) = {owner[i][0] for i in row if i >= 0}
+            clips = [owner[i][1] for i in row if i >= 0]
+            if max(clips) < lengths[run]:                                  # around the missing one
+                assert clips == [*range(clips[0], clips[0] + len(clips))]
+                continue
+            k = clips[8]
+            assert place == [*range(8, 8 + P)] and clips[8:] == [*range(k, k + P)]
+            before = data.forecast_windows(steps[run][k - 1, 1])
+            assert np.array_equal(runs[run][clips[:8]], before)
+            forecasts.append((run, k))
+        assert forecasts == [(run, k) for run, n in enumerate(lengths) for k in range(1, n - P + 1)]
+
+
 def test_runs_that_give_few_rows_or_none():
     """Catches: a step without a row although a clip could be missing; a traceback from deep inside
     for a run shorter than P, a silent row for one that is empty."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from data import PIECES, View, missing_rows, random_run, view_of
+from data import PIECES, View, missing_rows, random_run, view_of, with_histories
 from evaluation.embedding import teacher_features
 from files.listings import load_phrases
 from files.sources import open_coin_features, open_folder
@@ -37,7 +37,7 @@ SIZES = {
               "denoiser": dict(layers=4, heads=8), "run": 9},
     "small": {"encoder": dict(image=32, patch=16, frames=4, width=64, depth=2, heads=2),
               "denoiser": dict(layers=4, heads=4), "run": 16},
-    "h only": {"encoder": None, "denoiser": dict(layers=2, heads=8, dropout=0.3), "run": 16},
+    "h only": {"encoder": None, "denoiser": dict(layers=1, heads=8, dropout=0.3), "run": 16},
 }
 MVIT = {                  # --encoder mvit: f of these two; 16 of 96 frames, as in the paper
     "paper": dict(kind="mvit", image=224, frames=16, seconds=3.2),
@@ -172,7 +172,8 @@ def load_step(source, settings, stage, step, place=(0, 1)):
     requests = [(video, random_run(source.pretrain_windows(video, rng), run, rng))
                 for video in videos_of_step(step - stage.span.start, len(source), stage.batch,
                                             settings.seed)]
-    requests = [(video, windows) for video, windows in requests if len(windows)]
+    requests = [(video, with_histories(windows) if settings.data == "coin" else windows)
+                for video, windows in requests if len(windows)]
     if place[0]:                                       # other views than the first process's
         rng = np.random.default_rng((settings.seed, 2, step, place[0]))
     loaded = source.load(parallel.share(requests, place), rng if settings.augment else None)
@@ -226,8 +227,10 @@ class Pretraining(Run):
         if len(loaded.clips):                          # one process of several may have none
             features = teacher_features(self.source, loaded, self.settings.targets)
         rng = np.random.default_rng((self.settings.seed, 3, step))
-        most = min(self.settings.missing, max(map(len, windows)))
-        rows, j = missing_rows(windows, rng.integers(1, most + 1), rng)
+        histories = self.settings.data == "coin"
+        longest = max(map(len, windows))
+        most = min(self.settings.missing, -(-longest // 9) if histories else longest)
+        rows, j = missing_rows(windows, rng.integers(1, most + 1), rng, histories)
         return Batch(send(loaded.clips, self.device),
                      parallel.gather(send(features, self.device)),
                      send(rows, self.device), send(j, self.device))
