@@ -103,8 +103,8 @@ def main(settings):
         mean = expectation(log_p)                                  # Eq. 11               (M, S)
         picks = log_p.argmax(-1)                                   # a step per sample    (M, Q)
         rows = accuracy_rows({"zero_noise": (zero, y), "expectation": (mean, y)})
-        softmax, others = forecast_rows(model, source, samples, x, teacher, texts, zero, mean,
-                                        picks, settings, device)
+        softmax, others = forecast_rows(model, source, samples, x, teacher, texts, zero, log_p,
+                                        settings, device)
         rows["top1"] |= {"oracle": percent(oracle_correct(picks, y)), "oracle_softmax": softmax}
         rows |= others
     else:

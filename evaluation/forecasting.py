@@ -156,10 +156,10 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
     return rows
 
 
-def forecast_rows(model, source, samples, x, teacher, texts, zero, mean, picks, settings, device):
+def forecast_rows(model, source, samples, x, teacher, texts, zero, log_p, settings, device):
     """What the forecast table holds besides top-1 and top-5 of the model.
 
-    Args: zero, mean (M, S), picks (M, Q): as in evaluate.py; other shapes in the header.
+    Args: zero (M, S), log_p (M, Q, S): as in evaluate.py; other shapes in the header.
     Returns: chance that draws from the zero-noise softmax hit, % or None; and the other rows.
     """
     y = torch.tensor([sample.label for sample in samples])
@@ -168,12 +168,10 @@ def forecast_rows(model, source, samples, x, teacher, texts, zero, mean, picks, 
     softmax = None if temperature is None else percent(oracle_softmax(
         (zero / temperature).softmax(-1), y, settings.samples))
     some = torch.linspace(0, len(x) - 1, min(SPREAD, len(x))).long()           # evenly spread
-    means, all_picks = [mean[some]], [picks[some]]
+    drawn = [log_p[some]]
     for i in range(1, SAMPLINGS):
         noise = draw_noise(len(some), (settings.samples, model.dim), settings.seed * 1000 + 500 + i)
-        log_p = predict_missing(model, x[some], texts, noise, settings.batch)
-        means.append(expectation(log_p))
-        all_picks.append(log_p.argmax(-1))
+        drawn.append(predict_missing(model, x[some], texts, noise, settings.batch))
 
     def deviation(hits):
         """Of a percentage over all M forecasts: the variance of a mean falls with their number."""
@@ -181,9 +179,10 @@ def forecast_rows(model, source, samples, x, teacher, texts, zero, mean, picks, 
         return float(values.std() * (len(some) / len(x)) ** 0.5)
 
     rows = {
-        "deviation": {"expectation": deviation(topk_correct(p, y[some], 1) for p in means),
-                      "oracle": deviation(oracle_correct(p, y[some]) for p in all_picks)},
-        "distinct": float(distinct(picks).double().mean()),
+        "deviation": {
+            "expectation": deviation(topk_correct(expectation(p), y[some], 1) for p in drawn),
+            "oracle": deviation(oracle_correct(p.argmax(-1), y[some]) for p in drawn)},
+        "distinct": float(distinct(log_p.argmax(-1)).double().mean()),
         "baselines": {"random": 100 / len(texts), **{
             name: None if p is None else percent(topk_correct(p.cpu(), y, 1))
             for name, p in baseline_scores(model, x, teacher, texts, settings, device).items()}},
@@ -191,7 +190,7 @@ def forecast_rows(model, source, samples, x, teacher, texts, zero, mean, picks, 
         "by_class": by_class(topk_correct(zero, y, 1), y, len(texts))}
     if settings.data == "toy":
         rows["truth"], rows["by_class_bayes"] = truth_rows(
-            model, x, texts, samples, source.videos, clips, some, torch.cat(all_picks, 1), settings)
+            model, x, texts, samples, source.videos, clips, some, torch.cat(drawn, 1), settings)
     if settings.horizon > 1:
         rows |= horizon_rows(model, x, samples, source.videos, texts, temperature, settings)
     return softmax, rows

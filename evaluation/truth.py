@@ -3,8 +3,7 @@ is possible, and where are the points lost?
 
     bayes_top1           the exact distribution, given the true steps
     bayes_top1_pixels    the same, given what f sees: its posteriors, through the filter
-    form                 what is left of that in the form of the paper: samples of the best h,
-                         matched with the texts
+    form                 what is left of that in the form of the paper: the best h, and texts
     the model            h as it is
 
 M samples (forecasts), N = 8 observed clips, Q Monte Carlo samples, S steps, D embedding.
@@ -21,6 +20,7 @@ from toy.filter import next_step_from_clips
 from toy.grammar import STEPS, Grammar
 
 DRAWS = 200               # steps, or futures, per forecast for the total variation
+COUNTS = 5, 50, DRAWS     # samples of an expectation
 FUTURES = 100             # forecasts whose futures are sampled step by step
 
 
@@ -55,40 +55,59 @@ def best_h(prior, means, covariance, alpha_bar):
     return h
 
 
-def form_rows(model, believed, clips, texts, y, some, truth, settings):
-    """The model's rows, had it the best h that its form allows: see `best_h`.
+def right_of_means(p, y):
+    """% right of the mean over the first 5, 50 and 200 samples (Eq. 11): p (m, DRAWS, S), y (m,)"""
+    return [percent(topk_correct(p[:, :Q].mean(1), y, 1)) for Q in COUNTS]
 
-    Args: believed (M, S): P(next step) given what f sees, the filter's; clips: x (V, 9, D) and
-          labels (V,) of validation, whose ninth is the next step's; others as in `truth_rows`.
+
+def form_rows(model, believed, ideal, clips, texts, y, some, truth, settings):
+    """The model's rows, had it the best h that its form allows; and Eq. 11 with exact samples.
+
+        form               `best_h`, with what f sees: the filter's forecast is its prior
+        ideal_expectation  the mean of p(y | x) over exact samples of x: a step of the exact
+                           distribution, and an embedding that f may give to a clip of it
+
+    Args: believed (M, S): P(next step) given what f sees, the filter's; ideal (M, DRAWS): exact
+          steps; clips: x (V, 9, D) and labels (V,) of validation, whose ninth is the next step's;
+          others as in `truth_rows`.
     """
     z = model.standardize(clips[0][:, -1].to(texts))
     means, covariance = class_means(z, clips[2].to(z.device), len(texts))
-    prior, back = believed.to(texts), model.standardize.inverse
+    variance, axes = torch.linalg.eigh(covariance)
+    noise = draw_noise(len(y), (settings.samples, model.dim), settings.seed)
+    more = draw_noise(len(some), (DRAWS, model.dim), settings.seed + 1)
+
+    def match(z):
+        return score_texts(model.standardize.inverse(z), texts, model.tau).cpu()
 
     def forecast(prior, noise):                                                # (M, Q, S)
-        return torch.cat([score_texts(back(sample(
-            best_h(p, means, covariance, model.alpha_bar), eps, model.alpha_bar)), texts,
-            model.tau).cpu() for p, eps in zip(prior.split(64), noise.to(texts).split(64))])
+        return torch.cat([match(sample(best_h(p, means, covariance, model.alpha_bar), eps,
+                                       model.alpha_bar))
+                          for p, eps in zip(prior.to(z).split(64), noise.to(z).split(64))])
 
-    noise = draw_noise(len(y), (settings.samples, model.dim), settings.seed)
-    zero = forecast(prior, torch.zeros_like(noise[:, :1]))[:, 0]
-    log_p = forecast(prior, noise)
-    picks = log_p.argmax(-1)
-    many = torch.cat([forecast(prior[some], draw_noise(len(some), (50, model.dim), i)).argmax(-1)
-                      for i in range(DRAWS // 50)], 1)
-    return {"zero_noise": percent(topk_correct(zero, y, 1)),
-            "expectation": percent(topk_correct(expectation(log_p), y, 1)),
-            "oracle": percent(oracle_correct(picks, y)),
-            "distinct": float(distinct(picks).double().mean()),
-            "tv": float(total_variation(many, truth[some]).mean())}
+    def exact(steps, noise):                                                   # (M, Q, S)
+        return match(means[steps] + noise.to(z) * variance.clamp(min=0).sqrt() @ axes.T).exp()
+
+    zero = forecast(believed, torch.zeros_like(noise[:, :1]))[:, 0]
+    log_p = forecast(believed, noise)
+    many = torch.cat([forecast(believed[some], eps) for eps in more.split(50, 1)], 1)
+    few = exact(ideal[:, :settings.samples], noise)
+    return {"form": {"zero_noise": percent(topk_correct(zero, y, 1)),
+                     "expectation": percent(topk_correct(expectation(log_p), y, 1)),
+                     "oracle": percent(oracle_correct(log_p.argmax(-1), y)),
+                     "distinct": float(distinct(log_p.argmax(-1)).double().mean()),
+                     "tv": float(total_variation(many.argmax(-1), truth[some]).mean())},
+            "ideal_expectation": percent(topk_correct(few.mean(1), y, 1)),
+            "expectations": {"form": right_of_means(many.exp(), y[some]),
+                             "exact": right_of_means(exact(ideal[some], more), y[some])}}
 
 
-def truth_rows(model, x, texts, samples, videos, clips, some, picks, settings):
+def truth_rows(model, x, texts, samples, videos, clips, some, log_p, settings):
     """Rows of the forecast table against the truth, and the truth's own accuracy for each step.
 
     Args: x (M, N, D), texts (S, D), samples: M of them; clips of validation, see `form_rows`; some
-          (m,) int64: the forecasts whose draws are compared with the truth; picks (m, Q): steps
-          sampled for them so far.
+          (m,) int64: the forecasts whose draws are compared with the truth; log_p (m, Q, S): of
+          what was sampled for them so far.
     """
     grammar, observed = Grammar(), [observed_steps(s, videos[s.video]) for s in samples]
     y = torch.tensor([sample.label for sample in samples])
@@ -104,23 +123,22 @@ def truth_rows(model, x, texts, samples, videos, clips, some, picks, settings):
     generator = torch.Generator().manual_seed(settings.seed)
     ideal = torch.multinomial(truth, DRAWS, replacement=True, generator=generator)
     few = ideal[:, :settings.samples]
-    while picks.shape[1] < DRAWS:
-        shape = min(DRAWS - picks.shape[1], 50), model.dim
-        noise = draw_noise(len(some), shape, settings.seed * 1000 + picks.shape[1])
-        more = predict_missing(model, x[some], texts, noise, settings.batch).argmax(-1)
-        picks = torch.cat([picks, more], 1)
-    bayes = topk_correct(truth, y, 1)
+    while log_p.shape[1] < DRAWS:
+        shape = min(DRAWS - log_p.shape[1], 50), model.dim
+        noise = draw_noise(len(some), shape, settings.seed * 1000 + log_p.shape[1])
+        log_p = torch.cat([log_p, predict_missing(model, x[some], texts, noise, settings.batch)], 1)
+    log_p, bayes = log_p[:, :DRAWS], topk_correct(truth, y, 1)
     rows = {"bayes_top1": percent(bayes),
             "bayes_top1_pixels": percent(topk_correct(believed, y, 1)),
-            "form": None if model.task or not clips else form_rows(
-                model, believed, clips, texts, y, some, truth, settings),
-            "ideal_expectation": percent(topk_correct(
-                torch.nn.functional.one_hot(few, truth.shape[1]).double().mean(1), y, 1)),
+            "form": None, "ideal_expectation": None,
             "ideal_oracle": percent(oracle_correct(few, y)),
             "ideal_distinct": float(distinct(few).double().mean()),
-            "tv": float(total_variation(picks[:, :DRAWS], truth[some]).mean()),
+            "tv": float(total_variation(log_p.argmax(-1), truth[some]).mean()),
             "tv_ideal": float(total_variation(ideal[some], truth[some]).mean()),
-            "tv_draws": DRAWS, "tv_forecasts": len(some)}
+            "tv_draws": DRAWS, "tv_forecasts": len(some), "expectations": {}}
+    if clips and not model.task:
+        rows |= form_rows(model, believed, ideal, clips, texts, y, some, truth, settings)
+    rows["expectations"] |= {"model": right_of_means(log_p.exp(), y[some])}
     return rows, by_class(bayes, y, len(texts))
 
 

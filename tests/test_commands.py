@@ -248,10 +248,13 @@ def test_forecast_json_does_not_depend_on_batch_and_workers(trained, here):
     require_forecast_keys(a)
     assert list(a["truth"]) == ["bayes_top1", "bayes_top1_pixels", "form", "ideal_expectation",
                                 "ideal_oracle", "ideal_distinct", "tv", "tv_ideal", "tv_draws",
-                                "tv_forecasts"]
+                                "tv_forecasts", "expectations"]
     assert a["samples"] == 5 and a["truth"]["tv_draws"] == 200 and a["missing"] == 0
     assert a["listed"] == a["evaluated"] > 0 and a["top1"]["oracle_softmax"] is not None
-    assert b["truth"].pop("form") == pytest.approx(a["truth"].pop("form"), rel=1e-4)
+    for name in ("form", "expectations"):
+        found, same = (content["truth"].pop(name) for content in (a, b))
+        for key, value in found.items():
+            assert same[key] == pytest.approx(value, rel=1e-4)
     for key in a.keys() - {"seconds"}:                                 # up to rounding
         assert b[key] == (pytest.approx(a[key], rel=1e-4) if isinstance(a[key], dict) else a[key])
 

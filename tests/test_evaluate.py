@@ -243,8 +243,8 @@ def test_the_rows_of_the_exact_truth_equal_counting():
     samples, x = data.forecast_samples(source.videos), clips_of(source.ours, source)
     y = torch.tensor([sample.label for sample in samples])
     some = torch.arange(0, len(y), 3)
-    picks = torch.randint(S, (len(some), 30), generator=torch.Generator().manual_seed(1))
-    rows, bayes = truth_rows(Model(), x, TEXTS, samples, source.videos, None, some, picks, SETTINGS)
+    log_p = draw(len(some), 30, S, seed=1).log_softmax(-1)
+    rows, bayes = truth_rows(Model(), x, TEXTS, samples, source.videos, None, some, log_p, SETTINGS)
     truth, believed = [], []
     for sample, clips, (_, middles, _) in zip(samples, x, forecasts_of(source)):
         steps, from_start = data.observed_steps(sample, source.videos[sample.video])
@@ -256,17 +256,17 @@ def test_the_rows_of_the_exact_truth_equal_counting():
     ideal = torch.multinomial(truth, 200, replacement=True,
                               generator=torch.Generator().manual_seed(SEED))
     for more in (50, 50, 50, 20):
-        p = predictions(source, more, SEED * 1000 + picks.shape[1], some)
-        picks = torch.cat([picks, p.argmax(-1)], 1)
+        p = predictions(source, more, SEED * 1000 + log_p.shape[1], some)
+        log_p = torch.cat([log_p, p.log()], 1)
     few = ideal[:, :Q]
-    assert rows.pop("form") is None                          # no validation clips were given
+    assert rows.pop("form") is rows.pop("ideal_expectation") is None      # no validation clips
+    means = [top(log_p[:, :n].exp().mean(1), y[some]) for n in (5, 50, 200)]
+    assert rows.pop("expectations") == {"model": pytest.approx(means)}
     assert rows == pytest.approx({
         "bayes_top1": top(truth, y), "bayes_top1_pixels": top(believed, y),
-        "ideal_expectation": 100 * np.mean([
-            max(range(S), key=row.count) == label for row, label in zip(few.tolist(), y)]),
         "ideal_oracle": 100 * (few == y[:, None]).any(1).double().mean().item(),
         "ideal_distinct": np.mean([len(set(row)) for row in few.tolist()]),
-        "tv": metrics.total_variation(picks, truth[some]).mean().item(),
+        "tv": metrics.total_variation(log_p.argmax(-1), truth[some]).mean().item(),
         "tv_ideal": metrics.total_variation(ideal[some], truth[some]).mean().item(),
         "tv_draws": 200, "tv_forecasts": len(some)}, rel=1e-6)
     assert bayes == pytest.approx(by_class(truth, y))
@@ -395,26 +395,40 @@ def test_the_best_h_is_the_posterior_mean():
 
 def test_what_the_form_allows_equals_sampling_by_hand(monkeypatch):
     """Catches: clips that are not the ninth, embeddings that are not standardized, or not back;
-    another prior than the filter's, draws of other forecasts in its total variation."""
+    another prior than the filter's, draws of other forecasts; a plurality in place of a mean."""
     model, M = Model(), 40
     model.standardize, model.alpha_bar = diffusion.Standardizer(D).double(), torch.tensor([.5, .05])
     model.standardize.mean, model.standardize.variance = draw(D, seed=1), torch.tensor(4.).double()
     labels, y = torch.arange(3 * S) % S, torch.arange(M) % S
     x = draw(3 * S, 9, D, seed=2) + 3 * TEXTS[labels][:, None]
     prior, some = draw(M, S, seed=3).mul(3).softmax(-1), torch.arange(0, M, 4)
-    rows = form_rows(model, prior, (x, None, labels), TEXTS, y, some, prior, SETTINGS)
+    ideal = torch.randint(S, (M, 200), generator=torch.Generator().manual_seed(4))
+    rows = form_rows(model, prior, ideal, (x, None, labels), TEXTS, y, some, prior, SETTINGS)
     means, covariance = class_means(model.standardize(x[:, 8]), labels, S)
+
+    def normal(*shape, seed):
+        return torch.randn(*shape, D, generator=torch.Generator().manual_seed(seed))
 
     def p(rows, noise):
         h = best_h(prior[rows], means, covariance, model.alpha_bar)
         return p_of(model.standardize.inverse(diffusion.sample(h, noise, model.alpha_bar)), TAU)
-    noise = torch.randn(M, Q, D, generator=torch.Generator().manual_seed(SEED))
-    every = torch.arange(M)
-    zero, samples = p(every, torch.zeros(M, 1, D))[:, 0], p(every, noise)
-    many = torch.cat([p(some, torch.randn(len(some), 50, D, generator=torch.Generator().manual_seed(
-        i))).argmax(-1) for i in range(4)], 1)
-    assert rows == pytest.approx({
+
+    def exact(steps, noise):
+        variance, axes = torch.linalg.eigh(covariance)
+        clips = [[means[s] + axes @ (variance.sqrt() * eps) for s, eps in zip(row, some_noise)]
+                 for row, some_noise in zip(steps.tolist(), noise.double())]
+        return p_of(model.standardize.inverse(torch.stack([torch.stack(row) for row in clips])),
+                    TAU)
+    every, many = torch.arange(M), normal(len(some), 200, seed=SEED + 1)
+    zero, samples = p(every, torch.zeros(M, 1, D))[:, 0], p(every, normal(M, Q, seed=SEED))
+    assert rows["form"] == pytest.approx({
         "zero_noise": top(zero, y), "expectation": top(samples.mean(1), y),
         "oracle": oracle(samples, y),
         "distinct": np.mean([len(set(row)) for row in samples.argmax(-1).tolist()]),
-        "tv": metrics.total_variation(many, prior[some]).mean().item()}, abs=1e-4)
+        "tv": metrics.total_variation(p(some, many).argmax(-1), prior[some]).mean().item()},
+        abs=1e-4)
+    assert rows["ideal_expectation"] == pytest.approx(
+        top(exact(ideal[:, :Q], normal(M, Q, seed=SEED)).mean(1), y))
+    for name, found in (("form", p(some, many)), ("exact", exact(ideal[some], many))):
+        assert rows["expectations"][name] == pytest.approx([
+            top(found[:, :n].mean(1), y[some]) for n in (5, 50, 200)]), name
