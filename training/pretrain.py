@@ -161,6 +161,11 @@ class Batch(NamedTuple):
     j: torch.Tensor            # (R, P) int64, the missing places of each row
 
 
+def histories_apart(settings):
+    """Whether clips are steps, with histories of their own: data.with_histories."""
+    return settings.data == "coin" or settings.clips == "annotated"
+
+
 def load_step(source, settings, stage, step, place=(0, 1)):
     """What f reads in one step, drawn from (seed, step); in a worker, if there are any.
 
@@ -172,7 +177,7 @@ def load_step(source, settings, stage, step, place=(0, 1)):
     requests = [(video, random_run(source.pretrain_windows(video, rng), run, rng))
                 for video in videos_of_step(step - stage.span.start, len(source), stage.batch,
                                             settings.seed)]
-    requests = [(video, with_histories(windows) if settings.data == "coin" else windows)
+    requests = [(video, with_histories(windows) if histories_apart(settings) else windows)
                 for video, windows in requests if len(windows)]
     if place[0]:                                       # other views than the first process's
         rng = np.random.default_rng((settings.seed, 2, step, place[0]))
@@ -197,6 +202,7 @@ class Pretraining(Run):
         print(f"tau {model.tau:.3f}; alpha_bar " + ", ".join(f"{a:.4f}" for a in model.alpha_bar))
         if model.encoder is not None:
             count = settings.batch * SIZES[size_of(settings)]["run"]
+            count *= PIECES + 1 if histories_apart(settings) else 1
             print(plan_memory(settings, *measure_clip(model, self.device), count, self.device))
 
     def make_optimizer(self, stage):
@@ -227,7 +233,7 @@ class Pretraining(Run):
         if len(loaded.clips):                          # one process of several may have none
             features = teacher_features(self.source, loaded, self.settings.targets)
         rng = np.random.default_rng((self.settings.seed, 3, step))
-        histories = self.settings.data == "coin"
+        histories = histories_apart(self.settings)
         longest = max(map(len, windows))
         most = min(self.settings.missing, -(-longest // 9) if histories else longest)
         rows, j = missing_rows(windows, rng.integers(1, most + 1), rng, histories)
