@@ -158,14 +158,14 @@ def missing_rows(runs, missing, rng, histories=False):
         any clip    every third clip is missing among up to N consecutive ones, all others visible.
 
     Args:    runs: [(n, 2) s, ...], the consecutive windows of each video, in time order;
-             histories: whether they are those of `with_histories`.
+             histories: whether the clips of each run are those of `with_histories`.
     Returns: rows (R, N) int64, which of the C clips of all runs stands where, -1 = padding;
              j (R, P) int64, the places of the missing ones. R > 0 if a run has P clips.
     Raises:  ValueError if a run has no window.
     """
     P, N, start, rows, places = missing, PIECES + missing, 0, [], []
     for windows in runs:
-        n = len(windows) if not histories else (len(windows) + PIECES) // (PIECES + 1)
+        n = len(windows)
         if n == 0:
             raise ValueError("a run without windows; leave out videos in which nothing is said")
         k = np.arange(1, n - P + 1)                                    # the first missing clip
@@ -178,7 +178,7 @@ def missing_rows(runs, missing, rng, histories=False):
         row = first[:, None] + np.arange(N)
         rows.append(np.where(row < n, start + row, -1))
         places.append(k - first)
-        start += len(windows)
+        start += n + PIECES * (n - 1) * histories
     j = np.concatenate(places)[:, None] + np.arange(P)
     return torch.from_numpy(np.concatenate(rows)), torch.from_numpy(j)
 

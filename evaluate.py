@@ -98,7 +98,7 @@ def main(settings):
         def forecast(noise):                   # x_hat_j of h (Sec. 3.3), then log p(y_j | x_hat_j)
             return predict_missing(model, x, texts, noise, settings.batch)    # (M, Q, S)
 
-        zero = forecast(torch.zeros_like(noise[:, :1]))[:, 0]       # approximate inference (M, S)
+        zero = forecast(torch.zeros_like(noise[:, :1]))[:, 0]      # approximate inference (M, S)
         log_p = forecast(noise)                                    # Monte Carlo samples
         mean = expectation(log_p)                                  # Eq. 11               (M, S)
         picks = log_p.argmax(-1)                                   # a step per sample    (M, Q)

@@ -196,7 +196,7 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
         return predict_missing(model, torch.cat([x, x.new_zeros(M, H, D)], 1), texts, noise,
                                settings.batch, (place < N, place[:, N:]))
 
-    zero = forecast(torch.zeros(M, 1, H, D))[:, 0]                              # (M, H, S)
+    zero = forecast(torch.zeros(M, 1, H, D))[:, 0]                             # (M, H, S)
     rows = {"by_step": [percent(topk_correct(zero[:, k], y[:, k], 1)) for k in range(H)],
             "pairs": None}
     if settings.data == "toy":

@@ -43,7 +43,7 @@ def pick_device(name):
     try:
         torch.zeros(1, device=name).cpu()              # on "meta" nothing can be read
         device = torch.device(name)
-        # of the small f's short sequences plain attention is 1.2 times as fast on a CPU
+        # plain attention on a CPU, as in the runs of docs/results.md; flash is as fast
         torch.backends.cuda.enable_flash_sdp(device.type != "cpu")
         return device
     except (RuntimeError, AssertionError) as error:

@@ -150,7 +150,7 @@ def test_missing_rows_with_histories_of_their_own():
     owner = [(run, clip) for run, windows in enumerate(runs) for clip in range(len(windows))]
     assert [len(windows) for windows in runs] == [1, 28, 100, 10]
     for P in (1, 2):
-        rows, j = data.missing_rows(runs, P, rng, True)
+        rows, j = data.missing_rows(steps, P, rng, histories=True)
         forecasts, places = [], j.tolist()
         for row, place in zip(rows.tolist(), places):
             (run,) = {owner[i][0] for i in row if i >= 0}

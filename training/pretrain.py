@@ -30,8 +30,8 @@ from weights.checkpoint import build_model, same_texts
 from weights.fill import fill, open_start
 from weights.teacher import open_teacher
 
-# Sizes of f and h, and the most clips of a video in a step. "small" is for two CPU cores, "h only"
-# for features files.
+# Sizes of f and h, and the most consecutive clips of a video in a step. "small" is for two CPU
+# cores, "h only" for features files.
 SIZES = {
     "paper": {"encoder": dict(image=224, patch=16, frames=8, width=768, depth=12, heads=12),
               "denoiser": dict(layers=4, heads=8), "run": 9},
@@ -164,19 +164,19 @@ def load_step(source, settings, stage, step, place=(0, 1)):
     """What f reads in one step, drawn from (seed, step); in a worker, if there are any.
 
     place:   this process, of how many that share the videos.
-    Returns: data.Loaded, and the windows of each of its videos.
+    Returns: data.Loaded, and the run of windows of each of its videos, without histories.
     """
     rng = np.random.default_rng((settings.seed, 2, step))
     run = SIZES[size_of(settings)]["run"]
-    requests = [(video, random_run(source.pretrain_windows(video, rng), run, rng))
-                for video in videos_of_step(step - stage.span.start, len(source), stage.batch,
-                                            settings.seed)]
+    runs = {video: random_run(source.pretrain_windows(video, rng), run, rng)
+            for video in videos_of_step(step - stage.span.start, len(source), stage.batch,
+                                        settings.seed)}
     requests = [(video, with_histories(windows) if settings.data == "coin" else windows)
-                for video, windows in requests if len(windows)]
+                for video, windows in runs.items() if len(windows)]
     if place[0]:                                       # other views than the first process's
         rng = np.random.default_rng((settings.seed, 2, step, place[0]))
     loaded = source.load(parallel.share(requests, place), rng if settings.augment else None)
-    return loaded, [windows for _, windows in loaded.requests]
+    return loaded, [runs[video] for video, _ in loaded.requests]
 
 
 class Pretraining(Run):
@@ -226,10 +226,9 @@ class Pretraining(Run):
         if len(loaded.clips):                          # one process of several may have none
             features = teacher_features(self.source, loaded, self.settings.targets)
         rng = np.random.default_rng((self.settings.seed, 3, step))
-        histories = self.settings.data == "coin"
-        longest = max(map(len, windows))
-        most = min(self.settings.missing, -(-longest // 9) if histories else longest)
-        rows, j = missing_rows(windows, rng.integers(1, most + 1), rng, histories)
+        most = min(self.settings.missing, max(map(len, windows)))
+        rows, j = missing_rows(windows, rng.integers(1, most + 1), rng,
+                               histories=self.settings.data == "coin")
         return Batch(send(loaded.clips, self.device),
                      parallel.gather(send(features, self.device)),
                      send(rows, self.device), send(j, self.device))
