@@ -133,7 +133,7 @@ def spoken_during(sentences, windows):
 def with_histories(windows):
     """Windows of steps (n, 2) s, then the 8 before each but the first: (9n - 8, 2).
 
-    For a features file, where clips cost nothing: histories are cut as in `forecast_samples`.
+    For features files and annotated steps: histories are cut as in `forecast_samples`.
     """
     return np.concatenate([windows, forecast_windows(windows[:-1, 1]).reshape(-1, 2)])
 

@@ -39,7 +39,7 @@ class EvaluateSettings(LabeledSettings):
     ids: Path = opt("only these videos, an id per line", None, DATA, task=("features",))
     samples: int = opt("Monte Carlo samples per forecast (Eq. 11)", 5, PAPER, low=1,
                        alias="oracle")
-    horizon: int = opt("how many of the next steps, denoised together", 1, PAPER, low=1, high=3,
+    horizon: int = opt("how many of the next steps, in turn and together", 1, PAPER, low=1, high=3,
                        task=("forecast",))
     json: Path = opt("also write the numbers here", None, file=())
     out: Path = opt("the file to write", Path("features.npz"), file=(), task=("features",))
@@ -103,8 +103,8 @@ def main(settings):
         mean = expectation(log_p)                                  # Eq. 11               (M, S)
         picks = log_p.argmax(-1)                                   # a step per sample    (M, Q)
         rows = accuracy_rows({"zero_noise": (zero, y), "expectation": (mean, y)})
-        softmax, others = forecast_rows(model, source, samples, x, teacher, texts, zero, mean,
-                                        picks, settings, device)
+        softmax, others = forecast_rows(model, source, samples, x, teacher, texts, zero, log_p,
+                                        settings, device)
         rows["top1"] |= {"oracle": percent(oracle_correct(picks, y)), "oracle_softmax": softmax}
         rows |= others
     else:

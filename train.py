@@ -102,6 +102,8 @@ class TrainSettings(RunSettings):
     data: str = opt("toy: the embedded world, no files", "toy", DATA,
                     choices=("toy", "howto100m", "coin"))
     toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1)
+    clips: str = opt("around narrations, or annotated steps, labels unused", "narrated", DATA,
+                     choices=("narrated", "annotated"), data=("toy",))
     videos: Path = opt("folder of videos, ID.mp4 and the like", None, DATA, data=HOWTO)
     captions: Path = opt("ID.csv, ID.srt or ID.vtt; or caption.json", None, DATA, data=HOWTO)
     ids: Path = opt("use only these videos: an id per line", None, DATA, data=HOWTO)

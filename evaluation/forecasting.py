@@ -1,4 +1,4 @@
-"""The forecast table around the rows of evaluate.py: baselines, temperature, truth, next steps.
+"""The forecast table around the rows of evaluate.py: baselines, temperature, next steps.
 
 Sec. 3.1, 3.3, 4.1, 4.2. M samples of a task, N = 8 observed clips, Q Monte Carlo samples, H steps
 ahead, V training videos, S steps (the label set), D embedding.
@@ -11,21 +11,20 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from data import CLIPS, classify_windows, forecast_samples, observed_steps, random_run
+from data import CLIPS, classify_windows, forecast_samples, random_run
 from diffusion import expectation
 from evaluation.embedding import encode_samples
-from evaluation.inference import draw_noise, predict_missing, score_texts
+from evaluation.inference import draw_noise, predict_missing, sample_in_turn, score_texts
 from evaluation.labeled import open_labeled
 from evaluation.metrics import (bigram_counts, bigram_forecast, by_class, distinct,
                                 fit_temperature, oracle_correct, oracle_softmax, percent,
-                                topk_correct, total_variation)
+                                topk_correct)
+from evaluation.truth import DRAWS, FUTURES, future_rows, pair_rows, truth_rows
 from pseudo_labels import soft_targets
 from support.command import require
-from toy.grammar import Grammar
 
 SAMPLINGS = 5             # times M samples are drawn for a standard deviation; the paper's
 SPREAD = 500              # forecasts that are drawn so often, and for the total variation
-DRAWS = 200               # steps, or pairs of steps, per forecast for the total variation
 
 
 # --- Baselines ---
@@ -75,11 +74,9 @@ def baseline_scores(model, x, teacher, texts, settings, device):
     return scores
 
 
-def fitted_temperature(model, settings, texts, device):
-    """Temperature of least NLL of the zero-noise softmax, on validation.
-
-    Zero-shot, against the soft target of the clip that shows the next step; once fine-tuned,
-    against labels. None where there is no validation video, or no teacher.
+def validation_clips(model, settings, device):
+    """Forecasts of validation videos with a ninth clip, the next step's: x (M, 9, D), the teacher's
+    features (M, 9, D) or None, labels (M,). None where there is no such video.
     """
     if settings.annotations and settings.annotations.suffix == ".csv":         # holds one split
         return None
@@ -89,99 +86,40 @@ def fitted_temperature(model, settings, texts, device):
     samples = forecast_samples(source.videos, settings.min_steps)
     if not samples:
         return None
-    if not model.task:                                     # a ninth window: the next step's
-        for i, sample in enumerate(samples):
-            start, end, _ = source.videos[sample.video].steps[sample.step]
-            windows = [sample.windows, classify_windows(start, end, end, 1)]
-            samples[i] = dataclasses.replace(sample, windows=np.concatenate(windows))
+    for i, sample in enumerate(samples):
+        start, end, _ = source.videos[sample.video].steps[sample.step]
+        windows = [sample.windows, classify_windows(start, end, end, 1)]
+        samples[i] = dataclasses.replace(sample, windows=np.concatenate(windows))
     x, features, samples = encode_samples(model, source, samples, settings, device, "validation")
-    if model.task:
-        target = torch.tensor([sample.label for sample in samples])
-    elif features is None:
+    return x, features, torch.tensor([sample.label for sample in samples])
+
+
+def fitted_temperature(model, clips, texts, settings):
+    """Temperature of least NLL of the zero-noise softmax, on `validation_clips`.
+
+    Zero-shot, against the soft target of the clip that shows the next step; once fine-tuned,
+    against labels. None without clips, or without a teacher.
+    """
+    if clips is None or clips[1] is None and not model.task:
         return None
-    else:
-        x, target = x[:, :-1], soft_targets(features[:, -1], texts, model.tau).cpu()
+    x, features, target = clips
+    if not model.task:
+        target = soft_targets(features[:, -1], texts, model.tau).cpu()
     zeros = torch.zeros(len(x), 1, model.dim)
-    zero = predict_missing(model, x, texts, zeros, settings.batch)[:, 0]          # (M, S)
+    zero = predict_missing(model, x[:, :-1], texts, zeros, settings.batch)[:, 0]  # (M, S)
     return fit_temperature(zero, target)
-
-
-# --- The exact P(next step | steps observed, procedure unknown) of the embedded world ---
-def truth_rows(model, x, texts, samples, videos, some, picks, settings):
-    """Rows of the forecast table against the truth, and the truth's own accuracy for each step.
-
-    Args: x (M, N, D), texts (S, D), samples: M of them; some (m,) int64: the forecasts whose draws
-          are compared with the truth; picks (m, Q): steps sampled for them so far.
-    """
-    grammar, observed = Grammar(), [observed_steps(s, videos[s.video]) for s in samples]
-    y = torch.tensor([sample.label for sample in samples])
-    truth = torch.from_numpy(np.array([grammar.next_step(*steps) for steps in observed]))   # (M, S)
-
-    # The exact filter on the clips' posteriors: P(clip | step) is the posterior times S, since the
-    # prior is flat.
-    likelihood = len(texts) * score_texts(x, texts, model.tau).exp().cpu().double().numpy()
-    from_start = np.array([from_start for _, from_start in observed])
-    seconds = np.array([s.windows[0, 1] - s.windows[0, 0] for s in samples])           # of a clip
-    believed = torch.from_numpy(np.concatenate([                                       # (M, S)
-        grammar.next_step_from_clips(likelihood[i:i + 256], from_start[i:i + 256],
-                                     seconds[i:i + 256])
-        for i in range(0, len(x), 256)]))
-
-    generator = torch.Generator().manual_seed(settings.seed)
-    ideal = torch.multinomial(truth, DRAWS, replacement=True, generator=generator)
-    few = ideal[:, :settings.samples]
-    while picks.shape[1] < DRAWS:
-        shape = min(DRAWS - picks.shape[1], 50), model.dim
-        noise = draw_noise(len(some), shape, settings.seed * 1000 + picks.shape[1])
-        more = predict_missing(model, x[some], texts, noise, settings.batch).argmax(-1)
-        picks = torch.cat([picks, more], 1)
-    bayes = topk_correct(truth, y, 1)
-    rows = {"bayes_top1": percent(bayes),
-            "bayes_top1_pixels": percent(topk_correct(believed, y, 1)),
-            "ideal_expectation": percent(topk_correct(
-                functional.one_hot(few, truth.shape[1]).double().mean(1), y, 1)),
-            "ideal_oracle": percent(oracle_correct(few, y)),
-            "ideal_distinct": float(distinct(few).double().mean()),
-            "tv": float(total_variation(picks[:, :DRAWS], truth[some]).mean()),
-            "tv_ideal": float(total_variation(ideal[some], truth[some]).mean()),
-            "tv_draws": DRAWS, "tv_forecasts": len(some)}
-    return rows, by_class(bayes, y, len(texts))
-
-
-def pair_rows(zero, picks, samples, videos, temperature, seed):
-    """Total variation of the next two steps together.
-
-        tv              draws of both steps, denoised together
-        tv_independent  draws of each step from its own zero-noise softmax, at the temperature
-        tv_ideal        as many draws from the truth: the floor
-
-    Args: zero (M, H, S) log p; picks (M, DRAWS, H): of H steps, at least two.
-    """
-    grammar, S = Grammar(), zero.shape[-1]
-    truth = torch.from_numpy(np.stack([                                        # (M, S * S)
-        grammar.next_two_steps(*observed_steps(sample, videos[sample.video])).ravel()
-        for sample in samples]))
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(p):
-        return torch.multinomial(p, DRAWS, replacement=True, generator=generator)
-
-    def tv(pairs):
-        return float(total_variation(pairs, truth).mean())
-
-    first, second = (draw((zero[:, k] / temperature).softmax(-1)) for k in range(2))
-    return {"tv": tv(picks[..., 0] * S + picks[..., 1]), "tv_independent": tv(first * S + second),
-            "tv_ideal": tv(draw(truth))}
 
 
 # --- The table ---
 def horizon_rows(model, x, samples, videos, texts, temperature, settings):
-    """The next H steps of each forecast that has so many, denoised together.
+    """The next H steps of each forecast that has so many: sampled in turn, and denoised together.
 
     Which step comes second depends on which came first: draws hold that, one softmax each cannot.
 
     Args:    x (M, 8, D), samples: M of them, as of a forecast; temperature of its softmax.
-    Returns: {"by_step": top-1 of each of the H steps, "pairs": the first two against their truth}.
+    Returns: {"by_step": top-1 of each of the H steps, denoised together, "pairs": the first two
+             against their truth, "futures": see `future_rows`}; None what cannot be had: h must
+             have learned that H clips are missing, and the truth be known.
     """
     H = settings.horizon
     steps = [[step.label for step in videos[s.video].steps[s.step:s.step + H]] for s in samples]
@@ -191,39 +129,49 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
     x, samples = x[chosen], [samples[i] for i in chosen]
     M, N, D = x.shape
     place = torch.arange(N + H, device=x.device).expand(M, -1)
+    some = torch.linspace(0, M - 1, min(FUTURES, M)).long().tolist()
+    few = [samples[i] for i in some]
+    rows, futures = {"by_step": None, "pairs": None, "futures": None}, {}
 
     def forecast(noise):
         return predict_missing(model, torch.cat([x, x.new_zeros(M, H, D)], 1), texts, noise,
                                settings.batch, (place < N, place[:, N:]))
 
-    zero = forecast(torch.zeros(M, 1, H, D))[:, 0]                             # (M, H, S)
-    rows = {"by_step": [percent(topk_correct(zero[:, k], y[:, k], 1)) for k in range(H)],
-            "pairs": None}
+    if model.denoiser.clips >= N + H:
+        zero = forecast(torch.zeros(M, 1, H, D))[:, 0]                          # (M, H, S)
+        rows["by_step"] = [percent(topk_correct(zero[:, k], y[:, k], 1)) for k in range(H)]
+        if settings.data == "toy":
+            noise = draw_noise(M, (DRAWS, H, D), settings.seed)
+            picks = torch.cat([forecast(part).argmax(-1)                       # (M, Q, H)
+                               for part in noise.split(50, 1)], 1)
+            rows["pairs"] = pair_rows(zero, picks, samples, videos, temperature, settings.seed)
+            futures["together"] = future_rows(picks[some], few, videos)
     if settings.data == "toy":
-        noise = draw_noise(M, (DRAWS, H, D), settings.seed)
-        picks = torch.cat([forecast(some).argmax(-1)                           # (M, Q, H)
-                           for some in noise.split(50, 1)], 1)
-        rows["pairs"] = pair_rows(zero, picks, samples, videos, temperature, settings.seed)
+        noise = draw_noise(len(few), (H, DRAWS, D), settings.seed).to(x.device)
+        with torch.no_grad():
+            picks = torch.stack([                                              # (m, Q, H)
+                sample_in_turn(model, x[i], s.windows[-1, 1] - s.windows[0, 0], texts, eps)[1].cpu()
+                for i, s, eps in zip(some, few, noise)])
+        rows["futures"] = futures | {"in_turn": future_rows(picks, few, videos)}
     return rows
 
 
-def forecast_rows(model, source, samples, x, teacher, texts, zero, mean, picks, settings, device):
+def forecast_rows(model, source, samples, x, teacher, texts, zero, log_p, settings, device):
     """What the forecast table holds besides top-1 and top-5 of the model.
 
-    Args: zero, mean (M, S), picks (M, Q): as in evaluate.py; other shapes in the header.
+    Args: zero (M, S), log_p (M, Q, S): as in evaluate.py; other shapes in the header.
     Returns: chance that draws from the zero-noise softmax hit, % or None; and the other rows.
     """
     y = torch.tensor([sample.label for sample in samples])
-    temperature = fitted_temperature(model, settings, texts, device)
+    clips = validation_clips(model, settings, device)
+    temperature = fitted_temperature(model, clips, texts, settings)
     softmax = None if temperature is None else percent(oracle_softmax(
         (zero / temperature).softmax(-1), y, settings.samples))
     some = torch.linspace(0, len(x) - 1, min(SPREAD, len(x))).long()           # evenly spread
-    means, all_picks = [mean[some]], [picks[some]]
+    drawn = [log_p[some]]
     for i in range(1, SAMPLINGS):
         noise = draw_noise(len(some), (settings.samples, model.dim), settings.seed * 1000 + 500 + i)
-        log_p = predict_missing(model, x[some], texts, noise, settings.batch)
-        means.append(expectation(log_p))
-        all_picks.append(log_p.argmax(-1))
+        drawn.append(predict_missing(model, x[some], texts, noise, settings.batch))
 
     def deviation(hits):
         """Of a percentage over all M forecasts: the variance of a mean falls with their number."""
@@ -231,9 +179,10 @@ def forecast_rows(model, source, samples, x, teacher, texts, zero, mean, picks, 
         return float(values.std() * (len(some) / len(x)) ** 0.5)
 
     rows = {
-        "deviation": {"expectation": deviation(topk_correct(p, y[some], 1) for p in means),
-                      "oracle": deviation(oracle_correct(p, y[some]) for p in all_picks)},
-        "distinct": float(distinct(picks).double().mean()),
+        "deviation": {
+            "expectation": deviation(topk_correct(expectation(p), y[some], 1) for p in drawn),
+            "oracle": deviation(oracle_correct(p.argmax(-1), y[some]) for p in drawn)},
+        "distinct": float(distinct(log_p.argmax(-1)).double().mean()),
         "baselines": {"random": 100 / len(texts), **{
             name: None if p is None else percent(topk_correct(p.cpu(), y, 1))
             for name, p in baseline_scores(model, x, teacher, texts, settings, device).items()}},
@@ -241,7 +190,7 @@ def forecast_rows(model, source, samples, x, teacher, texts, zero, mean, picks, 
         "by_class": by_class(topk_correct(zero, y, 1), y, len(texts))}
     if settings.data == "toy":
         rows["truth"], rows["by_class_bayes"] = truth_rows(
-            model, x, texts, samples, source.videos, some, torch.cat(all_picks, 1), settings)
+            model, x, texts, samples, source.videos, clips, some, torch.cat(drawn, 1), settings)
     if settings.horizon > 1:
         rows |= horizon_rows(model, x, samples, source.videos, texts, temperature, settings)
     return softmax, rows

@@ -65,17 +65,15 @@ def extend_history(x, seconds, step):
 def sample_in_turn(model, x, seconds, texts, noise):
     """Q futures of H steps of a video, each sampled step by step (Sec. 3.3, repeated).
 
-    The likeliest step of a sample then counts as observed: its text ends the sample's history.
+    What h predicted then counts as observed: x_hat, at unit length, ends the sample's history.
 
     Args:    x (N, D) of the observed windows; the `seconds` that they cover; texts (S, D);
              noise (H, Q, D), standard normal.
-    Returns: first (Q, S), log p of the next step; picks (Q, H) int64.
+    Returns: first (Q, S), log p of the next step; picks (Q, H) int64, the likeliest steps.
     """
-    y = functional.normalize(texts, dim=-1)
-    first = score_labels(model, model.forecast_next(x[None], noise[:1]), texts)[0]       # (Q, S)
-    picks, x = [first.argmax(-1)], x.expand(noise.shape[1], -1, -1)                      # (Q, N, D)
-    for eps in noise[1:]:
-        x, seconds = extend_history(x, seconds, y[picks[-1]])
-        log_p = score_labels(model, model.forecast_next(x, eps[:, None]), texts)         # (Q, 1, S)
-        picks.append(log_p.argmax(-1)[:, 0])
-    return first, torch.stack(picks, -1)
+    log_p, x = [], x.expand(noise.shape[1], -1, -1)                                      # (Q, N, D)
+    for eps in noise:
+        x_hat = model.forecast_next(x, eps[:, None])[:, 0]                               # (Q, D)
+        log_p.append(score_labels(model, x_hat, texts))                                  # (Q, S)
+        x, seconds = extend_history(x, seconds, functional.normalize(x_hat, dim=-1))
+    return log_p[0], torch.stack(log_p, 1).argmax(-1)

@@ -14,10 +14,15 @@ MEANINGS = {
                     "samples of the exact distribution"),
     "ours_minus_teacher": "% more than the teacher, and the 95 % interval",
     "distinct": "different steps among the samples", "bayes_top1": "ceiling, from the true steps",
-    "bayes_top1_pixels": "from what the model sees", "tv_ideal": "the value for exact samples",
+    "bayes_top1_pixels": "from what the model sees", "form": "the same, had the model the best h",
+    "tv_ideal": "the value for exact samples", "model": "the model",
+    "expectations": "% right, means of 5, 50 and 200 samples, of tv_forecasts",
+    "exact": "samples of the exact distribution",
     "tv": "distance of the samples from the truth, 0 to 1", "tv_draws": "samples of each",
     "tv_independent": "each step drawn alone", "tv_forecasts": "forecasts compared",
     "by_position": "% right, the model: first step, middle ones, last",
+    "possible": "% of the futures, possible", "first": "% of their first steps, possible",
+    "likeliest": "% of the seven most frequent futures, possible",
     "by_step": "% right, the model: each step ahead"}
 FEW = 30                  # samples; of fewer a percentage says little
 
@@ -36,8 +41,9 @@ def print_rows(content, indent=""):
 
 
 def print_table(content):
-    """The content of --json, without its lists by class."""
-    content = {name: value for name, value in content.items() if "by_class" not in name}
+    """The content of --json, without its lists by class and by video."""
+    content = {name: value for name, value in content.items()
+               if not name.startswith(("by_class", "by_video"))}
     groups = {"test samples": ("listed", "evaluated"), "videos": ("missing", "unreadable")}
     moved = {head: {name: content.pop(name) for name in names} for head, names in groups.items()}
     print_rows(moved | content)

@@ -40,6 +40,10 @@ def classify(model, source, samples, x, teacher, texts, settings):
         rows["ours_minus_teacher"] = [100 * value for value in paired_bootstrap(
             right["ours"], right["teacher"], torch.tensor([sample.video for sample in samples]))]
     rows["by_class"] = by_class(right["ours"], y, p["ours"].shape[1])
+    videos = {}                        # the steps of each, "LABEL:RIGHT": experiments/gain.py
+    for sample, hit in zip(samples, right["ours"].int().tolist()):
+        videos.setdefault(sample.video, []).append(f"{sample.label}:{hit}")
+    rows["by_video"] = [" ".join(steps) for steps in videos.values()]
     return rows
 
 

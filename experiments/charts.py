@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median_high
 
+from files.text import read_json
 from support.command import PICTURES, WHAT, BadInput, Settings, opt, quiet, run, write_atomically
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#007A5A", "#666666"     # Okabe and Ito's, darker
@@ -26,8 +27,10 @@ BOX = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE, "l
 
 @dataclass(frozen=True)
 class ChartSettings(Settings):
-    """Draw the curves of a training run."""
+    """Draw the curves of a training run, or where a forecast's points are lost."""
     run: Path = opt("the run folder, with metrics.jsonl", Path("runs/pretrain"), WHAT)
+    forecast: Path = opt("draw this JSON of evaluate.py instead: who loses which points", None,
+                         WHAT)
     out: Path = opt("file to write: .png, .pdf or .svg", Path("training.png"), file=PICTURES)
 
 
@@ -98,6 +101,30 @@ def plot_training(rows):
             axes.axvline(step, color=GREY, linestyle=":", linewidth=1, label=label)
         axes.set_ylim(bottom=0)
     losses.legend()
+    return figure
+
+
+def plot_losses(content):
+    """Figure of the points of zero noise, and of what is lost before: evaluation/truth.py.
+
+    content: JSON of `evaluate.py --task forecast`, of the embedded world.
+    """
+    truth = content["truth"]
+    rows = [("exact, from the steps", truth["bayes_top1"], None),
+            ("exact, from what f sees", truth["bayes_top1_pixels"], "f"),
+            ("the best h, and texts", truth["form"]["zero_noise"], "objective and texts"),
+            ("h", content["top1"]["zero_noise"], "h")]
+    figure = new_figure(6, 1.6)
+    axes = figure.subplots()
+    for i, ((name, value, who), (_, before, _)) in enumerate(zip(rows, rows[:1] + rows)):
+        axes.barh(i, value, color=BLUE)
+        axes.text(value - 1, i, f"{value:.1f}", color="white", ha="right", va="center")
+        if who:
+            axes.barh(i, before - value, left=value, **TRUE)
+            axes.text(before + 1, i, f"{who}: {before - value:.1f}", va="center")
+    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 90), xlabel="next step, % right; hatched: points lost")
     return figure
 
 
@@ -206,8 +233,15 @@ def plot_tree(axes, futures, true):
 
 
 def main(settings):
-    """Draw the curves."""
-    save(settings.out, plot_training, load_metrics(settings.run / "metrics.jsonl"))
+    """Draw one of them."""
+    if settings.forecast:
+        need = "the JSON of a zero-shot `evaluate.py --task forecast` of the embedded world"
+        content = read_json(settings.forecast, need)
+        if not (content.get("truth") or {}).get("form"):
+            raise BadInput(f"{settings.forecast}: not {need}")
+        save(settings.out, plot_losses, content)
+    else:
+        save(settings.out, plot_training, load_metrics(settings.run / "metrics.jsonl"))
     print(settings.out)
 
 

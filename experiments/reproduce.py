@@ -4,7 +4,9 @@ tables.toml says which runs there are, how each is evaluated, and where the numb
 come from. A run is trained, fine-tuned and evaluated once, by train.py and evaluate.py, in
 OUT/RECIPE-SEED; it serves every table that names it. If the command is interrupted, it continues
 when it is given again. The numbers go to results.json, beside this file; the tables are written
-from them between `<!-- table: NAME -->` and `<!-- end -->`.
+from them between `<!-- table: NAME -->` and `<!-- end -->`. Runs with other settings than their
+recipe's, and runs and numbers of another embedded world, are refused before anything is written.
+With --toy-videos it is a trial: the tables go to OUT/tables.md, and nothing outside OUT changes.
 """
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +24,9 @@ class ReproduceSettings(Settings):
     seeds: str = opt("of the runs, separated by commas", "100,101,102,103,104", WHAT)
     coin: Path = opt("folder with COIN.json, texts.npz and the features files that tables.toml "
                      "names; without it no run on COIN is made", None, DATA)
-    toy_videos: int = opt("videos of the embedded world, for training and for each evaluation; by "
-                          "default as many as the scripts take", None, DATA, low=1)
+    toy_videos: int = opt("a trial: so many videos of the embedded world, for training and for "
+                          "each evaluation; the tables go to OUT/tables.md alone", None, DATA,
+                          low=1)
     jobs: int = opt("runs at a time, with one thread each", 2, low=1)
     out: Path = opt("folder of the runs", Path("runs/reproduce"), folder=True)
     pages: Path = opt("folder of README.md, docs/ and experiments/", ROOT, folder=True)
@@ -37,13 +40,19 @@ class ReproduceSettings(Settings):
 
 def main(settings):
     """Make the missing runs; after each, write its numbers and the tables."""
-    from experiments.runs import make_all
-    from experiments.tables import TABLES, collect, fill, needs
+    from experiments.runs import make_all, require_same
+    from experiments.tables import TABLES, collect, fill, markdown, needs
     names = [*TABLES] if settings.tables == "all" else settings.tables.split(",")
     for name in names:
         require(name in TABLES, f"{name}: no such table; there are {', '.join(TABLES)}")
 
     def write():
+        require_same(settings)
+        if settings.toy_videos:
+            results = collect(settings.out)
+            settings.out.mkdir(parents=True, exist_ok=True)
+            return write_text(settings.out / "tables.md",
+                              "\n".join(markdown(name, results) for name in names))
         results = collect(settings.out, settings.pages / "experiments/results.json")
         for page in (settings.pages / "README.md", *sorted(settings.pages.glob("docs/*.md"))):
             text = page.read_text(encoding="utf-8")
@@ -54,6 +63,8 @@ def main(settings):
     seeds = list(dict.fromkeys(map(int, settings.seeds.split(","))))
     for _ in make_all(settings, seeds, needs(names)):
         write()
+    if settings.toy_videos:
+        print(settings.out / "tables.md")
 
 
 if __name__ == "__main__":

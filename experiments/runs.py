@@ -3,13 +3,16 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from experiments.tables import EVALUATIONS, RECIPES
-from support.command import flag_of, require
-from support.device import pick_device
+from files.text import read_json
+from support.command import flag_of, parse, require
 from support.process import Interrupts
-from toy.source import load_teacher
+from toy.teacher import digest
+from train import command_of
+from training.run import MAY_CHANGE
 
 ROOT = Path(__file__).parent.parent
 COIN_FILES = "annotations", "features", "text_embeddings"               # in the folder --coin
@@ -18,7 +21,8 @@ COIN_FILES = "annotations", "features", "text_embeddings"               # in the
 def commands(settings, folder, recipe, seed, evaluations):
     """The command lines that make these evaluations of a run: lists of arguments for python."""
     def flags(values):
-        folders = dict.fromkeys(COIN_FILES, settings.coin) | {"phrases": ROOT / "experiments"}
+        coin = settings.coin or Path()
+        folders = dict.fromkeys(COIN_FILES, coin) | {"phrases": ROOT / "experiments"}
         return [text for name, value in values.items() if value is not None for text in
                 (flag_of(name), folders[name] / value if name in folders else value)]
     common = {"toy_videos": settings.toy_videos, "device": settings.device}
@@ -26,8 +30,6 @@ def commands(settings, folder, recipe, seed, evaluations):
                      if name in ("data", *COIN_FILES)}
     train = [ROOT / "train.py", "--resume", "--seed", seed]
     lines = [[*train, "--out", folder, *flags(common | RECIPES[recipe])]]
-    if any((folder / f"{name}.json").exists() for name in EVALUATIONS):        # it is trained
-        lines = []
     for evaluation in evaluations:
         task = dict(EVALUATIONS[evaluation])
         labels, checkpoint = task.pop("labels", None), folder
@@ -38,6 +40,34 @@ def commands(settings, folder, recipe, seed, evaluations):
         lines.append([ROOT / "evaluate.py", "--checkpoint", checkpoint, "--json",
                       folder / f"{evaluation}.json", *flags(task | data)])
     return lines
+
+
+def require_same(settings):
+    """BadInput unless each run in OUT has the settings that its recipe gives it now."""
+    for folder in sorted(settings.out.glob("*-*")):
+        recipe, _, seed = folder.name.rpartition("-")
+        made = [name for name in EVALUATIONS if (folder / f"{name}.json").exists()]
+        if recipe in RECIPES and seed.isdecimal() and (made or (folder / "config.json").exists()):
+            for script, *flags in commands(settings, folder, recipe, seed, made):
+                if script.name == "train.py":
+                    flags = list(map(str, flags))
+                    require_settings(parse(command_of(flags)[1], flags))
+
+
+def require_settings(wanted):
+    """BadInput unless the run in wanted.out has these settings, and is of this embedded world."""
+    path, advice = wanted.out / "config.json", "move it away, or choose another --out"
+    need = 'the {"settings": {..}, "versions": {..}} of train.py'
+    has, versions = map(read_json(path, need).get, ("settings", "versions"))
+    require(isinstance(has, dict) and isinstance(versions, dict), f"{path}: {need} is needed")
+    for name, value in asdict(wanted).items():         # of a file, its name: folders may move
+        require(name in (*MAY_CHANGE, "resume")
+                or Path(str(value)).name == Path(str(has.get(name))).name,
+                f"{wanted.out}: a run with {flag_of(name)} {has.get(name)}, where its recipe has "
+                f"{value}; {advice}")
+    world = str(versions.get("world", "unknown"))
+    require(world == digest() or wanted.data != "toy", f"{wanted.out}: a run of another embedded "
+            f"world, {world[:12]}, where this is {digest()[:12]}; {advice}")
 
 
 def start(folder, line):
@@ -56,10 +86,11 @@ def make_all(settings, seeds, needed):
             missing = [name for name in evaluations if not (folder / f"{name}.json").exists()]
             if missing and (settings.coin or "data" not in RECIPES[recipe]):
                 folder.mkdir(parents=True, exist_ok=True)
-                waiting.append((folder, commands(settings, folder, recipe, seed, missing)))
+                trained = any((folder / f"{name}.json").exists() for name in EVALUATIONS)
+                lines = commands(settings, folder, recipe, seed, missing)
+                waiting.append((folder, lines[1:] if trained else lines))
     if not waiting:
         return
-    load_teacher(pick_device(settings.device))         # trained before several runs need it
     with Interrupts() as stop:
         try:
             while (waiting or running) and not stop.status:

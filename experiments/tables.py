@@ -1,16 +1,19 @@
 """The tables of README.md and docs/, written from the numbers of the runs: see reproduce.py.
 
-A cell of ours is "RECIPE EVALUATION KEY", such as "mask forecast top1.oracle". results.json, beside
-this file, holds {cell: {seed: number}}.
+A cell of ours is "RECIPE EVALUATION KEY", such as "mask forecast top1.oracle"; "gain classify KEY"
+is a number of gain.py. results.json, beside this file, holds {cell: {seed: number}}, and the digest
+of the embedded world that these are of.
 """
 import re
 import statistics
 import tomllib
 from pathlib import Path
 
+from experiments.gain import KINDS, gain
 from files.text import read_json
-from support.command import write_json
+from support.command import require, write_json
 from toy import grammar
+from toy.teacher import digest
 
 SPECIFIED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 JSON = "a JSON file of evaluate.py"
@@ -21,7 +24,8 @@ RECIPES, EVALUATIONS, TABLES = (SPECIFIED[part] for part in ("recipes", "evaluat
 def is_ours(cell):
     """Whether a cell is a number of ours; the benchmark's cells are "benchmark PART KEY"."""
     recipe, _, rest = str(cell).partition(" ")
-    return recipe == "benchmark" or recipe in RECIPES and rest.split(" ")[0] in EVALUATIONS
+    return recipe in ("benchmark", "gain") or (
+        recipe in RECIPES and rest.split(" ")[0] in EVALUATIONS)
 
 
 def our_cells(names):
@@ -57,9 +61,33 @@ def number_at(content, key):
     return content
 
 
-def collect(out, path):
-    """Put the numbers of the runs in the folder `out` into results.json -> its content."""
-    results = read_json(path, JSON) if path.exists() else {}
+def collect_gains(out):
+    """{cell of gain.py: {seed: number}} of the runs in the folder `out`.
+
+    A number is one of all seeds together, the same for each. {}: no seed has both runs.
+    """
+    pairs = {}
+    for file in sorted(out.glob("diffusion-*/classify.json")):
+        seed = file.parent.name.removeprefix("diffusion-")
+        other = out / f"matching-{seed}" / file.name
+        pair = [read_json(path, JSON) for path in (file, other) if path.exists()]
+        if len(pair) == 2 and all("by_video" in content for content in pair):
+            pairs[seed] = pair
+    return {f"gain classify {kind}.{i}": dict.fromkeys(pairs, number)
+            for kind, steps in KINDS.items() if pairs
+            for i, number in enumerate(gain(pairs.values(), steps))}
+
+
+def collect(out, path=None):
+    """Put the numbers of the runs in the folder `out` into results.json -> its cells.
+
+    path: results.json; None: nothing is written.
+    Raises: BadInput if it holds numbers of another embedded world.
+    """
+    results = read_json(path, JSON) if path and path.exists() else {"world": digest()}
+    world = str(results.pop("world", "unknown"))
+    require(world == digest(), f"{path}: numbers of another embedded world, {world[:12]}, where "
+            f"this is {digest()[:12]}; delete the file, and the runs will fill it again")
     for cell in our_cells(TABLES):
         recipe, evaluation, key = cell.split(" ", 2)
         for file in out.glob(f"{recipe}-*/{evaluation}.json"):
@@ -67,7 +95,12 @@ def collect(out, path):
             number = number_at(read_json(file, JSON), key) if seed.isdecimal() else None
             if number is not None:
                 results.setdefault(cell, {})[seed] = number
-    write_json(path, {cell: dict(sorted(results[cell].items())) for cell in sorted(results)})
+    for cell, values in collect_gains(out).items():
+        if len(values) >= len(results.get(cell, ())):          # not those of fewer seeds
+            results[cell] = values
+    if path:
+        write_json(path, {"world": world} | {
+            cell: dict(sorted(results[cell].items())) for cell in sorted(results)})
     return results
 
 
@@ -97,7 +130,7 @@ def markdown(name, results):
     text = f"**{TABLES[name]['title']}**\n\n{text_table(TABLES[name]['columns'], rows)}\n"
     seeds, runs = {}, {}                   # {"mask forecast": its seeds}, {seeds: [those runs]}
     for recipe, evaluation, cell in ((*cell.split(" ")[:2], cell) for cell in our_cells([name])):
-        if recipe in RECIPES:
+        if recipe != "benchmark":
             seeds.setdefault(f"{recipe} {evaluation}", set()).update(results.get(cell, ()))
     for run, found in seeds.items():
         runs.setdefault(", ".join(sorted(found)) or "not run", []).append(run)

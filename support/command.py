@@ -144,8 +144,8 @@ def parse(cls, argv=None, command=""):
         groups[declared["group"]].add_argument(*names, dest=f.name, default=f.default, help=help,
                                                **kind)
     groups[RUN].add_argument("-h", "--help", action="help", help="this list")
-    parser.epilog = "Defaults are in brackets." + (
-        f" More flags: add --help to {', '.join(sorted(others))}." if others else "")
+    parser.epilog = "Defaults are in brackets" + (
+        f"; {' and '.join(sorted(others))} --help show more." if others else ".")
     try:
         return cls(**vars(parser.parse_args(argv)))
     except BadInput as error:

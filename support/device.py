@@ -42,10 +42,7 @@ def pick_device(name):
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.zeros(1, device=name).cpu()              # on "meta" nothing can be read
-        device = torch.device(name)
-        # plain attention on a CPU, as in the runs of docs/results.md; flash is as fast
-        torch.backends.cuda.enable_flash_sdp(device.type != "cpu")
-        return device
+        return torch.device(name)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise BadInput(f"--device {name}: {reason}; use auto, cpu, cuda or mps") from None

@@ -1,4 +1,4 @@
-"""What the tests of commands share: a teacher, COIN files made up, commands run in-process."""
+"""What the tests of commands share: COIN files made up, commands run in-process."""
 import itertools
 import json
 import multiprocessing
@@ -23,8 +23,6 @@ from experiments import benchmark, charts, reproduce, simulate, tour
 from files import commands, sources
 from files.annotations import training_split
 from support.command import run
-from toy import teacher
-from toy.source import teacher_file
 
 SCRIPTS = {"benchmark.py": (benchmark.main, benchmark.BenchmarkSettings),
            "simulate.py": (simulate.main, simulate.SimulateSettings),
@@ -33,16 +31,10 @@ SCRIPTS = {"benchmark.py": (benchmark.main, benchmark.BenchmarkSettings),
            "evaluate.py": (evaluate.main, evaluate.EvaluateSettings),
            "predict.py": (predict.main, predict.PredictSettings),
            "charts.py": (charts.main, charts.ChartSettings),
-           "pseudo_labels.py": (commands.start, commands.TextSettings)}
+           "pseudo_labels.py": (commands.start, commands.TextSettings),
+           "teacher.py": (commands.start, commands.ToyTeacherSettings)}
 EPOCHS = ("--sgd-epochs", "0.75", "--epochs", "0.75")                  # TINY: 3 steps of each
 TINY = ("--toy-videos", "16", "--batch", "4", *EPOCHS, "--device", "cpu")
-
-
-def make_teacher():
-    """A teacher of the embedded world that is barely trained, where commands look for it."""
-    teacher_file().parent.mkdir()
-    model, _ = teacher.train_teacher(images=64, steps=2, batch_size=16)
-    torch.save(model.state_dict(), teacher_file())
 
 
 def make_coin(folder, D=16, classes=6):

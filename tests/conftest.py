@@ -4,7 +4,7 @@ import os
 import pytest
 import torch
 
-from commands import COIN, TINY, call, make_coin, make_teacher
+from commands import COIN, TINY, call, make_coin
 from training import run
 from weights.checkpoint import save_checkpoint
 
@@ -15,15 +15,6 @@ RUNS = {"diffusion": (), "mask": ("--order", "mask"), "none": ("--order", "none"
 def one_thread():
     """Sums in the same order on every machine."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory):
-    """Not the user's own cache, but a new one, with a teacher that is barely trained."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        make_teacher()
-        yield
 
 
 @pytest.fixture(scope="session")

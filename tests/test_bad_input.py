@@ -3,7 +3,6 @@
 One table, file and fault; everything runs in this process, on small files made up.
 """
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -13,13 +12,14 @@ import torch
 
 from commands import COIN, TINY, call, coin_flags, fails, make_coin, read_json
 from support import parallel
-from toy.source import teacher_file
+from toy import source
+from toy.teacher import write_weights
 
 
 @pytest.fixture(autouse=True)
 def files(trained, here, monkeypatch):
     """For each test: copies of the COIN files and of a run on them, a toy run, and lists."""
-    monkeypatch.setenv("XDG_CACHE_HOME", os.environ["XDG_CACHE_HOME"])
+    monkeypatch.setattr(source, "TEACHER_FILE", source.TEACHER_FILE)     # put back after the test
     Path("coin").unlink()
     shutil.copytree(trained / "coin", "coin")
     shutil.copytree(trained / "coin-run", "run")
@@ -179,19 +179,18 @@ def make_wide():
     make_coin(Path("wide"), D=12)
 
 
-def move_texts(state):
-    """Texts lie elsewhere than in the training, which would cost points unseen."""
-    state["text_projection"].add_(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)),
-                                  alpha=0.05)
+def other_teacher():
+    """A teacher whose texts lie elsewhere than in the training, which would cost points unseen."""
+    model = source.load_teacher("cpu").model
+    model.text_projection.add_(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)),
+                               alpha=0.05)
+    source.TEACHER_FILE = Path("other.safetensors")    # `files` puts it back
+    write_weights(source.TEACHER_FILE, model)
 
 
-def other_teacher(change=move_texts):
-    """Another teacher, in a cache of this test alone."""
-    state = torch.load(teacher_file(), weights_only=True)
-    change(state)
-    os.environ["XDG_CACHE_HOME"] = "cache"             # `files` puts it back
-    teacher_file().parent.mkdir(parents=True)
-    torch.save(state, teacher_file())
+def cut_teacher():
+    Path("cut.safetensors").write_bytes(source.TEACHER_FILE.read_bytes()[:-200])
+    source.TEACHER_FILE = Path("cut.safetensors")
 
 
 def repeat_text():
@@ -223,8 +222,8 @@ MISFITS = [
             (["role.weight"], lambda whole: whole["model"]["denoiser.role.weight"].fill_(np.nan))]),
     (["run/config.json"], (*TRAIN, "run", "--resume"), lambda: Path("run/config.json").write_text(
         "[3]")),
-    (["toy_teacher_", "token_embedding"], ("train.py", *TINY, "--out", "new"),
-     lambda: other_teacher(lambda state: state["token_embedding.weight"].fill_(np.nan))),
+    (["cut.safetensors: damaged", "python -m toy.teacher"], ("train.py", *TINY, "--out", "new"),
+     cut_teacher),
     (["toy-run", "another teacher"], ("evaluate.py", *TOY, "--checkpoint", "toy-run"),
      other_teacher),
     (["toy-run", "another teacher"], ("train.py", "--stage", "finetune", *TOY, "--init", "toy-run",

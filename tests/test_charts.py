@@ -2,7 +2,6 @@
 import inspect
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -88,6 +87,24 @@ def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
     charts.save(tmp_path / "a.svg", lambda: figure)
 
 
+def test_where_the_points_are_lost(drawing, tmp_path, capsys):
+    """Catches: a loss drawn at the wrong bar, or from zero; a traceback for another JSON."""
+    content = {"truth": {"bayes_top1": 60.0, "bayes_top1_pixels": 57.0, "form": {
+        "zero_noise": 50.0}}, "top1": {"zero_noise": 43.5}}
+    (axes,) = charts.plot_losses(content).axes
+    bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
+    assert bars == [(0, 60), (0, 57), (57, 3), (0, 50), (50, 7), (0, 43.5), (43.5, 6.5)]
+    assert texts(axes.texts) == ["60.0", "57.0", "f: 3.0", "50.0", "objective and texts: 7.0",
+                                 "43.5", "h: 6.5"]
+    file, out = tmp_path / "f.json", tmp_path / "losses.svg"
+    file.write_text(json.dumps(content))
+    charts.main(charts.ChartSettings(forecast=file, out=out))
+    assert "objective and texts: 7.0" in out.read_text() and capsys.readouterr().out == f"{out}\n"
+    file.write_text('{"truth": null}')
+    with pytest.raises(BadInput, match="f.json: not the JSON of a zero-shot"):
+        charts.main(charts.ChartSettings(forecast=file, out=out))
+
+
 def test_training_curves(drawing, tmp_path, capsys):
     """Catches: a null drawn as 0, a stage that is not marked, a term that is left out."""
     rows = [{"step": 20 * i, "epoch": i % 5 / 10, "loss": 1.0,
@@ -102,7 +119,7 @@ def test_training_curves(drawing, tmp_path, capsys):
     assert len(rate.lines[0].get_xdata()) == 9 and list(rate.lines[1].get_xdata()) == [90, 90]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = tmp_path / "curves.pdf"
-    charts.main(SimpleNamespace(run=tmp_path, out=out))
+    charts.main(charts.ChartSettings(run=tmp_path, out=out))
     assert out.read_bytes().startswith(b"%PDF") and capsys.readouterr().out == f"{out}\n"
 
 

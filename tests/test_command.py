@@ -25,7 +25,7 @@ from training import pretrain
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = ["experiments.charts", "experiments.simulate", "experiments.reproduce",
-           "experiments.benchmark"]
+           "experiments.benchmark", "toy.teacher"]
 HELPS = [("train.py",), ("train.py", "--stage", "finetune"), ("evaluate.py",), ("predict.py",),
          ("pseudo_labels.py",), *(("data.py", name) for name in COMMANDS), *zip(MODULES)]
 for module in MODULES:

@@ -1,6 +1,6 @@
 """train.py and evaluate.py as a user runs them, at a tiny size, on both kinds of data.
 
-The teacher of the embedded world is barely trained here: its scores mean nothing in this file.
+f and h are barely trained here: their scores mean nothing in this file.
 """
 import copy
 import json
@@ -42,6 +42,7 @@ def test_a_run_folder_is_complete(trained, name):
     assert config["settings"]["order"] == (name if name in ("mask", "none") else "diffusion")
     assert config["settings"].keys() == set(TrainSettings.__dataclass_fields__) - {"resume"}
     assert config["versions"]["torch"] == torch.__version__
+    assert config["versions"]["world"] == teacher.digest()
     coin, rows = name == "coin-run", read_rows(out)
     peaks = [pretrain.SGD_LR, given.lr][coin:]         # of two stages, or of AdamW alone
     assert len(rows) == 3 * len(peaks)
@@ -120,7 +121,8 @@ def test_eq7_every_step_minimizes_the_sum_of_the_terms_by_loops(here, monkeypatc
                 assert not p.grad.any() or not torch.equal(p, old), f"{name} does not move"
             steps.add((stage.name, batch.j.shape[1], bool((batch.rows < 0).any())))
     monkeypatch.setattr(pretrain.Pretraining, "batches", watched)
-    call("train.py", *TINY, "--order", order, "--missing", "2", "--seed", "5", "--out", "run")
+    call("train.py", *TINY, "--order", order, "--missing", "2", "--sgd-epochs", "1",
+         "--epochs", "1", "--seed", "14", "--out", "run")
     assert steps >= {(stage, P, True) for stage in ("sgd", "adamw") for P in (1, 2)}
 
 
@@ -244,11 +246,15 @@ def test_forecast_json_does_not_depend_on_batch_and_workers(trained, here):
     assert end.returncode == 0 and "zero_noise" in end.stdout and "Traceback" not in end.stderr
     a, b = read_json("a.json"), measure(*flags, "--batch", "3", "--workers", "2")
     require_forecast_keys(a)
-    assert list(a["truth"]) == ["bayes_top1", "bayes_top1_pixels", "ideal_expectation",
+    assert list(a["truth"]) == ["bayes_top1", "bayes_top1_pixels", "form", "ideal_expectation",
                                 "ideal_oracle", "ideal_distinct", "tv", "tv_ideal", "tv_draws",
-                                "tv_forecasts"]
+                                "tv_forecasts", "expectations"]
     assert a["samples"] == 5 and a["truth"]["tv_draws"] == 200 and a["missing"] == 0
     assert a["listed"] == a["evaluated"] > 0 and a["top1"]["oracle_softmax"] is not None
+    for name in ("form", "expectations"):
+        found, same = (content["truth"].pop(name) for content in (a, b))
+        for key, value in found.items():
+            assert same[key] == pytest.approx(value, rel=1e-4)
     for key in a.keys() - {"seconds"}:                                 # up to rounding
         assert b[key] == (pytest.approx(a[key], rel=1e-4) if isinstance(a[key], dict) else a[key])
 

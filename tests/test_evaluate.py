@@ -13,16 +13,18 @@ import torch
 from torch.nn import functional
 
 import data
+import diffusion
 import losses
 import pseudo_labels
 from commands import call, read_json
 from evaluate import EvaluateSettings, main
 from evaluation import forecasting, labeled, metrics
 from evaluation.embedding import encode_samples
-from evaluation.forecasting import truth_rows
 from evaluation.table import print_table
 from evaluation.tasks import classify
+from evaluation.truth import best_h, class_means, form_rows, truth_rows
 from toy import grammar
+from toy.filter import next_step_from_clips
 from train import TrainSettings
 from training.run import Run, Stage
 from weights import checkpoint
@@ -90,7 +92,8 @@ class Source:
 class Model:
     """In place of ProcedureModel: it predicts the last clip, turned, with noise."""
     task, order, encoder, denoiser = None, "diffusion", SimpleNamespace(frames=1), "h"
-    dim, tau = D, TAU
+    dim, tau, alpha_bar = D, TAU, diffusion.noise_levels(D).double()
+    standardize = diffusion.Standardizer(D).double()
 
     def to(self, device):
         return self
@@ -240,29 +243,30 @@ def test_the_rows_of_the_exact_truth_equal_counting():
     samples, x = data.forecast_samples(source.videos), clips_of(source.ours, source)
     y = torch.tensor([sample.label for sample in samples])
     some = torch.arange(0, len(y), 3)
-    picks = torch.randint(S, (len(some), 30), generator=torch.Generator().manual_seed(1))
-    rows, bayes = truth_rows(Model(), x, TEXTS, samples, source.videos, some, picks, SETTINGS)
+    log_p = draw(len(some), 30, S, seed=1).log_softmax(-1)
+    rows, bayes = truth_rows(Model(), x, TEXTS, samples, source.videos, None, some, log_p, SETTINGS)
     truth, believed = [], []
     for sample, clips, (_, middles, _) in zip(samples, x, forecasts_of(source)):
         steps, from_start = data.observed_steps(sample, source.videos[sample.video])
         truth.append(exact.next_step(steps, from_start))
-        believed.append(exact.next_step_from_clips(
-            (S * p_of(clips, TAU))[None].numpy(), np.array([from_start]),
+        believed.append(next_step_from_clips(
+            exact, (S * p_of(clips, TAU))[None].numpy(), np.array([from_start]),
             np.array([middles[1] - middles[0]]))[0])
     truth, believed = torch.tensor(np.array(truth)), torch.tensor(np.array(believed))
     ideal = torch.multinomial(truth, 200, replacement=True,
                               generator=torch.Generator().manual_seed(SEED))
     for more in (50, 50, 50, 20):
-        p = predictions(source, more, SEED * 1000 + picks.shape[1], some)
-        picks = torch.cat([picks, p.argmax(-1)], 1)
+        p = predictions(source, more, SEED * 1000 + log_p.shape[1], some)
+        log_p = torch.cat([log_p, p.log()], 1)
     few = ideal[:, :Q]
+    assert rows.pop("form") is rows.pop("ideal_expectation") is None      # no validation clips
+    means = [top(log_p[:, :n].exp().mean(1), y[some]) for n in (5, 50, 200)]
+    assert rows.pop("expectations") == {"model": pytest.approx(means)}
     assert rows == pytest.approx({
         "bayes_top1": top(truth, y), "bayes_top1_pixels": top(believed, y),
-        "ideal_expectation": 100 * np.mean([
-            max(range(S), key=row.count) == label for row, label in zip(few.tolist(), y)]),
         "ideal_oracle": 100 * (few == y[:, None]).any(1).double().mean().item(),
         "ideal_distinct": np.mean([len(set(row)) for row in few.tolist()]),
-        "tv": metrics.total_variation(picks, truth[some]).mean().item(),
+        "tv": metrics.total_variation(log_p.argmax(-1), truth[some]).mean().item(),
         "tv_ideal": metrics.total_variation(ideal[some], truth[some]).mean().item(),
         "tv_draws": 200, "tv_forecasts": len(some)}, rel=1e-6)
     assert bayes == pytest.approx(by_class(truth, y))
@@ -284,7 +288,7 @@ def test_a_step_is_observed_from_a_second_on():
 def test_the_classification_table_equals_counting():
     """Catches: one view for three, logarithms averaged in place of probabilities, the teacher's row
     made of our embedding or at another temperature, equal texts that do not tie, kinds of steps
-    mixed up, the difference of other samples or resampled by sample."""
+    mixed up, the difference of other samples or resampled by sample, outcomes of other videos."""
     source = Source("test", 25)
     samples = data.samples_of("classify", source.videos)
     x, teacher, samples = encode_samples(Model(), source, samples, SETTINGS, "cpu")
@@ -307,7 +311,12 @@ def test_the_classification_table_equals_counting():
                                         torch.tensor([v for v, _ in steps]))
     assert result["ours_minus_teacher"] == pytest.approx([100 * value for value in interval])
     assert result["by_class"] == pytest.approx(by_class(p["ours"], y))
-    assert result.keys() == {*expected, "ours_minus_teacher", "by_class"}
+    right = metrics.topk_correct(p["ours"], y, 1).int().tolist()
+    assert [[tuple(map(int, step.split(":"))) for step in video.split()]
+            for video in result["by_video"]] == [
+        [(int(y[i]), right[i]) for i, (v, _) in enumerate(steps) if v == video]
+        for video in range(25)]
+    assert result.keys() == {*expected, "ours_minus_teacher", "by_class", "by_video"}
 
 
 def test_percent():
@@ -335,10 +344,10 @@ HEAD = {"task": "forecast", "listed": 41, "evaluated": 40, "missing": 3, "unread
 
 def test_the_printed_table(capsys):
     """Catches: a row that does not apply, printed; an interval with all its digits; samples that
-    may be videos; a ceiling that reads like a result; a list of 778 classes."""
+    may be videos; a ceiling that reads like a result; a list of 778 classes, or of all videos."""
     print_table({**HEAD, "top1": {"zero_noise": 1 / 3, "oracle_softmax": None}, "truth": None,
                  "ours_minus_teacher": [1.23456, -2.0, 3.0], "by_class": [1.0] * 778,
-                 "baselines": {"bigram": 2.0}})
+                 "by_video": ["3:1 17:0"] * 1000, "baselines": {"bigram": 2.0}})
     assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
         "test samples", "listed 41", "evaluated 40", "videos", "missing 3", "unreadable 0",
         "task forecast", "samples 5 Monte Carlo samples of each forecast", "top1 % right",
@@ -354,3 +363,72 @@ def test_a_run_that_is_too_small_says_so(capsys):
     for steps, notes in ((9, 1), (50, 0)):
         Run(TrainSettings(), None, {}, [Stage("adamw", range(steps), 16, 1.0)], None)
         assert capsys.readouterr().out.count("note: ") == notes
+
+
+def test_the_best_h_is_the_posterior_mean():
+    """Catches: the noise's variance left out of the likelihood or of the shrinkage, a level counted
+    from the wrong end, a prior that is not used, means and covariance of other clips; classes
+    without a clip."""
+    z, labels = draw(60, 4, seed=1) @ draw(4, 4, seed=2), torch.arange(60) % 5
+    means, covariance = class_means(z, labels, 6)
+    for s in range(5):
+        assert torch.allclose(means[s], z[labels == s].mean(0))
+    assert torch.allclose(means[5], z.mean(0))
+    rest = torch.stack([row - means[s] for row, s in zip(z, labels)])
+    assert torch.allclose(covariance, rest.T @ rest / 59)
+    prior, alpha_bar = draw(2, 6, seed=3).softmax(-1), torch.tensor([.9, .2]).double()
+    zt, eye = draw(2, 3, 4, seed=4), torch.eye(4).double()
+    for t, a in enumerate(alpha_bar):
+        z_hat = best_h(prior, means, covariance, alpha_bar)(zt, torch.full((2,), t))
+        total = a * covariance + (1 - a) * eye
+        for m in range(2):
+            for q in range(3):
+                w, each = [], []
+                for s in range(6):
+                    rest = zt[m, q] - a.sqrt() * means[s]
+                    w.append(prior[m, s] * torch.distributions.MultivariateNormal(
+                        torch.zeros(4).double(), total).log_prob(rest).exp())
+                    each.append(means[s] + a.sqrt() * covariance @ torch.linalg.solve(total, rest))
+                expected = sum(p * e for p, e in zip(w, each)) / sum(w)
+                assert torch.allclose(z_hat[m, q], expected)
+
+
+def test_what_the_form_allows_equals_sampling_by_hand(monkeypatch):
+    """Catches: clips that are not the ninth, embeddings that are not standardized, or not back;
+    another prior than the filter's, draws of other forecasts; a plurality in place of a mean."""
+    model, M = Model(), 40
+    model.standardize, model.alpha_bar = diffusion.Standardizer(D).double(), torch.tensor([.5, .05])
+    model.standardize.mean, model.standardize.variance = draw(D, seed=1), torch.tensor(4.).double()
+    labels, y = torch.arange(3 * S) % S, torch.arange(M) % S
+    x = draw(3 * S, 9, D, seed=2) + 3 * TEXTS[labels][:, None]
+    prior, some = draw(M, S, seed=3).mul(3).softmax(-1), torch.arange(0, M, 4)
+    ideal = torch.randint(S, (M, 200), generator=torch.Generator().manual_seed(4))
+    rows = form_rows(model, prior, ideal, (x, None, labels), TEXTS, y, some, prior, SETTINGS)
+    means, covariance = class_means(model.standardize(x[:, 8]), labels, S)
+
+    def normal(*shape, seed):
+        return torch.randn(*shape, D, generator=torch.Generator().manual_seed(seed))
+
+    def p(rows, noise):
+        h = best_h(prior[rows], means, covariance, model.alpha_bar)
+        return p_of(model.standardize.inverse(diffusion.sample(h, noise, model.alpha_bar)), TAU)
+
+    def exact(steps, noise):
+        variance, axes = torch.linalg.eigh(covariance)
+        clips = [[means[s] + axes @ (variance.sqrt() * eps) for s, eps in zip(row, some_noise)]
+                 for row, some_noise in zip(steps.tolist(), noise.double())]
+        return p_of(model.standardize.inverse(torch.stack([torch.stack(row) for row in clips])),
+                    TAU)
+    every, many = torch.arange(M), normal(len(some), 200, seed=SEED + 1)
+    zero, samples = p(every, torch.zeros(M, 1, D))[:, 0], p(every, normal(M, Q, seed=SEED))
+    assert rows["form"] == pytest.approx({
+        "zero_noise": top(zero, y), "expectation": top(samples.mean(1), y),
+        "oracle": oracle(samples, y),
+        "distinct": np.mean([len(set(row)) for row in samples.argmax(-1).tolist()]),
+        "tv": metrics.total_variation(p(some, many).argmax(-1), prior[some]).mean().item()},
+        abs=1e-4)
+    assert rows["ideal_expectation"] == pytest.approx(
+        top(exact(ideal[:, :Q], normal(M, Q, seed=SEED)).mean(1), y))
+    for name, found in (("form", p(some, many)), ("exact", exact(ideal[some], many))):
+        assert rows["expectations"][name] == pytest.approx([
+            top(found[:, :n].mean(1), y[some]) for n in (5, 50, 200)]), name

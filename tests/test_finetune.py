@@ -1,6 +1,6 @@
 """Fine-tuning: against formulas and the zero-shot model, real commands at a tiny size, errors.
 
-What is fine-tuned here is a random model; the embedded world's teacher is barely trained.
+What is fine-tuned here is a random model.
 """
 from pathlib import Path
 from types import SimpleNamespace

@@ -14,7 +14,9 @@ from evaluation import forecasting, tasks
 from evaluation.embedding import encode_samples
 from evaluation.inference import extend_history, sample_in_turn
 from evaluation.labeled import require_task
+from evaluation.truth import future_rows
 from losses import match
+from model import ProcedureModel
 from support.command import BadInput
 from toy import grammar
 
@@ -39,6 +41,8 @@ class Model:
                         self.step(clips[after[0]]) - (after[0] - place) if after else 0)
                 x_hat[b, :, p] += TEXTS[step % S]
         return x_hat
+
+    forecast_next = ProcedureModel.forecast_next
 
     def step(self, clip):
         return int((TEXTS @ clip).argmax())
@@ -154,8 +158,9 @@ def test_the_next_steps_together_equal_counting():
     def rows_of(horizon):
         settings = EvaluateSettings(horizon=horizon, samples=3, batch=7, seed=5)
         return forecasting.horizon_rows(Model(), x, samples, videos, TEXTS, 2.0, settings)
+    longer = SimpleNamespace(task="forecast", data="coin", horizon=3, checkpoint="c.pt")
     with pytest.raises(BadInput, match="at most 2 clips missing.*--missing 3"):
-        require_task(Model(), EvaluateSettings(horizon=3))
+        require_task(Model(), longer)
     result, hits, exact, truth, steps = rows_of(2), [], grammar.Grammar(), [], []
     for clips, sample in zip(x, samples):
         after = [step.label for step in videos[sample.video].steps[sample.step:sample.step + 2]]
@@ -178,3 +183,34 @@ def test_the_next_steps_together_equal_counting():
     independent = np.mean([abs(np.outer(a, b) - p).sum() / 2 for (a, b), p in zip(alone, truth)])
     assert pairs["tv_independent"] == pytest.approx(independent, abs=.12)      # 200 draws
     assert pairs["tv_ideal"] < 0.15
+    in_turn, few = result["futures"]["in_turn"], [s for s in samples if s.step + 2 <= len(
+        videos[s.video].steps)]
+    few = [few[i] for i in torch.linspace(0, len(few) - 1, min(100, len(few))).long()]
+    noise = torch.randn(len(few), 2, 200, 24, generator=torch.Generator().manual_seed(5))
+    allowed = []
+    for s, eps in zip(few, noise):
+        clips = source.load([(s.video, s.windows)]).clips
+        seconds = s.windows[-1, 1] - s.windows[0, 0]
+        picks = sample_in_turn(Model(), clips, seconds, TEXTS, eps)[1]
+        allowed.append(np.mean([exact.chance(*observed_steps(s, videos[s.video]), future) > 0
+                                for future in picks.tolist()]))
+    assert in_turn["possible"] == pytest.approx(100 * np.mean(allowed))
+    assert rows_of(3)["by_step"] is None and rows_of(3)["futures"].keys() == {"in_turn"}
+
+
+def test_futures_are_held_against_the_grammar():
+    """Catches: the chance of a step in place of the whole future's, futures of other forecasts,
+    rare futures counted as the frequent ones."""
+    videos = [grammar.make_video("test", i) for i in range(12)]
+    samples = [s for s in forecast_samples(videos) if len(videos[s.video].steps) - s.step >= 3]
+    right = torch.tensor([[step.label for step in videos[s.video].steps[s.step:s.step + 3]]
+                          for s in samples])
+    wrong, late = right.clone(), right.clone()
+    wrong[:, 0] = late[:, 2] = grammar.STEP_ID["wash potato"]         # begins a video, if any
+    rows = future_rows(torch.stack([right] * 5 + [wrong] * 2 + [late], 1), samples, videos)
+    assert rows["possible"] == 62.5 and rows["first"] == 75
+    assert rows["likeliest"] == pytest.approx(100 / 3)
+    draws = torch.stack([torch.stack([right[i]] * 4) for i in range(len(right))])
+    truth = [grammar.Grammar().next_two_steps(*observed_steps(s, videos[s.video])) for s in samples]
+    own = [1 - p[a, b] for p, (a, b, _) in zip(truth, right.tolist())]
+    assert future_rows(draws, samples, videos)["tv"] == pytest.approx(np.mean(own))

@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 METHOD = {"encoder", "denoiser", "diffusion", "pseudo_labels", "losses"}
 SCRIPTS = {"train", "evaluate", "predict"}
 BESIDE = {"support", "data", "model", "files", "toy", "weights"} | METHOD
-# What of ours a root module or package may import. Arrows point one way, and never at a script.
+# What of ours a root module or package may import. Arrows point one way, and never at a script;
+# but experiments/runs.py reads the flags of train.py, to compare a run's settings with them.
 MAY_IMPORT = {
     **dict.fromkeys(METHOD | {"data"}, set()),
     "support": {"support"},
@@ -23,7 +24,7 @@ MAY_IMPORT = {
     "files": METHOD | {"support", "data", "weights", "files"},
     "evaluation": BESIDE | {"evaluation"},
     "training": BESIDE | {"evaluation", "training"},
-    "experiments": BESIDE | {"evaluation", "training", "experiments"},
+    "experiments": BESIDE | {"evaluation", "training", "experiments", "train"},
     **dict.fromkeys(SCRIPTS, BESIDE | {"evaluation", "training", "experiments"})}
 # Commands parse first and then import once, in the function that runs them: the number of such
 # functions.

@@ -52,7 +52,7 @@ def at_smallest_size(script, *flags):
 
 
 @pytest.fixture(scope="module")
-def exported(cache, tmp_path_factory):
+def exported(tmp_path_factory):
     """The embedded world as files, under the names that the pages use, with trained models."""
     folder = tmp_path_factory.mktemp("exported")
     with pytest.MonkeyPatch.context() as patch:

@@ -1,5 +1,6 @@
 """experiments.reproduce: runs made once, the paper's rows, means over seeds, the pages' tables."""
 import json
+import random
 import re
 import time
 from pathlib import Path
@@ -10,17 +11,18 @@ import torch
 
 import evaluate
 import train
-from commands import call, fails, struck
-from experiments import reproduce, runs, tables
+from commands import call, fails, read_json, struck
+from experiments import gain, reproduce, runs, tables
 from experiments.tables import EVALUATIONS, RECIPES, TABLES
 from files.annotations import load_features
 from files.listings import load_phrases
 from support.command import parse
-from toy import grammar
+from toy import grammar, teacher
+from training.run import prepare_run
 
 ROOT = Path(__file__).resolve().parent.parent
 PAPER = ROOT.parent / "shared" / "paper" / "paper.tex"
-TINY = ("--toy-videos", "16", "--device", "cpu", "--out", "out", "--pages", ".")
+TINY = ("--device", "cpu", "--out", "out", "--pages", ".")
 pytestmark = pytest.mark.usefixtures("here")
 
 
@@ -33,27 +35,41 @@ def pages(here):
 
 
 # ---- The runs ------------------------------------------------------------------------------------
+def begin(line):
+    """What train.py does before its first step, by its command line."""
+    flags = list(map(str, line[1:]))
+    prepare_run(parse(train.command_of(flags)[1], flags))
+
+
 def fake_commands(monkeypatch, code):
     """Every command of a run becomes this python code; its arguments are in sys.argv[1:]."""
-    whole = runs.commands
-    monkeypatch.setattr(runs, "commands", lambda *args: [
-        ["-c", code, *line] for line in whole(*args)])
+    whole = runs.start
+
+    def start(folder, line):
+        if line[0].name == "train.py":
+            begin(line)
+        return whole(folder, ["-c", code, *line])
+    monkeypatch.setattr(runs, "start", start)
 
 
-def test_runs_are_made_once_and_fill_every_table(monkeypatch):
-    """Catches: a run made again, one table's runs unknown to the next, a cell of another run or
-    key, a run that is trained for each of its evaluations, a page's text changed."""
-    fake_commands(monkeypatch, """
+FAKE = """
 import json, sys
 print(sys.argv[1:])
 if "--json" in sys.argv:
     path = sys.argv[sys.argv.index("--json") + 1]
     top = {"zero_noise": 12.34, "expectation": 23.45, "oracle": 34.56, "ours": 45.67}
     open(path, "w").write(json.dumps({"top1": top}))
-""")
+"""
+
+
+def test_runs_are_made_once_and_fill_every_table(monkeypatch):
+    """Catches: a run made again, one table's runs unknown to the next, a cell of another run or
+    key, a run that is trained for each of its evaluations, a page's text changed."""
+    fake_commands(monkeypatch, FAKE)
     call("reproduce.py", "table-5,table-D", *TINY, "--seeds", "3,3")
     first = Path("README.md").read_text()
-    made = {path.relative_to("out").as_posix() for path in Path("out").glob("*/*.json")}
+    made = {path.relative_to("out").as_posix() for path in Path("out").glob("*/*.json")
+            if path.name != "config.json"}
     assert made == {"mask-3/forecast.json", *(f"{recipe}-3/{task}.json" for task in (
         "forecast", "classify") for recipe in ("diffusion", "mvit"))}
     assert re.search(r"\| ours +\| 12\.3 +\| 23\.4 +\| 34\.6 +\|", first)
@@ -63,14 +79,16 @@ if "--json" in sys.argv:
             "forecast: 3.\n") in first
     log = Path("out/diffusion-3/log.txt").read_text().splitlines()
     assert [Path(line.split("'")[1]).name for line in log] == ["train.py"] + 2 * ["evaluate.py"]
+    call("reproduce.py", "recognition", *TINY, "--seeds", "3")
+    log = Path("out/mask-3/log.txt").read_text().splitlines()      # trained once, evaluated twice
+    assert [Path(line.split("'")[1]).name for line in log] == ["train.py"] + 2 * ["evaluate.py"]
     monkeypatch.setattr(runs, "start", None)                               # none is made again
     call("reproduce.py", "table-5,table-D", *TINY, "--seeds", "3")
     assert Path("README.md").read_text() == first
 
 
 def test_commands_are_accepted_by_the_scripts():
-    """Catches: a flag or a value that train.py or evaluate.py refuses, more steps ahead than the
-    run was trained for, a classifier that is fine-tuned from another run or evaluated elsewhere, a
+    """Catches: a flag or a value that train.py or evaluate.py refuses, a classifier that is fine-tuned from another run or evaluated elsewhere, a
     phrase pool that is not found; a recipe that does not exist, a run for a table that was not
     asked for."""
     settings = reproduce.ReproduceSettings(out=Path("out"), coin=Path("coin"), device="cpu")
@@ -89,7 +107,6 @@ def test_commands_are_accepted_by_the_scripts():
             assert getattr(given, "init", None) in (None, *made[:1])
             if script.name == "evaluate.py":
                 assert given.checkpoint in made
-                assert given.horizon <= RECIPES[recipe].get("missing", 1)
                 written.append(given.json)
             else:
                 assert given.seed == 3
@@ -99,6 +116,94 @@ def test_commands_are_accepted_by_the_scripts():
     assert set().union(*needed.values()) == set(EVALUATIONS)
     assert tables.needs(["table-D", "table-3"]) == {"diffusion": ["classify", "forecast"],
                                                     "mvit": ["classify", "forecast"]}
+
+
+def files():
+    """{path: bytes} of all files in the current folder."""
+    return {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+
+
+def test_a_trial_writes_nothing_outside_its_folder(monkeypatch, capsys):
+    """Catches: pages or results.json with the numbers of 16 videos; a trial whose tables are
+    nowhere, or hold numbers of a trial before it."""
+    fake_commands(monkeypatch, FAKE)
+    before, trial = files(), ("table-5", *TINY, "--toy-videos", "16", "--seeds")
+    call("reproduce.py", *trial, "3")
+    assert capsys.readouterr().out.endswith("out/tables.md\n")
+    made = files()
+    assert {path for path in made if made[path] != before.get(path)} == {
+        Path("out/tables.md"), *Path("out").glob("*-3/*")} and before.keys() <= made.keys()
+    assert "--toy-videos', '16'" in Path("out/mask-3/log.txt").read_text()
+    table = Path("out/tables.md").read_text()
+    assert re.search(r"\| ours +\| 12\.3 +\| 23\.4 +\| 34\.6 +\|", table) and "Table D" not in table
+    Path("out").rename("old")
+    call("reproduce.py", *trial, "4")
+    assert Path("out/tables.md").read_text() == table.replace("forecast: 3;", "forecast: 4;")
+
+
+def edit(path, change):
+    """Write a JSON file anew after change(content)."""
+    content = json.loads(Path(path).read_text())
+    change(content)
+    Path(path).write_text(json.dumps(content))
+
+
+def settings_of(path, **values):
+    """Change settings that a config.json records."""
+    edit(path, lambda content: content["settings"].update(values))
+
+
+RUN, TUNED = "out/coin-mask-1/config.json", "out/diffusion-1/classify-25/config.json"
+HERE = teacher.digest()[:12]
+
+
+@pytest.mark.parametrize("flags, change, line", [
+    ((), lambda: settings_of(RUN, lr=.002), "out/coin-mask-1: a run with --lr 0.002, where its "
+     "recipe has 0.001; move it away, or choose another --out"),
+    ((), lambda: settings_of(RUN, features="there/features-4.9.npz"), "out/coin-mask-1: a run with "
+     "--features there/features-4.9.npz, where its recipe has features-2.95.npz; "),
+    ((), lambda: settings_of(RUN, seed=2), "out/coin-mask-1: a run with --seed 2, where its recipe "
+     "has 1; "),
+    ((), lambda: settings_of(TUNED, labels=.1), "out/diffusion-1/classify-25: a run with --labels "
+     "0.1, where its recipe has 0.25; "),
+    ((), lambda: edit(TUNED, lambda content: content["settings"].pop("epochs")),
+     "out/diffusion-1/classify-25: a run with --epochs None, where its recipe has 15.0; "),
+    (("--toy-videos", "30"), lambda: None, "out/coin-mask-1: a run with --toy-videos 6000, where "
+     "its recipe has 30; "),
+    ((), lambda: edit(TUNED, lambda content: content["versions"].update(world="abc")),
+     f"out/diffusion-1/classify-25: a run of another embedded world, abc, where this is {HERE}; "),
+    ((), lambda: edit("out/diffusion-1/config.json", lambda content: content["versions"].pop(
+        "world")), f"out/diffusion-1: a run of another embedded world, unknown, where this is "
+     f"{HERE}; move it away, or choose another --out"),
+    ((), lambda: Path("out/diffusion-1/config.json").unlink(), "out/diffusion-1/config.json: "),
+    ((), lambda: edit("out/diffusion-1/config.json", lambda content: content.update(settings=[])),
+     'out/diffusion-1/config.json: the {"settings": {..}, "versions": {..}} of train.py is needed'),
+    ((), lambda: Path("experiments/results.json").write_text('{"world": "abc"}'), "experiments/"
+     f"results.json: numbers of another embedded world, abc, where this is {HERE}; delete the "),
+    ((), lambda: Path("experiments/results.json").write_text('{"mask infill top1.ours": {"1": 2}}'),
+     "experiments/results.json: numbers of another embedded world, unknown, where this is ")])
+def test_runs_of_other_settings_or_worlds_are_refused(monkeypatch, capsys, flags, change, line):
+    """Catches: another experiment's run counted as a recipe's, because its folder has the name; a
+    classifier of other flags; numbers of two worlds in one mean; a file written before the error;
+    COIN's files of another folder, a device or a run on COIN from another world refused."""
+    settings = reproduce.ReproduceSettings(out=Path("out"), coin=Path("elsewhere"), device="cuda")
+    for folder, evaluations in (("coin-mask-1", ["forecast"]),
+                                ("diffusion-1", ["classify-25", "forecast"])):
+        folder = Path("out", folder)
+        folder.mkdir(parents=True)
+        for made in runs.commands(settings, folder, folder.name[:-2], 1, evaluations):
+            if made[0].name == "train.py":
+                begin(made)
+        for name in evaluations:
+            (folder / f"{name}.json").write_text('{"top1": {}}')
+    monkeypatch.setattr(runs, "start", None)
+    edit(RUN, lambda content: content["versions"].update(world="of no effect"))
+    runs.require_same(reproduce.ReproduceSettings(out=Path("out")))
+    change()
+    before = files()
+    error = fails(capsys, 2, "reproduce.py", "table-5", *TINY, *flags).split("error: ")[1]
+    assert error.startswith(line)
+    assert files() == before
 
 
 def test_a_failed_run_ends_the_others(monkeypatch, capsys):
@@ -125,12 +230,12 @@ def test_a_signal_ends_all_runs(monkeypatch, number, status):
 @pytest.mark.parametrize("flags, line", [
     (("nothing",), "nothing: no such table; there are summary, "),
     (("--seeds", "1,x"), "--seeds 1,x: must be numbers"),
-    (("--out", "bad"), "bad/mask-1/forecast.json: no JSON object; a JSON file of evaluate.py"),
+    (("--out", "bad"), "bad/benchmark-1/speed.json: no JSON object; a JSON file of evaluate.py"),
     (("--pages", "gone"), "No such file or directory: ")])
 def test_bad_input_is_one_line(capsys, flags, line):
     """Catches: a traceback, or a set of runs begun before the flags are checked."""
-    Path("bad/mask-1").mkdir(parents=True)
-    Path("bad/mask-1/forecast.json").write_text("[]")
+    Path("bad/benchmark-1").mkdir(parents=True)
+    Path("bad/benchmark-1/speed.json").write_text("[]")
     assert line in fails(capsys, 2, "reproduce.py", *TINY, *flags)
 
 
@@ -191,6 +296,67 @@ def test_cells_are_means_over_seeds(monkeypatch):
     assert [cell.strip() for cell in text.split("\n")[4].split("|")] == [
         "", "mask", "21.0 ± 11.5", "5.00", "not run", "0.250", ""]
     assert text.endswith(": mask classify: 1, 2, 30; mask forecast: 1.\n")
+
+
+def measured(outcomes):
+    """JSON of --task classify: outcomes [[(step, right), ...] of each video]."""
+    return {"top1": {}, "by_video": [" ".join(f"{grammar.STEP_ID[step]}:{right:d}"
+                                              for step, right in video) for video in outcomes]}
+
+
+def test_the_gain_is_of_all_seeds_that_have_both_runs():
+    """Catches: runs of different seeds paired, the sign, other steps of a kind, points for shares,
+    a seed with one run counted, a number of many seeds replaced by one of fewer."""
+    seen, new = "crack egg", "fry egg"
+    for name, rights in {"diffusion-1": (1, 1, 1, 0), "matching-1": (0, 1, 1, 0),
+                         "diffusion-2": (1, 1, 1, 1), "matching-2": (1, 0, 0, 1),
+                         "diffusion-3": (0, 0, 0, 0), "matching-40": (1, 1, 1, 1)}.items():
+        folder, (a, b, c, d) = Path("out", name), rights
+        folder.mkdir(parents=True)
+        (folder / "classify.json").write_text(json.dumps(measured(
+            [[(seen, a)], [(seen, b), (new, c)], [("open jar", d)]])))
+    results = tables.collect(Path("out"), Path("experiments/results.json"))
+    means = {kind: results[f"gain classify {kind}.0"] for kind in gain.KINDS}
+    assert means == {"all": {"1": 37.5, "2": 37.5}, "held_out": {"1": 50, "2": 50},
+                     "motion_only": {"1": 0, "2": 0}}
+    assert results["gain classify motion_only.2"] == {"1": 0, "2": 0}
+    line = tables.markdown("gain", results).split("\n")[4]
+    assert re.search(r"\| not run +\| not run +\| 37\.5 +\| 0\.000 +\| [\d.]+ +\|$", line)
+    assert read_json("experiments/results.json").pop("world") == teacher.digest()
+    Path("out/matching-2/classify.json").unlink()
+    again = tables.collect(Path("out"), Path("experiments/results.json"))
+    assert again == results
+    Path("out/matching-1/classify.json").write_text(json.dumps(measured([[(new, 1)]] * 3)))
+    with pytest.raises(ValueError, match="evaluated on different videos"):
+        tables.collect(Path("out"))
+
+
+def test_the_bootstrap_by_loops():
+    """Catches: steps resampled for videos, seeds not resampled, videos weighted alike whatever
+    their number of steps, another interval than the middle 95 %."""
+    S, V, rng = 3, 60, np.random.default_rng(1)
+    size = rng.integers(1, 9, V)
+    more = np.array([rng.binomial(size, .8 + .03 * s) - rng.binomial(size, .1) for s in range(S)])
+    draw, means = random.Random(2), []
+    for _ in range(10_000):
+        seeds, videos = draw.choices(range(S), k=S), draw.choices(range(V), k=V)
+        total = sum(int(more[s, v]) for s in seeds for v in videos)
+        means.append(total / sum(int(size[v]) for s in seeds for v in videos))
+    mean, *interval = gain.bootstrap(more, size)
+    assert mean == pytest.approx(more.sum() / (S * size.sum()))
+    assert interval == pytest.approx(np.quantile(means, [.025, .975]), abs=.004)
+
+
+def test_a_bootstrap_whose_answer_is_known():
+    """Catches: the spread among seeds or among videos left out, or each divided by another root."""
+    normal, S, V = np.random.default_rng(3), 200, 2000
+    alike = np.broadcast_to(normal.standard_normal(V) + 5, (S, V))         # seeds do not matter
+    assert gain.bootstrap(alike, np.ones(V)) == pytest.approx(
+        (5, 5 - 1.96 / V ** .5, 5 + 1.96 / V ** .5), abs=.03)
+    alike = np.broadcast_to(normal.standard_normal((S, 1)) + 5, (S, V))    # videos do not matter
+    mean, low, high = gain.bootstrap(alike, np.ones(V), R=2000)
+    assert (high - low) / 2 == pytest.approx(1.96 * alike[:, 0].std() / S ** .5, rel=.08)
+    assert gain.bootstrap(np.full((1, 4), 2.), np.full(4, 8)) == (.25, .25, .25)
 
 
 def test_seen_and_novel_steps_by_loops():

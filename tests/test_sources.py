@@ -10,7 +10,6 @@ from files.video import Unreadable, evaluation_view, training_view
 from support.command import BadInput
 from toy import grammar, render
 from toy import source as toy_source
-from toy import teacher as toy_teacher
 
 
 class Captions(dict):
@@ -44,6 +43,8 @@ def test_toy_clips_are_the_nearest_frames_of_their_video():
         ours = source.pretrain_windows(i, np.random.default_rng(3))
         same = sentence_windows(render.narrate(video), video.duration, np.random.default_rng(3))
         assert np.array_equal(ours, same) and len(ours) > 1
+        steps = toy_source.ToySource("train", 3, 4, annotated=True).pretrain_windows(i, rng)
+        assert np.array_equal(steps, [step[:2] for step in video.steps])
         start = rng.uniform(-5, video.duration + 5, 20)
         requests.append((i, np.stack([start, start + rng.uniform(0, 20, 20)], 1)))
     loaded, row = source.load(requests), 0
@@ -59,31 +60,6 @@ def test_toy_clips_are_the_nearest_frames_of_their_video():
             torch.testing.assert_close(features[row], Teacher().encode_frames(frames[nearest])
                                        .mean(0))
             row += 1
-
-
-@pytest.mark.parametrize("kept", ["good", "cut off", "absent", "elsewhere"])
-def test_the_toy_teacher_is_trained_when_it_must_be(kept, tmp_path, monkeypatch, capsys):
-    """Catches: a cache that is never read, or that ends the program where it was cut off or where
-    it cannot be written; a file in the current folder, or in another user's."""
-    whole = toy_source.teacher_file().read_bytes()
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ("file" if kept == "elsewhere" else "new")))
-    path, trained = toy_source.teacher_file(), []
-    if kept in ("good", "cut off"):
-        path.parent.mkdir(parents=True)
-        path.write_bytes(whole[:1000] if kept == "cut off" else whole)
-    monkeypatch.setattr(toy_teacher, "train_teacher",
-                        lambda: trained.append(1) or toy_teacher.build_teacher())
-    for _ in range(2):                                 # the second time from the cache
-        toy_source.load_teacher("cpu")
-    assert len(trained) == {"good": 0, "elsewhere": 2}.get(kept, 1)
-    assert capsys.readouterr().err.count("note: ") == 2 * (kept == "elsewhere")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    path = toy_source.teacher_file()
-    assert path.parent == tmp_path / ".cache" / "procedurevrl"
-    monkeypatch.setattr(toy_teacher, "VERSION", 0)
-    assert toy_source.teacher_file() != path           # another world has another teacher
 
 
 # ---- COIN with a features file -----------------------------------------------------------------

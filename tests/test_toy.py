@@ -1,4 +1,4 @@
-"""The embedded world is what it claims to be: its properties, its truth and its filter.
+"""The embedded world is what it claims to be: its properties and its truth.
 
 Numbers are printed with `pytest -s tests/test_toy.py`.
 """
@@ -146,61 +146,6 @@ def test_videos_are_drawn_with_the_probabilities_of_the_grammar():
     for prefix in frequent:
         p = expected[prefix]
         assert abs(counts[prefix] - n * p) <= 4.5 * np.sqrt(n * p * (1 - p)), prefix
-
-
-def clips(samples):
-    """What a perfect encoder sees at the middle of each of 8 clips: (M, 8, S), and (M,) s."""
-    likelihood = np.full((len(samples), 8, S), 1e-4)              # background is 1
-    for m, sample in enumerate(samples):
-        for i in range(8):
-            middle = sample.start + (i + .5) * (sample.end - sample.start) / 8
-            for a, b, label in sample.video.steps:
-                if a <= middle < b:
-                    likelihood[m, i, label] = 1e4
-    return likelihood, np.array([(sample.end - sample.start) / 8 for sample in samples])
-
-
-def test_filter_fed_with_the_truth_is_the_truth():
-    """Catches: clips in reverse, background not let through, short steps that stop the filter; one
-    `from_start` or clip length for the whole batch. Not exact: a clip may miss a short step."""
-    samples = [TEST[i] for i in np.random.default_rng(0).choice(len(TEST), 300, replace=False)]
-    from_start = np.array([sample.from_start for sample in samples])
-    likelihood, seconds = clips(samples)
-    p, q = truth(samples), GRAMMAR.next_step_from_clips(likelihood, from_start, seconds)
-    np.testing.assert_allclose(q.sum(1), 1, atol=1e-9)
-    assert (q.argmax(1) == p.argmax(1)).mean() > .95 and np.abs(p - q).sum(1).mean() / 2 < .1
-    for i in [*np.flatnonzero(from_start)[:5], *np.flatnonzero(~from_start)[:5]]:
-        alone = [column[i:i + 1] for column in (likelihood, from_start, seconds)]
-        np.testing.assert_allclose(GRAMMAR.next_step_from_clips(*alone)[0], q[i], atol=1e-9)
-
-
-def test_filter_fed_with_nothing_knows_only_how_far_a_video_may_be():
-    """Catches: prefixes counted by number instead of mass, mass lost or made by moving on, a first
-    clip that cannot show the first step.
-
-    One clip: the share of each step among all steps that follow another (from the start: among the
-    second steps). Eight clips: the same share per number of steps done k, weighted by the chance
-    of k after seven moves.
-    """
-    def forecast(n, from_start):
-        return GRAMMAR.next_step_from_clips(np.ones((1, n, S)), np.array([from_start]),
-                                            np.array([8.5]))[0]
-    follow = np.zeros((10, S))                                    # [k, s]: step s after k others
-    for p, steps in ALL:
-        for k in range(1, len(steps)):
-            follow[k, steps[k]] += p
-    np.testing.assert_allclose(forecast(1, False), follow.sum(0) / follow.sum(), atol=1e-7)
-    np.testing.assert_allclose(forecast(1, True), follow[1] / follow[1].sum(), atol=1e-7)
-
-    stay, share = np.exp(-8.5 / np.mean(grammar.STEP_SECONDS)), grammar.GAP_SHARE
-    rest = np.exp(-8.5 / np.mean(grammar.GAP_SECONDS))
-    on, off = [np.r_[0, np.full(9, weight)] for weight in (1 - share, share)]    # (10,) k = 0..9
-    for _ in range(7):
-        go = (1 - stay) * (1 - share) * on + (1 - rest) * off     # leaves k for k + 1
-        on, off = stay * on, (1 - stay) * share * on + rest * off
-        on[2:] += go[1:-1]
-    expected = on @ follow
-    np.testing.assert_allclose(forecast(8, False), expected / expected.sum(), atol=1e-7)
 
 
 def test_videos_are_deterministic_ordered_in_time_and_of_one_split():

@@ -2,36 +2,28 @@
 
 n frames of all videos, C clips, F frames of a clip, D embedding.
 """
-import os
-import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from data import Loaded, frame_times, sentence_windows
+from data import Loaded, frame_times, sentence_windows, step_windows
 from pseudo_labels import Teacher
-from support import parallel
-from support.command import write_atomically
-from support.device import require_finite
 from toy import grammar, render, teacher as toy_teacher
 
-
-def teacher_file():
-    """Where a user's commands keep the teacher, one for each version of the world."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache, "procedurevrl", f"toy_teacher_{toy_teacher.digest()[:12]}.pt")
+TEACHER_FILE = Path(__file__).with_name("teacher.safetensors")
 
 
 class ToySource:
     """The first `count` videos of a split, in clips of F frames, as those of files/sources.py.
 
-    teacher: pseudo_labels.Teacher, which encodes every frame once; None: no teacher features.
+    teacher:   pseudo_labels.Teacher, which encodes every frame once; None: no teacher features.
+    annotated: pre-training clips are the annotated steps, not windows around sentences.
     """
 
-    def __init__(self, split, count, frames, teacher=None):
-        self.teacher, self.frames_per_clip = teacher, frames
+    def __init__(self, split, count, frames, teacher=None, annotated=False):
+        self.teacher, self.frames_per_clip, self.annotated = teacher, frames, annotated
         self.videos = self.listed = [grammar.make_video(split, i) for i in range(count)]
         self.missing, self.unreadable = [], {}
         parts = [render.render(video) for video in
@@ -62,7 +54,9 @@ class ToySource:
         return self.narration[video]
 
     def pretrain_windows(self, video, rng):
-        """Windows of one pass over a video; see `sentence_windows`."""
+        """Windows of one pass over a video; see `sentence_windows`, `step_windows`."""
+        if self.annotated:
+            return step_windows(self.videos[video].steps)
         return sentence_windows(self.sentences(video), self.duration(video), rng)
 
     def load(self, requests, rng=None):
@@ -76,18 +70,7 @@ class ToySource:
 
 
 def load_teacher(device):
-    """The embedded world's pseudo_labels.Teacher: from its cache, or trained now."""
-    (model, tokenizer), path = toy_teacher.build_teacher(), teacher_file()
-    try:
-        model.load_state_dict(torch.load(path, weights_only=True))
-    except Exception:                                  # absent, or cut off
-        model, tokenizer = toy_teacher.train_teacher()
-        if parallel.is_first():
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, lambda file: torch.save(model.state_dict(), file))
-            except OSError as error:
-                print(f"note: {path}: {error.strerror}; the teacher will be trained again, unless "
-                      "XDG_CACHE_HOME names a folder to keep it in", file=sys.stderr)
-    require_finite(path, model.state_dict())
+    """The embedded world's pseudo_labels.Teacher; BadInput: see `toy.teacher.read_weights`."""
+    model, tokenizer = toy_teacher.build_teacher()
+    toy_teacher.read_weights(TEACHER_FILE, model)
     return Teacher(model, tokenizer, render.MEAN, render.STD, device)

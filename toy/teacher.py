@@ -1,13 +1,24 @@
-"""The embedded world's teacher (Sec. 3.2): a small open_clip.CLIP, trained on single pictures."""
+"""The embedded world's teacher (Sec. 3.2): a small open_clip.CLIP, trained on single pictures.
+
+Its weights come with the code, teacher.safetensors; `python -m toy.teacher` makes that file again.
+"""
+if __name__ == "__main__":                  # before torch is imported: --help does not need it
+    from files.commands import make_toy_teacher
+    raise SystemExit(make_toy_teacher())
+
 import hashlib
 import json
 import math
+from contextlib import suppress
 
 import numpy as np
 import open_clip
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from tqdm import trange
 
+from support.command import require, write_atomically
 from toy import grammar, render
 from toy.render import MEAN, OBJECTS, SIZE, STD, TOOLS, appearance, draw_frames
 
@@ -23,6 +34,7 @@ TEACHER_CONFIG = {                                 # as in open_clip's open_clip
 # So few pictures that it overfits: training on many clips averages out errors of clutter and noise.
 TEACHER_IMAGES, TEACHER_STEPS, TEACHER_BATCH, TEACHER_LR = 1_800, 200, 256, 2e-3
 RANDOM_PAIR, DROPPED_WORD, WRONG_WORD = .3, .15, .15                 # shares of the captions
+TOKEN_SEED, TOKEN_STD = (0, 4), .02                # of the token embedding; the std is open_clip's
 CAPTIONS = ("{}", "a photo of {}.", "a photo of a person {}.", "a video of a person doing {}.",
             "a demonstration of {}.", "how to {}", "a person {} at home", "an example of {}.",
             "a person using {}.", "a person performing {}.", "a person during {}.")
@@ -57,7 +69,10 @@ def build_teacher():
     """The teacher, untrained, and its tokenizer. Its input is (pixels / 255 - MEAN) / STD."""
     model = open_clip.CLIP(**TEACHER_CONFIG["model_cfg"])
     # 49,408 rows, about 50 in use: most of the optimizer's time, and no better trained than random.
-    model.token_embedding.weight.requires_grad_(False)
+    # NumPy draws them, the same on every machine, so that no file need hold them (12 MB).
+    tokens = model.token_embedding.weight.requires_grad_(False)                       # (49408, 64)
+    normal = np.random.default_rng(TOKEN_SEED).standard_normal(tokens.shape, np.float32)
+    tokens.copy_(torch.from_numpy(normal * TOKEN_STD))
     return model, open_clip.get_tokenizer("RN50", context_length=12)
 
 
@@ -85,7 +100,7 @@ def train_teacher(images=TEACHER_IMAGES, steps=TEACHER_STEPS, batch_size=TEACHER
 
 
 def digest():
-    """SHA-256 (hex) of this world's constants: a teacher cached with another is trained again.
+    """SHA-256 (hex) of this world's constants: a teacher made with others is refused.
 
     A change of code, not of constants, that changes frames or captions must raise VERSION.
     """
@@ -94,3 +109,52 @@ def digest():
                  for name, value in names.items() if name.isupper() and name != "SHAPES"}
     return hashlib.sha256(json.dumps(constants, sort_keys=True,
                                      default=np.ndarray.tolist).encode()).hexdigest()
+
+
+# --- Its file ---
+def stored(model):
+    """The weights that the file holds, {name: tensor}: no token embedding; float16 for its size."""
+    return {name: value.half() if value.is_floating_point() else value
+            for name, value in model.state_dict().items() if name != "token_embedding.weight"}
+
+
+def metadata(weights):
+    """Of the file: SHA-256 (hex) of this world's constants, and of the weights' bytes."""
+    content = b"".join(weights[name].numpy().tobytes() for name in sorted(weights))
+    return {"world": digest(), "weights": hashlib.sha256(content).hexdigest()}
+
+
+def write_weights(path, model):
+    """Write the file of a trained teacher."""
+    weights = stored(model)
+    content = save(weights, metadata(weights))
+    write_atomically(path, lambda file: file.write(content))
+
+
+def read_weights(path, model):
+    """Fill a model of `build_teacher` from its file, a Path, in place.
+
+    Raises: BadInput if the file is missing or damaged, or if this world's constants have changed.
+    """
+    remedy = ("`git checkout toy/teacher.safetensors` restores it, `python -m toy.teacher` makes "
+              "it again")
+    require(path.is_file(), f"{path}: missing; {remedy}")
+    made, weights = {}, {}
+    with suppress(SafetensorError), safe_open(path, "pt") as file:
+        weights = {name: file.get_tensor(name) for name in file.keys()}
+        made = file.metadata() or {}
+    require(made.get("world", digest()) == digest(), f"{path}: of another version of the embedded "
+            f"world; {remedy}")
+    kinds, needed = ({name: (value.shape, value.dtype) for name, value in tensors.items()}
+                     for tensors in (weights, stored(model)))
+    require(kinds == needed and made.get("weights") == metadata(weights)["weights"],
+            f"{path}: damaged; {remedy}")
+    model.load_state_dict(weights, strict=False)       # all but the token embedding
+
+
+def make(settings):
+    """The command: train the teacher and write its file. One thread adds in one order."""
+    torch.set_num_threads(1)
+    model, _ = train_teacher()
+    write_weights(settings.out, model)
+    print(f"{settings.out}: written")

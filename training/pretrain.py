@@ -74,7 +74,8 @@ def open_material(settings, encoder, device):
         tau, pixels = settings.tau or TAU, PIXELS
     else:
         teacher = load_teacher(device)
-        source = ToySource("train", settings.toy_videos, encoder["frames"], teacher)
+        source = ToySource("train", settings.toy_videos, encoder["frames"], teacher,
+                           settings.clips == "annotated")
         tau, pixels = settings.tau or toy_teacher.TAU, (render.MEAN, render.STD)
     return source, teacher.encode_phrases(phrases), {"tau": tau, "pixels": pixels,
                                                      "witness": phrases[0]}
@@ -160,6 +161,11 @@ class Batch(NamedTuple):
     j: torch.Tensor            # (R, P) int64, the missing places of each row
 
 
+def histories_apart(settings):
+    """Whether clips are steps, with histories of their own: data.with_histories."""
+    return settings.data == "coin" or settings.clips == "annotated"
+
+
 def load_step(source, settings, stage, step, place=(0, 1)):
     """What f reads in one step, drawn from (seed, step); in a worker, if there are any.
 
@@ -171,7 +177,7 @@ def load_step(source, settings, stage, step, place=(0, 1)):
     runs = {video: random_run(source.pretrain_windows(video, rng), run, rng)
             for video in videos_of_step(step - stage.span.start, len(source), stage.batch,
                                         settings.seed)}
-    requests = [(video, with_histories(windows) if settings.data == "coin" else windows)
+    requests = [(video, with_histories(windows) if histories_apart(settings) else windows)
                 for video, windows in runs.items() if len(windows)]
     if place[0]:                                       # other views than the first process's
         rng = np.random.default_rng((settings.seed, 2, step, place[0]))
@@ -196,6 +202,7 @@ class Pretraining(Run):
         print(f"tau {model.tau:.3f}; alpha_bar " + ", ".join(f"{a:.4f}" for a in model.alpha_bar))
         if model.encoder is not None:
             count = settings.batch * SIZES[size_of(settings)]["run"]
+            count *= PIECES + 1 if histories_apart(settings) else 1
             print(plan_memory(settings, *measure_clip(model, self.device), count, self.device))
 
     def make_optimizer(self, stage):
@@ -228,7 +235,7 @@ class Pretraining(Run):
         rng = np.random.default_rng((self.settings.seed, 3, step))
         most = min(self.settings.missing, max(map(len, windows)))
         rows, j = missing_rows(windows, rng.integers(1, most + 1), rng,
-                               histories=self.settings.data == "coin")
+                               histories=histories_apart(self.settings))
         return Batch(send(loaded.clips, self.device),
                      parallel.gather(send(features, self.device)),
                      send(rows, self.device), send(j, self.device))

@@ -18,6 +18,7 @@ from files.text import read_json
 from support import parallel
 from support.command import BadInput, check, require, write_atomically, write_json
 from support.process import Interrupts, lock
+from toy.teacher import digest
 from weights.checkpoint import build_ours, read_whole, save_checkpoint
 
 NEWEST, BEFORE = "checkpoint.pt", "checkpoint_before.pt"         # the last two of a run
@@ -104,14 +105,14 @@ def load_optimizer(optimizer, resumed, out):
 
 
 def versions():
-    """Versions of python, torch and numpy, and the commit."""
+    """Versions of python, torch and numpy, the commit, and the embedded world's digest."""
     try:
         commit = subprocess.run(["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
                                 capture_output=True, text=True, check=False).stdout.strip() or None
     except OSError:                                    # no git here
         commit = None
     return {"python": sys.version.split()[0], "torch": torch.__version__,
-            "numpy": np.__version__, "commit": commit}
+            "numpy": np.__version__, "commit": commit, "world": digest()}
 
 
 def report_missing(source, settings):
