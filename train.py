@@ -121,7 +121,7 @@ class TrainSettings(RunSettings):
                        choices=("vision", "narration", "both"), data=NARRATED)
     tau: float = opt("temperature of Eq. 6 [CLIP: 0.02, toy: 0.045]", None, PAPER, above=0)
     sgd_epochs: float = opt("epochs of SGD, first stage", 0.25, PAPER, low=0)
-    epochs: float = opt("epochs of AdamW, second stage", 8.0, PAPER, low=0)
+    epochs: float = opt("epochs of AdamW, second stage", 6.0, PAPER, low=0)
     missing: int = opt("most clips missing together", 1, PAPER, low=1, high=3)
     batch: int = opt("videos per step; the paper's is 128", 8, PAPER, low=1)
     lr: float = opt("peak learning rate of AdamW; release 5e-5", 4e-3, PAPER, above=0)

@@ -99,62 +99,46 @@ def train_teacher(images=TEACHER_IMAGES, steps=TEACHER_STEPS, batch_size=TEACHER
     return model.eval(), tokenizer
 
 
-def digest():
-    """SHA-256 (hex) of this world's constants: a teacher made with others is refused.
+def digest(weights=()):
+    """SHA-256 (hex) of this world's constants, and of weights {name: tensor} if they are given.
 
     A change of code, not of constants, that changes frames or captions must raise VERSION.
     """
     modules = {"grammar": vars(grammar), "render": vars(render), "teacher": globals()}
     constants = {f"{module} {name}": value for module, names in modules.items()
                  for name, value in names.items() if name.isupper() and name != "SHAPES"}
-    return hashlib.sha256(json.dumps(constants, sort_keys=True,
-                                     default=np.ndarray.tolist).encode()).hexdigest()
-
-
-# --- Its file ---
-def stored(model):
-    """The weights that the file holds, {name: tensor}: no token embedding; float16 for its size."""
-    return {name: value.half() if value.is_floating_point() else value
-            for name, value in model.state_dict().items() if name != "token_embedding.weight"}
-
-
-def metadata(weights):
-    """Of the file: SHA-256 (hex) of this world's constants, and of the weights' bytes."""
-    content = b"".join(weights[name].numpy().tobytes() for name in sorted(weights))
-    return {"world": digest(), "weights": hashlib.sha256(content).hexdigest()}
-
-
-def write_weights(path, model):
-    """Write the file of a trained teacher."""
-    weights = stored(model)
-    content = save(weights, metadata(weights))
-    write_atomically(path, lambda file: file.write(content))
+    found = hashlib.sha256(json.dumps(constants, sort_keys=True,
+                                      default=np.ndarray.tolist).encode())
+    for name in sorted(weights):
+        found.update(f"{name} {[*weights[name].shape]}".encode() + weights[name].numpy().tobytes())
+    return found.hexdigest()
 
 
 def read_weights(path, model):
-    """Fill a model of `build_teacher` from its file, a Path, in place.
+    """Fill a model of `build_teacher` in place from its file, all but the token embedding.
 
     Raises: BadInput if the file is missing or damaged, or if this world's constants have changed.
     """
-    remedy = ("`git checkout toy/teacher.safetensors` restores it, `python -m toy.teacher` makes "
-              "it again")
-    require(path.is_file(), f"{path}: missing; {remedy}")
-    made, weights = {}, {}
-    with suppress(SafetensorError), safe_open(path, "pt") as file:
+    weights, made = {}, None
+    with suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
         weights = {name: file.get_tensor(name) for name in file.keys()}
-        made = file.metadata() or {}
-    require(made.get("world", digest()) == digest(), f"{path}: of another version of the embedded "
-            f"world; {remedy}")
-    kinds, needed = ({name: (value.shape, value.dtype) for name, value in tensors.items()}
-                     for tensors in (weights, stored(model)))
-    require(kinds == needed and made.get("weights") == metadata(weights)["weights"],
-            f"{path}: damaged; {remedy}")
-    model.load_state_dict(weights, strict=False)       # all but the token embedding
+        made = (file.metadata() or {}).get("digest")
+    require(made == digest(weights), f"{path}: missing, damaged, or of another version of the "
+            "embedded world; `git checkout toy/teacher.safetensors` restores it, `python -m "
+            "toy.teacher` makes it again")
+    model.load_state_dict(weights, strict=False)
+
+
+def write_weights(path, model):
+    """Write the file of a trained teacher, in float16 for its size."""
+    weights = {name: value.half() if value.is_floating_point() else value
+               for name, value in model.state_dict().items() if name != "token_embedding.weight"}
+    content = save(weights, {"digest": digest(weights)})
+    write_atomically(path, lambda file: file.write(content))
 
 
 def make(settings):
-    """The command: train the teacher and write its file. One thread adds in one order."""
-    torch.set_num_threads(1)
-    model, _ = train_teacher()
-    write_weights(settings.out, model)
+    """The command: train the teacher and write its file."""
+    torch.set_num_threads(1)                           # sums are added in one order
+    write_weights(settings.out, train_teacher()[0])
     print(f"{settings.out}: written")
