@@ -2,10 +2,6 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4 and appendix B.
 
-    pre-training      sentence_windows, step_windows, random_run, with_histories, missing_rows
-    forecasting       forecast_windows: the last 68 s, cut into 8
-    classification    classify_windows: 3 views of a step; activities: the whole video, cut into 8
-
 Times are seconds. N clips, P missing ones, n windows of one video, rng a numpy Generator. Clips of
 several videos are stacked, (C, ...). Where clips come from: toy/source.py and files/sources.py.
 The commands, `python data.py --help`, are in files/commands.py.
@@ -102,11 +98,6 @@ def sentence_windows(sentences, duration, rng):
         windows.append(window_around(sentences[first][0], sentences[last][1], CLIP_SECONDS,
                                      duration))
     return np.array(windows).reshape(-1, 2)
-
-
-def step_windows(steps):
-    """Pre-training windows of a video without narration: its annotated steps, labels unused."""
-    return np.array([(step.start, step.end) for step in steps], float)
 
 
 def random_run(windows, clips, rng):
@@ -235,25 +226,23 @@ def classify_samples(videos, views=3, seconds=CLIP_SECONDS):
     return samples
 
 
-def activity_samples(videos):
-    """One sample for every video: the whole of it, cut into 8, and its activity."""
+def samples_of(task, videos, min_steps=2):
+    """The samples of "classify", "forecast", "activity" or "infill".
+
+    To infill: a clip of every step, of the videos with min_steps and at least three of them. An
+    activity: the whole video, cut into 8.
+    """
+    if task == "forecast":
+        return forecast_samples(videos, min_steps)
+    if task == "classify":
+        return classify_samples(videos)
+    if task == "infill":
+        return [sample for sample in classify_samples(videos, 1)
+                if len(videos[sample.video].steps) >= max(min_steps, 3)]
     ends = [video.duration or max((step.end for step in video.steps), default=0.0)
             for video in videos]
     return [Sample(i, forecast_windows(end, np.inf), video.activity, 0)
             for i, (video, end) in enumerate(zip(videos, ends))]
-
-
-def samples_of(task, videos, min_steps=2):
-    """The samples of "classify", "forecast", "activity" or "infill".
-
-    To infill: a clip of every step, of the videos with min_steps and at least three of them.
-    """
-    if task == "forecast":
-        return forecast_samples(videos, min_steps)
-    if task == "infill":
-        return [sample for sample in classify_samples(videos, 1)
-                if len(videos[sample.video].steps) >= max(min_steps, 3)]
-    return classify_samples(videos) if task == "classify" else activity_samples(videos)
 
 
 def observed_steps(sample, video):

@@ -29,9 +29,6 @@ class EvaluateSettings(LabeledSettings):
                     choices=("forecast", "classify", "activity", "infill", "features"))
     checkpoint: Path = opt("run folder, a checkpoint file of ours, or a published one",
                            Path("runs/pretrain"), WHAT)
-    data: str = opt("toy: the embedded world; coin: COIN with videos, or with a features file; "
-                    "epic: EPIC-Kitchens-100, verbs and nouns", "toy", DATA,
-                    choices=("toy", "coin", "epic"))
     split: str = opt("which videos", "test", DATA, choices=("test", "validation", "train"))
     toy_videos: int = opt("videos of the embedded world's split", 1000, DATA, low=1)
     min_steps: int = opt("leave out videos with fewer annotated steps", 2, DATA, low=2,

@@ -50,22 +50,17 @@ def match(x, phrases, tau):
         return (cosine / tau).log_softmax(-1)                                       # (..., K)
 
 
-def cross_entropy(targets, log_p):
-    """H(p', p) = -sum_k p'_k log p_k, in nats: (..., K) twice -> (...)."""
-    return -(targets * log_p).sum(-1)
-
-
 def xe_loss(log_p, targets):
     """L_XE (Eq. 8): match the clips to their soft targets.
 
-        L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i))
+        L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i)),   H(p', p) = -sum_k p'_k log p_k
 
     Every clip is in turn the missing one. Averaged over j, each counts alike: L_XE is their mean.
 
     Args:    log_p, targets (C, K); log_p from `match`.
     Returns: scalar.
     """
-    return cross_entropy(targets, log_p).mean()
+    return -(targets * log_p).sum(-1).mean()
 
 
 def mse_loss(x_hat, xj):
@@ -83,4 +78,4 @@ def mc_loss(log_p, targets):
     Args:    log_p, targets (R, P, K); log_p from `match`.
     Returns: scalar: averaged over the missing clips (the expectation over t).
     """
-    return cross_entropy(targets, log_p).mean()
+    return -(targets * log_p).sum(-1).mean()

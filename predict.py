@@ -9,8 +9,7 @@ command are in evaluation/prediction.py. `predict` and `table` do the same from 
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from support.command import (DATA, PAPER, PICTURES, WHAT, BadInput, Settings, check, opt, run,
-                             write_json)
+from support.command import DATA, PAPER, PICTURES, WHAT, BadInput, Settings, opt, run, write_json
 from support.flags import TEACHER, TEACHER_WEIGHTS, adopt_teacher
 
 TOP = 5                   # steps listed for a window; next steps and futures that are printed
@@ -134,23 +133,20 @@ def aligned(head, lines, true):
 
 def table(content):
     """The JSON's content as text: the windows, and the first TOP of next steps and futures."""
-    def percent(p):
-        return f"{100 * p:.0f} %"
-
     truth = content.get("truth", {"clips": [], "next": [], "futures": []})
     bayes, following = {row["step"]: row["p"] for row in truth["next"]}, content["next"][:TOP]
     text = [content["video"] + " of the embedded world" * ("truth" in content), *aligned(
         ["observed", "shows"],
         [[f"{clip['start']:.1f} - {clip['end']:.1f} s",
-          ", ".join(f"{row['step']} {percent(row['p'])}" for row in clip["steps"][:2])]
+          ", ".join(f"{row['step']} {row['p']:.0%}" for row in clip["steps"][:2])]
          for clip in content["clips"]], [step or "-" for step in truth["clips"]])]
     if following:
-        text += aligned(["next", "p"], [[row["step"], percent(row["p"])] for row in following],
-                        [percent(bayes.get(row["step"], 0.0)) for row in following if bayes])
+        text += aligned(["next", "p"], [[row["step"], f"{row['p']:.0%}"] for row in following],
+                        [f"{bayes.get(row['step'], 0.0):.0%}" for row in following if bayes])
         text += aligned(["futures", "share"],
-                        [[", ".join(future["steps"]), percent(future["share"])]
+                        [[", ".join(future["steps"]), f"{future['share']:.0%}"]
                          for future in content["futures"][:TOP]],
-                        [percent(future["share"]) for future in truth["futures"][:TOP]])
+                        [f"{future['share']:.0%}" for future in truth["futures"][:TOP]])
         text += ["", "  p is the mean probability over the samples; share is how many samples have "
                  "that future"]
     if "truth" in content:

@@ -149,9 +149,6 @@ class FinetuneSettings(LabeledSettings):
                     choices=("classify", "forecast", "activity"))
     init: Path = opt("start from this checkpoint: a run folder, or a file, also a published one",
                      Path("runs/pretrain"), WHAT)
-    data: str = opt("toy: the embedded world; coin: COIN with videos, or with a features file; "
-                    "epic: EPIC-Kitchens-100, verbs and nouns, f and the classifier", "toy", DATA,
-                    choices=("toy", "coin", "epic"))
     toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1)
     labels: float = opt("share of the labeled videos that is used", 1.0, DATA, above=0, high=1)
     epochs: float = opt("times each sample is seen; default the paper's 15, and 60 for activities, "

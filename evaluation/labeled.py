@@ -108,6 +108,8 @@ def open_labeled(settings, split, model, path, device, required=True, with_teach
         return source, cached_texts(teacher, grammar.STEPS) if named else None
     if epic:
         view, videos = view._replace(frames=EPIC_FRAMES), listings.load_epic(settings.annotations)
+        require(videos[0].steps[0].label != (None, None), f"{settings.annotations}: has no labels: "
+                "is it the test list? EPIC_100_train.csv or EPIC_100_validation.csv is needed")
     elif settings.annotations.suffix == ".csv":        # it holds one split, and no names
         videos, names = listings.load_released_csv(settings.annotations, settings.task), None
     else:

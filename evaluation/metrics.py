@@ -1,4 +1,4 @@
-"""Scores of forecasts: top-k, oracle, total variation, temperature, bigrams, intervals.
+"""Scores of forecasts: top-k, oracle, total variation, temperature, bigrams.
 
 M samples (forecasts), K steps or classes, R draws per sample, V videos of N clips. labels (M,)
 int64, the correct class, 0 to K - 1; draws (M, R) int64, the class of each sampled forecast.
@@ -114,20 +114,3 @@ def bigram_forecast(counts, posterior):
     seen = counts.sum(1, keepdim=True) > 0                               # (K, 1)
     rows = torch.where(seen, counts, any_class)
     return posterior.double() @ (rows / rows.sum(1, keepdim=True))       # (M, K)
-
-
-def paired_bootstrap(a, b, groups):
-    """Mean of a - b over the same samples, with its 95 % percentile interval: (mean, low, high).
-
-    a, b: (M,), scores of two methods. groups: (M,) int64, the video of each sample; whole groups
-    are resampled, since clips of a video are not independent.
-    """
-    difference = a.double() - b.double()
-    _, member, size = groups.unique(return_inverse=True, return_counts=True)
-    G, total = len(size), torch.bincount(member, difference)             # (G,) sums
-    generator, means = torch.Generator().manual_seed(0), []
-    for _ in range(2000):                                                # (2000, G) may not fit
-        chosen = torch.randint(G, (G,), generator=generator)
-        means.append(total[chosen].sum() / size[chosen].sum())
-    low, high = torch.stack(means).quantile(torch.tensor([.025, .975], dtype=total.dtype)).tolist()
-    return difference.mean().item(), low, high

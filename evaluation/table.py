@@ -12,7 +12,6 @@ MEANINGS = {
     **dict.fromkeys(("clip", "teacher"), "baseline: the teacher alone"),
     **dict.fromkeys(("ideal_expectation", "ideal_oracle", "ideal_distinct"),
                     "samples of the exact distribution"),
-    "ours_minus_teacher": "% more than the teacher, and the 95 % interval",
     "distinct": "different steps among the samples", "bayes_top1": "ceiling, from the true steps",
     "bayes_top1_pixels": "from what the model sees", "form": "the same, had the model the best h",
     "tv_ideal": "the value for exact samples", "model": "the model",

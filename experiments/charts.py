@@ -55,11 +55,6 @@ def save(path, draw, *args):
         write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:] or "png"))
 
 
-def percent(p):
-    """A share as text: 0.234 -> "23 %"."""
-    return f"{100 * p:.0f} %"
-
-
 def folded(text, width=15, lines=2):
     """Text on at most `lines` lines of `width` characters, ending in "..." if cut."""
     return "\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder=" ..."))
@@ -148,7 +143,7 @@ def plot_forecast(content, pictures, painted):
     figure = new_figure(sum(sides), sum(heights))
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
 
-    captions = [folded(clip["steps"][0]["step"], 14, 3) + "\n" + percent(clip["steps"][0]["p"])
+    captions = [folded(clip["steps"][0]["step"], 14, 3) + f"\n{clip['steps'][0]['p']:.0%}"
                 for clip in clips]
     for i, step in enumerate(truth["clips"]):
         captions[i] += "\n" + folded(f"true: {step or 'none'}", 14)
@@ -188,7 +183,7 @@ def plot_bars(axes, rows, true):
         axes.barh(places, true_p, 0.4, align="edge", label="true", **TRUE)
         axes.legend(loc="lower right")
     for bars in axes.containers:
-        axes.bar_label(bars, fmt=percent, padding=3)
+        axes.bar_label(bars, fmt="{:.0%}", padding=3)
     axes.set_yticks(places, [folded(step) for step in steps])
     axes.tick_params(left=False)
     axes.spines["bottom"].set_visible(False)
@@ -219,16 +214,16 @@ def plot_tree(axes, futures, true):
     for prefix, (row, share) in tree.items():
         depth, text = len(prefix), "now"
         if prefix:
-            text = f"{folded(prefix[-1])}\n{percent(share)}"
+            text = f"{folded(prefix[-1])}\n{share:.0%}"
             axes.plot([depth - 1, depth - 0.6, depth], [tree[prefix[:-1]][0], row, row], color=BLUE,
                       alpha=0.45, linewidth=1 + 12 * share, solid_capstyle="round", zorder=1)
         axes.text(depth, row, text, ha="center", va="center", zorder=2, bbox=BOX)
         if prefix in true:
-            axes.text(depth + 0.45, row, f"true: {percent(true[prefix])}", va="center")
+            axes.text(depth + 0.45, row, f"true: {true[prefix]:.0%}", va="center")
     drawn = [*futures.values()][:LEAVES]
     axes.set(xlim=(-0.25, max(map(len, tree)) + (1.0 if true else 0.5)),
              ylim=(len(drawn) - 0.4, -0.6), title="Futures: share of the samples, "
-             f"{percent(sum(drawn))} shown ({len(futures)} different)")
+             f"{sum(drawn):.0%} shown ({len(futures)} different)")
     axes.axis("off")
 
 

@@ -8,7 +8,7 @@ import functools
 import numpy as np
 import torch
 
-from data import Loaded, Video, frame_times, sentence_windows, step_windows, window_around
+from data import Loaded, Video, frame_times, sentence_windows, window_around
 from files import annotations, listings
 from files.captions import Captions
 from files.video import (Unreadable, duration, evaluation_view, find_videos, read_frames,
@@ -46,7 +46,7 @@ class FeatureSource(Source):
 
     def pretrain_windows(self, video, rng):
         """Windows of one pass over a video: its annotated steps; their labels stay unused."""
-        return step_windows(self.videos[video].steps)
+        return np.array([step[:2] for step in self.videos[video].steps])
 
     def load(self, requests, rng=None):
         """The rows (C, D) float32 nearest to the windows' middles -> Loaded; views: the same."""

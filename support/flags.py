@@ -36,7 +36,10 @@ def adopt_teacher(settings, checkpoint):
 
 @dataclass(frozen=True)
 class LabeledSettings(RunSettings):
-    """Flags of the commands that read labeled videos. They add --data and --task."""
+    """Flags of the commands that read labeled videos. They add --task."""
+    data: str = opt("toy: the embedded world; coin: COIN with videos, or with a features file; "
+                    "epic: EPIC-Kitchens-100, verbs and nouns", "toy", DATA,
+                    choices=("toy", "coin", "epic"))
     annotations: Path = opt("COIN.json or a released csv, or EPIC's csv", None, DATA,
                             data=COIN + EPIC)
     videos: Path = opt("folder of videos, ID.mp4 and the like", None, DATA)

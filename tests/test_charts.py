@@ -72,13 +72,13 @@ def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
     for axes, picture in zip(strip, pictures):
         assert np.array_equal(axes.images[0].get_array(), picture.transpose(1, 2, 0))
     assert [axes.get_xlabel() for axes in below] == ["a", "c"]
-    assert strip[3].get_xlabel() == "step 3\n50 %" + ("\ntrue: a" if truth else "")
+    assert strip[3].get_xlabel() == "step 3\n50%" + ("\ntrue: a" if truth else "")
     widths = [bar.get_width() for bar in bars.patches]
     assert widths == [0.6, 0.3, 0.1] + ([0.1, 0.0, 0.9] if truth else [])
     assert texts(bars.get_yticklabels()) == ["a", "c", "b"]
-    assert texts(bars.texts) == ["60 %", "30 %", "10 %"] + ["10 %", "0 %", "90 %"] * truth
-    assert sorted(texts(tree.texts)) == ["a\n70 %", "b\n30 %", "b\n50 %", "c\n20 %", "c\n30 %",
-                                         "now"] + ["true: 25 %"] * 3 * truth
+    assert texts(bars.texts) == ["60%", "30%", "10%"] + ["10%", "0%", "90%"] * truth
+    assert sorted(texts(tree.texts)) == ["a\n70%", "b\n30%", "b\n50%", "c\n20%", "c\n30%",
+                                         "now"] + ["true: 25%"] * 3 * truth
     charts.save(tmp_path / "a.png", lambda: figure)
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from evaluation.metrics import (bigram_counts, bigram_forecast, by_class, distinct,
-                                fit_temperature, oracle_correct, oracle_softmax,
-                                paired_bootstrap, topk_correct, total_variation)
+                                fit_temperature, oracle_correct, oracle_softmax, topk_correct,
+                                total_variation)
 
 
 def random(*shape, seed=0):
@@ -121,34 +121,3 @@ def test_bigram_forecast_equals_the_sum_over_the_last_step():
             for p in posterior.tolist()]
     torch.testing.assert_close(bigram_forecast(counts, posterior), torch.tensor(slow).double())
     assert bigram_forecast(torch.zeros(2, 2).double(), torch.eye(2)).eq(.5).all()
-
-
-def test_bootstrap_resamples_whole_groups_of_any_size():
-    """Catches: an unpaired interval (a and b resampled apart), 90 % for 95 %, b - a for a - b;
-    groups ignored (interval too narrow by the root of the group size), group means averaged with
-    equal weight, group ids that are not 0..G-1; NaN for M = 1, bools refused, an empty list scored
-    as NaN. Without groups, the width is that of the textbook formula."""
-    size = torch.arange(300) % 7 + 1                               # 1 to 7 forecasts per video
-    shared = torch.randn(300, generator=torch.Generator().manual_seed(0)).double()
-    groups = torch.arange(300).repeat_interleave(size) * 13 - 5
-    d = shared.repeat_interleave(size)
-    b = 10 * random(len(d), seed=1)
-    mean, low, high = paired_bootstrap(b + d, b, groups)
-    value, many = shared.numpy(), size.numpy()
-    rng, slow = np.random.default_rng(0), []
-    for _ in range(2000):
-        chosen = rng.integers(300, size=300)
-        slow.append(np.repeat(value[chosen], many[chosen]).mean())
-    assert mean == pytest.approx(d.mean().item())
-    width = np.quantile(slow, .975) - np.quantile(slow, .025)
-    assert (low, high) == pytest.approx(np.quantile(slow, [.025, .975]), abs=.08 * width)
-    mixed = torch.randperm(len(d), generator=torch.Generator().manual_seed(1))
-    again = paired_bootstrap(d[mixed], torch.zeros_like(d), groups[mixed])
-    assert again == pytest.approx((mean, low, high))
-
-    error = 1.96 * d.std().item() / math.sqrt(len(d))
-    each = torch.arange(len(d))
-    alone = paired_bootstrap(b + d, b, each)
-    assert alone == pytest.approx((mean, mean - error, mean + error), abs=.12 * error)
-    assert paired_bootstrap(b + d, b, each) == alone               # drawn from a seed
-    assert paired_bootstrap(torch.tensor([True]), torch.tensor([False]), each[:1]) == (1, 1, 1)

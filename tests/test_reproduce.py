@@ -280,22 +280,22 @@ def test_cells_are_means_over_seeds(monkeypatch):
     """Catches: seeds of another recipe or task in a cell, a deviation of one seed, of M for M - 1,
     a number that is None counted as 0, an interval's ends exchanged."""
     row = ["mask", "mask classify top1.ours", "mask forecast top1.zero_noise",
-           "mask classify top1.teacher", "mask classify ours_minus_teacher.1"]
+           "mask classify top1.teacher", "mask infill by_position.1"]
     monkeypatch.setitem(TABLES, "table-D", {"title": "T", "columns": list("abcde"), "rows": [row]})
     for recipe in ("mask", "coin-mask"):
         for seed, value in (("1", 10.0), ("2", 20.0), ("30", 33.0)):
             folder = Path(f"out/{recipe}-{seed}")
             folder.mkdir(parents=True)
             (folder / "classify.json").write_text(json.dumps(
-                {"top1": {"ours": value + (recipe != "mask"), "teacher": None},
-                 "ours_minus_teacher": [1, .25, 3]}))
+                {"top1": {"ours": value + (recipe != "mask"), "teacher": None}}))
+            (folder / "infill.json").write_text('{"by_position": [1, 0.25, 3]}')
     Path("out/mask-1/forecast.json").write_text('{"top1": {"zero_noise": 5}}')
     results = tables.collect(Path("out"), Path("experiments/results.json"))
     assert results[row[1]] == {"1": 10.0, "2": 20.0, "30": 33.0} and row[3] not in results
     text = tables.markdown("table-D", results)
     assert [cell.strip() for cell in text.split("\n")[4].split("|")] == [
         "", "mask", "21.0 ± 11.5", "5.00", "not run", "0.250", ""]
-    assert text.endswith(": mask classify: 1, 2, 30; mask forecast: 1.\n")
+    assert text.endswith(": mask classify: 1, 2, 30; mask forecast: 1; mask infill: 1, 2, 30.\n")
 
 
 def measured(outcomes):

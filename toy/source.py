@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from data import Loaded, frame_times, sentence_windows, step_windows
+from data import Loaded, frame_times, sentence_windows
 from pseudo_labels import Teacher
 from toy import grammar, render, teacher as toy_teacher
 
@@ -54,9 +54,9 @@ class ToySource:
         return self.narration[video]
 
     def pretrain_windows(self, video, rng):
-        """Windows of one pass over a video; see `sentence_windows`, `step_windows`."""
+        """Windows of one pass over a video: its annotated steps, or `sentence_windows`."""
         if self.annotated:
-            return step_windows(self.videos[video].steps)
+            return np.array([step[:2] for step in self.videos[video].steps])
         return sentence_windows(self.sentences(video), self.duration(video), rng)
 
     def load(self, requests, rng=None):

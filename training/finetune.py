@@ -29,7 +29,7 @@ from data import EPIC_FRAMES, EPIC_SECONDS, random_window, samples_of
 from evaluation.embedding import encode_samples, load_samples
 from evaluation.labeled import open_labeled, require_width
 from files import listings
-from support.command import check, require, write_json
+from support.command import check, require
 from support.device import mixed_precision, pick_device
 from support.workers import prefetch
 from training.run import (Run, Stage, learning_rate, prepare_run, report_missing,
@@ -100,8 +100,6 @@ def count_classes(settings, source, texts):
 def labeled_samples(settings, source):
     """The task's samples of --labels of the videos, drawn from the seed; BadInput if none."""
     samples = samples_of(settings.task, source.videos)
-    require(all(sample.label != (None, None) for sample in samples), f"{settings.annotations}: has "
-            "no labels (is it the test list?); to fine-tune, EPIC_100_train.csv is needed")
     videos = sorted({sample.video for sample in samples})
     order = np.random.default_rng((settings.seed, 4)).permutation(videos)
     chosen = set(order[:math.ceil(settings.labels * len(videos))].tolist())
@@ -136,15 +134,6 @@ def set_up(settings):
         model, arguments = extend(init, arguments, settings, texts,
                                   count_classes(settings, source, texts))
     return model.to(device), arguments, source, samples, device, resumed
-
-
-def make_optimizer(model, parts):
-    """AdamW on the classifier and `parts` of the model; everything else is frozen."""
-    model.requires_grad_(False)
-    for part in (model.classifier, *parts):
-        part.requires_grad_(True)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    return torch.optim.AdamW(trained, lr=0.0, weight_decay=WEIGHT_DECAY)
 
 
 # --- Steps ---
@@ -207,15 +196,18 @@ def finetune(settings):
         parts, make = [model.encoder], functools.partial(load_actions, source, samples, settings)
     else:
         x, _, samples = encode_samples(model.eval(), source, samples, settings, device)
-        if source.unreadable:
-            write_json(settings.out / "unreadable.json", source.unreadable)
         y = torch.tensor([sample.label for sample in samples], device=device)
         parts = [] if settings.task == "classify" else [model.denoiser]
-    optimizer, count = make_optimizer(model, parts), len(samples)
+    for part in (model.requires_grad_(False).classifier, *parts):              # the rest is frozen
+        part.requires_grad_(True)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.0,
+                                  weight_decay=WEIGHT_DECAY)
+    count = len(samples)
     steps = max(1, round(settings.epochs * max(count // settings.batch, 1)))
     stage = Stage("finetune", range(steps), settings.batch, settings.lr, settings.epochs)
     print(f"{count} samples, {steps} steps, on {device}")
     run = Run(settings, model, arguments, [stage], resumed)
+    run.add_unreadable(source.unreadable, source)
     left = run.steps_left(stage)
     items = prefetch(make, left, settings.workers) if epic else left
     for step, item in run.steps(stage, optimizer, items):

@@ -3,7 +3,6 @@ import json
 import math
 import os
 import re
-import reprlib
 import subprocess
 import sys
 import time
@@ -168,7 +167,7 @@ class Run:
         require(not resumed or [name] == [stage.name for stage in stages
                                           if self.first - 1 in stage.span],
                 f"--resume: the checkpoint in {settings.out} is of step {self.first}, stage "
-                f"{reprlib.repr(name)}, which this run does not have; were videos added or removed "
+                f"{name!r:.40}, which this run does not have; were videos added or removed "
                 "since?")
         if self.first == stages[-1].span.stop:
             print(f"{settings.out}/{NEWEST}: finished before, {self.first} steps")
