@@ -16,8 +16,8 @@ The teacher is any open_clip model: ViT-B/16 with OpenAI's weights for real vide
 embeds a list of phrases.
 """
 if __name__ == "__main__":                  # before torch is imported: --help does not need it
-    from files.commands import embed_texts
-    raise SystemExit(embed_texts())
+    from files.commands import TextSettings, run, start
+    raise SystemExit(run(start, TextSettings))
 
 import torch
 from torch.nn import functional

@@ -5,10 +5,8 @@ K classes, N windows, D embedding. Times are in seconds. Rows of npz files count
 import json
 import re
 import reprlib
-import zipfile
 import zlib
 from dataclasses import dataclass
-from tokenize import TokenError
 
 import numpy as np
 
@@ -20,8 +18,6 @@ from support.command import BadInput, require
 SUBSETS = {"training": "train", "testing": "test", "validation": "test"}    # COIN.json -> here
 # Of an array of an npz file: kinds of its dtype, its dimensions, and both in words.
 TEXT, FLOATS, NUMBERS = ("U", 1, "text (N,)"), ("f", 2, "floats (N, D)"), ("fiu", 1, "numbers (N,)")
-DAMAGED = (OSError, ValueError, EOFError, MemoryError, RuntimeError, TokenError,    # of np.load
-           zipfile.BadZipFile, zlib.error)
 
 
 def load_coin(path):
@@ -162,7 +158,7 @@ def load_teacher_rows(path, width):
     """`data.py teach`'s file of one video: (n, D = width) finite float32, row i is second i."""
     try:
         rows = np.load(path, allow_pickle=False)
-    except DAMAGED as error:
+    except Exception as error:                         # numpy has no class for a damaged file
         raise BadInput(f"{path}: {error}; remove it, or make it again with data.py teach") from None
     require(rows.dtype.kind == "f" and rows.ndim == 2 and len(rows) and rows.shape[1] == width
             and np.isfinite(rows).all(), f"{path}: {rows.dtype} {rows.shape}; finite floats "
@@ -178,7 +174,7 @@ def read_rows(path, **needed):
             require(not absent, f"no array {', '.join(absent)} (it has {', '.join(file.files)})")
             arrays = [np.asarray(file[key]) for key in needed]
             arrays = [np.asarray(array, array.dtype.newbyteorder("="), "C") for array in arrays]
-    except DAMAGED as error:
+    except Exception as error:                         # numpy has no class for a damaged file
         raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}; an npz file with "
                        f"{', '.join(needed)} is needed, without object arrays") from None
     for (key, (kinds, dimensions, words)), array in zip(needed.items(), arrays):

@@ -9,6 +9,7 @@ import html
 import os
 import re
 import reprlib
+from itertools import takewhile
 from pathlib import Path
 
 from files.text import read_json, read_table, read_text
@@ -99,26 +100,21 @@ def read_file(path):
 def read_cues(path):
     """Cues of an srt or vtt file -> its sentences, without tags, in the file's order."""
     text = read_text(path, NARRATION, errors="replace")
-    cues, lines = [], []                    # lines: of the cue being read; of none between cues
-    for number, line in enumerate(text.split("\n"), start=1):
+    require("-->" in text or text.startswith("WEBVTT"), f"{path}:1: no line as 00:01:02,500 --> "
+            "00:01:04,000 in it: no subtitles")
+    rows, lines = [], text.split("\n")
+    for number, line in enumerate(lines, start=1):
         if "-->" in line:
             times = CUE.fullmatch(line)
             require(times, f"{path}:{number}: {line.strip()[:80]!r} is not a time as in "
                     "00:01:02,500 --> 00:01:04,000")
-            lines = []
-            cues.append((number, times.groups(), lines))
-        elif line:
-            lines.append(line)
-        else:                               # only an empty line ends a cue: YouTube writes blanks
-            lines = []
-    require(cues or text.startswith("WEBVTT"), f"{path}:1: no line as 00:01:02,500 --> "
-            "00:01:04,000 in it: no subtitles")
-    rows = []
-    for number, times, lines in cues:
-        start, end = (60 * (60 * int(hours or 0) + int(minutes)) + float(seconds.replace(",", "."))
-                      for hours, minutes, seconds in (times[:3], times[3:]))
-        spoken = html.unescape(TAG.sub("", " ".join(lines)))
-        rows += sentence(f"{path}:{number}", start, end, spoken)
+            start, end = (3600 * int(hours or 0) + 60 * int(minutes)
+                          + float(seconds.replace(",", "."))
+                          for hours, minutes, seconds in (times.groups()[:3], times.groups()[3:]))
+            # Only an empty line ends a cue: YouTube writes blanks.
+            shown = takewhile(lambda line: line and "-->" not in line, lines[number:])
+            spoken = html.unescape(TAG.sub("", " ".join(shown)))
+            rows += sentence(f"{path}:{number}", start, end, spoken)
     return rows
 
 

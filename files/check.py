@@ -1,5 +1,4 @@
 """`data.py check`: what annotations or captions hold, and what of it is present and readable."""
-import functools
 import json
 
 from tqdm import tqdm
@@ -7,13 +6,14 @@ from tqdm import tqdm
 from data import Video, samples_of
 from files import annotations, listings
 from files.captions import Captions
-from files.video import attempt, duration, find_videos, read_frames
+from files.video import Unreadable, duration, find_videos, read_frames
 from support.command import BadInput, write_json
 from support.workers import prefetch
 
 
-def read_ends(name, path, end):
-    """Read the first picture of a video and the one at `end` s; None: where the video ends."""
+def read_ends(video):
+    """Read the first picture of (id, path, end) and the one at `end` s; None: where it ends."""
+    _, path, end = video
     read_frames(path, [0.0, duration(path) if end is None else end], 32)
 
 
@@ -25,8 +25,8 @@ def try_videos(settings, videos):
             for video in videos}                       # s
     paths = find_videos(settings.videos)
     present = [(name, paths[name], end) for name, end in ends.items() if name in paths]
-    tried = prefetch(functools.partial(attempt, read_ends), present, settings.workers, "read")
-    return paths, {name: reason for name, _, reason in tried if reason}
+    tried = prefetch(read_ends, present, settings.workers, "read", (Unreadable,))
+    return paths, {name: str(error) for error, (name, *_) in zip(tried, present) if error}
 
 
 def count_videos(listed, paths, bad):

@@ -115,13 +115,3 @@ def main():
         return
     require(given in COMMANDS, f"{given}: not a command; use one of {', '.join(COMMANDS)}")
     run(start, COMMANDS[given], sys.argv[2:], command=given)
-
-
-def embed_texts():
-    """`python pseudo_labels.py ...`"""
-    run(start, TextSettings)
-
-
-def make_toy_teacher():
-    """`python -m toy.teacher ...`"""
-    run(start, ToyTeacherSettings)

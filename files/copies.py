@@ -4,7 +4,7 @@ import functools
 import numpy as np
 
 from files.listings import load_phrases
-from files.video import (attempt, duration, evaluation_view, find_videos, is_whole, read_frames,
+from files.video import (Unreadable, duration, evaluation_view, find_videos, is_whole, read_frames,
                          short_side_for, shrink)
 from support.command import require, write_atomically
 from support.device import pick_device
@@ -13,18 +13,17 @@ from support.workers import prefetch
 from weights.teacher import open_teacher
 
 
-def make_missing(out, suffix, make, is_whole, name, path):
-    """None if out/ID`suffix` is there and whole, else make(id, path)."""
-    target = out / f"{name}{suffix}"
-    return None if target.exists() and is_whole(target) else make(name, path)
+def make_missing(make, is_whole, item):
+    """make(path, target) for an item (path, target); False if the target is there and whole."""
+    return False if item[1].exists() and is_whole(item[1]) else make(*item)
 
 
-def for_each_video(settings, suffix, make, is_whole, save):
+def made_files(settings, suffix, make, is_whole):
     """Fill the folder --out: one ID`suffix` per video; those that have a whole one are left out.
 
-    make: (id, path) -> not None, called in the workers. save: (path of ID`suffix`, that), here.
+    make: (path, path of ID`suffix`) -> not False, called in the workers.
     is_whole: (path of ID`suffix`) -> bool, whether it can be read.
-    BadInput if there is no video, or none that can be read.
+    Yields (path of ID`suffix`, what `make` gave). BadInput if no video is there, or can be read.
     """
     require(settings.out.resolve() != settings.videos.resolve(), f"--out {settings.out}: is the "
             "folder of videos; name another")
@@ -32,14 +31,15 @@ def for_each_video(settings, suffix, make, is_whole, save):
     require(found, f"--videos {settings.videos}: no video below it")
     settings.out.mkdir(parents=True, exist_ok=True)
     lock(settings.out)
-    make = functools.partial(attempt, functools.partial(
-        make_missing, settings.out, suffix, make, is_whole))
+    items = [(path, settings.out / f"{name}{suffix}") for name, path in found.items()]
+    results = prefetch(functools.partial(make_missing, make, is_whole), items, settings.workers,
+                       "write", (Unreadable,))
     bad, count = {}, 0
-    for name, made, reason in prefetch(make, list(found.items()), settings.workers, "write"):
-        if reason:
-            bad[name] = reason
-        elif made is not None:
-            save(settings.out / f"{name}{suffix}", made)
+    for made, name, (_, target) in zip(results, found, items):
+        if isinstance(made, Unreadable):
+            bad[name] = made
+        elif made is not False:
+            yield target, made
             count += 1
     for name, reason in bad.items():
         print(f"unreadable: {name}: {reason}")
@@ -49,19 +49,14 @@ def for_each_video(settings, suffix, make, is_whole, save):
             f"--videos {settings.videos}: not one of {len(found)} videos can be read")
 
 
-def shrink_one(settings, name, path):
-    """Write the copy of one video."""
-    shrink(path, settings.out / f"{name}.mp4", settings.fps, settings.short_side)
-    return True
-
-
 def shrink_all(settings):
-    """Small copies of all videos of a folder."""
-    for_each_video(settings, ".mp4", functools.partial(shrink_one, settings), is_whole,
-                   lambda path, made: None)
+    """Small copies of all videos of a folder, written by the workers."""
+    make = functools.partial(shrink, fps=settings.fps, short_side=settings.short_side)
+    for _ in made_files(settings, ".mp4", make, is_whole):
+        pass
 
 
-def every_second(size, name, path):
+def every_second(path, target, size):
     """One video as the teacher sees it at 0.5, 1.5, ... s: (n, 3, size, size) uint8."""
     times = np.arange(0.5, max(duration(path), 1.0))
     return evaluation_view(read_frames(path, times, short_side_for(size)), size)
@@ -78,13 +73,11 @@ def has_rows(path):
 def encode_all(settings):
     """The teacher's features of a folder's videos: ID.npy, (n, D) float16, row i = second i."""
     teacher = open_teacher(settings.clip, settings.clip_weights, pick_device(settings.device))
-
-    def save(path, frames):
+    make = functools.partial(every_second, size=teacher.size)
+    for target, frames in made_files(settings, ".npy", make, has_rows):
         rows = np.concatenate([teacher.encode_frames(part).cpu().numpy()
                                for part in frames.split(256)])
-        write_atomically(path, lambda file: np.save(file, rows.astype(np.float16)))
-
-    for_each_video(settings, ".npy", functools.partial(every_second, teacher.size), has_rows, save)
+        write_atomically(target, lambda file: np.save(file, rows.astype(np.float16)))
 
 
 def write_texts(settings):

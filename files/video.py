@@ -33,14 +33,6 @@ class Unreadable(Exception):
     """A file that cannot be opened or decoded, has no video, or ends before the requested time."""
 
 
-def attempt(make, item):
-    """make(*item), an id and more, in a worker: (id, made, None), or (id, None, reason)."""
-    try:
-        return item[0], make(*item), None
-    except Unreadable as error:
-        return item[0], None, str(error)
-
-
 # --- Files ---
 def find_videos(folder):
     """{stem: path, a str} of all videos below a folder, by suffix (upper or lower case).

@@ -46,15 +46,6 @@ def end_if_signaled():
         raise KeyboardInterrupt
 
 
-def explain(error):
-    """The line about too little memory, which torch or Python may raise anywhere; None: a bug."""
-    text = str(error)
-    if isinstance(error, MemoryError) or any(word in text.lower() for word in MEMORY):
-        return (f"{text or 'out of memory'}; if memory is short, use a smaller --micro-batch or "
-                "--batch, or fewer --workers, where the command has them")
-    return None
-
-
 @contextmanager
 def ending():
     """Within it errors and signals end the program as `command.run` says."""
@@ -74,10 +65,12 @@ def ending():
         status, line = 1, error
     except (BadInput, OSError) as error:
         status, line = 2, error
-    except Exception as error:
-        status, line = 2, explain(error)
-        if line is None and not came:
-            raise
+    except Exception as error:             # too little memory, which torch may raise anywhere
+        short = isinstance(error, MemoryError) or any(word in str(error).lower() for word in MEMORY)
+        if not short and not came:
+            raise                          # a bug
+        status, line = 2, (f"{str(error) or 'out of memory'}; if memory is short, use a smaller "
+                           "--micro-batch or --batch, or fewer --workers, if the command has them")
     if came:
         status, line = came.pop(), None
     try:

@@ -10,11 +10,11 @@ from tqdm import tqdm
 from support.process import BadInput, end_if_signaled, locks
 
 
-def attempt(make, item):
+def attempt(make, kept, item):
     """make(item), or its error: raised in a worker, it would lose its one line."""
     try:
         return make(item)
-    except (BadInput, OSError, MemoryError) as error:
+    except (BadInput, OSError, MemoryError, *kept) as error:
         return error
 
 
@@ -29,15 +29,16 @@ def leave_group(worker):
         os.close(locks.popitem()[1])
 
 
-def prefetch(make, items, workers, title=None):
+def prefetch(make, items, workers, title=None, kept=()):
     """Yield make(item) for each item, in order, made ahead by worker processes (0: none).
 
     If there is a GPU, tensors are pinned, so that copies to it do not block. title: of the bar.
-    Raises: what `make` raises; RuntimeError if a worker dies.
+    Raises: what `make` raises, but errors of the classes `kept` are yielded in place of a result;
+            RuntimeError if a worker dies.
     """
     # without a batch size, collate_fn gets one item at a time, in the worker
     loader = torch.utils.data.DataLoader(items, batch_size=None, num_workers=workers,
-                                         collate_fn=functools.partial(attempt, make),
+                                         collate_fn=functools.partial(attempt, make, kept),
                                          worker_init_fn=leave_group,
                                          pin_memory=torch.cuda.is_available())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -47,6 +48,6 @@ def prefetch(make, items, workers, title=None):
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     for made in tqdm(ahead, title, len(items), mininterval=1, disable=title is None):
         end_if_signaled()
-        if isinstance(made, Exception):
+        if isinstance(made, Exception) and not isinstance(made, kept):
             raise made
         yield made

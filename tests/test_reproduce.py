@@ -295,7 +295,7 @@ def test_cells_are_means_over_seeds(monkeypatch):
     text = tables.markdown("table-D", results)
     assert [cell.strip() for cell in text.split("\n")[4].split("|")] == [
         "", "mask", "21.0 ± 11.5", "5.00", "not run", "0.250", ""]
-    assert text.endswith(": mask classify: 1, 2, 30; mask forecast: 1; mask infill: 1, 2, 30.\n")
+    assert text.endswith(": mask classify, mask infill: 1, 2, 30; mask forecast: 1.\n")
 
 
 def measured(outcomes):

@@ -3,8 +3,8 @@
 Its weights come with the code, teacher.safetensors; `python -m toy.teacher` makes that file again.
 """
 if __name__ == "__main__":                  # before torch is imported: --help does not need it
-    from files.commands import make_toy_teacher
-    raise SystemExit(make_toy_teacher())
+    from files.commands import ToyTeacherSettings, run, start
+    raise SystemExit(run(start, ToyTeacherSettings))
 
 import hashlib
 import json

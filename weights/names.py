@@ -44,22 +44,17 @@ RENAMES = (                    # (regular expression, replacement), one after th
     (r"^(blocks\.\d+)\.mlp\.(0|linear_1)\.", r"\1.mlp.fc1."),
     (r"^(blocks\.\d+)\.mlp\.(3|linear_2)\.", r"\1.mlp.fc2."), (r"^heads\.head\.", "head."),
     # the release
-    (r"^order_tfm\.", "denoiser."), (r"^denoiser\.type_embedding\.", "denoiser.role."),
-    (r"^denoiser\.temporalEmbedding\.", "denoiser.position."),
-    (r"^denoiser\.temporalModelling\.", "denoiser.transformer."),
-    (r"^denoiser\.time_mlp\.1\.", "denoiser.level.0."),
-    (r"^denoiser\.time_mlp\.3\.", "denoiser.level.2."),
+    (r"^order_tfm\.", "denoiser."), (r"\.type_embedding\.", ".role."),
+    (r"\.temporalEmbedding\.", ".position."), (r"\.temporalModelling\.", ".transformer."),
+    (r"\.time_mlp\.1\.", ".level.0."), (r"\.time_mlp\.3\.", ".level.2."),
     (r"^head_(cls|v|n)\.", r"classifier.\1."), (r"^video_encoder\.", "encoder.body."),
     (r"^(?!denoiser|classifier|encoder\.)", "encoder."),
     # SlowFast's MViT-v2, as torchvision names it
     (r"^encoder\.body\.cls_token$", TOKEN),
     (r"^encoder\.body\.patch_embed\.proj\.", "encoder.body.conv_proj."),
-    (r"^(encoder\.body\.blocks\.\d+)\.proj\.", r"\1.project."),
-    (r"^(encoder\.body\..*\.attn)\.proj\.", r"\1.project.0."),
-    (r"^(encoder\.body\..*\.attn\.pool_[qkv])\.weight$", r"\1.pool.weight"),
-    (r"^(encoder\.body\..*\.attn)\.norm_([qkv])\.", r"\1.pool_\2.norm_act.0."),
-    (r"^(encoder\.body\..*\.mlp)\.fc1\.", r"\1.0."),
-    (r"^(encoder\.body\..*\.mlp)\.fc2\.", r"\1.3."))
+    (r"(body\.blocks\.\d+)\.proj\.", r"\1.project."), (r"(body\..*attn)\.proj\.", r"\1.project.0."),
+    (r"(\.pool_[qkv])\.weight$", r"\1.pool.weight"), (r"\.norm_([qkv])\.", r".pool_\1.norm_act.0."),
+    (r"(body\..*\.mlp)\.fc1\.", r"\1.0."), (r"(body\..*\.mlp)\.fc2\.", r"\1.3."))
 
 
 @contextmanager

@@ -9,16 +9,6 @@ from support.device import require_finite
 from weights.names import fetching
 
 
-def check_names(clip, weights):
-    """BadInput unless open_clip has the model, and the tag `weights` fits its activation."""
-    models, tag = open_clip.list_models(), open_clip.get_pretrained_cfg(clip, weights)
-    check(clip in models, "clip", clip, "no such model; open_clip.list_models() names all; or "
-          "local-dir:DIR")
-    check(not tag.get("quick_gelu") or open_clip.get_model_config(clip).get("quick_gelu"), "clip",
-          clip, f"the weights {weights} were trained with the activation QuickGELU, which this "
-          f"model lacks; use --clip {clip}-quickgelu")
-
-
 def open_teacher(clip, weights=None, device="cpu"):
     """A pre-trained image-language model by name -> Teacher, with its own picture preprocessing.
 
@@ -31,15 +21,20 @@ def open_teacher(clip, weights=None, device="cpu"):
     Raises: BadInput if there is no such model, tag or file, or if the weights do not fit, are not
             finite, or are neither cached nor can be downloaded.
     """
-    given = f"--clip {clip}"
-    if not clip.startswith("local-dir:"):
-        weights = "openai" if weights is None else weights
-        check_names(clip, weights)
-        given += f" --clip-weights {weights}"
-    else:
+    given, tag = f"--clip {clip}", {}
+    if clip.startswith("local-dir:"):
         check(weights is None, "clip_weights", weights, f"{clip} has its own; leave the flag out")
+    else:
+        weights = "openai" if weights is None else weights
+        given += f" --clip-weights {weights}"
+        tag = open_clip.get_pretrained_cfg(clip, weights)
+        check(clip in open_clip.list_models(), "clip", clip, "no such model; "
+              "open_clip.list_models() names all; or local-dir:DIR")
+        check(not tag.get("quick_gelu") or open_clip.get_model_config(clip).get("quick_gelu"),
+              "clip", clip, f"the weights {weights} were trained with the activation QuickGELU, "
+              f"which this model lacks; use --clip {clip}-quickgelu")
     try:
-        with fetching() if open_clip.get_pretrained_cfg(clip, weights or "") else quiet():
+        with fetching() if tag else quiet():
             model = open_clip.create_model(clip, weights, require_pretrained=True)
             tokenizer = open_clip.get_tokenizer(clip)
     except Exception as error:                 # a class for each way of loading
