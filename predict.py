@@ -9,7 +9,8 @@ command are in evaluation/prediction.py. `predict` and `table` do the same from 
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from support.command import DATA, PAPER, PICTURES, WHAT, BadInput, Settings, opt, run, write_json
+from support.command import (DATA, PAPER, PICTURES, WHAT, BadInput, Settings, check, opt, run,
+                             write_json)
 from support.flags import TEACHER, TEACHER_WEIGHTS, adopt_teacher
 
 TOP = 5                   # steps listed for a window; next steps and futures that are printed
