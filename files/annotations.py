@@ -154,16 +154,16 @@ def load_features(path):
     return FeaturesFile(video, (start + end) / 2, embedding)
 
 
-def load_teacher_rows(path, width):
-    """`data.py teach`'s file of one video: (n, D = width) finite float32, row i is second i."""
+def load_teacher_rows(path):
+    """`data.py teach`'s file of one video: (n, D) finite float32, row i is second i; its record."""
     try:
-        rows = np.load(path, allow_pickle=False)
+        with np.lib.npyio.NpzFile(path, allow_pickle=False) as file:
+            rows, made = file["rows"], str(file["made"])
     except Exception as error:                         # numpy has no class for a damaged file
         raise BadInput(f"{path}: {error}; remove it, or make it again with data.py teach") from None
-    require(rows.dtype.kind == "f" and rows.ndim == 2 and len(rows) and rows.shape[1] == width
-            and np.isfinite(rows).all(), f"{path}: {rows.dtype} {rows.shape}; finite floats "
-            f"(n, {width}) are needed, n at least 1: was it made with another --clip?")
-    return rows.astype(np.float32)
+    require(rows.dtype.kind == "f" and rows.ndim == 2 and len(rows) and np.isfinite(rows).all(),
+            f"{path}: {rows.dtype} {rows.shape}; finite floats (n, D) are needed, n at least 1")
+    return rows.astype(np.float32), made
 
 
 def read_rows(path, **needed):

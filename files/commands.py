@@ -42,7 +42,7 @@ class ShrinkSettings(Settings):
 class TeachSettings(Settings):
     """Cache the teacher's features of videos, one row a second, for train.py --teacher-features."""
     videos: Path = opt("folder of videos", None, DATA, required=True)
-    out: Path = opt("folder of ID.npy; videos that have one are left out", None, required=True,
+    out: Path = opt("folder of ID.npz; videos that have theirs are left out", None, required=True,
                     folder=True)
     clip: str = opt("the teacher: open_clip model, or local-dir:DIR", CLIP, DATA)
     clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None, DATA)

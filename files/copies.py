@@ -1,83 +1,104 @@
 """`data.py shrink` and `teach`: a file for each video of a folder; `pseudo_labels.py`: texts."""
 import functools
+import os
+from collections import Counter
+from contextlib import suppress
 
 import numpy as np
 
+from files.annotations import load_teacher_rows
 from files.listings import load_phrases
-from files.video import (Unreadable, duration, evaluation_view, find_videos, is_whole, read_frames,
-                         short_side_for, shrink)
-from support.command import require, write_atomically
+from files.video import (Unreadable, comment_of, duration, evaluation_view, find_videos,
+                         read_frames, record, short_side_for, shrink)
+from support.command import BadInput, require, write_atomically
 from support.device import pick_device
 from support.process import lock
 from support.workers import prefetch
 from weights.teacher import open_teacher
 
 
-def make_missing(make, is_whole, item):
-    """make(path, target) for an item (path, target); False if the target is there and whole."""
-    return False if item[1].exists() and is_whole(item[1]) else make(*item)
+def make_missing(made, record_of, make, item):
+    """Make the file of an item (path of the video, path of the file), unless it is there.
+
+    Returns: None if it is there; else whether it was there with another record, and what `make`
+             gave. Raises: Unreadable if another file is in its place: that one stays.
+    """
+    path, target = item
+    wanted, found = record(path, *made), None
+    if os.path.lexists(target):
+        found = None if target.is_symlink() else record_of(target)
+        if found is None or not found.startswith(f'["{made[0]}"'):
+            raise Unreadable(f"{target}: is in the way, no whole file of data.py {made[0]}; move it")
+        if found == wanted:
+            return None
+    return found is not None, make(path, target, wanted)
 
 
-def made_files(settings, suffix, make, is_whole):
-    """Fill the folder --out: one ID`suffix` per video; those that have a whole one are left out.
+def made_files(settings, suffix, made, record_of, make):
+    """Fill the folder --out: one ID`suffix` per video; those that have theirs are left out.
 
-    make: (path, path of ID`suffix`) -> not False, called in the workers.
-    is_whole: (path of ID`suffix`) -> bool, whether it can be read.
+    made:      the name of the command, and what the files are made with, for `record`.
+    record_of: path of ID`suffix` -> its record; None if the file is not whole, or has none.
+    make:      (path, path of ID`suffix`, record), called in the workers.
     Yields (path of ID`suffix`, what `make` gave). BadInput if no video is there, or can be read.
     """
-    require(settings.out.resolve() != settings.videos.resolve(), f"--out {settings.out}: is the "
-            "folder of videos; name another")
     found = find_videos(settings.videos)
     require(found, f"--videos {settings.videos}: no video below it")
     settings.out.mkdir(parents=True, exist_ok=True)
     lock(settings.out)
     items = [(path, settings.out / f"{name}{suffix}") for name, path in found.items()]
-    results = prefetch(functools.partial(make_missing, make, is_whole), items, settings.workers,
-                       "write", (Unreadable,))
-    bad, count = {}, 0
-    for made, name, (_, target) in zip(results, found, items):
-        if isinstance(made, Unreadable):
-            bad[name] = made
-        elif made is not False:
-            yield target, made
-            count += 1
+    results = prefetch(functools.partial(make_missing, made, record_of, make), items,
+                       settings.workers, "write", (Unreadable,))
+    bad, count = {}, Counter()
+    for result, name, (_, target) in zip(results, found, items):
+        if isinstance(result, Unreadable):
+            bad[name] = result
+        elif result is not None:
+            again, content = result
+            count["made"], count["again"] = count["made"] + 1, count["again"] + again
+            yield target, content
     for name, reason in bad.items():
         print(f"unreadable: {name}: {reason}")
-    print(f"{settings.out}: {count} made, {len(found) - count - len(bad)} were there and whole, "
-          f"{len(bad)} unreadable")
+    print(f"{settings.out}: {count['made']} made, of these {count['again']} again (with other "
+          f"settings, or of another file before), {len(found) - count['made'] - len(bad)} were "
+          f"there and whole, {len(bad)} unreadable")
     require(len(bad) < len(found),
             f"--videos {settings.videos}: not one of {len(found)} videos can be read")
 
 
 def shrink_all(settings):
     """Small copies of all videos of a folder, written by the workers."""
-    make = functools.partial(shrink, fps=settings.fps, short_side=settings.short_side)
-    for _ in made_files(settings, ".mp4", make, is_whole):
+    sizes = settings.fps, settings.short_side
+    for _ in made_files(settings, ".mp4", ("shrink", *sizes), comment_of, functools.partial(
+            shrink_one, *sizes)):
         pass
 
 
-def every_second(path, target, size):
-    """One video as the teacher sees it at 0.5, 1.5, ... s: (n, 3, size, size) uint8."""
+def shrink_one(fps, short_side, path, target, comment):
+    """Write the copy of one video."""
+    shrink(path, target, fps, short_side, comment)
+
+
+def every_second(size, path, target, made):
+    """One video as the teacher sees it at 0.5, 1.5, ... s: (n, 3, size, size) uint8; its record."""
     times = np.arange(0.5, max(duration(path), 1.0))
-    return evaluation_view(read_frames(path, times, short_side_for(size)), size)
-
-
-def has_rows(path):
-    """Whether an npy file is as long as it says."""
-    try:
-        return len(np.load(path, mmap_mode="r")) > 0
-    except (OSError, ValueError, EOFError, TypeError):
-        return False
+    return evaluation_view(read_frames(path, times, short_side_for(size)), size), made
 
 
 def encode_all(settings):
-    """The teacher's features of a folder's videos: ID.npy, (n, D) float16, row i = second i."""
+    """The teacher's features of a folder's videos: ID.npz, (n, D) float16, row i = second i."""
     teacher = open_teacher(settings.clip, settings.clip_weights, pick_device(settings.device))
-    make = functools.partial(every_second, size=teacher.size)
-    for target, frames in made_files(settings, ".npy", make, has_rows):
+
+    def record_of(path):
+        with suppress(BadInput):
+            return load_teacher_rows(path)[1]
+    for target, (frames, made) in made_files(
+            settings, ".npz", ("teach", settings.clip, settings.clip_weights), record_of,
+            functools.partial(every_second, teacher.size)):
         rows = np.concatenate([teacher.encode_frames(part).cpu().numpy()
                                for part in frames.split(256)])
-        write_atomically(target, lambda file: np.save(file, rows.astype(np.float16)))
+        write_atomically(target, lambda file: np.savez(file, rows=rows.astype(np.float16),
+                                                       made=np.array(made)))
 
 
 def write_texts(settings):

@@ -11,7 +11,7 @@ import torch
 from data import Loaded, Video, frame_times, sentence_windows, window_around
 from files import annotations, listings
 from files.captions import Captions
-from files.video import (Unreadable, duration, evaluation_view, find_videos, read_frames,
+from files.video import (Unreadable, duration, evaluation_view, find_videos, read_frames, record,
                          short_side_for, training_view)
 from support.command import BadInput, require
 from support.device import send
@@ -69,15 +69,15 @@ class VideoSource(Source):
         view:     data.View, what the encoder sees of a window.
         teacher:  pseudo_labels.Teacher, or None where its features are not needed.
         captions: captions.Captions, in pre-training: a video without a narration is missing.
-        cached:   folder of the teacher's features, ID.npy, one row a second (`data.py teach`); the
-                  frames of a video without such a file go through the teacher.
+        cached:   folder of the teacher's features, ID.npz, one row a second (`data.py teach`), and
+                  the --clip and --clip-weights; the frames of a video without such a file go
+                  through the teacher.
     """
 
     def __init__(self, videos, paths, view, teacher=None, captions=None, cached=None):
         super().__init__(videos, paths if captions is None else paths.keys() & captions.keys())
         self.paths, self.view, self.teacher, self.captions = paths, view, teacher, captions
-        self.cached = {path.stem: path for path in cached.glob("*.npy")} if cached else {}
-        self.width = teacher.encode_phrases(["a"]).shape[1] if cached else None
+        self.folder, *self.made = cached or (None,)
 
     def duration(self, video):
         """s, as the file says. Raises video.Unreadable."""
@@ -99,12 +99,13 @@ class VideoSource(Source):
 
     def teacher_rows(self, name, times):
         """The cached features of frames at `times` (n, F) s: (n, F, D); None without a file."""
-        if name not in self.cached:
+        path = self.folder and self.folder / f"{name}.npz"
+        if not path or not path.exists():
             return None
-        rows = annotations.load_teacher_rows(self.cached[name], self.width)
-        if times.max() > len(rows) + SHORTER:
-            raise Unreadable(f"{self.cached[name]}: ends at {len(rows)} s, but a frame at "
-                             f"{times.max():.1f} s is needed; make it again with data.py teach")
+        rows, made = annotations.load_teacher_rows(path)
+        if made != record(self.paths[name], "teach", *self.made) or times.max() > len(rows) + SHORTER:
+            raise Unreadable(f"{path}: of another --clip, another file of this video, or a shorter "
+                             "one; make it again with data.py teach")
         return torch.from_numpy(rows[np.minimum(times.astype(np.int64), len(rows) - 1)])
 
     def read(self, request, short_side):

@@ -7,6 +7,7 @@ other. n pictures of a file, F of a clip, H W pixels, taken as square; uint8 RGB
 A file is opened once for all pictures of a sample and decoded forward, on one thread: a loader has
 its workers. A bad file is Unreadable, a wrong argument a ValueError, any other exception a bug.
 """
+import json
 import math
 import os
 from collections import deque
@@ -212,34 +213,43 @@ def decode(container, stream, wanted):
 
 
 # --- Small copies of files ---
-def shrink(source, target, fps=1.0, short_side=256):
+def record(path, *made):
+    """What a file made of a video was made with, and the video's size and time: text (JSON)."""
+    found = os.stat(path)
+    return json.dumps([*made, found.st_size, found.st_mtime_ns])
+
+
+def shrink(source, target, fps=1.0, short_side=256, comment=""):
     """Write a small mp4 (Motion JPEG, fast to decode) without sound; every frame is a key frame.
 
     Frame k is the source's picture at k / fps, up to the source's end. `target` is whole or absent.
-    fps: frames/s, at least 0.001; short_side: pixels, at least 2 (both sides become even).
-    Raises Unreadable for the source, OSError for the target.
+    fps: frames/s, at least 0.001; short_side: pixels, at least 2 (both sides become even);
+    comment: kept in the file. Raises Unreadable for the source, OSError for the target.
     """
     rate = Fraction(fps).limit_denominator(1000)
     count = max(1, math.ceil(duration(source) * rate - 1e-6))
     times = (float(k / rate) for k in range(count))
     with closing(pictures_at(source, times, short_side)) as pictures:
         try:
-            write_atomically(target, lambda file: encode(file, pictures, rate))
+            write_atomically(target, lambda file: encode(file, pictures, rate, comment))
         except (av.error.ArgumentError, av.error.InvalidDataError) as error:
             raise Unreadable(f"{source}: no copy can be made: {error.strerror}") from None
 
 
-def is_whole(path):
-    """Whether a copy of `shrink` opens, and its first and last pictures can be decoded."""
+def comment_of(path):
+    """The comment of a copy whose first and last pictures can be decoded; None without one."""
     try:
-        return len(read_frames(path, [0.0, max(0.0, duration(path) - 1e-3)])) > 0
+        read_frames(path, [0.0, max(0.0, duration(path) - 1e-3)])
+        with open_video(path) as (container, _):
+            return container.metadata.get("comment")
     except Unreadable:
-        return False
+        return None
 
 
-def encode(file, pictures, rate):
+def encode(file, pictures, rate, comment):
     """Write (picture, outside) pairs, `rate` pictures/s, up to the first after the source's end."""
     with av.open(file, "w", format="mp4") as container:
+        container.metadata["comment"] = comment
         stream = container.add_stream("mjpeg", rate=rate, options={"qmin": "2", "qmax": "2"})
         stream.codec_context.thread_count = 1
         for k, (picture, outside) in enumerate(pictures):

@@ -20,6 +20,7 @@ from support.process import BadInput, end_if_signaled, ending, program_name
 
 WHAT, DATA, PAPER, RUN = GROUPS = "what to do", "data", "the paper's settings", "run"   # of --help
 PICTURES = (".png", ".pdf", ".svg")                            # kinds of files for charts
+RUN_FILES = "checkpoint.pt", "checkpoint_before.pt", "config.json", "metrics.jsonl"    # of a run
 
 
 # --- Flags ---
@@ -92,6 +93,24 @@ class Settings:
                 there = next(filter(os.path.exists, places))
                 check(os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK), f.name, value,
                       f"{there} is not a folder that may be written; choose another")
+                self.keep_inputs(f.name, Path(os.path.realpath(value)))
+
+    def keep_inputs(self, name, path):
+        """BadInput if the path to be written is one that another flag reads, or lies inside one.
+
+        Results may lie in the folder of a run that is read, but not in place of its own files.
+        """
+        for f in fields(self):
+            read = str(getattr(self, f.name)).removeprefix("local-dir:")
+            if (f.metadata["folder"] or f.metadata["file"] is not None or not os.path.exists(read)
+                    or f.type is not Path and f.name not in ("clip", "clip_weights")):
+                continue
+            places = [path, *path.parents]
+            if f.name in ("checkpoint", "init", "run"):
+                places = places[:1 + (path.name in RUN_FILES)]
+            check(not any(place.exists() and os.path.samefile(place, read) for place in places),
+                  name, path, f"is what {flag_of(f.name)} reads, or lies inside it; nothing that "
+                  "is read is replaced: choose another place")
 
     def require(self, names, reason):
         """BadInput unless all these flags are given."""

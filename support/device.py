@@ -8,10 +8,10 @@ from support.command import BadInput, require
 
 
 def require_finite(path, tensors):
-    """BadInput naming the file and the first of {name: tensor} that holds NaN or infinity."""
+    """BadInput naming the file and the first of {name: tensor} whose squares are not finite."""
     for name, value in tensors.items():
-        require(value.isfinite().all(),
-                f"{path}: {name} holds NaN or infinity; remove or replace the file")
+        require(value.float().square().isfinite().all(), f"{path}: {name} holds NaN, infinity or "
+                "numbers too large for float32; remove or replace the file")
 
 
 def mixed_precision(device):

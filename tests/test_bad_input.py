@@ -214,6 +214,8 @@ MISFITS = [
         shutil.move("run/checkpoint_before.pt", Path("run/checkpoint.pt")))) for named, change in [
             (["nothing to resume"], lambda whole: whole.pop("optimizer")),
             (["nothing to resume"], lambda whole: whole.update(step="3")),
+            (["another run", "lr"], lambda whole: whole["settings"].update(lr=0.5)),
+            (["another run"], lambda whole: whole.update(settings=[])),
             (["step 9"], lambda whole: whole.update(step=9)),
             (["stage 'sgd'"], lambda whole: whole.update(stage="sgd")),
             (["optimizer"], lambda whole: whole["optimizer"]["state"][0].pop("exp_avg")),

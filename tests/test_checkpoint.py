@@ -11,7 +11,9 @@ from encoder import TimeSformer
 from model import ProcedureModel
 from support.command import BadInput
 from weights.checkpoint import build_model, load_model, save_checkpoint
+from weights.fill import open_start
 from weights.mvit import MViT
+from weights.teacher import open_teacher
 
 K, D, N, TAU = 6, 16, 5, 0.1
 H = dict(layers=1, heads=2, clips=N)
@@ -91,3 +93,41 @@ def test_values_that_a_file_repeats_are_no_weights(tmp_path):
     torch.save({"arguments": arguments, "model": state}, tmp_path / "checkpoint.pt")
     with pytest.raises(BadInput, match="KeyError: 'phrases'"):
         load_model(tmp_path)
+
+
+def test_one_bit_is_enough_to_refuse_a_file(tmp_path):
+    """Catches: a checkpoint that is read with wrong weights, ours or a published one, or a file of
+    the teacher's weights: torch.load does not look at its checksums."""
+    model, arguments = build(F)
+    path = tmp_path / "checkpoint.pt"
+    for write in (lambda: save_checkpoint(path, model, arguments),
+                  lambda: torch.save({"model_state": model.state_dict()}, path)):
+        write()
+        whole = path.read_bytes()
+        for position in [whole.index(one.numpy().tobytes()[:16]) + 7 for one in (
+                model.encoder.patch_embed.proj.weight.detach(), model.phrases)]:
+            content = bytearray(whole)
+            content[position] ^= 4
+            path.write_bytes(content)
+            for read in (load_model, open_start, lambda path: open_teacher("RN50", str(path))):
+                with pytest.raises(BadInput, match="checkpoint.pt: is damaged"):
+                    read(path)
+
+
+@pytest.mark.parametrize("kind, value, refused", [
+    (torch.float64, 1e300, True), (torch.float64, 1e25, True), (torch.float64, 0.5, False),
+    (torch.float8_e4m3fn, 0.5, False)])
+def test_published_tensors_of_any_float_are_read_as_float32(tmp_path, kind, value, refused):
+    """Catches: infinity made from a float64, weights whose squares leave float32, a traceback for
+    a type that torch cannot compute with."""
+    tensors = build(F)[0].state_dict()
+    tensors = {name: w.to(kind) if w.is_floating_point() else w for name, w in tensors.items()}
+    tensors["encoder.norm.bias"] = torch.full_like(tensors["encoder.norm.bias"].double(),
+                                                   value).to(kind)
+    torch.save({"model_state": tensors}, tmp_path / "a.pyth")
+    if refused:
+        with pytest.raises(BadInput, match="too large for float32"):
+            load_model(tmp_path / "a.pyth", heads=2)
+    else:
+        model = load_model(tmp_path / "a.pyth", heads=2)[0]
+        assert model.encoder.norm.bias.eq(0.5).all()

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from evaluate import EvaluateSettings
-from files.commands import COMMANDS
+from experiments.simulate import SimulateSettings
+from files.commands import COMMANDS, TextSettings
 from predict import PredictSettings
 from support.command import (GROUPS, BadInput, Settings, flag_of, parse, run, write_atomically,
                              write_json)
@@ -195,6 +196,43 @@ def test_values_arrive_with_their_types():
 
 
 # ---- how a command ends ------------------------------------------------------------------------
+@pytest.mark.parametrize("cls, argv, refused", [
+    (EvaluateSettings, "--data coin --annotations in/COIN.json --videos in/videos --json", [
+        "in/COIN.json", "linked/COIN.json", "in/videos/a.mp4", "in/videos/new.json", "hard"]),
+    (EvaluateSettings, "--checkpoint in/run --json", ["in/run/checkpoint.pt",
+                                                      "in/run/config.json"]),
+    (EvaluateSettings, "--checkpoint in/run/checkpoint.pt --json", ["in/run/checkpoint.pt"]),
+    (PredictSettings, "in/videos/a.mp4 --json", ["in/videos/a.mp4"]),
+    (PredictSettings, "in/videos/a.mp4 --steps in/steps.pdf --figure", ["in/steps.pdf"]),
+    (PredictSettings, "in/videos/a.mp4 --checkpoint in/run --keyframes", ["in/run"]),
+    (TrainSettings, "--data howto100m --videos in/videos --captions in --phrases in/steps.pdf "
+     "--clip local-dir:in/run --out", ["in/new", "in/run", "linked/new", "in/videos/day1"]),
+    (FinetuneSettings, "--stage finetune --init in/run --out", ["in/run"]),
+    (COMMANDS["shrink"], "--videos in/videos --out", ["in/videos", "in/videos/day1", "linked/videos"]),
+    (COMMANDS["teach"], "--videos in/videos --clip-weights in/steps.pdf --out", ["in/videos/t"]),
+    (COMMANDS["phrases"], "--captions in/COIN.json --out", ["in/COIN.json"]),
+    (TextSettings, "--phrases in/steps.pdf --out", ["in/steps.pdf", "linked/steps.pdf"]),
+    (SimulateSettings, "--annotations in/COIN.json --text-embeddings in/steps.pdf --out",
+     ["in/steps.pdf"])])
+def test_no_output_takes_the_place_of_an_input(cls, argv, refused, tmp_path, monkeypatch, capsys):
+    """Catches: an annotation file, a video or a checkpoint lost to --json, also through a link; a
+    copy beside the videos, which is taken for one of them later; a result that a run may hold,
+    refused."""
+    monkeypatch.chdir(tmp_path)
+    Path("in/run").mkdir(parents=True)
+    Path("in/videos").mkdir()
+    for name in ("COIN.json", "steps.pdf", "videos/a.mp4", "run/checkpoint.pt", "run/config.json"):
+        Path("in", name).write_text("{}")
+    Path("linked").symlink_to("in")
+    os.link("in/COIN.json", "hard")
+    for place in refused:
+        with pytest.raises(SystemExit):
+            parse(cls, [*argv.split(), place])
+        assert "nothing that is read is replaced" in capsys.readouterr().err
+    if argv.endswith("--json"):
+        parse(cls, [*argv.split(), "in/run/forecast.json" if "in/run" in argv else "o.json"])
+
+
 @pytest.mark.parametrize("error, status", [
     (BadInput("the file\nis wrong"), 2), (OSError(28, "No space left on device"), 2),
     (FloatingPointError("step 3: the loss is nan"), 1), (KeyboardInterrupt(), 130),

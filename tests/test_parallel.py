@@ -187,7 +187,8 @@ def test_the_micro_batch_follows_the_memory(monkeypatch):
         assert settings.micro_batch == chosen
         assert said == f"f encodes {chosen or 'all'} of 256 clips at once, 0.0 MiB each"
     said = pretrain.plan_memory(settings, 2 ** 29, 3.0, 90, cpu)
-    assert said.endswith(" of 90 clips at once, 512.0 MiB each; a step takes about 6 min")
+    assert said.endswith(" of 90 clips at once, 512.0 MiB each; a step takes about 6 min; "
+                         "faster are a GPU, or --size small")
 
 
 class Waits(TorchDispatchMode):

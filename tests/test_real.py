@@ -206,7 +206,8 @@ def test_what_is_not_there_is_one_line(argv, named, capsys):
 @pytest.mark.parametrize("command, flags", [("shrink", ("--short-side", "16")), ("teach", CLIP)])
 def test_each_video_gets_a_file_once(command, flags, capsys):
     """Catches: a file made twice, a broken video that ends the command or is not named; a copy of
-    another size, a row of the teacher of another second."""
+    another size, a row of the teacher of another second; a file of other settings, or of a video
+    that was replaced, taken for one that is there; a file of somebody else replaced."""
     def times():
         return {path: path.stat().st_mtime_ns for path in sorted(Path("made").iterdir())}
     copy_videos("some", *TEST)
@@ -217,15 +218,35 @@ def test_each_video_gets_a_file_once(command, flags, capsys):
     assert [path.stem for path in made] == [video.name for video in TEST]
     gone, path, broken = made
     gone.unlink()
-    broken.write_bytes(broken.read_bytes()[:broken.stat().st_size // 2])
+    half = broken.read_bytes()[:broken.stat().st_size // 2]
+    broken.write_bytes(half)
     call("data.py", *argv)
-    assert "2 made, 1 were there and whole" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"{broken}: is in the way" in out and broken.read_bytes() == half
+    assert "1 made, of these 0 again (" in out and "), 1 were there and whole, 2 unreadable" in out
+    broken.unlink()
+    call("data.py", *argv)
     assert [time == made[path] for path, time in times().items()] == [False, True, False]
+    os.utime(f"some/{path.stem}.mp4", ns=(0, 0))                  # another file in its place
+    call("data.py", *argv)
+    assert "1 made, of these 1 again (" in capsys.readouterr().out
+    assert times()[path] != made[path]
+    gone.unlink()
+    original = Path(f"some/{gone.stem}.mp4")
+    content = original.read_bytes()
+    gone.symlink_to(original.resolve())                           # would be written through
+    if command == "shrink":
+        call("data.py", *argv, "--fps", "2")
+    else:
+        shutil.copytree("ex/clip", "other")
+        call("data.py", *argv[:-1], "local-dir:other")
+    assert "2 made, of these 2 again (" in capsys.readouterr().out
+    assert original.read_bytes() == content
     source = Path(f"ex/videos/{path.stem}.mp4")
     if command == "shrink":
         assert read_frames(path, [0.0]).shape[-1] <= 18 < read_frames(source, [0.0]).shape[-1]
         return
-    teacher, rows = open_teacher("local-dir:ex/clip"), np.load(path)
+    teacher, rows = open_teacher("local-dir:ex/clip"), np.load(path)["rows"]
     assert rows.dtype == np.float16 and len(rows) == round(duration(source))
     for second in (0, 7, len(rows) - 1):
         frame = evaluation_view(read_frames(source, [second + 0.5]), teacher.size)
@@ -244,21 +265,30 @@ def test_cached_teacher_features_are_used_where_present():
     def features(folder):
         """{id: the teacher's features (2, D)} of the two videos."""
         source = sources.open_folder(Path("ex/videos"), Path("ex/captions"), None, View(32, 4),
-                                     teacher, folder)
+                                     teacher, folder and (Path(folder), CLIP[1], None))
         requests = [(i, windows) for i, video in enumerate(source.videos)
                     if video.name in (cached.stem, other.stem)]
         rows = source.teacher_features(source.load(requests).views).split(2)
         return {source.videos[i].name: row for (i, _), row in zip(requests, rows)}
-    ours, computed, rows = features(Path("made")), features(None), np.load(cached)
+    ours, computed, rows = features("made"), features(None), np.load(cached)["rows"]
     expected = [rows[[3, 5, 7, 9]].astype(float).mean(0), rows[5:9].astype(float).mean(0)]
     np.testing.assert_allclose(ours[cached.stem], expected, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(ours[other.stem], computed[other.stem])   # with others in one pass
     assert not torch.equal(ours[cached.stem], computed[cached.stem])
     call("train.py", *TRAIN, "--teacher-features", "made", "--out", "run")
-    for content in (rows[:, 1:], rows * np.nan, rows[0], rows[:0], None):
-        cached.write_bytes(b"no npy") if content is None else np.save(cached, content)
+    whole, made = cached.read_bytes(), np.load(cached)["made"]
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    for content in (rows * np.nan, rows[0], rows[:0], b"no npz", flipped):
+        if isinstance(content, (bytes, bytearray)):
+            cached.write_bytes(content)
+        else:
+            np.savez(cached, rows=content, made=made)
         with pytest.raises(BadInput, match=cached.name):
-            features(Path("made"))
+            features("made")
+    for stale in (str(made).replace("ex/clip", "another"), str(made)[:-1] + "0]", ""):
+        np.savez(cached, rows=rows, made=stale)
+        assert len(features("made")) == 1              # the other video's
 
 
 @pytest.mark.parametrize("program, flags, number", [

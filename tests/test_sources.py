@@ -179,8 +179,10 @@ def test_narrations_and_teacher_features_that_do_not_fit_their_video(monkeypatch
     assert loaded.requests[0][1].tolist() == [[0, 4], [3, 9]] and len(loaded.clips) == 2
     assert "short" in source.load([(1, windows[2:])]).failed         # nothing of it is in the video
 
-    np.save(tmp_path / "long.npy", np.arange(20, dtype=np.float32).reshape(10, 2))
-    source.cached, source.width = {"long": tmp_path / "long.npy"}, 2
+    monkeypatch.setattr(sources, "record", lambda path, *made: f"{path} {made}")
+    source.folder, source.made = tmp_path, ["clip", None]
+    np.savez(tmp_path / "long.npz", rows=np.arange(20, dtype=np.float32).reshape(10, 2),
+             made=f"{source.paths['long']} {('teach', 'clip', None)}")
     assert source.load([(2, windows[:2])]).views[0].tolist() == [[[2, 3], [6, 7]],
                                                                  [[14, 15], [18, 19]]]
-    assert "long.npy: ends at 10 s" in source.load([(2, windows)]).failed["long"]
+    assert "long.npz: of another --clip, " in source.load([(2, windows)]).failed["long"]

@@ -452,8 +452,9 @@ def test_a_picture_one_pixel_wide_is_shrunk(tmp_path):
         frame = av.VideoFrame.from_ndarray(np.zeros((40, 1, 3), np.uint8), "rgb24")
         file.mux(stream.encode(frame))
         file.mux(stream.encode())
-    video.shrink(tmp_path / "thin.mov", tmp_path / "copy.mp4")
-    assert video.is_whole(tmp_path / "copy.mp4")
+    video.shrink(tmp_path / "thin.mov", tmp_path / "copy.mp4", comment="é, 1")
+    assert video.comment_of(tmp_path / "copy.mp4") == "é, 1"
+    assert video.comment_of(tmp_path / "thin.mov") is None
 
 
 def test_any_name_and_metadata_can_be_opened_on_one_thread(tmp_path, monkeypatch):
@@ -504,7 +505,7 @@ def test_a_full_disk_is_an_oserror(tmp_path):
         def write(self, data):
             raise OSError(28, "No space left on device")
     with pytest.raises(OSError, match="No space left"):
-        video.encode(Full(), ((picture, 0.0) for picture in pictures(30)), Fraction(1))
+        video.encode(Full(), ((picture, 0.0) for picture in pictures(30)), Fraction(1), "")
     with pytest.raises(OSError):
         video.shrink(write(tmp_path / "a.mp4", count=3), tmp_path / "no" / "copy.mp4")
 

@@ -251,7 +251,7 @@ def changed(name, value):
     (without("resblocks.1.ln_1"), r"missing or of another shape: denoiser.*ln_1.weight"),
     (changed("pos_embed", torch.zeros(17)), "IndexError"),
     (changed("norm.bias", torch.ones(31)), "missing or of another shape: encoder.norm.bias;"),
-    (changed("norm.bias", torch.full((32,), math.nan)), "encoder.norm.bias holds NaN or infinity"),
+    (changed("norm.bias", torch.full((32,), math.nan)), "encoder.norm.bias holds NaN, infinity"),
     (changed("blocks.300.norm1.weight", torch.ones(32)),                             # not 301
      r"missing or of another shape: encoder.blocks.\*.temporal_norm1.weight, "),
     (lambda: torch.jit.script(torch.nn.Linear(2, 2)), "TorchScript.*state_dict"),

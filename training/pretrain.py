@@ -69,8 +69,10 @@ def open_material(settings, encoder, device):
     if settings.data == "howto100m":
         teacher = open_teacher(settings.clip, settings.clip_weights, device)
         view = View(encoder["image"], encoder["frames"], encoder.get("seconds"))
+        cached = settings.teacher_features and (settings.teacher_features, settings.clip,
+                                                settings.clip_weights)
         source = open_folder(settings.videos, settings.captions, settings.ids, view, teacher,
-                             settings.teacher_features)
+                             cached)
         tau, pixels = settings.tau or TAU, PIXELS
     else:
         teacher = load_teacher(device)
@@ -149,7 +151,8 @@ def plan_memory(settings, size, seconds, count, device):
     slow = device.type == "cpu" and size > 2 ** 28         # a small f needs longer to warm up
     return (f"f encodes {settings.micro_batch or 'all'} of {count} clips at once, "
             f"{size / 2 ** 20:.1f} MiB each" +
-            f"; a step takes about {4 / 3 * count * seconds / 60:.0f} min" * slow)
+            f"; a step takes about {4 / 3 * count * seconds / 60:.0f} min; faster are a GPU, or "
+            "--size small" * slow)
 
 
 # --- Batches ---

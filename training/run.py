@@ -18,7 +18,8 @@ from support import parallel
 from support.command import BadInput, check, require, write_atomically, write_json
 from support.process import Interrupts, lock
 from toy.teacher import digest
-from weights.checkpoint import build_ours, read_whole, save_checkpoint
+from weights.checkpoint import build_ours, save_checkpoint
+from weights.names import read_content
 
 NEWEST, BEFORE = "checkpoint.pt", "checkpoint_before.pt"         # the last two of a run
 MAY_CHANGE = "device", "out", "workers", "max_unreadable"        # when a run is resumed
@@ -43,9 +44,7 @@ def prepare_run(settings):
 
     Returns: the content of the checkpoint to resume from, or None.
     """
-    config = json.loads(json.dumps(asdict(settings), default=str))
-    del config["resume"]
-    path = settings.out / "config.json"
+    config, path = config_of(settings), settings.out / "config.json"
     if parallel.is_first():
         settings.out.mkdir(parents=True, exist_ok=True)
         lock(settings.out)
@@ -59,7 +58,7 @@ def prepare_run(settings):
         for name, value in config.items():
             check(value == before.get(name) or name in MAY_CHANGE, name, value,
                   f"this run has {before.get(name)}; resume it with the settings in {path}")
-        return last_checkpoint(settings.out)
+        return last_checkpoint(settings.out, config)
     check(not has, "out", settings.out, "holds a checkpoint; add --resume to continue, or choose "
           "another folder")
     if parallel.is_first():
@@ -67,18 +66,30 @@ def prepare_run(settings):
     return None
 
 
-def last_checkpoint(out):
+def config_of(settings):
+    """The settings that a run begins with, as in config.json and in its checkpoints."""
+    config = json.loads(json.dumps(asdict(settings), default=str))
+    del config["resume"]
+    return config
+
+
+def last_checkpoint(out, config):
     """A run's newest checkpoint, whole and finite; the one before if it is damaged or missing."""
     path = out / NEWEST
     try:
-        content = read_whole(path)
+        content = read_content(path)
     except BadInput:
         path = out / BEFORE
         if not path.exists():
             raise
-        content = read_whole(path)
-    require(type(content.get("step")) is int and {"stage", "optimizer"} <= content.keys(),
+        content = read_content(path)
+    require(type(content.get("step")) is int
+            and {"arguments", "model", "stage", "optimizer", "settings"} <= content.keys(),
             f"{path}: was not saved by a training run; nothing to resume")
+    others = [name for name, value in config.items() if name not in MAY_CHANGE
+              and (not isinstance(content["settings"], dict)
+                   or content["settings"].get(name) != value)]
+    require(not others, f"{path}: the checkpoint of another run: its {', '.join(others)} differ")
     content["model"] = build_ours(path, content)
     if path.name == BEFORE:
         print(f"{out / NEWEST}: missing or damaged; going on from {BEFORE}, step {content['step']}")
@@ -252,4 +263,5 @@ class Run:
                 "whole; try a smaller learning rate (--lr and the like)")
         if (saves or stops) and parallel.is_first():
             save_checkpoint(out / NEWEST, self.model, self.arguments, out / BEFORE, step=done,
-                            stage=stage.name, optimizer=self.optimizer.state_dict())
+                            stage=stage.name, optimizer=self.optimizer.state_dict(),
+                            settings=config_of(self.settings))

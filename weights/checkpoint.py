@@ -6,8 +6,6 @@ its tensors. It does not hold the texts of its pool.
 """
 import reprlib
 import textwrap
-import zipfile
-from contextlib import suppress
 
 import torch
 from torch.nn import functional
@@ -80,7 +78,7 @@ def build_ours(path, content):
     """The model of the content of a file of ours, in float32; raises as `load_model`."""
     try:
         arguments = content["arguments"]
-        tensors = {name: value.float() for name, value in plain_tensors(content["model"]).items()}
+        tensors = plain_tensors(content["model"])
         check_arguments(arguments, len(tensors))
         with quiet(), torch.device("meta"):    # no memory: are names and shapes the same?
             build_model(tensors["phrases"], **arguments).load_state_dict(tensors)
@@ -101,18 +99,6 @@ def save_checkpoint(path, model, arguments, before=None, **more):
     """
     content = {"arguments": arguments, "model": model.state_dict(), **more}
     write_atomically(path, lambda file: torch.save(content, file), before)
-
-
-def read_whole(path):
-    """The content of a checkpoint of ours; its checksums are verified, as torch.load does not."""
-    content = read_content(path)
-    require(OURS <= content.keys(),
-            f"{path}: not a checkpoint of train.py: it has no arguments and model")
-    damaged = True
-    with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as parts:
-        damaged = parts.testzip()
-    require(not damaged, f"{path}: is damaged: its bytes are not those that were written")
-    return content
 
 
 def convert_published(path, content, heads):

@@ -56,7 +56,7 @@ def fill(path, model, tensors):
     own, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     tensors = {name: value for name, value in tensors.items() if name not in buffers}
     fitted = {name: value if value.shape == own[name].shape else
-              fit_positions(name, value.float(), own[name].shape)
+              fit_positions(name, value, own[name].shape)
               for name, value in tensors.items() if name in own}
     taken = {name: value for name, value in fitted.items() if value is not None}
     require(any("blocks." in name for name in taken), f"{path}: none of its {len(tensors)} tensors "

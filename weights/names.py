@@ -11,6 +11,7 @@
 """
 import math
 import re
+import zipfile
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -73,15 +74,28 @@ def fetching():
         yield
 
 
+def require_whole(path):
+    """BadInput if the checksums of a torch file are wrong: torch.load does not look at them."""
+    damaged = False
+    if zipfile.is_zipfile(path):
+        try:
+            damaged = zipfile.ZipFile(path).testzip()
+        except Exception:                      # of a damaged list of parts
+            damaged = True
+    require(not damaged, f"{path}: is damaged: its bytes are not those that were written")
+
+
 def read_content(path):
     """The content of a run folder, a torch file or safetensors: a dict, {} if it holds no dict.
 
-    Raises: BadInput if the file is absent, is cut off, or could only be read by running code.
+    Raises: BadInput if the file is absent, cut off or damaged, or could only be read by running
+            code. (safetensors has no checksums: lengths and finite numbers alone are verified.)
     """
     path = Path(path)
     path = path / "checkpoint.pt" if path.is_dir() else path
     require(path.is_file(), f"{path}: no such checkpoint; make one with `python train.py --stage "
             "pretrain`")
+    require_whole(path)
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -98,8 +112,8 @@ def read_content(path):
 
 
 def plain_tensors(content):
-    """Those of {name: value} that are weights: floats in main memory, each stored in the file."""
-    return {name: value for name, value in content.items()
+    """Those of {name: value} that are weights, float32: in main memory, each stored in the file."""
+    return {name: value.float() for name, value in content.items()
             if isinstance(name, str) and isinstance(value, torch.Tensor)
             and value.is_floating_point() and value.layout == torch.strided and value.is_cpu
             and value.numel() * value.element_size() <= value.untyped_storage().nbytes()}

@@ -1,4 +1,5 @@
 """The teacher for real videos: a pre-trained image-language model of open_clip, by name."""
+from pathlib import Path
 from textwrap import shorten
 
 import open_clip
@@ -6,7 +7,7 @@ import open_clip
 from pseudo_labels import Teacher
 from support.command import BadInput, check, quiet
 from support.device import require_finite
-from weights.names import fetching
+from weights.names import fetching, require_whole
 
 
 def open_teacher(clip, weights=None, device="cpu"):
@@ -33,6 +34,9 @@ def open_teacher(clip, weights=None, device="cpu"):
         check(not tag.get("quick_gelu") or open_clip.get_model_config(clip).get("quick_gelu"),
               "clip", clip, f"the weights {weights} were trained with the activation QuickGELU, "
               f"which this model lacks; use --clip {clip}-quickgelu")
+    folder = Path(clip.removeprefix("local-dir:"))
+    for file in (weights or "", *(folder.iterdir() if folder.is_dir() else ())):
+        require_whole(file)
     try:
         with fetching() if tag else quiet():
             model = open_clip.create_model(clip, weights, require_pretrained=True)
