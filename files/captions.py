@@ -29,7 +29,7 @@ TIME = r"(?:(\d{1,4}):)?(\d\d?):(\d\d?(?:[.,]\d{1,3})?)"               # 01:02:0
 CUE = re.compile(rf"\s*{TIME}\s*-->\s*{TIME}(?:\s.*)?")
 NUMBER = re.compile(r"\n[ \t]*\d+\s*\Z")               # of a cue, above its times
 TAG = re.compile(r"</?(b|c|em|font|i|lang|p|rt|ruby|s|span|strong|u|v)([\s.][^<>]*)?>|"
-                 r"<(\d+:)+\d+[.,]\d+>|\{\\[^{}]*\}", re.I)    # <i>, </c.red>, <00:00:01.000>, {\an8}
+                 r"<(\d+:)+\d+[.,]\d+>|\{\\[^{}]*\}", re.I)    # <i>, </c>, <00:00:01.000>, {\an8}
 SOUND = re.compile(r"\[[^\[\]]*\]|<br ?/?>", re.I)      # [Music]: not speech
 ROLL = 2.0         # s after its end in which a line can still be on the screen above the next
 
