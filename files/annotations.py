@@ -24,8 +24,8 @@ def load_coin(path):
     """Read COIN.json: ([data.Video, ...] in the file's order, names of the step classes).
 
     "training" is train, of which a tenth becomes validation (`training_split`); "testing" is test,
-    and so is "validation", which some copies of the file write instead. names[i] is the first label
-    of class i in the file, up to the largest class; "" if no step has that class.
+    and so is "validation", which some copies of the file write instead. names[i] is the label of
+    class i, up to the largest class; "" if no step has that class. Classes may share a label.
 
     BadInput names the file, and the line and the video where it is about one.
     """
@@ -36,13 +36,15 @@ def load_coin(path):
     for name, entry in database.items():
         try:
             videos.append(coin_video(name, entry))
+            for step in entry["annotation"]:
+                known = names.setdefault(int(step["id"]) - 1, step["label"])
+                require(plain(known) == plain(step["label"]), f"id {step['id']} is "
+                        f"{step['label'][:80]!r}, but {known[:80]!r} before; one label is needed")
         except ValueError as error:                    # BadInput, or a name that is not Unicode
             text = read_text(path)
             key = re.search(re.escape(json.dumps(name)) + r"\s*:", text)
             line = f":{text.count(chr(10), 0, key.start()) + 1}" if key else ""
             raise BadInput(f"{path}{line}: video {name!r}: {error}") from None
-        for step in entry["annotation"]:
-            names.setdefault(int(step["id"]) - 1, step["label"])
     return videos, [names.get(label, "") for label in range(max(names, default=-1) + 1)]
 
 
@@ -67,7 +69,7 @@ def coin_step(step, where):
     number, segment, label = take(step, ("id", "segment", "label"), where)
     require(isinstance(number, str) and re.fullmatch("[1-9][0-9]{0,4}", number), f"{where}: id is "
             f'{reprlib.repr(number)}; it must be an integer as a string, "1" to "99999": class + 1')
-    require(isinstance(label, str),
+    require(isinstance(label, str) and plain(label),
             f"{where}: label is {reprlib.repr(label)}; it must be the step's text")
     require(isinstance(segment, list) and len(segment) == 2 and all(map(is_seconds, segment)),
             f"{where}: segment is {reprlib.repr(segment)}; it must be [start, end], finite "
@@ -94,15 +96,26 @@ def training_split(name):
     return "validation" if zlib.crc32(name.encode()) % 10 == 0 else "train"
 
 
+def plain(name):
+    """What two spellings of a class's name have in common: neither case nor white space counts."""
+    return " ".join(name.casefold().split())
+
+
+def check_names(path, names, annotation_file, labels):
+    """BadInput if the names in `path` contradict the annotations' labels; "" contradicts none."""
+    for number, (name, label) in enumerate(zip(names, labels), start=1):
+        require(not label or plain(name) == plain(label), f"{path}: class {number} is "
+                f"{name[:80]!r}, but {label[:80]!r} in {annotation_file}; row or line i must be "
+                "class i")
+
+
 def load_text_embeddings(path):
     """Names and embeddings of the K >= 2 classes: ([name, ...], (K, D) float32, not normalized)."""
     names, embeddings = read_rows(path, names=TEXT, embeddings=FLOATS)
     require(len(names) > 1, f"{path}: one class: nothing to choose from; at least two are needed")
     with np.errstate(over="ignore"):                   # float64 beyond float32 becomes infinite
         embeddings = embeddings.astype(np.float32)
-        length = np.linalg.norm(embeddings, axis=1)                                        # (K,)
-    check_rows(path, (length > 0) & (length < np.inf),
-               "embeddings is all zeros or too large for float32, which has no direction")
+    check_lengths(path, embeddings)
     return names.tolist(), embeddings
 
 
@@ -150,20 +163,23 @@ def load_features(path):
     start, end = start.astype(np.float64), end.astype(np.float64)
     check_rows(path, (0 <= start) & (start <= end) & (end <= 1e9),
                "start and end must be seconds from 0, the end not before the start")
-    check_rows(path, embedding.any(axis=1), "embedding is all zeros, which has no direction")
+    check_lengths(path, embedding)
     return FeaturesFile(video, (start + end) / 2, embedding)
 
 
 def load_teacher_rows(path):
-    """`data.py teach`'s file of one video: (n, D) finite float32, row i is second i; its record."""
+    """`data.py teach`'s file of one video: (n, D) float32, row i is second i; its record."""
     try:
         with np.lib.npyio.NpzFile(path, allow_pickle=False) as file:
             rows, made = file["rows"], str(file["made"])
     except Exception as error:                         # numpy has no class for a damaged file
         raise BadInput(f"{path}: {error}; remove it, or make it again with data.py teach") from None
-    require(rows.dtype.kind == "f" and rows.ndim == 2 and len(rows) and np.isfinite(rows).all(),
-            f"{path}: {rows.dtype} {rows.shape}; finite floats (n, D) are needed, n at least 1")
-    return rows.astype(np.float32), made
+    require(rows.dtype.kind == "f" and rows.ndim == 2 and rows.size,
+            f"{path}: {rows.dtype} {rows.shape}; floats (n, D) are needed, n at least 1")
+    with np.errstate(over="ignore"):                   # as in `load_text_embeddings`
+        rows = rows.astype(np.float32)
+    check_lengths(path, rows)
+    return rows, made
 
 
 def read_rows(path, **needed):
@@ -185,6 +201,13 @@ def read_rows(path, **needed):
             finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)                # (N,)
             check_rows(path, finite, f"{key} holds NaN or infinity")
     return arrays
+
+
+def check_lengths(path, rows):
+    """BadInput unless float32 can square, and F.normalize (eps 1e-12) normalize, rows (N, D)."""
+    length = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float64))                  # (N,)
+    check_rows(path, (length >= 1e-10) & (length <= 1e18), "all zeros or NaN, or its length is not "
+               "between 1e-10 and 1e18, as float32 needs; make the embeddings again")
 
 
 def check_rows(path, good, problem):

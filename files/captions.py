@@ -9,7 +9,6 @@ import html
 import os
 import re
 import reprlib
-from itertools import takewhile
 from pathlib import Path
 
 from files.text import read_json, read_table, read_text
@@ -19,11 +18,19 @@ COLUMNS = ("start", "end", "text")
 SUFFIXES = (".csv", ".srt", ".vtt")         # of several files of one video, the first kind is read
 NARRATION = "a narration (fetch it again, or remove the file)"
 JSON = "a folder of narrations (ID.csv, ID.srt, ID.vtt) or a caption.json {ID: {start, end, text}}"
-LANGUAGE = re.compile(r"\.[a-z]{2}(-\w+)?$")            # ID.en.vtt, as downloaders name them
+# ID.en.vtt, ID.pt-BR.srt, as downloaders name them: languages that YouTube has captions in.
+LANGUAGE = re.compile(r"\.(af|am|ar|as|az|be|bg|bn|bs|ca|ceb|co|cs|cy|da|de|el|en|eo|es|et|eu|fa|"
+                      r"fi|fil|fr|fy|ga|gd|gl|gu|ha|he|hi|hmn|hr|ht|hu|hy|id|ig|is|it|iw|ja|jv|"
+                      r"ka|kk|km|kn|ko|ku|ky|la|lb|lo|lt|lv|mg|mi|mk|ml|mn|mr|ms|mt|my|nb|ne|nl|"
+                      r"nn|no|ny|or|pa|pl|ps|pt|qu|ro|ru|rw|sa|sd|si|sk|sl|sm|sn|so|sq|sr|st|su|"
+                      r"sv|sw|ta|te|tg|th|ti|tk|tl|tr|tt|ug|uk|ur|uz|vi|xh|yi|yo|yue|zh|zu)"
+                      r"([-_][\w-]+)?$")
 TIME = r"(?:(\d{1,4}):)?(\d\d?):(\d\d?(?:[.,]\d{1,3})?)"               # 01:02:03,400 or 02:03.400
 CUE = re.compile(rf"\s*{TIME}\s*-->\s*{TIME}(?:\s.*)?")
-TAG = re.compile(r"<[^<>]*>|\{\\[^{}]*\}")              # <c>, <00:00:01.000>, {\an8}
-SOUND = re.compile(r"\[[^\[\]]*\]")                     # [Music]: not speech
+NUMBER = re.compile(r"\n[ \t]*\d+\s*\Z")               # of a cue, above its times
+TAG = re.compile(r"</?(b|c|em|font|i|lang|p|rt|ruby|s|span|strong|u|v)([\s.][^<>]*)?>|"
+                 r"<(\d+:)+\d+[.,]\d+>|\{\\[^{}]*\}", re.I)    # <i>, </c>, <00:00:01.000>, {\an8}
+SOUND = re.compile(r"\[[^\[\]]*\]|<br ?/?>", re.I)      # [Music]: not speech
 ROLL = 2.0         # s after its end in which a line can still be on the screen above the next
 
 
@@ -74,19 +81,20 @@ def unroll(sentences):
 def list_folder(path):
     """{id: file name}, by id: the name without its suffix, and without .en of a subtitle.
 
-    Of several the first kind in SUFFIXES counts, then English; ID.steps.csv next to ID.csv never.
+    Of several a name without a language counts, then the first kind in SUFFIXES, then English;
+    ID.steps.csv next to ID.csv never.
     """
-    choices = {}                            # id: (kind, not English, file name), the least so far
+    choices = {}            # id: (has a language, kind, not English, file name), the least so far
     for file in os.listdir(path):
         stem, suffix = os.path.splitext(file)
         suffix = suffix.lower()
         if suffix in SUFFIXES and not file.startswith("."):
             name = stem if suffix == ".csv" else LANGUAGE.sub("", stem)
             foreign = stem[len(name):][:3] not in ("", ".en")
-            choice = SUFFIXES.index(suffix), foreign, file
+            choice = name != stem, SUFFIXES.index(suffix), foreign, file
             choices[name] = min(choices.get(name, choice), choice)
     return {name: choices[name][-1] for name in sorted(choices)
-            if name.rpartition(".")[0] not in choices}
+            if not (name.endswith(".steps") and name[:-6] in choices)}
 
 
 def read_file(path):
@@ -100,21 +108,22 @@ def read_file(path):
 def read_cues(path):
     """Cues of an srt or vtt file -> its sentences, without tags, in the file's order."""
     text = read_text(path, NARRATION, errors="replace")
-    require("-->" in text or text.startswith("WEBVTT"), f"{path}:1: no line as 00:01:02,500 --> "
-            "00:01:04,000 in it: no subtitles")
-    rows, lines = [], text.split("\n")
-    for number, line in enumerate(lines, start=1):
-        if "-->" in line:
-            times = CUE.fullmatch(line)
-            require(times, f"{path}:{number}: {line.strip()[:80]!r} is not a time as in "
-                    "00:01:02,500 --> 00:01:04,000")
-            start, end = (3600 * int(hours or 0) + 60 * int(minutes)
-                          + float(seconds.replace(",", "."))
-                          for hours, minutes, seconds in (times.groups()[:3], times.groups()[3:]))
-            # Only an empty line ends a cue: YouTube writes blanks.
-            shown = takewhile(lambda line: line and "-->" not in line, lines[number:])
-            spoken = html.unescape(TAG.sub("", " ".join(shown)))
-            rows += sentence(f"{path}:{number}", start, end, spoken)
+    vtt, lines, rows = text.startswith("WEBVTT"), text.split("\n"), []
+    cues = [i for i, line in enumerate(lines) if "-->" in line]
+    require(cues or vtt, f"{path}:1: no line as 00:01:02,500 --> 00:01:04,000 in it: no subtitles")
+    numbered = cues and NUMBER.search("\n".join(["", *lines[:cues[0]]]))
+    for i, after in zip(cues, [*cues[1:], None]):
+        where, times = f"{path}:{i + 1}", CUE.fullmatch(lines[i])
+        require(times, f"{where}: {lines[i].strip()[:80]!r} is not a time as in 00:01:02,500 --> "
+                "00:01:04,000")
+        start, end = (3600 * int(hours or 0) + 60 * int(minutes) + float(seconds.replace(",", "."))
+                      for hours, minutes, seconds in (times.groups()[:3], times.groups()[3:]))
+        shown = "\n".join(["", *lines[i + 1:after], ""])
+        if vtt and "\n\n" in shown:          # an empty line ends a cue; YouTube writes blanks
+            shown, _, _ = shown.partition("\n\n")
+        elif numbered and after:
+            shown = NUMBER.sub("", shown)
+        rows += sentence(where, start, end, html.unescape(TAG.sub("", shown)))
     return rows
 
 

@@ -4,6 +4,7 @@ Times are in seconds. Lines count from 1, classes from 0. Lines without text are
 is a BadInput of one line that begins with the file's name and the line.
 """
 import re
+from itertools import takewhile
 from math import inf
 
 from data import Step, Video
@@ -14,6 +15,7 @@ VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100
 CLASSES = 10 ** 5             # at most: a typo must not become a list of a billion names
 UNKNOWN = -1                  # label of a step whose class a list does not give
+NUMBER = re.compile(r'[\s"]*([-+]?([\d.]+(e[-+]?\d+)?|nan|inf)%?)?[\s"]*', re.I)   # or no text
 
 
 def load_released_csv(path, task):
@@ -72,20 +74,30 @@ def load_steps(path):
     for i, (where, _) in enumerate(lines):
         require(where == f"{path}:{i + 1}", f"{path}:{i + 1}: no text, which leaves the class of "
                 "every later line in doubt; remove the line, or name the class")
-    require(len(lines) > 1, f"{path}: one class: nothing to choose from; at least two are needed")
-    return [line for _, line in lines]
+    return load_phrases(path, "class")
 
 
-def load_phrases(path):
+def load_phrases(path, kind="phrase"):
     """The phrases of a file of `phrase` or `phrase,count,concreteness` lines, in its order.
 
-    A phrase may hold commas: only numbers at the end are columns. The concreteness may be empty.
+    If the first line names a column `phrase`, the file is read as csv. Else a phrase may hold
+    commas: only numbers at the end, as many in every line, are columns. They may be empty, but no
+    other part between commas may be a number.
     """
-    phrases = []
-    for where, line in read_lines(path):
-        phrases.append(re.sub(r",\d+,[\d.]*$", "", line).strip())
-        require(phrases[-1], f"{where}: no phrase before the first comma")
-    require(len(phrases) > 1, f"{path}: one phrase: nothing to choose from; two are needed")
+    rows, columns, phrases = read_lines(path), None, []
+    if "phrase" in re.split(r'[\s"]*,[\s"]*', rows[0][1].lower().strip('"')):
+        rows = [(where, row["phrase"]) for where, row in read_table(path, ["phrase"])]
+    for where, line in rows:
+        fields = re.split(r"[,;\t]", line)
+        ends = [*takewhile(NUMBER.fullmatch, reversed(fields))]
+        columns = len(ends) if columns is None else columns
+        rest = fields[:len(fields) - len(ends)]
+        require(rest and "\0" not in line and not any(map(NUMBER.fullmatch, rest)),
+                f"{where}: {line[:80]!r} has no {kind}, or NUL, or a number before other text")
+        require(len(ends) == columns, f"{where}: {len(ends)} columns of numbers at its end, but "
+                f"{columns} in the first line; if that names the columns, one must be `phrase`")
+        phrases.append(line[:len(line) - sum(len(end) + 1 for end in ends)].strip('" '))
+    require(len(phrases) > 1, f"{path}: one {kind}: nothing to choose from; two are needed")
     return phrases
 
 

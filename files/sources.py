@@ -171,8 +171,8 @@ read_features = functools.lru_cache(maxsize=1)(annotations.load_features)      #
 
 def open_coin_features(annotation_file, feature_file, text_file, split, needed=True):
     """COIN.json with a features file: (FeatureSource of one split, class embeddings (K, D))."""
-    videos, _ = annotations.load_coin(annotation_file)
-    _, texts = annotations.load_text_embeddings(text_file)
+    videos, labels = annotations.load_coin(annotation_file)
+    names, texts = annotations.load_text_embeddings(text_file)
     features = read_features(feature_file)
     width = features.embedding.shape[1]
     largest = max((step.label for video in videos for step in video.steps), default=-1)
@@ -180,6 +180,7 @@ def open_coin_features(annotation_file, feature_file, text_file, split, needed=T
             f"{text_file} has {texts.shape[1]}; one space is needed")
     require(largest < len(texts), f"{text_file}: {len(texts)} classes, but {annotation_file} has "
             f"class {largest + 1}; row i must be class i + 1")
+    annotations.check_names(text_file, names, annotation_file, labels)
     source = FeatureSource([video for video in videos if video.split == split], features)
     require(not needed or len(source), f"{feature_file}: no row for any of the "
             f"{len(source.missing)} {split} videos of {annotation_file} near its steps; video must "

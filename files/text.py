@@ -32,15 +32,15 @@ def read_lines(path):
 def read_table(path, columns, need="a csv file", errors="strict"):
     """[("file:line", {column in lower case: text}), ...] of a csv file whose first line names them.
 
-    columns: those that must be there.
+    columns: those that must be there, once.
     """
     reader = csv.reader(io.StringIO(read_text(path, need, errors)), strict=True)
     rows = []
     try:
         header = [name.strip().lower() for name in next(reader)]
-        absent = [name for name in columns if name not in header]
-        require(not absent, f"{path}:1: no column {', '.join(absent)}; the first line must name "
-                f"{', '.join(columns)}; it is {','.join(header)[:80]!r}")
+        wrong = [name for name in columns if header.count(name) != 1]
+        require(not wrong, f"{path}:1: no column {', '.join(wrong)}, or two; the first line must "
+                f"name {', '.join(columns)}; it is {','.join(header)[:80]!r}")
         for row in filter(None, reader):
             where = f"{path}:{reader.line_num}"
             require(len(row) == len(header), f"{where}: {len(row)} columns, but the first line "

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from data import Step, Video
-from files.annotations import (FeaturesFile, load_coin, load_features, load_text_embeddings,
-                               training_split)
+from files.annotations import (FeaturesFile, check_names, load_coin, load_features,
+                               load_teacher_rows, load_text_embeddings, training_split)
 from support.command import BadInput
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,15 +51,16 @@ def features(**changes):
 
 # ---- COIN.json ---------------------------------------------------------------------------------
 def test_load_coin_reads_the_layout(tmp_path):
-    """Catches: labels off by one, steps left unsorted, fields swapped, order of videos lost; a
-    later label of a class taken for its name; "validation", as some copies call "testing"; an
-    empty database taken for a list of no videos."""
+    """Catches: labels off by one, steps left unsorted, fields swapped, order of videos lost; one
+    label of two classes, or in other spelling, refused; "validation", as some copies call
+    "testing"; an empty database taken for a list of no videos."""
     path = write_coin(tmp_path, zz=entry(step("3", (5, 6)), step("1", (1.5, 2), "crack the egg"),
                                          subset="testing"),
-                      aa=entry(step("1"), subset="validation", duration=None))
+                      aa=entry(step("1", label="Crack  the egg "), step("4", (3, 4)),
+                               subset="validation", duration=None))
     expected = [Video("zz", "test", 7, 60.5, (Step(1.5, 2.0, 0), Step(5.0, 6.0, 2))),
-                Video("aa", "test", 7, None, (Step(1.0, 2.5, 0),))]
-    assert load_coin(path) == (expected, ["crack the egg", "", "whisk the egg"])
+                Video("aa", "test", 7, None, (Step(1.0, 2.5, 0), Step(3.0, 4.0, 3)))]
+    assert load_coin(path) == (expected, ["crack the egg", "", *2 * ["whisk the egg"]])
     path.write_text("\ufeff" + path.read_text(), encoding="utf-8")
     assert load_coin(path)[0] == expected
     path.write_text('{"database": {}}')
@@ -97,6 +98,8 @@ NAN, INF = float("nan"), float("inf")                  # json.dumps writes NaN a
     (entry(step("1000000000")), "step 1: id is '1000000000'"),
     (entry(step(3)), "step 1: id is 3"),
     (entry(step(label=None)), "step 1: label is None"),
+    (entry(step(label=" ")), "step 1: label is ' '"),
+    (entry(step(), step(label="fry it")), "id 3 is 'fry it', but 'whisk the egg' before; one"),
 ])
 def test_coin_entry_at_fault_is_named(tmp_path, bad, message):
     """Catches: a bad value let through, or an error without the file, its line or the video."""
@@ -105,6 +108,14 @@ def test_coin_entry_at_fault_is_named(tmp_path, bad, message):
         load_coin(path)
     assert str(caught.value).startswith(f"{path}:4: video 'broken': {message}")
     assert "\n" not in str(caught.value)
+
+
+def test_names_that_contradict_the_annotations():
+    """Catches: rows of other classes scored; spelling, a class without a label or one more row
+    refused."""
+    check_names("T.npz", ["Stir ", "fold", "a", "b"], "COIN.json", ["stir", "", "A"])
+    with pytest.raises(BadInput, match="T.npz: class 2 is 'fold', but 'fry' in COIN.json; row or"):
+        check_names("T.npz", ["stir", "fold"], "COIN.json", ["stir", "fry"])
 
 
 # ---- text embeddings ---------------------------------------------------------------------------
@@ -121,7 +132,10 @@ def test_text_embeddings_are_as_stored(tmp_path):
 
 
 @pytest.mark.parametrize("arrays, message", [
-    (texts(embeddings=np.array([[1., 2.], [1e300, 1.]])), r"row 1 .*too large for float32"),
+    *[(texts(embeddings=np.array([[1., 2.], [value, 0.]])), "row 1 .*: all zeros or NaN, or its")
+      for value in (1e300, 1e19, 9e-11, 1e-200, 0.)],
+    *[(features(embedding=np.array([[1], [1], [value], [1]], np.float32)), "row 2 .*its length is")
+      for value in (1e19, 9e-11)],
     (texts(embeddings=np.ones((3, 4))), r"embeddings is float64 \(3, 4\); .*the same N"),
     (texts(embeddings=np.ones((2, 4), int)), r"embeddings is int64 .*; floats \(N, D\) is needed"),
     (texts(embeddings=np.ones((2, 0))), r"\(2, 0\); .*, with N and D at least 1"),
@@ -143,6 +157,17 @@ def test_arrays_at_fault(tmp_path, arrays, message):
     with pytest.raises(BadInput, match=message) as caught:
         (load_text_embeddings if "names" in arrays else load_features)(path)
     assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+
+
+def test_teacher_rows_at_fault(tmp_path):
+    """Catches: a row that float32 makes infinite, or that has no direction, as a target."""
+    for dtype in (np.float16, np.float64):
+        np.save(tmp_path / "v.npy", np.array([[3, 4], [6e-5, 6e4]], dtype))
+        assert load_teacher_rows(tmp_path / "v.npy", 2).dtype == np.float32
+    for value in (1e300, 1e19, 1e-11, 0, np.nan):
+        np.save(tmp_path / "v.npy", np.array([[1., 2.], [value, 0.]]))
+        with pytest.raises(BadInput, match=r"v.npy: row 1 \(counted from 0\): all zeros or NaN"):
+            load_teacher_rows(tmp_path / "v.npy", 2)
 
 
 def test_npz_that_is_not_one(tmp_path):

@@ -78,6 +78,31 @@ def test_what_is_not_a_word_is_left_out(tmp_path):
     assert read(tmp_path, "c.json", entry(text=[None, float("nan")])) == []
 
 
+@pytest.mark.parametrize("text, said", [
+    ("1\n00:01,000 --> 00:02,000\nbake at\n350\n2\n00:02,000 --> 00:03,000\nstir\n7",
+     [(1, 2, "bake at 350"), (2, 3, "stir 7")]),
+    ("1\n\n00:01,000 --> 00:02,000\n\nadd\n\nsalt\n\n\n\n2\n\n00:02,000 --> 00:03,000\n\nstir\n",
+     [(1, 2, "add salt"), (2, 3, "stir")]),
+    ("00:01,000 --> 00:02,000\nbake at\n350\n\n00:02,000 --> 00:03,000\nstir\n",
+     [(1, 2, "bake at 350"), (2, 3, "stir")]),
+    ("WEBVTT\n\n1\n00:01.000 --> 00:02.000\nbake at\n350\n2\n00:02.000 --> 00:03.000\nstir\n\n"
+     "NOTE 5\n", [(1, 2, "bake at 350"), (2, 3, "stir")]),
+    ("WEBVTT\n\n00:01.000 --> 00:02.000\nbake at\n350\n\nlast\n00:02.000 --> 00:03.000\nstir\n",
+     [(1, 2, "bake at 350"), (2, 3, "stir")])])
+def test_cues_without_empty_lines_or_with_more(tmp_path, text, said):
+    """Catches: the number of the next cue said by this one; a number that is said taken for one; a
+    text lost behind an empty line of an srt file."""
+    assert read(tmp_path, "v.vtt" if text.startswith("WEBVTT") else "v.srt", text) == said
+
+
+def test_only_tags_are_removed(tmp_path):
+    """Catches: words lost between two signs; a tag read aloud."""
+    shown = ("<v Bob><i>if</i> a < b<br>and</I> <c.colorE5E5E5>c ></c> <00:00:01.500>d, <font "
+             "color='red'>5 > 3</font> and {\\an8}{salt} <3")
+    assert read(tmp_path, "v.vtt", f"WEBVTT\n\n00:01.000 --> 00:02.000\n{shown}\n") == [
+        (1, 2, "if a < b and c > d, 5 > 3 and {salt} <3")]
+
+
 # ---- rolling captions --------------------------------------------------------------------------
 def rolling_vtt(lines, seconds=2.0):
     """A vtt as YouTube writes automatic captions: each line is shown word by word, then alone for
@@ -129,7 +154,8 @@ def test_only_whole_lines_on_the_screen_are_repetitions(cues, texts):
 def test_folder_is_listed_without_opening_anything(tmp_path, monkeypatch):
     """Catches: a start that reads 1.2 million files; an id that begins with a minus, or holds a
     dot, cut; files of other kinds, hidden ones and companions (ID.steps.csv) as narrations; which
-    of several files is read left to the folder's order."""
+    of several files is read left to the folder's order; a video for another one's second part, or
+    its definition for a language."""
     for name in ("-a_1.csv", "b.srt", "b.steps.csv", "b.en.vtt", "my.video.CSV", "._b.csv", ".csv",
                  "readme.txt", "c.en-US.vtt", "c.csv", "c.srt", "d.de.vtt", "d.en.vtt"):
         (tmp_path / name).write_text("not a narration")
@@ -142,6 +168,13 @@ def test_folder_is_listed_without_opening_anything(tmp_path, monkeypatch):
     assert [found[name] for name in "bcd"] == ["b.srt", "c.csv", "d.en.vtt"]
     with pytest.raises(BadInput, match=r"b\.srt:1"):
         found.sentences("b")
+    for name in ("talk.csv", "talk.2.csv", "t.2.srt", "t.srt", "t.hd.srt", "u.vtt", "u.en.srt",
+                 "w.pt_BR.srt", "w.steps.csv"):
+        (tmp_path / name).write_text("not a narration")
+    found = Captions(tmp_path)
+    assert {name: found[name] for name in found if name[0] in "tuw"} == {
+        "talk": "talk.csv", "talk.2": "talk.2.csv", "t": "t.srt", "t.2": "t.2.srt",
+        "t.hd": "t.hd.srt", "u": "u.vtt", "w": "w.pt_BR.srt"}
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match=r"no videos in it; .*ID\.csv, ID\.srt, ID\.vtt"):
         Captions(tmp_path / "empty")
@@ -150,8 +183,10 @@ def test_folder_is_listed_without_opening_anything(tmp_path, monkeypatch):
 # ---- errors ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name, content, message", [
     ("v.csv", "", "v.csv: the file is empty; a narration .fetch it again, or remove the file. is"),
-    ("v.csv", "start,text\n1,a\n", "v.csv:1: no column end; .*start, end, text; it is 'start,text"),
+    ("v.csv", "start,text\n1,a\n", "v.csv:1: no column end, or two; .*start, end, text; it is"),
     ("v.csv", "start,end,text\n0,1,a\n2,1,b\n", "v.csv:3: start '2', end '1'; .*not before"),
+    ("v.csv", "start,end,text\n7,0,a\n12,7,b\n", "v.csv:2: start '7', end '0'; .*not before"),
+    ("v.csv", "start,end,end,text\n0,1,2,a\n", "v.csv:1: no column end, or two"),
     ("v.csv", "start,end,text\n0,x,a\n", "v.csv:2: start '0', end 'x'; finite seconds from 0 are"),
     ("v.csv", "start,end,text\n0,nan,a\n", "v.csv:2: start '0', end 'nan'"),
     ("v.csv", "start,end,text\n-1,1,a\n", "v.csv:2: start '-1'"),

@@ -64,12 +64,20 @@ def test_epic_list(tmp_path):
 
 def test_names_phrases_and_ids(tmp_path):
     """Catches: lines out of order, equal names joined, commas within a phrase or step cut, an empty
-    concreteness refused, ids doubled."""
+    concreteness refused, ids doubled; a header, a number or a quote in the pool."""
     assert load_steps(written(tmp_path, "stir\nput honey, oil\nstir")) == [
         "stir", "put honey, oil", "stir"]
     assert load_phrases(written(tmp_path, PHRASES)) == ["add water", "use a q - tip"]
     assert load_phrases(written(tmp_path, "put honey, oil\n\n stir \nstir\n")) == [
         "put honey, oil", "stir", "stir"]
+    expected = ["add water", "put honey, oil"]
+    for text in ("add water,2878\nput honey, oil,5", "add water\t2878\t5\nput honey, oil\t1\t.5",
+                 "add water,2878,5.0,-1e-3\nput honey, oil,nan,2%,",
+                 '"add water",1\n"put honey, oil",2',
+                 'Phrase, count\nadd water,2878\n"put honey, oil",5',
+                 ',phrase,count,concreteness\n0,add water,2878,5.0\n1,"put honey, oil",5,'):
+        assert load_phrases(written(tmp_path, text)) == expected
+    assert load_steps(written(tmp_path, PHRASES)) == ["add water", "use a q - tip"]
     assert load_ids(written(tmp_path, "-a\nmy video.v2\nb.webm\n\n-a\nsub/c.MP4\n")) == [
         "-a", "my video.v2", "b", "c"]
 
@@ -105,7 +113,7 @@ def test_line_ends_and_byte_order_marks(tmp_path):
     ("epic", EPIC.replace(",96,", ",97,"), "list:3: verb_class is '97'; .*from 0 to 96"),
     ("epic", EPIC.replace(",299,", ",300,"), "list:3: noun_class is '300'; .*from 0 to 299"),
     ("epic", EPIC.replace("01:02:04", "01:62:04"), "list:3: '01:62:04' is not a time HH:MM:SS.ss"),
-    ("epic", EPIC.replace("stop_timestamp", "stop"), "list:1: no column stop_timestamp; "),
+    ("epic", EPIC.replace("stop_timestamp", "stop"), "list:1: no column stop_timestamp, or two; "),
     ("epic", EPIC.replace("noun_class,", "n,", 1), "list:2: noun_class is ''; "),
     ("epic", EPIC.replace(",['tap'],", ","), "list:3: 14 columns, but the first line names 15"),
     ("epic", EPIC.split("\n")[0], "list: nothing after the first line"),
@@ -113,7 +121,15 @@ def test_line_ends_and_byte_order_marks(tmp_path):
     ("epic", EPIC.replace(",take plate,", ',"take" plate,'), "list:2: not valid csv"),
     ("step names", "stir\n\nfold\n", "list:2: no text, which leaves the class"),
     ("step names", "stir\n", "list: one class: nothing to choose from"),
-    ("phrases", ",3,4.5\n", "list:1: no phrase before the first comma"),
+    ("phrases", ",3,4.5\n", "list:1: ',3,4.5' has no phrase, or NUL, or a number before"),
+    ("phrases", "0,stir,3\n1,cut,2\n", "list:1: '0,stir,3' has no phrase"),
+    ("phrases", "stir,3,x\ncut,2,y\n", "list:1: 'stir,3,x' has no phrase"),
+    ("phrases", '"",3\n"",4\n', "list:1: .* has no phrase"),
+    ("phrases", "s\0t\0i\0r\0\nc\0u\0t\0\n", "list:1: .* has no phrase, or NUL"),
+    ("phrases", "text,count\nstir,3\n", "list:2: 1 columns of numbers at its end, but 0 in the f"),
+    ("phrases", PHRASES + "stir\n", "list:3: 0 columns of numbers at its end, but 2 in the first"),
+    ("phrases", "phrase,count\nstir,3,4\n", "list:2: 3 columns, but the first line names 2"),
+    ("step names", "1\n2\n", "list:1: '1' has no class"),
     *[(name, None, "list: No such file") for name in READERS],
     *[(name, " \n\r\n", "list: the file is empty") for name in READERS],
     *[(name, b"\xff\xfea\x00", "list: invalid start byte at byte 0; save it as UTF-8")

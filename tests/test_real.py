@@ -175,6 +175,19 @@ def test_missing_and_unreadable_videos_are_counted(capsys):
             zip(("found", "missing", "unreadable"), found))}
 
 
+def test_names_that_are_not_those_of_the_annotations(capsys):
+    """Catches: scores with the texts of other classes, or with one class more."""
+    good = (*grammar.STEPS,)
+    for names, named in ((good[:-1], "39 names, but ex/COIN.json has 40 classes"),
+                         ((*good, "x"), "41 names, but ex/COIN.json has 40 classes"),
+                         ((good[1], good[0], *good[2:]), "steps.txt: class ")):
+        Path("steps.txt").write_text("\n".join(names))
+        np.savez("T.npz", names=np.array(names), embeddings=np.eye(len(names), 64))
+        argv = "evaluate.py", *COIN, "--checkpoint", "real"
+        assert named in fails(capsys, 2, *argv, "--steps", "steps.txt")
+    assert "T.npz: class " in fails(capsys, 2, *argv, "--text-embeddings", "T.npz")
+
+
 # ---- the other commands of data.py -------------------------------------------------------------
 def test_check_names_classes_without_a_step(capsys):
     """Catches: a class that nobody can be right about among those to choose from, without a word.
