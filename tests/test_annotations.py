@@ -162,12 +162,13 @@ def test_arrays_at_fault(tmp_path, arrays, message):
 def test_teacher_rows_at_fault(tmp_path):
     """Catches: a row that float32 makes infinite, or that has no direction, as a target."""
     for dtype in (np.float16, np.float64):
-        np.save(tmp_path / "v.npy", np.array([[3, 4], [6e-5, 6e4]], dtype))
-        assert load_teacher_rows(tmp_path / "v.npy", 2).dtype == np.float32
+        np.savez(tmp_path / "v.npz", rows=np.array([[3, 4], [6e-5, 6e4]], dtype), made="clip")
+        rows, made = load_teacher_rows(tmp_path / "v.npz")
+        assert rows.dtype == np.float32 and made == "clip"
     for value in (1e300, 1e19, 1e-11, 0, np.nan):
-        np.save(tmp_path / "v.npy", np.array([[1., 2.], [value, 0.]]))
-        with pytest.raises(BadInput, match=r"v.npy: row 1 \(counted from 0\): all zeros or NaN"):
-            load_teacher_rows(tmp_path / "v.npy", 2)
+        np.savez(tmp_path / "v.npz", rows=np.array([[1., 2.], [value, 0.]]), made="clip")
+        with pytest.raises(BadInput, match=r"v.npz: row 1 \(counted from 0\): all zeros or NaN"):
+            load_teacher_rows(tmp_path / "v.npz")
 
 
 def test_npz_that_is_not_one(tmp_path):

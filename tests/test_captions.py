@@ -218,8 +218,8 @@ def test_check_counts_captions(tmp_path, capsys):
         (tmp_path / name).write_text(content)
     (tmp_path / "b.mp4").write_text("no video")
     call("data.py", "check", "--data", "howto100m", "--captions", str(tmp_path), "--videos",
-         str(tmp_path), "--json", str(tmp_path / "o.json"))
-    assert json.loads((tmp_path / "o.json").read_text()) == {
+         str(tmp_path), "--json", f"{tmp_path}.json")
+    assert json.loads(Path(f"{tmp_path}.json").read_text()) == {
         "captions": 3, "unreadable_captions": 1, "sentences": 4, "hours": 0.0, "videos": 3,
         "found": 1, "missing": 2, "unreadable": 1}
     out = capsys.readouterr().out
