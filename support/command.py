@@ -59,7 +59,7 @@ def require(good, problem):
 
 def check(good, name, value, need):
     """BadInput that names the flag unless `good`."""
-    require(good, f"{flag_of(name)} {value}: {need}")
+    require(good, f"{flag_of(name)} {value!s:.300}: {need}")
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class Settings:
                 has = getattr(self, other, None)
                 good, others = has in kinds if kinds else has is not None, filter(None, kinds)
                 check(good or value == f.default or not hasattr(self, other), f.name, value,
-                      f"has no effect with {flag_of(other)} {has}, but with "
-                      f"{' or '.join(others) or 'none'}" if kinds else
+                      f"has no effect with {flag_of(other)} {has}; give "
+                      f"{' or '.join(others) or 'one of the two'}" if kinds else
                       f"has no effect without {flag_of(other)}")
             if declared["file"] is not None:
                 check(value.parent.is_dir() and not value.is_dir(), f.name, value, "is a folder, "
@@ -179,8 +179,7 @@ def run(main, cls, argv=None, command=""):
         settings.require_files()
         if rank:                                               # tqdm reads it when it is imported
             os.environ["TQDM_DISABLE"], sys.stdout = "1", open(os.devnull, "w")
-        if sys.stdout:
-            sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be no UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")      # a file's name may be no UTF-8
         main(settings)
 
 

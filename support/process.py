@@ -18,10 +18,11 @@ TORCHRUN = "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR"   # 
 
 def process_number():
     """The number of this process among those of torchrun; 0 without it."""
-    given = rank, local, world, *_ = [os.environ.get(name, "") for name in TORCHRUN]
+    given = rank, local, world, port, _ = [os.environ.get(name, "") for name in TORCHRUN]
     if rank in ("", "0") and local in ("", "0") and world in ("", "1"):
         return 0
-    if not re.fullmatch("([0-9]{1,9} ){4}.+", " ".join(given)) or int(rank) >= int(world):
+    if not (re.fullmatch("([0-9]{1,9} ){4}.+", " ".join(given)) and int(rank) < int(world)
+            and int(port) < 2 ** 16):
         raise BadInput(f"{', '.join(TORCHRUN)}: the environment holds {' '.join(given)!r:.80}, not "
                        "what torchrun sets; start with torchrun, or unset them")
     return int(rank)
@@ -130,7 +131,7 @@ class Interrupts:
         now, again = time.monotonic(), self.status and number == signal.SIGINT
         if again and now - self.time > 0.1 and callable(self.before[number]):
             self.before[number](number, frame)
-        if not self.status and sys.stderr and os.environ.get("RANK", "0") == "0":
+        if not self.status and os.environ.get("RANK", "0") == "0":
             with suppress(OSError):        # not print: it may have been interrupted itself
                 os.write(2, f"\n{program_name()}: {self.plan}; a second Ctrl-C ends at "
                             "once\n".encode())

@@ -333,7 +333,8 @@ def test_a_closed_stream(closed, tmp_path):
     ({}, 0), ({"RANK": "0"}, 0), ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, 0),
     *((dict(RANK="1", LOCAL_RANK="1", WORLD_SIZE="2", MASTER_ADDR="a", MASTER_PORT="9") | bad,
        number) for bad, number in [({}, 1), ({"RANK": "2"}, None), ({"RANK": "one"}, None),
-                          ({"MASTER_PORT": ""}, None), ({"MASTER_ADDR": ""}, None),
+                          ({"MASTER_PORT": ""}, None), ({"MASTER_PORT": "65536"}, None),
+                          ({"MASTER_ADDR": ""}, None),
                           ({"LOCAL_RANK": "-1"}, None), ({"WORLD_SIZE": "x"}, None)]),
     ({"RANK": "1"}, None), ({"LOCAL_RANK": "1"}, None), ({"WORLD_SIZE": "2"}, None),
     ({"RANK": "x"}, None), ({"WORLD_SIZE": "9" * 5000}, None)])
