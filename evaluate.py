@@ -20,32 +20,38 @@ from pathlib import Path
 from support.command import DATA, PAPER, RUN, WHAT, check, opt, run, write_json
 from support.flags import LabeledSettings, adopt_teacher
 
+SCORED = "forecast", "classify", "activity", "infill"          # tasks with a table
+
 
 @dataclass(frozen=True)
 class EvaluateSettings(LabeledSettings):
     """Measure a checkpoint: classification and forecasting, zero-shot or fine-tuned."""
     task: str = opt("what to measure; features: write a features file; default forecast, and "
                     "classify with --data epic", None, WHAT,
-                    choices=("forecast", "classify", "activity", "infill", "features"))
+                    choices=(*SCORED, "features"))
     checkpoint: Path = opt("run folder, a checkpoint file of ours, or a published one",
                            Path("runs/pretrain"), WHAT)
-    split: str = opt("which videos", "test", DATA, choices=("test", "validation", "train"))
-    toy_videos: int = opt("videos of the embedded world's split", 1000, DATA, low=1)
+    split: str = opt("which videos", "test", DATA, choices=("test", "validation", "train"),
+                     data=("toy", "coin"))
+    toy_videos: int = opt("videos of the embedded world's split", 1000, DATA, low=1, data=("toy",))
     min_steps: int = opt("leave out videos with fewer annotated steps", 2, DATA, low=2,
                          task=("forecast", "infill"))
     ids: Path = opt("only these videos, an id per line", None, DATA, task=("features",))
     samples: int = opt("Monte Carlo samples per forecast (Eq. 11)", 5, PAPER, low=1,
-                       alias="oracle")
+                       high=1000, alias="oracle", task=("forecast", "infill"))
     horizon: int = opt("how many of the next steps, in turn and together", 1, PAPER, low=1, high=3,
                        task=("forecast",))
-    json: Path = opt("also write the numbers here", None, file=())
+    json: Path = opt("also write the numbers here", None, file=(), task=SCORED)
     out: Path = opt("the file to write", Path("features.npz"), file=(), task=("features",))
-    stride: float = opt("s between two windows", 4.0, above=0, task=("features",))
-    batch: int = opt("samples per step; changes speed and memory, not the result", 64, RUN, low=1)
+    stride: float = opt("s between two windows", 4.0, low=0.1, task=("features",))
+    batch: int = opt("samples per step; changes speed and memory, not the result", 64, RUN, low=1,
+                     task=SCORED)
 
     def __post_init__(self):
         self.default("task", "classify" if self.data == "epic" else "forecast")
         super().__post_init__()
+        check(self.split == "test" or not str(self.annotations).endswith(".csv"), "split",
+              self.split, f"has no effect with --annotations {self.annotations}, of one split")
         adopt_teacher(self, self.checkpoint)
 
 
@@ -120,8 +126,7 @@ def main(settings):
                **({"samples": settings.samples} if settings.task == "forecast" else {}), **rows,
                "seed": settings.seed, "checkpoint": str(settings.checkpoint),
                "seconds": time.perf_counter() - began}
-    if settings.json:
-        write_json(settings.json, content)
+    write_json(settings.json, content)
     print_table(content)
 
 

@@ -7,11 +7,13 @@ step: the embedding that h predicts counts as observed, and h forecasts again. T
 command are in evaluation/prediction.py. `predict` and `table` do the same from Python.
 """
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from os import PathLike
 from pathlib import Path
 
 from support.command import (DATA, PAPER, PICTURES, WHAT, BadInput, Settings, check, opt, run,
                              write_json)
-from support.flags import TEACHER, TEACHER_WEIGHTS, adopt_teacher
+from support.flags import TEACHER, TEACHER_WEIGHTS
 
 TOP = 5                   # steps listed for a window; next steps and futures that are printed
 TOY_WARNING = ("this checkpoint knows only the embedded world, rendered pictures of 32 pixels: on "
@@ -30,29 +32,25 @@ class PredictSettings(Settings):
     at: float = opt("s: forecast from here, where the observed part ends; default the end of the "
                     "video", None, WHAT, above=0)
     steps: Path = opt("the steps to choose among, one per line; default those of the embedded "
-                      "world, for a checkpoint of it", None, DATA)
+                      "world, for a checkpoint of it", None, DATA, text_embeddings=(None,))
     text_embeddings: Path = opt("npz of such steps and their embeddings, instead of --steps and "
                                 "the teacher: pseudo_labels.py writes it once", None, DATA)
     clip: str = TEACHER
     clip_weights: str = TEACHER_WEIGHTS
-    samples: int = opt("Monte Carlo samples (Eq. 11): so many futures", 50, PAPER, low=1)
-    horizon: int = opt("steps of a future; the paper forecasts one", 3, WHAT, low=1)
+    samples: int = opt("Monte Carlo samples (Eq. 11): so many futures", 50, PAPER, low=1,
+                       high=10_000)
+    horizon: int = opt("steps of a future; the paper forecasts one", 3, WHAT, low=1, high=100)
     json: Path = opt("also write the forecast here", None, file=())
     figure: Path = opt("also draw it: FILE.png, .pdf or .svg (needs matplotlib)", None,
                        file=PICTURES)
     keyframes: Path = opt("also paint the likeliest next steps from the last observed frame, into "
                           "this folder (needs diffusers and transformers)", None, folder=True)
     keyframe_model: str = opt("a Stable Diffusion model of diffusers: a name of the hub, or a "
-                              "folder", "stable-diffusion-v1-5/stable-diffusion-v1-5")
+                              "folder", "stable-diffusion-v1-5/stable-diffusion-v1-5",
+                              keyframes=())
     seed: int = opt("of the noise; without a video also which test video, and of its pixels", 0,
                     low=0, high=2 ** 32 - 1)
     device: str = opt("auto: a CUDA GPU if there is one", "auto")
-
-    def __post_init__(self):
-        super().__post_init__()
-        adopt_teacher(self, self.checkpoint)
-        check(self.steps is None or self.text_embeddings is None, "steps", self.steps,
-              "--text-embeddings is given as well, with steps of its own; give one of them")
 
 
 def forecast(settings):
@@ -102,8 +100,7 @@ def forecast(settings):
                "warning": "; ".join([TOY_WARNING] * bool(of_toy and settings.video)
                                     + [NO_ORDER_WARNING] * (model.denoiser is None)) or None,
                **({"truth": truth_of(observed, futures)} if observed.script else {})}
-    if settings.json:
-        write_json(settings.json, content)
+    write_json(settings.json, content)
     painted = {}
     if painter:
         steps = list(dict.fromkeys(row["step"] for row in following))[:keyframes.PAINTED]
@@ -118,11 +115,20 @@ def predict(video=None, **flags):
 
     `steps` may be a list of texts. Raises BadInput (a ValueError) where the command ends with 2.
     """
-    flags["video"] = video
+    given = {"video": video, **flags}
     for field in fields(PredictSettings):
-        if field.type is Path and isinstance(flags.get(field.name), str):
-            flags[field.name] = Path(flags[field.name])
-    return forecast(PredictSettings(**flags))
+        value, kind = given.get(field.name, field.default), field.type
+        good = value is field.default or not isinstance(value, bool) and isinstance(
+            value, {int: Integral, float: Real, Path: (str, PathLike)}.get(kind, kind))
+        if field.name == "steps" and isinstance(value, (list, tuple)):
+            good = all(isinstance(step, str) and step.strip() for step in value)
+        elif good and kind is Path and value is not None:
+            given[field.name] = Path(value)
+        check(good, field.name, f"{value!r:.60}", f"must be of type {kind.__name__}"
+              + ", or a list of texts" * (field.name == "steps"))
+    settings = PredictSettings(**given)
+    settings.require_files()
+    return forecast(settings)
 
 
 def aligned(head, lines, true):

@@ -101,7 +101,8 @@ class TrainSettings(RunSettings):
     init: Path = opt("start from a run, checkpoint or weights", None, WHAT)
     data: str = opt("toy: the embedded world, no files", "toy", DATA,
                     choices=("toy", "howto100m", "coin"))
-    toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1)
+    toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1,
+                          data=("toy",))
     clips: str = opt("around narrations, or annotated steps, labels unused", "narrated", DATA,
                      choices=("narrated", "annotated"), data=("toy",))
     videos: Path = opt("folder of videos, ID.mp4 and the like", None, DATA, data=HOWTO)
@@ -112,22 +113,24 @@ class TrainSettings(RunSettings):
                     data=HOWTO)
     clip_weights: str = opt("its weights: a tag, or a file [openai]", None, DATA, data=HOWTO)
     teacher_features: Path = opt("folder of `data.py teach`, used where it has a video", None, DATA,
-                                 data=HOWTO)
+                                 data=HOWTO, targets=("vision", "both"))
     augment: bool = opt("random squares, half of them mirrored", True, DATA, data=HOWTO)
     annotations: Path = opt("COIN.json", None, DATA, data=COIN)
     features: Path = opt("npz of clip embeddings, one row per window", None, DATA, data=COIN)
     text_embeddings: Path = opt("npz of the classes' text embeddings", None, DATA, data=COIN)
     targets: str = opt("soft targets of frames, speech, both", "vision", PAPER,
                        choices=("vision", "narration", "both"), data=NARRATED)
-    tau: float = opt("temperature of Eq. 6 [CLIP: 0.02, toy: 0.045]", None, PAPER, above=0)
+    tau: float = opt("temperature of Eq. 6 [CLIP: 0.02, toy: 0.045]", None, PAPER, low=1e-6)
     sgd_epochs: float = opt("epochs of SGD, first stage", 0.25, PAPER, low=0)
     epochs: float = opt("epochs of AdamW, second stage", 6.0, PAPER, low=0)
-    missing: int = opt("most clips missing together", 1, PAPER, low=1, high=3)
+    missing: int = opt("most clips missing together", 1, PAPER, low=1, high=3,
+                       order=("diffusion", "mask"))
     batch: int = opt("videos per step; the paper's is 128", 8, PAPER, low=1)
     lr: float = opt("peak learning rate of AdamW; release 5e-5", 4e-3, PAPER, above=0)
     out: Path = opt("folder of the run's files", Path("runs/pretrain"), RUN, folder=True)
     resume: bool = opt("continue from OUT/checkpoint.pt", False, RUN)
-    micro_batch: int = opt("clips f encodes at once [what memory allows]", None, RUN, low=1)
+    micro_batch: int = opt("clips f encodes at once [what memory allows]", None, RUN, low=1,
+                           data=NARRATED)
 
     def __post_init__(self):
         super().__post_init__()
@@ -149,7 +152,8 @@ class FinetuneSettings(LabeledSettings):
                     choices=("classify", "forecast", "activity"))
     init: Path = opt("start from this checkpoint: a run folder, or a file, also a published one",
                      Path("runs/pretrain"), WHAT)
-    toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1)
+    toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1,
+                          data=("toy",))
     labels: float = opt("share of the labeled videos that is used", 1.0, DATA, above=0, high=1)
     epochs: float = opt("times each sample is seen; default the paper's 15, and 60 for activities, "
                         "where a whole video is one sample", None, PAPER, above=0)

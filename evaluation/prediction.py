@@ -16,6 +16,7 @@ from files.listings import load_steps
 from files.sources import VideoSource
 from files.video import Unreadable, duration, read_frames
 from support.command import BadInput, check, require
+from support.flags import adopt_teacher
 from toy import grammar, render
 from toy.source import load_teacher
 from weights.checkpoint import load_model
@@ -49,11 +50,15 @@ def open_steps(settings, model, of_toy, device):
         names, texts = load_text_embeddings(settings.text_embeddings)
         texts = torch.from_numpy(texts)
     else:
-        names = settings.steps or (grammar.STEPS if of_toy else None)
+        for name in ("clip", "clip_weights") if of_toy else ():
+            check(getattr(settings, name) is None, name, getattr(settings, name), "has no effect: "
+                  f"{settings.checkpoint} is of the embedded world, which has a teacher of its own")
+        adopt_teacher(settings, settings.checkpoint)
+        names = grammar.STEPS if of_toy and settings.steps is None else settings.steps
         require(names is not None, "--steps is missing: a file with a step per line, or "
                 "--text-embeddings FILE, is needed")
         names = load_steps(names) if isinstance(names, Path) else tuple(names)
-        require(len(names) > 1, "--steps: one step: nothing to choose from; two are needed")
+        require(len(names) > 1, "--steps: nothing to choose from; two are needed")
         teacher = (load_teacher(device) if of_toy else
                    cached_teacher(settings.clip, settings.clip_weights, device))
         require_teacher(teacher, model, settings.checkpoint)

@@ -30,6 +30,9 @@ class BenchmarkSettings(Settings):
         super().__post_init__()
         check(set(self.parts.split(",")) <= set(PARTS), "parts", self.parts,
               f"must be some of {', '.join(PARTS)}")
+        for name, parts in (("videos", {"loader"}), ("batch", {"encoder", "step"})):
+            check(getattr(self, name) is None or parts & set(self.parts.split(",")), name,
+                  getattr(self, name), f"has no effect with --parts {self.parts}")
 
 
 def main(settings):
@@ -55,8 +58,7 @@ def main(settings):
                 header = [f"{part}: {name}", *next(iter(table.values()))]
                 print(text_table(header, lines), flush=True)
     print(machine)
-    if settings.json:
-        write_json(settings.json, result)
+    write_json(settings.json, result)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import textwrap
 from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from statistics import mean, median_high
 
@@ -28,7 +29,8 @@ BOX = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE, "l
 @dataclass(frozen=True)
 class ChartSettings(Settings):
     """Draw the curves of a training run, or where a forecast's points are lost."""
-    run: Path = opt("the run folder, with metrics.jsonl", Path("runs/pretrain"), WHAT)
+    run: Path = opt("the run folder, with metrics.jsonl", Path("runs/pretrain"), WHAT,
+                    forecast=(None,))
     forecast: Path = opt("draw this JSON of evaluate.py instead: who loses which points", None,
                          WHAT)
     out: Path = opt("file to write: .png, .pdf or .svg", Path("training.png"), file=PICTURES)
@@ -62,9 +64,12 @@ def folded(text, width=15, lines=2):
 
 def load_metrics(path):
     """The rows of a run's metrics.jsonl: dicts. BadInput if there are none."""
-    with suppress(OSError, ValueError, AttributeError):        # the last: a row that is no dict
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        if rows and all(row.keys() >= {"step", "epoch", "lr"} for row in rows):
+    needed = {"step", "epoch", "lr"}
+    with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):   # other things
+        rows = [json.loads(line, parse_int=float) for line in path.read_text().splitlines()]
+        values = [value for row in rows for name, value in row.items()
+                  if value is not None or name in needed]
+        if rows and all(row.keys() >= needed for row in rows) and all(map(isfinite, values)):
             return rows
     raise BadInput(f"{path}: missing, or no rows of steps; has the run of train.py logged one yet?")
 
@@ -99,16 +104,23 @@ def plot_training(rows):
     return figure
 
 
-def plot_losses(content):
-    """Figure of the points of zero noise, and of what is lost before: evaluation/truth.py.
+def load_points(path):
+    """The points of `plot_losses` in a JSON file of evaluate.py. BadInput if it lacks them."""
+    need = "the JSON of a zero-shot `evaluate.py --task forecast` of the embedded world"
+    content = read_json(path, need)
+    with suppress(KeyError, TypeError, OverflowError):
+        truth = content["truth"]
+        points = [truth["bayes_top1"], truth["bayes_top1_pixels"], truth["form"]["zero_noise"],
+                  content["top1"]["zero_noise"]]
+        if all(map(isfinite, points)):
+            return points
+    raise BadInput(f"{path}: not {need}")
 
-    content: JSON of `evaluate.py --task forecast`, of the embedded world.
-    """
-    truth = content["truth"]
-    rows = [("exact, from the steps", truth["bayes_top1"], None),
-            ("exact, from what f sees", truth["bayes_top1_pixels"], "f"),
-            ("the best h, and texts", truth["form"]["zero_noise"], "objective and texts"),
-            ("h", content["top1"]["zero_noise"], "h")]
+
+def plot_losses(points):
+    """Figure of four points of zero noise, and of what is lost before: evaluation/truth.py."""
+    rows = [*zip(("exact, from the steps", "exact, from what f sees", "the best h, and texts", "h"),
+                 points, (None, "f", "objective and texts", "h"))]
     figure = new_figure(6, 1.6)
     axes = figure.subplots()
     for i, ((name, value, who), (_, before, _)) in enumerate(zip(rows, rows[:1] + rows)):
@@ -230,11 +242,7 @@ def plot_tree(axes, futures, true):
 def main(settings):
     """Draw one of them."""
     if settings.forecast:
-        need = "the JSON of a zero-shot `evaluate.py --task forecast` of the embedded world"
-        content = read_json(settings.forecast, need)
-        if not (content.get("truth") or {}).get("form"):
-            raise BadInput(f"{settings.forecast}: not {need}")
-        save(settings.out, plot_losses, content)
+        save(settings.out, plot_losses, load_points(settings.forecast))
     else:
         save(settings.out, plot_training, load_metrics(settings.run / "metrics.jsonl"))
     print(settings.out)

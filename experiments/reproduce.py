@@ -8,6 +8,7 @@ from them between `<!-- table: NAME -->` and `<!-- end -->`. Runs with other set
 recipe's, and runs and numbers of another embedded world, are refused before anything is written.
 With --toy-videos it is a trial: the tables go to OUT/tables.md, and nothing outside OUT changes.
 """
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,15 +28,16 @@ class ReproduceSettings(Settings):
     toy_videos: int = opt("a trial: so many videos of the embedded world, for training and for "
                           "each evaluation; the tables go to OUT/tables.md alone", None, DATA,
                           low=1)
-    jobs: int = opt("runs at a time, with one thread each", 2, low=1)
+    jobs: int = opt("runs at a time, with one thread each", 2, low=1, high=256)
     out: Path = opt("folder of the runs", Path("runs/reproduce"), folder=True)
-    pages: Path = opt("folder of README.md, docs/ and experiments/", ROOT, folder=True)
+    pages: Path = opt("folder of README.md, docs/ and experiments/", ROOT, folder=True,
+                      toy_videos=(None,))
     device: str = opt("auto: a CUDA GPU if there is one", "auto")
 
     def __post_init__(self):
         super().__post_init__()
-        check(all(seed.isdecimal() and int(seed) < 2 ** 32 for seed in self.seeds.split(",")),
-              "seeds", self.seeds, "must be numbers from 0, separated by commas")
+        check(all(re.fullmatch("[0-9]{1,9}", seed) for seed in self.seeds.split(",")), "seeds",
+              self.seeds, "must be numbers of at most nine digits, separated by commas")
 
 
 def main(settings):

@@ -25,7 +25,9 @@ def commands(settings, folder, recipe, seed, evaluations):
         folders = dict.fromkeys(COIN_FILES, coin) | {"phrases": ROOT / "experiments"}
         return [text for name, value in values.items() if value is not None for text in
                 (flag_of(name), folders[name] / value if name in folders else value)]
-    common = {"toy_videos": settings.toy_videos, "device": settings.device}
+    common = {"device": settings.device}
+    if "data" not in RECIPES[recipe]:
+        common["toy_videos"] = settings.toy_videos
     data = common | {name: value for name, value in RECIPES[recipe].items()
                      if name in ("data", *COIN_FILES)}
     train = [ROOT / "train.py", "--resume", "--seed", seed]
@@ -91,7 +93,7 @@ def make_all(settings, seeds, needed):
                 waiting.append((folder, lines[1:] if trained else lines))
     if not waiting:
         return
-    with Interrupts() as stop:
+    with Interrupts("each run finishes and saves its step first") as stop:
         try:
             while (waiting or running) and not stop.status:
                 while waiting and len(running) < settings.jobs:

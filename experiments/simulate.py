@@ -19,7 +19,7 @@ class SimulateSettings(Settings):
     noise: float = opt("norm of the noise; texts have length 1", 2.95, WHAT, low=0)
     annotations: Path = opt("COIN.json", None, DATA, required=True)
     text_embeddings: Path = opt("npz of the classes' text embeddings", None, DATA, required=True)
-    seed: int = opt("of the noise", 0, low=0)
+    seed: int = opt("of the noise", 0, low=0, high=2 ** 32 - 1)
 
 
 def main(settings):

@@ -28,7 +28,7 @@ class TourSettings(Settings):
     after: int = opt("how many of its steps are observed", 6, WHAT, low=1)
     out: Path = opt("folder of tour.md; the pictures go to its folder figures/", Path("docs"),
                     folder=True)
-    seed: int = opt("of the noise", 0, low=0)
+    seed: int = opt("of the noise", 0, low=0, high=2 ** 32 - 1)
 
 
 def main(settings):

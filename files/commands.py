@@ -21,7 +21,7 @@ class CheckSettings(Settings):
                          data=("howto100m",))
     videos: Path = opt("folder of videos; without it only the list is counted", None, DATA)
     json: Path = opt("also write the counts here", None, file=())
-    workers: int = opt("processes that read videos", 0, low=0)
+    workers: int = opt("processes that read videos", 0, low=0, high=256, videos=())
 
     def __post_init__(self):
         super().__post_init__()
@@ -35,7 +35,7 @@ class ShrinkSettings(Settings):
     out: Path = opt("folder for the copies, ID.mp4", None, required=True, folder=True)
     fps: float = opt("frames per second of the copies", 1.0, low=0.001, high=1000)
     short_side: int = opt("pixels", 256, low=2)
-    workers: int = opt("processes", 0, low=0)
+    workers: int = opt("processes", 0, low=0, high=256)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TeachSettings(Settings):
     clip: str = opt("the teacher: open_clip model, or local-dir:DIR", CLIP, DATA)
     clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None, DATA)
     device: str = opt("auto: a CUDA GPU if there is one", "auto")
-    workers: int = opt("processes that read videos ahead; 0: none", 0, low=0)
+    workers: int = opt("processes that read videos ahead; 0: none", 0, low=0, high=256)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ExportSettings(Settings):
     out: Path = opt("folder, empty or new", None, required=True, folder=True)
     train: int = opt("training videos; COIN.json makes a tenth of them validation", 6000, low=0)
     test: int = opt("test videos", 1000, low=0)
-    workers: int = opt("processes", 0, low=0)
+    workers: int = opt("processes", 0, low=0, high=256)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from math import inf
 from pathlib import Path
 
-from support.process import BadInput, end_if_signaled, ending, program_name
+from support.process import BadInput, end_if_signaled, ending, process_number, program_name
 
 WHAT, DATA, PAPER, RUN = GROUPS = "what to do", "data", "the paper's settings", "run"   # of --help
 PICTURES = (".png", ".pdf", ".svg")                            # kinds of files for charts
@@ -24,26 +24,27 @@ RUN_FILES = "checkpoint.pt", "checkpoint_before.pt", "config.json", "metrics.jso
 
 
 # --- Flags ---
-def opt(help, default, group=RUN, *, choices=None, low=-inf, high=inf, above=-inf,
-        data=(), task=(), file=None, folder=False, alias=None, flag=True, required=False):
+def opt(help, default, group=RUN, *, choices=None, low=-inf, high=10 ** 6, above=-inf, file=None,
+        folder=False, alias=None, flag=True, required=False, **only):
     """One flag: a field of a Settings class. Its help states effect and unit.
 
     Args:
         group:    heading in --help, one of GROUPS.
-        low, high, above: the range allowed, low <= value <= high and value > above.
-        data, task: those kinds of --data, or --task, with which the flag has an effect; refused
-                  and not in --help with any other.
+        low, high, above: the range of a number, low <= value <= high and value > above.
         file:     a file to be written in an existing folder, with one of these suffixes (() any);
                   or a pipe or device of any name, such as /dev/stdout.
         folder:   a folder to be written, new or not.
         alias:    a second name of the flag.
         flag:     False: a positional argument instead.
         required: the flag must be given, although its default is None.
+        only:     other flags by name, and with which values of them this one has an effect: (None,)
+                  without that flag, () with any. Else it is refused (and, for --data and --task,
+                  not in --help).
     """
     help += " (required)" if required else ""
     return field(default=default, metadata=dict(
-        help=help, group=group, choices=choices, low=low, high=high, above=above, data=data,
-        task=task, file=file, folder=folder, alias=alias, flag=flag, required=required))
+        help=help, group=group, choices=choices, low=low, high=high, above=above, file=file,
+        folder=folder, alias=alias, flag=flag, required=required, only=only))
 
 
 def flag_of(name):
@@ -59,7 +60,7 @@ def require(good, problem):
 
 def check(good, name, value, need):
     """BadInput that names the flag unless `good`."""
-    require(good, f"{flag_of(name)} {value}: {need}")
+    require(good, f"{flag_of(name)} {value!s:.300}: {need}")
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,16 @@ class Settings:
                 continue
             if f.type in (int, float):
                 low, high, above = (declared[end] for end in ("low", "high", "above"))
-                need = ([f"above {above:g}"] * (above > -inf) + [f"at least {low:g}"] * (low > -inf)
-                        + [f"at most {high:g}"] * (high < inf) + ["finite"] * (f.type is float))
-                check(low <= value <= high and value > above and abs(value) < inf, f.name, value,
-                      f"must be {' and '.join(need)}")
-            for other in ("data", "task"):
-                if declared[other] and getattr(self, other) not in declared[other]:
-                    check(value == f.default, f.name, value, f"has no effect with --{other} "
-                          f"{getattr(self, other)}, but with {' or '.join(declared[other])}")
+                need = [f"above {above}"] * (above > -inf) + [f"at least {low}"] * (low > -inf)
+                check(low <= value <= high and value > above, f.name, value,
+                      f"must be {' and '.join([*need, f'at most {high}'])}")
+            for other, kinds in declared["only"].items():
+                has = getattr(self, other, None)
+                good, others = has in kinds if kinds else has is not None, filter(None, kinds)
+                check(good or value == f.default or not hasattr(self, other), f.name, value,
+                      f"has no effect with {flag_of(other)} {has}; give "
+                      f"{' or '.join(others) or 'one of the two'}" if kinds else
+                      f"has no effect without {flag_of(other)}")
             if declared["file"] is not None:
                 check(value.parent.is_dir() and not value.is_dir(), f.name, value, "is a folder, "
                       "or its folder does not exist; name a file in an existing folder")
@@ -111,6 +114,15 @@ class Settings:
             check(not any(place.exists() and os.path.samefile(place, read) for place in places),
                   name, path, f"is what {flag_of(f.name)} reads, or lies inside it; nothing that "
                   "is read is replaced: choose another place")
+
+    def require_files(self):
+        """BadInput unless all files and folders that are given to be read exist."""
+        for f in fields(self):
+            value = getattr(self, f.name)
+            written = f.metadata["folder"] or f.metadata["file"] is not None
+            if isinstance(value, Path) and not written and value != f.default:
+                check(os.path.exists(value) or str(value) == "timm", f.name, value,
+                      "no such file or folder; look at its name")     # timm: --init downloads it
 
     def require(self, names, reason):
         """BadInput unless all these flags are given."""
@@ -150,9 +162,10 @@ def parse(cls, argv=None, command=""):
         if f.default is not None and f.default is not False:
             help += f" [{f.default}]"
         for name, kind in chosen.items():
-            if kind and declared[name] and kind not in declared[name]:
+            kinds = declared["only"].get(name, (kind,))
+            if kind and kind not in kinds:
                 help = argparse.SUPPRESS
-                others |= {f"--{name} {other}" for other in declared[name]}
+                others |= {f"--{name} {other}" for other in kinds}
         if not declared["flag"]:
             parser.add_argument(f.name, nargs="?", type=f.type, default=f.default, help=help)
             continue
@@ -175,17 +188,17 @@ def parse(cls, argv=None, command=""):
 def run(main, cls, argv=None, command=""):
     """Parse, call main(settings), and turn what went wrong into one line on stderr and a status.
 
-    BadInput, OSError (a full disk, a read-only folder), too little memory and a killed worker end
-    with 2, FloatingPointError (a loss that is not finite) with 1, Ctrl-C with 130, SIGTERM with
+    BadInput, OSError (a full disk, a read-only folder), too little memory and a killed process end
+    with 2, FloatingPointError (a number that is not finite) with 1, Ctrl-C with 130, SIGTERM with
     143; without a line if nobody reads the output any more, with 141. A bug keeps its traceback. Of
     several processes started by torchrun only the first prints.
     """
     with ending():
-        settings = parse(cls, argv, command)
-        if os.environ.get("RANK", "0") != "0":                 # tqdm reads it when it is imported
+        rank, settings = process_number(), parse(cls, argv, command)
+        settings.require_files()
+        if rank:                                               # tqdm reads it when it is imported
             os.environ["TQDM_DISABLE"], sys.stdout = "1", open(os.devnull, "w")
-        if sys.stdout:
-            sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be no UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")      # a file's name may be no UTF-8
         main(settings)
 
 
@@ -251,10 +264,11 @@ def write_text(path, text):
 
 
 def write_json(path, content):
-    """A JSON file, never with NaN (which is no JSON), written atomically."""
+    """A JSON file, written atomically; path None: none. FloatingPointError for NaN or infinity."""
     try:
         text = json.dumps(content, indent=2, allow_nan=False)
     except ValueError:
-        raise BadInput(f"{path}: not written, because a number is not finite; look for NaN in the "
-                       "data and in the checkpoint") from None
-    write_text(path, text + "\n")
+        raise FloatingPointError(f"{path or 'no result'}: not written, because a number is not "
+                                 "finite; look for NaN in the data and in the checkpoint") from None
+    if path:
+        write_text(path, text + "\n")

@@ -43,6 +43,6 @@ def pick_device(name):
     try:
         torch.zeros(1, device=name).cpu()              # on "meta" nothing can be read
         return torch.device(name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise BadInput(f"--device {name}: {reason}; use auto, cpu, cuda or mps") from None
+    except Exception as error:                         # of several classes
+        raise BadInput(f"--device {name}: cannot be used here ({str(error):.120}); use auto, cpu, "
+                       "cuda or mps") from None

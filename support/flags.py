@@ -1,5 +1,6 @@
 """Flags that several commands have."""
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,27 +9,29 @@ from support.command import DATA, Settings, check, opt
 COIN, EPIC = ("coin",), ("epic",)                              # kinds of --data
 FEATURES = ("annotations", "features", "text_embeddings")      # a features file and what it needs
 CLIP = "ViT-B-16-quickgelu"                                    # the paper's teacher, in open_clip
-TEACHER = opt("open_clip model, or local-dir:DIR; default: the run's teacher", None, DATA)
-TEACHER_WEIGHTS = opt("open_clip's tag, or a file; default: those of the run's teacher", None, DATA)
+NAMED = dict(task=("forecast", "classify", "infill"), features=(None,), text_embeddings=(None,))
+TEACHER = opt("open_clip model, or local-dir:DIR; default: the run's teacher", None, DATA,
+              data=COIN, **NAMED)
+TEACHER_WEIGHTS = opt("open_clip's tag, or a file; default: those of the run's teacher", None, DATA,
+                      data=COIN, **NAMED)
 
 
 @dataclass(frozen=True)
 class RunSettings(Settings):
-    """Flags of every command that runs a model over videos."""
+    """Flags of every command that runs a model over videos, whatever it reads."""
     seed: int = opt("of all that is random", 0, low=0, high=2 ** 32 - 1)
     device: str = opt("cpu, cuda, cuda:1; auto: a GPU if any", "auto")
-    workers: int = opt("processes that read videos ahead; 0: none", 0, low=0)
+    workers: int = opt("processes that read videos ahead; 0: none", 0, low=0, high=256)
     max_unreadable: float = opt("share of videos that may be unreadable", 0.05, low=0, high=1)
 
 
 def adopt_teacher(settings, checkpoint):
     """Set --clip and --clip-weights, unless given, to those of the checkpoint's run folder."""
-    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
-    try:
+    folder, clip, weights = checkpoint if checkpoint.is_dir() else checkpoint.parent, CLIP, None
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):    # from elsewhere
         trained = json.loads((folder / "config.json").read_text(encoding="utf-8"))["settings"]
-        clip, weights = trained["clip"], trained["clip_weights"]
-    except (OSError, ValueError, KeyError, TypeError):             # a file from elsewhere
-        clip, weights = CLIP, None
+        if isinstance(trained["clip"], str) and isinstance(trained["clip_weights"], str | None):
+            clip, weights = trained["clip"], trained["clip_weights"]
     settings.default("clip", clip)
     if settings.clip == clip:
         settings.default("clip_weights", weights)
@@ -43,22 +46,25 @@ class LabeledSettings(RunSettings):
     annotations: Path = opt("COIN.json or a released csv, or EPIC's csv", None, DATA,
                             data=COIN + EPIC)
     videos: Path = opt("folder of videos, ID.mp4 and the like", None, DATA)
-    features: Path = opt("npz of clip embeddings, one row per window", None, DATA, data=COIN)
+    features: Path = opt("npz of clip embeddings, one row per window", None, DATA, data=COIN,
+                         videos=(None,))
     text_embeddings: Path = opt("npz of the classes' text embeddings", None, DATA, data=COIN)
     steps: Path = opt("names of the classes, line i is class i; default those in COIN.json", None,
-                      DATA, data=COIN)
+                      DATA, data=COIN, **NAMED)
     clip: str = TEACHER
     clip_weights: str = TEACHER_WEIGHTS
 
     def __post_init__(self):
         """COIN's lists need videos or a features file, EPIC's need videos."""
         super().__post_init__()
-        check(self.videos is None or self.features is None, "features", self.features,
-              "--videos is given as well; give one of them")
         check(self.data != "toy" or self.videos is None or self.task == "features", "videos",
               self.videos, "has no effect with --data toy; give --data coin or epic")
-        check(self.data != "epic" or self.task in ("classify", "features"), "task", self.task,
+        check(self.data != "epic" or self.task == "classify", "task", self.task,
               "--data epic has actions to classify")
+        check(self.data == "toy" or self.task != "features", "task", self.task,
+              f"reads --videos, or the embedded world's; leave out --data {self.data}")
+        check(self.text_embeddings is None or self.features or self.task != "activity",
+              "text_embeddings", self.text_embeddings, "has no effect with --task activity")
         self.require({"toy": (), "epic": ("annotations", "videos"),
                       "coin": ("annotations",) if self.videos else FEATURES}[self.data],
                      f"--data {self.data}")

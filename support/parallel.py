@@ -10,6 +10,8 @@ import os
 import torch
 import torch.distributed as dist
 
+from support.command import require
+
 
 def start(device):
     """Join the other processes if torchrun started several; each takes its own GPU."""
@@ -17,7 +19,9 @@ def start(device):
         return
     cuda = torch.cuda.is_available() and device != "cpu"
     if cuda:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        place, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        require(place < count, f"{count} GPUs; start no more processes, or add --device cpu")
+        torch.cuda.set_device(place)
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
 
 

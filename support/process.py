@@ -1,6 +1,7 @@
 """The process of a command: signals, errors, its hold on a folder, and how it ends."""
 import fcntl
 import os
+import re
 import signal
 import sys
 import time
@@ -10,6 +11,21 @@ from pathlib import Path
 
 class BadInput(ValueError):
     """Invalid input: the program ends with this one line and status 2."""
+
+
+TORCHRUN = "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR"   # set by it
+
+
+def process_number():
+    """The number of this process among those of torchrun; 0 without it."""
+    given = rank, local, world, port, _ = [os.environ.get(name, "") for name in TORCHRUN]
+    if rank in ("", "0") and local in ("", "0") and world in ("", "1"):
+        return 0
+    if not (re.fullmatch("([0-9]{1,9} ){4}.+", " ".join(given)) and int(rank) < int(world)
+            and int(port) < 2 ** 16):
+        raise BadInput(f"{', '.join(TORCHRUN)}: the environment holds {' '.join(given)!r:.80}, not "
+                       "what torchrun sets; start with torchrun, or unset them")
+    return int(rank)
 
 
 def program_name():
@@ -22,6 +38,7 @@ came = []                        # 130 for a Ctrl-C, 143 for a SIGTERM that ends
 locks = {}                       # folder: the descriptor of its lock
 MEMORY = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "map segment",
           "dataloader worker (pid")        # one that was killed
+LOST = "gloo", "nccl", "client socket"     # of a connection to another process
 
 
 def end_by_signal(number, frame):
@@ -49,6 +66,9 @@ def end_if_signaled():
 @contextmanager
 def ending():
     """Within it errors and signals end the program as `command.run` says."""
+    for name in ("stdin", "stdout", "stderr"):         # closed: no file may take its number
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+"))
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:     # as Ctrl-C is in background jobs
             signal.signal(number, end_by_signal)
@@ -66,11 +86,13 @@ def ending():
     except (BadInput, OSError) as error:
         status, line = 2, error
     except Exception as error:             # too little memory, which torch may raise anywhere
-        short = isinstance(error, MemoryError) or any(word in str(error).lower() for word in MEMORY)
-        if not short and not came:
+        said = str(error).lower()
+        short = isinstance(error, MemoryError) or any(word in said for word in MEMORY)
+        if not short and not any(word in said for word in LOST) and not came:
             raise                          # a bug
-        status, line = 2, (f"{str(error) or 'out of memory'}; if memory is short, use a smaller "
-                           "--micro-batch or --batch, or fewer --workers, if the command has them")
+        status, line = 2, f"{str(error) or 'out of memory'}; " + (
+            "if memory is short, use a smaller --micro-batch or --batch, or fewer --workers, if "
+            "the command has them" if short else "has another process ended, and said why?")
     if came:
         status, line = came.pop(), None
     try:
@@ -90,7 +112,11 @@ class Interrupts:
     """Ctrl-C and SIGTERM set `status` (130, 143), so that a step is finished and saved.
 
     A second Ctrl-C ends the program at once. A signal that came too late for that ends it on exit.
+    plan: what happens before the end, in words.
     """
+
+    def __init__(self, plan="this step is finished and saved first"):
+        self.plan = plan
 
     def __enter__(self):
         end_if_signaled()
@@ -105,10 +131,10 @@ class Interrupts:
         now, again = time.monotonic(), self.status and number == signal.SIGINT
         if again and now - self.time > 0.1 and callable(self.before[number]):
             self.before[number](number, frame)
-        if not self.status and sys.stderr and os.environ.get("RANK", "0") == "0":
+        if not self.status and os.environ.get("RANK", "0") == "0":
             with suppress(OSError):        # not print: it may have been interrupted itself
-                os.write(2, f"\n{program_name()}: what is running is finished and saved first; a "
-                            "second Ctrl-C ends at once\n".encode())
+                os.write(2, f"\n{program_name()}: {self.plan}; a second Ctrl-C ends at "
+                            "once\n".encode())
         self.status, self.time = 128 + number, now
 
     def __exit__(self, *exception):

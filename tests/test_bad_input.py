@@ -262,7 +262,9 @@ def test_what_does_not_fit(monkeypatch, capsys, named, command, prepare):
     elif prepare:
         monkeypatch.setattr(parallel, "place", lambda: (0, prepare))
         monkeypatch.setattr(parallel, "start", lambda device: None)
-        monkeypatch.setenv("WORLD_SIZE", str(prepare))
+        for name, value in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", prepare),
+                            ("MASTER_ADDR", "localhost"), ("MASTER_PORT", 1)):
+            monkeypatch.setenv(name, str(value))
     before = Path("run/checkpoint.pt").read_bytes()
     line = fails(capsys, 2, *command)
     assert all(text in line for text in named), line

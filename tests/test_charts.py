@@ -50,9 +50,16 @@ def test_the_tree_of_futures_by_hand(monkeypatch):
         assert (row, share) == pytest.approx(expected[prefix]), prefix
 
 
-@pytest.mark.parametrize("text", [None, "", "{}\n", "no json\n", "3\n"])
+ROW = '{"step": 1, "epoch": 0.5, "lr": 0.1, "xe": 2}\n'
+
+
+@pytest.mark.parametrize("text", [
+    None, "", "{}\n", "no json\n", "3\n", "[" * 100_000, ROW + "[3]\n", *(
+        ROW + ROW.replace(old, new) for old, new in (
+            ("1,", '"1",'), ("1,", "null,"), ("0.5", "[0.5]"), ("0.1", "NaN"), ("2", '"2"'),
+            ("2", "{}"), ("2", "1" + 400 * "0")))])
 def test_files_that_are_no_metrics(tmp_path, text):
-    """Catches: a traceback for a run that has not logged yet, or for another folder."""
+    """Catches: a traceback for a run that has not logged yet, another folder, or other types."""
     if text is not None:
         (tmp_path / "metrics.jsonl").write_text(text)
     with pytest.raises(BadInput, match="metrics.jsonl"):
@@ -91,7 +98,7 @@ def test_where_the_points_are_lost(drawing, tmp_path, capsys):
     """Catches: a loss drawn at the wrong bar, or from zero; a traceback for another JSON."""
     content = {"truth": {"bayes_top1": 60.0, "bayes_top1_pixels": 57.0, "form": {
         "zero_noise": 50.0}}, "top1": {"zero_noise": 43.5}}
-    (axes,) = charts.plot_losses(content).axes
+    (axes,) = charts.plot_losses([60.0, 57.0, 50.0, 43.5]).axes
     bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
     assert bars == [(0, 60), (0, 57), (57, 3), (0, 50), (50, 7), (0, 43.5), (43.5, 6.5)]
     assert texts(axes.texts) == ["60.0", "57.0", "f: 3.0", "50.0", "objective and texts: 7.0",
@@ -100,9 +107,12 @@ def test_where_the_points_are_lost(drawing, tmp_path, capsys):
     file.write_text(json.dumps(content))
     charts.main(charts.ChartSettings(forecast=file, out=out))
     assert "objective and texts: 7.0" in out.read_text() and capsys.readouterr().out == f"{out}\n"
-    file.write_text('{"truth": null}')
-    with pytest.raises(BadInput, match="f.json: not the JSON of a zero-shot"):
-        charts.main(charts.ChartSettings(forecast=file, out=out))
+    text = json.dumps(content)
+    for bad in ('{"truth": null}', text.replace("60.0", "null"), text.replace("57.0", '"57"'),
+                text.replace("50.0", "[]"), text.replace("43.5", "NaN"), '{"truth": [3]}'):
+        file.write_text(bad)
+        with pytest.raises(BadInput, match="f.json: "):
+            charts.main(charts.ChartSettings(forecast=file, out=out))
 
 
 def test_training_curves(drawing, tmp_path, capsys):

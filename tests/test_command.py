@@ -20,7 +20,7 @@ from predict import PredictSettings
 from support.command import (GROUPS, BadInput, Settings, flag_of, parse, run, write_atomically,
                              write_json)
 from support.device import pick_device
-from support.process import Interrupts, lock, locks
+from support.process import Interrupts, lock, locks, process_number
 from train import FinetuneSettings, TrainSettings
 from training import pretrain
 
@@ -111,7 +111,8 @@ def wrong_values(f):
     """Values outside of what a flag declares."""
     declared, small = f.metadata, 1 if f.type is int else 1e-3
     if f.type in (int, float):
-        yield from ["x", "", *(["1.5"] if f.type is int else ["nan", "inf", "-inf"])]
+        yield from ["x", "", *(["1.5", 2 ** 64] if f.type is int else
+                                ["nan", "inf", "-inf", 1e300])]
         yield from [end + way * small for end, way in ((declared["low"], -1), (declared["high"], 1),
                                                        (declared["above"], 0)) if abs(end) < inf]
     if declared["choices"]:
@@ -120,26 +121,46 @@ def wrong_values(f):
         yield from ["nowhere/x.png", ".", *(["x.txt"] if declared["file"] else [])]
 
 
+def fitting(cls, f):
+    """Values of other flags with which a flag has an effect."""
+    several = {"parts": "step,loader"} if cls.__name__ == "BenchmarkSettings" else {}
+    return several | {other: (kinds or "x")[0] for other, kinds in f.metadata["only"].items()
+                      if kinds != (None,) and other in cls.__dataclass_fields__}
+
+
 @CLASSES
 def test_values_outside_of_what_a_flag_declares_are_refused(cls, capsys):
     """Catches: usage blocks, tracebacks, values that fail after minutes of work (seeds, inf, a file
     that cannot be written); a range that is declared and not checked, or shut at its end."""
-    kinds = {f.name: f.metadata["choices"] for f in fields(cls)}.get("data", ())
     for f in fields(cls):
-        declared, valid = f.metadata, f.metadata["data"][:1]
+        declared = f.metadata
         for value in wrong_values(f):
-            argv = argv_of(cls, **{f.name: value}, **({"data": valid[0]} if valid else {}))
-            line = error_of(capsys, cls, *argv)
-            assert flag_of(f.name) in line
+            assert flag_of(f.name) in error_of(capsys, cls, *argv_of(cls, **fitting(cls, f),
+                                                                     **{f.name: value}))
         for end in (declared["low"], declared["high"]):
-            if abs(end) < inf:
-                assert getattr(parse(cls, argv_of(cls, **{f.name: end})), f.name) == end
-        for kind in {*kinds} - {*(declared["data"] or kinds)}:
-            other = {*(declared["choices"] or "x")} - {f.default}
-            given = argv_of(cls, **{"data": kind, f.name: min(other)})
-            line = error_of(capsys, cls, *given[:-1], f"--no-{f.name}" if f.type is bool else
-                            given[-1])
-            assert f"no effect with --data {kind}" in line and flag_of(f.name) in line
+            if f.type in (int, float) and abs(end) < inf:
+                settings = parse(cls, argv_of(cls, **fitting(cls, f), **{f.name: end}))
+                assert getattr(settings, f.name) == end
+
+
+@CLASSES
+def test_a_flag_without_effect_is_refused(cls, capsys):
+    """Catches: a list of steps, a teacher, a number of samples, that nothing reads, and a run that
+    looks as if it had them."""
+    choices = {f.name: f.metadata["choices"] for f in fields(cls)}
+    for f in fields(cls):
+        values = choices[f.name] or ("x" if f.type in (str, Path) else "3")
+        flag = f"{flag_of(f.name)}={min({*values} - {f.default})}"
+        flag = f"--no-{f.name}" if f.type is bool else flag
+        for other, kinds in f.metadata["only"].items():
+            if other not in choices:
+                continue
+            for bad in {*(choices[other] or "3")} - {*kinds} if kinds else [None]:
+                given = {**fitting(cls, f), other: bad}
+                line = error_of(capsys, cls, flag, *argv_of(cls, **{
+                    name: value for name, value in given.items() if value is not None}))
+                told = f"with {flag_of(other)} {bad}" if kinds else f"without {flag_of(other)}"
+                assert f"has no effect {told}" in line and flag_of(f.name) in line
 
 
 # ---- the command line --------------------------------------------------------------------------
@@ -157,7 +178,7 @@ FEATURES = ("--features", "f", "--text-embeddings", "t")
     (EvaluateSettings, [*COIN, "--videos", "v", "--features", "f"], "--features f"),
     (EvaluateSettings, ["--data", "epic", "--annotations", "a"], "--videos"),
     (FinetuneSettings, ["--data", "epic", "--task", "forecast"], "--task forecast"),
-    (PredictSettings, ["--steps", "a", "--text-embeddings", "b"], "--steps a"),
+    (PredictSettings, ["--steps", "a", "--text-embeddings", "b"], "--steps a: has no effect with"),
     (PredictSettings, ["--keyframes", __file__], "--keyframes"),
     (TrainSettings, ["--out", f"{__file__}/run"], "test_command.py is not a folder"),
     (FinetuneSettings, ["--out", f"{__file__}/run"], "test_command.py is not a folder"),
@@ -171,6 +192,22 @@ def test_flags_that_do_not_fit_each_other(cls, argv, named, capsys):
     """Catches: usage blocks, `None: No such file` where a flag was forgotten, a shortened flag."""
     line = error_of(capsys, cls, *argv)
     assert named in line and "None" not in line
+
+
+@pytest.mark.parametrize("cls, flag, argv", [
+    (EvaluateSettings, "--checkpoint", []), (TrainSettings, "--init", []),
+    (TrainSettings, "--phrases", []), (FinetuneSettings, "--init", []),
+    (EvaluateSettings, "--videos", ["--task", "features"]), (PredictSettings, "--steps", []),
+    (PredictSettings, "--text-embeddings", []), (COMMANDS["shrink"], "--videos", ["--out", "a"]),
+    (COMMANDS["check"], "--annotations", [])])
+def test_files_that_are_read_exist(cls, flag, argv, capsys):
+    """Catches: a missing file that is found out after an hour."""
+    with pytest.raises(SystemExit) as end:
+        run(pytest.fail, cls, [flag, "nowhere", *argv])
+    line = capsys.readouterr().err
+    assert end.value.code == 2 and f"{flag} nowhere: no such file" in line
+    assert line.count("\n") == 1
+    run(lambda settings: None, cls, [flag, __file__, *argv])
 
 
 def test_values_arrive_with_their_types():
@@ -286,7 +323,8 @@ def test_a_second_ctrl_c_ends_a_step(capfd):
         with Interrupts() as interrupts:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.2)
-            assert interrupts.status == 130 and "second Ctrl-C" in capfd.readouterr().err
+            assert interrupts.status == 130 and capfd.readouterr().err == (
+                "\ntrain.py: this step is finished and saved first; a second Ctrl-C ends at once\n")
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(5)
             pytest.fail("the step went on")
@@ -307,6 +345,49 @@ def test_a_closed_pipe_is_silent(argv, closed, other, status):
                           **{closed: writing, other: subprocess.PIPE})
     os.close(writing)
     assert done.returncode in status and getattr(done, other) == b""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream(closed, tmp_path):
+    """Catches: an error's line in the output, a progress bar that needs a screen, a file that gets
+    the number of a closed stream and what is printed; another status."""
+    code = ("import os\nfrom support.command import BadInput, Settings, run\n"
+            "def main(settings):\n"
+            "    from tqdm import tqdm\n"
+            "    with open('file', 'w') as file:\n"
+            "        assert file.fileno() > 2 and sum(tqdm([1])) == 1\n"
+            "        print('printed')\n"
+            "        raise BadInput('a problem')\n"
+            "run(main, Settings, [])")
+    done = subprocess.run(["bash", "-c", f"exec {sys.executable} -c \"$0\" {closed}", code],
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
+                          text=True)
+    assert done.returncode == 2 and Path("file").read_text() == ""
+    assert done.stdout == ("" if ">&- " in f"{closed} " and "2>&-" != closed else "printed\n")
+    assert done.stderr.endswith("-c: error: a problem\n") or "2>&-" in closed
+
+
+@pytest.mark.parametrize("given, number", [
+    ({}, 0), ({"RANK": "0"}, 0), ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, 0),
+    *((dict(RANK="1", LOCAL_RANK="1", WORLD_SIZE="2", MASTER_ADDR="a", MASTER_PORT="9") | bad,
+       number) for bad, number in [({}, 1), ({"RANK": "2"}, None), ({"RANK": "one"}, None),
+                          ({"MASTER_PORT": ""}, None), ({"MASTER_PORT": "65536"}, None),
+                          ({"MASTER_ADDR": ""}, None),
+                          ({"LOCAL_RANK": "-1"}, None), ({"WORLD_SIZE": "x"}, None)]),
+    ({"RANK": "1"}, None), ({"LOCAL_RANK": "1"}, None), ({"WORLD_SIZE": "2"}, None),
+    ({"RANK": "x"}, None), ({"WORLD_SIZE": "9" * 5000}, None)])
+def test_the_environment_of_torchrun(given, number, monkeypatch, capsys):
+    """Catches: a command that prints nothing, or a KeyError, where a job's scheduler sets some of
+    torchrun's variables."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, given[name]) if name in given else monkeypatch.delenv(name, False)
+    if number is None:
+        with pytest.raises(SystemExit) as end:
+            run(print, TrainSettings, [])
+        err = capsys.readouterr().err
+        assert end.value.code == 2 and "torchrun" in err and err.count("\n") == 1 and len(err) < 300
+    else:
+        assert process_number() == number
 
 
 def test_a_folder_has_one_command_at_a_time():
@@ -378,8 +459,9 @@ def test_json_never_holds_nan(tmp_path):
     """Catches: NaN in a JSON, which other programs cannot read; half a file after that."""
     path = tmp_path / "a.json"
     for bad in (float("nan"), inf):
-        with pytest.raises(BadInput, match="a.json"):
-            write_json(path, {"top1": bad})
+        for file in (path, None):
+            with pytest.raises(FloatingPointError, match="a.json" if file else "not finite"):
+                write_json(file, {"top1": bad})
     assert not path.exists()
     write_json(path, {"top1": None, "name": "crème", "part": {"x": 12.5}})
     assert json.loads(path.read_text()) == {"top1": None, "name": "crème", "part": {"x": 12.5}}
@@ -388,8 +470,8 @@ def test_json_never_holds_nan(tmp_path):
 def test_devices():
     """Catches: a traceback of torch's for `--device gpu`; a device that computes nothing."""
     assert pick_device("cpu").type == "cpu" and pick_device("auto").type in ("cpu", "cuda")
-    for name in ("gpu", "cuda:99", "meta"):
-        with pytest.raises(BadInput, match=f"--device {name}"):
+    for name in ("gpu", "cuda:99", "meta", "hpu", "xpu", "mps:3", "privateuseone", "", "opengl"):
+        with pytest.raises(BadInput, match=f"--device {name}: "):
             pick_device(name)
 
 
@@ -405,14 +487,15 @@ def test_a_folder_that_may_not_be_written_is_refused_at_once(monkeypatch, tmp_pa
     ({"clip": "RN50", "clip_weights": "w.pt"}, [], ("RN50", "w.pt")),
     ({"clip": "RN50", "clip_weights": "w.pt"}, ["--clip", "ViT-L-14"], ("ViT-L-14", None)),
     ({"clip": "RN50", "clip_weights": "w.pt"}, ["--clip-weights", "v.pt"], ("RN50", "v.pt")),
-    (None, [], ("ViT-B-16-quickgelu", None)), ({}, [], ("ViT-B-16-quickgelu", None))])
+    *((config, [], ("ViT-B-16-quickgelu", None)) for config in (
+        None, {}, [3], 3, {"clip": 3, "clip_weights": None}, {"clip": ["RN50"], "clip_weights": {}},
+        {"clip": None, "clip_weights": "w.pt"}, {"clip": "RN50", "clip_weights": [[]]}))])
 def test_the_teacher_is_that_of_the_run(config, given, expected, tmp_path):
     """Catches: flags of the training that must be given again; a flag that is overruled; the
-    weights of another model."""
+    weights of another model; a traceback, or a teacher 3, for a config.json of other things."""
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps({"settings": config}))
     for cls, flag, path in ((EvaluateSettings, "--checkpoint", tmp_path / "checkpoint.pt"),
-                            (PredictSettings, "--checkpoint", tmp_path),
                             (FinetuneSettings, "--init", tmp_path)):
-        settings = parse(cls, [flag, str(path), *given])
+        settings = parse(cls, [flag, str(path), *COIN, "--videos", "v", *given])
         assert (settings.clip, settings.clip_weights) == expected

@@ -162,6 +162,18 @@ def test_a_run_of_two_processes(trained, here, capfd):
         path.name for path in (trained / "diffusion").iterdir()}
 
 
+def test_a_process_that_is_killed_ends_the_others(here, capfd):
+    """Catches: processes that wait for one that is gone, for hours; a traceback of gloo's."""
+    def killed(rank):
+        if rank:
+            register_optimizer_step_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        call("train.py", *TINY, "--out", "two")
+    assert in_processes(killed) == [2, -signal.SIGKILL]
+    err = capfd.readouterr().err
+    assert "has another process ended, and said why?" in err and "Traceback" not in err
+    assert err.count("train.py: error: ") == 1 and err.endswith("?\n")
+
+
 @pytest.mark.parametrize("part", [1, 4, 100])
 def test_micro_batches_give_the_gradients_of_the_whole(tmp_path, part):
     """Catches: a loss averaged over micro-batches of unequal weight, a clip left out or twice; no

@@ -149,8 +149,9 @@ def test_a_file_any_steps_and_the_warning(capsys):
     assert birds[0] == birds[1]
     for steps in (NAMES, "own.txt"):
         assert predict(VIDEO, steps=steps, at=30.0, samples=5, device="cpu") == content
-    with pytest.raises(BadInput, match="one step"):
-        predict(VIDEO, steps=["feed the bird"], device="cpu")
+    for steps in ([], ["feed the bird"]):
+        with pytest.raises(BadInput, match="nothing to choose from"):
+            predict(VIDEO, steps=steps, device="cpu")
 
 
 def test_real_checkpoints_with_their_teacher(monkeypatch):
@@ -182,9 +183,11 @@ def test_the_mask_model_has_one_future_and_matching_alone_none():
     (["own.txt"], "own.txt"),
     (["."], "no such file"),
     ([VIDEO, "--at", "900"], "--at 900"),
-    ([VIDEO, "--steps", "nowhere.txt"], "nowhere.txt: No such file"),
+    ([VIDEO, "--steps", "nowhere.txt"], "nowhere.txt: no such file"),
+    ([VIDEO, *CLIP], "--clip local-dir:ex/clip: has no effect"),
+    (["--clip-weights", "w.pt"], "--clip-weights w.pt: has no effect"),
     ([VIDEO, "--steps", "one.txt"], "one class"),
-    ([VIDEO, "--checkpoint", "nowhere"], "train.py --stage pretrain"),
+    ([VIDEO, "--checkpoint", "nowhere"], "--checkpoint nowhere: no such file"),
     ([VIDEO, "--checkpoint", "real"], "--steps is missing"),
     (["--checkpoint", "real"], "VIDEO is missing"),
     ([VIDEO, "--checkpoint", "tuned", "--steps", "own.txt"], "fine-tuned for --task forecast"),
@@ -196,6 +199,35 @@ def test_bad_input_is_one_line(argv, named, capsys):
     Path("out.json").unlink(missing_ok=True)
     assert named in fails(capsys, 2, "predict.py", *argv, "--json", "out.json")
     assert not Path("out.json").exists()
+
+
+@pytest.mark.parametrize("name, values", [
+    ("video", [3, b"a.mp4", ["a.mp4"], True]), ("checkpoint", [None, 3, b"runs"]),
+    ("steps", [3, b"a", [3], [b"a", b"b"], ["a", None], ["a", " "], {"a": 1}, True]),
+    ("at", ["30", True, [30], float("nan"), 10 ** 9]),
+    ("samples", [None, "5", 5.0, True, [5], 0]),
+    ("horizon", [None, "3", 2.5, 10 ** 9]), ("seed", [None, "0", 1.5, -1]),
+    ("device", [None, 0, torch.device("cpu")]), ("json", [3, b"o.json"]), ("figure", [True]),
+    ("clip", [3]), ("text_embeddings", [np.zeros(3)]), ("keyframe_model", [None, 3])])
+def test_arguments_of_other_types(name, values, monkeypatch):
+    """Catches: a traceback from deep inside, or an answer for another list of steps."""
+    monkeypatch.setattr(prediction, "open_model", None)
+    for value in values:
+        with pytest.raises(BadInput, match=f"^--{name.replace('_', '-')} .{{1,99}}: must be"):
+            predict(**{"video": VIDEO, name: value})
+
+
+def test_numbers_of_numpy_and_paths_are_taken():
+    """Catches: a check of types that refuses what has always worked."""
+    content = predict(Path(VIDEO), steps=(*NAMES,), at=np.float32(30), samples=np.int64(5),
+                      device="cpu", seed=0)
+    assert content == predict(VIDEO, steps="own.txt", at=30, samples=5, device="cpu")
+
+
+def test_nan_is_no_forecast(monkeypatch, capsys):
+    """Catches: a table of nan %, and status 0, where no --json is asked for."""
+    monkeypatch.setattr("evaluation.inference.score_texts", lambda x, texts, tau: x[:, :5] * np.nan)
+    assert "not finite" in fails(capsys, 1, "predict.py", "--device", "cpu")
 
 
 def test_a_video_that_ends_early_is_one_line(monkeypatch, capsys):

@@ -142,7 +142,7 @@ def test_fine_tuned_from_video_files():
     for name, videos in (("train.csv", TRAINED), ("test.csv", TEST)):
         Path(name).write_text("".join(
             f"a/{v.name} {v.activity} {v.duration}\n" for v in videos))
-    listed = ("--task", "activity", "--clip", "nothing", "--annotations")
+    listed = ("--task", "activity", "--annotations")
     rows = []
     for trained, tested in ((("--task", "classify"),) * 2, ((*listed, "train.csv"),
                                                             (*listed, "test.csv"))):
