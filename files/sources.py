@@ -103,7 +103,8 @@ class VideoSource(Source):
         if not path or not path.exists():
             return None
         rows, made = annotations.load_teacher_rows(path)
-        if made != record(self.paths[name], "teach", *self.made) or times.max() > len(rows) + SHORTER:
+        wanted = record(self.paths[name], "teach", *self.made)
+        if made != wanted or times.max() > len(rows) + SHORTER:
             raise Unreadable(f"{path}: of another --clip, another file of this video, or a shorter "
                              "one; make it again with data.py teach")
         return torch.from_numpy(rows[np.minimum(times.astype(np.int64), len(rows) - 1)])

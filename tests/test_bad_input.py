@@ -227,8 +227,8 @@ MISFITS = [
             (["role.weight"], lambda whole: whole["model"]["denoiser.role.weight"].fill_(np.nan))]),
     (["run/config.json"], (*TRAIN, "run", "--resume"), lambda: Path("run/config.json").write_text(
         "[3]")),
-    (["cut.safetensors: missing, damaged", "python -m toy.teacher"], ("train.py", *TINY, "--out", "new"),
-     cut_teacher),
+    (["cut.safetensors: missing, damaged", "python -m toy.teacher"],
+     ("train.py", *TINY, "--out", "new"), cut_teacher),
     (["toy-run", "another teacher"], ("evaluate.py", *TOY, "--checkpoint", "toy-run"),
      other_teacher),
     (["toy-run", "another teacher"], ("train.py", "--stage", "finetune", *TOY, "--init", "toy-run",

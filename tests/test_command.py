@@ -245,7 +245,8 @@ def test_values_arrive_with_their_types():
     (TrainSettings, "--data howto100m --videos in/videos --captions in --phrases in/steps.pdf "
      "--clip local-dir:in/run --out", ["in/new", "in/run", "linked/new", "in/videos/day1"]),
     (FinetuneSettings, "--stage finetune --init in/run --out", ["in/run"]),
-    (COMMANDS["shrink"], "--videos in/videos --out", ["in/videos", "in/videos/day1", "linked/videos"]),
+    (COMMANDS["shrink"], "--videos in/videos --out", ["in/videos", "in/videos/day1",
+                                                      "linked/videos"]),
     (COMMANDS["teach"], "--videos in/videos --clip-weights in/steps.pdf --out", ["in/videos/t"]),
     (COMMANDS["phrases"], "--captions in/COIN.json --out", ["in/COIN.json"]),
     (TextSettings, "--phrases in/steps.pdf --out", ["in/steps.pdf", "linked/steps.pdf"]),

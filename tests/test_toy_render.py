@@ -179,7 +179,7 @@ def swap_sides(path):
 def test_a_file_that_is_not_whole_is_refused(copy, fault):
     """Catches: weights that are not the teacher's, used without a word."""
     fault(copy)
-    with pytest.raises(BadInput, match=f"{copy.name}: missing, damaged, or .*`python -m toy.teacher`"):
+    with pytest.raises(BadInput, match=f"{copy.name}: missing, damaged, or .*toy.teacher`"):
         source.load_teacher("cpu")
 
 
