@@ -14,7 +14,7 @@ from evaluation import tasks
 from files.listings import load_epic
 from files.sources import VideoSource
 from files.video import find_videos
-from test_finetune import TUNE, measure, resumed_equals_whole
+from test_finetune import BASE, TUNE, measure, resumed_equals_whole
 from train import FinetuneSettings
 from training import finetune
 from weights.checkpoint import load_model
@@ -143,7 +143,7 @@ def test_actions_are_fine_tuned_and_evaluated(monkeypatch, capsys):
     """Catches: f frozen, 8 frames for 32, a test list that is scored."""
     monkeypatch.setattr(tasks, "VIEWS", 2)
     for init in ("published", "diffusion"):
-        call("train.py", *TUNE, *LABELED, "--init", f"{init}.pt", "--out", init)
+        call("train.py", *BASE, *LABELED, "--init", f"{init}.pt", "--out", init)
         model, before = load_model(init)[0], load_model(f"{init}.pt")[0]
         assert model.encoder.frames == 32 and model.classes == [97, 300]
         assert not torch.equal(before.encoder.head.weight, model.encoder.head.weight)
@@ -158,7 +158,7 @@ def test_actions_are_fine_tuned_and_evaluated(monkeypatch, capsys):
 
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been():
     """Catches: crops, RandAugment, MixUp or order of samples that start again on resuming."""
-    assert resumed_equals_whole(*TUNE, *LABELED, "--batch", "3", "--init",
+    assert resumed_equals_whole(*BASE, *LABELED, "--batch", "3", "--init",
                                 "diffusion.pt")
 
 
@@ -167,7 +167,7 @@ def test_unreadable_kitchens_are_named_and_left_out():
     Path("some").mkdir()
     Path("some/P01_00.MP4").symlink_to(Path("kitchens/P01/P01_00.MP4").resolve())
     Path("some/P01_01.MP4").write_bytes(b"no video")
-    call("train.py", *TUNE, *EPIC, "--videos", "some", "--annotations", TRAIN, "--max-unreadable",
+    call("train.py", *BASE, *EPIC, "--videos", "some", "--annotations", TRAIN, "--max-unreadable",
          "0.5", "--init", "diffusion.pt", "--out", "run")
     assert json.loads(Path("run/unreadable.json").read_text()).keys() == {"P01_01"}
     assert json.loads(Path("run/missing.json").read_text()) == ["P01_02"]
@@ -192,7 +192,7 @@ def test_check_counts_actions(annotations, flags, expected):
     (("--annotations", TRAIN, "--init", "coin.pt"), "--data epic")])
 def test_what_cannot_be_fine_tuned_is_one_line(argv, named, capsys):
     """Catches: a traceback, a run folder with a checkpoint of nothing."""
-    assert named in fails(capsys, 2, "train.py", *TUNE, *EPIC, *argv, "--out", "never")
+    assert named in fails(capsys, 2, "train.py", *BASE, *EPIC, *argv, "--out", "never")
     assert not Path("never/checkpoint.pt").exists()
 
 

@@ -19,8 +19,8 @@ from training import finetune, run
 from weights.checkpoint import build_model, load_model
 
 TASKS = ("classify", "forecast", "activity")
-TUNE = ("--stage", "finetune", "--toy-videos", "8", "--epochs", "2", "--batch", "8", "--device",
-        "cpu")
+BASE = "--stage", "finetune", "--epochs", "2", "--batch", "8", "--device", "cpu"
+TUNE = *BASE, "--toy-videos", "8"
 H = dict(layers=2, heads=2)
 pytestmark = pytest.mark.usefixtures("inits")
 
@@ -35,7 +35,8 @@ def make_ours(order="diffusion", D=64, encoder=F, pixels=(.4, .25), **more):
 
 def measure(*flags):
     """The JSON of an evaluation; strict: no NaN."""
-    call("evaluate.py", "--toy-videos", "6", "--device", "cpu", *flags, "--json", "out.json")
+    few = () if "--data" in flags else ("--toy-videos", "6")
+    call("evaluate.py", *few, "--device", "cpu", *flags, "--json", "out.json")
     return read_json("out.json")
 
 
@@ -103,7 +104,8 @@ def test_fine_tuned_and_evaluated(init, task):
     checkpoint that cannot be measured; a run folder that is not complete; `--order none` refused,
     or forecast from a random h that stays as it is."""
     flags = coin_flags() if init == "coin" else ()
-    call("train.py", *TUNE, *flags, "--task", task, "--init", f"{init}.pt", "--out", "run")
+    call("train.py", *(BASE if "--data" in flags else TUNE), *flags, "--task", task, "--init",
+         f"{init}.pt", "--out", "run")
     before, after = (dict(load_model(name)[0].named_parameters())
                      for name in (f"{init}.pt", "run"))
     changed = {key.split(".")[0] for key in before if not torch.equal(before[key], after[key])}
@@ -137,7 +139,7 @@ def test_training_lowers_the_loss_on_a_task_that_can_be_learnt(monkeypatch):
                                      + .03 * rng.standard_normal(16) for name in table["video"]])
     np.savez(folder / "features.npz", **table)
     flags = (*coin_flags("easy"), "--task", "activity")
-    call("train.py", *TUNE, *flags, "--epochs", "200", "--lr", "0.005", "--init", "coin.pt",
+    call("train.py", *BASE, *flags, "--epochs", "200", "--lr", "0.005", "--init", "coin.pt",
          "--out", "run")
     assert measure(*flags, "--checkpoint", "run")["top1"]["ours"] == 100
 
@@ -179,7 +181,8 @@ def test_what_cannot_be_fine_tuned_is_one_line(argv, named, capsys):
     """Catches: a traceback, a run folder with a checkpoint of nothing."""
     Path("wide").mkdir()
     make_coin(Path("wide"), D=12)
-    assert named in fails(capsys, 2, "train.py", *TUNE, *argv, "--out", "never")
+    tune = BASE if "--data" in argv else TUNE
+    assert named in fails(capsys, 2, "train.py", *tune, *argv, "--out", "never")
     assert not Path("never/checkpoint.pt").exists()
 
 
@@ -191,7 +194,7 @@ def test_what_a_checkpoint_cannot_do_is_one_line(capsys):
     listed = Path("more/COIN.json")
     listed.write_text(listed.read_text().replace('"recipe_type": 2', '"recipe_type": 5'))
     for task in ("classify", "activity"):
-        call("train.py", *TUNE, *coin_flags(), "--task", task, "--init", "coin.pt", "--out", task)
+        call("train.py", *BASE, *coin_flags(), "--task", task, "--init", "coin.pt", "--out", task)
     for checkpoint, task, data, named in (
             ("coin.pt", "activity", "coin", "not fine-tuned"),
             ("classify", "forecast", "coin", "--task classify"),

@@ -27,7 +27,7 @@ VIDEOS = ("--videos", "ex/videos")
 CLIP = ("--clip", "local-dir:ex/clip")
 TRAIN = ("--data", "howto100m", *VIDEOS, "--captions", "ex/captions", "--phrases",
          "ex/phrases.txt", *CLIP, *TINY, "--size", "small")
-COIN = ("--data", "coin", *VIDEOS, *CLIP, "--device", "cpu", "--annotations", "ex/COIN.json")
+COIN = ("--data", "coin", *VIDEOS, "--device", "cpu", "--annotations", "ex/COIN.json")
 TRAINED, TEST = ([grammar.make_video(split, i) for i in range(count)]
                  for split, count in (("train", 12), ("test", 3)))
 STEPS = sum(len(video.steps) for video in TEST)
@@ -142,7 +142,7 @@ def test_fine_tuned_from_video_files():
     for name, videos in (("train.csv", TRAINED), ("test.csv", TEST)):
         Path(name).write_text("".join(
             f"a/{v.name} {v.activity} {v.duration}\n" for v in videos))
-    listed = ("--task", "activity", "--clip", "nothing", "--annotations")
+    listed = ("--task", "activity", "--annotations")
     rows = []
     for trained, tested in ((("--task", "classify"),) * 2, ((*listed, "train.csv"),
                                                             (*listed, "test.csv"))):

@@ -168,7 +168,7 @@ HERE = teacher.digest()[:12]
      "0.1, where its recipe has 0.25; "),
     ((), lambda: edit(TUNED, lambda content: content["settings"].pop("epochs")),
      "out/diffusion-1/classify-25: a run with --epochs None, where its recipe has 15.0; "),
-    (("--toy-videos", "30"), lambda: None, "out/coin-mask-1: a run with --toy-videos 6000, where "
+    (("--toy-videos", "30"), lambda: None, "out/diffusion-1: a run with --toy-videos 6000, where "
      "its recipe has 30; "),
     ((), lambda: edit(TUNED, lambda content: content["versions"].update(world="abc")),
      f"out/diffusion-1/classify-25: a run of another embedded world, abc, where this is {HERE}; "),
