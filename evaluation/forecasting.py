@@ -80,7 +80,9 @@ def validation_clips(model, settings, device):
     """
     if settings.annotations and settings.annotations.suffix == ".csv":         # holds one split
         return None
-    smaller = dataclasses.replace(settings, toy_videos=max(settings.toy_videos // 5, 20))
+    smaller = settings
+    if settings.data == "toy":
+        smaller = dataclasses.replace(settings, toy_videos=max(settings.toy_videos // 5, 20))
     source, _ = open_labeled(smaller, "validation", model, settings.checkpoint, device,
                              required=False, with_teacher=not model.task)
     samples = forecast_samples(source.videos, settings.min_steps)

@@ -78,12 +78,10 @@ class Settings:
                 need = [f"above {above}"] * (above > -inf) + [f"at least {low}"] * (low > -inf)
                 check(low <= value <= high and value > above, f.name, value,
                       f"must be {' and '.join([*need, f'at most {high}'])}")
-            for other, kinds in declared["only"].items():
-                has = getattr(self, other, None)
-                good, others = has in kinds if kinds else has is not None, filter(None, kinds)
-                check(good or value == f.default or not hasattr(self, other), f.name, value,
-                      f"has no effect with {flag_of(other)} {has}; give "
-                      f"{' or '.join(others) or 'one of the two'}" if kinds else
+            for other, kinds in self.without_effect(f.name):
+                check(value == f.default, f.name, value, f"has no effect with {flag_of(other)} "
+                      f"{getattr(self, other)}; give "
+                      f"{' or '.join(filter(None, kinds)) or 'one of the two'}" if kinds else
                       f"has no effect without {flag_of(other)}")
             if declared["file"] is not None:
                 check(value.parent.is_dir() and not value.is_dir(), f.name, value, "is a folder, "
@@ -114,6 +112,12 @@ class Settings:
             check(not any(place.exists() and os.path.samefile(place, read) for place in places),
                   name, path, f"is what {flag_of(f.name)} reads, or lies inside it; nothing that "
                   "is read is replaced: choose another place")
+
+    def without_effect(self, name):
+        """The flags with whose values this one has no effect: [(other, kinds), ...] of `only`."""
+        only = self.__dataclass_fields__[name].metadata["only"]
+        return [(other, kinds) for other, kinds in only.items() if hasattr(self, other) and not (
+            getattr(self, other) in kinds if kinds else getattr(self, other) is not None)]
 
     def require_files(self):
         """BadInput unless all files and folders that are given to be read exist."""

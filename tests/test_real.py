@@ -27,7 +27,7 @@ VIDEOS = ("--videos", "ex/videos")
 CLIP = ("--clip", "local-dir:ex/clip")
 TRAIN = ("--data", "howto100m", *VIDEOS, "--captions", "ex/captions", "--phrases",
          "ex/phrases.txt", *CLIP, *TINY, "--size", "small")
-COIN = ("--data", "coin", *VIDEOS, *CLIP, "--device", "cpu", "--annotations", "ex/COIN.json")
+COIN = ("--data", "coin", *VIDEOS, "--device", "cpu", "--annotations", "ex/COIN.json")
 TRAINED, TEST = ([grammar.make_video(split, i) for i in range(count)]
                  for split, count in (("train", 12), ("test", 3)))
 STEPS = sum(len(video.steps) for video in TEST)

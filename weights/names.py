@@ -76,12 +76,10 @@ def fetching():
 
 def require_whole(path):
     """BadInput if the checksums of a torch file are wrong: torch.load does not look at them."""
-    damaged = False
-    if zipfile.is_zipfile(path):
-        try:
-            damaged = zipfile.ZipFile(path).testzip()
-        except Exception:                      # of a damaged list of parts
-            damaged = True
+    try:
+        damaged = zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip()
+    except Exception:                          # of a damaged list of parts
+        damaged = True
     require(not damaged, f"{path}: is damaged: its bytes are not those that were written")
 
 
