@@ -24,9 +24,10 @@ def test_the_loader_part(monkeypatch, capsys):
     """Catches: windows beyond the video's end or of another length or distance than
     those of pre-training; numbers that are not in the JSON, a video of the user's left out; a
     traceback for a video that cannot be read; a part that does not exist passed over."""
-    speed.make_video(Path("mine.mp4"))
+    Path("videos").mkdir()
+    speed.make_video(Path("videos/mine.mp4"))
     monkeypatch.setattr(speed, "SECONDS", 2.0)
-    call("benchmark.py", "--videos", ".", "--json", "o.json")
+    call("benchmark.py", "--videos", "videos", "--json", "o.json")
     result, out = json.loads(Path("o.json").read_text()), capsys.readouterr().out
     assert result["machine"]["cores"] >= 1 and result["loader"].keys() == {"made", "mine"}
     for name, table in result["loader"].items():
@@ -34,7 +35,7 @@ def test_the_loader_part(monkeypatch, capsys):
         assert all(0 < row["s"] < math.inf and row["clips/s"] == pytest.approx(3 / row["s"])
                    for row in table.values()) and f"| loader: {name}" in out
 
-    windows = speed.windows_of(duration("mine.mp4"))
+    windows = speed.windows_of(duration("videos/mine.mp4"))
     assert np.allclose(windows, [[0, 9], [5.5, 14.5], [11, 20]])
     assert np.allclose(speed.windows_of(4.0), [0, 4])
     assert np.allclose(speed.windows_of(180.0)[:, 0], 85.5 + speed.PACE * np.arange(-1, 2))

@@ -126,4 +126,5 @@ def test_what_is_not_installed_is_named(tmp_path, monkeypatch, capsys, module, m
     monkeypatch.chdir(tmp_path)
     Path("a.csv").write_text("start,end,text\n0,1,add salt\n")
     monkeypatch.setitem(sys.modules, "spacy", module)
-    assert message in fails(capsys, 2, "data.py", "phrases", "--captions", ".")
+    assert message in fails(capsys, 2, "data.py", "phrases", "--captions", ".", "--out",
+                            "/dev/null")

@@ -181,7 +181,7 @@ def test_the_mask_model_has_one_future_and_matching_alone_none():
     (["nowhere.mp4"], "nowhere.mp4: no such file"),
     (["broken.mp4"], "broken.mp4: cannot be read"),
     (["own.txt"], "own.txt"),
-    (["."], "no such file"),
+    (["."], "--video reads"),
     ([VIDEO, "--at", "900"], "--at 900"),
     ([VIDEO, "--steps", "nowhere.txt"], "nowhere.txt: no such file"),
     ([VIDEO, *CLIP], "--clip local-dir:ex/clip: has no effect"),
