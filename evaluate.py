@@ -52,7 +52,8 @@ class EvaluateSettings(LabeledSettings):
         super().__post_init__()
         check(self.split == "test" or not str(self.annotations).endswith(".csv"), "split",
               self.split, f"has no effect with --annotations {self.annotations}, of one split")
-        adopt_teacher(self, self.checkpoint)
+        if not self.without_effect("clip"):
+            adopt_teacher(self, self.checkpoint)
 
 
 def main(settings):

@@ -27,8 +27,6 @@ class RunSettings(Settings):
 
 def adopt_teacher(settings, checkpoint):
     """Set --clip and --clip-weights, unless given, to those of the checkpoint's run folder."""
-    if settings.without_effect("clip"):
-        return
     folder, clip, weights = checkpoint if checkpoint.is_dir() else checkpoint.parent, CLIP, None
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):    # from elsewhere
         trained = json.loads((folder / "config.json").read_text(encoding="utf-8"))["settings"]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 from math import inf
 from pathlib import Path
 
@@ -230,6 +230,13 @@ def test_values_arrive_with_their_types():
     with pytest.raises(BadInput, match="--samples 0"):           # without a command line
         EvaluateSettings(samples=0)
     assert pretrain.TAU == 0.02                                  # the paper's
+
+
+def test_settings_can_be_made_again_and_records_stay():
+    """Catches: a teacher taken from the run that is then refused as a flag without effect; another
+    record of a fine-tuned run, with which runs made before could not be resumed."""
+    assert replace(parse(EvaluateSettings, []), toy_videos=3).toy_videos == 3
+    assert parse(FinetuneSettings, []).clip == "ViT-B-16-quickgelu"
 
 
 # ---- how a command ends ------------------------------------------------------------------------
