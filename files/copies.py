@@ -68,15 +68,10 @@ def made_files(settings, suffix, made, record_of, make):
 
 def shrink_all(settings):
     """Small copies of all videos of a folder, written by the workers."""
-    sizes = settings.fps, settings.short_side
-    for _ in made_files(settings, ".mp4", ("shrink", *sizes), comment_of, functools.partial(
-            shrink_one, *sizes)):
+    fps, short_side = settings.fps, settings.short_side
+    make = functools.partial(shrink, fps=fps, short_side=short_side)
+    for _ in made_files(settings, ".mp4", ("shrink", fps, short_side), comment_of, make):
         pass
-
-
-def shrink_one(fps, short_side, path, target, comment):
-    """Write the copy of one video."""
-    shrink(path, target, fps, short_side, comment)
 
 
 def every_second(size, path, target, made):
@@ -85,15 +80,17 @@ def every_second(size, path, target, made):
     return evaluation_view(read_frames(path, times, short_side_for(size)), size), made
 
 
+def record_of_rows(path):
+    """The record of a file of `encode_all`; None if it is not whole."""
+    with suppress(BadInput):
+        return load_teacher_rows(path)[1]
+
+
 def encode_all(settings):
     """The teacher's features of a folder's videos: ID.npz, (n, D) float16, row i = second i."""
     teacher = open_teacher(settings.clip, settings.clip_weights, pick_device(settings.device))
-
-    def record_of(path):
-        with suppress(BadInput):
-            return load_teacher_rows(path)[1]
     for target, (frames, made) in made_files(
-            settings, ".npz", ("teach", settings.clip, settings.clip_weights), record_of,
+            settings, ".npz", ("teach", settings.clip, settings.clip_weights), record_of_rows,
             functools.partial(every_second, teacher.size)):
         rows = np.concatenate([teacher.encode_frames(part).cpu().numpy()
                                for part in frames.split(256)])

@@ -219,7 +219,7 @@ def record(path, *made):
     return json.dumps([*made, found.st_size, found.st_mtime_ns])
 
 
-def shrink(source, target, fps=1.0, short_side=256, comment=""):
+def shrink(source, target, comment="", *, fps=1.0, short_side=256):
     """Write a small mp4 (Motion JPEG, fast to decode) without sound; every frame is a key frame.
 
     Frame k is the source's picture at k / fps, up to the source's end. `target` is whole or absent.

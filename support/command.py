@@ -102,7 +102,7 @@ class Settings:
         Results may lie in the folder of a run that is read, but not in place of its own files.
         """
         for f in fields(self):
-            read = str(getattr(self, f.name)).removeprefix("local-dir:")
+            read = str(getattr(self, f.name) or "").removeprefix("local-dir:")
             if (f.metadata["folder"] or f.metadata["file"] is not None or not os.path.exists(read)
                     or f.type is not Path and f.name not in ("clip", "clip_weights")):
                 continue

@@ -187,6 +187,14 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(runs, how, capsys):
     assert Path("run", run.NEWEST).read_bytes() == left
 
 
+def test_a_micro_batch_that_follows_the_memory_is_no_other_setting(monkeypatch, capsys):
+    """Catches: a run that is never resumed, since it chose its --micro-batch itself."""
+    monkeypatch.setattr(pretrain, "memory_of", lambda device: 2 ** 20)
+    call("train.py", *TINY, "--out", "run")
+    assert "f encodes all" not in capsys.readouterr().out
+    call("train.py", *TINY, "--out", "run", "--resume")
+
+
 def test_damaged_rows_are_dropped_and_counted(runs, capsys):
     """Catches: a traceback for a list, a number, null or a bad byte; a row that was whole lost."""
     shutil.copytree(runs[COIN], "run")

@@ -173,6 +173,7 @@ class Run:
 
     def __init__(self, settings, model, arguments, stages, resumed):
         self.settings, self.model, self.arguments = settings, model, arguments
+        self.config = config_of(settings)              # as given: --micro-batch is chosen later
         self.stages, self.resumed = stages, resumed
         self.first, name = (resumed["step"], resumed["stage"]) if resumed else (0, None)
         require(not resumed or [name] == [stage.name for stage in stages
@@ -264,4 +265,4 @@ class Run:
         if (saves or stops) and parallel.is_first():
             save_checkpoint(out / NEWEST, self.model, self.arguments, out / BEFORE, step=done,
                             stage=stage.name, optimizer=self.optimizer.state_dict(),
-                            settings=config_of(self.settings))
+                            settings=self.config)
