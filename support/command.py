@@ -79,9 +79,10 @@ class Settings:
                 check(low <= value <= high and value > above, f.name, value,
                       f"must be {' and '.join([*need, f'at most {high}'])}")
             for other, kinds in self.without_effect(f.name):
+                remedy = (f"give {flag_of(other)} {' or '.join(kinds)}" if all(kinds) else
+                          "give one of the two")
                 check(value == f.default, f.name, value, f"has no effect with {flag_of(other)} "
-                      f"{getattr(self, other)}; give "
-                      f"{' or '.join(filter(None, kinds)) or 'one of the two'}" if kinds else
+                      f"{getattr(self, other)}; {remedy}" if kinds else
                       f"has no effect without {flag_of(other)}")
             if declared["file"] is not None:
                 check(value.parent.is_dir() and not value.is_dir(), f.name, value, "is a folder, "
@@ -166,10 +167,10 @@ def parse(cls, argv=None, command=""):
         if f.default is not None and f.default is not False:
             help += f" [{f.default}]"
         for name, kind in chosen.items():
-            kinds = declared["only"].get(name, (kind,))
-            if kind and kind not in kinds:
+            allowed = declared["only"].get(name, (kind,))
+            if kind and kind not in allowed:
                 help = argparse.SUPPRESS
-                others |= {f"--{name} {other}" for other in kinds}
+                others |= {f"--{name} {other}" for other in allowed}
         if not declared["flag"]:
             parser.add_argument(f.name, nargs="?", type=f.type, default=f.default, help=help)
             continue

@@ -9,6 +9,7 @@ from support.command import DATA, Settings, check, opt
 COIN, EPIC = ("coin",), ("epic",)                              # kinds of --data
 FEATURES = ("annotations", "features", "text_embeddings")      # a features file and what it needs
 CLIP = "ViT-B-16-quickgelu"                                    # the paper's teacher, in open_clip
+# of --task, where the names of steps are embedded
 NAMED = dict(task=("forecast", "classify", "infill"), features=(None,), text_embeddings=(None,))
 TEACHER = opt("open_clip model, or local-dir:DIR; default: the run's teacher", None, DATA,
               data=COIN, **NAMED)
