@@ -4,6 +4,7 @@ import math
 import pytest
 import torch
 
+import diffusion
 import losses
 
 TAU = 0.02                                             # the paper's
@@ -90,3 +91,60 @@ def test_eq10_mc_is_the_cross_entropy_averaged_over_the_missing_clips():
             expected += slow_entropy(targets[b, p], slow_match(x_hat[b, p], phrases, TAU)) / (B * P)
     log_p = losses.match(x_hat, phrases, TAU)
     assert losses.mc_loss(log_p, targets).item() == pytest.approx(expected)
+
+
+def test_eq_a_bounds_the_likelihood_of_a_small_chain_by_enumeration():
+    """Eq. A with three values of x_j, three levels and two texts: the two terms of h, with the
+    likelihood at t = 1 and the prior's KL, are never below -log p, and equal to it where p_theta
+    is the posterior. Catches: a bound that is none, a term that is missing."""
+    S, T = 3, 3
+
+    def check(q, p, prior, p_y):
+        """q, p: (T, S, S), rows are q(x^t | x^t-1) and p(x^t-1 | x^t) -> gaps of the bounds."""
+        at_t = [torch.eye(S, dtype=torch.float64)]                 # q(x^t | x^0), (S, S)
+        for step in q:
+            at_t.append(at_t[-1] @ step)
+        p_0 = prior
+        for step in p.flip(0):
+            p_0 = p_0 @ step                                       # p_theta(x^0), (S,)
+        gaps = []
+        for x0 in range(S):
+            bound = (at_t[T][x0] * (at_t[T][x0] / prior).log()).sum()              # dropped
+            bound -= (at_t[1][x0] * p[0][:, x0].log()).sum()                       # t = 1
+            for t in range(2, T + 1):
+                for xt in range(S):
+                    posterior = at_t[t - 1][x0] * q[t - 1][:, xt] / at_t[t][x0, xt]
+                    kl = (posterior * (posterior / p[t - 1][xt]).log()).sum()
+                    bound += at_t[t][x0, xt] * kl
+            gaps.append(bound + p_0[x0].log())
+        jensen = (p_0[:, None] * -p_y.log()).sum(0) + (p_0[:, None] * p_y).sum(0).log()
+        return torch.stack(gaps), jensen
+
+    for seed in range(20):
+        q, p = soft(T, S, S, seed=seed), soft(T, S, S, seed=seed + 100)
+        gaps, jensen = check(q, p, soft(S, seed=seed + 200), soft(S, 2, seed=seed + 300))
+        assert gaps.min() > 0 and jensen.min() > 0
+    marginals = [soft(S)]                                          # q(x^0), then of each level
+    for step in q:
+        marginals.append(marginals[-1] @ step)
+    p = torch.stack([(before[:, None] * step / after).T
+                     for before, step, after in zip(marginals, q, marginals[1:])])
+    gaps, jensen = check(q, p, marginals[-1], torch.full((S, 2), 0.5, dtype=torch.float64))
+    assert gaps.abs().max() < 1e-12 and jensen.abs().max() < 1e-12
+
+
+def test_eq_a_a_level_weighs_the_squared_distance_by_the_fall_of_its_signal_to_noise_ratio():
+    """The KL of q(x^t-1 | x^t, x^0) for x^0 and for x_hat^0: 1/2 (s_t-1 - s_t) L_MSE.
+
+    Posterior of a Gaussian chain: Ho et al. 2020, Eqs. 6-7."""
+    alpha_bar = diffusion.noise_levels(64).double()
+    x0, x_hat = draw(1, 1, 5), draw(1, 1, 5, seed=1)
+    ratio = alpha_bar / (1 - alpha_bar)
+    assert ratio[0] / ratio[-1] == pytest.approx(100)
+    for t in range(1, len(alpha_bar)):
+        beta = 1 - alpha_bar[t] / alpha_bar[t - 1]
+        means = [alpha_bar[t - 1].sqrt() * beta / (1 - alpha_bar[t]) * x for x in (x0, x_hat)]
+        variance = (1 - alpha_bar[t - 1]) / (1 - alpha_bar[t]) * beta
+        kl = (means[0] - means[1]).square().sum() / (2 * variance)
+        weight = (ratio[t - 1] - ratio[t]) / 2
+        torch.testing.assert_close(kl, weight * losses.mse_loss(x_hat, x0))
