@@ -1,15 +1,15 @@
 """The printed table of evaluate.py: its JSON content as rows, each number with what it is."""
 MEANINGS = {
-    "top1": "% right", "top5": "% right among the first five", "baselines": "% right",
+    "top1": "% right", "top5": "% right among the five likeliest", "baselines": "% right",
     "motion_only": "% right, steps alike but for motion",
     "held_out": "% right, steps that no narration names", "truth": "what the grammar allows",
-    "deviation": "of these percentages, over draws of the noise",
+    "deviation": "of these percentages, over draws of the noise alone",
     "samples": "Monte Carlo samples of each forecast", "zero_noise": "the model, one forecast",
-    "expectation": "the model, mean of its samples", "oracle": "upper bound: best of the samples",
-    "oracle_softmax": "baseline of the oracle: draws from one softmax",
+    "expectation": "the model, mean of its samples", "oracle": "the model, best of its samples",
+    "oracle_softmax": "baseline of the oracle: draws of the zero-noise softmax",
     **dict.fromkeys(("ours", "verb", "noun", "action"), "the model"),
     **dict.fromkeys(("random", "unigram", "bigram", "bigram_soft"), "baseline"),
-    **dict.fromkeys(("clip", "teacher"), "baseline: the teacher alone"),
+    **dict.fromkeys(("clip", "teacher"), "baseline: the teacher"),
     **dict.fromkeys(("ideal_expectation", "ideal_oracle", "ideal_distinct"),
                     "samples of the exact distribution"),
     "distinct": "different steps among the samples", "bayes_top1": "ceiling, from the true steps",
@@ -23,7 +23,6 @@ MEANINGS = {
     "possible": "% of the futures, possible", "first": "% of their first steps, possible",
     "likeliest": "% of the seven most frequent futures, possible",
     "by_step": "% right, the model: each step ahead"}
-FEW = 30                  # samples; of fewer a percentage says little
 
 
 def print_rows(content, indent=""):
@@ -46,5 +45,5 @@ def print_table(content):
     groups = {"test samples": ("listed", "evaluated"), "videos": ("missing", "unreadable")}
     moved = {head: {name: content.pop(name) for name in names} for head, names in groups.items()}
     print_rows(moved | content)
-    if moved["test samples"]["evaluated"] < FEW:
-        print(f"note: fewer than {FEW} samples: too few for these percentages to mean anything")
+    count = moved["test samples"]["evaluated"]
+    print(f"standard error of a percentage of {count:,} samples: at most {50 / count ** 0.5:.1f}")
