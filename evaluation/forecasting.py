@@ -3,7 +3,7 @@
 Sec. 3.1, 3.3, 4.1, 4.2. M samples of a task, N = 8 observed clips, Q Monte Carlo samples, H steps
 ahead, V training videos, S steps (the label set), D embedding.
 """
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -34,10 +34,9 @@ def training_steps(model, texts, settings, device):
     No labels are used; -1 = padding. None with --videos, where the videos of pre-training are not
     given, and where no training video has features.
     """
-    if settings.videos:
-        return None
-    source, _ = open_labeled(settings, "train", model, settings.checkpoint, device,
-                             required=False, with_teacher=False)
+    source = () if settings.videos else open_labeled(
+        settings, "train", model, settings.checkpoint, device, required=False,
+        with_teacher=False)[0]
     if not len(source):
         return None
     rng, steps = np.random.default_rng(settings.seed), []
@@ -82,25 +81,24 @@ def validation_clips(model, settings, device):
         return None
     smaller = settings
     if settings.data == "toy":
-        smaller = dataclasses.replace(settings, toy_videos=max(settings.toy_videos // 5, 20))
+        smaller = replace(settings, toy_videos=max(settings.toy_videos // 5, 20))
     source, _ = open_labeled(smaller, "validation", model, settings.checkpoint, device,
                              required=False, with_teacher=not model.task)
-    samples = forecast_samples(source.videos, settings.min_steps)
+    samples = []
+    for sample in forecast_samples(source.videos, settings.min_steps):
+        start, end, _ = source.videos[sample.video].steps[sample.step]
+        ninth = classify_windows(start, end, end, 1)
+        samples.append(replace(sample, windows=np.concatenate([sample.windows, ninth])))
     if not samples:
         return None
-    for i, sample in enumerate(samples):
-        start, end, _ = source.videos[sample.video].steps[sample.step]
-        windows = [sample.windows, classify_windows(start, end, end, 1)]
-        samples[i] = dataclasses.replace(sample, windows=np.concatenate(windows))
     x, features, samples = encode_samples(model, source, samples, settings, device, "validation")
     return x, features, torch.tensor([sample.label for sample in samples])
 
 
 def fitted_temperature(model, clips, texts, settings):
-    """Temperature of least NLL of the zero-noise softmax, on `validation_clips`.
+    """Temperature of least NLL of the zero-noise softmax on `validation_clips`; None without any.
 
-    Zero-shot, against the soft target of the clip that shows the next step; once fine-tuned,
-    against labels. None without clips, or without a teacher.
+    Zero-shot, against the soft target of the clip that shows the next step; else against labels.
     """
     if clips is None or clips[1] is None and not model.task:
         return None
@@ -118,7 +116,6 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
 
     Which step comes second depends on which came first: draws hold that, one softmax each cannot.
 
-    Args:    x (M, 8, D), samples: M of them, as of a forecast; temperature of its softmax.
     Returns: {"by_step": top-1 of each of the H steps, denoised together, "pairs": the first two
              against their truth, "futures": see `future_rows`}; None what cannot be had: h must
              have learned that H clips are missing, and the truth be known.

@@ -33,12 +33,11 @@ def draw_noise(count, shape, seed):
 
 @torch.no_grad()
 def predict_missing(model, x, texts, noise, batch, where=()):
-    """log p of missing clips, once per noise (Sec. 3.3), `batch` samples at a time.
+    """log p of missing clips, once per noise (Sec. 3.3), `batch` samples at a time, on the CPU.
 
-    Args: x (M, N, D); texts (S, D), None once fine-tuned; noise normal or zeros; where: (), the
-          clip after all N is missing, noise is (M, Q, D); or observed (M, N) and j (M, P), see
-          ProcedureModel.forecast: P clips denoised together, noise is (M, Q, P, D).
-    Returns: (M, Q, S) or (M, Q, P, S), on the CPU.
+    x (M, N, D); texts (S, D), None once fine-tuned. Without `where`, the clip after N is missing:
+    noise (M, Q, D) -> (M, Q, S). With observed (M, N) and j (M, P), see ProcedureModel.forecast, P
+    clips are denoised together: noise (M, Q, P, D) -> (M, Q, P, S).
     """
     forecast = model.forecast if where else model.forecast_next
     batches = zip(*(rows.split(batch) for rows in (x, *where, noise)))
@@ -52,8 +51,7 @@ def extend_history(x, seconds, step):
     As at inference: the last 68 s, or all there is. A new window has the embedding of the old one
     in which its middle lies; of a short history the new step becomes several windows.
 
-    Args:    x (Q, N, D); the `seconds` that each history covers; step (Q, D), unit length.
-    Returns: (Q, N, D), and the seconds that they cover.
+    Args: x (Q, N, D), step (Q, D); the `seconds` that each history covers, returned anew.
     """
     N, total = x.shape[1], seconds + CLIP_SECONDS
     covered = min(total, HISTORY)
@@ -67,8 +65,7 @@ def sample_in_turn(model, x, seconds, texts, noise):
 
     What h predicted then counts as observed: x_hat, at unit length, ends the sample's history.
 
-    Args:    x (N, D) of the observed windows; the `seconds` that they cover; texts (S, D);
-             noise (H, Q, D), standard normal.
+    Args:    x (N, D) of the observed windows; the `seconds` that they cover; noise (H, Q, D).
     Returns: first (Q, S), log p of the next step; picks (Q, H) int64, the likeliest steps.
     """
     log_p, x = [], x.expand(noise.shape[1], -1, -1)                                      # (Q, N, D)

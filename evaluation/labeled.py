@@ -80,9 +80,7 @@ def require_fit(model, source, texts, settings):
 
 # --- Videos and texts ---
 def open_labeled(settings, split, model, path, device, required=True, with_teacher=True):
-    """The videos of a split, and the text embeddings of its label set (S, D).
-
-    Activities and the actions of EPIC-Kitchens-100 are not matched with texts: None.
+    """The videos of a split, and the text embeddings of its label set (S, D); None: no texts.
 
     Args: path: of the checkpoint, for messages; required: whether a split without a video is an
           error; with_teacher: whether the source gives the teacher's features of clips.

@@ -15,19 +15,17 @@ from files.listings import CLASSES
 from files.text import read_json, read_text
 from support.command import BadInput, require
 
-SUBSETS = {"training": "train", "testing": "test", "validation": "test"}    # COIN.json -> here
+# COIN.json -> here; some copies of the file write "validation" instead of "testing".
+SUBSETS = {"training": "train", "testing": "test", "validation": "test"}
 # Of an array of an npz file: kinds of its dtype, its dimensions, and both in words.
 TEXT, FLOATS, NUMBERS = ("U", 1, "text (N,)"), ("f", 2, "floats (N, D)"), ("fiu", 1, "numbers (N,)")
+RECORD = "U", 0, "one text"
 
 
 def load_coin(path):
-    """Read COIN.json: ([data.Video, ...] in the file's order, names of the step classes).
+    """Read COIN.json: ([data.Video, ...], names of the step classes, "" if no step has that class).
 
-    "training" is train, of which a tenth becomes validation (`training_split`); "testing" is test,
-    and so is "validation", which some copies of the file write instead. names[i] is the label of
-    class i, up to the largest class; "" if no step has that class. Classes may share a label.
-
-    BadInput names the file, and the line and the video where it is about one.
+    A tenth of "training" becomes validation: see `training_split`. Classes may share a label.
     """
     database = read_json(path, "COIN.json, with a \"database\",").get("database")
     require(isinstance(database, dict) and database, f'{path}: no videos under "database"; needed '
@@ -113,24 +111,19 @@ def load_text_embeddings(path):
     """Names and embeddings of the K >= 2 classes: ([name, ...], (K, D) float32, not normalized)."""
     names, embeddings = read_rows(path, names=TEXT, embeddings=FLOATS)
     require(len(names) > 1, f"{path}: one class: nothing to choose from; at least two are needed")
-    with np.errstate(over="ignore"):                   # float64 beyond float32 becomes infinite
-        embeddings = embeddings.astype(np.float32)
     check_lengths(path, embeddings)
-    return names.tolist(), embeddings
+    return names.tolist(), embeddings.astype(np.float32)
 
 
 @dataclass(eq=False)
 class FeaturesFile:
-    """Embeddings of windows of videos, rows in any order.
-
-    video (N,) str; middle (N,) float64, s; embedding (N, D) float16 or float32, as stored.
-    """
-    video: np.ndarray
-    middle: np.ndarray
-    embedding: np.ndarray
+    """Embeddings of windows of videos, rows in any order."""
+    video: np.ndarray                  # (N,) str
+    middle: np.ndarray                 # (N,) float64, s
+    embedding: np.ndarray              # (N, D) float16 or float32, as stored
 
     def __post_init__(self):
-        """Index the rows once: by video, then by middle. Of equal middles, the first row counts."""
+        """Index the rows: by video, then by middle. Of equal middles, the first row counts."""
         names, which = np.unique(self.video, return_inverse=True)            # (V,), (N,)
         order = np.lexsort((self.middle, which))       # (N,)  stable: equal middles in file order
         repeated = (np.diff(which[order]) == 0) & (np.diff(self.middle[order]) == 0)   # (N - 1,)
@@ -169,21 +162,13 @@ def load_features(path):
 
 def load_teacher_rows(path):
     """`data.py teach`'s file of one video: (n, D) float32, row i is second i; its record."""
-    try:
-        with np.lib.npyio.NpzFile(path, allow_pickle=False) as file:
-            rows, made = file["rows"], str(file["made"])
-    except Exception as error:                         # numpy has no class for a damaged file
-        raise BadInput(f"{path}: {error}; remove it, or make it again with data.py teach") from None
-    require(rows.dtype.kind == "f" and rows.ndim == 2 and rows.size,
-            f"{path}: {rows.dtype} {rows.shape}; floats (n, D) are needed, n at least 1")
-    with np.errstate(over="ignore"):                   # as in `load_text_embeddings`
-        rows = rows.astype(np.float32)
+    rows, made = read_rows(path, rows=FLOATS, made=RECORD)
     check_lengths(path, rows)
-    return rows, made
+    return rows.astype(np.float32), str(made)
 
 
 def read_rows(path, **needed):
-    """The arrays `needed` of an npz file, in that order: TEXT, FLOATS or NUMBERS, N finite rows."""
+    """The arrays `needed` of an npz file, in that order: N finite rows, or a RECORD."""
     try:                                               # np.load would also accept an npy file
         with np.lib.npyio.NpzFile(path, allow_pickle=False) as file:
             absent = [key for key in needed if key not in file.files]
@@ -195,11 +180,10 @@ def read_rows(path, **needed):
                        f"{', '.join(needed)} is needed, without object arrays") from None
     for (key, (kinds, dimensions, words)), array in zip(needed.items(), arrays):
         require(array.dtype.kind in kinds and array.ndim == dimensions and array.size > 0
-                and len(array) == len(arrays[0]), f"{path}: {key} is {array.dtype} {array.shape}; "
-                f"{words} is needed, with N and D at least 1, the same N in all arrays")
-        if array.dtype.kind == "f":
-            finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)                # (N,)
-            check_rows(path, finite, f"{key} holds NaN or infinity")
+                and array.shape[:1] in ((), arrays[0].shape[:1]), f"{path}: {key} is {array.dtype} "
+                f"{array.shape}; {words} is needed, with N and D at least 1, the same N everywhere")
+        if kinds == "fiu":                             # rows (N, D): `check_lengths`
+            check_rows(path, np.isfinite(array), f"{key} holds NaN or infinity")
     return arrays
 
 

@@ -36,11 +36,9 @@ class Unreadable(Exception):
 
 # --- Files ---
 def find_videos(folder):
-    """{stem: path, a str} of all videos below a folder, by suffix (upper or lower case).
+    """{stem: path, a str} of all videos below a folder; of one stem, the first path counts.
 
-    Of several files with one stem, the first path counts. Links to folders are followed, each
-    folder is entered once, and a line tells of those that cannot be. BadInput if there is no such
-    folder.
+    Links to folders are followed, and each folder is entered once.
     """
     require(os.path.isdir(folder), f"{folder}: no such folder; a folder of videos is needed")
     files, closed, entered = [], [], set()
@@ -79,7 +77,7 @@ def open_video(path):
 def duration(path):
     """s from the start of the file to the end of its video, by its header, also if it is cut off.
 
-    mkv and webm only give that of the whole file; a recorded webm none: all its packets are read.
+    mkv and webm give that of the whole file; a recorded webm none: all its packets are read.
     """
     with open_video(path) as (container, stream):
         if (stream.duration or 0) > 0:
@@ -96,10 +94,10 @@ def duration(path):
 def read_frames(path, times, short_side=None):
     """The pictures at `times`, from one opening of the file: (n, 3, H, W) uint8, upright.
 
-    The first and the last frame also count for SLACK = 1 s before and after the video, since
-    annotations often end a little late. Further away the file is Unreadable.
+    The first and the last frame also count for SLACK before and after the video, since annotations
+    often end a little late. Further away the file is Unreadable.
 
-    times:      (n,) s, n at least 1, 0 to 1e9, in any order, with repeats; else a ValueError.
+    times:      (n,) s, n at least 1, 0 to 1e9, in any order; else a ValueError.
     short_side: pixels; larger pictures are reduced to it, smaller ones are not enlarged.
     """
     times = np.asarray(times, float)
@@ -168,9 +166,9 @@ def key_frame_ahead(stream, time, reached):
 
 
 def frames_around(container, stream, time, start, wanted):
-    """Seek: the frames from a key frame at or before `time`, or from the first if there is none.
+    """Seek: the frames from a key frame at or before `time`, or from the first. `wanted`: `decode`.
 
-    A seek that ends *after* `time` is repeated further and further back. `wanted`: see `decode`.
+    A seek that ends *after* `time` is repeated further and further back.
     """
     back = 0.0
     while True:
@@ -222,9 +220,8 @@ def record(path, *made):
 def shrink(source, target, comment="", *, fps=1.0, short_side=256):
     """Write a small mp4 (Motion JPEG, fast to decode) without sound; every frame is a key frame.
 
-    Frame k is the source's picture at k / fps, up to the source's end. `target` is whole or absent.
-    fps: frames/s, at least 0.001; short_side: pixels, at least 2 (both sides become even);
-    comment: kept in the file. Raises Unreadable for the source, OSError for the target.
+    Frame k is the source's picture at k / fps (frames/s, at least 0.001), up to the source's end;
+    short_side: pixels, at least 2. Raises Unreadable for the source, OSError for the target.
     """
     rate = Fraction(fps).limit_denominator(1000)
     count = max(1, math.ceil(duration(source) * rate - 1e-6))
@@ -273,8 +270,7 @@ def short_side_for(size):
 def training_view(frames, size, rng):
     """(F, 3, H, W) uint8 -> (F, 3, size, size): a random square, perhaps mirrored, of all frames.
 
-    As in the paper: short side drawn from 256 to 320, a crop of 224, flipped in half of the draws;
-    other sizes in proportion. rng: numpy Generator, four draws.
+    As in the paper: a crop of 224 from a short side of 256 to 320; other sizes in proportion.
     """
     height, width = frames.shape[-2:]
     side = round(min(height, width) * 224 / rng.uniform(*JITTER))
@@ -287,5 +283,5 @@ def evaluation_view(frames, size):
     """(F, 3, H, W) uint8 -> (F, 3, size, size): the center square, 224 of a short side of 256."""
     height, width = frames.shape[-2:]
     side = round(min(height, width) * 224 / JITTER[0])
-    return transform.resized_crop(frames, (height - side) // 2, (width - side) // 2, side, side,
-                                  [size, size])
+    top, left = (height - side) // 2, (width - side) // 2
+    return transform.resized_crop(frames, top, left, side, side, [size, size])

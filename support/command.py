@@ -42,9 +42,7 @@ def opt(help, default, group=RUN, *, choices=None, low=-inf, high=10 ** 6, above
                   not in --help).
     """
     help += " (required)" if required else ""
-    return field(default=default, metadata=dict(
-        help=help, group=group, choices=choices, low=low, high=high, above=above, file=file,
-        folder=folder, alias=alias, flag=flag, required=required, only=only))
+    return field(default=default, metadata=locals())
 
 
 def flag_of(name):
@@ -193,10 +191,9 @@ def parse(cls, argv=None, command=""):
 def run(main, cls, argv=None, command=""):
     """Parse, call main(settings), and turn what went wrong into one line on stderr and a status.
 
-    BadInput, OSError (a full disk, a read-only folder), too little memory and a killed process end
-    with 2, FloatingPointError (a number that is not finite) with 1, Ctrl-C with 130, SIGTERM with
-    143; without a line if nobody reads the output any more, with 141. A bug keeps its traceback. Of
-    several processes started by torchrun only the first prints.
+    BadInput, OSError, too little memory and a killed process end with 2, FloatingPointError (a
+    number that is not finite) with 1, Ctrl-C with 130, SIGTERM with 143; if nobody reads the output
+    any more, 141 without a line. A bug keeps its traceback. Of several processes the first prints.
     """
     with ending():
         rank, settings = process_number(), parse(cls, argv, command)
@@ -222,7 +219,7 @@ def quiet():
 # --- Whole files ---
 def open_stream(path):
     """An open binary file if `path` is a pipe, a device, or stdout or stderr; else None."""
-    for descriptor in (1, 2):              # its own copy would have a position of its own
+    for descriptor in (1, 2):              # another one would have a position of its own
         with suppress(OSError):
             if os.path.samestat(os.stat(path), os.fstat(descriptor)):
                 print(end="", flush=True)
@@ -233,10 +230,8 @@ def open_stream(path):
 def write_atomically(path, write, before=None):
     """Call write(binary file beside `path`), then rename: the new file is whole, or the old stays.
 
-    What is no regular file is written to as it is; of a link, the file it points at is replaced.
-
-    before: where to move the old file; None: it is replaced. Given a path, torch.save hides a full
-            disk in an error that is no OSError.
+    A pipe or device is written to as it is; of a link, the file it points at is replaced.
+    before: where to move the old file; None: it is replaced.
     """
     path = Path(path)
     stream = open_stream(path)

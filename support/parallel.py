@@ -43,11 +43,9 @@ def share(items, place):
 
 def gather_objects(mine):
     """[the object of each process], in their order. In main memory: no GPU is waited for."""
-    world = place()[1]
-    if world == 1:
-        return [mine]
-    objects = [None] * world
-    dist.all_gather_object(objects, mine)
+    objects = [mine] * place()[1]
+    if len(objects) > 1:
+        dist.all_gather_object(objects, mine)
     return objects
 
 
@@ -75,10 +73,7 @@ def gather(rows):
 def average_gradients(optimizer):
     """Give every process the mean of all gradients, so that all keep the same weights."""
     world = place()[1]
-    if world == 1:
-        return
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad      # it had no clips
-            dist.all_reduce(p.grad)
-            p.grad /= world
+    for p in (p for group in optimizer.param_groups for p in group["params"] if world > 1):
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad          # it had no clips
+        dist.all_reduce(p.grad)
+        p.grad /= world

@@ -54,11 +54,9 @@ def extend(init, arguments, settings, texts, classes):
     If the head of f classifies other classes, the class token before it becomes the embedding. For
     EPIC, the embeddings of f's frames are repeated to 32.
 
-    Args:
-        init:    ProcedureModel that is not fine-tuned.
-        texts:   (S, D) embeddings of the classes, of any length. Without them, or where f does not
-                 match texts, the classifier starts at 0.
-        classes: sizes of the label sets.
+    texts:   (S, D) embeddings of the classes. Without them, or where f does not match texts, the
+             classifier starts at 0.
+    classes: sizes of the label sets.
     """
     state, phrases = init.state_dict(), init.phrases
     arguments = {**arguments, "task": settings.task, "classes": list(classes)}
@@ -91,10 +89,9 @@ def count_classes(settings, source, texts):
         return [listings.VERBS, listings.NOUNS]
     if texts is not None:
         return [len(texts)]
-    last = max(video.activity for video in source.listed)
-    require(last > 0, f"{settings.annotations}: one activity: nothing to choose from; at least two "
-            "are needed")
-    return [last + 1]
+    count = 1 + max(video.activity for video in source.listed)
+    require(count > 1, f"{settings.annotations}: one activity: nothing to choose from")
+    return [count]
 
 
 def labeled_samples(settings, source):
@@ -103,8 +100,7 @@ def labeled_samples(settings, source):
     videos = sorted({sample.video for sample in samples})
     order = np.random.default_rng((settings.seed, 4)).permutation(videos)
     chosen = set(order[:math.ceil(settings.labels * len(videos))].tolist())
-    require(chosen, f"{settings.annotations}: no labeled train sample for --task {settings.task}; "
-            "there is nothing to fine-tune on")
+    require(chosen, f"{settings.annotations}: no labeled train sample for --task {settings.task}")
     return [sample for sample in samples if sample.video in chosen]
 
 
@@ -140,9 +136,8 @@ def set_up(settings):
 def load_actions(source, samples, settings, step):
     """One step's clips, each from anywhere in its action: cropped, flipped, augmented.
 
-    All is drawn from (seed, step); in a worker, if there are any.
-
-    Returns: data.Loaded, and labels (B, 2) int64 of the clips that could be read: verb, noun.
+    All is drawn from (seed, step). Returns: data.Loaded, and labels (B, 2) of the clips that could
+    be read: verb, noun.
     """
     rng, drawn = np.random.default_rng((settings.seed, 2, step)), []
     for place in videos_of_step(step, len(samples), settings.batch, settings.seed):
@@ -208,9 +203,8 @@ def finetune(settings):
     print(f"{count} samples, {steps} steps, on {device}")
     run = Run(settings, model, arguments, [stage], resumed)
     run.add_unreadable(source.unreadable, source)
-    left = run.steps_left(stage)
-    items = prefetch(make, left, settings.workers) if epic else left
-    for step, item in run.steps(stage, optimizer, items):
+    items_of = functools.partial(prefetch, make, workers=settings.workers) if epic else iter
+    for step, item in run.steps(stage, optimizer, items_of):
         optimizer.param_groups[0]["lr"] = learning_rate(step, stage)
         if epic:
             loaded, labels = item

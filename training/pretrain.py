@@ -142,9 +142,9 @@ def measure_clip(model, device):
 
 
 def plan_memory(settings, size, seconds, count, device):
-    """Choose --micro-batch unless it is given: of `count` clips of a step as many as fit.
+    """Choose --micro-batch unless it is given, of `count` clips of a step as many as fit, in words.
 
-    size, seconds: of one clip, see `measure_clip`. Returns: what will happen, in words.
+    size, seconds: of one clip, see `measure_clip`.
     """
     room = int(MEMORY * memory_of(device) / size)
     settings.default("micro_batch", max(room, 1) if room < count else None)
@@ -170,10 +170,8 @@ def histories_apart(settings):
 
 
 def load_step(source, settings, stage, step, place=(0, 1)):
-    """What f reads in one step, drawn from (seed, step); in a worker, if there are any.
-
-    place:   this process, of how many that share the videos.
-    Returns: data.Loaded, and the run of windows of each of its videos, without histories.
+    """What f reads in one step, drawn from (seed, step): data.Loaded, and the run of windows of
+    each of its videos, without histories. place: this process, of how many that share the videos.
     """
     rng = np.random.default_rng((settings.seed, 2, step))
     run = SIZES[size_of(settings)]["run"]
@@ -210,20 +208,16 @@ class Pretraining(Run):
 
     def make_optimizer(self, stage):
         """SGD with momentum, then AdamW (paper, Sec. 4)."""
-        weights = self.model.parameters()
-        if stage.name == "sgd":
-            return torch.optim.SGD(weights, lr=0.0, momentum=0.9, weight_decay=WEIGHT_DECAY)
-        return torch.optim.AdamW(weights, lr=0.0, weight_decay=WEIGHT_DECAY)
+        kind = (functools.partial(torch.optim.SGD, momentum=0.9) if stage.name == "sgd" else
+                torch.optim.AdamW)
+        return kind(self.model.parameters(), lr=0.0, weight_decay=WEIGHT_DECAY)
 
     def batches(self, stage, optimizer):
         """(step, Batch) for each step left of a stage; logging, checkpoints, interrupts between."""
-        left = self.steps_left(stage)
-        if not left:                                   # done before the run was interrupted
-            return
         make = functools.partial(load_step, self.source, self.settings, stage,
                                  place=parallel.place())
-        items = prefetch(make, left, self.settings.workers)
-        for step, (loaded, windows) in self.steps(stage, optimizer, items):
+        items_of = functools.partial(prefetch, make, workers=self.settings.workers)
+        for step, (loaded, windows) in self.steps(stage, optimizer, items_of):
             for failed in parallel.gather_objects(loaded.failed):
                 self.add_unreadable(failed, self.source)
             windows = [run for part in parallel.gather_objects(windows) for run in part]
@@ -245,8 +239,7 @@ class Pretraining(Run):
 
     def encode(self, clips):
         """x_i = f(v_i) of this process's clips -> those of all processes, (C, D)."""
+        x = torch.zeros(0, self.model.dim, device=self.device, requires_grad=True)
         if len(clips):
             x = encode_parts(self.model, clips, self.settings.micro_batch)
-        else:
-            x = torch.zeros(0, self.model.dim, device=self.device, requires_grad=True)
         return parallel.gather(x)

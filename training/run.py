@@ -40,10 +40,7 @@ class Stage:
 
 # --- The run folder ---
 def prepare_run(settings):
-    """Make the run folder and write config.json, or check that --resume may continue in it.
-
-    Returns: the content of the checkpoint to resume from, or None.
-    """
+    """Make the run folder, or continue in it -> the content of the checkpoint to resume, or None."""
     config, path = config_of(settings), settings.out / "config.json"
     if parallel.is_first():
         settings.out.mkdir(parents=True, exist_ok=True)
@@ -127,10 +124,10 @@ def versions():
 
 def report_missing(source, settings):
     """Print how many of the listed videos are missing, and name them in the run folder."""
+    path = settings.out / "missing.json"
     if source.missing and parallel.is_first():
-        print(f"{len(source.missing)} of {len(source.listed)} videos are missing; see "
-              f"{settings.out}/missing.json")
-        write_json(settings.out / "missing.json", source.missing)
+        print(f"{len(source.missing)} of {len(source.listed)} videos are missing; see {path}")
+        write_json(path, source.missing)
 
 
 def drop_later_rows(path, step):
@@ -159,7 +156,7 @@ def videos_of_step(step, count, batch, seed):
 
 
 class Run:
-    """The steps of a training run: rates, seeds, logging, checkpoints and interrupts.
+    """The steps of a training run: seeds, logging, checkpoints and interrupts.
 
     On Ctrl-C or SIGTERM the current step is finished and saved, and the program ends. Between two
     stages it ends at once: a stage is saved at its end. A run too small to learn from says so.
@@ -168,7 +165,6 @@ class Run:
         arguments: how the model is built, for its checkpoints.
         stages:    [Stage, ...], one after another.
         resumed:   the content of the checkpoint to resume from, or None.
-    Raises: BadInput if the checkpoint is not of one of these stages.
     """
 
     def __init__(self, settings, model, arguments, stages, resumed):
@@ -189,24 +185,22 @@ class Run:
             print(f"note: {stages[-1].span.stop} steps of --batch {settings.batch} are too few to "
                   "learn anything; good for trying out alone")
 
-    def steps_left(self, stage):
-        """range of the stage's steps that are not done."""
-        return range(max(self.first, stage.span.start), stage.span.stop)
-
-    def steps(self, stage, optimizer, items):
+    def steps(self, stage, optimizer, items_of):
         """Yield (step, item) for the steps left of a stage; the caller calls `log` in each.
 
         An exception in the caller's loop closes this generator, and so ends its hold on signals.
-        items: one for each step left.
+        items_of: range of steps -> their items.
         """
-        left = self.steps_left(stage)
+        left = range(max(self.first, stage.span.start), stage.span.stop)
+        if not left:                                   # done before the run was interrupted
+            return
         if self.resumed and self.resumed["stage"] == stage.name:
             load_optimizer(optimizer, self.resumed, self.settings.out)
         if parallel.is_first():
             drop_later_rows(self.settings.out / "metrics.jsonl", left.start)
         self.model.train()
         self.optimizer = optimizer
-        pairs = tqdm(zip(items, left, strict=True), stage.name, len(stage.span),
+        pairs = tqdm(zip(items_of(left), left, strict=True), stage.name, len(stage.span),
                      initial=left.start - stage.span.start, mininterval=1)
         with Interrupts() as interrupts, pairs:
             for item, step in pairs:
@@ -240,8 +234,7 @@ class Run:
     def record(self, stage, done, stops):
         """Write a row and a checkpoint if they are due; that waits for the GPU.
 
-        stops:  the run is interrupted: a checkpoint, but no row that a whole run would not have.
-        Raises: FloatingPointError unless the loss and all weights are finite.
+        stops: the run is interrupted: a checkpoint, but no row that a whole run would not have.
         """
         saves = done == stage.span.stop or done % SAVE_EVERY == 0
         logs, out = saves or done % LOG_EVERY == 0, self.settings.out
