@@ -158,7 +158,6 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
 def forecast_rows(model, source, samples, x, teacher, texts, zero, log_p, settings, device):
     """What the forecast table holds besides top-1 and top-5 of the model.
 
-    Args: zero (M, S), log_p (M, Q, S): as in evaluate.py; other shapes in the header.
     Returns: chance that draws from the zero-noise softmax hit, % or None; and the other rows.
     """
     y = torch.tensor([sample.label for sample in samples])

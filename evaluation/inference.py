@@ -12,10 +12,7 @@ from data import CLIP_SECONDS, HISTORY
 
 
 def score_texts(x, texts, tau):
-    """log p over texts (Eq. 6), (..., D) -> (..., S); each text is matched once.
-
-    So COIN's steps of the same text tie, whatever a matrix product does to two equal columns.
-    """
+    """log p over texts (Eq. 6), (..., D) -> (..., S); each text is matched once: equal ones tie."""
     unique, index = torch.unique(texts, dim=0, return_inverse=True)            # (U, D), (S,)
     log_p = losses.match(x, unique, tau)                                       # (..., U)
     return (log_p - log_p[..., index].logsumexp(-1, keepdim=True))[..., index]

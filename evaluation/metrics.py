@@ -4,7 +4,7 @@ M samples (forecasts), K steps or classes, R draws per sample, V videos of N cli
 int64, the correct class, 0 to K - 1; draws (M, R) int64, the class of each sampled forecast.
 
 Ties are ranked by index, lowest first. They do happen: of COIN's 778 step texts 749 are distinct.
-torch's `argmax` breaks ties the same way; its `topk` does not.
+(torch's `argmax` does so too; its `topk` does not.)
 """
 import math
 

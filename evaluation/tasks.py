@@ -18,10 +18,7 @@ PLACES = "prior", "current", "future"             # the first step of a video, t
 
 
 def classify(model, source, samples, x, teacher, texts, settings):
-    """Step classification by the softmax averaged over 3 views, ours and the teacher's.
-
-    Args: x (M, 3, D), teacher: the same of the teacher, or None; texts (S, D).
-    """
+    """Step classification by the softmax averaged over 3 views x (M, 3, D), and the teacher's."""
     y = torch.tensor([sample.label for sample in samples])
     log_p = score_labels(model, x, texts)
     p = {"ours": log_p.exp().mean(1).cpu(), "teacher": None}                   # (M, S)

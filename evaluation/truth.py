@@ -1,5 +1,4 @@
-"""Forecasts of the embedded world against its exact distribution: how far is the method from what
-is possible, and where are the points lost?
+"""Forecasts of the embedded world against its exact distribution: where are the points lost?
 
     bayes_top1           the exact distribution, given the true steps
     bayes_top1_pixels    the same, given what f sees: its posteriors, through the filter
@@ -25,10 +24,7 @@ FUTURES = 100             # forecasts whose futures are sampled step by step
 
 
 def class_means(z, labels, S):
-    """Mean of each class (S, D), and the covariance (D, D) around them: z (M, D), labels (M,).
-
-    A class of which there is no clip has the mean of all.
-    """
+    """Mean of each class (S, D), that of all if it has no clip; covariance (D, D) around them."""
     own = torch.nn.functional.one_hot(labels, S).to(z)                         # (M, S)
     count = own.sum(0)[:, None]
     means = torch.where(count > 0, own.T @ z / count.clamp(min=1), z.mean(0))

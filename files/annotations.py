@@ -132,10 +132,7 @@ class FeaturesFile:
         self.rows = dict(zip(names.tolist(), np.split(order, first)))
 
     def nearest(self, name, times):
-        """Rows (...) int64 of video `name` whose middles are nearest to `times` (...), s.
-
-        A tie goes to the earlier row. KeyError if the video has no row.
-        """
+        """Rows (...) of video `name` nearest to `times` (...), s; a tie goes to the earlier row."""
         middle = self.middle[self.rows[name]]          # increasing
         borders = (middle[1:] + middle[:-1]) / 2       # a time up to border i belongs to row i
         return self.rows[name][np.searchsorted(borders, times)]

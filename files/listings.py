@@ -1,7 +1,7 @@
 """Read plain lists: released csv files, step names, phrases, video ids.
 
 Times are in seconds. Lines count from 1, classes from 0. Lines without text are skipped. A bad file
-is a BadInput of one line that begins with the file's name and the line.
+is a BadInput that begins with the file's name and the line.
 """
 import re
 from itertools import takewhile

@@ -1,8 +1,7 @@
 """Verb phrases from narrations: the pool y^{1:K} that clips are matched with.
 
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 ("a pool of step descriptions in the
-form of verb phrases") and 4; the rule is that of Shen et al., CVPR 2021, on a dependency parse.
-"take off the covers" and "put a link in the box" are such phrases: see `verb_phrases`.
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4; the rule is that of Shen et al.,
+CVPR 2021, on a dependency parse. "take off the covers" and "put a link in the box" are such.
 
 Each entry of a narration is parsed alone: a phrase split between two entries is not found. The
 released file has each phrase's concreteness in a third column, at least 4.2; here it is empty.

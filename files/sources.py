@@ -33,10 +33,7 @@ class Source:
 
 
 class FeatureSource(Source):
-    """Videos of COIN.json, those with steps; their clips are rows of a FeaturesFile.
-
-    A video is missing if it has no row near the middle of one of its steps.
-    """
+    """Videos of COIN.json; their clips are rows of a FeaturesFile, one near each step's middle."""
 
     def __init__(self, videos, features):
         listed = [video for video in videos if video.steps]

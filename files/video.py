@@ -1,11 +1,11 @@
 """Read frames of video files at given times, crop them to the encoder's size, shrink files.
 
 Times are s from the start of the file, as players and annotations count. The picture at t is the
-last frame whose timestamp is at most t. Decoding can begin only at a key frame, which needs no
-other. n pictures of a file, F of a clip, H W pixels, taken as square; uint8 RGB.
+last frame whose timestamp is at most t. Decoding can begin only at a key frame. A file is opened
+once for all pictures of a sample and decoded forward, on one thread: a loader has its workers.
 
-A file is opened once for all pictures of a sample and decoded forward, on one thread: a loader has
-its workers. A bad file is Unreadable, a wrong argument a ValueError, any other exception a bug.
+n pictures of a file, F of a clip, H W pixels, taken as square; uint8 RGB. A bad file is Unreadable,
+a wrong argument a ValueError, any other exception a bug.
 """
 import json
 import math
@@ -268,10 +268,7 @@ def short_side_for(size):
 
 
 def training_view(frames, size, rng):
-    """(F, 3, H, W) uint8 -> (F, 3, size, size): a random square, perhaps mirrored, of all frames.
-
-    As in the paper: a crop of 224 from a short side of 256 to 320; other sizes in proportion.
-    """
+    """(F, 3, H, W) uint8 -> (F, 3, size, size): a random square, mirrored in half of the draws."""
     height, width = frames.shape[-2:]
     side = round(min(height, width) * 224 / rng.uniform(*JITTER))
     top, left = rng.integers(height - side + 1), rng.integers(width - side + 1)

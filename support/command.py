@@ -34,12 +34,10 @@ def opt(help, default, group=RUN, *, choices=None, low=-inf, high=10 ** 6, above
         file:     a file to be written in an existing folder, with one of these suffixes (() any);
                   or a pipe or device of any name, such as /dev/stdout.
         folder:   a folder to be written, new or not.
-        alias:    a second name of the flag.
         flag:     False: a positional argument instead.
         required: the flag must be given, although its default is None.
         only:     other flags by name, and with which values of them this one has an effect: (None,)
-                  without that flag, () with any. Else it is refused (and, for --data and --task,
-                  not in --help).
+                  without that flag, () with any. Else it is refused, and left out of --help.
     """
     help += " (required)" if required else ""
     return field(default=default, metadata=locals())

@@ -1,9 +1,8 @@
 """One model on several GPUs: `torchrun --nproc-per-node 8 train.py ...`, a process for each.
 
-A step computes what it computes in one process. Each reads and encodes its share of the clips,
-receives the embeddings of all others, and computes the whole objective. (DistributedDataParallel
-would average one objective per process: another one where their numbers of clips differ.) --batch
-counts the videos of all processes together. With one process nothing here does anything.
+Each process encodes its share of a step's clips, receives the embeddings of all others, and
+computes the whole objective, as one process would. (DistributedDataParallel would average one
+objective per process.) --batch counts the videos of all processes together.
 """
 import os
 
@@ -50,10 +49,8 @@ def gather_objects(mine):
 
 
 def gather(rows):
-    """(C, ...) rows of each process -> those of all, in their order.
-
-    Gradients flow back to the process's own rows alone, times the number of processes: it cancels
-    the mean of `average_gradients`.
+    """(C, ...) rows of each process -> those of all, in their order. Gradients flow back to its own
+    rows alone, times the number of processes: it cancels the mean of `average_gradients`.
     """
     rank, world = place()
     if world == 1:

@@ -101,10 +101,7 @@ BACKGROUND_OBJECT, BACKGROUND_FACE = .35, .25      # shares of the background se
 
 
 def appearance(phrase):
-    """How "verb object" is drawn: (object, tool, backwards), two ids and a bool.
-
-    The second of a motion-only pair has the tool of the first and runs its arc backwards.
-    """
+    """How "verb object" is drawn: (object, tool, backwards), two ids and a bool."""
     for first, second in grammar.MOTION_ONLY:
         if phrase == second:
             return *appearance(first)[:2], True
@@ -129,14 +126,12 @@ def paste_clutter(images, which, rng):
 
 
 def draw_frames(objects, tools, backwards, instance, progress, rng):
-    """Frames of m instances.
+    """Frames of m instances: (n, 3, SIZE, SIZE) uint8.
 
-    Args:
-        objects, tools: (m,) int. Ids, -1 for none; object len(OBJECTS) is a face.
-        backwards:      (m,) bool. The tool runs its arc from the end to the start.
-        instance:       (n,) int in 0..m-1. Which instance each frame shows.
-        progress:       (n,) float in 0..1. Time since the start of its step / length of the step.
-    Returns: (n, 3, SIZE, SIZE) uint8.
+    objects, tools: (m,) int. Ids, -1 for none; object len(OBJECTS) is a face.
+    backwards:      (m,) bool. The tool runs its arc from the end to the start.
+    instance:       (n,) int in 0..m-1. Which instance each frame shows.
+    progress:       (n,) float in 0..1. Time since the start of its step / length of the step.
     """
     m, n, side = len(objects), len(instance), SIZE + 2 * MARGIN
     scenes = np.empty((m, side, side, 3), np.float32)

@@ -1,4 +1,4 @@
-"""The embedded world as a source of clips: its videos rendered into memory, and its teacher.
+"""The embedded world as a source of clips: its videos in memory, and its teacher.
 
 n frames of all videos, C clips, F frames of a clip, D embedding.
 """
@@ -18,8 +18,8 @@ TEACHER_FILE = Path(__file__).with_name("teacher.safetensors")
 class ToySource:
     """The first `count` videos of a split, in clips of F frames, as those of files/sources.py.
 
-    teacher:   pseudo_labels.Teacher, which encodes every frame once; None: no teacher features.
-    annotated: pre-training clips are the annotated steps, not windows around sentences.
+    teacher: Teacher, which encodes every frame once, or None. annotated: pre-training clips are the
+    annotated steps, not windows around sentences.
     """
 
     def __init__(self, split, count, frames, teacher=None, annotated=False):

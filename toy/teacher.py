@@ -115,10 +115,7 @@ def digest(weights=()):
 
 
 def read_weights(path, model):
-    """Fill a model of `build_teacher` in place from its file, all but the token embedding.
-
-    Raises: BadInput if the file is missing or damaged, or if this world's constants have changed.
-    """
+    """Fill a model of `build_teacher` in place from its file, all but the token embedding."""
     weights, made = {}, None
     with suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
         weights = {name: file.get_tensor(name) for name in file.keys()}

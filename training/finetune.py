@@ -8,9 +8,9 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and append
     activity               the same; the 8 clips are all the video  h and classifier   App. C
     classify, --data epic  x = f(v), 32 frames of an action         f and classifier   Table 3
 
-The classifier is one linear layer, its logits divided by tau. If the classes have texts, it starts
-as their embeddings. The loss is its cross entropy alone, and noise is zero, as in the released
-code. Where f is frozen, each clip goes through it once. After `--order none` a new h is trained.
+The classifier is one linear layer, its logits divided by tau; it starts as the embeddings of its
+classes, if they have texts. The loss is its cross entropy alone, and noise is zero, as in the
+release. Where f is frozen, each clip goes through it once. After `--order none` a new h is trained.
 A clip of an action is 2 s, 32 frames; each has its own crop, flip and RandAugment, and is mixed
 with another. N clips of a sample, B samples per step, S classes, V verbs, U nouns, D embedding.
 """
@@ -156,7 +156,7 @@ def load_actions(source, samples, settings, step):
 def mix(clips, labels, classes):
     """MixUp: each clip with the one before it, in shares drawn from Beta(MIXUP, MIXUP).
 
-    Args:    clips (B, F, 3, H, W) uint8, labels (B, 2), classes [V, U].
+    Args:    clips (B, F, 3, H, W), labels (B, 2), classes [V, U].
     Returns: clips float 0-255, and target (B, V + U): p' of the verb, then of the noun.
     """
     target = torch.cat([functional.one_hot(label, count) for label, count in

@@ -2,8 +2,7 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4: SGD, then AdamW, on f and h together.
 
-B videos, C clips of them in all, R rows of N places, P missing clips in each, K phrases, D
-embedding.
+B videos, C clips of them, R rows of N places, P missing clips in each, K phrases, D embedding.
 """
 import functools
 import time
@@ -61,16 +60,15 @@ def open_material(settings, encoder, device):
     if settings.data == "coin":
         source, texts = open_coin_features(settings.annotations, settings.features,
                                            settings.text_embeddings, "train")
-        rng = np.random.default_rng(0)
-        some = [(video, source.pretrain_windows(video, rng)) for video in range(len(source))[:1000]]
+        some = [(i, source.pretrain_windows(i, None)) for i in range(len(source))[:1000]]
         tau = settings.tau or estimate_tau(source.load(some).clips, texts)
         return source, texts, {"tau": tau, "pixels": None, "witness": None}
     phrases = load_phrases(settings.phrases) if settings.phrases else grammar.PHRASES
     if settings.data == "howto100m":
-        teacher = open_teacher(settings.clip, settings.clip_weights, device)
+        clip = settings.clip, settings.clip_weights
+        teacher = open_teacher(*clip, device)
         view = View(encoder["image"], encoder["frames"], encoder.get("seconds"))
-        cached = settings.teacher_features and (settings.teacher_features, settings.clip,
-                                                settings.clip_weights)
+        cached = settings.teacher_features and (settings.teacher_features, *clip)
         source = open_folder(settings.videos, settings.captions, settings.ids, view, teacher,
                              cached)
         tau, pixels = settings.tau or TAU, PIXELS
@@ -79,8 +77,8 @@ def open_material(settings, encoder, device):
         source = ToySource("train", settings.toy_videos, encoder["frames"], teacher,
                            settings.clips == "annotated")
         tau, pixels = settings.tau or toy_teacher.TAU, (render.MEAN, render.STD)
-    return source, teacher.encode_phrases(phrases), {"tau": tau, "pixels": pixels,
-                                                     "witness": phrases[0]}
+    arguments = {"tau": tau, "pixels": pixels, "witness": phrases[0]}
+    return source, teacher.encode_phrases(phrases), arguments
 
 
 def open_model(settings, resumed, device):
@@ -128,13 +126,13 @@ def plan_stages(settings, count):
 def measure_clip(model, device):
     """Bytes that autograd keeps of one clip, and the seconds that it takes f, both ways."""
     view, kept, began = view_of(model.encoder), {}, time.perf_counter()
+    clip = torch.zeros(1, view.frames, 3, view.size, view.size, dtype=torch.uint8, device=device)
 
     def keep(x):                                           # {place: bytes}
         kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
         return x
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x), mixed_precision(device):
-        model.encode(torch.zeros(1, view.frames, 3, view.size, view.size, dtype=torch.uint8,
-                                 device=device)).sum().backward()
+        model.encode(clip).sum().backward()
     model.zero_grad()
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     return (sum(size for place, size in kept.items() if place not in weights),
@@ -175,9 +173,8 @@ def load_step(source, settings, stage, step, place=(0, 1)):
     """
     rng = np.random.default_rng((settings.seed, 2, step))
     run = SIZES[size_of(settings)]["run"]
-    runs = {video: random_run(source.pretrain_windows(video, rng), run, rng)
-            for video in videos_of_step(step - stage.span.start, len(source), stage.batch,
-                                        settings.seed)}
+    videos = videos_of_step(step - stage.span.start, len(source), stage.batch, settings.seed)
+    runs = {video: random_run(source.pretrain_windows(video, rng), run, rng) for video in videos}
     requests = [(video, with_histories(windows) if histories_apart(settings) else windows)
                 for video, windows in runs.items() if len(windows)]
     if place[0]:                                       # other views than the first process's
@@ -197,9 +194,9 @@ class Pretraining(Run):
         model, arguments, self.source = open_model(settings, resumed, self.device)
         stages = plan_stages(settings, len(self.source))
         super().__init__(settings, model, arguments, stages, resumed)
+        steps = ", ".join(f"{len(stage.span)} steps {stage.name}" for stage in stages)
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(self.source)} "
-              "videos, " + ", ".join(f"{len(stage.span)} steps {stage.name}"
-                                     for stage in stages) + f", on {self.device}")
+              f"videos, {steps}, on {self.device}")
         print(f"tau {model.tau:.3f}; alpha_bar " + ", ".join(f"{a:.4f}" for a in model.alpha_bar))
         if model.encoder is not None:
             count = settings.batch * SIZES[size_of(settings)]["run"]
@@ -233,9 +230,8 @@ class Pretraining(Run):
         most = min(self.settings.missing, max(map(len, windows)))
         rows, j = missing_rows(windows, rng.integers(1, most + 1), rng,
                                histories=histories_apart(self.settings))
-        return Batch(send(loaded.clips, self.device),
-                     parallel.gather(send(features, self.device)),
-                     send(rows, self.device), send(j, self.device))
+        clips, features, rows, j = (send(x, self.device) for x in (loaded.clips, features, rows, j))
+        return Batch(clips, parallel.gather(features), rows, j)
 
     def encode(self, clips):
         """x_i = f(v_i) of this process's clips -> those of all processes, (C, D)."""

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -40,7 +41,7 @@ class Stage:
 
 # --- The run folder ---
 def prepare_run(settings):
-    """Make the run folder, or continue in it -> the content of the checkpoint to resume, or None."""
+    """Make the run folder, or continue in it: the content of the checkpoint to resume, or None."""
     config, path = config_of(settings), settings.out / "config.json"
     if parallel.is_first():
         settings.out.mkdir(parents=True, exist_ok=True)
@@ -83,9 +84,9 @@ def last_checkpoint(out, config):
     require(type(content.get("step")) is int
             and {"arguments", "model", "stage", "optimizer", "settings"} <= content.keys(),
             f"{path}: was not saved by a training run; nothing to resume")
-    others = [name for name, value in config.items() if name not in MAY_CHANGE
-              and (not isinstance(content["settings"], dict)
-                   or content["settings"].get(name) != value)]
+    saved = content["settings"] if isinstance(content["settings"], dict) else {}
+    others = [name for name, value in config.items()
+              if name not in MAY_CHANGE and saved.get(name) != value]
     require(not others, f"{path}: the checkpoint of another run: its {', '.join(others)} differ")
     content["model"] = build_ours(path, content)
     if path.name == BEFORE:
@@ -98,26 +99,22 @@ def last_checkpoint(out, config):
 
 def load_optimizer(optimizer, resumed, out):
     """Take over the momenta of a checkpoint, but not its rates; BadInput unless they fit."""
-    names = ({"momentum_buffer"} if "momentum" in optimizer.defaults else
-             {"step", "exp_avg", "exp_avg_sq"})
-    try:
+    good, names = False, ({"momentum_buffer"} if "momentum" in optimizer.defaults else
+                          {"step", "exp_avg", "exp_avg_sq"})
+    with suppress(Exception):                          # of a type that it cannot have
         optimizer.load_state_dict(optimizer.state_dict() | {"state": resumed["optimizer"]["state"]})
         good = all(state.keys() == names and all(
             value.shape in (p.shape, ()) and value.isfinite().all() for value in state.values())
             for p, state in optimizer.state.items())
-    except Exception:                                  # of a type that it cannot have
-        good = False
     require(good, f"--resume: the optimizer in the checkpoint in {out} does not fit the weights or "
             "is not finite; begin again in another folder")
 
 
 def versions():
     """Versions of python, torch and numpy, the commit, and the embedded world's digest."""
-    try:
-        commit = subprocess.run(["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-                                capture_output=True, text=True, check=False).stdout.strip() or None
-    except OSError:                                    # no git here
-        commit = None
+    commit, command = None, ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    with suppress(OSError):                            # no git here
+        commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
     return {"python": sys.version.split()[0], "torch": torch.__version__,
             "numpy": np.__version__, "commit": commit, "world": digest()}
 
@@ -161,10 +158,7 @@ class Run:
     On Ctrl-C or SIGTERM the current step is finished and saved, and the program ends. Between two
     stages it ends at once: a stage is saved at its end. A run too small to learn from says so.
 
-    Args:
-        arguments: how the model is built, for its checkpoints.
-        stages:    [Stage, ...], one after another.
-        resumed:   the content of the checkpoint to resume from, or None.
+    arguments: how the model is built, for its checkpoints; resumed: as `prepare_run` returns it.
     """
 
     def __init__(self, settings, model, arguments, stages, resumed):
@@ -172,18 +166,17 @@ class Run:
         self.config = config_of(settings)              # as given: --micro-batch is chosen later
         self.stages, self.resumed = stages, resumed
         self.first, name = (resumed["step"], resumed["stage"]) if resumed else (0, None)
-        require(not resumed or [name] == [stage.name for stage in stages
-                                          if self.first - 1 in stage.span],
-                f"--resume: the checkpoint in {settings.out} is of step {self.first}, stage "
-                f"{name!r:.40}, which this run does not have; were videos added or removed "
-                "since?")
-        if self.first == stages[-1].span.stop:
-            print(f"{settings.out}/{NEWEST}: finished before, {self.first} steps")
+        begun, last = [s.name for s in stages if self.first - 1 in s.span], stages[-1].span.stop
+        require(begun == ([name] if resumed else []), f"--resume: the checkpoint in {settings.out} "
+                f"is of step {self.first}, stage {name!r:.40}, which this run does not have; were "
+                "videos added or removed since?")
+        if self.first == last:
+            print(f"{settings.out}/{NEWEST}: finished before, {last} steps")
         self.clips, self.began = 0, time.perf_counter()
         self.unreadable = {}               # {id: reason}; after resuming all of them fail again
-        if stages[-1].span.stop < FEW_STEPS:
-            print(f"note: {stages[-1].span.stop} steps of --batch {settings.batch} are too few to "
-                  "learn anything; good for trying out alone")
+        if last < FEW_STEPS:
+            print(f"note: {last} steps of --batch {settings.batch} are too few to learn anything; "
+                  "good for trying out alone")
 
     def steps(self, stage, optimizer, items_of):
         """Yield (step, item) for the steps left of a stage; the caller calls `log` in each.
@@ -223,9 +216,9 @@ class Run:
         path, most = self.settings.out / "unreadable.json", self.settings.max_unreadable
         if parallel.is_first():
             write_json(path, self.unreadable)
-        require(len(self.unreadable) <= most * len(source), f"{len(self.unreadable)} of "
-                f"{len(source)} videos cannot be read, more than --max-unreadable {most}; see "
-                f"{path}")
+        count = len(self.unreadable)
+        require(count <= most * len(source), f"{count} of {len(source)} videos cannot be read, "
+                f"more than --max-unreadable {most}; see {path}")
 
     def log(self, clips, **terms):
         """What the step read, how many clips, and its losses by name: "loss" and its parts."""

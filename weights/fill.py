@@ -78,8 +78,7 @@ def open_start(source):
     source: a run folder, a file of ours or from outside, or "timm". BadInput if it cannot be read.
     In a ViT without temporal attention (an image model, or TimeSformer's "joint" and "space only")
     temporal attention and its norm copy the spatial ones, and the image classifier is left out.
-    temporal_fc stays the new model's: zero except in block 0, so that the other blocks start as
-    those of the image model.
+    temporal_fc stays new, zero except in block 0: the other blocks start as those of the image.
     """
     if str(source) == "timm":
         try:

@@ -3,9 +3,9 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), appendix, "Backbone Architecture of Video
 Encoder" and Table D. Model: Li et al., CVPR 2022 (arXiv:2112.01526).
 
-Its interface is TimeSformer's. A token covers 2 frames of 4 x 4 pixels. Each stage of blocks except
-the first halves the height and width of the grid of tokens, and doubles their width and the heads.
-B clips per batch, D = 512, F = 16 frames (of 96 consecutive ones: 3.2 s), H = W = 224 pixels.
+Its interface is TimeSformer's. A token covers 2 frames of 4 x 4 pixels. Each stage of blocks but
+the first halves height and width of the grid of tokens, and doubles their width and the heads. B
+clips per batch, D = 512, F = 16 frames (of 96 consecutive ones: 3.2 s), H = W = 224 pixels.
 """
 from torch import nn
 from torch.nn import functional
@@ -31,14 +31,11 @@ class MViT(nn.Module):
     Args:
         image:   H = W, pixels; a multiple of 4 * 2^(stages - 1).
         frames:  F, frames per clip; even.
-        seconds: most that a clip covers, around the middle of its window; None: all of it. The
-                 paper's is 16 frames with a stride of 6, at 30 frames/s.
+        seconds: most that a clip covers, around the middle of its window; None: all of it.
         width, heads: of a token and of attention, in the first stage; heads divides width.
         stages:  blocks in each stage.
-        kv_stride: of the pooling of keys and values in height and width, in the first stage; it
-                 halves in each later one.
+        kv_stride: of the pooling of keys and values in the first stage; halved in each later one.
         dim:     D, width of the text space.
-    Raises: ValueError if image, frames or width cannot be split evenly.
     """
 
     def __init__(self, image=224, frames=16, seconds=3.2, width=96, heads=1, stages=(1, 2, 11, 2),
