@@ -30,10 +30,8 @@ def load_samples(source, samples, rng=None):
 
 
 def encode_samples(model, source, samples, settings, device, title="encode"):
-    """Embeddings of the samples' windows; BadInput if too many of the videos are unreadable.
-
-    Returns: x (M, N, D), the teacher's features (M, N, D) or None without a teacher, and the M
-             samples that could be read.
+    """The samples' windows through f: x (M, N, D), the teacher's features (M, N, D) or None, and
+    the M samples that could be read; BadInput if too many of the videos are unreadable.
     """
     ours, teachers, good, N = [], [], [], len(samples[0].windows)
     batches = [samples[i:i + settings.batch] for i in range(0, len(samples), settings.batch)]
@@ -71,9 +69,8 @@ def narration_features(source, requests):
 
 
 def teacher_features(source, loaded, targets="vision"):
-    """What soft targets are made of: the teacher's features of loaded clips (C, D).
-
-    targets: "vision", "narration", or "both", the mean of the two at length 1 (the release).
+    """What soft targets are made of: features (C, D) of frames, of speech, or of both, the mean of
+    the two at length 1 (the release).
     """
     if targets == "vision":
         return source.teacher_features(loaded.views)

@@ -29,10 +29,8 @@ SPREAD = 500              # forecasts that are drawn so often, and for the total
 
 # --- Baselines ---
 def training_steps(model, texts, settings, device):
-    """The step that f sees in up to 9 clips of each training video, cut as in pre-training: (V, 9).
-
-    No labels are used; -1 = padding. None with --videos, where the videos of pre-training are not
-    given, and where no training video has features.
+    """The step that f sees in up to 9 clips of each training video, cut as in pre-training, without
+    labels: (V, 9), -1 = padding. None with --videos: those of pre-training are not given.
     """
     source = () if settings.videos else open_labeled(
         settings, "train", model, settings.checkpoint, device, required=False,
@@ -96,9 +94,8 @@ def validation_clips(model, settings, device):
 
 
 def fitted_temperature(model, clips, texts, settings):
-    """Temperature of least NLL of the zero-noise softmax on `validation_clips`; None without any.
-
-    Zero-shot, against the soft target of the clip that shows the next step; else against labels.
+    """Temperature of least NLL of the zero-noise softmax on `validation_clips`: zero-shot, against
+    the soft target of the clip that shows the next step. None without clips.
     """
     if clips is None or clips[1] is None and not model.task:
         return None
@@ -116,9 +113,8 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
 
     Which step comes second depends on which came first: draws hold that, one softmax each cannot.
 
-    Returns: {"by_step": top-1 of each of the H steps, denoised together, "pairs": the first two
-             against their truth, "futures": see `future_rows`}; None what cannot be had: h must
-             have learned that H clips are missing, and the truth be known.
+    Returns: {"by_step": top-1 of each step, denoised together, "pairs": the first two against their
+             truth, "futures": `future_rows`}; None: H missing clips not learned, or truth unknown.
     """
     H = settings.horizon
     steps = [[step.label for step in videos[s.video].steps[s.step:s.step + H]] for s in samples]
@@ -156,10 +152,7 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
 
 
 def forecast_rows(model, source, samples, x, teacher, texts, zero, log_p, settings, device):
-    """What the forecast table holds besides top-1 and top-5 of the model.
-
-    Returns: chance that draws from the zero-noise softmax hit, % or None; and the other rows.
-    """
+    """What the table holds besides top-1 and top-5 of the model: `oracle_softmax`, other rows."""
     y = torch.tensor([sample.label for sample in samples])
     clips = validation_clips(model, settings, device)
     temperature = fitted_temperature(model, clips, texts, settings)

@@ -46,9 +46,7 @@ def extend_history(x, seconds, step):
     """Append a step of 9 s to histories of N windows, and cut the result into N windows again.
 
     As at inference: the last 68 s, or all there is. A new window has the embedding of the old one
-    in which its middle lies; of a short history the new step becomes several windows.
-
-    Args: x (Q, N, D), step (Q, D); the `seconds` that each history covers, returned anew.
+    in which its middle lies. x (Q, N, D), step (Q, D); the `seconds` covered are returned anew.
     """
     N, total = x.shape[1], seconds + CLIP_SECONDS
     covered = min(total, HISTORY)
@@ -60,9 +58,8 @@ def extend_history(x, seconds, step):
 def sample_in_turn(model, x, seconds, texts, noise):
     """Q futures of H steps of a video, each sampled step by step (Sec. 3.3, repeated).
 
-    What h predicted then counts as observed: x_hat, at unit length, ends the sample's history.
+    What h predicted then counts as observed: x_hat, at unit length. x (N, D), noise (H, Q, D).
 
-    Args:    x (N, D) of the observed windows; the `seconds` that they cover; noise (H, Q, D).
     Returns: first (Q, S), log p of the next step; picks (Q, H) int64, the likeliest steps.
     """
     log_p, x = [], x.expand(noise.shape[1], -1, -1)                                      # (Q, N, D)

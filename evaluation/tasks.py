@@ -66,8 +66,7 @@ def actions(model, source, samples, x, teacher, texts, settings):
 def infill_rows(counts):
     """Which clips are read to infill each step of videos with so many steps: nine around it.
 
-    Returns: rows (M, 9) int64, of all steps one after another; real (M, 9) bool, False = padding;
-             j (M, 1), the place of the missing step; kind (M,), of PLACES.
+    Returns: rows (M, 9) int64; real (M, 9), False = padding; j (M, 1); kind (M,), of PLACES.
     """
     found, first = [], 0
     for count in counts:

@@ -62,8 +62,7 @@ def form_rows(model, believed, ideal, clips, texts, y, some, truth, settings):
         ideal_expectation  the mean of p(y | x) over exact samples of x: a step of the exact
                            distribution, and an embedding that f may give to a clip of it
 
-    Args: believed (M, S): the filter's forecast; ideal (M, DRAWS): exact steps; clips: of
-          forecasting.validation_clips; others as in `truth_rows`.
+    believed (M, S): the filter's; ideal (M, DRAWS): exact steps; clips: of `validation_clips`.
     """
     z = model.standardize(clips[0][:, -1].to(texts))
     means, covariance = class_means(z, clips[2].to(z.device), len(texts))
@@ -99,8 +98,8 @@ def form_rows(model, believed, ideal, clips, texts, y, some, truth, settings):
 def truth_rows(model, x, texts, samples, videos, clips, some, log_p, settings):
     """Rows of the forecast table against the truth, and the truth's own accuracy for each step.
 
-    Args: x (M, N, D), texts (S, D); clips of validation, see `form_rows`; some (m,): the forecasts
-          whose draws are compared with the truth; log_p (m, Q, S): sampled for them so far.
+    some (m,): the forecasts whose draws are compared with the truth; log_p (m, Q, S): sampled for
+    them so far; clips: of `validation_clips`.
     """
     grammar, observed = Grammar(), [observed_steps(s, videos[s.video]) for s in samples]
     y = torch.tensor([sample.label for sample in samples])

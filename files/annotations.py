@@ -23,10 +23,7 @@ RECORD = "U", 0, "one text"
 
 
 def load_coin(path):
-    """Read COIN.json: ([data.Video, ...], names of the step classes, "" if no step has that class).
-
-    A tenth of "training" becomes validation: see `training_split`. Classes may share a label.
-    """
+    """COIN.json as [data.Video, ...], and the names of its classes, "" where no step has one."""
     database = read_json(path, "COIN.json, with a \"database\",").get("database")
     require(isinstance(database, dict) and database, f'{path}: no videos under "database"; needed '
             'is {"database": {video: {"subset", "recipe_type", "annotation"}}} as in COIN.json')
@@ -70,8 +67,7 @@ def coin_step(step, where):
     require(isinstance(label, str) and plain(label),
             f"{where}: label is {reprlib.repr(label)}; it must be the step's text")
     require(isinstance(segment, list) and len(segment) == 2 and all(map(is_seconds, segment)),
-            f"{where}: segment is {reprlib.repr(segment)}; it must be [start, end], finite "
-            "seconds from 0")
+            f"{where}: segment is {reprlib.repr(segment)}; it must be [start, end], s from 0")
     start, end = map(float, segment)
     require(start <= end, f"{where}: its end, {end:g} s, is before its start, {start:g} s")
     return Step(start, end, int(number) - 1)
@@ -103,8 +99,7 @@ def check_names(path, names, annotation_file, labels):
     """BadInput if the names in `path` contradict the annotations' labels; "" contradicts none."""
     for number, (name, label) in enumerate(zip(names, labels), start=1):
         require(not label or plain(name) == plain(label), f"{path}: class {number} is "
-                f"{name[:80]!r}, but {label[:80]!r} in {annotation_file}; row or line i must be "
-                "class i")
+                f"{name[:80]!r}, but {label[:80]!r} in {annotation_file}; entry i must be class i")
 
 
 def load_text_embeddings(path):

@@ -50,9 +50,8 @@ class Captions(dict):
 
 
 def unroll(sentences):
-    """Remove the words by which a cue repeats the lines above it (YouTube's rolling captions).
-
-    They are the last sentence, or more, ended up to ROLL s ago. If none are left, it lasts longer.
+    """Remove the words by which a cue repeats the lines above it (YouTube's rolling captions):
+    the last sentence, or more, ended up to ROLL s ago. If none are left, it lasts longer.
     """
     unrolled, words = [], []                # words[i] are those of unrolled[i]
     for start, end, text in sentences:
@@ -74,10 +73,7 @@ def unroll(sentences):
 
 
 def list_folder(path):
-    """{id: file name}, by id: the name without its suffix, and without .en of a subtitle.
-
-    Of several one without a language counts, then the first kind in SUFFIXES, then English.
-    """
+    """{id: file name}, by id, the name without .srt and .en; of several one without a language."""
     choices = {}            # id: (has a language, kind, not English, file name), the least so far
     for file in os.listdir(path):
         stem, suffix = os.path.splitext(file)
@@ -108,8 +104,7 @@ def read_cues(path):
     numbered = cues and NUMBER.search("\n".join(["", *lines[:cues[0]]]))
     for i, after in zip(cues, [*cues[1:], None]):
         where, times = f"{path}:{i + 1}", CUE.fullmatch(lines[i])
-        require(times, f"{where}: {lines[i].strip()[:80]!r} is not a time as in 00:01:02,500 --> "
-                "00:01:04,000")
+        require(times, f"{where}: {lines[i].strip()[:80]!r} is not a time as 1:02,500 --> 1:04,000")
         start, end = (3600 * int(hours or 0) + 60 * int(minutes) + float(seconds.replace(",", "."))
                       for hours, minutes, seconds in (times.groups()[:3], times.groups()[3:]))
         shown = "\n".join(["", *lines[i + 1:after], ""])

@@ -21,8 +21,8 @@ NUMBER = re.compile(r'[\s"]*([-+]?([\d.]+(e[-+]?\d+)?|nan|inf)%?)?[\s"]*', re.I)
 def load_released_csv(path, task):
     """Read a csv of ProcedureVRL or DistantSup (no header) -> [data.Video, ...] in its order.
 
-    A list for another task is refused, since its scores would look real. The authors' names of
-    classify, forecast and activity are `step`, `next` and `task`.
+    A list for another task is refused: its scores would look real. `step`, `next` and `task` are
+    the authors' names of classify, forecast and activity.
     """
     columns = "path label duration" + (" start end" if task != "activity" else "")
     require(task != "infill", f"{path}: holds no whole videos; --task infill needs COIN.json")
@@ -51,8 +51,7 @@ def load_released_csv(path, task):
 def load_epic(path):
     """Read EPIC_100_train.csv, _validation.csv or _test_timestamps.csv (no labels) -> [Video, ...].
 
-    Steps are the actions. The videos' length is not given, and taken as infinite: a window may end
-    up to a second after the video.
+    The videos' length is not given, and taken as infinite: a window may end up to a second late.
     """
     videos = {}
     for where, row in read_table(path, ("video_id", "start_timestamp", "stop_timestamp")):
@@ -71,11 +70,10 @@ def epic_split(path):
 
 
 def load_steps(path):
-    """Names of the classes: line i is class i. Two classes may have the same name (COIN has 29)."""
-    lines = read_lines(path)
-    for i, (where, _) in enumerate(lines):
-        require(where == f"{path}:{i + 1}", f"{path}:{i + 1}: no text, which leaves the class of "
-                "every later line in doubt; remove the line, or name the class")
+    """Names of the classes: line i is class i. Two may have the same name (COIN has 29)."""
+    for i, (where, _) in enumerate(read_lines(path), start=1):
+        require(where == f"{path}:{i}", f"{path}:{i}: no text, which leaves the class of every "
+                "later line in doubt; remove the line, or name the class")
     return load_phrases(path, "class")
 
 

@@ -61,7 +61,6 @@ class VideoSource(Source):
     """Video files, read on demand.
 
     Args:
-        videos:   [data.Video].
         paths:    {id: path}, see video.find_videos.
         view:     data.View, what the encoder sees of a window.
         teacher:  pseudo_labels.Teacher, or None where its features are not needed.
@@ -105,10 +104,7 @@ class VideoSource(Source):
         return torch.from_numpy(rows[np.minimum(times.astype(np.int64), len(rows) - 1)])
 
     def read(self, request, short_side):
-        """Pictures (n F, 3, H, W), their times (n, F) s, and the request.
-
-        Where a narration runs beyond its video's end, windows end there, or are left out.
-        """
+        """Pictures (n F, 3, H, W), their times (n, F) s, and the request, cut to its video."""
         video, windows = request
         path, times = self.paths[self.videos[video].name], frame_times(windows, *self.view[1:])
         try:
@@ -124,8 +120,7 @@ class VideoSource(Source):
     def load(self, requests, rng=None):
         """Each request's clips, from one opening of its file -> Loaded; rng None: the middle views.
 
-        views: of each video the middle ones at the teacher's size (n, F, 3, H, W), or their cached
-        features (n, F, D); empty without a teacher.
+        views: of each video (n, F, 3, H, W) at the teacher's size, or cached features (n, F, D).
         """
         size, F, _ = self.view
         readable, clips, views, failed = [], [], [], dict(self.unreadable)

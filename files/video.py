@@ -36,10 +36,7 @@ class Unreadable(Exception):
 
 # --- Files ---
 def find_videos(folder):
-    """{stem: path, a str} of all videos below a folder; of one stem, the first path counts.
-
-    Links to folders are followed, and each folder is entered once.
-    """
+    """{stem: path, a str} of all videos below a folder, also by links; the first path of a stem."""
     require(os.path.isdir(folder), f"{folder}: no such folder; a folder of videos is needed")
     files, closed, entered = [], [], set()
     for parent, folders, names in os.walk(folder, onerror=closed.append, followlinks=True):
@@ -95,10 +92,8 @@ def read_frames(path, times, short_side=None):
     """The pictures at `times`, from one opening of the file: (n, 3, H, W) uint8, upright.
 
     The first and the last frame also count for SLACK before and after the video, since annotations
-    often end a little late. Further away the file is Unreadable.
-
-    times:      (n,) s, n at least 1, 0 to 1e9, in any order; else a ValueError.
-    short_side: pixels; larger pictures are reduced to it, smaller ones are not enlarged.
+    often end a little late. times: (n,) s, 0 to 1e9, in any order; else a ValueError. short_side:
+    pixels; larger pictures are reduced to it.
     """
     times = np.asarray(times, float)
     if times.ndim != 1 or not times.size or not np.all((times >= 0) & (times < 1e9)):
@@ -117,10 +112,9 @@ def read_frames(path, times, short_side=None):
 
 
 def pictures_at(path, times, short_side=None):
-    """Yield (picture (H, W, 3), outside) for each of the sorted `times`, s.
+    """Yield (picture (H, W, 3), outside) for each of the sorted `times`, s; all of one size.
 
-    `outside`, s: how far the time is after the end (+) or before the first frame (-), else 0.
-    All pictures have the size of the first. Raises Unreadable.
+    outside: s that the time is after the end (+) or before the first frame (-), else 0.
     """
     with open_video(path) as (container, stream):
         start, scaler, size = (container.start_time or 0) / av.time_base, VideoReformatter(), None
@@ -154,8 +148,7 @@ def pictures_at(path, times, short_side=None):
 def key_frame_ahead(stream, time, reached):
     """Whether decoding can begin nearer to `time` (s) than `reached` (s), its present position.
 
-    If the index ends before `time`, a key frame every KEY_FRAME_GAP seconds is assumed. The index
-    of an mp4 has decoding times, some ticks before display.
+    If the index ends before, a key frame every KEY_FRAME_GAP seconds is assumed.
     """
     index, ticks = stream.index_entries, math.floor(time / stream.time_base)
     early = max(0, (stream.start_time or 0) - index[0].timestamp) if len(index) else 0    # ticks
@@ -167,8 +160,7 @@ def key_frame_ahead(stream, time, reached):
 
 def frames_around(container, stream, time, start, wanted):
     """Seek: the frames from a key frame at or before `time`, or from the first. `wanted`: `decode`.
-
-    A seek that ends *after* `time` is repeated further and further back.
+    A seek that ends after `time` is repeated further and further back.
     """
     back = 0.0
     while True:
@@ -186,11 +178,9 @@ def frames_around(container, stream, time, start, wanted):
 def decode(container, stream, wanted):
     """Yield the frames from here on, except those of H.264 that nothing needs.
 
-    `wanted()` is the earliest time, s, whose picture is still to be found. A frame is skipped,
-    undecoded, if no frame refers to it and a later frame is displayed at or before `wanted()`.
-    (HEVC marks frames as unreferenced that higher temporal layers use.)
-
-    An avi only has decoding times: the n-th frame of H.264 is displayed at the n-th of them.
+    A frame is skipped, undecoded, if no frame refers to it and a later one is displayed at or
+    before `wanted()`, s. (HEVC marks frames as unreferenced that higher temporal layers use.) An
+    avi only has decoding times: the n-th frame of H.264 is displayed at the n-th of them.
     """
     context, tick, newest = stream.codec_context, float(stream.time_base), -math.inf
     h264 = context.name == "h264"
@@ -220,8 +210,8 @@ def record(path, *made):
 def shrink(source, target, comment="", *, fps=1.0, short_side=256):
     """Write a small mp4 (Motion JPEG, fast to decode) without sound; every frame is a key frame.
 
-    Frame k is the source's picture at k / fps (frames/s, at least 0.001), up to the source's end;
-    short_side: pixels, at least 2. Raises Unreadable for the source, OSError for the target.
+    Frame k is the source's picture at k / fps. Raises Unreadable for the source, OSError for the
+    target.
     """
     rate = Fraction(fps).limit_denominator(1000)
     count = max(1, math.ceil(duration(source) * rate - 1e-6))

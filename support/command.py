@@ -35,7 +35,6 @@ def opt(help, default, group=RUN, *, choices=None, low=-inf, high=10 ** 6, above
                   or a pipe or device of any name, such as /dev/stdout.
         folder:   a folder to be written, new or not.
         flag:     False: a positional argument instead.
-        required: the flag must be given, although its default is None.
         only:     other flags by name, and with which values of them this one has an effect: (None,)
                   without that flag, () with any. Else it is refused, and left out of --help.
     """
@@ -228,8 +227,7 @@ def open_stream(path):
 def write_atomically(path, write, before=None):
     """Call write(binary file beside `path`), then rename: the new file is whole, or the old stays.
 
-    A pipe or device is written to as it is; of a link, the file it points at is replaced.
-    before: where to move the old file; None: it is replaced.
+    A pipe is written to as it is; of a link, its file is replaced. before: where the old one goes.
     """
     path = Path(path)
     stream = open_stream(path)

@@ -108,9 +108,8 @@ def ending():
 
 
 class Interrupts:
-    """Ctrl-C and SIGTERM set `status` (130, 143), so that a step is finished and saved.
-
-    A second Ctrl-C ends the program at once. plan: what happens before the end, in words.
+    """Ctrl-C and SIGTERM set `status` (130, 143): `plan` says what is done first. A second Ctrl-C
+    ends the program at once.
     """
 
     def __init__(self, plan="this step is finished and saved first"):

@@ -19,13 +19,10 @@ def attempt(make, kept, item):
 
 
 def leave_group(worker):
-    """Let the main process alone end a worker: it finishes and saves its step first.
-
-    A terminal sends Ctrl-C to the main process's group. A lock would outlive a killed main process.
-    """
+    """Let the main process alone end a worker, also after Ctrl-C: it finishes its step first."""
     os.setpgid(0, 0)
     sys.excepthook = lambda *exception: None           # of a thread whose reader has ended
-    while locks:
+    while locks:                                       # they would outlive a killed main process
         os.close(locks.popitem()[1])
 
 

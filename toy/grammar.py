@@ -125,10 +125,8 @@ def seed_of(video):
 
 
 class Grammar:
-    """All sequences of all procedures as one prefix tree, and exact inference on it.
-
-    Nodes are prefixes, the first the empty one, with a last `step`, `parent`, `depth` and `mass`
-    (n,), the probability that a video's steps begin so.
+    """All sequences of all procedures as one prefix tree: its nodes, the first the empty one, have
+    a last `step`, `parent`, `depth`, and `mass`, the probability that a video's steps begin so.
     """
 
     def __init__(self):
@@ -147,10 +145,9 @@ class Grammar:
         np.add.at(self.next_mass, (self.parent[1:], self.step[1:]), self.mass[1:])
 
     def next_step(self, observed, from_start):
-        """P(next step | observed, a sequence of step ids; procedure unknown, not ended): (S,).
+        """P(next step | observed step ids; procedure unknown, not ended): (S,), or zeros.
 
-        from_start: whether the first of them is the first of the video. Returns zeros where no
-        video goes on after these steps.
+        from_start: whether the first of them is the first of the video.
         """
         mass = self.next_mass[self.nodes_of(observed, from_start)].sum(0)
         return mass / (mass.sum() or 1.0)

@@ -100,10 +100,7 @@ def train_teacher(images=TEACHER_IMAGES, steps=TEACHER_STEPS, batch_size=TEACHER
 
 
 def digest(weights=()):
-    """SHA-256 (hex) of this world's constants, and of weights {name: tensor} if they are given.
-
-    A change of code, not of constants, that changes frames or captions must raise VERSION.
-    """
+    """SHA-256 of this world's constants and of weights. A change of code alone raises VERSION."""
     modules = {"grammar": vars(grammar), "render": vars(render), "teacher": globals()}
     constants = {f"{module} {name}": value for module, names in modules.items()
                  for name, value in names.items() if name.isupper() and name != "SHAPES"}
@@ -121,8 +118,7 @@ def read_weights(path, model):
         weights = {name: file.get_tensor(name) for name in file.keys()}
         made = (file.metadata() or {}).get("digest")
     require(made == digest(weights), f"{path}: missing, damaged, or of another version of the "
-            "embedded world; `git checkout toy/teacher.safetensors` restores it, `python -m "
-            "toy.teacher` makes it again")
+            "world; `git checkout` restores it, `python -m toy.teacher` makes it again")
     model.load_state_dict(weights, strict=False)
 
 

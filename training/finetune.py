@@ -52,11 +52,8 @@ def extend(init, arguments, settings, texts, classes):
     """The checkpoint's model with a classifier, as the task needs it -> a new model, its arguments.
 
     If the head of f classifies other classes, the class token before it becomes the embedding. For
-    EPIC, the embeddings of f's frames are repeated to 32.
-
-    texts:   (S, D) embeddings of the classes. Without them, or where f does not match texts, the
-             classifier starts at 0.
-    classes: sizes of the label sets.
+    EPIC, the embeddings of f's frames are repeated to 32. texts: (S, D); without them, or where f
+    does not match texts, the classifier starts at 0. classes: sizes of the label sets.
     """
     state, phrases = init.state_dict(), init.phrases
     arguments = {**arguments, "task": settings.task, "classes": list(classes)}
@@ -83,17 +80,6 @@ def extend(init, arguments, settings, texts, classes):
     return model, arguments
 
 
-def count_classes(settings, source, texts):
-    """Sizes of the label sets: as many as texts, or as the labels of all listed videos need."""
-    if settings.data == "epic":
-        return [listings.VERBS, listings.NOUNS]
-    if texts is not None:
-        return [len(texts)]
-    count = 1 + max(video.activity for video in source.listed)
-    require(count > 1, f"{settings.annotations}: one activity: nothing to choose from")
-    return [count]
-
-
 def labeled_samples(settings, source):
     """The task's samples of --labels of the videos, drawn from the seed; BadInput if none."""
     samples = samples_of(settings.task, source.videos)
@@ -106,8 +92,7 @@ def labeled_samples(settings, source):
 
 def set_up(settings):
     """Model, its arguments, source, samples, device, and the checkpoint to resume from or None."""
-    require(int(os.environ.get("WORLD_SIZE", 1)) == 1,
-            "--stage finetune: runs in one process; start it without torchrun")
+    require(os.environ.get("WORLD_SIZE", "1") == "1", "--stage finetune: start it without torchrun")
     resumed = prepare_run(settings)
     device = pick_device(settings.device)
     init, arguments, _ = load_model(settings.out if resumed else settings.init)
@@ -116,8 +101,7 @@ def set_up(settings):
     check(not init.task or resumed, "init", settings.init,
           f"is fine-tuned already, for {init.task}; give a checkpoint of --stage pretrain")
     check(settings.task == "classify" or arguments["denoiser"], "init", settings.init,
-          f"holds no h, nor its size; --task {settings.task} trains one (give a checkpoint of "
-          "train.py, or of ProcedureVRL before it was fine-tuned)")
+          f"holds no h; --task {settings.task} needs a checkpoint of pre-training")
     source, texts = open_labeled(settings, "train", init, settings.init, device, with_teacher=False)
     given = source.features.embedding if settings.features else texts
     if given is not None and matches_texts(init):
@@ -127,17 +111,17 @@ def set_up(settings):
     torch.manual_seed(settings.seed)
     model = init
     if not resumed:
-        model, arguments = extend(init, arguments, settings, texts,
-                                  count_classes(settings, source, texts))
+        classes = [listings.VERBS, listings.NOUNS] if settings.data == "epic" else [
+            len(texts) if texts is not None else 1 + max(v.activity for v in source.listed)]
+        require(classes != [1], f"{settings.annotations}: one activity: nothing to choose from")
+        model, arguments = extend(init, arguments, settings, texts, classes)
     return model.to(device), arguments, source, samples, device, resumed
 
 
 # --- Steps ---
 def load_actions(source, samples, settings, step):
-    """One step's clips, each from anywhere in its action: cropped, flipped, augmented.
-
-    All is drawn from (seed, step). Returns: data.Loaded, and labels (B, 2) of the clips that could
-    be read: verb, noun.
+    """One step's clips, each from anywhere in its action: cropped, flipped, augmented, all drawn
+    from (seed, step). Returns: data.Loaded, and labels (B, 2) of the clips that could be read.
     """
     rng, drawn = np.random.default_rng((settings.seed, 2, step)), []
     for place in videos_of_step(step, len(samples), settings.batch, settings.seed):
@@ -156,8 +140,7 @@ def load_actions(source, samples, settings, step):
 def mix(clips, labels, classes):
     """MixUp: each clip with the one before it, in shares drawn from Beta(MIXUP, MIXUP).
 
-    Args:    clips (B, F, 3, H, W), labels (B, 2), classes [V, U].
-    Returns: clips float 0-255, and target (B, V + U): p' of the verb, then of the noun.
+    clips (B, F, 3, H, W), labels (B, 2), classes [V, U] -> clips float 0-255, target (B, V + U).
     """
     target = torch.cat([functional.one_hot(label, count) for label, count in
                         zip(labels.T, classes)], 1).float()

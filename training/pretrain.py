@@ -140,10 +140,7 @@ def measure_clip(model, device):
 
 
 def plan_memory(settings, size, seconds, count, device):
-    """Choose --micro-batch unless it is given, of `count` clips of a step as many as fit, in words.
-
-    size, seconds: of one clip, see `measure_clip`.
-    """
+    """Choose --micro-batch unless given: as many of `count` clips as fit. Returns: it in words."""
     room = int(MEMORY * memory_of(device) / size)
     settings.default("micro_batch", max(room, 1) if room < count else None)
     slow = device.type == "cpu" and size > 2 ** 28         # a small f needs longer to warm up

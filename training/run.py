@@ -57,8 +57,7 @@ def prepare_run(settings):
             check(value == before.get(name) or name in MAY_CHANGE, name, value,
                   f"this run has {before.get(name)}; resume it with the settings in {path}")
         return last_checkpoint(settings.out, config)
-    check(not has, "out", settings.out, "holds a checkpoint; add --resume to continue, or choose "
-          "another folder")
+    check(not has, "out", settings.out, "holds a checkpoint; --resume it, or choose another folder")
     if parallel.is_first():
         write_json(path, {"settings": config, "versions": versions()})
     return None
@@ -175,14 +174,11 @@ class Run:
         self.clips, self.began = 0, time.perf_counter()
         self.unreadable = {}               # {id: reason}; after resuming all of them fail again
         if last < FEW_STEPS:
-            print(f"note: {last} steps of --batch {settings.batch} are too few to learn anything; "
-                  "good for trying out alone")
+            print(f"note: {last} steps of --batch {settings.batch} are too few to learn anything")
 
     def steps(self, stage, optimizer, items_of):
-        """Yield (step, item) for the steps left of a stage; the caller calls `log` in each.
-
-        An exception in the caller's loop closes this generator, and so ends its hold on signals.
-        items_of: range of steps -> their items.
+        """Yield (step, item) for the steps left of a stage; the caller calls `log` in each. Its
+        exception closes this generator, and so its hold on signals. items_of: steps -> items.
         """
         left = range(max(self.first, stage.span.start), stage.span.stop)
         if not left:                                   # done before the run was interrupted
@@ -225,10 +221,7 @@ class Run:
         self.terms, self.clips = terms, self.clips + clips
 
     def record(self, stage, done, stops):
-        """Write a row and a checkpoint if they are due; that waits for the GPU.
-
-        stops: the run is interrupted: a checkpoint, but no row that a whole run would not have.
-        """
+        """Write a row and a checkpoint if they are due, or a checkpoint alone if the run stops."""
         saves = done == stage.span.stop or done % SAVE_EVERY == 0
         logs, out = saves or done % LOG_EVERY == 0, self.settings.out
         if not (logs or stops):

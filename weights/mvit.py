@@ -29,8 +29,7 @@ class MViT(nn.Module):
     """f: clips to unit vectors in the text space. Defaults are MViT-v2-S (torchvision mvit_v2_s).
 
     Args:
-        image:   H = W, pixels; a multiple of 4 * 2^(stages - 1).
-        frames:  F, frames per clip; even.
+        image, frames: H = W, pixels, a multiple of 4 * 2^(stages - 1); F, even.
         seconds: most that a clip covers, around the middle of its window; None: all of it.
         width, heads: of a token and of attention, in the first stage; heads divides width.
         stages:  blocks in each stage.
@@ -55,10 +54,7 @@ class MViT(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def class_token(self, clips):
-        """The class token after the last LayerNorm, before the head: (B, width of the last stage).
-
-        clips: (B, 3, F, H, W) float, RGB, normalized as the weights expect; else ValueError.
-        """
+        """(B, 3, F, H, W) float, RGB, normalized -> class token before the head, (B, its width)."""
         F, H = self.frames, self.image
         if clips.shape[1:] != (3, F, H, H):
             raise ValueError(f"clips are {tuple(clips.shape)}, need (B, 3, {F}, {H}, {H}): clips, "
