@@ -44,10 +44,9 @@ def encode_samples(model, source, samples, settings, device, title="encode"):
                 ours.append(model.encode(loaded.clips.to(device)))
                 if len(loaded.views):
                     teachers.append(source.teacher_features(loaded.views).to(device))
-    count, first = len(source.unreadable), next(iter(source.unreadable.values()), None)
-    require(good and count <= settings.max_unreadable * len(source), f"{count} of {len(source)} "
-            f"videos cannot be read, more than --max-unreadable {settings.max_unreadable}; the "
-            f"first: {first}")
+    bad, most = list(source.unreadable.values()), settings.max_unreadable
+    require(good and len(bad) <= most * len(source), f"{len(bad)} of {len(source)} videos cannot "
+            f"be read, more than --max-unreadable {most}; the first: {', '.join(bad[:1])}")
     x, features = (torch.cat(rows).unflatten(0, (-1, N)) if rows else None
                    for rows in (ours, teachers))
     return x, features, good

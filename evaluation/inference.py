@@ -1,7 +1,6 @@
 """Inference with a checkpoint (Sec. 3.3): clips and predictions of h -> log p over a label set.
 
-M samples of a task, N clips of each, P missing ones, Q Monte Carlo samples, H steps ahead,
-S steps (the label set), D embedding.
+M samples, N clips of each, P missing, Q Monte Carlo samples, H steps ahead, S steps, D embedding.
 """
 import numpy as np
 import torch

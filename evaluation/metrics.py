@@ -1,10 +1,8 @@
 """Scores of forecasts: top-k, oracle, total variation, temperature, bigrams.
 
 M samples (forecasts), K steps or classes, R draws per sample, V videos of N clips. labels (M,)
-int64, the correct class, 0 to K - 1; draws (M, R) int64, the class of each sampled forecast.
-
-Ties are ranked by index, lowest first. They do happen: of COIN's 778 step texts 749 are distinct.
-(torch's `argmax` does so too; its `topk` does not.)
+int64, the correct class, 0 to K - 1; draws (M, R) int64, the class of each sampled forecast. Ties
+are ranked by index, lowest first. They do happen: of COIN's 778 step texts 749 are distinct.
 """
 import math
 

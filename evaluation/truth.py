@@ -61,8 +61,6 @@ def form_rows(model, believed, ideal, clips, texts, y, some, truth, settings):
         form               `best_h`, with what f sees: the filter's forecast is its prior
         ideal_expectation  the mean of p(y | x) over exact samples of x: a step of the exact
                            distribution, and an embedding that f may give to a clip of it
-
-    believed (M, S): the filter's; ideal (M, DRAWS): exact steps; clips: of `validation_clips`.
     """
     z = model.standardize(clips[0][:, -1].to(texts))
     means, covariance = class_means(z, clips[2].to(z.device), len(texts))

@@ -22,8 +22,7 @@ def try_videos(settings, videos):
     """{id: path} of the videos found, {id: reason} of the unreadable; None, {} without --videos."""
     if settings.videos is None:
         return None, {}
-    ends = {video.name: max((step.end for step in video.steps), default=None)
-            for video in videos}                       # s
+    ends = {video.name: max((step.end for step in video.steps), default=None) for video in videos}
     paths = find_videos(settings.videos)
     present = [(name, paths[name], end) for name, end in ends.items() if name in paths]
     tried = prefetch(read_ends, present, settings.workers, "read", (Unreadable,))

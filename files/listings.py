@@ -1,7 +1,6 @@
 """Read plain lists: released csv files, step names, phrases, video ids.
 
-Times are in seconds. Lines count from 1, classes from 0. Lines without text are skipped. A bad file
-is a BadInput that begins with the file's name and the line.
+Times are in seconds. Lines count from 1, classes from 0. Lines without text are skipped.
 """
 import re
 from itertools import takewhile
@@ -21,8 +20,8 @@ NUMBER = re.compile(r'[\s"]*([-+]?([\d.]+(e[-+]?\d+)?|nan|inf)%?)?[\s"]*', re.I)
 def load_released_csv(path, task):
     """Read a csv of ProcedureVRL or DistantSup (no header) -> [data.Video, ...] in its order.
 
-    A list for another task is refused: its scores would look real. `step`, `next` and `task` are
-    the authors' names of classify, forecast and activity.
+    A list for another task (`step`, `next` and `task` to the authors) would give scores that look
+    real: it is refused.
     """
     columns = "path label duration" + (" start end" if task != "activity" else "")
     require(task != "infill", f"{path}: holds no whole videos; --task infill needs COIN.json")
@@ -49,10 +48,7 @@ def load_released_csv(path, task):
 
 
 def load_epic(path):
-    """Read EPIC_100_train.csv, _validation.csv or _test_timestamps.csv (no labels) -> [Video, ...].
-
-    The videos' length is not given, and taken as infinite: a window may end up to a second late.
-    """
+    """EPIC_100_train.csv and the like -> [Video, ...]: of infinite length, since none is given."""
     videos = {}
     for where, row in read_table(path, ("video_id", "start_timestamp", "stop_timestamp")):
         start, end = (clock(where, row[key]) for key in ("start_timestamp", "stop_timestamp"))

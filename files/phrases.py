@@ -18,8 +18,8 @@ def verb_phrases(doc):
     """The phrases [str, ...] of one parsed text (a spacy Doc), in lower case and without commas.
 
     For each direct object (`dobj`) that is not a pronoun: lemma of its verb, the verb's particle
-    (`prt`), the object's noun chunk. If the verb has a preposition (`prep`) with an object
-    (`pobj`), the first such preposition and its object's noun chunk follow.
+    (`prt`), the object's noun chunk; then the verb's first preposition (`prep`) with an object
+    (`pobj`), and that one's noun chunk.
     """
     chunks = {chunk.root.i: chunk.text for chunk in doc.noun_chunks}
     phrases = []

@@ -62,7 +62,6 @@ class VideoSource(Source):
 
     Args:
         paths:    {id: path}, see video.find_videos.
-        view:     data.View, what the encoder sees of a window.
         teacher:  pseudo_labels.Teacher, or None where its features are not needed.
         captions: captions.Captions, in pre-training: a video without a narration is missing.
         cached:   folder of `data.py teach`, used where it has a video, --clip and --clip-weights.

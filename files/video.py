@@ -3,9 +3,7 @@
 Times are s from the start of the file, as players and annotations count. The picture at t is the
 last frame whose timestamp is at most t. Decoding can begin only at a key frame. A file is opened
 once for all pictures of a sample and decoded forward, on one thread: a loader has its workers.
-
-n pictures of a file, F of a clip, H W pixels, taken as square; uint8 RGB. A bad file is Unreadable,
-a wrong argument a ValueError, any other exception a bug.
+n pictures of a file, F of a clip, H W pixels, taken as square; uint8 RGB. A bad file is Unreadable.
 """
 import json
 import math
@@ -210,8 +208,7 @@ def record(path, *made):
 def shrink(source, target, comment="", *, fps=1.0, short_side=256):
     """Write a small mp4 (Motion JPEG, fast to decode) without sound; every frame is a key frame.
 
-    Frame k is the source's picture at k / fps. Raises Unreadable for the source, OSError for the
-    target.
+    Frame k is the source's at k / fps. Raises Unreadable for the source, OSError for the target.
     """
     rate = Fraction(fps).limit_denominator(1000)
     count = max(1, math.ceil(duration(source) * rate - 1e-6))

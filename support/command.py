@@ -144,10 +144,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(cls, argv=None, command=""):
-    """Command line -> cls. A wrong value ends the program with one line and status 2.
-
-    command: what follows the program's name and chose cls; --help shows it.
-    """
+    """Command line -> cls, or one line and status 2. command: what chose cls; --help shows it."""
     places = [f"[{f.name}]" for f in fields(cls) if not f.metadata["flag"]]
     usage = " ".join(["%(prog)s", *command.split(), *places, "[flags]"])
     parser = Parser(program_name(), usage, cls.__doc__, add_help=False, allow_abbrev=False,
@@ -188,9 +185,9 @@ def parse(cls, argv=None, command=""):
 def run(main, cls, argv=None, command=""):
     """Parse, call main(settings), and turn what went wrong into one line on stderr and a status.
 
-    BadInput, OSError, too little memory and a killed process end with 2, FloatingPointError (a
-    number that is not finite) with 1, Ctrl-C with 130, SIGTERM with 143; if nobody reads the output
-    any more, 141 without a line. A bug keeps its traceback. Of several processes the first prints.
+    BadInput, OSError, too little memory and a killed process end with 2, FloatingPointError with 1,
+    Ctrl-C with 130, SIGTERM with 143; if nobody reads the output any more, 141 without a line. A
+    bug keeps its traceback. Of several processes the first prints.
     """
     with ending():
         rank, settings = process_number(), parse(cls, argv, command)

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -107,13 +108,12 @@ def ending():
         sys.exit(status)
 
 
+@dataclass
 class Interrupts:
     """Ctrl-C and SIGTERM set `status` (130, 143): `plan` says what is done first. A second Ctrl-C
     ends the program at once.
     """
-
-    def __init__(self, plan="this step is finished and saved first"):
-        self.plan = plan
+    plan: str = "this step is finished and saved first"
 
     def __enter__(self):
         end_if_signaled()

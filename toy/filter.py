@@ -29,9 +29,7 @@ def next_step_from_clips(grammar, likelihood, from_start, clip_seconds):
     """P(next step | clips), as `Grammar.next_step` without the true steps: (M, S) float64.
 
     The history ends where a step ends. It is the last 68 s, or all of the video so far.
-
-    likelihood:   (M, N, S) float > 0: P(clip | step) / P(clip | background); S times a posterior.
-    from_start:   (M,) bool, as in `next_step`.
+    likelihood: (M, N, S) float > 0: P(clip | step) / P(clip | background); S times a posterior.
     clip_seconds: (M,) float, s from one clip to the next.
     """
     M, N, S = likelihood.shape

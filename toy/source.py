@@ -17,9 +17,7 @@ TEACHER_FILE = Path(__file__).with_name("teacher.safetensors")
 
 class ToySource:
     """The first `count` videos of a split, in clips of F frames, as those of files/sources.py.
-
-    teacher: Teacher, which encodes every frame once, or None. annotated: pre-training clips are the
-    annotated steps, not windows around sentences.
+    annotated: pre-training clips are the annotated steps, not windows around sentences.
     """
 
     def __init__(self, split, count, frames, teacher=None, annotated=False):

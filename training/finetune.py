@@ -11,8 +11,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and append
 The classifier is one linear layer, its logits divided by tau; it starts as the embeddings of its
 classes, if they have texts. The loss is its cross entropy alone, and noise is zero, as in the
 release. Where f is frozen, each clip goes through it once. After `--order none` a new h is trained.
-A clip of an action is 2 s, 32 frames; each has its own crop, flip and RandAugment, and is mixed
-with another. N clips of a sample, B samples per step, S classes, V verbs, U nouns, D embedding.
+N clips of a sample, B samples per step, S classes, V verbs, U nouns, D embedding.
 """
 import functools
 import math
@@ -32,8 +31,7 @@ from files import listings
 from support.command import check, require
 from support.device import mixed_precision, pick_device
 from support.workers import prefetch
-from training.run import (Run, Stage, learning_rate, prepare_run, report_missing,
-                          videos_of_step)
+from training.run import Run, Stage, learning_rate, prepare_run, report_missing, videos_of_step
 from weights.checkpoint import build_model, load_model
 from weights.mvit import MViT
 

@@ -29,8 +29,7 @@ from weights.checkpoint import build_model, same_texts
 from weights.fill import fill, open_start
 from weights.teacher import open_teacher
 
-# Sizes of f and h, and the most consecutive clips of a video in a step. "small" is for two CPU
-# cores, "h only" for features files.
+# Sizes of f and h, and the most consecutive clips of a video in a step; "small": two CPU cores.
 SIZES = {
     "paper": {"encoder": dict(image=224, patch=16, frames=8, width=768, depth=12, heads=12),
               "denoiser": dict(layers=4, heads=8), "run": 9},
@@ -68,9 +67,8 @@ def open_material(settings, encoder, device):
         clip = settings.clip, settings.clip_weights
         teacher = open_teacher(*clip, device)
         view = View(encoder["image"], encoder["frames"], encoder.get("seconds"))
-        cached = settings.teacher_features and (settings.teacher_features, *clip)
-        source = open_folder(settings.videos, settings.captions, settings.ids, view, teacher,
-                             cached)
+        rows = settings.teacher_features and (settings.teacher_features, *clip)
+        source = open_folder(settings.videos, settings.captions, settings.ids, view, teacher, rows)
         tau, pixels = settings.tau or TAU, PIXELS
     else:
         teacher = load_teacher(device)
@@ -82,10 +80,7 @@ def open_material(settings, encoder, device):
 
 
 def open_model(settings, resumed, device):
-    """The model, how it is built (for its checkpoints), and the videos.
-
-    Its weights are new, those of --init as far as they fit, or those of the checkpoint to resume.
-    """
+    """The model, new, from --init or resumed; how it is built (for its checkpoints); the videos."""
     size = size_of(settings)
     encoder = MVIT[size] if settings.encoder == "mvit" else SIZES[size]["encoder"]
     start = open_start(settings.init) if settings.init and not resumed else None   # fail early

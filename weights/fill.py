@@ -49,10 +49,7 @@ def example(tensors):
 
 @torch.no_grad()
 def fill(path, model, tensors):
-    """Copy {name of ours: tensor} into the model's parameters where they fit; print what does not.
-
-    Buffers are left alone. BadInput if no block of f or h fits, or a tensor is not finite.
-    """
+    """Copy {name of ours: tensor} into the model's parameters where they fit; print the rest."""
     own, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     tensors = {name: value for name, value in tensors.items() if name not in buffers}
     fitted = {name: value if value.shape == own[name].shape else
@@ -73,9 +70,8 @@ def fill(path, model, tensors):
 
 
 def open_start(source):
-    """The tensors that --init of pre-training names, {name of ours: tensor}, for `fill`.
+    """{name of ours: tensor} of --init of pre-training, for `fill`: a run, a file, or "timm".
 
-    source: a run folder, a file of ours or from outside, or "timm". BadInput if it cannot be read.
     In a ViT without temporal attention (an image model, or TimeSformer's "joint" and "space only")
     temporal attention and its norm copy the spatial ones, and the image classifier is left out.
     temporal_fc stays new, zero except in block 0: the other blocks start as those of the image.

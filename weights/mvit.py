@@ -3,8 +3,7 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), appendix, "Backbone Architecture of Video
 Encoder" and Table D. Model: Li et al., CVPR 2022 (arXiv:2112.01526).
 
-Its interface is TimeSformer's. A token covers 2 frames of 4 x 4 pixels. Each stage of blocks but
-the first halves height and width of the grid of tokens, and doubles their width and the heads. B
+Its interface is TimeSformer's. A token covers 2 frames of 4 x 4 pixels; stages halve the grid. B
 clips per batch, D = 512, F = 16 frames (of 96 consecutive ones: 3.2 s), H = W = 224 pixels.
 """
 from torch import nn
