@@ -31,10 +31,10 @@ def require_task(model, settings):
     path, epic = settings.checkpoint, settings.data == "epic"
     finetune = f"python train.py --stage finetune --task {settings.task}" + " --data epic" * epic
     require(model.task or not (settings.task == "activity" or epic), f"{path}: is not fine-tuned, "
-            f"and --task {settings.task} of --data {settings.data} needs that; `{finetune}`")
+            f"and --task {settings.task} of --data {settings.data} needs that; run `{finetune}`")
     actions = bool(model.task) and len(model.classes) > 1
-    require(not model.task or (model.task, actions) == (settings.task, epic), f"{path}: is fine-"
-            f"tuned for {'verbs and nouns' if actions else f'--task {model.task}'}; `{finetune}`")
+    require(not model.task or (model.task, actions) == (settings.task, epic), f"{path}: is tuned "
+            f"for {'verbs and nouns' if actions else f'--task {model.task}'}; run `{finetune}`")
     require(settings.task not in ("forecast", "infill") or model.denoiser, f"{path}: trained with "
             "--order none; to forecast, train with --order diffusion or mask")
     if settings.horizon > 1 and settings.data != "toy":          # which has the truth of futures

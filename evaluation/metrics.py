@@ -15,9 +15,8 @@ def percent(hits):
 
 
 def topk_correct(scores, labels, k):
-    """Whether the correct class is among the k best of scores (M, K): (M,) bool.
-
-    A NaN ranks first, and is never correct. With k >= K every other label is correct.
+    """Whether the correct class is among the k best of scores (M, K): (M,) bool. A NaN ranks first,
+    and is never correct. With k >= K every other label is correct.
     """
     own = scores.gather(1, labels[:, None])                              # (M, 1)
     lower = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]

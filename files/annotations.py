@@ -99,7 +99,8 @@ def check_names(path, names, annotation_file, labels):
     """BadInput if the names in `path` contradict the annotations' labels; "" contradicts none."""
     for number, (name, label) in enumerate(zip(names, labels), start=1):
         require(not label or plain(name) == plain(label), f"{path}: class {number} is "
-                f"{name[:80]!r}, but {label[:80]!r} in {annotation_file}; entry i must be class i")
+                f"{name[:80]!r}, but {label[:80]!r} in {annotation_file}; row or line i must be "
+                "class i")
 
 
 def load_text_embeddings(path):
@@ -160,7 +161,7 @@ def load_teacher_rows(path):
 
 
 def read_rows(path, **needed):
-    """The arrays `needed` of an npz file, in that order: N finite rows, or a RECORD."""
+    """The arrays `needed` of an npz file, in that order; `check_lengths` of rows (N, D) is next."""
     try:                                               # np.load would also accept an npy file
         with np.lib.npyio.NpzFile(path, allow_pickle=False) as file:
             absent = [key for key in needed if key not in file.files]

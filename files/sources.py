@@ -118,7 +118,6 @@ class VideoSource(Source):
 
     def load(self, requests, rng=None):
         """Each request's clips, from one opening of its file -> Loaded; rng None: the middle views.
-
         views: of each video (n, F, 3, H, W) at the teacher's size, or cached features (n, F, D).
         """
         size, F, _ = self.view

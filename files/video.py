@@ -70,9 +70,8 @@ def open_video(path):
 
 
 def duration(path):
-    """s from the start of the file to the end of its video, by its header, also if it is cut off.
-
-    mkv and webm give that of the whole file; a recorded webm none: all its packets are read.
+    """s from the start of the file to the end of its video, by its header, also if it is cut off;
+    mkv and webm give that of the whole file, a recorded webm none: all its packets are read.
     """
     with open_video(path) as (container, stream):
         if (stream.duration or 0) > 0:
@@ -111,7 +110,6 @@ def read_frames(path, times, short_side=None):
 
 def pictures_at(path, times, short_side=None):
     """Yield (picture (H, W, 3), outside) for each of the sorted `times`, s; all of one size.
-
     outside: s that the time is after the end (+) or before the first frame (-), else 0.
     """
     with open_video(path) as (container, stream):
@@ -146,7 +144,8 @@ def pictures_at(path, times, short_side=None):
 def key_frame_ahead(stream, time, reached):
     """Whether decoding can begin nearer to `time` (s) than `reached` (s), its present position.
 
-    If the index ends before, a key frame every KEY_FRAME_GAP seconds is assumed.
+    If the index (of an mp4: decoding times, some ticks before display) ends before, a key frame
+    every KEY_FRAME_GAP seconds is assumed.
     """
     index, ticks = stream.index_entries, math.floor(time / stream.time_base)
     early = max(0, (stream.start_time or 0) - index[0].timestamp) if len(index) else 0    # ticks

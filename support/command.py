@@ -36,7 +36,7 @@ def opt(help, default, group=RUN, *, choices=None, low=-inf, high=10 ** 6, above
         folder:   a folder to be written, new or not.
         flag:     False: a positional argument instead.
         only:     other flags by name, and with which values of them this one has an effect: (None,)
-                  without that flag, () with any. Else it is refused, and left out of --help.
+                  without that flag, () with any. Else it is refused (data, task: not in --help).
     """
     help += " (required)" if required else ""
     return field(default=default, metadata=locals())
@@ -213,7 +213,7 @@ def quiet():
 # --- Whole files ---
 def open_stream(path):
     """An open binary file if `path` is a pipe, a device, or stdout or stderr; else None."""
-    for descriptor in (1, 2):              # another one would have a position of its own
+    for descriptor in (1, 2):              # its own copy would have a position of its own
         with suppress(OSError):
             if os.path.samestat(os.stat(path), os.fstat(descriptor)):
                 print(end="", flush=True)

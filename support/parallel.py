@@ -70,7 +70,8 @@ def gather(rows):
 def average_gradients(optimizer):
     """Give every process the mean of all gradients, so that all keep the same weights."""
     world = place()[1]
-    for p in (p for group in optimizer.param_groups for p in group["params"] if world > 1):
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad          # it had no clips
-        dist.all_reduce(p.grad)
-        p.grad /= world
+    for group in optimizer.param_groups if world > 1 else ():
+        for p in group["params"]:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad      # it had no clips
+            dist.all_reduce(p.grad)
+            p.grad /= world

@@ -99,7 +99,8 @@ def set_up(settings):
     check(not init.task or resumed, "init", settings.init,
           f"is fine-tuned already, for {init.task}; give a checkpoint of --stage pretrain")
     check(settings.task == "classify" or arguments["denoiser"], "init", settings.init,
-          f"holds no h; --task {settings.task} needs a checkpoint of pre-training")
+          f"holds no h; --task {settings.task} trains one (give a checkpoint of train.py, or of "
+          "ProcedureVRL before it was fine-tuned)")
     source, texts = open_labeled(settings, "train", init, settings.init, device, with_teacher=False)
     given = source.features.embedding if settings.features else texts
     if given is not None and matches_texts(init):
@@ -137,7 +138,6 @@ def load_actions(source, samples, settings, step):
 
 def mix(clips, labels, classes):
     """MixUp: each clip with the one before it, in shares drawn from Beta(MIXUP, MIXUP).
-
     clips (B, F, 3, H, W), labels (B, 2), classes [V, U] -> clips float 0-255, target (B, V + U).
     """
     target = torch.cat([functional.one_hot(label, count) for label, count in

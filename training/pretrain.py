@@ -29,7 +29,7 @@ from weights.checkpoint import build_model, same_texts
 from weights.fill import fill, open_start
 from weights.teacher import open_teacher
 
-# Sizes of f and h, and the most consecutive clips of a video in a step; "small": two CPU cores.
+# Sizes of f and h, and the most consecutive clips of a video in a step; "small" suits a CPU.
 SIZES = {
     "paper": {"encoder": dict(image=224, patch=16, frames=8, width=768, depth=12, heads=12),
               "denoiser": dict(layers=4, heads=8), "run": 9},
@@ -67,8 +67,8 @@ def open_material(settings, encoder, device):
         clip = settings.clip, settings.clip_weights
         teacher = open_teacher(*clip, device)
         view = View(encoder["image"], encoder["frames"], encoder.get("seconds"))
-        rows = settings.teacher_features and (settings.teacher_features, *clip)
-        source = open_folder(settings.videos, settings.captions, settings.ids, view, teacher, rows)
+        cache = settings.teacher_features and (settings.teacher_features, *clip)
+        source = open_folder(settings.videos, settings.captions, settings.ids, view, teacher, cache)
         tau, pixels = settings.tau or TAU, PIXELS
     else:
         teacher = load_teacher(device)

@@ -60,9 +60,7 @@ RENAMES = (                    # (regular expression, replacement), one after th
 
 @contextmanager
 def fetching():
-    """Within it open_clip and timm fetch weights, and are quiet; without a network, from a cache:
-    they would try again for a minute.
-    """
+    """Within it open_clip and timm fetch weights, quietly; without a network, from a cache."""
     try:
         huggingface_hub.get_hf_file_metadata(huggingface_hub.constants.ENDPOINT, timeout=5)
     except huggingface_hub.errors.HfHubHTTPError:      # it has answered
@@ -150,7 +148,6 @@ def join_classifiers(w):
 
 def published_arguments(w, classes, heads):
     """Arguments of weights.checkpoint.build_model, read from the shapes of {name of ours: tensor}.
-
     heads: of a TimeSformer; None: as in the release. Raises LookupError, ValueError and more.
     """
     denoiser = alpha_bar = None

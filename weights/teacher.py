@@ -27,7 +27,8 @@ def open_teacher(clip, weights=None, device="cpu"):
         check(clip in open_clip.list_models(), "clip", clip, "no such model; "
               "open_clip.list_models() names all; or local-dir:DIR")
         check(not tag.get("quick_gelu") or open_clip.get_model_config(clip).get("quick_gelu"),
-              "clip", clip, f"the weights {weights} need QuickGELU; use --clip {clip}-quickgelu")
+              "clip", clip, f"the weights {weights} were trained with the activation QuickGELU, "
+              f"which this model lacks; use --clip {clip}-quickgelu")
     folder = Path(clip.removeprefix("local-dir:"))
     for file in (weights or "", *(folder.iterdir() if folder.is_dir() else ())):
         require_whole(file)
