@@ -33,10 +33,11 @@ class EvaluateSettings(LabeledSettings):
                            Path("runs/pretrain"), WHAT)
     split: str = opt("which videos", "test", DATA, choices=("test", "validation", "train"),
                      data=("toy", "coin"))
-    toy_videos: int = opt("videos of the embedded world's split", 1000, DATA, low=1, data=("toy",))
+    toy_videos: int = opt("videos of the embedded world's split", 1000, DATA, low=1, data=("toy",),
+                          videos=(None,))
     min_steps: int = opt("leave out videos with fewer annotated steps", 2, DATA, low=2,
                          task=("forecast", "infill"))
-    ids: Path = opt("only these videos, an id per line", None, DATA, task=("features",))
+    ids: Path = opt("only these videos, an id per line", None, DATA, task=("features",), videos=())
     samples: int = opt("Monte Carlo samples per forecast (Eq. 11)", 5, PAPER, low=1,
                        high=1000, alias="oracle", task=("forecast", "infill"))
     horizon: int = opt("how many of the next steps, in turn and together", 1, PAPER, low=1, high=3,
@@ -50,8 +51,9 @@ class EvaluateSettings(LabeledSettings):
     def __post_init__(self):
         self.default("task", "classify" if self.data == "epic" else "forecast")
         super().__post_init__()
-        check(self.split == "test" or not str(self.annotations).endswith(".csv"), "split",
-              self.split, f"has no effect with --annotations {self.annotations}, of one split")
+        one = self.videos if self.task == "features" else str(self.annotations).endswith(".csv")
+        check(not one or self.split == "test", "split", self.split,
+              "has no effect: all of these videos are of one split")
         if not self.without_effect("clip"):
             adopt_teacher(self, self.checkpoint)
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from data import CLIP_SECONDS, Loaded, spoken_during, view_of, window_around
 from files.sources import open_folder
 from files.video import Unreadable
-from support.command import check, require, write_atomically
+from support.command import require, write_atomically
 from support.device import pick_device, send
 from support.workers import prefetch
 from toy.source import ToySource
@@ -30,11 +30,8 @@ def load_samples(source, samples, rng=None):
 
 
 def encode_samples(model, source, samples, settings, device, title="encode"):
-    """Embeddings of the samples' windows.
-
-    Returns: x (M, N, D), the teacher's features (M, N, D) or None without a teacher, and the M
-             samples that could be read.
-    Raises:  BadInput if too many of the videos are unreadable.
+    """The samples' windows through f: x (M, N, D), the teacher's features (M, N, D) or None, and
+    the M samples that could be read; BadInput if too many of the videos are unreadable.
     """
     ours, teachers, good, N = [], [], [], len(samples[0].windows)
     batches = [samples[i:i + settings.batch] for i in range(0, len(samples), settings.batch)]
@@ -47,10 +44,9 @@ def encode_samples(model, source, samples, settings, device, title="encode"):
                 ours.append(model.encode(loaded.clips.to(device)))
                 if len(loaded.views):
                     teachers.append(source.teacher_features(loaded.views).to(device))
-    count, first = len(source.unreadable), next(iter(source.unreadable.values()), None)
-    require(good and count <= settings.max_unreadable * len(source), f"{count} of {len(source)} "
-            f"videos cannot be read, more than --max-unreadable {settings.max_unreadable}; the "
-            f"first: {first}")
+    bad, most = list(source.unreadable.values()), settings.max_unreadable
+    require(good and len(bad) <= most * len(source), f"{len(bad)} of {len(source)} videos cannot "
+            f"be read, more than --max-unreadable {most}; the first: {', '.join(bad[:1])}")
     x, features = (torch.cat(rows).unflatten(0, (-1, N)) if rows else None
                    for rows in (ours, teachers))
     return x, features, good
@@ -72,17 +68,16 @@ def narration_features(source, requests):
 
 
 def teacher_features(source, loaded, targets="vision"):
-    """What soft targets are made of: the teacher's features of loaded clips (C, D).
-
-    targets: "vision", "narration", or "both", the mean of the two at length 1 (the release).
+    """What soft targets are made of: features (C, D) of frames, of speech, or of both, the mean of
+    the two at length 1 (the release).
     """
-    if targets == "narration":
-        return narration_features(source, loaded.requests)
-    vision = source.teacher_features(loaded.views)
     if targets == "vision":
-        return vision
-    narration = narration_features(source, loaded.requests).to(vision.device)
-    return (functional.normalize(vision, dim=-1) + narration) / 2
+        return source.teacher_features(loaded.views)
+    narration = narration_features(source, loaded.requests)
+    if targets == "narration":
+        return narration
+    vision = source.teacher_features(loaded.views)
+    return (functional.normalize(vision, dim=-1) + narration.to(vision.device)) / 2
 
 
 def load_grid(source, stride, video):
@@ -97,11 +92,8 @@ def load_grid(source, stride, video):
 
 
 def embed_videos(source, encode, stride, workers, device):
-    """Every video as embeddings of 9-s windows, one every `stride` s.
-
-    Args:    encode: callable, clips on `device` -> (C, D).
-    Returns: names (R,), windows (R, 2) s, (R, D) embeddings on the CPU, and {id: reason} of
-             unreadable videos.
+    """Every video as 9-s windows, one every `stride` s, through `encode`: clips on `device` ->
+    (C, D). Returns: names (R,), windows (R, 2) s, x (R, D) and {id: reason} of unreadable videos.
     """
     made, failed = [], {}
     make = functools.partial(load_grid, source, stride)
@@ -118,10 +110,6 @@ def embed_videos(source, encode, stride, workers, device):
 
 def write_features(settings):
     """--task features: a row for each window of every video, also f's class token, encoder_cls."""
-    for name in ("split", "toy_videos") if settings.videos else ("ids",):
-        value = getattr(settings, name)
-        check(value == getattr(type(settings), name), name, value,
-              f"has no effect {'with' if settings.videos else 'without'} --videos")
     device = pick_device(settings.device)
     model = load_model(settings.checkpoint)[0].to(device)
     require(model.encoder, f"{settings.checkpoint}: was trained on features and has no encoder; a "

@@ -3,7 +3,7 @@
 Sec. 3.1, 3.3, 4.1, 4.2. M samples of a task, N = 8 observed clips, Q Monte Carlo samples, H steps
 ahead, V training videos, S steps (the label set), D embedding.
 """
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -29,15 +29,12 @@ SPREAD = 500              # forecasts that are drawn so often, and for the total
 
 # --- Baselines ---
 def training_steps(model, texts, settings, device):
-    """The step that f sees in up to 9 clips of each training video, cut as in pre-training: (V, 9).
-
-    No labels are used; -1 = padding. None with --videos, where the videos of pre-training are not
-    given, and where no training video has features.
+    """The step that f sees in up to 9 clips of each training video, cut as in pre-training, without
+    labels: (V, 9), -1 = padding. None with --videos: those of pre-training are not given.
     """
-    if settings.videos:
-        return None
-    source, _ = open_labeled(settings, "train", model, settings.checkpoint, device,
-                             required=False, with_teacher=False)
+    source = () if settings.videos else open_labeled(
+        settings, "train", model, settings.checkpoint, device, required=False,
+        with_teacher=False)[0]
     if not len(source):
         return None
     rng, steps = np.random.default_rng(settings.seed), []
@@ -82,25 +79,23 @@ def validation_clips(model, settings, device):
         return None
     smaller = settings
     if settings.data == "toy":
-        smaller = dataclasses.replace(settings, toy_videos=max(settings.toy_videos // 5, 20))
+        smaller = replace(settings, toy_videos=max(settings.toy_videos // 5, 20))
     source, _ = open_labeled(smaller, "validation", model, settings.checkpoint, device,
                              required=False, with_teacher=not model.task)
-    samples = forecast_samples(source.videos, settings.min_steps)
+    samples = []
+    for sample in forecast_samples(source.videos, settings.min_steps):
+        start, end, _ = source.videos[sample.video].steps[sample.step]
+        ninth = classify_windows(start, end, end, 1)
+        samples.append(replace(sample, windows=np.concatenate([sample.windows, ninth])))
     if not samples:
         return None
-    for i, sample in enumerate(samples):
-        start, end, _ = source.videos[sample.video].steps[sample.step]
-        windows = [sample.windows, classify_windows(start, end, end, 1)]
-        samples[i] = dataclasses.replace(sample, windows=np.concatenate(windows))
     x, features, samples = encode_samples(model, source, samples, settings, device, "validation")
     return x, features, torch.tensor([sample.label for sample in samples])
 
 
 def fitted_temperature(model, clips, texts, settings):
-    """Temperature of least NLL of the zero-noise softmax, on `validation_clips`.
-
-    Zero-shot, against the soft target of the clip that shows the next step; once fine-tuned,
-    against labels. None without clips, or without a teacher.
+    """Temperature of least NLL of the zero-noise softmax on `validation_clips`: zero-shot, against
+    the soft target of the clip that shows the next step. None without clips.
     """
     if clips is None or clips[1] is None and not model.task:
         return None
@@ -118,10 +113,8 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
 
     Which step comes second depends on which came first: draws hold that, one softmax each cannot.
 
-    Args:    x (M, 8, D), samples: M of them, as of a forecast; temperature of its softmax.
-    Returns: {"by_step": top-1 of each of the H steps, denoised together, "pairs": the first two
-             against their truth, "futures": see `future_rows`}; None what cannot be had: h must
-             have learned that H clips are missing, and the truth be known.
+    Returns: {"by_step": top-1 of each step, denoised together, "pairs": the first two against their
+             truth, "futures": `future_rows`}; None: H missing clips not learned, or truth unknown.
     """
     H = settings.horizon
     steps = [[step.label for step in videos[s.video].steps[s.step:s.step + H]] for s in samples]
@@ -159,11 +152,7 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
 
 
 def forecast_rows(model, source, samples, x, teacher, texts, zero, log_p, settings, device):
-    """What the forecast table holds besides top-1 and top-5 of the model.
-
-    Args: zero (M, S), log_p (M, Q, S): as in evaluate.py; other shapes in the header.
-    Returns: chance that draws from the zero-noise softmax hit, % or None; and the other rows.
-    """
+    """What the table holds besides top-1 and top-5 of the model: `oracle_softmax`, other rows."""
     y = torch.tensor([sample.label for sample in samples])
     clips = validation_clips(model, settings, device)
     temperature = fitted_temperature(model, clips, texts, settings)

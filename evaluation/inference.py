@@ -1,7 +1,6 @@
 """Inference with a checkpoint (Sec. 3.3): clips and predictions of h -> log p over a label set.
 
-M samples of a task, N clips of each, P missing ones, Q Monte Carlo samples, H steps ahead,
-S steps (the label set), D embedding.
+M samples, N clips of each, P missing, Q Monte Carlo samples, H steps ahead, S steps, D embedding.
 """
 import numpy as np
 import torch
@@ -12,10 +11,7 @@ from data import CLIP_SECONDS, HISTORY
 
 
 def score_texts(x, texts, tau):
-    """log p over texts (Eq. 6), (..., D) -> (..., S); each text is matched once.
-
-    So COIN's steps of the same text tie, whatever a matrix product does to two equal columns.
-    """
+    """log p over texts (Eq. 6), (..., D) -> (..., S); each text is matched once: equal ones tie."""
     unique, index = torch.unique(texts, dim=0, return_inverse=True)            # (U, D), (S,)
     log_p = losses.match(x, unique, tau)                                       # (..., U)
     return (log_p - log_p[..., index].logsumexp(-1, keepdim=True))[..., index]
@@ -33,12 +29,11 @@ def draw_noise(count, shape, seed):
 
 @torch.no_grad()
 def predict_missing(model, x, texts, noise, batch, where=()):
-    """log p of missing clips, once per noise (Sec. 3.3), `batch` samples at a time.
+    """log p of missing clips, once per noise (Sec. 3.3), `batch` samples at a time, on the CPU.
 
-    Args: x (M, N, D); texts (S, D), None once fine-tuned; noise normal or zeros; where: (), the
-          clip after all N is missing, noise is (M, Q, D); or observed (M, N) and j (M, P), see
-          ProcedureModel.forecast: P clips denoised together, noise is (M, Q, P, D).
-    Returns: (M, Q, S) or (M, Q, P, S), on the CPU.
+    x (M, N, D); texts (S, D), None once fine-tuned. Without `where`, the clip after N is missing:
+    noise (M, Q, D) -> (M, Q, S). With observed (M, N) and j (M, P), see ProcedureModel.forecast, P
+    clips are denoised together: noise (M, Q, P, D) -> (M, Q, P, S).
     """
     forecast = model.forecast if where else model.forecast_next
     batches = zip(*(rows.split(batch) for rows in (x, *where, noise)))
@@ -50,10 +45,7 @@ def extend_history(x, seconds, step):
     """Append a step of 9 s to histories of N windows, and cut the result into N windows again.
 
     As at inference: the last 68 s, or all there is. A new window has the embedding of the old one
-    in which its middle lies; of a short history the new step becomes several windows.
-
-    Args:    x (Q, N, D); the `seconds` that each history covers; step (Q, D), unit length.
-    Returns: (Q, N, D), and the seconds that they cover.
+    in which its middle lies. x (Q, N, D), step (Q, D); the `seconds` covered are returned anew.
     """
     N, total = x.shape[1], seconds + CLIP_SECONDS
     covered = min(total, HISTORY)
@@ -65,10 +57,8 @@ def extend_history(x, seconds, step):
 def sample_in_turn(model, x, seconds, texts, noise):
     """Q futures of H steps of a video, each sampled step by step (Sec. 3.3, repeated).
 
-    What h predicted then counts as observed: x_hat, at unit length, ends the sample's history.
+    What h predicted then counts as observed: x_hat, at unit length. x (N, D), noise (H, Q, D).
 
-    Args:    x (N, D) of the observed windows; the `seconds` that they cover; texts (S, D);
-             noise (H, Q, D), standard normal.
     Returns: first (Q, S), log p of the next step; picks (Q, H) int64, the likeliest steps.
     """
     log_p, x = [], x.expand(noise.shape[1], -1, -1)                                      # (Q, N, D)

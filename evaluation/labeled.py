@@ -31,15 +31,12 @@ def require_task(model, settings):
     path, epic = settings.checkpoint, settings.data == "epic"
     finetune = f"python train.py --stage finetune --task {settings.task}" + " --data epic" * epic
     require(model.task or not (settings.task == "activity" or epic), f"{path}: is not fine-tuned, "
-            f"and there is no zero-shot --task {settings.task} of --data {settings.data}; "
-            f"`{finetune}` does it")
+            f"and --task {settings.task} of --data {settings.data} needs that; run `{finetune}`")
     actions = bool(model.task) and len(model.classes) > 1
-    require(not model.task or (model.task, actions) == (settings.task, epic), f"{path}: is fine-"
-            f"tuned for {'verbs and nouns' if actions else f'--task {model.task}'}; `{finetune}` "
-            "makes the checkpoint that is needed here")
+    require(not model.task or (model.task, actions) == (settings.task, epic), f"{path}: is tuned "
+            f"for {'verbs and nouns' if actions else f'--task {model.task}'}; run `{finetune}`")
     require(settings.task not in ("forecast", "infill") or model.denoiser, f"{path}: trained with "
-            "--order none; matching alone has no zero-shot forecasts (train with --order diffusion "
-            "or mask)")
+            "--order none; to forecast, train with --order diffusion or mask")
     if settings.horizon > 1 and settings.data != "toy":          # which has the truth of futures
         most = model.denoiser.clips - PIECES
         require(settings.horizon <= most, f"--horizon {settings.horizon}: {path} was trained with "
@@ -80,12 +77,10 @@ def require_fit(model, source, texts, settings):
 
 # --- Videos and texts ---
 def open_labeled(settings, split, model, path, device, required=True, with_teacher=True):
-    """The videos of a split, and the text embeddings of its label set (S, D).
+    """The videos of a split, and the text embeddings of its label set (S, D); None: no texts.
 
-    Activities and the actions of EPIC-Kitchens-100 are not matched with texts: None.
-
-    Args: path: of the checkpoint, for messages; required: whether a split without a video is an
-          error; with_teacher: whether the source gives the teacher's features of clips.
+    path: of the checkpoint; required: whether a split without a video is an error; with_teacher:
+    whether the source gives the teacher's features of clips.
     """
     require(bool(model.pixels) == (settings.features is None), f"--data {settings.data}: {path} "
             f"reads {'frames' if model.pixels else 'features'}; give the --data it was trained on")

@@ -1,10 +1,8 @@
 """Scores of forecasts: top-k, oracle, total variation, temperature, bigrams.
 
 M samples (forecasts), K steps or classes, R draws per sample, V videos of N clips. labels (M,)
-int64, the correct class, 0 to K - 1; draws (M, R) int64, the class of each sampled forecast.
-
-Ties are ranked by index, lowest first. They do happen: of COIN's 778 step texts 749 are distinct.
-torch's `argmax` breaks ties the same way; its `topk` does not.
+int64, the correct class, 0 to K - 1; draws (M, R) int64, the class of each sampled forecast. Ties
+are ranked by index, lowest first. They do happen: of COIN's 778 step texts 749 are distinct.
 """
 import math
 
@@ -17,9 +15,8 @@ def percent(hits):
 
 
 def topk_correct(scores, labels, k):
-    """Whether the correct class is among the k best: scores (M, K), labels (M,) -> (M,) bool.
-
-    A NaN ranks first, and is never correct. With k >= K every other label is correct.
+    """Whether the correct class is among the k best of scores (M, K): (M,) bool. A NaN ranks first,
+    and is never correct. With k >= K every other label is correct.
     """
     own = scores.gather(1, labels[:, None])                              # (M, 1)
     lower = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
@@ -35,32 +32,24 @@ def by_class(correct, labels, K):
 
 
 def accuracy_rows(columns):
-    """Rows top1 and top5, in percent: columns {name: (scores (M, S), labels (M,))}.
-
-    A column without scores (None) stays None.
-    """
+    """Rows top1 and top5, in percent: columns {name: (scores (M, K) or None, labels (M,))}."""
     return {f"top{k}": {name: None if scores is None else percent(topk_correct(scores, y, k))
                         for name, (scores, y) in columns.items()} for k in (1, 5)}
 
 
 def oracle_correct(draws, labels):
-    """Whether any of the R draws is correct: draws (M, R), labels (M,) int64 -> (M,) bool."""
+    """Whether any of the R draws is correct: (M,) bool."""
     return (draws == labels[:, None]).any(1)
 
 
 def distinct(draws):
-    """Number of different classes among the R draws: (M, R) int64 -> (M,) int64, 1 to R."""
-    ordered = draws.sort(1).values
-    return 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(1)
+    """Number of different classes among the R draws: (M,) int64, 1 to R."""
+    return 1 + (draws.sort(1).values.diff() != 0).sum(1)
 
 
 def oracle_softmax(probabilities, labels, R):
-    """Chance that R draws from each row's softmax hit the label, the baseline of `oracle_correct`.
-
-    probabilities (M, K), labels (M,) int64 -> 1 - (1 - p_y)^R, (M,) float64.
-    """
-    p = probabilities.gather(1, labels[:, None])[:, 0].double()          # (M,)
-    return 1 - (1 - p) ** R
+    """Chance that R draws from each row of probabilities (M, K) hit the label: 1 - (1 - p_y)^R."""
+    return 1 - (1 - probabilities.gather(1, labels[:, None])[:, 0].double()) ** R
 
 
 def total_variation(draws, truth):
@@ -71,13 +60,10 @@ def total_variation(draws, truth):
 
 
 def fit_temperature(logits, target):
-    """The temperature T with the least mean cross entropy of softmax(logits / T) to the target.
+    """The temperature T, 1e-3 to 1e3, with the least cross entropy of softmax(logits / T) (M, K).
 
     The loss is convex in 1 / T: bisection of log T finds where its slope, the mean logit under the
-    softmax minus that under the target, crosses zero.
-
-    Args:    logits (M, K); target (M, K) float, rows sum to 1, or (M,) int64 labels.
-    Returns: float from 1e-3 to 1e3, also where the best T would be 0 or infinite.
+    softmax minus that under the target, crosses zero. target: (M, K), rows sum to 1, or labels.
     """
     logits = logits.double()
     logits = logits - logits.max(1, keepdim=True).values                 # (M, K)  at most 0
@@ -100,17 +86,13 @@ def bigram_counts(sequences, K):
 
 
 def bigram_forecast(counts, posterior):
-    """The class after the last observed clip, from counts, a baseline: (M, K) float64.
+    """The class after the last observed clip, from `bigram_counts` (K, K): (M, K) float64.
 
         P(b) = sum_a posterior[a] * counts[a, b] / sum_c counts[a, c]
 
-    The row of a class that nothing ever followed is the sum of all rows; with no pair at all, it is
-    uniform.
-
-    Args: counts (K, K), from `bigram_counts`; posterior (M, K), rows sum to 1: the class of the
-          last observed clip, one-hot for "bigram", the clip's softmax for "bigram_soft".
+    posterior (M, K): the class of the last observed clip, rows sum to 1. The row of a class that
+    nothing ever followed is the sum of all rows; with no pair at all, it is uniform.
     """
     any_class = counts.sum(0) if counts.any() else torch.ones_like(counts[0])       # (K,)
-    seen = counts.sum(1, keepdim=True) > 0                               # (K, 1)
-    rows = torch.where(seen, counts, any_class)
+    rows = torch.where(counts.any(1, keepdim=True), counts, any_class)
     return posterior.double() @ (rows / rows.sum(1, keepdim=True))       # (M, K)

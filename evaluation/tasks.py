@@ -18,10 +18,7 @@ PLACES = "prior", "current", "future"             # the first step of a video, t
 
 
 def classify(model, source, samples, x, teacher, texts, settings):
-    """Step classification by the softmax averaged over 3 views, ours and the teacher's.
-
-    Args: x (M, 3, D), teacher: the same of the teacher, or None; texts (S, D).
-    """
+    """Step classification by the softmax averaged over 3 views x (M, 3, D), and the teacher's."""
     y = torch.tensor([sample.label for sample in samples])
     log_p = score_labels(model, x, texts)
     p = {"ours": log_p.exp().mean(1).cpu(), "teacher": None}                   # (M, S)
@@ -51,10 +48,8 @@ def activity(model, source, samples, x, teacher, texts, settings):
 
 
 def actions(model, source, samples, x, teacher, texts, settings):
-    """Table 3: actions of V = 97 verbs and U = 300 nouns.
-
-    The softmax is averaged over VIEWS clips of 2 s spread over the action, x (M, VIEWS, D). An
-    action is right if verb and noun are; its top 5 are the pairs with the largest p(verb) p(noun).
+    """Table 3: V verbs and U nouns, by softmaxes averaged over VIEWS clips of each action. That is
+    right if both are; its top 5 are the pairs with the largest p(verb) p(noun).
     """
     verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(x))    # (M, V), (M, U)
     v, u = torch.tensor([sample.label for sample in samples]).T                # (M,) each
@@ -70,9 +65,7 @@ def actions(model, source, samples, x, teacher, texts, settings):
 def infill_rows(counts):
     """Which clips are read to infill each step of videos with so many steps: nine around it.
 
-    Returns: rows (M, 9) int64, of all steps of all videos one after another; real (M, 9) bool,
-             False = padding; j (M, 1), the place of the missing step among the nine; kind (M,), of
-             PLACES.
+    Returns: rows (M, 9) int64; real (M, 9), False = padding; j (M, 1); kind (M,), of PLACES.
     """
     found, first = [], 0
     for count in counts:
@@ -86,10 +79,7 @@ def infill_rows(counts):
 
 
 def infill(model, source, samples, x, teacher, texts, settings):
-    """Each step of a video from all the others, x (M, 1, D).
-
-    Videos of which only a part could be read are left out, and not counted as evaluated.
-    """
+    """Each step of a video from all the others; without videos that could be read in part alone."""
     whole = [i for i, sample in enumerate(samples)
              if source.videos[sample.video].name not in source.unreadable]
     x, samples = x[whole], [samples[i] for i in whole]

@@ -1,5 +1,4 @@
-"""Forecasts of the embedded world against its exact distribution: how far is the method from what
-is possible, and where are the points lost?
+"""Forecasts of the embedded world against its exact distribution: where are the points lost?
 
     bayes_top1           the exact distribution, given the true steps
     bayes_top1_pixels    the same, given what f sees: its posteriors, through the filter
@@ -25,10 +24,7 @@ FUTURES = 100             # forecasts whose futures are sampled step by step
 
 
 def class_means(z, labels, S):
-    """Mean of each class (S, D), and the covariance (D, D) around them: z (M, D), labels (M,).
-
-    A class of which there is no clip has the mean of all.
-    """
+    """Mean of each class (S, D), that of all if it has no clip; covariance (D, D) around them."""
     own = torch.nn.functional.one_hot(labels, S).to(z)                         # (M, S)
     count = own.sum(0)[:, None]
     means = torch.where(count > 0, own.T @ z / count.clamp(min=1), z.mean(0))
@@ -40,8 +36,7 @@ def best_h(prior, means, covariance, alpha_bar):
 
         h(z^t) = E[z | z^t],   z ~ sum_s prior_s N(means_s, covariance)
 
-    Args:    prior (M, S), rows sum to 1; means (S, D); covariance (D, D); alpha_bar (T,).
-    Returns: callable for diffusion.sample: zt (M, Q, D), t (M,) -> z_hat (M, Q, D).
+    prior (M, S), means (S, D). Returns: for diffusion.sample, zt (M, Q, D), t (M,) -> z_hat.
     """
     variance, axes = torch.linalg.eigh(covariance)                             # (D,), (D, D)
 
@@ -66,10 +61,6 @@ def form_rows(model, believed, ideal, clips, texts, y, some, truth, settings):
         form               `best_h`, with what f sees: the filter's forecast is its prior
         ideal_expectation  the mean of p(y | x) over exact samples of x: a step of the exact
                            distribution, and an embedding that f may give to a clip of it
-
-    Args: believed (M, S): P(next step) given what f sees, the filter's; ideal (M, DRAWS): exact
-          steps; clips: x (V, 9, D) and labels (V,) of validation, whose ninth is the next step's;
-          others as in `truth_rows`.
     """
     z = model.standardize(clips[0][:, -1].to(texts))
     means, covariance = class_means(z, clips[2].to(z.device), len(texts))
@@ -105,16 +96,14 @@ def form_rows(model, believed, ideal, clips, texts, y, some, truth, settings):
 def truth_rows(model, x, texts, samples, videos, clips, some, log_p, settings):
     """Rows of the forecast table against the truth, and the truth's own accuracy for each step.
 
-    Args: x (M, N, D), texts (S, D), samples: M of them; clips of validation, see `form_rows`; some
-          (m,) int64: the forecasts whose draws are compared with the truth; log_p (m, Q, S): of
-          what was sampled for them so far.
+    some (m,): the forecasts whose draws are compared with the truth; log_p (m, Q, S): sampled for
+    them so far; clips: of `validation_clips`.
     """
     grammar, observed = Grammar(), [observed_steps(s, videos[s.video]) for s in samples]
     y = torch.tensor([sample.label for sample in samples])
     truth = torch.from_numpy(np.array([grammar.next_step(*steps) for steps in observed]))   # (M, S)
 
-    # The filter on the clips' posteriors: P(clip | step) is the posterior times S, since the prior
-    # is flat.
+    # P(clip | step) is the posterior times S, since the prior is flat.
     likelihood = len(texts) * score_texts(x, texts, model.tau).exp().cpu().double().numpy()
     from_start = np.array([from_start for _, from_start in observed])
     seconds = np.array([s.windows[0, 1] - s.windows[0, 0] for s in samples])           # of a clip
@@ -143,13 +132,11 @@ def truth_rows(model, x, texts, samples, videos, clips, some, log_p, settings):
 
 
 def pair_rows(zero, picks, samples, videos, temperature, seed):
-    """Total variation of the next two steps together.
+    """Total variation of the next two steps together: zero (M, H, S) log p, picks (M, DRAWS, H).
 
         tv              draws of both steps, denoised together
         tv_independent  draws of each step from its own zero-noise softmax, at the temperature
         tv_ideal        as many draws from the truth: the floor
-
-    Args: zero (M, H, S) log p; picks (M, DRAWS, H): of H steps, at least two.
     """
     grammar, S = Grammar(), zero.shape[-1]
     truth = torch.from_numpy(np.stack([                                        # (M, S * S)

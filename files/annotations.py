@@ -15,20 +15,15 @@ from files.listings import CLASSES
 from files.text import read_json, read_text
 from support.command import BadInput, require
 
-SUBSETS = {"training": "train", "testing": "test", "validation": "test"}    # COIN.json -> here
+# COIN.json -> here; some copies of the file write "validation" instead of "testing".
+SUBSETS = {"training": "train", "testing": "test", "validation": "test"}
 # Of an array of an npz file: kinds of its dtype, its dimensions, and both in words.
 TEXT, FLOATS, NUMBERS = ("U", 1, "text (N,)"), ("f", 2, "floats (N, D)"), ("fiu", 1, "numbers (N,)")
+RECORD = "U", 0, "one text"
 
 
 def load_coin(path):
-    """Read COIN.json: ([data.Video, ...] in the file's order, names of the step classes).
-
-    "training" is train, of which a tenth becomes validation (`training_split`); "testing" is test,
-    and so is "validation", which some copies of the file write instead. names[i] is the label of
-    class i, up to the largest class; "" if no step has that class. Classes may share a label.
-
-    BadInput names the file, and the line and the video where it is about one.
-    """
+    """COIN.json as [data.Video, ...], and the names of its classes, "" where no step has one."""
     database = read_json(path, "COIN.json, with a \"database\",").get("database")
     require(isinstance(database, dict) and database, f'{path}: no videos under "database"; needed '
             'is {"database": {video: {"subset", "recipe_type", "annotation"}}} as in COIN.json')
@@ -72,8 +67,7 @@ def coin_step(step, where):
     require(isinstance(label, str) and plain(label),
             f"{where}: label is {reprlib.repr(label)}; it must be the step's text")
     require(isinstance(segment, list) and len(segment) == 2 and all(map(is_seconds, segment)),
-            f"{where}: segment is {reprlib.repr(segment)}; it must be [start, end], finite "
-            "seconds from 0")
+            f"{where}: segment is {reprlib.repr(segment)}; it must be [start, end], s from 0")
     start, end = map(float, segment)
     require(start <= end, f"{where}: its end, {end:g} s, is before its start, {start:g} s")
     return Step(start, end, int(number) - 1)
@@ -113,24 +107,19 @@ def load_text_embeddings(path):
     """Names and embeddings of the K >= 2 classes: ([name, ...], (K, D) float32, not normalized)."""
     names, embeddings = read_rows(path, names=TEXT, embeddings=FLOATS)
     require(len(names) > 1, f"{path}: one class: nothing to choose from; at least two are needed")
-    with np.errstate(over="ignore"):                   # float64 beyond float32 becomes infinite
-        embeddings = embeddings.astype(np.float32)
     check_lengths(path, embeddings)
-    return names.tolist(), embeddings
+    return names.tolist(), embeddings.astype(np.float32)
 
 
 @dataclass(eq=False)
 class FeaturesFile:
-    """Embeddings of windows of videos, rows in any order.
-
-    video (N,) str; middle (N,) float64, s; embedding (N, D) float16 or float32, as stored.
-    """
-    video: np.ndarray
-    middle: np.ndarray
-    embedding: np.ndarray
+    """Embeddings of windows of videos, rows in any order."""
+    video: np.ndarray                  # (N,) str
+    middle: np.ndarray                 # (N,) float64, s
+    embedding: np.ndarray              # (N, D) float16 or float32, as stored
 
     def __post_init__(self):
-        """Index the rows once: by video, then by middle. Of equal middles, the first row counts."""
+        """Index the rows: by video, then by middle. Of equal middles, the first row counts."""
         names, which = np.unique(self.video, return_inverse=True)            # (V,), (N,)
         order = np.lexsort((self.middle, which))       # (N,)  stable: equal middles in file order
         repeated = (np.diff(which[order]) == 0) & (np.diff(self.middle[order]) == 0)   # (N - 1,)
@@ -139,10 +128,7 @@ class FeaturesFile:
         self.rows = dict(zip(names.tolist(), np.split(order, first)))
 
     def nearest(self, name, times):
-        """Rows (...) int64 of video `name` whose middles are nearest to `times` (...), s.
-
-        A tie goes to the earlier row. KeyError if the video has no row.
-        """
+        """Rows (...) of video `name` nearest to `times` (...), s; a tie goes to the earlier row."""
         middle = self.middle[self.rows[name]]          # increasing
         borders = (middle[1:] + middle[:-1]) / 2       # a time up to border i belongs to row i
         return self.rows[name][np.searchsorted(borders, times)]
@@ -169,21 +155,13 @@ def load_features(path):
 
 def load_teacher_rows(path):
     """`data.py teach`'s file of one video: (n, D) float32, row i is second i; its record."""
-    try:
-        with np.lib.npyio.NpzFile(path, allow_pickle=False) as file:
-            rows, made = file["rows"], str(file["made"])
-    except Exception as error:                         # numpy has no class for a damaged file
-        raise BadInput(f"{path}: {error}; remove it, or make it again with data.py teach") from None
-    require(rows.dtype.kind == "f" and rows.ndim == 2 and rows.size,
-            f"{path}: {rows.dtype} {rows.shape}; floats (n, D) are needed, n at least 1")
-    with np.errstate(over="ignore"):                   # as in `load_text_embeddings`
-        rows = rows.astype(np.float32)
+    rows, made = read_rows(path, rows=FLOATS, made=RECORD)
     check_lengths(path, rows)
-    return rows, made
+    return rows.astype(np.float32), str(made)
 
 
 def read_rows(path, **needed):
-    """The arrays `needed` of an npz file, in that order: TEXT, FLOATS or NUMBERS, N finite rows."""
+    """The arrays `needed` of an npz file, in that order; `check_lengths` of rows (N, D) is next."""
     try:                                               # np.load would also accept an npy file
         with np.lib.npyio.NpzFile(path, allow_pickle=False) as file:
             absent = [key for key in needed if key not in file.files]
@@ -195,11 +173,10 @@ def read_rows(path, **needed):
                        f"{', '.join(needed)} is needed, without object arrays") from None
     for (key, (kinds, dimensions, words)), array in zip(needed.items(), arrays):
         require(array.dtype.kind in kinds and array.ndim == dimensions and array.size > 0
-                and len(array) == len(arrays[0]), f"{path}: {key} is {array.dtype} {array.shape}; "
-                f"{words} is needed, with N and D at least 1, the same N in all arrays")
-        if array.dtype.kind == "f":
-            finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)                # (N,)
-            check_rows(path, finite, f"{key} holds NaN or infinity")
+                and array.shape[:1] in ((), arrays[0].shape[:1]), f"{path}: {key} is {array.dtype} "
+                f"{array.shape}; {words} is needed, with N and D at least 1, the same N everywhere")
+        if kinds == "fiu":                             # rows (N, D): `check_lengths`
+            check_rows(path, np.isfinite(array), f"{key} holds NaN or infinity")
     return arrays
 
 

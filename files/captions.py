@@ -9,6 +9,8 @@ import html
 import os
 import re
 import reprlib
+from contextlib import suppress
+from locale import locale_alias
 from pathlib import Path
 
 from files.text import read_json, read_table, read_text
@@ -18,13 +20,9 @@ COLUMNS = ("start", "end", "text")
 SUFFIXES = (".csv", ".srt", ".vtt")         # of several files of one video, the first kind is read
 NARRATION = "a narration (fetch it again, or remove the file)"
 JSON = "a folder of narrations (ID.csv, ID.srt, ID.vtt) or a caption.json {ID: {start, end, text}}"
-# ID.en.vtt, ID.pt-BR.srt, as downloaders name them: languages that YouTube has captions in.
-LANGUAGE = re.compile(r"\.(af|am|ar|as|az|be|bg|bn|bs|ca|ceb|co|cs|cy|da|de|el|en|eo|es|et|eu|fa|"
-                      r"fi|fil|fr|fy|ga|gd|gl|gu|ha|he|hi|hmn|hr|ht|hu|hy|id|ig|is|it|iw|ja|jv|"
-                      r"ka|kk|km|kn|ko|ku|ky|la|lb|lo|lt|lv|mg|mi|mk|ml|mn|mr|ms|mt|my|nb|ne|nl|"
-                      r"nn|no|ny|or|pa|pl|ps|pt|qu|ro|ru|rw|sa|sd|si|sk|sl|sm|sn|so|sq|sr|st|su|"
-                      r"sv|sw|ta|te|tg|th|ti|tk|tl|tr|tt|ug|uk|ur|uz|vi|xh|yi|yo|yue|zh|zu)"
-                      r"([-_][\w-]+)?$")
+# ID.en.vtt, ID.pt-BR.srt, as downloaders name them; YouTube has some that Python does not list.
+CODES = re.findall(r"\b[a-z]{2,3}(?=_)", " ".join(locale_alias))
+LANGUAGE = re.compile(rf"\.({'|'.join(CODES)}|ceb|co|hmn|jv|la|qu|sn|su)([-_][\w-]+)?$")
 TIME = r"(?:(\d{1,4}):)?(\d\d?):(\d\d?(?:[.,]\d{1,3})?)"               # 01:02:03,400 or 02:03.400
 CUE = re.compile(rf"\s*{TIME}\s*-->\s*{TIME}(?:\s.*)?")
 NUMBER = re.compile(r"\n[ \t]*\d+\s*\Z")               # of a cue, above its times
@@ -35,10 +33,7 @@ ROLL = 2.0         # s after its end in which a line can still be on the screen 
 
 
 class Captions(dict):
-    """{video id: its file's name, or what the JSON has there}; narrations are read when asked for.
-
-    path: a folder (listed once, nothing in it opened) or a JSON file (read whole).
-    """
+    """{video id: its file's name, or what the JSON has there}; narrations are read on demand."""
 
     def __init__(self, path):
         self.path = path = Path(path)
@@ -55,9 +50,8 @@ class Captions(dict):
 
 
 def unroll(sentences):
-    """Remove the words by which a cue repeats the lines above it (YouTube's rolling captions).
-
-    They are the last sentence, or more, ended up to ROLL s ago. If none are left, it lasts longer.
+    """Remove the words by which a cue repeats the lines above it (YouTube's rolling captions):
+    the last sentence, or more, ended up to ROLL s ago. If none are left, it lasts longer.
     """
     unrolled, words = [], []                # words[i] are those of unrolled[i]
     for start, end, text in sentences:
@@ -79,11 +73,7 @@ def unroll(sentences):
 
 
 def list_folder(path):
-    """{id: file name}, by id: the name without its suffix, and without .en of a subtitle.
-
-    Of several a name without a language counts, then the first kind in SUFFIXES, then English;
-    ID.steps.csv next to ID.csv never.
-    """
+    """{id: file name}, by id, the name without .srt and .en; of several one without a language."""
     choices = {}            # id: (has a language, kind, not English, file name), the least so far
     for file in os.listdir(path):
         stem, suffix = os.path.splitext(file)
@@ -114,8 +104,7 @@ def read_cues(path):
     numbered = cues and NUMBER.search("\n".join(["", *lines[:cues[0]]]))
     for i, after in zip(cues, [*cues[1:], None]):
         where, times = f"{path}:{i + 1}", CUE.fullmatch(lines[i])
-        require(times, f"{where}: {lines[i].strip()[:80]!r} is not a time as in 00:01:02,500 --> "
-                "00:01:04,000")
+        require(times, f"{where}: {lines[i].strip()[:80]!r} is not a time as 1:02,500 --> 1:04,000")
         start, end = (3600 * int(hours or 0) + 60 * int(minutes) + float(seconds.replace(",", "."))
                       for hours, minutes, seconds in (times.groups()[:3], times.groups()[3:]))
         shown = "\n".join(["", *lines[i + 1:after], ""])
@@ -132,10 +121,9 @@ def sentence(where, start, end, text):
     text = " ".join(SOUND.sub(" ", text).split())
     if text.lower() == "nan" or not any(map(str.isalnum, text)):
         return []
-    try:
+    times = -1, -1
+    with suppress(ValueError, OverflowError):
         times = float(start), float(end)
-    except (ValueError, OverflowError):
-        times = -1, -1
     require(0 <= times[0] <= times[1] <= 1e9,          # false for NaN
             f"{where}: start {str(start)[:40]!r}, end {str(end)[:40]!r}; finite seconds from 0 are "
             "needed, the end not before the start")
@@ -149,11 +137,9 @@ def read_entry(where, entry):
             f"{where}: lists start, end and text of one length are needed")
     rows = []
     for i, (start, end, text) in enumerate(zip(*lists)):
-        if text is None or text != text:    # None or NaN: nothing was said
-            continue
-        item = f"{where}, entry {i} (counted from 0)"
-        require(isinstance(text, str) and {type(start), type(end)} <= {int, float},
-                f"{item}: start, end, text are {reprlib.repr([start, end, text])}; two numbers and "
-                "a text are needed")
-        rows += sentence(item, start, end, text)
+        if text is not None and text == text:          # not None or NaN: something was said
+            item = f"{where}, entry {i} (counted from 0)"
+            require(isinstance(text, str) and {type(start), type(end)} <= {int, float}, f"{item}: "
+                    f"{reprlib.repr([start, end, text])}; two numbers and a text are needed")
+            rows += sentence(item, start, end, text)
     return rows

@@ -1,4 +1,5 @@
 """`data.py check`: what annotations or captions hold, and what of it is present and readable."""
+import itertools
 import json
 
 from tqdm import tqdm
@@ -21,8 +22,7 @@ def try_videos(settings, videos):
     """{id: path} of the videos found, {id: reason} of the unreadable; None, {} without --videos."""
     if settings.videos is None:
         return None, {}
-    ends = {video.name: max((step.end for step in video.steps), default=None)
-            for video in videos}                       # s
+    ends = {video.name: max((step.end for step in video.steps), default=None) for video in videos}
     paths = find_videos(settings.videos)
     present = [(name, paths[name], end) for name, end in ends.items() if name in paths]
     tried = prefetch(read_ends, present, settings.workers, "read", (Unreadable,))
@@ -51,14 +51,12 @@ def check_coin(settings):
     videos, names = annotations.load_coin(settings.annotations)
     videos = [video for video in videos if video.steps]
     paths, bad = try_videos(settings, videos)
-    result = {}
-    for task in ("classify", "forecast", "activity"):
-        result[task] = {}
-        for split in ("train", "validation", "test"):
-            chosen = [video for video in videos if video.split == split]
-            samples = samples_of(task, chosen)
-            listed = {chosen[sample.video].name for sample in samples}
-            result[task][split] = {"listed": len(samples), **count_videos(listed, paths, bad)}
+    result = {task: {} for task in ("classify", "forecast", "activity")}
+    for task, split in itertools.product(result, ("train", "validation", "test")):
+        chosen = [video for video in videos if video.split == split]
+        samples = samples_of(task, chosen)
+        listed = {chosen[sample.video].name for sample in samples}
+        result[task][split] = {"listed": len(samples), **count_videos(listed, paths, bad)}
     if "" in names:
         print(f"unnamed: {names.count('')} of {len(names)} classes that no step has, the first id "
               f"{names.index('') + 1}: they compete with an empty text; --steps FILE names all")
@@ -72,9 +70,9 @@ def check_captions(settings):
     for name in tqdm(captions, "captions", mininterval=1):
         try:
             ends = [end for _, end, _ in captions.sentences(name)]
+            sentences, seconds = sentences + len(ends), seconds + max(ends, default=0.0)
         except BadInput as error:
-            wrong[name], ends = str(error), []
-        sentences, seconds = sentences + len(ends), seconds + max(ends, default=0.0)
+            wrong[name] = str(error)
     paths, bad = try_videos(settings, [Video(name) for name in captions])
     return {"captions": len(captions), "unreadable_captions": len(wrong), "sentences": sentences,
             "hours": round(seconds / 3600, 2),
@@ -85,8 +83,7 @@ def report(settings):
     """Print what a list holds, and (with --videos) what of it is present."""
     checks = {"coin": check_coin, "epic": check_epic, "howto100m": check_captions}
     result, bad = checks[settings.data](settings)
-    if settings.json:
-        write_json(settings.json, result)
+    write_json(settings.json, result)
     print(json.dumps(result, indent=2))
     for name, reason in bad.items():
         print(f"unreadable: {name}: {reason}")

@@ -15,10 +15,8 @@ from support.process import ending
 class CheckSettings(Settings):
     """Count what annotations or captions hold, and what of it is readable."""
     data: str = opt("kind of list", "coin", DATA, choices=("coin", "epic", "howto100m"))
-    annotations: Path = opt("COIN.json, or EPIC_100_validation.csv and the like (epic)", None, DATA,
-                            data=("coin", "epic"))
-    captions: Path = opt("folder of ID.csv, ID.srt or ID.vtt, or caption.json", None, DATA,
-                         data=("howto100m",))
+    annotations: Path = opt("COIN.json, or EPIC's csv", None, DATA, data=("coin", "epic"))
+    captions: Path = opt("ID.csv, .srt or .vtt; or caption.json", None, DATA, data=("howto100m",))
     videos: Path = opt("folder of videos; without it only the list is counted", None, DATA)
     json: Path = opt("also write the counts here", None, file=())
     workers: int = opt("processes that read videos", 0, low=0, high=256, videos=())
@@ -42,8 +40,7 @@ class ShrinkSettings(Settings):
 class TeachSettings(Settings):
     """Cache the teacher's features of videos, one row a second, for train.py --teacher-features."""
     videos: Path = opt("folder of videos", None, DATA, required=True)
-    out: Path = opt("folder of ID.npz; videos that have theirs are left out", None, required=True,
-                    folder=True)
+    out: Path = opt("folder of ID.npz; those there are kept", None, required=True, folder=True)
     clip: str = opt("the teacher: open_clip model, or local-dir:DIR", CLIP, DATA)
     clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None, DATA)
     device: str = opt("auto: a CUDA GPU if there is one", "auto")
@@ -62,8 +59,7 @@ class ExportSettings(Settings):
 @dataclass(frozen=True)
 class PhrasesSettings(Settings):
     """Collect verb phrases from narrations, for the pool that clips are matched with."""
-    captions: Path = opt("folder of ID.csv (start,end,text), ID.srt or ID.vtt, or caption.json",
-                         None, DATA, required=True)
+    captions: Path = opt("ID.csv, ID.srt or ID.vtt; or caption.json", None, DATA, required=True)
     top: int = opt("how many to keep, the most frequent; the paper's 9871", 9871, WHAT, low=2)
     min_count: int = opt("leave out phrases that occur less often", 12, WHAT, low=1)
     spacy_model: str = opt("name or folder of a spaCy model with a parser", "en_core_web_sm")
@@ -73,8 +69,7 @@ class PhrasesSettings(Settings):
 @dataclass(frozen=True)
 class TextSettings(Settings):
     """Embed phrases, or step names, with CLIP: the mean over 28 prompts, not normalized."""
-    phrases: Path = opt("file with a phrase per line, or phrase,count,concreteness", None, DATA,
-                        required=True)
+    phrases: Path = opt("phrase per line, or phrase,count,concreteness", None, DATA, required=True)
     clip: str = opt("the teacher: open_clip model, or local-dir:DIR", CLIP, DATA)
     clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None, DATA)
     out: Path = opt("npz to write: names (K,) and embeddings (K, D)", Path("texts.npz"), file=())
@@ -84,8 +79,7 @@ class TextSettings(Settings):
 @dataclass(frozen=True)
 class ToyTeacherSettings(Settings):
     """Train the embedded world's teacher again: 200 steps on pictures, a minute on one CPU core."""
-    out: Path = opt("file to write", Path(__file__).parents[1] / "toy" / "teacher.safetensors",
-                    file=())
+    out: Path = opt("file to write", Path(__file__).parents[1] / "toy/teacher.safetensors", file=())
 
 
 COMMANDS = {"check": CheckSettings, "shrink": ShrinkSettings, "teach": TeachSettings,

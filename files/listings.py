@@ -1,7 +1,6 @@
 """Read plain lists: released csv files, step names, phrases, video ids.
 
-Times are in seconds. Lines count from 1, classes from 0. Lines without text are skipped. A bad file
-is a BadInput of one line that begins with the file's name and the line.
+Times are in seconds. Lines count from 1, classes from 0. Lines without text are skipped.
 """
 import re
 from itertools import takewhile
@@ -21,8 +20,8 @@ NUMBER = re.compile(r'[\s"]*([-+]?([\d.]+(e[-+]?\d+)?|nan|inf)%?)?[\s"]*', re.I)
 def load_released_csv(path, task):
     """Read a csv of ProcedureVRL or DistantSup (no header) -> [data.Video, ...] in its order.
 
-    task: "classify" (the authors' `step`), "forecast" (`next`) or "activity" (`task`). A list for
-    another task is refused, since its scores would look real.
+    A list for another task (`step`, `next` and `task` to the authors) would give scores that look
+    real: it is refused.
     """
     columns = "path label duration" + (" start end" if task != "activity" else "")
     require(task != "infill", f"{path}: holds no whole videos; --task infill needs COIN.json")
@@ -32,8 +31,10 @@ def load_released_csv(path, task):
         require(len(parts) == len(columns.split()), f"{where}: {len(parts)} columns; to {task}, "
                 f"`{columns}` is needed, separated by spaces (no space within a path)")
         name, label = video_name(parts[0]), class_number(where, "label", parts[1])
-        times = [seconds(where, text) for text in parts[2:]]
-        duration, start, end = times if len(times) == 3 else (times[0], 0.0, times[0])
+        for text in parts[2:]:
+            require(re.fullmatch(r"\d{1,9}(\.\d*)?", text, re.ASCII),
+                    f"{where}: a time is {text[:40]!r}; it must be a number from 0")
+        duration, start, end = map(float, [*parts[2:], 0, parts[2]][:3])       # or: all of it
         require(start <= end, f"{where}: its end, {end:g} s, is before its start, {start:g} s")
         require(task != "forecast" or start == 0, f"{where}: starts at {start:g} s; in a list for "
                 "forecasting (`next`) all histories start at 0; is it the list of steps?")
@@ -47,11 +48,7 @@ def load_released_csv(path, task):
 
 
 def load_epic(path):
-    """Read EPIC_100_train.csv, _validation.csv or _test_timestamps.csv (8 columns, no labels).
-
-    Returns [data.Video, ...], each with its actions as steps, in the file's order. Their length is
-    not given, and taken as infinite: a window may end up to a second after the video.
-    """
+    """EPIC_100_train.csv and the like -> [Video, ...]: of infinite length, since none is given."""
     videos = {}
     for where, row in read_table(path, ("video_id", "start_timestamp", "stop_timestamp")):
         start, end = (clock(where, row[key]) for key in ("start_timestamp", "stop_timestamp"))
@@ -69,11 +66,10 @@ def epic_split(path):
 
 
 def load_steps(path):
-    """Names of the classes: line i is class i. Two classes may have the same name (COIN has 29)."""
-    lines = read_lines(path)
-    for i, (where, _) in enumerate(lines):
-        require(where == f"{path}:{i + 1}", f"{path}:{i + 1}: no text, which leaves the class of "
-                "every later line in doubt; remove the line, or name the class")
+    """Names of the classes: line i is class i. Two may have the same name (COIN has 29)."""
+    for i, (where, _) in enumerate(read_lines(path), start=1):
+        require(where == f"{path}:{i}", f"{path}:{i}: no text, which leaves the class of every "
+                "later line in doubt; remove the line, or name the class")
     return load_phrases(path, "class")
 
 
@@ -81,8 +77,7 @@ def load_phrases(path, kind="phrase"):
     """The phrases of a file of `phrase` or `phrase,count,concreteness` lines, in its order.
 
     If the first line names a column `phrase`, the file is read as csv. Else a phrase may hold
-    commas: only numbers at the end, as many in every line, are columns. They may be empty, but no
-    other part between commas may be a number.
+    commas: only numbers at the end, as many in every line, or empty, are columns.
     """
     rows, columns, phrases = read_lines(path), None, []
     if "phrase" in re.split(r'[\s"]*,[\s"]*', rows[0][1].lower().strip('"')):
@@ -117,13 +112,6 @@ def class_number(where, column, text, classes=CLASSES):
     require(re.fullmatch("[0-9]{1,9}", text) and int(text) < classes, f"{where}: {column} is "
             f"{text[:40]!r}; it must be an integer from 0 to {classes - 1}")
     return int(text)
-
-
-def seconds(where, text):
-    """A time, s, as float."""
-    require(re.fullmatch(r"\d{1,9}(\.\d*)?", text, re.ASCII),
-            f"{where}: a time is {text[:40]!r}; it must be a number from 0")
-    return float(text)
 
 
 def clock(where, text):

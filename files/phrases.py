@@ -1,8 +1,7 @@
 """Verb phrases from narrations: the pool y^{1:K} that clips are matched with.
 
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 ("a pool of step descriptions in the
-form of verb phrases") and 4; the rule is that of Shen et al., CVPR 2021, on a dependency parse.
-"take off the covers" and "put a link in the box" are such phrases: see `verb_phrases`.
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4; the rule is that of Shen et al.,
+CVPR 2021, on a dependency parse. "take off the covers" and "put a link in the box" are such.
 
 Each entry of a narration is parsed alone: a phrase split between two entries is not found. The
 released file has each phrase's concreteness in a third column, at least 4.2; here it is empty.
@@ -19,8 +18,8 @@ def verb_phrases(doc):
     """The phrases [str, ...] of one parsed text (a spacy Doc), in lower case and without commas.
 
     For each direct object (`dobj`) that is not a pronoun: lemma of its verb, the verb's particle
-    (`prt`), the object's noun chunk. If the verb has a preposition (`prep`) with an object
-    (`pobj`), the first such preposition and its object's noun chunk follow.
+    (`prt`), the object's noun chunk; then the verb's first preposition (`prep`) with an object
+    (`pobj`), and that one's noun chunk.
     """
     chunks = {chunk.root.i: chunk.text for chunk in doc.noun_chunks}
     phrases = []
@@ -44,8 +43,7 @@ def load_parser(name):
         import spacy
     except ImportError:
         raise BadInput("this needs spaCy, which is not installed: `pip install spacy`, then "
-                       "`python -m spacy download en_core_web_sm`; or take the released "
-                       "phrase file") from None
+                       "`python -m spacy download en_core_web_sm`; or take the release's") from None
     try:
         nlp = spacy.load(name, exclude=["ner"])
     except (OSError, ImportError, ValueError) as error:

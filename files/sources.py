@@ -33,10 +33,7 @@ class Source:
 
 
 class FeatureSource(Source):
-    """Videos of COIN.json, those with steps; their clips are rows of a FeaturesFile.
-
-    A video is missing if it has no row, or none near the middle of one of its steps.
-    """
+    """Videos of COIN.json; their clips are rows of a FeaturesFile, one near each step's middle."""
 
     def __init__(self, videos, features):
         listed = [video for video in videos if video.steps]
@@ -61,17 +58,13 @@ class FeatureSource(Source):
 
 
 class VideoSource(Source):
-    """Video files, read on demand. A clip is F frames.
+    """Video files, read on demand.
 
     Args:
-        videos:   [data.Video].
         paths:    {id: path}, see video.find_videos.
-        view:     data.View, what the encoder sees of a window.
         teacher:  pseudo_labels.Teacher, or None where its features are not needed.
         captions: captions.Captions, in pre-training: a video without a narration is missing.
-        cached:   folder of the teacher's features, ID.npz, one row a second (`data.py teach`), and
-                  the --clip and --clip-weights; the frames of a video without such a file go
-                  through the teacher.
+        cached:   folder of `data.py teach`, used where it has a video, --clip and --clip-weights.
     """
 
     def __init__(self, videos, paths, view, teacher=None, captions=None, cached=None):
@@ -110,10 +103,7 @@ class VideoSource(Source):
         return torch.from_numpy(rows[np.minimum(times.astype(np.int64), len(rows) - 1)])
 
     def read(self, request, short_side):
-        """Pictures (n F, 3, H, W), their times (n, F) s, and the request.
-
-        Where a narration runs beyond its video's end, windows end there, or are left out.
-        """
+        """Pictures (n F, 3, H, W), their times (n, F) s, and the request, cut to its video."""
         video, windows = request
         path, times = self.paths[self.videos[video].name], frame_times(windows, *self.view[1:])
         try:
@@ -128,9 +118,7 @@ class VideoSource(Source):
 
     def load(self, requests, rng=None):
         """Each request's clips, from one opening of its file -> Loaded; rng None: the middle views.
-
-        Loaded.views: for each video the middle views at the teacher's size (n, F, 3, H, W), or the
-        cached features of these frames (n, F, D); empty without a teacher.
+        views: of each video (n, F, 3, H, W) at the teacher's size, or cached features (n, F, D).
         """
         size, F, _ = self.view
         readable, clips, views, failed = [], [], [], dict(self.unreadable)
@@ -144,14 +132,12 @@ class VideoSource(Source):
                 failed[name] = str(error)
                 continue
             readable.append(request)
-            split = frames.split(F)
             clips += [evaluation_view(clip, size) if rng is None
-                      else training_view(clip, size, rng) for clip in split]
+                      else training_view(clip, size, rng) for clip in frames.split(F)]
             if rows is not None:
                 views.append(rows)
             elif self.teacher:
-                views.append(torch.stack([evaluation_view(clip, self.teacher.size)
-                                          for clip in split]))
+                views.append(evaluation_view(frames, self.teacher.size).unflatten(0, (-1, F)))
         return Loaded(readable, torch.stack(clips) if clips else torch.empty(0), views, failed)
 
     def teacher_features(self, views):
@@ -176,11 +162,10 @@ def open_coin_features(annotation_file, feature_file, text_file, split, needed=T
     names, texts = annotations.load_text_embeddings(text_file)
     features = read_features(feature_file)
     width = features.embedding.shape[1]
-    largest = max((step.label for video in videos for step in video.steps), default=-1)
     require(texts.shape[1] == width, f"{feature_file}: embeddings of width {width}, but "
             f"{text_file} has {texts.shape[1]}; one space is needed")
-    require(largest < len(texts), f"{text_file}: {len(texts)} classes, but {annotation_file} has "
-            f"class {largest + 1}; row i must be class i + 1")
+    require(len(labels) <= len(texts), f"{text_file}: {len(texts)} classes, but {annotation_file} "
+            f"has class {len(labels)}; row i must be class i + 1")
     annotations.check_names(text_file, names, annotation_file, labels)
     source = FeatureSource([video for video in videos if video.split == split], features)
     require(not needed or len(source), f"{feature_file}: no row for any of the "

@@ -30,10 +30,7 @@ def read_lines(path):
 
 
 def read_table(path, columns, need="a csv file", errors="strict"):
-    """[("file:line", {column in lower case: text}), ...] of a csv file whose first line names them.
-
-    columns: those that must be there, once.
-    """
+    """[("file:line", {column in lower case: text}), ...] of a csv file that names all `columns`."""
     reader = csv.reader(io.StringIO(read_text(path, need, errors)), strict=True)
     rows = []
     try:

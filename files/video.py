@@ -1,11 +1,9 @@
 """Read frames of video files at given times, crop them to the encoder's size, shrink files.
 
 Times are s from the start of the file, as players and annotations count. The picture at t is the
-last frame whose timestamp is at most t. Decoding can begin only at a key frame, which needs no
-other. n pictures of a file, F of a clip, H W pixels, taken as square; uint8 RGB.
-
-A file is opened once for all pictures of a sample and decoded forward, on one thread: a loader has
-its workers. A bad file is Unreadable, a wrong argument a ValueError, any other exception a bug.
+last frame whose timestamp is at most t. Decoding can begin only at a key frame. A file is opened
+once for all pictures of a sample and decoded forward, on one thread: a loader has its workers.
+n pictures of a file, F of a clip, H W pixels, taken as square; uint8 RGB. A bad file is Unreadable.
 """
 import json
 import math
@@ -36,12 +34,7 @@ class Unreadable(Exception):
 
 # --- Files ---
 def find_videos(folder):
-    """{stem: path, a str} of all videos below a folder, by suffix (upper or lower case).
-
-    Of several files with one stem, the first path counts. Links to folders are followed, each
-    folder is entered once, and a line tells of those that cannot be. BadInput if there is no such
-    folder.
-    """
+    """{stem: path, a str} of all videos below a folder, also by links; the first path of a stem."""
     require(os.path.isdir(folder), f"{folder}: no such folder; a folder of videos is needed")
     files, closed, entered = [], [], set()
     for parent, folders, names in os.walk(folder, onerror=closed.append, followlinks=True):
@@ -77,9 +70,8 @@ def open_video(path):
 
 
 def duration(path):
-    """s from the start of the file to the end of its video, by its header, also if it is cut off.
-
-    mkv and webm only give that of the whole file; a recorded webm none: all its packets are read.
+    """s from the start of the file to the end of its video, by its header, also if it is cut off;
+    mkv and webm give that of the whole file, a recorded webm none: all its packets are read.
     """
     with open_video(path) as (container, stream):
         if (stream.duration or 0) > 0:
@@ -96,11 +88,9 @@ def duration(path):
 def read_frames(path, times, short_side=None):
     """The pictures at `times`, from one opening of the file: (n, 3, H, W) uint8, upright.
 
-    The first and the last frame also count for SLACK = 1 s before and after the video, since
-    annotations often end a little late. Further away the file is Unreadable.
-
-    times:      (n,) s, n at least 1, 0 to 1e9, in any order, with repeats; else a ValueError.
-    short_side: pixels; larger pictures are reduced to it, smaller ones are not enlarged.
+    The first and the last frame also count for SLACK before and after the video, since annotations
+    often end a little late. times: (n,) s, 0 to 1e9, in any order; else a ValueError. short_side:
+    pixels; larger pictures are reduced to it.
     """
     times = np.asarray(times, float)
     if times.ndim != 1 or not times.size or not np.all((times >= 0) & (times < 1e9)):
@@ -119,10 +109,8 @@ def read_frames(path, times, short_side=None):
 
 
 def pictures_at(path, times, short_side=None):
-    """Yield (picture (H, W, 3), outside) for each of the sorted `times`, s.
-
-    `outside`, s: how far the time is after the end (+) or before the first frame (-), else 0.
-    All pictures have the size of the first. Raises Unreadable.
+    """Yield (picture (H, W, 3), outside) for each of the sorted `times`, s; all of one size.
+    outside: s that the time is after the end (+) or before the first frame (-), else 0.
     """
     with open_video(path) as (container, stream):
         start, scaler, size = (container.start_time or 0) / av.time_base, VideoReformatter(), None
@@ -156,8 +144,8 @@ def pictures_at(path, times, short_side=None):
 def key_frame_ahead(stream, time, reached):
     """Whether decoding can begin nearer to `time` (s) than `reached` (s), its present position.
 
-    If the index ends before `time`, a key frame every KEY_FRAME_GAP seconds is assumed. The index
-    of an mp4 has decoding times, some ticks before display.
+    If the index (of an mp4: decoding times, some ticks before display) ends before, a key frame
+    every KEY_FRAME_GAP seconds is assumed.
     """
     index, ticks = stream.index_entries, math.floor(time / stream.time_base)
     early = max(0, (stream.start_time or 0) - index[0].timestamp) if len(index) else 0    # ticks
@@ -168,9 +156,8 @@ def key_frame_ahead(stream, time, reached):
 
 
 def frames_around(container, stream, time, start, wanted):
-    """Seek: the frames from a key frame at or before `time`, or from the first if there is none.
-
-    A seek that ends *after* `time` is repeated further and further back. `wanted`: see `decode`.
+    """Seek: the frames from a key frame at or before `time`, or from the first. `wanted`: `decode`.
+    A seek that ends after `time` is repeated further and further back.
     """
     back = 0.0
     while True:
@@ -188,11 +175,9 @@ def frames_around(container, stream, time, start, wanted):
 def decode(container, stream, wanted):
     """Yield the frames from here on, except those of H.264 that nothing needs.
 
-    `wanted()` is the earliest time, s, whose picture is still to be found. A frame is skipped,
-    undecoded, if no frame refers to it and a later frame is displayed at or before `wanted()`.
-    (HEVC marks frames as unreferenced that higher temporal layers use.)
-
-    An avi only has decoding times: the n-th frame of H.264 is displayed at the n-th of them.
+    A frame is skipped, undecoded, if no frame refers to it and a later one is displayed at or
+    before `wanted()`, s. (HEVC marks frames as unreferenced that higher temporal layers use.) An
+    avi only has decoding times: the n-th frame of H.264 is displayed at the n-th of them.
     """
     context, tick, newest = stream.codec_context, float(stream.time_base), -math.inf
     h264 = context.name == "h264"
@@ -222,9 +207,7 @@ def record(path, *made):
 def shrink(source, target, comment="", *, fps=1.0, short_side=256):
     """Write a small mp4 (Motion JPEG, fast to decode) without sound; every frame is a key frame.
 
-    Frame k is the source's picture at k / fps, up to the source's end. `target` is whole or absent.
-    fps: frames/s, at least 0.001; short_side: pixels, at least 2 (both sides become even);
-    comment: kept in the file. Raises Unreadable for the source, OSError for the target.
+    Frame k is the source's at k / fps. Raises Unreadable for the source, OSError for the target.
     """
     rate = Fraction(fps).limit_denominator(1000)
     count = max(1, math.ceil(duration(source) * rate - 1e-6))
@@ -271,11 +254,7 @@ def short_side_for(size):
 
 
 def training_view(frames, size, rng):
-    """(F, 3, H, W) uint8 -> (F, 3, size, size): a random square, perhaps mirrored, of all frames.
-
-    As in the paper: short side drawn from 256 to 320, a crop of 224, flipped in half of the draws;
-    other sizes in proportion. rng: numpy Generator, four draws.
-    """
+    """(F, 3, H, W) uint8 -> (F, 3, size, size): a random square, mirrored in half of the draws."""
     height, width = frames.shape[-2:]
     side = round(min(height, width) * 224 / rng.uniform(*JITTER))
     top, left = rng.integers(height - side + 1), rng.integers(width - side + 1)
@@ -287,5 +266,5 @@ def evaluation_view(frames, size):
     """(F, 3, H, W) uint8 -> (F, 3, size, size): the center square, 224 of a short side of 256."""
     height, width = frames.shape[-2:]
     side = round(min(height, width) * 224 / JITTER[0])
-    return transform.resized_crop(frames, (height - side) // 2, (width - side) // 2, side, side,
-                                  [size, size])
+    top, left = (height - side) // 2, (width - side) // 2
+    return transform.resized_crop(frames, top, left, side, side, [size, size])

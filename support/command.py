@@ -34,17 +34,12 @@ def opt(help, default, group=RUN, *, choices=None, low=-inf, high=10 ** 6, above
         file:     a file to be written in an existing folder, with one of these suffixes (() any);
                   or a pipe or device of any name, such as /dev/stdout.
         folder:   a folder to be written, new or not.
-        alias:    a second name of the flag.
         flag:     False: a positional argument instead.
-        required: the flag must be given, although its default is None.
         only:     other flags by name, and with which values of them this one has an effect: (None,)
-                  without that flag, () with any. Else it is refused (and, for --data and --task,
-                  not in --help).
+                  without that flag, () with any. Else it is refused (data, task: not in --help).
     """
     help += " (required)" if required else ""
-    return field(default=default, metadata=dict(
-        help=help, group=group, choices=choices, low=low, high=high, above=above, file=file,
-        folder=folder, alias=alias, flag=flag, required=required, only=only))
+    return field(default=default, metadata=locals())
 
 
 def flag_of(name):
@@ -149,10 +144,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(cls, argv=None, command=""):
-    """Command line -> cls. A wrong value ends the program with one line and status 2.
-
-    command: what follows the program's name and chose cls; --help shows it.
-    """
+    """Command line -> cls, or one line and status 2. command: what chose cls; --help shows it."""
     places = [f"[{f.name}]" for f in fields(cls) if not f.metadata["flag"]]
     usage = " ".join(["%(prog)s", *command.split(), *places, "[flags]"])
     parser = Parser(program_name(), usage, cls.__doc__, add_help=False, allow_abbrev=False,
@@ -193,10 +185,9 @@ def parse(cls, argv=None, command=""):
 def run(main, cls, argv=None, command=""):
     """Parse, call main(settings), and turn what went wrong into one line on stderr and a status.
 
-    BadInput, OSError (a full disk, a read-only folder), too little memory and a killed process end
-    with 2, FloatingPointError (a number that is not finite) with 1, Ctrl-C with 130, SIGTERM with
-    143; without a line if nobody reads the output any more, with 141. A bug keeps its traceback. Of
-    several processes started by torchrun only the first prints.
+    BadInput, OSError, too little memory and a killed process end with 2, FloatingPointError with 1,
+    Ctrl-C with 130, SIGTERM with 143; if nobody reads the output any more, 141 without a line. A
+    bug keeps its traceback. Of several processes the first prints.
     """
     with ending():
         rank, settings = process_number(), parse(cls, argv, command)
@@ -233,10 +224,7 @@ def open_stream(path):
 def write_atomically(path, write, before=None):
     """Call write(binary file beside `path`), then rename: the new file is whole, or the old stays.
 
-    What is no regular file is written to as it is; of a link, the file it points at is replaced.
-
-    before: where to move the old file; None: it is replaced. Given a path, torch.save hides a full
-            disk in an error that is no OSError.
+    A pipe is written to as it is; of a link, its file is replaced. before: where the old one goes.
     """
     path = Path(path)
     stream = open_stream(path)

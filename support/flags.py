@@ -11,10 +11,8 @@ FEATURES = ("annotations", "features", "text_embeddings")      # a features file
 CLIP = "ViT-B-16-quickgelu"                                    # the paper's teacher, in open_clip
 # of --task, where the names of steps are embedded
 NAMED = dict(task=("forecast", "classify", "infill"), features=(None,), text_embeddings=(None,))
-TEACHER = opt("open_clip model, or local-dir:DIR; default: the run's teacher", None, DATA,
-              data=COIN, **NAMED)
-TEACHER_WEIGHTS = opt("open_clip's tag, or a file; default: those of the run's teacher", None, DATA,
-                      data=COIN, **NAMED)
+TEACHER = opt("open_clip model, or local-dir:DIR [the run's]", None, DATA, data=COIN, **NAMED)
+TEACHER_WEIGHTS = opt("open_clip's tag, or a file [the run's]", None, DATA, data=COIN, **NAMED)
 
 
 @dataclass(frozen=True)
@@ -41,17 +39,13 @@ def adopt_teacher(settings, checkpoint):
 @dataclass(frozen=True)
 class LabeledSettings(RunSettings):
     """Flags of the commands that read labeled videos. They add --task."""
-    data: str = opt("toy: the embedded world; coin: COIN with videos, or with a features file; "
-                    "epic: EPIC-Kitchens-100, verbs and nouns", "toy", DATA,
-                    choices=("toy", "coin", "epic"))
-    annotations: Path = opt("COIN.json or a released csv, or EPIC's csv", None, DATA,
-                            data=COIN + EPIC)
+    data: str = opt("toy: the embedded world; coin: COIN; epic: EPIC-Kitchens-100, verbs and nouns",
+                    "toy", DATA, choices=("toy", "coin", "epic"))
+    annotations: Path = opt("COIN.json or a released csv, or EPIC's", None, DATA, data=COIN + EPIC)
     videos: Path = opt("folder of videos, ID.mp4 and the like", None, DATA)
-    features: Path = opt("npz of clip embeddings, one row per window", None, DATA, data=COIN,
-                         videos=(None,))
+    features: Path = opt("npz of embeddings of clips", None, DATA, data=COIN, videos=(None,))
     text_embeddings: Path = opt("npz of the classes' text embeddings", None, DATA, data=COIN)
-    steps: Path = opt("names of the classes, line i is class i; default those in COIN.json", None,
-                      DATA, data=COIN, **NAMED)
+    steps: Path = opt("line i names class i [names in COIN.json]", None, DATA, data=COIN, **NAMED)
     clip: str = TEACHER
     clip_weights: str = TEACHER_WEIGHTS
 
@@ -66,6 +60,6 @@ class LabeledSettings(RunSettings):
               f"reads --videos, or the embedded world's; leave out --data {self.data}")
         check(self.text_embeddings is None or self.features or self.task != "activity",
               "text_embeddings", self.text_embeddings, "has no effect with --task activity")
-        self.require({"toy": (), "epic": ("annotations", "videos"),
-                      "coin": ("annotations",) if self.videos else FEATURES}[self.data],
-                     f"--data {self.data}")
+        needed = {"toy": (), "epic": ("annotations", "videos"),
+                  "coin": ("annotations",) if self.videos else FEATURES}
+        self.require(needed[self.data], f"--data {self.data}")

@@ -1,9 +1,8 @@
 """One model on several GPUs: `torchrun --nproc-per-node 8 train.py ...`, a process for each.
 
-A step computes what it computes in one process. Each reads and encodes its share of the clips,
-receives the embeddings of all others, and computes the whole objective. (DistributedDataParallel
-would average one objective per process: another one where their numbers of clips differ.) --batch
-counts the videos of all processes together. With one process nothing here does anything.
+Each process encodes its share of a step's clips, receives the embeddings of all others, and
+computes the whole objective, as one process would. (DistributedDataParallel would average one
+objective per process.) --batch counts the videos of all processes together.
 """
 import os
 
@@ -43,19 +42,15 @@ def share(items, place):
 
 def gather_objects(mine):
     """[the object of each process], in their order. In main memory: no GPU is waited for."""
-    world = place()[1]
-    if world == 1:
-        return [mine]
-    objects = [None] * world
-    dist.all_gather_object(objects, mine)
+    objects = [mine] * place()[1]
+    if len(objects) > 1:
+        dist.all_gather_object(objects, mine)
     return objects
 
 
 def gather(rows):
-    """(C, ...) rows of each process -> those of all, in their order.
-
-    Gradients flow back to the process's own rows alone, times the number of processes: it cancels
-    the mean of `average_gradients`.
+    """(C, ...) rows of each process -> those of all, in their order. Gradients flow back to its own
+    rows alone, times the number of processes: it cancels the mean of `average_gradients`.
     """
     rank, world = place()
     if world == 1:
@@ -75,9 +70,7 @@ def gather(rows):
 def average_gradients(optimizer):
     """Give every process the mean of all gradients, so that all keep the same weights."""
     world = place()[1]
-    if world == 1:
-        return
-    for group in optimizer.param_groups:
+    for group in optimizer.param_groups if world > 1 else ():
         for p in group["params"]:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad      # it had no clips
             dist.all_reduce(p.grad)

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -44,9 +45,8 @@ LOST = "gloo", "nccl", "client socket"     # of a connection to another process
 def end_by_signal(number, frame):
     """Handle a signal: end here, by KeyboardInterrupt.
 
-    C code that calls Python, such as PyAV's to write a file, may print any exception and go on (at
-    SystemExit it ends without `finally`). So the signal is noted, nothing is printed any more, and
-    `end_if_signaled` ends the program at the next place that looks.
+    C code that calls Python, such as PyAV's, may print any exception and go on. So the signal is
+    noted, nothing is printed any more, and `end_if_signaled` ends the program where it looks.
     """
     came.append(128 + number)
     sys.excepthook = sys.unraisablehook = lambda *exception: None
@@ -108,15 +108,12 @@ def ending():
         sys.exit(status)
 
 
+@dataclass
 class Interrupts:
-    """Ctrl-C and SIGTERM set `status` (130, 143), so that a step is finished and saved.
-
-    A second Ctrl-C ends the program at once. A signal that came too late for that ends it on exit.
-    plan: what happens before the end, in words.
+    """Ctrl-C and SIGTERM set `status` (130, 143): `plan` says what is done first. A second Ctrl-C
+    ends the program at once.
     """
-
-    def __init__(self, plan="this step is finished and saved first"):
-        self.plan = plan
+    plan: str = "this step is finished and saved first"
 
     def __enter__(self):
         end_if_signaled()
@@ -146,10 +143,7 @@ class Interrupts:
 
 # --- Folders ---
 def lock(folder):
-    """Hold the folder --out until this process ends, however it ends; workers let go of it.
-
-    Raises: BadInput if another process holds it. Where there are no such locks, nothing happens.
-    """
+    """Hold the folder --out until this process ends; BadInput if another one holds it."""
     folder = os.path.realpath(folder)
     if folder in locks:
         return
@@ -160,6 +154,6 @@ def lock(folder):
         os.close(descriptor)
         raise BadInput(f"--out {folder}: another process is writing there; wait until it has "
                        "ended, or choose another folder") from None
-    except OSError:                        # a network's disk without locks
+    except OSError:                        # a network's disk without locks: nothing is held
         pass
     locks[folder] = descriptor

@@ -19,22 +19,18 @@ def attempt(make, kept, item):
 
 
 def leave_group(worker):
-    """Let the main process alone end a worker: it finishes and saves its step first.
-
-    A terminal sends Ctrl-C to the main process's group. A lock would outlive a killed main process.
-    """
+    """Let the main process alone end a worker, also after Ctrl-C: it finishes its step first."""
     os.setpgid(0, 0)
     sys.excepthook = lambda *exception: None           # of a thread whose reader has ended
-    while locks:
+    while locks:                                       # they would outlive a killed main process
         os.close(locks.popitem()[1])
 
 
 def prefetch(make, items, workers, title=None, kept=()):
     """Yield make(item) for each item, in order, made ahead by worker processes (0: none).
 
-    If there is a GPU, tensors are pinned, so that copies to it do not block. title: of the bar.
-    Raises: what `make` raises, but errors of the classes `kept` are yielded in place of a result;
-            RuntimeError if a worker dies.
+    If there is a GPU, tensors are pinned. title: of the bar. Raises what `make` raises, but errors
+    of the classes `kept` are yielded in place of a result; RuntimeError if a worker dies.
     """
     # without a batch size, collate_fn gets one item at a time, in the worker
     loader = torch.utils.data.DataLoader(items, batch_size=None, num_workers=workers,

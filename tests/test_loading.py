@@ -154,8 +154,8 @@ class Batches(Pretraining):
         self.source, self.settings, self.device, self.first = source, settings, "cpu", 0
         self.unreadable, self.model = {}, SimpleNamespace(dim=2, encode=lambda clips: clips)
 
-    def steps(self, stage, optimizer, items):
-        return zip(self.steps_left(stage), items, strict=True)
+    def steps(self, stage, optimizer, items_of):
+        return zip(stage.span, items_of(stage.span), strict=True)
 
 
 @pytest.mark.parametrize("broken, workers", [((), 0), ((1, 3, 5), 0), ((1, 5), 2)])

@@ -162,7 +162,7 @@ def test_sgd_comes_first_and_rates_rise_and_fall_within_a_stage(monkeypatch, tmp
         assert [*map(id, group["params"])] == [*map(id, model.parameters())]
         assert (group["lr"], group["weight_decay"], group.get("momentum")) == (0, .4, momentum)
         n, rates = len(stage.span), []
-        for step, item in Run(given, model, {}, stages, None).steps(stage, optimizer, stage.span):
+        for step, item in Run(given, model, {}, stages, None).steps(stage, optimizer, iter):
             assert step == item
             rates.append(learning_rate(step, stage))
         assert model.training and np.allclose(rates, [

@@ -49,8 +49,7 @@ def export_one(out, item):
 def export_toy(settings):
     """videos/, captions/, COIN.json, steps.txt, phrases.txt, train.txt and the teacher, clip/."""
     out = settings.out
-    require(not out.exists() or not any(out.iterdir()),
-            f"--out {out}: is not empty; choose another folder")
+    require(not out.exists() or not any(out.iterdir()), f"--out {out}: not empty; choose another")
     out.mkdir(parents=True, exist_ok=True)
     lock(out)
     for folder in ("videos", "captions", "clip"):

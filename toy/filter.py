@@ -26,16 +26,11 @@ def near(seconds, limits):
 
 
 def next_step_from_clips(grammar, likelihood, from_start, clip_seconds):
-    """P(next step | clips), as `Grammar.next_step` without the true steps.
+    """P(next step | clips), as `Grammar.next_step` without the true steps: (M, S) float64.
 
     The history ends where a step ends. It is the last 68 s, or all of the video so far.
-
-    Args:
-        likelihood:   (M, N, S) float > 0. P(clip | step) / P(clip | background). S times a
-                      posterior is suitable: 1 if nothing is known.
-        from_start:   (M,) bool, as in `next_step`.
-        clip_seconds: (M,) float, s from one clip to the next.
-    Returns: (M, S) float64, rows sum to 1.
+    likelihood: (M, N, S) float > 0: P(clip | step) / P(clip | background); S times a posterior.
+    clip_seconds: (M,) float, s from one clip to the next.
     """
     M, N, S = likelihood.shape
     end, forecast = N * np.asarray(clip_seconds, float), np.zeros((M, S))    # s of the history
@@ -52,7 +47,6 @@ def next_step_from_clips(grammar, likelihood, from_start, clip_seconds):
 
 def node_mass(grammar, likelihood, last, from_start, end):
     """P(clips, and the node's step ends with the history), up to a factor per forecast: (m, n).
-
     last: number of the last point in time, which is `end`, (m,) s, of each history.
     """
     (m, N, S), whole = likelihood.shape, last * GRID < HISTORY  # whole: all of the video so far

@@ -1,7 +1,7 @@
 """The embedded world: cooking procedures from a small grammar, and exact inference on it.
 
-Every command uses this world by default, so the whole method runs, and is measured against a known
-truth, without any data. Only the observed steps and their order tell what comes next.
+Every command uses this world by default: the method runs, and is measured against a known truth,
+without any data. Only the observed steps and their order tell what comes next.
 
 S = 40 steps, "verb object"; M samples (forecasts); N = 8 clips of an observed window; n nodes.
 """
@@ -45,47 +45,38 @@ PROCEDURES = {
         maybe(.4, "wash pan"),
         any_order("crack egg", either((.5, "grate cheese"), (.5, "cut onion")),
                   either((.6, "melt butter"), (.4, "pour oil"))),
-        either((.6, "stir egg"), (.4, "add salt")),
-        "pour egg",
-        either((.5, "add cheese"), (.3, "flip egg"), (.2, "add onion")),
-        maybe(.4, "fold egg")),
+        either((.6, "stir egg"), (.4, "add salt")), "pour egg",
+        either((.5, "add cheese"), (.3, "flip egg"), (.2, "add onion")), maybe(.4, "fold egg")),
     "fried potatoes": block(
         "wash potato",
         any_order(either((.6, "peel potato"), (.4, "cut potato")),
                   either((.6, "pour oil"), (.4, "melt butter")),
                   either((.5, "peel onion"), (.5, "cut onion"))),
-        either((.6, "fry potato"), (.4, "fry onion")),
-        maybe(.5, "stir potato"),
+        either((.6, "fry potato"), (.4, "fry onion")), maybe(.5, "stir potato"),
         either((.5, "add salt"), (.3, "add cheese"), (.2, "add onion"))),
     "pizza": block(
         either((.6, "stir dough"), (.4, "pour oil")),
         any_order(either((.6, "open jar"), (.4, "spread tomato")), "fold dough",
                   either((.6, "grate cheese"), (.4, "cut tomato"))),
-        maybe(.35, "close jar"),
-        either((.5, "add cheese"), (.3, "add tomato"), (.2, "add onion")),
-        maybe(.4, "add salt"),
-        "bake dough"),
+        maybe(.35, "close jar"), either((.5, "add cheese"), (.3, "add tomato"), (.2, "add onion")),
+        maybe(.4, "add salt"), "bake dough"),
     "sandwich": block(
-        maybe(.3, "wash tomato"),
-        either((.55, "cut bread"), (.45, "bake bread")),
+        maybe(.3, "wash tomato"), either((.55, "cut bread"), (.45, "bake bread")),
         any_order("cut tomato", either((.6, "spread butter"), (.4, "melt butter")),
                   either((.6, "cut cheese"), (.4, "fry egg"))),
-        either((.6, "add tomato"), (.4, "add cheese")),
-        maybe(.4, "add salt"),
+        either((.6, "add tomato"), (.4, "add cheese")), maybe(.4, "add salt"),
         maybe(.5, "flip bread")),
     "soup": block(
         any_order(either((.6, "wash tomato"), (.4, "cut tomato")),
                   either((.5, "peel onion"), (.5, "cut onion")),
                   either((.6, "pour oil"), (.4, "melt butter"))),
         either((.6, "fry onion"), (.4, "add tomato")),
-        either((.5, "pour milk"), (.3, "open jar"), (.2, "add salt")),
-        maybe(.6, "stir soup"),
+        either((.5, "pour milk"), (.3, "open jar"), (.2, "add salt")), maybe(.6, "stir soup"),
         either((.6, "cut bread"), (.4, "pour soup"))),
     "pancakes": block(
         maybe(.4, "wash pan"),
         any_order("crack egg", "pour milk", either((.6, "stir dough"), (.4, "add salt"))),
-        either((.6, "melt butter"), (.4, "pour oil")),
-        "pour dough", "flip dough",
+        either((.6, "melt butter"), (.4, "pour oil")), "pour dough", "flip dough",
         either((.5, "spread butter"), (.3, "open jar"), (.2, "fold dough")),
         maybe(.3, "close jar")),
 }
@@ -134,10 +125,8 @@ def seed_of(video):
 
 
 class Grammar:
-    """All sequences of all procedures as one prefix tree, and exact inference on it.
-
-    Nodes are prefixes, the first the empty one, with a last `step`, `parent`, `depth` and `mass`
-    (n,), the probability that a video's steps begin so.
+    """All sequences of all procedures as one prefix tree: its nodes, the first the empty one, have
+    a last `step`, `parent`, `depth`, and `mass`, the probability that a video's steps begin so.
     """
 
     def __init__(self):
@@ -156,12 +145,9 @@ class Grammar:
         np.add.at(self.next_mass, (self.parent[1:], self.step[1:]), self.mass[1:])
 
     def next_step(self, observed, from_start):
-        """Bayes-optimal forecast: P(next step | observed steps, procedure unknown, not ended).
+        """P(next step | observed step ids; procedure unknown, not ended): (S,), or zeros.
 
-        Args:
-            observed:   sequence of step ids, in order, without repeats in a row.
-            from_start: bool. True if the first of them is the first of the video.
-        Returns: (S,) float64, sums to 1; zeros where no video goes on after these steps.
+        from_start: whether the first of them is the first of the video.
         """
         mass = self.next_mass[self.nodes_of(observed, from_start)].sum(0)
         return mass / (mass.sum() or 1.0)
@@ -183,10 +169,7 @@ class Grammar:
         return nodes
 
     def chance(self, observed, from_start, future):
-        """P(these steps follow in this order | the video has that many more): a float.
-
-        future: step ids; -1, a step that is not of this world, has probability 0.
-        """
+        """P(these steps follow in this order | the video has that many more); 0 with a step -1."""
         p, observed = 1.0, list(observed)
         for step in future:
             p *= float(self.next_step(observed, from_start)[step]) if step >= 0 else 0.0

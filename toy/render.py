@@ -1,8 +1,8 @@
 """Frames and narrations of the embedded world.
 
-A step "verb object" shows the object's sprite, and the sprite of a tool that moves on an arc. All
-else is drawn independently of the steps: occluders, noise and the tool's place for every frame,
-background, clutter, position, size, colors and brightness for every instance.
+A step "verb object" shows the object's sprite, and that of a tool that moves on an arc. All else is
+drawn independently of the steps: for every frame occluders, noise and the tool's place, for every
+instance background, clutter, position, size, colors and brightness.
 
 n frames; m instances (segments of a video: one step, or background); k sprites.
 """
@@ -29,12 +29,9 @@ SHAPES = {                                         # of y, x in -1..1
     "frame": lambda y, x: (np.maximum(abs(y), abs(x)) > .5) & (abs(y) < .9),
     "plus": lambda y, x: np.minimum(abs(y), abs(x)) < .3,
     "saltire": lambda y, x: abs(abs(y) - abs(x)) < .3,
-    "bar": lambda y, x: abs(y) < .35,
-    "post": lambda y, x: abs(x) < .35,
-    "hourglass": lambda y, x: abs(x) < abs(y),
-    "stripes": lambda y, x: np.sin(8 * y) > 0,
-    "tee": lambda y, x: (y < -.3) | (abs(x) < .3),
-    "ell": lambda y, x: (y > .3) | (x < -.3),
+    "bar": lambda y, x: abs(y) < .35, "post": lambda y, x: abs(x) < .35,
+    "hourglass": lambda y, x: abs(x) < abs(y), "stripes": lambda y, x: np.sin(8 * y) > 0,
+    "tee": lambda y, x: (y < -.3) | (abs(x) < .3), "ell": lambda y, x: (y > .3) | (x < -.3),
 }
 
 OBJECTS = {                                        # shape, body color, core color
@@ -55,22 +52,14 @@ OBJECTS = {                                        # shape, body color, core col
 }
 FACE = ("disc", (225, 180, 150), (120, 60, 50))
 TOOLS = {                                          # shape, color, arc's start and sweep, degrees
-    "add": ("tee", (60, 190, 90), 80, 20),
-    "bake": ("stripes", (220, 60, 60), -90, 30),
-    "close": ("ring", (250, 130, 180), 120, -60),
-    "crack": ("hourglass", (90, 220, 220), 60, 30),
-    "cut": ("bar", (210, 210, 225), -10, 40),
-    "flip": ("ell", (170, 110, 250), 135, 180),
-    "fold": ("saltire", (250, 250, 90), -30, -30),
-    "fry": ("stripes", (250, 150, 40), -120, 30),
-    "grate": ("post", (180, 190, 200), 30, 20),
-    "melt": ("plus", (250, 110, 40), -70, 30),
-    "open": ("plus", (240, 70, 190), -45, 180),
-    "peel": ("ell", (110, 220, 60), 150, 30),
-    "pour": ("post", (70, 120, 250), 120, -30),
-    "spread": ("bar", (150, 100, 220), 180, 30),
-    "stir": ("post", (160, 100, 50), 45, 90),
-    "wash": ("saltire", (40, 160, 240), -150, 30),
+    "add": ("tee", (60, 190, 90), 80, 20), "bake": ("stripes", (220, 60, 60), -90, 30),
+    "close": ("ring", (250, 130, 180), 120, -60), "crack": ("hourglass", (90, 220, 220), 60, 30),
+    "cut": ("bar", (210, 210, 225), -10, 40), "flip": ("ell", (170, 110, 250), 135, 180),
+    "fold": ("saltire", (250, 250, 90), -30, -30), "fry": ("stripes", (250, 150, 40), -120, 30),
+    "grate": ("post", (180, 190, 200), 30, 20), "melt": ("plus", (250, 110, 40), -70, 30),
+    "open": ("plus", (240, 70, 190), -45, 180), "peel": ("ell", (110, 220, 60), 150, 30),
+    "pour": ("post", (70, 120, 250), 120, -30), "spread": ("bar", (150, 100, 220), 180, 30),
+    "stir": ("post", (160, 100, 50), 45, 90), "wash": ("saltire", (40, 160, 240), -150, 30),
 }
 
 
@@ -80,9 +69,8 @@ def draw_sprites():
     for i, inside in enumerate(SHAPES.values()):
         for j, pixels in enumerate((10, 12)):
             y, x = (np.mgrid[:SPRITE, :SPRITE] - (SPRITE - 1) / 2) / (pixels / 2)
-            box = np.maximum(abs(y), abs(x)) < 1
-            core = np.maximum(abs(y), abs(x)) < .45
-            sprites[i, j] = (inside(y, x) & box) * (1 + core)
+            far = np.maximum(abs(y), abs(x))
+            sprites[i, j] = (inside(y, x) & (far < 1)) * (1 + (far < .45))
     return sprites
 
 
@@ -101,10 +89,7 @@ BACKGROUND_OBJECT, BACKGROUND_FACE = .35, .25      # shares of the background se
 
 
 def appearance(phrase):
-    """How "verb object" is drawn: (object, tool, backwards), two ids and a bool.
-
-    The second of a motion-only pair has the tool of the first and runs its arc backwards.
-    """
+    """How "verb object" is drawn: (object, tool, backwards), two ids and a bool."""
     for first, second in grammar.MOTION_ONLY:
         if phrase == second:
             return *appearance(first)[:2], True
@@ -129,14 +114,12 @@ def paste_clutter(images, which, rng):
 
 
 def draw_frames(objects, tools, backwards, instance, progress, rng):
-    """Frames of m instances.
+    """Frames of m instances: (n, 3, SIZE, SIZE) uint8.
 
-    Args:
-        objects, tools: (m,) int. Ids, -1 for none; object len(OBJECTS) is a face.
-        backwards:      (m,) bool. The tool runs its arc from the end to the start.
-        instance:       (n,) int in 0..m-1. Which instance each frame shows.
-        progress:       (n,) float in 0..1. Time since the start of its step / length of the step.
-    Returns: (n, 3, SIZE, SIZE) uint8.
+    objects, tools: (m,) int. Ids, -1 for none; object len(OBJECTS) is a face.
+    backwards:      (m,) bool. The tool runs its arc from the end to the start.
+    instance:       (n,) int in 0..m-1. Which instance each frame shows.
+    progress:       (n,) float in 0..1. Time since the start of its step / length of the step.
     """
     m, n, side = len(objects), len(instance), SIZE + 2 * MARGIN
     scenes = np.empty((m, side, side, 3), np.float32)

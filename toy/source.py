@@ -1,4 +1,4 @@
-"""The embedded world as a source of clips: its videos rendered into memory, and its teacher.
+"""The embedded world as a source of clips: its videos in memory, and its teacher.
 
 n frames of all videos, C clips, F frames of a clip, D embedding.
 """
@@ -17,8 +17,6 @@ TEACHER_FILE = Path(__file__).with_name("teacher.safetensors")
 
 class ToySource:
     """The first `count` videos of a split, in clips of F frames, as those of files/sources.py.
-
-    teacher:   pseudo_labels.Teacher, which encodes every frame once; None: no teacher features.
     annotated: pre-training clips are the annotated steps, not windows around sentences.
     """
 
@@ -32,18 +30,11 @@ class ToySource:
         self.pixels = torch.from_numpy(np.concatenate(parts))               # (n, 3, H, W) uint8
         self.narration = [render.narrate(video) for video in self.videos]
         if teacher:
-            self.frame_features = torch.cat([                               # (n, D)
-                teacher.encode_frames(part).cpu() for part in
-                tqdm(self.pixels.split(128), f"teacher on {split}", mininterval=1, delay=2)])
+            parts = tqdm(self.pixels.split(128), f"teacher on {split}", mininterval=1, delay=2)
+            self.frame_features = torch.cat([teacher.encode_frames(part).cpu() for part in parts])
 
     def __len__(self):
         return len(self.videos)
-
-    def frame_index(self, video, windows):
-        """(n, F) int64: the rows of `pixels` nearest to the clips' frame times."""
-        count = self.first[video + 1] - self.first[video]
-        index = np.floor(frame_times(windows, self.frames_per_clip) * render.FPS).astype(np.int64)
-        return torch.from_numpy(self.first[video] + np.clip(index, 0, count - 1))
 
     def duration(self, video):
         """Length of a video, s."""
@@ -61,7 +52,12 @@ class ToySource:
 
     def load(self, requests, rng=None):
         """The clips of some requests -> Loaded; views: rows of `pixels`, none without a teacher."""
-        index = torch.cat([self.frame_index(*request) for request in requests])    # (C, F)
+        index = []
+        for video, windows in requests:
+            number = frame_times(windows, self.frames_per_clip) * render.FPS                # (n, F)
+            first, end = self.first[video:video + 2]
+            index.append(first + np.clip(number.astype(np.int64), 0, end - first - 1))
+        index = torch.from_numpy(np.concatenate(index))                                     # (C, F)
         return Loaded(requests, self.pixels[index], index if self.teacher else index[:0], {})
 
     def teacher_features(self, views):

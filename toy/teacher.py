@@ -100,10 +100,7 @@ def train_teacher(images=TEACHER_IMAGES, steps=TEACHER_STEPS, batch_size=TEACHER
 
 
 def digest(weights=()):
-    """SHA-256 (hex) of this world's constants, and of weights {name: tensor} if they are given.
-
-    A change of code, not of constants, that changes frames or captions must raise VERSION.
-    """
+    """SHA-256 of this world's constants and of weights. A change of code alone raises VERSION."""
     modules = {"grammar": vars(grammar), "render": vars(render), "teacher": globals()}
     constants = {f"{module} {name}": value for module, names in modules.items()
                  for name, value in names.items() if name.isupper() and name != "SHAPES"}
@@ -115,17 +112,13 @@ def digest(weights=()):
 
 
 def read_weights(path, model):
-    """Fill a model of `build_teacher` in place from its file, all but the token embedding.
-
-    Raises: BadInput if the file is missing or damaged, or if this world's constants have changed.
-    """
+    """Fill a model of `build_teacher` in place from its file, all but the token embedding."""
     weights, made = {}, None
     with suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
         weights = {name: file.get_tensor(name) for name in file.keys()}
         made = (file.metadata() or {}).get("digest")
     require(made == digest(weights), f"{path}: missing, damaged, or of another version of the "
-            "embedded world; `git checkout toy/teacher.safetensors` restores it, `python -m "
-            "toy.teacher` makes it again")
+            "world; `git checkout` restores it, `python -m toy.teacher` makes it again")
     model.load_state_dict(weights, strict=False)
 
 

@@ -8,11 +8,10 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and append
     activity               the same; the 8 clips are all the video  h and classifier   App. C
     classify, --data epic  x = f(v), 32 frames of an action         f and classifier   Table 3
 
-The classifier is one linear layer, its logits divided by tau. If the classes have texts, it starts
-as their embeddings. The loss is its cross entropy alone, and noise is zero, as in the released
-code. Where f is frozen, each clip goes through it once. After `--order none` a new h is trained.
-A clip of an action is 2 s, 32 frames; each has its own crop, flip and RandAugment, and is mixed
-with another. N clips of a sample, B samples per step, S classes, V verbs, U nouns, D embedding.
+The classifier is one linear layer, its logits divided by tau; it starts as the embeddings of its
+classes, if they have texts. The loss is its cross entropy alone, and noise is zero, as in the
+release. Where f is frozen, each clip goes through it once. After `--order none` a new h is trained.
+N clips of a sample, B samples per step, S classes, V verbs, U nouns, D embedding.
 """
 import functools
 import math
@@ -32,8 +31,7 @@ from files import listings
 from support.command import check, require
 from support.device import mixed_precision, pick_device
 from support.workers import prefetch
-from training.run import (Run, Stage, learning_rate, prepare_run, report_missing,
-                          videos_of_step)
+from training.run import Run, Stage, learning_rate, prepare_run, report_missing, videos_of_step
 from weights.checkpoint import build_model, load_model
 from weights.mvit import MViT
 
@@ -52,13 +50,8 @@ def extend(init, arguments, settings, texts, classes):
     """The checkpoint's model with a classifier, as the task needs it -> a new model, its arguments.
 
     If the head of f classifies other classes, the class token before it becomes the embedding. For
-    EPIC, the embeddings of f's frames are repeated to 32.
-
-    Args:
-        init:    ProcedureModel that is not fine-tuned.
-        texts:   (S, D) embeddings of the classes, of any length. Without them, or where f does not
-                 match texts, the classifier starts at 0.
-        classes: sizes of the label sets.
+    EPIC, the embeddings of f's frames are repeated to 32. texts: (S, D); without them, or where f
+    does not match texts, the classifier starts at 0. classes: sizes of the label sets.
     """
     state, phrases = init.state_dict(), init.phrases
     arguments = {**arguments, "task": settings.task, "classes": list(classes)}
@@ -85,33 +78,19 @@ def extend(init, arguments, settings, texts, classes):
     return model, arguments
 
 
-def count_classes(settings, source, texts):
-    """Sizes of the label sets: as many as texts, or as the labels of all listed videos need."""
-    if settings.data == "epic":
-        return [listings.VERBS, listings.NOUNS]
-    if texts is not None:
-        return [len(texts)]
-    last = max(video.activity for video in source.listed)
-    require(last > 0, f"{settings.annotations}: one activity: nothing to choose from; at least two "
-            "are needed")
-    return [last + 1]
-
-
 def labeled_samples(settings, source):
     """The task's samples of --labels of the videos, drawn from the seed; BadInput if none."""
     samples = samples_of(settings.task, source.videos)
     videos = sorted({sample.video for sample in samples})
     order = np.random.default_rng((settings.seed, 4)).permutation(videos)
     chosen = set(order[:math.ceil(settings.labels * len(videos))].tolist())
-    require(chosen, f"{settings.annotations}: no labeled train sample for --task {settings.task}; "
-            "there is nothing to fine-tune on")
+    require(chosen, f"{settings.annotations}: no labeled train sample for --task {settings.task}")
     return [sample for sample in samples if sample.video in chosen]
 
 
 def set_up(settings):
     """Model, its arguments, source, samples, device, and the checkpoint to resume from or None."""
-    require(int(os.environ.get("WORLD_SIZE", 1)) == 1,
-            "--stage finetune: runs in one process; start it without torchrun")
+    require(os.environ.get("WORLD_SIZE", "1") == "1", "--stage finetune: start it without torchrun")
     resumed = prepare_run(settings)
     device = pick_device(settings.device)
     init, arguments, _ = load_model(settings.out if resumed else settings.init)
@@ -120,8 +99,8 @@ def set_up(settings):
     check(not init.task or resumed, "init", settings.init,
           f"is fine-tuned already, for {init.task}; give a checkpoint of --stage pretrain")
     check(settings.task == "classify" or arguments["denoiser"], "init", settings.init,
-          f"holds no h, nor its size; --task {settings.task} trains one (give a checkpoint of "
-          "train.py, or of ProcedureVRL before it was fine-tuned)")
+          f"holds no h; --task {settings.task} trains one (give a checkpoint of train.py, or of "
+          "ProcedureVRL before it was fine-tuned)")
     source, texts = open_labeled(settings, "train", init, settings.init, device, with_teacher=False)
     given = source.features.embedding if settings.features else texts
     if given is not None and matches_texts(init):
@@ -131,18 +110,17 @@ def set_up(settings):
     torch.manual_seed(settings.seed)
     model = init
     if not resumed:
-        model, arguments = extend(init, arguments, settings, texts,
-                                  count_classes(settings, source, texts))
+        classes = [listings.VERBS, listings.NOUNS] if settings.data == "epic" else [
+            len(texts) if texts is not None else 1 + max(v.activity for v in source.listed)]
+        require(classes != [1], f"{settings.annotations}: one activity: nothing to choose from")
+        model, arguments = extend(init, arguments, settings, texts, classes)
     return model.to(device), arguments, source, samples, device, resumed
 
 
 # --- Steps ---
 def load_actions(source, samples, settings, step):
-    """One step's clips, each from anywhere in its action: cropped, flipped, augmented.
-
-    All is drawn from (seed, step); in a worker, if there are any.
-
-    Returns: data.Loaded, and labels (B, 2) int64 of the clips that could be read: verb, noun.
+    """One step's clips, each from anywhere in its action: cropped, flipped, augmented, all drawn
+    from (seed, step). Returns: data.Loaded, and labels (B, 2) of the clips that could be read.
     """
     rng, drawn = np.random.default_rng((settings.seed, 2, step)), []
     for place in videos_of_step(step, len(samples), settings.batch, settings.seed):
@@ -160,9 +138,7 @@ def load_actions(source, samples, settings, step):
 
 def mix(clips, labels, classes):
     """MixUp: each clip with the one before it, in shares drawn from Beta(MIXUP, MIXUP).
-
-    Args:    clips (B, F, 3, H, W) uint8, labels (B, 2), classes [V, U].
-    Returns: clips float 0-255, and target (B, V + U): p' of the verb, then of the noun.
+    clips (B, F, 3, H, W), labels (B, 2), classes [V, U] -> clips float 0-255, target (B, V + U).
     """
     target = torch.cat([functional.one_hot(label, count) for label, count in
                         zip(labels.T, classes)], 1).float()
@@ -208,9 +184,8 @@ def finetune(settings):
     print(f"{count} samples, {steps} steps, on {device}")
     run = Run(settings, model, arguments, [stage], resumed)
     run.add_unreadable(source.unreadable, source)
-    left = run.steps_left(stage)
-    items = prefetch(make, left, settings.workers) if epic else left
-    for step, item in run.steps(stage, optimizer, items):
+    items_of = functools.partial(prefetch, make, workers=settings.workers) if epic else iter
+    for step, item in run.steps(stage, optimizer, items_of):
         optimizer.param_groups[0]["lr"] = learning_rate(step, stage)
         if epic:
             loaded, labels = item

@@ -2,8 +2,7 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4: SGD, then AdamW, on f and h together.
 
-B videos, C clips of them in all, R rows of N places, P missing clips in each, K phrases, D
-embedding.
+B videos, C clips of them, R rows of N places, P missing clips in each, K phrases, D embedding.
 """
 import functools
 import time
@@ -30,8 +29,7 @@ from weights.checkpoint import build_model, same_texts
 from weights.fill import fill, open_start
 from weights.teacher import open_teacher
 
-# Sizes of f and h, and the most consecutive clips of a video in a step. "small" is for two CPU
-# cores, "h only" for features files.
+# Sizes of f and h, and the most consecutive clips of a video in a step; "small" suits a CPU.
 SIZES = {
     "paper": {"encoder": dict(image=224, patch=16, frames=8, width=768, depth=12, heads=12),
               "denoiser": dict(layers=4, heads=8), "run": 9},
@@ -61,33 +59,28 @@ def open_material(settings, encoder, device):
     if settings.data == "coin":
         source, texts = open_coin_features(settings.annotations, settings.features,
                                            settings.text_embeddings, "train")
-        rng = np.random.default_rng(0)
-        some = [(video, source.pretrain_windows(video, rng)) for video in range(len(source))[:1000]]
+        some = [(i, source.pretrain_windows(i, None)) for i in range(len(source))[:1000]]
         tau = settings.tau or estimate_tau(source.load(some).clips, texts)
         return source, texts, {"tau": tau, "pixels": None, "witness": None}
     phrases = load_phrases(settings.phrases) if settings.phrases else grammar.PHRASES
     if settings.data == "howto100m":
-        teacher = open_teacher(settings.clip, settings.clip_weights, device)
+        clip = settings.clip, settings.clip_weights
+        teacher = open_teacher(*clip, device)
         view = View(encoder["image"], encoder["frames"], encoder.get("seconds"))
-        cached = settings.teacher_features and (settings.teacher_features, settings.clip,
-                                                settings.clip_weights)
-        source = open_folder(settings.videos, settings.captions, settings.ids, view, teacher,
-                             cached)
+        cache = settings.teacher_features and (settings.teacher_features, *clip)
+        source = open_folder(settings.videos, settings.captions, settings.ids, view, teacher, cache)
         tau, pixels = settings.tau or TAU, PIXELS
     else:
         teacher = load_teacher(device)
         source = ToySource("train", settings.toy_videos, encoder["frames"], teacher,
                            settings.clips == "annotated")
         tau, pixels = settings.tau or toy_teacher.TAU, (render.MEAN, render.STD)
-    return source, teacher.encode_phrases(phrases), {"tau": tau, "pixels": pixels,
-                                                     "witness": phrases[0]}
+    arguments = {"tau": tau, "pixels": pixels, "witness": phrases[0]}
+    return source, teacher.encode_phrases(phrases), arguments
 
 
 def open_model(settings, resumed, device):
-    """The model, how it is built (for its checkpoints), and the videos.
-
-    Its weights are new, those of --init as far as they fit, or those of the checkpoint to resume.
-    """
+    """The model, new, from --init or resumed; how it is built (for its checkpoints); the videos."""
     size = size_of(settings)
     encoder = MVIT[size] if settings.encoder == "mvit" else SIZES[size]["encoder"]
     start = open_start(settings.init) if settings.init and not resumed else None   # fail early
@@ -128,13 +121,13 @@ def plan_stages(settings, count):
 def measure_clip(model, device):
     """Bytes that autograd keeps of one clip, and the seconds that it takes f, both ways."""
     view, kept, began = view_of(model.encoder), {}, time.perf_counter()
+    clip = torch.zeros(1, view.frames, 3, view.size, view.size, dtype=torch.uint8, device=device)
 
     def keep(x):                                           # {place: bytes}
         kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
         return x
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x), mixed_precision(device):
-        model.encode(torch.zeros(1, view.frames, 3, view.size, view.size, dtype=torch.uint8,
-                                 device=device)).sum().backward()
+        model.encode(clip).sum().backward()
     model.zero_grad()
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     return (sum(size for place, size in kept.items() if place not in weights),
@@ -142,10 +135,7 @@ def measure_clip(model, device):
 
 
 def plan_memory(settings, size, seconds, count, device):
-    """Choose --micro-batch unless it is given: of `count` clips of a step as many as fit.
-
-    size, seconds: of one clip, see `measure_clip`. Returns: what will happen, in words.
-    """
+    """Choose --micro-batch unless given: as many of `count` clips as fit. Returns: it in words."""
     room = int(MEMORY * memory_of(device) / size)
     settings.default("micro_batch", max(room, 1) if room < count else None)
     slow = device.type == "cpu" and size > 2 ** 28         # a small f needs longer to warm up
@@ -170,16 +160,13 @@ def histories_apart(settings):
 
 
 def load_step(source, settings, stage, step, place=(0, 1)):
-    """What f reads in one step, drawn from (seed, step); in a worker, if there are any.
-
-    place:   this process, of how many that share the videos.
-    Returns: data.Loaded, and the run of windows of each of its videos, without histories.
+    """What f reads in one step, drawn from (seed, step): data.Loaded, and the run of windows of
+    each of its videos, without histories. place: this process, of how many that share the videos.
     """
     rng = np.random.default_rng((settings.seed, 2, step))
     run = SIZES[size_of(settings)]["run"]
-    runs = {video: random_run(source.pretrain_windows(video, rng), run, rng)
-            for video in videos_of_step(step - stage.span.start, len(source), stage.batch,
-                                        settings.seed)}
+    videos = videos_of_step(step - stage.span.start, len(source), stage.batch, settings.seed)
+    runs = {video: random_run(source.pretrain_windows(video, rng), run, rng) for video in videos}
     requests = [(video, with_histories(windows) if histories_apart(settings) else windows)
                 for video, windows in runs.items() if len(windows)]
     if place[0]:                                       # other views than the first process's
@@ -199,9 +186,9 @@ class Pretraining(Run):
         model, arguments, self.source = open_model(settings, resumed, self.device)
         stages = plan_stages(settings, len(self.source))
         super().__init__(settings, model, arguments, stages, resumed)
+        steps = ", ".join(f"{len(stage.span)} steps {stage.name}" for stage in stages)
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(self.source)} "
-              "videos, " + ", ".join(f"{len(stage.span)} steps {stage.name}"
-                                     for stage in stages) + f", on {self.device}")
+              f"videos, {steps}, on {self.device}")
         print(f"tau {model.tau:.3f}; alpha_bar " + ", ".join(f"{a:.4f}" for a in model.alpha_bar))
         if model.encoder is not None:
             count = settings.batch * SIZES[size_of(settings)]["run"]
@@ -210,20 +197,16 @@ class Pretraining(Run):
 
     def make_optimizer(self, stage):
         """SGD with momentum, then AdamW (paper, Sec. 4)."""
-        weights = self.model.parameters()
-        if stage.name == "sgd":
-            return torch.optim.SGD(weights, lr=0.0, momentum=0.9, weight_decay=WEIGHT_DECAY)
-        return torch.optim.AdamW(weights, lr=0.0, weight_decay=WEIGHT_DECAY)
+        kind = (functools.partial(torch.optim.SGD, momentum=0.9) if stage.name == "sgd" else
+                torch.optim.AdamW)
+        return kind(self.model.parameters(), lr=0.0, weight_decay=WEIGHT_DECAY)
 
     def batches(self, stage, optimizer):
         """(step, Batch) for each step left of a stage; logging, checkpoints, interrupts between."""
-        left = self.steps_left(stage)
-        if not left:                                   # done before the run was interrupted
-            return
         make = functools.partial(load_step, self.source, self.settings, stage,
                                  place=parallel.place())
-        items = prefetch(make, left, self.settings.workers)
-        for step, (loaded, windows) in self.steps(stage, optimizer, items):
+        items_of = functools.partial(prefetch, make, workers=self.settings.workers)
+        for step, (loaded, windows) in self.steps(stage, optimizer, items_of):
             for failed in parallel.gather_objects(loaded.failed):
                 self.add_unreadable(failed, self.source)
             windows = [run for part in parallel.gather_objects(windows) for run in part]
@@ -239,14 +222,12 @@ class Pretraining(Run):
         most = min(self.settings.missing, max(map(len, windows)))
         rows, j = missing_rows(windows, rng.integers(1, most + 1), rng,
                                histories=histories_apart(self.settings))
-        return Batch(send(loaded.clips, self.device),
-                     parallel.gather(send(features, self.device)),
-                     send(rows, self.device), send(j, self.device))
+        clips, features, rows, j = (send(x, self.device) for x in (loaded.clips, features, rows, j))
+        return Batch(clips, parallel.gather(features), rows, j)
 
     def encode(self, clips):
         """x_i = f(v_i) of this process's clips -> those of all processes, (C, D)."""
+        x = torch.zeros(0, self.model.dim, device=self.device, requires_grad=True)
         if len(clips):
             x = encode_parts(self.model, clips, self.settings.micro_batch)
-        else:
-            x = torch.zeros(0, self.model.dim, device=self.device, requires_grad=True)
         return parallel.gather(x)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -40,10 +41,7 @@ class Stage:
 
 # --- The run folder ---
 def prepare_run(settings):
-    """Make the run folder and write config.json, or check that --resume may continue in it.
-
-    Returns: the content of the checkpoint to resume from, or None.
-    """
+    """Make the run folder, or continue in it: the content of the checkpoint to resume, or None."""
     config, path = config_of(settings), settings.out / "config.json"
     if parallel.is_first():
         settings.out.mkdir(parents=True, exist_ok=True)
@@ -59,8 +57,7 @@ def prepare_run(settings):
             check(value == before.get(name) or name in MAY_CHANGE, name, value,
                   f"this run has {before.get(name)}; resume it with the settings in {path}")
         return last_checkpoint(settings.out, config)
-    check(not has, "out", settings.out, "holds a checkpoint; add --resume to continue, or choose "
-          "another folder")
+    check(not has, "out", settings.out, "holds a checkpoint; --resume it, or choose another folder")
     if parallel.is_first():
         write_json(path, {"settings": config, "versions": versions()})
     return None
@@ -86,9 +83,9 @@ def last_checkpoint(out, config):
     require(type(content.get("step")) is int
             and {"arguments", "model", "stage", "optimizer", "settings"} <= content.keys(),
             f"{path}: was not saved by a training run; nothing to resume")
-    others = [name for name, value in config.items() if name not in MAY_CHANGE
-              and (not isinstance(content["settings"], dict)
-                   or content["settings"].get(name) != value)]
+    saved = content["settings"] if isinstance(content["settings"], dict) else {}
+    others = [name for name, value in config.items()
+              if name not in MAY_CHANGE and saved.get(name) != value]
     require(not others, f"{path}: the checkpoint of another run: its {', '.join(others)} differ")
     content["model"] = build_ours(path, content)
     if path.name == BEFORE:
@@ -101,36 +98,32 @@ def last_checkpoint(out, config):
 
 def load_optimizer(optimizer, resumed, out):
     """Take over the momenta of a checkpoint, but not its rates; BadInput unless they fit."""
-    names = ({"momentum_buffer"} if "momentum" in optimizer.defaults else
-             {"step", "exp_avg", "exp_avg_sq"})
-    try:
+    good, names = False, ({"momentum_buffer"} if "momentum" in optimizer.defaults else
+                          {"step", "exp_avg", "exp_avg_sq"})
+    with suppress(Exception):                          # of a type that it cannot have
         optimizer.load_state_dict(optimizer.state_dict() | {"state": resumed["optimizer"]["state"]})
         good = all(state.keys() == names and all(
             value.shape in (p.shape, ()) and value.isfinite().all() for value in state.values())
             for p, state in optimizer.state.items())
-    except Exception:                                  # of a type that it cannot have
-        good = False
     require(good, f"--resume: the optimizer in the checkpoint in {out} does not fit the weights or "
             "is not finite; begin again in another folder")
 
 
 def versions():
     """Versions of python, torch and numpy, the commit, and the embedded world's digest."""
-    try:
-        commit = subprocess.run(["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-                                capture_output=True, text=True, check=False).stdout.strip() or None
-    except OSError:                                    # no git here
-        commit = None
+    commit, command = None, ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    with suppress(OSError):                            # no git here
+        commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
     return {"python": sys.version.split()[0], "torch": torch.__version__,
             "numpy": np.__version__, "commit": commit, "world": digest()}
 
 
 def report_missing(source, settings):
     """Print how many of the listed videos are missing, and name them in the run folder."""
+    path = settings.out / "missing.json"
     if source.missing and parallel.is_first():
-        print(f"{len(source.missing)} of {len(source.listed)} videos are missing; see "
-              f"{settings.out}/missing.json")
-        write_json(settings.out / "missing.json", source.missing)
+        print(f"{len(source.missing)} of {len(source.listed)} videos are missing; see {path}")
+        write_json(path, source.missing)
 
 
 def drop_later_rows(path, step):
@@ -159,16 +152,12 @@ def videos_of_step(step, count, batch, seed):
 
 
 class Run:
-    """The steps of a training run: rates, seeds, logging, checkpoints and interrupts.
+    """The steps of a training run: seeds, logging, checkpoints and interrupts.
 
     On Ctrl-C or SIGTERM the current step is finished and saved, and the program ends. Between two
     stages it ends at once: a stage is saved at its end. A run too small to learn from says so.
 
-    Args:
-        arguments: how the model is built, for its checkpoints.
-        stages:    [Stage, ...], one after another.
-        resumed:   the content of the checkpoint to resume from, or None.
-    Raises: BadInput if the checkpoint is not of one of these stages.
+    arguments: how the model is built, for its checkpoints; resumed: as `prepare_run` returns it.
     """
 
     def __init__(self, settings, model, arguments, stages, resumed):
@@ -176,37 +165,31 @@ class Run:
         self.config = config_of(settings)              # as given: --micro-batch is chosen later
         self.stages, self.resumed = stages, resumed
         self.first, name = (resumed["step"], resumed["stage"]) if resumed else (0, None)
-        require(not resumed or [name] == [stage.name for stage in stages
-                                          if self.first - 1 in stage.span],
-                f"--resume: the checkpoint in {settings.out} is of step {self.first}, stage "
-                f"{name!r:.40}, which this run does not have; were videos added or removed "
-                "since?")
-        if self.first == stages[-1].span.stop:
-            print(f"{settings.out}/{NEWEST}: finished before, {self.first} steps")
+        begun, last = [s.name for s in stages if self.first - 1 in s.span], stages[-1].span.stop
+        require(begun == ([name] if resumed else []), f"--resume: the checkpoint in {settings.out} "
+                f"is of step {self.first}, stage {name!r:.40}, which this run does not have; were "
+                "videos added or removed since?")
+        if self.first == last:
+            print(f"{settings.out}/{NEWEST}: finished before, {last} steps")
         self.clips, self.began = 0, time.perf_counter()
         self.unreadable = {}               # {id: reason}; after resuming all of them fail again
-        if stages[-1].span.stop < FEW_STEPS:
-            print(f"note: {stages[-1].span.stop} steps of --batch {settings.batch} are too few to "
-                  "learn anything; good for trying out alone")
+        if last < FEW_STEPS:
+            print(f"note: {last} steps of --batch {settings.batch} are too few to learn anything")
 
-    def steps_left(self, stage):
-        """range of the stage's steps that are not done."""
-        return range(max(self.first, stage.span.start), stage.span.stop)
-
-    def steps(self, stage, optimizer, items):
-        """Yield (step, item) for the steps left of a stage; the caller calls `log` in each.
-
-        An exception in the caller's loop closes this generator, and so ends its hold on signals.
-        items: one for each step left.
+    def steps(self, stage, optimizer, items_of):
+        """Yield (step, item) for the steps left of a stage; the caller calls `log` in each. Its
+        exception closes this generator, and so its hold on signals. items_of: steps -> items.
         """
-        left = self.steps_left(stage)
+        left = range(max(self.first, stage.span.start), stage.span.stop)
+        if not left:                                   # done before the run was interrupted
+            return
         if self.resumed and self.resumed["stage"] == stage.name:
             load_optimizer(optimizer, self.resumed, self.settings.out)
         if parallel.is_first():
             drop_later_rows(self.settings.out / "metrics.jsonl", left.start)
         self.model.train()
         self.optimizer = optimizer
-        pairs = tqdm(zip(items, left, strict=True), stage.name, len(stage.span),
+        pairs = tqdm(zip(items_of(left), left, strict=True), stage.name, len(stage.span),
                      initial=left.start - stage.span.start, mininterval=1)
         with Interrupts() as interrupts, pairs:
             for item, step in pairs:
@@ -229,20 +212,16 @@ class Run:
         path, most = self.settings.out / "unreadable.json", self.settings.max_unreadable
         if parallel.is_first():
             write_json(path, self.unreadable)
-        require(len(self.unreadable) <= most * len(source), f"{len(self.unreadable)} of "
-                f"{len(source)} videos cannot be read, more than --max-unreadable {most}; see "
-                f"{path}")
+        count = len(self.unreadable)
+        require(count <= most * len(source), f"{count} of {len(source)} videos cannot be read, "
+                f"more than --max-unreadable {most}; see {path}")
 
     def log(self, clips, **terms):
         """What the step read, how many clips, and its losses by name: "loss" and its parts."""
         self.terms, self.clips = terms, self.clips + clips
 
     def record(self, stage, done, stops):
-        """Write a row and a checkpoint if they are due; that waits for the GPU.
-
-        stops:  the run is interrupted: a checkpoint, but no row that a whole run would not have.
-        Raises: FloatingPointError unless the loss and all weights are finite.
-        """
+        """Write a row and a checkpoint if they are due, or a checkpoint alone if the run stops."""
         saves = done == stage.span.stop or done % SAVE_EVERY == 0
         logs, out = saves or done % LOG_EVERY == 0, self.settings.out
         if not (logs or stops):

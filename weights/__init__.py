@@ -1,4 +1,2 @@
 """Weights from outside (published checkpoints, pre-trained teachers), and our own checkpoints."""
-from weights.checkpoint import load_released
-
-__all__ = ["load_released"]
+from weights.checkpoint import load_released as load_released

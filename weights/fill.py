@@ -26,8 +26,8 @@ def group_names(names):
 def fit_positions(name, value, shape):
     """pos_embed or time_embed (1, places, W) resized to `shape` by nearest neighbor, or None.
 
-    Patches form a square, after the class token: neighbors are those in the square. (The released
-    code takes neighbors in the list of all rows, which mixes left and right.)
+    Neighbors of a patch are those in the square. (The release's are those in the list of all rows,
+    which mixes left and right.)
     """
     if value.ndim != 3 or value.shape[::2] != shape[::2] or not name.endswith("_embed"):
         return None
@@ -49,10 +49,7 @@ def example(tensors):
 
 @torch.no_grad()
 def fill(path, model, tensors):
-    """Copy {name of ours: tensor} into the model's parameters where they fit; print what does not.
-
-    Buffers are left alone. BadInput if no block of f or h fits, or a tensor is not finite.
-    """
+    """Copy {name of ours: tensor} into the model's parameters where they fit; print the rest."""
     own, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     tensors = {name: value for name, value in tensors.items() if name not in buffers}
     fitted = {name: value if value.shape == own[name].shape else
@@ -73,13 +70,11 @@ def fill(path, model, tensors):
 
 
 def open_start(source):
-    """The tensors that --init of pre-training names, {name of ours: tensor}, for `fill`.
+    """{name of ours: tensor} of --init of pre-training, for `fill`: a run, a file, or "timm".
 
-    source: a run folder, a file of ours or from outside, or "timm". BadInput if it cannot be read.
     In a ViT without temporal attention (an image model, or TimeSformer's "joint" and "space only")
     temporal attention and its norm copy the spatial ones, and the image classifier is left out.
-    temporal_fc stays the new model's: zero except in block 0, so that the other blocks start as
-    those of the image model.
+    temporal_fc stays new, zero except in block 0: the other blocks start as those of the image.
     """
     if str(source) == "timm":
         try:

@@ -3,9 +3,8 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), appendix, "Backbone Architecture of Video
 Encoder" and Table D. Model: Li et al., CVPR 2022 (arXiv:2112.01526).
 
-Its interface is TimeSformer's. A token covers 2 frames of 4 x 4 pixels. Each stage of blocks except
-the first halves the height and width of the grid of tokens, and doubles their width and the heads.
-B clips per batch, D = 512, F = 16 frames (of 96 consecutive ones: 3.2 s), H = W = 224 pixels.
+Its interface is TimeSformer's. A token covers 2 frames of 4 x 4 pixels; stages halve the grid. B
+clips per batch, D = 512, F = 16 frames (of 96 consecutive ones: 3.2 s), H = W = 224 pixels.
 """
 from torch import nn
 from torch.nn import functional
@@ -29,16 +28,12 @@ class MViT(nn.Module):
     """f: clips to unit vectors in the text space. Defaults are MViT-v2-S (torchvision mvit_v2_s).
 
     Args:
-        image:   H = W, pixels; a multiple of 4 * 2^(stages - 1).
-        frames:  F, frames per clip; even.
-        seconds: most that a clip covers, around the middle of its window; None: all of it. The
-                 paper's is 16 frames with a stride of 6, at 30 frames/s.
+        image, frames: H = W, pixels, a multiple of 4 * 2^(stages - 1); F, even.
+        seconds: most that a clip covers, around the middle of its window; None: all of it.
         width, heads: of a token and of attention, in the first stage; heads divides width.
         stages:  blocks in each stage.
-        kv_stride: of the pooling of keys and values in height and width, in the first stage; it
-                 halves in each later one.
+        kv_stride: of the pooling of keys and values in the first stage; halved in each later one.
         dim:     D, width of the text space.
-    Raises: ValueError if image, frames or width cannot be split evenly.
     """
 
     def __init__(self, image=224, frames=16, seconds=3.2, width=96, heads=1, stages=(1, 2, 11, 2),
@@ -58,10 +53,7 @@ class MViT(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def class_token(self, clips):
-        """The class token after the last LayerNorm, before the head: (B, width of the last stage).
-
-        clips: (B, 3, F, H, W) float, RGB, normalized as the weights expect; else ValueError.
-        """
+        """(B, 3, F, H, W) float, RGB, normalized -> class token before the head, (B, its width)."""
         F, H = self.frames, self.image
         if clips.shape[1:] != (3, F, H, H):
             raise ValueError(f"clips are {tuple(clips.shape)}, need (B, 3, {F}, {H}, {H}): clips, "

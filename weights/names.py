@@ -60,10 +60,7 @@ RENAMES = (                    # (regular expression, replacement), one after th
 
 @contextmanager
 def fetching():
-    """Within it open_clip and timm fetch weights, and are quiet; without a network, from a cache.
-
-    They would try again for a minute before they say that there is no network.
-    """
+    """Within it open_clip and timm fetch weights, quietly; without a network, from a cache."""
     try:
         huggingface_hub.get_hf_file_metadata(huggingface_hub.constants.ENDPOINT, timeout=5)
     except huggingface_hub.errors.HfHubHTTPError:      # it has answered
@@ -151,9 +148,7 @@ def join_classifiers(w):
 
 def published_arguments(w, classes, heads):
     """Arguments of weights.checkpoint.build_model, read from the shapes of {name of ours: tensor}.
-
-    heads: of a TimeSformer, which shapes do not give; None: as in the release. Raises: LookupError,
-    ValueError and more if they are not the shapes of a video model.
+    heads: of a TimeSformer; None: as in the release. Raises LookupError, ValueError and more.
     """
     denoiser = alpha_bar = None
     if "encoder.body.conv_proj.weight" in w:

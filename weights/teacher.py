@@ -13,14 +13,9 @@ from weights.names import fetching, require_whole
 def open_teacher(clip, weights=None, device="cpu"):
     """A pre-trained image-language model by name -> Teacher, with its own picture preprocessing.
 
-    Args:
-        clip:    a model of open_clip, "ViT-B-16-quickgelu"; or "local-dir:DIR", a folder with
-                 open_clip_config.json and weights.
-        weights: a tag of open_clip, by default "openai"; or a file of tensors, safetensors or
-                 torch (not TorchScript, OpenAI's own). None with local-dir:DIR.
-    OpenAI's weights need a -quickgelu model. A tag says so; a file or folder cannot be checked.
-    Raises: BadInput if there is no such model, tag or file, or if the weights do not fit, are not
-            finite, or are neither cached nor can be downloaded.
+    clip:    a model of open_clip; or "local-dir:DIR", with open_clip_config.json and weights.
+             OpenAI's weights need a -quickgelu model; a file or folder does not say so.
+    weights: a tag of open_clip, by default "openai"; or a file of tensors (not TorchScript).
     """
     given, tag = f"--clip {clip}", {}
     if clip.startswith("local-dir:"):
