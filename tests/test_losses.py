@@ -35,9 +35,13 @@ def slow_entropy(target, p):
 
 def test_eq6_match_equals_the_softmax_by_loops():
     """Catches: tau left out, squared or inverted, either side not normalized, sum over the wrong
-    axis, probabilities for log probabilities."""
+    axis, probabilities for log probabilities; cosines in bfloat16 under autocast."""
     x, phrases = draw(2, 3, 4), 7 * draw(5, 4, seed=1)
     log_p = losses.match(x, phrases, TAU)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = losses.match(x.bfloat16().double(), phrases, TAU), losses.match(
+            x.bfloat16(), phrases.float(), TAU)
+    torch.testing.assert_close(mixed[1], mixed[0].float(), rtol=1e-4, atol=1e-4)
     assert log_p.shape == (2, 3, 5)
     for b in range(2):
         for i in range(3):

@@ -1,5 +1,4 @@
 """f and h put together, what inference makes of them, and the stages of pre-training."""
-import copy
 import math
 from types import SimpleNamespace
 
@@ -47,11 +46,12 @@ def slow_f(model, clip):
 
 def slow_forecast(model, x, observed, j, noise):
     """Sec. 3.3 for one video and one noise: x (N, D), noise (P, D) -> x_hat (P, D), float64."""
-    h, bar = copy.deepcopy(model.denoiser).double(), model.alpha_bar.tolist()
+    h = {name: value.double() for name, value in model.denoiser.state_dict().items()}
+    bar = model.alpha_bar.tolist()
     mean, scale = model.standardize.mean.double(), math.sqrt(model.standardize.variance)
     zt = noise = noise.double()
     for t in (3, 2, 1, 0):
-        z_hat = slow_h(h, zt, (x - mean) / scale, observed, j, t)
+        z_hat = slow_h(h, 2, zt, (x - mean) / scale, observed, j, t)
         zt = math.sqrt(bar[t - 1]) * z_hat + math.sqrt(1 - bar[t - 1]) * noise
     return mean + scale * z_hat
 

@@ -43,7 +43,8 @@ def teacher(parts):
 
 
 def test_eq6_soft_targets_equal_the_softmax_by_loops():
-    """Catches: tau left out, a side not normalized, a sum over clips in place of phrases."""
+    """Catches: tau left out, a side not normalized, a sum over clips in place of phrases; cosines
+    in bfloat16 under autocast."""
     generator = torch.Generator().manual_seed(0)
     features = 5 * torch.randn(2, 3, 4, dtype=torch.float64, generator=generator)
     phrases = torch.randn(6, 4, dtype=torch.float64, generator=generator)
@@ -57,6 +58,9 @@ def test_eq6_soft_targets_equal_the_softmax_by_loops():
         total = sum(math.exp(score) for score in scores)
         expected = torch.tensor([math.exp(score) / total for score in scores])
         torch.testing.assert_close(p[b, i], expected.double(), rtol=1e-5, atol=1e-12)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = soft_targets(features.float(), phrases.float(), tau)
+    torch.testing.assert_close(mixed, p.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_prompts_are_the_28_of_the_released_embeddings():
