@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from commands import COIN, TINY, call, cannot_read, coin_flags, read_json, read_rows
-from files.sources import FeatureSource, open_coin_features
+from files.sources import open_coin_features
 from pseudo_labels import estimate_tau
 from toy import grammar, teacher
 from toy.source import ToySource
 from train import TrainSettings
-from training import pretrain, run
+from training import pretrain
 from weights.checkpoint import load_model
 
 ROOT = Path(__file__).parent.parent
@@ -152,33 +152,20 @@ def test_a_finished_run_stays_as_it_is(trained, here, capsys):
     assert "finished before, 6 steps" in capsys.readouterr().out
 
 
-def test_videos_that_cannot_be_read_are_named_and_left_out(here, monkeypatch, capsys):
-    """Catches: a step that fails for one bad file, a bad video's name in no file."""
-    two = [grammar.make_video("train", run.videos_of_step(step, 16, 4, 0)[0]).name
-           for step in (0, 2)]
-    cannot_read(monkeypatch, ToySource, *two)
-    call("train.py", *TINY, "--max-unreadable", "0.125", "--out", "two")
-    assert read_json("two/unreadable.json") == dict.fromkeys(two, "cut off")
-    assert len(read_rows("two")) == 6
-    with pytest.raises(SystemExit) as end:
-        call("train.py", *TINY, "--max-unreadable", "0.1", "--out", "more")
-    err = capsys.readouterr().err
-    assert end.value.code == 2 and "Traceback" not in err
-    assert "2 of 16 videos cannot be read" in err and "more/unreadable.json" in err
-
-
 def test_steps_without_a_clip(here, monkeypatch):
     """Catches: a batch of videos in which nothing is said, or of which none can be read (nothing
-    to concatenate)."""
+    to concatenate); a bad video's name in no file."""
     silent, whole = grammar.make_video("train", 1).name, ToySource.pretrain_windows
     monkeypatch.setattr(ToySource, "pretrain_windows", lambda self, video, rng: np.zeros(
         (0, 2)) if self.videos[video].name == silent else whole(self, video, rng))
-    cannot_read(monkeypatch, ToySource, grammar.make_video("train", 0).name)
+    broken = grammar.make_video("train", 0).name
+    cannot_read(monkeypatch, ToySource, broken)
     call("train.py", "--toy-videos", "6", "--batch", "1", "--sgd-epochs", "1", "--epochs", "1",
          "--device", "cpu", "--max-unreadable", "0.2", "--out", "run")
     rows = read_rows("run")
     assert len(rows) == 2 * 4 and all(row["loss"] > 0 for row in rows)
     assert load_model("run")[2]["step"] == 2 * 6
+    assert read_json("run/unreadable.json") == {broken: "cut off"}
 
 
 @pytest.mark.parametrize("clips", [1, 4])               # of 4 the mean is exact
@@ -293,17 +280,3 @@ def test_classify(trained, here, name):
     assert content["top1"]["ours"] <= content["top5"]["ours"] and "samples" not in content
     if "coin" in name:                                 # the embedding is its own teacher
         assert content["top1"]["ours"] == content["top1"]["teacher"]
-
-
-@pytest.mark.parametrize("task", ["forecast", "classify"])
-def test_videos_that_cannot_be_read_are_counted(trained, here, monkeypatch, task):
-    """Catches: a video that cannot be read counted as measured or as missing."""
-    flags = *coin_flags(), "--task", task, "--checkpoint", str(trained / "coin-run")
-    whole = measure(*flags)
-    cannot_read(monkeypatch, FeatureSource, "t1")
-    content = measure(*flags, "--max-unreadable", "0.25", "--batch", "2")
-    gone = (len(read_json("coin/COIN.json")["database"]["t1"]["annotation"])
-            - (task == "forecast"))
-    assert whole["unreadable"] == 0 and content["unreadable"] == 1
-    assert content["evaluated"] == whole["evaluated"] - gone
-    assert (content["listed"], content["missing"]) == (whole["listed"], whole["missing"])

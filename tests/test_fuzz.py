@@ -1,21 +1,17 @@
-"""Damaged files and run folders, and struck runs, end in good data or in the promised one line.
+"""Damaged files and run folders end in good data or in the promised one line.
 
     python -m pytest -q tests/test_fuzz.py                                            # a few cases
     FUZZ=100 python -m pytest -q tests/test_fuzz.py -o faulthandler_timeout=600       # thousands
 
-A case damages one file as a disk, a download or an editor may, and reads it; or it ends a run at
-some moment. Case N of a kind damages it in the same way each time; only signals come by the clock.
-The last case in a failure's output is the one that failed. A crash or a hang of native code ends
-with its traceback.
+A case damages one file as a disk, a download or an editor may, and reads it. Case N of a kind
+damages it in the same way each time; the last case in a failure's output is the one that failed. A
+crash or a hang of native code ends with its traceback. Runs that are struck: test_resume.py.
 """
 import io
 import json
 import os
 import random
-import resource
 import shutil
-import signal
-import threading
 import time
 import zipfile
 from functools import partial
@@ -28,13 +24,12 @@ import test_checkpoint
 import test_listings
 import test_video
 import torch
-from commands import COIN, call, make_coin, same_run, struck
+from commands import COIN, call, make_coin
 
 from files.annotations import load_coin, load_features, load_text_embeddings
 from files.captions import Captions
 from files.video import Unreadable, duration, read_frames
 from support.command import BadInput
-from training import pretrain
 from weights.checkpoint import load_model
 
 CASES = {"captions": 60, "list": 30, "video": 16}      # of each kind; 12 of the others
@@ -202,13 +197,11 @@ def write_checkpoint(encoder, folder):
 # kind: (name of the file, its whole bytes, written to a folder, damage, reader)
 KINDS = {f"video {name}": (name, partial(write_video, name), flip, read_video) for name in (
     "b_frames.mp4", "open_gop.mkv", "vp8.webm", "mpeg4.avi", "mjpeg.mov")}
-KINDS |= {name: (name, partial(write_coin, name), damage, read) for name, damage, read in (
-    ("COIN.json", mutate, read_coin), ("features.npz", flip_npz, read_features),
-    ("texts.npz", flip_npz, read_texts))}
-KINDS |= {f"values {name}": (name, partial(write_coin, name), damage, read)
-          for name, damage, read in (("COIN.json", change_json, read_coin),
-                                     ("features.npz", change_npz, read_features),
-                                     ("texts.npz", change_npz, read_texts))}
+KINDS |= {f"{kind}{name}": (name, partial(write_coin, name), damage, read)
+          for name, read, *damages in (("COIN.json", read_coin, mutate, change_json),
+                                       ("features.npz", read_features, flip_npz, change_npz),
+                                       ("texts.npz", read_texts, flip_npz, change_npz))
+          for kind, damage in zip(("", "values "), damages)}
 KINDS |= {f"values {name}": ("checkpoint.pt", partial(write_checkpoint, encoder), change_checkpoint,
                              read_checkpoint)
           for name, encoder in (("f", test_checkpoint.F), ("mvit", test_checkpoint.VIT),
@@ -261,26 +254,3 @@ def test_damaged_run_folders_are_resumed_or_refused(trained, here, capsys, name,
             assert err.count("error: ") == 1 and err.endswith("\n"), (number, err)
             assert end.code == 1 or end.code == 2 and err.count("\n") == 1    # 1: huge weights
         assert time.perf_counter() - began < 60
-
-
-@pytest.mark.parametrize("fault", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, "full disk"])
-def test_runs_struck_at_any_moment(trained, here, fault):
-    """Catches: a checkpoint or a log that is lost or spoilt at a moment nobody thought of."""
-    for number in range(FUZZ):
-        rng = random.Random(f"{fault} {number}")
-        seconds, size = 3 * rng.random(), rng.randrange(200_000)
-
-        def strike(whole, *args):
-            if fault == "full disk":                   # no file can be longer than that
-                resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-            else:
-                timer = threading.Timer(seconds, os.kill, (os.getpid(), fault))
-                timer.daemon = True
-                timer.start()
-            return whole(*args)
-        shutil.rmtree("run", ignore_errors=True)
-        code = struck(strike, pretrain, "prepare_run", 1, *TRAIN, "run")
-        allowed = {signal.SIGKILL: (0, -9), "full disk": (0, 2)}
-        assert code in allowed.get(fault, (0, 128 + fault) if fault != "full disk" else ()), number
-        call(*TRAIN, "run")
-        assert same_run("run", trained / "coin-run"), number
