@@ -51,9 +51,8 @@ def features(**changes):
 
 # ---- COIN.json ---------------------------------------------------------------------------------
 def test_load_coin_reads_the_layout(tmp_path):
-    """Catches: labels off by one, steps left unsorted, fields swapped, order of videos lost; one
-    label of two classes, or in other spelling, refused; "validation", as some copies call
-    "testing"; an empty database taken for a list of no videos."""
+    """Catches: labels off by one, unsorted steps, fields swapped, order lost; another spelling or
+    "validation" refused; an empty database."""
     path = write_coin(tmp_path, zz=entry(step("3", (5, 6)), step("1", (1.5, 2), "crack the egg"),
                                          subset="testing"),
                       aa=entry(step("1", label="Crack  the egg "), step("4", (3, 4)),
@@ -111,8 +110,7 @@ def test_coin_entry_at_fault_is_named(tmp_path, bad, message):
 
 
 def test_names_that_contradict_the_annotations():
-    """Catches: rows of other classes scored; spelling, a class without a label or one more row
-    refused."""
+    """Catches: rows of other classes scored; spelling, or one more row, refused."""
     check_names("T.npz", ["Stir ", "fold", "a", "b"], "COIN.json", ["stir", "", "A"])
     with pytest.raises(BadInput, match="T.npz: class 2 is 'fold', but 'fry' in COIN.json; row or"):
         check_names("T.npz", ["stir", "fold"], "COIN.json", ["stir", "fry"])
@@ -151,8 +149,7 @@ def test_text_embeddings_are_as_stored(tmp_path):
 ])
 @pytest.mark.filterwarnings("error")
 def test_arrays_at_fault(tmp_path, arrays, message):
-    """Catches: values that end as NaN cosines, shapes that would broadcast; windows without a
-    time, arrays of different lengths, ids that are not text."""
+    """Catches: values that end as NaN, shapes that would broadcast, arrays of different lengths."""
     path = write_npz(tmp_path, **arrays)
     with pytest.raises(BadInput, match=message) as caught:
         (load_text_embeddings if "names" in arrays else load_features)(path)
@@ -172,8 +169,7 @@ def test_teacher_rows_at_fault(tmp_path):
 
 
 def test_npz_that_is_not_one(tmp_path):
-    """Catches: zlib.error as a traceback; a pickle being loaded; one array without a name taken
-    for all; an absent array as a KeyError."""
+    """Catches: zlib.error as a traceback; a pickle loaded; an absent array as a KeyError."""
     np.savez_compressed(tmp_path / "whole.npz", **features())
     flipped = bytearray((tmp_path / "whole.npz").read_bytes())
     flipped[100] ^= 255                                # inside the first array
@@ -188,8 +184,7 @@ def test_npz_that_is_not_one(tmp_path):
 
 # ---- features ----------------------------------------------------------------------------------
 def test_other_layouts_of_arrays_are_read_alike(tmp_path):
-    """Catches: a file of another machine, or of a transposed array, that torch refuses; float16
-    turned into float32 (twice the memory), a middle that is not the middle."""
+    """Catches: a byte order or layout that torch refuses; float16 at twice the memory."""
     arrays, rows = features(), np.arange(12.0).reshape(4, 3) + 1
     for embedding in (rows.astype("<f2"), rows.astype(">f2"), np.asfortranarray(rows, "f2"),
                       rows.astype(">f4")):
@@ -202,9 +197,8 @@ def test_other_layouts_of_arrays_are_read_alike(tmp_path):
 
 
 def test_nearest_equals_a_slow_loop():
-    """Catches: rows of another video, neighbors of the wrong side, unsorted rows, first and last
-    row left out, a video with one row, times outside all windows, a table of times flattened; at a
-    tie (halfway, or two windows of one middle) an answer that hangs on the order of rows."""
+    """Catches: rows of another video or side, unsorted rows, the ends left out, times outside; at a
+    tie an answer that hangs on the order of rows."""
     rng = np.random.default_rng(0)
     video = rng.permutation(np.repeat([f"v{i}" for i in range(30)], rng.integers(1, 40, size=30)))
     middle = rng.integers(50, size=len(video)) * 2.0

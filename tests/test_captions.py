@@ -43,9 +43,8 @@ def read(folder, name, content):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_says_the_same(tmp_path, name):
-    """Catches: tags, cue names, notes or styles taken for speech; hours, commas, line ends and
-    byte order marks misread; a quoted comma that starts a column; a reader that cannot be sent to
-    another process."""
+    """Catches: tags, cue names, notes or styles taken for speech; times, line ends and marks
+    misread; a reader that cannot be sent to another process."""
     text = LAYOUTS[name]
     for content in (text, "\ufeff" + text, text.replace("\n", "\r\n"), text.replace("\n", "\r"),
                     text + "\n\n\n"):
@@ -54,8 +53,7 @@ def test_every_layout_says_the_same(tmp_path, name):
 
 
 def test_csv_as_pandas_writes_it(tmp_path):
-    """Catches: the index column taken for start, "nan" or nothing kept as a sentence, rows left
-    in the file's order, an extra column in the way; UnicodeDecodeError for Latin-1."""
+    """Catches: the index taken for start, "nan" for a sentence, another order; Latin-1 refused."""
     content = (",Text,note,start,end\n0,later,x,9,10\n1,NaN,,3,4\n2,,,5,6\n3,nan,,,\n"
                "4,flambé it,,1,2\n5,nan bread,,2,3\n").encode("latin-1")
     assert read(tmp_path, "v.csv", content) == [(1, 2, "flamb\ufffd it"), (2, 3, "nan bread"),
@@ -63,9 +61,8 @@ def test_csv_as_pandas_writes_it(tmp_path):
 
 
 def test_what_is_not_a_word_is_left_out(tmp_path):
-    """Catches: [Music] or a note taken for a sentence; entities and blanks left as they are; hours
-    counted as minutes; a cue lost because its first line is a blank (YouTube's are); a video
-    without words ending a run over a million others."""
+    """Catches: [Music] taken for a sentence; hours counted as minutes; a cue lost for a blank line;
+    a video without words that ends a run."""
     content = ("1\n00:00:01,000 --> 00:00:02,000\n[Music]\n\n2\n00:00:02,000 --> 00:00:03,000\n"
                "- \u266a\n\n3\n00:00:03,000 --> 00:00:04,000\n{\\an8}salt &amp;\u00a0 pepper "
                "[Applause] <3\n\n4\n01:02:03,500 --> 10:00:00,000\nbye\n")
@@ -90,8 +87,7 @@ def test_what_is_not_a_word_is_left_out(tmp_path):
     ("WEBVTT\n\n00:01.000 --> 00:02.000\nbake at\n350\n\nlast\n00:02.000 --> 00:03.000\nstir\n",
      [(1, 2, "bake at 350"), (2, 3, "stir")])])
 def test_cues_without_empty_lines_or_with_more(tmp_path, text, said):
-    """Catches: the number of the next cue said by this one; a number that is said taken for one; a
-    text lost behind an empty line of an srt file."""
+    """Catches: the next cue's number said; a number that is said taken for one; a text lost."""
     assert read(tmp_path, "v.vtt" if text.startswith("WEBVTT") else "v.srt", text) == said
 
 
@@ -123,9 +119,8 @@ def rolling_vtt(lines, seconds=2.0):
 
 
 def test_rolling_captions_are_said_once(tmp_path):
-    """Catches: every line twice or three times; a line lost, or one of its own words that also
-    end the line above; times of the line above kept; a repeated cue that is dropped together with
-    its time, or shortens the line's."""
+    """Catches: a line twice, or lost, or with the times of the line above; its own repeated words
+    lost."""
     lines = ["so today we whisk", "the egg with a fork", "and then", "and then we fry it"]
     got = read(tmp_path, "v.vtt", rolling_vtt(lines))
     assert [text for *_, text in got] == lines
@@ -145,17 +140,14 @@ def test_rolling_captions_are_said_once(tmp_path):
     ([(0, 1, "a b"), (1, 2, "a c")], ["a b", "a c"]),
 ])
 def test_only_whole_lines_on_the_screen_are_repetitions(cues, texts):
-    """Catches: words dropped because they recur; sentences merged over a pause; lines further
-    above not recognized."""
+    """Catches: words dropped because they recur; sentences merged over a pause."""
     assert [text for *_, text in unroll(cues)] == texts
 
 
 # ---- folders -----------------------------------------------------------------------------------
 def test_folder_is_listed_without_opening_anything(tmp_path, monkeypatch):
-    """Catches: a start that reads 1.2 million files; an id that begins with a minus, or holds a
-    dot, cut; files of other kinds, hidden ones and companions (ID.steps.csv) as narrations; which
-    of several files is read left to the folder's order; a video for another one's second part, or
-    its definition for a language."""
+    """Catches: a start that reads a million files; an id cut at a dot; other files as narrations; a
+    choice among several files left to the folder's order."""
     for name in ("-a_1.csv", "b.srt", "b.steps.csv", "b.en.vtt", "my.video.CSV", "._b.csv", ".csv",
                  "readme.txt", "c.en-US.vtt", "c.csv", "c.srt", "d.de.vtt", "d.en.vtt"):
         (tmp_path / name).write_text("not a narration")

@@ -33,8 +33,8 @@ ROW = ["step", "epoch", "loss", "xe", "mse", "mc", "lr", "clips_per_s"]
 # --- Training ---
 @pytest.mark.parametrize("name", ["diffusion", "mask", "none", "coin-run"])
 def test_a_run_folder_is_complete(trained, name):
-    """Catches: settings that are not recorded, rows renamed or NaN, a loss that is not the sum of
-    its terms, the rate of another stage, a checkpoint that runs code to load."""
+    """Catches: settings that are not recorded, rows renamed or NaN, another rate, a loss that is
+    not the sum of its terms."""
     out = trained / name
     assert {path.name for path in out.iterdir()} - {"checkpoint_before.pt", "missing.json"} == {
         "checkpoint.pt", "config.json", "metrics.jsonl"}
@@ -98,9 +98,8 @@ def terms_by_loops(model, batch, mask):
 @pytest.mark.parametrize("order", ["diffusion", "mask"])
 def test_eq7_every_step_minimizes_the_sum_of_the_terms_by_loops(here, monkeypatch, order):
     """Catches: a term left out, weighted, or of other clips; the missing clip observed, or its
-    gradient not stopped; noise of another level; padding counted; x read in another space; a
-    gradient of f or h that is cut, or of both that is not cut to length 1; weights that do not
-    move; a stage with another objective."""
+    gradient not stopped; another level; padding counted; x in another space; a gradient that is
+    cut, or not cut to length 1; weights that do not move; a stage with another objective."""
     batches, steps = pretrain.Pretraining.batches, set()
 
     def watched(self, stage, optimizer):
@@ -127,8 +126,7 @@ def test_eq7_every_step_minimizes_the_sum_of_the_terms_by_loops(here, monkeypatc
 
 
 def test_temperatures_of_a_run(trained, here):
-    """Catches: the temperature of another kind of data, a --tau without effect; h trained on
-    embeddings of another length than at inference."""
+    """Catches: the temperature of other data, a --tau without effect; another length."""
     toy_model, coin_model = (load_model(trained / name)[0] for name in ("mask", "coin-run"))
     assert toy_model.tau == teacher.TAU
     source, texts = open_coin_features(*coin_flags()[3::2], "train")
@@ -153,8 +151,7 @@ def test_a_finished_run_stays_as_it_is(trained, here, capsys):
 
 
 def test_steps_without_a_clip(here, monkeypatch):
-    """Catches: a batch of videos in which nothing is said, or of which none can be read (nothing
-    to concatenate); a bad video's name in no file."""
+    """Catches: a batch in which nothing is said, or can be read; a bad video's name in no file."""
     silent, whole = grammar.make_video("train", 1).name, ToySource.pretrain_windows
     monkeypatch.setattr(ToySource, "pretrain_windows", lambda self, video, rng: np.zeros(
         (0, 2)) if self.videos[video].name == silent else whole(self, video, rng))
@@ -186,8 +183,7 @@ def test_one_clip_alone_and_clips_that_are_all_equal(here, monkeypatch, clips):
 
 
 def test_what_is_around_a_run(trained, here, monkeypatch):
-    """Catches: metrics of a run that was killed before its first checkpoint, counted twice;
-    `train.py: error: No such file or directory: 'git'` on a machine without it."""
+    """Catches: metrics of a run killed before its first checkpoint, counted twice; no git."""
     Path("run").mkdir()
     Path("run/metrics.jsonl").write_text(json.dumps(dict.fromkeys(ROW, 1)) + '\n{"step": 4, "ep')
     monkeypatch.setenv("PATH", "")
@@ -224,8 +220,7 @@ def require_forecast_keys(content):
 
 
 def test_forecast_json_does_not_depend_on_batch_and_workers(trained, here):
-    """Catches: keys renamed, NaN, noise drawn per batch, a command that only works from the root.
-    """
+    """Catches: keys renamed, NaN, noise drawn per batch, a command bound to the root."""
     flags = ("--checkpoint", str(trained / "diffusion"), "--toy-videos", "4", "--oracle", "5")
     end = subprocess.run([sys.executable, ROOT / "evaluate.py", "--task", "forecast", *flags,
                           "--device", "cpu", "--json", "a.json"], capture_output=True, text=True,
@@ -247,8 +242,7 @@ def test_forecast_json_does_not_depend_on_batch_and_workers(trained, here):
 
 
 def test_forecast_on_coin(trained, here):
-    """Catches: truth invented where there is none; a listed video without features not counted;
-    `--split test` refused because nobody computed features of the training videos."""
+    """Catches: an invented truth; a video without features not counted; test features refused."""
     assert read_json(trained / "coin-run/missing.json") == ["unseen"]
     flags = "--checkpoint", str(trained / "coin-run")
     content = measure(*coin_flags(), *flags)

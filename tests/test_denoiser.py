@@ -64,10 +64,9 @@ def slow_h(w, heads, zt, z, observed, j, t):
 
 @pytest.mark.parametrize("j", [[[1], [3], [0]], [[1, 4], [2, 3], [1, 0]]], ids=["one", "together"])
 def test_eq5_h_equals_a_transformer_token_by_token(j):
-    """Catches: the scale of attention, heads mixed up, x_j, a hidden clip or padding read, clips
-    missing together that do not see each other or are exchanged, the level, role or position left
-    out, a period of the level, post-norm for pre-norm, GELU for QuickGELU, a norm or a
-    layer added at either end, rows mixed."""
+    """Catches: heads mixed up, x_j, a hidden clip or padding read, clips missing together that do
+    not see each other, level, role or position left out, post-norm, GELU for QuickGELU, a norm or
+    layer added, rows mixed."""
     h, (zt, z, observed, j, t) = tiny(), question(*j)
     with torch.no_grad():
         fast = h(zt, z, observed, j, t)
@@ -77,9 +76,8 @@ def test_eq5_h_equals_a_transformer_token_by_token(j):
 
 
 def test_h_reads_the_observed_clips_and_no_others():
-    """Catches: x_j, a hidden clip or padding that reaches h, also where j counts as observed; an
-    observed clip that does not; a result that depends on the number of padded clips; no number
-    where nothing is observed."""
+    """Catches: x_j, a hidden clip or padding that reaches h; an observed clip that does not; a
+    result that hangs on padding."""
     h, (zt, z, observed, j, t) = tiny(), question([1], [3], [0])
     out = h(zt, z.requires_grad_(), observed, j, t)
     out.sum().backward()
@@ -97,8 +95,7 @@ def test_dropout_acts_in_training_alone():
 
 
 def test_wrong_shapes_are_named():
-    """Catches: broadcasting; an index error deep inside for a clip too many; a width that cannot be
-    split, or has no sinusoids."""
+    """Catches: broadcasting; an index error for a clip too many; a width that cannot be split."""
     h, (zt, z, observed, j, t) = tiny(), question([1], [3], [0])
     with pytest.raises(ValueError, match=f"{N + 2} clips per row.*at most {N + 1}"):
         h(zt, torch.zeros(3, N + 2, D), torch.ones(3, N + 2).bool(), j, t)

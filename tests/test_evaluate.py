@@ -201,11 +201,10 @@ def counts_by_hand(last):
 
 # --- The forecast table ---
 def test_the_forecast_table_equals_counting(tmp_path, monkeypatch):
-    """Catches: zero noise among the samples of the expectation or the oracle; an oracle_softmax
-    without its temperature, or fitted to the last observed clip; a clip baseline of one clip; a
-    unigram that has seen test labels; bigram and bigram_soft exchanged, of the first clip, or with
-    padding or the order of a pair counted; equal texts that do not tie; --seed or M that does not
-    arrive; a deviation of fewer forecasts taken for that of all."""
+    """Catches: zero noise among the samples; an oracle_softmax fitted elsewhere; a clip baseline of
+    one clip; a unigram that saw test labels; bigram and bigram_soft exchanged, of the first clip,
+    or with padding; equal texts that do not tie; --seed or M that does not arrive; a wrong
+    deviation."""
     monkeypatch.setattr(forecasting, "SPREAD", 50)
     main(dataclasses.replace(SETTINGS, json=tmp_path / "o.json", device="cpu"))
     result, source = read_json(tmp_path / "o.json"), Source("test", 25)
@@ -236,9 +235,8 @@ def test_the_forecast_table_equals_counting(tmp_path, monkeypatch):
 
 
 def test_the_rows_of_the_exact_truth_equal_counting():
-    """Catches: the filter fed with posteriors that are not P(clip | step) relative to the
-    background (times S), or without the clips' length; tv of the truth's draws in place of ours,
-    or its floor of ours; other draws than --samples in the ideal oracle."""
+    """Catches: the filter fed with other posteriors or lengths; tv of the truth's draws in place of
+    ours, or its floor of ours; other draws than --samples in the ideal oracle."""
     source, exact = Source("test", 30), grammar.Grammar()
     samples, x = data.forecast_samples(source.videos), clips_of(source.ours, source)
     y = torch.tensor([sample.label for sample in samples])
@@ -286,9 +284,8 @@ def test_a_step_is_observed_from_a_second_on():
 
 # --- The classification table ---
 def test_the_classification_table_equals_counting():
-    """Catches: one view for three, logarithms averaged in place of probabilities, the teacher's row
-    made of our embedding or at another temperature, equal texts that do not tie, kinds of steps
-    mixed up, the difference of other samples or resampled by sample, outcomes of other videos."""
+    """Catches: one view for three, logarithms averaged for probabilities, a teacher's row of our
+    embedding, equal texts that do not tie, kinds of steps mixed up, outcomes of other videos."""
     source = Source("test", 25)
     samples = data.samples_of("classify", source.videos)
     x, teacher, samples = encode_samples(Model(), source, samples, SETTINGS, "cpu")
@@ -339,8 +336,7 @@ HEAD = {"task": "forecast", "listed": 41, "evaluated": 40, "missing": 3, "unread
 
 
 def test_the_printed_table(capsys):
-    """Catches: a row that does not apply, printed; a list with all its digits; samples that
-    may be videos; a ceiling that reads like a result; a list of 778 classes, or of all videos."""
+    """Catches: a row that does not apply; all digits; samples that may be videos; a long list."""
     print_table({**HEAD, "top1": {"zero_noise": 1 / 3, "oracle_softmax": None}, "truth": None,
                  "by_step": [1.23456, -2.0, 3.0], "by_class": [1.0] * 778,
                  "by_video": ["3:1 17:0"] * 1000, "baselines": {"bigram": 2.0}})
@@ -362,9 +358,8 @@ def test_a_run_that_is_too_small_says_so(capsys):
 
 
 def test_the_best_h_is_the_posterior_mean():
-    """Catches: the noise's variance left out of the likelihood or of the shrinkage, a level counted
-    from the wrong end, a prior that is not used, means and covariance of other clips; classes
-    without a clip."""
+    """Catches: the noise's variance left out, a level from the wrong end, a prior not used, other
+    clips."""
     z, labels = draw(60, 4, seed=1) @ draw(4, 4, seed=2), torch.arange(60) % 5
     means, covariance = class_means(z, labels, 6)
     for s in range(5):
@@ -390,8 +385,7 @@ def test_the_best_h_is_the_posterior_mean():
 
 
 def test_what_the_form_allows_equals_sampling_by_hand(monkeypatch):
-    """Catches: clips that are not the ninth, embeddings that are not standardized, or not back;
-    another prior than the filter's, draws of other forecasts; a plurality in place of a mean."""
+    """Catches: clips not the ninth, or not standardized; another prior, other draws."""
     model, M = Model(), 40
     model.standardize, model.alpha_bar = diffusion.Standardizer(D).double(), torch.tensor([.5, .05])
     model.standardize.mean, model.standardize.variance = draw(D, seed=1), torch.tensor(4.).double()

@@ -76,9 +76,8 @@ def brute_force(likelihood, from_start, seconds, start, end):
 
 
 def test_filter_equals_sampled_timelines():
-    """Catches: exponential times in place of uniform ones, intro and gaps left out or of the wrong
-    share, a history that begins in a step, a gap or the intro, `from_start` ignored or inverted,
-    one length for a whole batch, clips in reverse, prefixes counted by number."""
+    """Catches: other times, intro and gaps left out, a history that begins elsewhere, `from_start`
+    ignored, one length for a whole batch, clips in reverse, prefixes counted by number."""
     rng = np.random.default_rng(0)
     samples = [SAMPLES[i] for i in rng.choice(len(SAMPLES), 45, replace=False)]
     samples += [s for s in SAMPLES if not observed_steps(s, VIDEOS[s.video])[1]][:10]

@@ -57,8 +57,7 @@ def test_a_share_of_the_labels_is_a_share_of_the_videos():
 @pytest.mark.parametrize("make", [make_ours, published])
 @pytest.mark.parametrize("task", TASKS)
 def test_training_starts_from_the_zero_shot_model(make, task):
-    """Catches: weights of f or h lost on the way, texts that are not normalized, a chance start;
-    a new h, or another noise schedule, in place of the published; no dropout."""
+    """Catches: weights lost on the way, texts not normalized; another schedule; no dropout."""
     (init, arguments), texts = make(), torch.randn(40, 64) * 3
     init.standardize.update(torch.randn(9, 64))
     model, arguments = finetune.extend(init, arguments, FinetuneSettings(task=task),
@@ -77,8 +76,7 @@ def test_training_starts_from_the_zero_shot_model(make, task):
 @torch.no_grad()
 @pytest.mark.parametrize("texts, classes", [(64, [40]), (32, [40]), (None, [97, 300])])
 def test_without_h_the_class_token_is_classified(texts, classes):
-    """Catches: a linear layer on the logits of other classes; texts as the start of one that reads
-    no texts' space, even where the widths agree by chance."""
+    """Catches: a layer on logits of other classes; texts as its start in another space."""
     init, arguments = published(layers=None, dim=7)
     model, _ = finetune.extend(init, arguments, FinetuneSettings(),
                                texts and torch.randn(40, texts), classes)
@@ -99,9 +97,8 @@ KEYS = {"classify": ["ours", "teacher"], "activity": ["ours"],
     *((init, task) for init in ("diffusion", "coin") for task in TASKS), ("published", "forecast"),
     ("timesformer", "classify"), ("mvit", "classify"), ("none", "forecast")])
 def test_fine_tuned_and_evaluated(init, task):
-    """Catches: a task that trains f, or not what it should; a zero-shot row called fine-tuned; a
-    checkpoint that cannot be measured; a run folder that is not complete; `--order none` refused,
-    or forecast from a random h that stays as it is."""
+    """Catches: a task that trains f, or not what it should; a row called otherwise; a checkpoint
+    that cannot be measured; `--order none` refused, or a random h that stays as it is."""
     flags = coin_flags() if init == "coin" else ()
     call("train.py", *(BASE if "--data" in flags else TUNE), *flags, "--task", task, "--init",
          f"{init}.pt", "--out", "run")

@@ -81,9 +81,8 @@ def test_the_root_is_the_users_list():
 
 @pytest.mark.parametrize("name", TREES)
 def test_imports_keep_the_direction(name):
-    """Catches: a method file that needs another file to be read; anything that imports a script;
-    imports within functions, which hide a circle; a command whose imports are spread over its
-    functions."""
+    """Catches: a method file that needs another; an import of a script; imports within functions,
+    which hide a circle, or all over a command."""
     may = MAY_IMPORT[name.split(".")[0]]
     top, late = (names & TREES.keys() for names in IMPORTS[name])
     assert packages(top) <= may and packages(late) <= MAY_IMPORT_LATE.get(name, may)
@@ -103,8 +102,7 @@ def test_no_circles():
 
 
 def test_every_package_is_in_requirements():
-    """Catches: an import that a fresh environment does not have; an optional package at the top; a
-    framework, or a package nobody listed, between the reader and an equation."""
+    """Catches: an import that a fresh environment lacks; a framework in the method."""
     required = {re.split(r"[\s<>=!~;\[#]", line)[0].lower().replace("-", "_")
                 for line in (ROOT / "requirements.txt").read_text().splitlines()}
     known = set(sys.stdlib_module_names) | OURS | required | {"open_clip"}

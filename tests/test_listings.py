@@ -38,9 +38,8 @@ def written(folder, text):
 
 # ---- layouts -----------------------------------------------------------------------------------
 def test_released_lists(tmp_path):
-    """Catches: a path without suffix, or that begins with a minus, misread; columns exchanged; an
-    activity that has steps; a suffix that is no video's (an id may hold a dot) cut,
-    or a folder kept."""
+    """Catches: a path misread, columns exchanged, an activity that has steps; an id's dot taken for
+    a suffix."""
     assert load_released_csv(written(tmp_path, STEPS), "classify") == [
         Video("th2wZ0W8ulA", None, 580, 163.1434, (Step(59, 65, 580),)),
         Video("-INaRI8Nb_E", None, 0, 112.2917, (Step(.5, 1, 0),))]
@@ -54,8 +53,7 @@ def test_released_lists(tmp_path):
 
 
 def test_epic_list(tmp_path):
-    """Catches: frame numbers used for times, hours forgotten, commas in quotes, verb and noun
-    exchanged, a missing narration time that stops the reader, actions of a video parted."""
+    """Catches: frame numbers for times, hours forgotten, quotes, verb and noun exchanged."""
     assert load_epic(written(tmp_path, EPIC)) == [Video("P01_11", duration=math.inf, steps=(
         Step(0, 1.89, (0, 2)), Step(3723.5, 3724, (96, 299))))]
     assert load_epic(written(tmp_path, TEST)) == [
@@ -63,8 +61,7 @@ def test_epic_list(tmp_path):
 
 
 def test_names_phrases_and_ids(tmp_path):
-    """Catches: lines out of order, equal names joined, commas within a phrase or step cut, an empty
-    concreteness refused, ids doubled; a header, a number or a quote in the pool."""
+    """Catches: another order, equal names joined, a phrase's commas cut; a header in the pool."""
     assert load_steps(written(tmp_path, "stir\nput honey, oil\nstir")) == [
         "stir", "put honey, oil", "stir"]
     assert load_phrases(written(tmp_path, PHRASES)) == ["add water", "use a q - tip"]
@@ -136,8 +133,7 @@ def test_line_ends_and_byte_order_marks(tmp_path):
       for name in READERS],
 ])
 def test_list_at_fault_is_named_with_its_line(tmp_path, name, text, message):
-    """Catches: a bad value let through, a traceback, an error without its file and line; a list
-    for another task taken for this one."""
+    """Catches: a bad value let through, an error without its line; a list for another task."""
     with pytest.raises(BadInput, match=message) as caught:
         READERS[name][0](written(tmp_path, text))
     assert str(caught.value).startswith(f"{tmp_path}/list:") and "\n" not in str(caught.value)
@@ -152,8 +148,7 @@ def test_a_released_list_is_not_infilled(tmp_path):
 # ---- real files --------------------------------------------------------------------------------
 @pytest.mark.skipif(not REAL.is_dir(), reason="no shared")
 def test_real_files():
-    """Catches: a real action refused; one of the 9,871 phrases, or of COIN's 778 steps (3 with
-    commas), lost or cut."""
+    """Catches: an action, one of 9,871 phrases or of COIN's 778 steps refused, lost or cut."""
     videos = load_epic(REAL / "epic" / "EPIC_100_validation_head.csv")
     assert sum(len(video.steps) for video in videos) == 400
     assert {video.name for video in videos} == {f"P01_1{i}" for i in range(1, 5)}

@@ -59,10 +59,8 @@ def test_eq6_is_finite_at_the_smallest_temperature_and_the_longest_vectors():
 
 
 def test_eq8_xe_is_the_mean_over_the_observed_clips_by_loops():
-    """Catches: 1 / N for 1 / (N - 1), a sum for a mean, a clip left out, p and p' exchanged in H.
-
-    Every clip is in turn the missing one: Eq. 8 is averaged over j.
-    """
+    """Catches: 1 / N for 1 / (N - 1), a sum for a mean, p and p' exchanged in H. Eq. 8 is averaged
+    over j: every clip is in turn the missing one."""
     N, x, phrases, targets = 4, draw(4, 3), draw(5, 3, seed=1), soft(4, 5, seed=2)
     expected = 0.0
     for j in range(N):
@@ -75,8 +73,7 @@ def test_eq8_xe_is_the_mean_over_the_observed_clips_by_loops():
 
 
 def test_eq9_mse_is_the_squared_length_averaged_over_the_missing_clips():
-    """Catches: a mean over D, a sum over clips, the length without its square, x_j^0 of another
-    video or clip."""
+    """Catches: a mean over D, a sum over clips, the length without its square, another x_j^0."""
     B, P, D = 3, 2, 4
     x_hat, xj, expected = draw(B, P, D), draw(B, P, D, seed=1), 0.0
     for b in range(B):

@@ -60,10 +60,8 @@ def slow_forecast(model, x, observed, j, noise):
 @pytest.mark.parametrize("j", [[[0], [0]], [[2], [1]], [[4], [3]], [[1, 2], [0, 3]]],
                          ids=["past", "present", "future", "together"])
 def test_eq1_f_h_and_the_matching_put_together(j):
-    """Catches: pixels that are not normalized, frames and channels exchanged; h in the space of f,
-    a prediction that is left standardized; samples or videos that mix, a zero vector treated apart
-    from other noise, a missing clip that is read, forecasts of the last clip alone; clips missing
-    together that are forecast one by one; texts at another temperature."""
+    """Catches: pixels not normalized, axes exchanged; h in the space of f; samples or videos that
+    mix, a missing clip that is read, clips missing together forecast one by one; another tau."""
     model, y = build(F), torch.arange(10).view(2, 5) % K
     clips = torch.randint(256, (9, 2, 3, 8, 8), dtype=torch.uint8)
     noise = torch.stack([torch.zeros(2, len(j[0]), D), draw(2, len(j[0]), D)], 1)  # (B, Q, P, D)
@@ -91,8 +89,7 @@ def test_eq1_f_h_and_the_matching_put_together(j):
 # --- Inference ---
 @torch.no_grad()
 def test_the_next_clip_is_the_one_after_all_that_are_given():
-    """Catches: the last clip forecast again, zeros in its place that are read, one noise for all
-    samples; one clip too many that is not named."""
+    """Catches: the last clip forecast again, zeros that are read, one noise for all."""
     model, x, noise = build(), draw(3, 4, D), draw(3, 5, D, seed=1)
     x_hat = model.forecast_next(x, noise)
     longer, observed = torch.cat([x, draw(3, 1, D, seed=2)], 1), torch.arange(5) < 4
@@ -117,8 +114,7 @@ def test_the_mask_model_predicts_once_whatever_the_noise():
 
 
 def test_the_classifier_equals_its_formula():
-    """Catches: a prediction whose length is lost, tau left out, label sets softmaxed together,
-    bfloat16 under autocast."""
+    """Catches: a length that is lost, tau left out, label sets softmaxed together, bfloat16."""
     model, x = build(task="classify", classes=[2, 3]), draw(2, 3, D)
     with torch.autocast("cpu", torch.bfloat16):
         parts = model.classify(x)
@@ -131,8 +127,7 @@ def test_the_classifier_equals_its_formula():
 
 # --- Embeddings ---
 def test_features_become_the_text_that_they_make_expect_by_loops():
-    """Catches: another temperature, texts or features of other lengths, float16 that reaches
-    the model, an x_i that is not of length 1."""
+    """Catches: another temperature or length, float16, x_i not of length 1."""
     model, features = build(), 4 * draw(3, D).half()
     texts = [y / y.norm() for y in PHRASES.double()]
     for x, feature in zip(model.encode(features), features.double()):
@@ -144,9 +139,8 @@ def test_features_become_the_text_that_they_make_expect_by_loops():
 
 # --- The stages of pre-training ---
 def test_sgd_comes_first_and_rates_rise_and_fall_within_a_stage(monkeypatch, tmp_path):
-    """Catches: AdamW from the start, SGD without momentum, a stage that leaves f or h out or has
-    the rate or the length of another, an empty stage; a weight decay that does not arrive; a
-    constant rate, one schedule for all stages; a model that is not in training mode."""
+    """Catches: AdamW from the start, SGD without momentum, a stage that leaves f or h out, or has
+    the rate or length of another; a constant rate; a model that is not in training mode."""
     monkeypatch.setattr(pretrain, "SGD_LR", .1)
     monkeypatch.setattr(pretrain, "WEIGHT_DECAY", .4)
     given = TrainSettings(out=tmp_path, batch=4, sgd_epochs=2, epochs=1, lr=.2)

@@ -72,8 +72,7 @@ def test_prompts_are_the_28_of_the_released_embeddings():
 
 
 def test_phrases_are_the_mean_over_prompts_and_sentences_have_none(parts, teacher):
-    """Catches: features of prompts normalized before the mean or after it, a prompt for another
-    phrase; prompts around narrations, narrations that are not of length 1, an empty list."""
+    """Catches: features of prompts normalized, another phrase's, prompts around narrations."""
     model, tokenizer = parts
     texts = ["cut tomato", "so now we wash the pan"]
     y, sentences = teacher.encode_phrases(texts), teacher.encode_sentences(texts)
@@ -89,9 +88,8 @@ def test_phrases_are_the_mean_over_prompts_and_sentences_have_none(parts, teache
 
 @pytest.mark.parametrize("mean, std", [(MEAN, STD), (.4, .25)])
 def test_encode_frames_is_the_unit_feature_of_the_pixels_as_the_model_wants_them(parts, mean, std):
-    """Catches: no division by 255, std before mean, channels mixed up, a number that reaches one
-    channel alone, batch statistics used (train mode), features not of unit length, the frames
-    changed, frames of another size refused, a teacher that is trained along."""
+    """Catches: no division by 255, std before mean, channels mixed up, train mode, not of unit
+    length, frames changed, or refused for their size."""
     model, tokenizer = parts
     teacher = Teacher(model.train(), tokenizer, mean, std)
     frames = torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8,
@@ -109,8 +107,7 @@ def test_encode_frames_is_the_unit_feature_of_the_pixels_as_the_model_wants_them
 
 
 def test_estimated_temperature_is_the_one_of_least_nll():
-    """Catches: the square or the D left out of (1 - a^2) / (D a), the nearest text's cosine (too
-    large) taken for a: a temperature that the labels, which it never sees, find worse."""
+    """Catches: the square or D left out of (1 - a^2) / (D a), the nearest text's cosine."""
     generator = torch.Generator().manual_seed(0)
     texts = functional.normalize(torch.randn(30, 48, generator=generator) + 1.5, dim=-1)
     label = torch.randint(30, (4000,), generator=generator)
@@ -124,8 +121,7 @@ def test_estimated_temperature_is_the_one_of_least_nll():
 
 @pytest.mark.parametrize("shape", [(40, 56), (64, 48), (20, 24), (33, 33), (32, 32)])
 def test_frames_are_made_to_fit_as_open_clip_does(shape):
-    """Catches: the long side resized, a corner in place of the middle, another interpolation,
-    aliasing, values beyond 0 and 255, frames of the right size blurred."""
+    """Catches: the long side resized, a corner, another interpolation, aliasing, no clamp."""
     y, x = torch.meshgrid(*(torch.arange(n) / n for n in shape), indexing="ij")
     wave = 127.5 + 127.5 * (9 * x + 5 * y).sin()
     frames = torch.stack([255 * x, 255 * y, wave]).round().to(torch.uint8)          # (3, H, W)
@@ -177,9 +173,8 @@ def offline(monkeypatch):
     ("tiny-test", "{}/weights.pt"), ("tiny-test", "{}/clip/open_clip_model.safetensors"),
     ("tiny-test", "openai"), ("tiny-test", None), ("local-dir:{}/clip", None)])
 def test_a_teacher_by_name_file_tag_or_folder(place, teacher, offline, monkeypatch, clip, weights):
-    """Catches: a file taken for a tag, or left unread; a tag that is not downloaded or read;
-    weights left random, train mode, another tokenizer; mean and deviation of OpenAI in place of
-    the folder's."""
+    """Catches: a file taken for a tag, weights left random, train mode, another tokenizer; OpenAI's
+    mean for the folder's."""
     monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "tiny-test", {
         "openai": {"url": "https://nowhere/openai.pt"}})
     monkeypatch.setattr(open_clip.factory, "download_pretrained",
@@ -224,9 +219,8 @@ def test_without_a_network_the_line_comes_at_once(monkeypatch, tmp_path):
 ])
 def test_what_cannot_be_opened_is_one_line(place, monkeypatch, offline, caplog, recwarn, clip,
                                            weights, message):
-    """Catches: a warning in place of an error, random weights used for a teacher (where a folder
-    has none, too), a traceback, a pickle being executed, open_clip's log lines before the one
-    line."""
+    """Catches: a warning for an error, random weights for a teacher, a traceback, a pickle
+    executed, open_clip's log."""
     monkeypatch.chdir(place)
     with pytest.raises(BadInput, match=message) as caught:
         open_teacher(clip, weights)
@@ -236,8 +230,7 @@ def test_what_cannot_be_opened_is_one_line(place, monkeypatch, offline, caplog, 
 
 # --- the command ---
 def test_command_writes_a_text_embeddings_file(place, tmp_path, monkeypatch, teacher, capsys):
-    """Catches: rows in another order or normalized, counts left in the names, a file that our own
-    reader refuses; a traceback."""
+    """Catches: rows in another order or normalized, counts in the names, a file we refuse."""
     monkeypatch.chdir(tmp_path)
     Path("phrases.txt").write_text("cut tomato,30,4.9\nwash pan,20,\ncut tomato,12,4.9\n")
     call("pseudo_labels.py", "--phrases", "phrases.txt", "--out", "t.npz", "--device", "cpu",

@@ -88,9 +88,8 @@ def test_runs_are_made_once_and_fill_every_table(monkeypatch):
 
 
 def test_commands_are_accepted_by_the_scripts():
-    """Catches: a flag or a value that train.py or evaluate.py refuses, a classifier that is fine-tuned from another run or evaluated elsewhere, a
-    phrase pool that is not found; a recipe that does not exist, a run for a table that was not
-    asked for."""
+    """Catches: a flag that a script refuses, a classifier of another run, a pool that is not found;
+    a recipe that does not exist, a run for a table not asked for."""
     settings = reproduce.ReproduceSettings(out=Path("out"), coin=Path("coin"), device="cpu")
     needed = tables.needs(TABLES)
     for recipe, evaluations in needed.items():
@@ -179,9 +178,8 @@ HERE = teacher.digest()[:12]
     ((), lambda: Path("experiments/results.json").write_text('{"mask infill top1.ours": {"1": 2}}'),
      "experiments/results.json: numbers of another embedded world, unknown, where this is ")])
 def test_runs_of_other_settings_or_worlds_are_refused(monkeypatch, capsys, flags, change, line):
-    """Catches: another experiment's run counted as a recipe's, because its folder has the name; a
-    classifier of other flags; numbers of two worlds in one mean; a file written before the error;
-    COIN's files of another folder, a device or a run on COIN from another world refused."""
+    """Catches: another experiment's run counted as a recipe's; numbers of two worlds in one mean; a
+    file written before the error; COIN's folder or a device refused."""
     settings = reproduce.ReproduceSettings(out=Path("out"), coin=Path("elsewhere"), device="cuda")
     for folder, evaluations in (("coin-mask-1", ["forecast"]),
                                 ("diffusion-1", ["classify-25", "forecast"])):

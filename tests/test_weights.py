@@ -167,8 +167,7 @@ def test_the_released_mvit_equals_one_pair_of_tokens_at_a_time(tmp_path):
     ([7], None, "classify"), ([5, 6], None, "classify"), ([7], 3, "forecast"),
     ([180], 3, "activity")])
 def test_fine_tuned_heads(tmp_path, classes, layers, task):
-    """Catches: head_cls taken for the projection, verbs and nouns swapped, tau where the release
-    has none or none where it has."""
+    """Catches: head_cls taken for the projection, verbs and nouns swapped, tau added or missing."""
     model, _ = published(F, layers, task, classes)
     save_released(tmp_path / "x.pyth", model)
     loaded, x, w = load_released(tmp_path / "x.pyth"), torch.randn(3, D), released_names(model)
@@ -211,9 +210,8 @@ WIDE = dict(image=32, patch=16, width=128, frames=6, depth=3, heads=2)
     (WIDE | {"heads": 4}, 9, None, {"heads": 4}),
     (MVIT | {"width": 12, "stages": [1, 1, 2], "frames": 6}, 9, None, {})])
 def test_sizes_are_read_from_the_file(tmp_path, capsys, sizes, dim, layers, config):
-    """Catches: width, depth, patch, frames, image, D or layers of h of the paper taken for granted;
-    another noise schedule; 12 heads whatever the width; the release's 64 per head in place of what
-    the file gives; a number of heads that is none taken as it is, or the caller's overruled."""
+    """Catches: sizes of the paper taken for granted; another schedule; heads that are not those of
+    the caller, the file or, last, the release."""
     model, expected = published(sizes, layers, dim=dim)
     torch.save({"model_state": released_names(model), "config": config}, tmp_path / "x.pyth")
     loaded, arguments, _ = load_model(tmp_path / "x.pyth")
@@ -258,8 +256,7 @@ def changed(name, value):
     (lambda: released_names(published()[0]), "width 32, how many heads"),
 ])
 def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, make, message):
-    """Catches: a traceback, a pickle executed, weights left random where the file has none, torch's
-    warning before the one line."""
+    """Catches: a traceback, a pickle executed, weights left random, torch's warning."""
     monkeypatch.chdir(tmp_path)
     content = make()
     recwarn.clear()
@@ -327,8 +324,7 @@ def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path, capsys, l
 
 @torch.no_grad()
 def test_positions_are_the_nearest_in_the_square_and_in_time(tmp_path, capsys):
-    """Catches: the class token's place interpolated, rows and columns mixed up, linear in place of
-    nearest, a trained number of frames refused."""
+    """Catches: the class token's place interpolated, rows and columns mixed up, linear."""
     (model, _), (source, _) = fresh(F | {"image": 64, "frames": 6}), published(layers=None)
     save_released(tmp_path / "x.pyth", source)
     init_model(model, tmp_path / "x.pyth")
@@ -360,8 +356,7 @@ def test_what_was_not_taken_is_printed(tmp_path, capsys):
 
 @pytest.mark.parametrize("encoder", [F, MVIT])
 def test_a_start_that_fits_is_taken_whole(tmp_path, capsys, encoder):
-    """Catches: h of another run of ours left random; its texts taken over; names of torchvision's
-    MViT left without the body they belong to."""
+    """Catches: h of another run left random; its texts taken over; torchvision's MViT not found."""
     (source, arguments), (model, _) = fresh(encoder), fresh(encoder)
     for parameter in source.parameters():
         nn.init.normal_(parameter)
@@ -383,8 +378,7 @@ def test_a_start_that_fits_is_taken_whole(tmp_path, capsys, encoder):
 @pytest.mark.parametrize("encoder, sizes", [(MVIT, dict(F, width=16)), (F, dict(F, width=64)),
                                             (F, MVIT | {"width": 16}), (None, F)])
 def test_no_block_that_fits_is_an_error(tmp_path, encoder, sizes):
-    """Catches: a run from random weights as if it had been given none, also where the head, or its
-    bias, happens to fit: TimeSformer and MViT-v2 are both 768 wide before it."""
+    """Catches: a run from random weights, also where the head or its bias happens to fit."""
     if encoder:
         save_released(tmp_path / "x.pyth", published(encoder, None)[0])
     else:
@@ -396,8 +390,7 @@ def test_no_block_that_fits_is_an_error(tmp_path, encoder, sizes):
 
 
 def test_timm_by_name(monkeypatch, caplog):
-    """Catches: another model than the release's, or a name that timm does not have; a traceback of
-    the hub without a network; the hub's log of its retries before the one line."""
+    """Catches: another model than the release's; the hub's traceback or log without a network."""
     assert TIMM == "vit_base_patch16_224.orig_in21k_ft_in1k"
     assert timm.models.get_pretrained_cfg(TIMM) is not None
     _, state = image_model("timm")
@@ -421,8 +414,7 @@ def test_timm_by_name(monkeypatch, caplog):
 
 # --- the commands ---
 def test_published_weights_are_evaluated(here, capsys):
-    """Catches: a row that needs a run of ours, h's samples all alike; steps that cannot be
-    infilled; a traceback, a shape mismatch deep inside f."""
+    """Catches: a row that needs a run of ours, h's samples all alike; a shape mismatch inside f."""
     flags = ("--toy-videos", "3", "--device", "cpu")
     save_released("x.pyth", published()[0])
     save_released("mvit.pyth", published(MVIT, None)[0])
