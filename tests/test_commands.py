@@ -165,23 +165,6 @@ def test_steps_without_a_clip(here, monkeypatch):
     assert read_json("run/unreadable.json") == {broken: "cut off"}
 
 
-@pytest.mark.parametrize("clips", [1, 4])               # of 4 the mean is exact
-def test_one_clip_alone_and_clips_that_are_all_equal(here, monkeypatch, clips):
-    """Catches: a scale of 0, or none: NaN in h from the first batch whose clips do not differ."""
-    windows, load = ToySource.pretrain_windows, ToySource.load
-    monkeypatch.setattr(ToySource, "pretrain_windows", lambda *args: windows(*args)[:clips])
-    if clips > 1:
-        def load_blank(*args):
-            loaded = load(*args)
-            return loaded._replace(clips=torch.zeros_like(loaded.clips))
-        monkeypatch.setattr(ToySource, "load", load_blank)
-    call("train.py", *TINY, "--batch", "1", "--toy-videos", "4", "--out", "run")
-    model, _, content = load_model("run")              # refused unless it is finite
-    assert content["step"] == len(read_rows("run")) == 6
-    assert model.standardize.variance > 0
-    assert model.forecast_next(torch.randn(1, 8, 64), torch.zeros(1, 1, 64)).isfinite().all()
-
-
 def test_what_is_around_a_run(trained, here, monkeypatch):
     """Catches: metrics of a run killed before its first checkpoint, counted twice; no git."""
     Path("run").mkdir()

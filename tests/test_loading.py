@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from data import Loaded, Sample, forecast_samples, forecast_windows, missing_rows
+from data import Loaded, Sample, forecast_samples, with_histories
 from evaluate import EvaluateSettings
 from evaluation import embedding
 from evaluation.embedding import embed_videos
@@ -94,20 +94,15 @@ MIDDLE = TrainSettings(seed=5, data="howto100m", videos="v", captions="c", phras
                        augment=False)
 
 
-def test_histories_of_a_features_file_are_those_of_the_evaluation():
+def test_clips_of_a_features_file_are_steps_and_their_histories():
     """Catches: histories of steps alone, of another video, or counted as steps of a run."""
     settings, source = TrainSettings(seed=5, data="coin", annotations="a", features="f",
                                      text_embeddings="t"), Source(broken=[4])
     for number in range(10, 20):
         loaded, runs = load_step(source, settings, Stage("adamw", range(10, 99), 3, 1.0), number)
-        rows, _ = missing_rows(runs, 1, np.random.default_rng(0), histories=True)
-        assert rows.max() < len(loaded.clips)
-        shown = [loaded.clips[row, :2].tolist() for row in rows if row.min() >= 0]   # (video, s)
-        for (video, _), run in zip(loaded.requests, runs, strict=True):
+        for (video, windows), run in zip(loaded.requests, runs, strict=True):
             assert len(run) == source.counts[video]
-            for before, step in zip(run, run[1:]):
-                middles = [*forecast_windows(before[1]).mean(1), step.mean()]
-                assert [[video, middle] for middle in middles] in shown
+            assert np.array_equal(windows, with_histories(run))
 
 
 def test_a_step_is_drawn_from_seed_and_number():

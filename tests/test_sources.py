@@ -78,19 +78,6 @@ def test_feature_source_takes_the_nearest_row_of_its_video():
     assert source.pretrain_windows(1, np.random.default_rng(0)).tolist() == [[0, 4], [40, 60]]
 
 
-def test_coin_features_of_one_split(workspace):
-    """Catches: test videos in training; embeddings reordered or normalized; 650 MB read twice."""
-    coin = workspace / "coin"
-    with np.load(coin / "texts.npz") as file:
-        expected = torch.from_numpy(file["embeddings"])
-    opened = [sources.open_coin_features(coin / "COIN.json", coin / "features.npz",
-                                         coin / "texts.npz", split) for split in ("train", "test")]
-    for (source, texts), split, missing in zip(opened, ("train", "test"), ("unseen", "gone")):
-        assert {video.split for video in source.videos} == {split} and source.missing == [missing]
-        assert torch.equal(texts, expected)
-    assert opened[0][0].features is opened[1][0].features
-
-
 # ---- video files -------------------------------------------------------------------------------
 def read_frames(path, times, short_side=None):
     """In place of files, pictures (3, 20, 30) showing a gradient and their time."""

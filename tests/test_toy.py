@@ -7,17 +7,16 @@ from collections import Counter, defaultdict, namedtuple
 import numpy as np
 import pytest
 
+from data import forecast_samples, observed_steps
 from toy import grammar
 from toy.grammar import PROCEDURES, STEP_ID, STEPS, Grammar, make_video
 
 GRAMMAR = Grammar()
 S = len(STEPS)
-WINDOW = 68.0                                     # s before the end of step k, as in evaluation
 ALL = [(p / len(PROCEDURES), tuple(STEP_ID[step] for step in steps))
        for options in PROCEDURES.values() for p, steps in options]
 VIDEOS = [make_video("train", i) for i in range(20_000)]
-# observed: step ids; start, end: of the window, s; last, next: step ids.
-Sample = namedtuple("Sample", "observed from_start start end last next video")
+Forecast = namedtuple("Forecast", "observed from_start last next")       # step ids
 
 
 def labels_of(video):
@@ -25,18 +24,10 @@ def labels_of(video):
 
 
 def forecasts(videos):
-    """A Sample for each pair of steps (k, k + 1) of a video; the window ends with step k."""
-    samples = []
-    for video in videos:
-        for k in range(len(video.steps) - 1):
-            end = video.steps[k].end
-            start = max(0.0, end - WINDOW)
-            seen = [i for i, (a, b, _) in enumerate(video.steps)
-                    if min(b, end) - max(a, start) >= 1]
-            labels = labels_of(video)
-            samples.append(Sample(tuple(labels[i] for i in seen), seen[0] == 0, start, end,
-                                  labels[k], labels[k + 1], video))
-    return samples
+    """A Forecast for each pair of steps (k, k + 1) of a video; the window ends with step k."""
+    return [Forecast(tuple(observed), from_start, videos[s.video].steps[s.step - 1].label, s.label)
+            for s in forecast_samples(videos)
+            for observed, from_start in [observed_steps(s, videos[s.video])]]
 
 
 TEST = forecasts([make_video("test", i) for i in range(300)])
