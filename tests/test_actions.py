@@ -56,7 +56,6 @@ def opened():
     return VideoSource(load_epic(Path(TRAIN)), find_videos("kitchens"), View(32, 32))
 
 
-# ---- samples and steps -------------------------------------------------------------------------
 def test_action_samples_are_all_actions_of_all_videos():
     """Catches: 9-s clips of an action, views that leave it, labels of another action."""
     found = classify_samples(opened().videos, 10, EPIC_SECONDS)
@@ -118,7 +117,6 @@ def test_frames_are_stretched_to_32():
     assert torch.equal(model.encoder.time_embed[0], expected)
 
 
-# ---- the table ---------------------------------------------------------------------------------
 def test_the_table_equals_counting():
     """Catches: an action that is right in part, top 5 of verbs alone, classes mixed up."""
     rng = np.random.default_rng(0)
@@ -136,7 +134,6 @@ def test_the_table_equals_counting():
         assert found[f"top{k}"] == pytest.approx({key: 2.5 * n for key, n in right.items()})
 
 
-# ---- the commands ------------------------------------------------------------------------------
 def test_actions_are_fine_tuned_and_evaluated(monkeypatch, capsys):
     """Catches: f frozen, 8 frames for 32, a test list that is scored."""
     monkeypatch.setattr(tasks, "VIEWS", 2)

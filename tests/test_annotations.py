@@ -1,11 +1,6 @@
-"""annotations.py: each reader on small files in the real layout, each error message, real files.
-
-The real files are not part of this project; their tests are skipped where they are absent.
-"""
+"""annotations.py: each reader on small files in the real layout, and each error message."""
 import json
 import pickle
-from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +10,6 @@ from data import Step, Video
 from files.annotations import (FeaturesFile, check_names, load_coin, load_features,
                                load_teacher_rows, load_text_embeddings, training_split)
 from support.command import BadInput
-
-ROOT = Path(__file__).resolve().parent.parent
-COIN = ROOT.parent / "shared" / "coin"
 
 
 def step(number="3", segment=(1.0, 2.5), label="whisk the egg"):
@@ -49,7 +41,6 @@ def features(**changes):
     return arrays | changes
 
 
-# ---- COIN.json ---------------------------------------------------------------------------------
 def test_load_coin_reads_the_layout(tmp_path):
     """Catches: labels off by one, unsorted steps, fields swapped, order lost; another spelling or
     "validation" refused; an empty database."""
@@ -116,7 +107,6 @@ def test_names_that_contradict_the_annotations():
         check_names("T.npz", ["stir", "fold"], "COIN.json", ["stir", "fry"])
 
 
-# ---- text embeddings ---------------------------------------------------------------------------
 def texts(**changes):
     return {"names": np.array(["stir", "fold"]), "embeddings": np.eye(2, 3)} | changes
 
@@ -182,7 +172,6 @@ def test_npz_that_is_not_one(tmp_path):
         load_text_embeddings(write_npz(tmp_path, start=np.ones(3)))
 
 
-# ---- features ----------------------------------------------------------------------------------
 def test_other_layouts_of_arrays_are_read_alike(tmp_path):
     """Catches: a byte order or layout that torch refuses; float16 at twice the memory."""
     arrays, rows = features(), np.arange(12.0).reshape(4, 3) + 1
@@ -213,18 +202,3 @@ def test_nearest_equals_a_slow_loop():
     assert file.nearest("v0", []).shape == (0,)
     with pytest.raises(KeyError, match="v3x"):         # no features: not another video's row
         file.nearest("v3x", [1.0])
-
-
-# ---- the real files ----------------------------------------------------------------------------
-@pytest.mark.skipif(not (COIN / "COIN_dev.json").is_file(), reason="no shared/coin/COIN_dev.json")
-def test_real_coin_counts():
-    """Catches: videos or classes lost from the released training annotations."""
-    videos, names = load_coin(COIN / "COIN_dev.json")
-    splits = Counter(video.split for video in videos)
-    assert len(videos) == 8412 and splits["test"] == 1703      # a fifth, marked "testing"
-    assert 0.09 < splits["validation"] / (8412 - 1703) < 0.11
-    assert {video.activity for video in videos} == set(range(180))
-    texts = (COIN / "steps.txt").read_text().splitlines()
-    assert len(names) == len(texts) == 778 and len(set(texts)) == 749
-    assert [name or text for name, text in zip(names, texts)] == texts
-    assert names.count("") == 1                        # the class that has no training step

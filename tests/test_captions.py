@@ -93,7 +93,6 @@ def test_only_tags_are_removed(tmp_path):
         (1, 2, "if a < b and c > d, 5 > 3 and {salt} <3")]
 
 
-# ---- rolling captions --------------------------------------------------------------------------
 def rolling_vtt(lines, seconds=2.0):
     """A vtt as YouTube writes automatic captions: each line is shown word by word, then alone for
     10 ms, then above the next line."""
@@ -138,7 +137,6 @@ def test_only_whole_lines_on_the_screen_are_repetitions(cues, texts):
     assert [text for *_, text in unroll(cues)] == texts
 
 
-# ---- folders -----------------------------------------------------------------------------------
 def test_folder_is_listed_without_opening_anything(tmp_path, monkeypatch):
     """Catches: a start that reads a million files; an id cut at a dot; other files as narrations; a
     choice among several files left to the folder's order."""
@@ -166,7 +164,6 @@ def test_folder_is_listed_without_opening_anything(tmp_path, monkeypatch):
         Captions(tmp_path / "empty")
 
 
-# ---- errors ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name, content, message", [
     ("v.csv", "", "v.csv: the file is empty; a narration .fetch it again, or remove the file. is"),
     ("v.csv", "start,text\n1,a\n", "v.csv:1: no column end, or two; .*start, end, text; it is"),

@@ -162,6 +162,7 @@ def test_a_flag_without_effect_is_refused(cls, capsys):
 # ---- the command line --------------------------------------------------------------------------
 COIN = ("--data", "coin", "--annotations", "a")
 FEATURES = ("--features", "f", "--text-embeddings", "t")
+READ = ("--videos", __file__, "--captions", __file__, "--phrases", __file__, "--ids", __file__)
 
 
 @pytest.mark.parametrize("cls, argv, named", [
@@ -191,19 +192,19 @@ def test_flags_that_do_not_fit_each_other(cls, argv, named, capsys):
 
 
 @pytest.mark.parametrize("cls, flag, argv", [
+    *((TrainSettings, flag, ["--data", "howto100m", *READ]) for flag in READ[::2]),
     (EvaluateSettings, "--checkpoint", []), (TrainSettings, "--init", []),
-    (TrainSettings, "--phrases", []), (FinetuneSettings, "--init", []),
-    (EvaluateSettings, "--videos", ["--task", "features"]), (PredictSettings, "--steps", []),
-    (PredictSettings, "--text-embeddings", []), (COMMANDS["shrink"], "--videos", ["--out", "a"]),
-    (COMMANDS["check"], "--annotations", [])])
+    (FinetuneSettings, "--init", []), (EvaluateSettings, "--videos", ["--task", "features"]),
+    (PredictSettings, "--steps", []), (PredictSettings, "--text-embeddings", []),
+    (COMMANDS["shrink"], "--videos", ["--out", "a"]), (COMMANDS["check"], "--annotations", [])])
 def test_files_that_are_read_exist(cls, flag, argv, capsys):
     """Catches: a missing file that is found out after an hour."""
     with pytest.raises(SystemExit) as end:
-        run(pytest.fail, cls, [flag, "nowhere", *argv])
+        run(pytest.fail, cls, [*argv, flag, "nowhere"])
     line = capsys.readouterr().err
     assert end.value.code == 2 and f"{flag} nowhere: no such file" in line
     assert line.count("\n") == 1
-    run(lambda settings: None, cls, [flag, __file__, *argv])
+    run(lambda settings: None, cls, [*argv, flag, __file__])
 
 
 def test_values_arrive_with_their_types():

@@ -1,7 +1,4 @@
-"""train.py and evaluate.py as a user runs them, at a tiny size, on both kinds of data.
-
-f and h are barely trained here: their scores mean nothing in this file.
-"""
+"""train.py and evaluate.py as a user runs them, barely trained, on both kinds of data."""
 import copy
 import json
 import os
@@ -30,7 +27,6 @@ TAIL = ["seed", "checkpoint", "seconds"]
 ROW = ["step", "epoch", "loss", "xe", "mse", "mc", "lr", "clips_per_s"]
 
 
-# --- Training ---
 @pytest.mark.parametrize("name", ["diffusion", "mask", "none", "coin-run"])
 def test_a_run_folder_is_complete(trained, name):
     """Catches: settings that are not recorded, rows renamed or NaN, another rate, a loss that is
@@ -183,7 +179,6 @@ def test_one_video_and_batches_of_one(here):
     assert read_json("one.json")["distinct"] == 1
 
 
-# --- Measuring ---
 def measure(*argv):
     """The JSON that evaluate.py writes."""
     call("evaluate.py", *argv, "--device", "cpu", "--json", "measured.json")

@@ -1,7 +1,4 @@
-"""data.py: each kind of window and sample against a slow, obvious version; counts on the real COIN.
-
-The real COIN.json is not part of this project; its test is skipped where it is absent.
-"""
+"""data.py: each kind of window and sample against a slow version; counts on the real COIN."""
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +20,6 @@ def say(*counts):
     return [(10. * i, 10. * i + 6, "word " * count) for i, count in enumerate(counts)]
 
 
-# ---- pre-training windows ----------------------------------------------------------------------
 def test_sentence_windows_are_nine_seconds_around_every_second_one():
     """Catches: a stride of 1, a window that is not centered, not 9 s, or beyond the video."""
     windows = data.sentence_windows(say(*[12] * 11), 200.0, FIRST)
@@ -80,7 +76,6 @@ def test_sentences_of_a_window_by_hand():
     assert data.spoken_during([], windows).shape == (5, 0)
 
 
-# ---- rows --------------------------------------------------------------------------------------
 def slow_forecasts(windows, P):
     """The rows of forecasts of one run, by loops: lists of 8 + P clips."""
     rows = []
@@ -170,7 +165,6 @@ def test_runs_that_give_few_rows_or_none():
             data.missing_rows(runs, 1, rng)
 
 
-# ---- windows of the tasks, frames --------------------------------------------------------------
 @pytest.mark.parametrize("end, start, begin", [
     (100.0, 0.0, 32.0), (68.0, 0.0, 0.0), (20.0, 0.0, 0.0), (68.5, 0.0, 0.5), (100.0, 50.0, 50.0)])
 def test_forecast_windows_are_eighths_of_the_last_68_seconds(end, start, begin):
@@ -198,7 +192,6 @@ def test_windows_and_frames_are_spread_evenly():
     assert data.frame_times([], 4).shape == (0, 4)
 
 
-# ---- samples -----------------------------------------------------------------------------------
 def video(*segments, duration=None):
     """A video of steps (start s, end s, label)."""
     return Video("v", "train", 7, duration, tuple(Step(*segment) for segment in segments))
@@ -242,7 +235,9 @@ def test_activity_samples_are_whole_videos():
 @pytest.mark.skipif(not COIN.is_file(), reason="no shared/coin/COIN_dev.json")
 def test_samples_of_the_real_coin():
     """Catches: any pair or step lost: the benchmark's counts are 24,493 pairs and 32,905 steps."""
-    videos, _ = load_coin(COIN)
+    videos, names = load_coin(COIN)
+    assert len(videos) == 8412 and len(names) == 778 and names.count("") == 1    # never a step
+    assert sum(video.split == "test" for video in videos) == 1703
     assert len(data.forecast_samples(videos)) == 24_493
     assert len(data.classify_samples(videos)) == 32_905
     longer = len(data.forecast_samples(videos, min_steps=3))

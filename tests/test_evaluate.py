@@ -122,7 +122,6 @@ def world(monkeypatch):
 SETTINGS = EvaluateSettings(seed=SEED, samples=Q, batch=7, toy_videos=25)
 
 
-# --- The same, one forecast at a time; the scores are those of metrics.py ---
 def p_of(x, tau):
     """p(step | x) (..., S) by the formula; that of equal texts is equal."""
     cosines = torch.stack([(x * y).sum(-1) / x.norm(dim=-1) / y.norm() for y in TEXTS], -1)
@@ -199,7 +198,6 @@ def counts_by_hand(last):
     return torch.tensor(seen).expand(len(last), -1), after[posterior.argmax(-1)], posterior @ after
 
 
-# --- The forecast table ---
 def test_the_forecast_table_equals_counting(tmp_path, monkeypatch):
     """Catches: zero noise among the samples; an oracle_softmax fitted elsewhere; a clip baseline of
     one clip; a unigram that saw test labels; bigram and bigram_soft exchanged, of the first clip,
@@ -282,7 +280,6 @@ def test_a_step_is_observed_from_a_second_on():
     assert data.observed_steps(data.Sample(0, windows, labels[2], 2), video) == (labels[:2], True)
 
 
-# --- The classification table ---
 def test_the_classification_table_equals_counting():
     """Catches: one view for three, logarithms averaged for probabilities, a teacher's row of our
     embedding, equal texts that do not tie, kinds of steps mixed up, outcomes of other videos."""
@@ -330,7 +327,6 @@ def test_features_are_of_windows_at_the_stride(trained, here):
     assert len(a["embedding"]) == len(a["encoder_cls"]) == len(a["video"])
 
 
-# --- What is printed ---
 HEAD = {"task": "forecast", "listed": 41, "evaluated": 40, "missing": 3, "unreadable": 0,
         "samples": 5}
 

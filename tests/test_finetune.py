@@ -1,7 +1,4 @@
-"""Fine-tuning: against formulas and the zero-shot model, real commands at a tiny size, errors.
-
-What is fine-tuned here is a random model.
-"""
+"""Fine-tuning a random model: against formulas and the zero-shot model; commands, errors."""
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,7 +49,6 @@ def test_a_share_of_the_labels_is_a_share_of_the_videos():
     assert found[.01] <= found[.1] <= found[.5]
 
 
-# ---- the classifier ----------------------------------------------------------------------------
 @torch.no_grad()
 @pytest.mark.parametrize("make", [make_ours, published])
 @pytest.mark.parametrize("task", TASKS)
@@ -88,7 +84,6 @@ def test_without_h_the_class_token_is_classified(texts, classes):
     assert not any(parameter.any() for parameter in model.classifier.parameters())
 
 
-# ---- the commands ------------------------------------------------------------------------------
 KEYS = {"classify": ["ours", "teacher"], "activity": ["ours"],
         "forecast": ["zero_noise", "expectation", "oracle", "oracle_softmax"]}
 
@@ -141,7 +136,6 @@ def test_training_lowers_the_loss_on_a_task_that_can_be_learnt(monkeypatch):
     assert measure(*flags, "--checkpoint", "run")["top1"]["ours"] == 100
 
 
-# ---- errors ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("argv, named", [
     (("--init", "coin.pt"), "--data"),
     ((*coin_flags(), "--init", "diffusion.pt"), "--data"),

@@ -3,9 +3,8 @@
     python -m pytest -q tests/test_fuzz.py                                            # a few cases
     FUZZ=100 python -m pytest -q tests/test_fuzz.py -o faulthandler_timeout=600       # thousands
 
-A case damages one file as a disk, a download or an editor may, and reads it. Case N of a kind
-damages it in the same way each time; the last case in a failure's output is the one that failed. A
-crash or a hang of native code ends with its traceback. Runs and their folders: test_resume.py.
+Case N of a kind damages it in the same way each time; the last case in a failure's output is the
+one that failed. A crash or a hang of native code ends with its traceback.
 """
 import io
 import json
@@ -34,7 +33,6 @@ CASES = {"captions": 60, "list": 30, "video": 16}      # of each kind; 12 of the
 FUZZ = int(os.environ.get("FUZZ", 1))                  # times as many
 
 
-# ---- Damage ------------------------------------------------------------------------------------
 PIECES = (b"-->", b'"', b",", b"\n", b"\n\n", b"\0", b"9" * 400, b"[{", b"}", b"nan", b"NaN", b"-",
           b" ", b"1e999", b"null", b"\xff", b"\xef\xbb\xbf")
 
@@ -66,11 +64,6 @@ TENSORS = (lambda x: x.half(), lambda x: x.bfloat16(), lambda x: x.long(), lambd
            lambda x: x[:-1], lambda x: x.reshape(-1), lambda x: x.flatten()[:1].expand(2 ** 40),
            lambda x: x.mT.contiguous().mT if x.ndim > 1 else -x, lambda x: x.to_sparse(),
            lambda x: 1e30 * x)
-ARRAYS = (lambda a: a.astype(a.dtype.newbyteorder()), lambda a: a[::-1], lambda a: a[:-1],
-          lambda a: np.asfortranarray(a), lambda a: a[None], lambda a: a.astype("O"),
-          lambda a: a.astype("U9"), lambda a: a.astype(float) * 1e3, lambda a: -a.astype("f2"),
-          lambda a: a.astype(complex), lambda a: a.astype("g"), lambda a: np.zeros_like(a),
-          lambda a: a.astype("f4") * np.float32("nan"), lambda a: a.astype("f8") * 1e308)
 
 
 def change(tree, rng):
@@ -97,19 +90,6 @@ def change_checkpoint(data, rng):
     return out.getvalue()
 
 
-def change_npz(data, rng):
-    """Another type, order, shape or magnitude of an array."""
-    arrays, out = dict(np.load(io.BytesIO(data))), io.BytesIO()
-    name = rng.choice(sorted(arrays))
-    try:
-        arrays[name] = rng.choice(ARRAYS)(arrays[name])
-    except (ValueError, TypeError):                    # a text that is no number
-        del arrays[name]
-    np.savez(out, **arrays)
-    return out.getvalue()
-
-
-# ---- Readers: what good data is ----------------------------------------------------------------
 def read_captions(path):
     found = Captions(path if path.suffix == ".json" else path.parent)
     for start, end, text in (row for name in found for row in found.sentences(name)):
@@ -148,7 +128,6 @@ def read_video(path):
     assert pictures.shape[:2] == (5, 3)
 
 
-# ---- the test ----------------------------------------------------------------------------------
 def write_coin(name, folder):
     """A file of commands.make_coin, as bytes."""
     make_coin(folder)
@@ -171,11 +150,9 @@ def write_checkpoint(encoder, folder):
 # kind: (name of the file, its whole bytes, written to a folder, damage, reader)
 KINDS = {f"video {name}": (name, partial(write_video, name), flip, read_video) for name in (
     "b_frames.mp4", "open_gop.mkv", "vp8.webm", "mpeg4.avi", "mjpeg.mov")}
-KINDS |= {f"{damage.__name__} {name}": (name, partial(write_coin, name), damage, read)
-          for name, read, damage in (("COIN.json", read_coin, mutate),
-                                     ("features.npz", read_features, flip),
-                                     ("features.npz", read_features, change_npz),
-                                     ("texts.npz", read_texts, change_npz))}
+KINDS |= {name: (name, partial(write_coin, name), damage, read) for name, damage, read in (
+    ("COIN.json", mutate, read_coin), ("features.npz", flip, read_features),
+    ("texts.npz", flip, read_texts))}
 KINDS |= {f"values {name}": ("checkpoint.pt", partial(write_checkpoint, encoder), change_checkpoint,
                              read_checkpoint)
           for name, encoder in (("f", test_checkpoint.F), ("mvit", test_checkpoint.VIT),

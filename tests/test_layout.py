@@ -1,7 +1,4 @@
-"""The root's list, who may import whom, what no file may do, and the names the pages point at.
-
-The project is read as text here, with `ast`: nothing of it is imported.
-"""
+"""Who may import whom, what no file may do, names in pages: read as text, nothing imported."""
 import ast
 import re
 import sys

@@ -1,7 +1,4 @@
-"""listings.py: each list in its real layout, each error with its line.
-
-The real files are not part of this project; their tests are skipped where they are absent.
-"""
+"""listings.py: each list in its real layout, each error with its line."""
 import math
 from pathlib import Path
 
@@ -36,7 +33,6 @@ def written(folder, text):
     return path
 
 
-# ---- layouts -----------------------------------------------------------------------------------
 def test_released_lists(tmp_path):
     """Catches: a path misread, columns exchanged, an activity that has steps; an id's dot taken for
     a suffix."""
@@ -48,6 +44,8 @@ def test_released_lists(tmp_path):
         Video("th2wZ0W8ulA", None, 582, 130, (Step(0, 84, UNKNOWN), Step(84, 84, 582)))]
     assert load_released_csv(written(tmp_path, TASK), "activity") == [
         Video("4bgWwnZQPaA", None, 123, 157.3572), Video("-INaRI8Nb_E", None, 98, 112.2917)]
+    with pytest.raises(BadInput, match="list: holds no whole videos; --task infill needs COIN"):
+        load_released_csv(written(tmp_path, STEPS), "infill")
     assert [video_name(path) for path in ("a.mp4", "x/y.b.MKV", "c.d", "x\\e.mov")] == [
         "a", "y.b", "c.d", "e"]
 
@@ -96,7 +94,6 @@ def test_line_ends_and_byte_order_marks(tmp_path):
         assert read(written(tmp_path, text.rstrip() + "\n\n")) == expected
 
 
-# ---- errors ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name, text, message", [
     ("steps", STEPS + TASK, "list:3: 3 columns; to classify, `path label duration start end`"),
     ("steps", "my video.mp4 1 9 0 3\n", "list:1: 6 columns; .*no space within a path"),
@@ -139,13 +136,6 @@ def test_list_at_fault_is_named_with_its_line(tmp_path, name, text, message):
     assert str(caught.value).startswith(f"{tmp_path}/list:") and "\n" not in str(caught.value)
 
 
-def test_a_released_list_is_not_infilled(tmp_path):
-    """Catches: a traceback."""
-    with pytest.raises(BadInput, match="list: holds no whole videos; --task infill needs COIN"):
-        load_released_csv(written(tmp_path, STEPS), "infill")
-
-
-# ---- real files --------------------------------------------------------------------------------
 @pytest.mark.skipif(not REAL.is_dir(), reason="no shared")
 def test_real_files():
     """Catches: an action, one of 9,871 phrases or of COIN's 778 steps refused, lost or cut."""

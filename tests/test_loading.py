@@ -64,7 +64,6 @@ class Source:
         return 1000 + views
 
 
-# ---- workers -----------------------------------------------------------------------------------
 @WORKERS
 def test_prefetch_keeps_the_order(workers):
     """Catches: items in the order of being ready, one left out; BadInput lost in a worker."""
@@ -81,7 +80,6 @@ def test_prefetch_keeps_the_order(workers):
         list(prefetch(make, range(11, 14), workers))
 
 
-# ---- training ----------------------------------------------------------------------------------
 def steps(source, numbers, workers=0, settings=TrainSettings(seed=5)):
     """What `load_step` gives for some steps of a stage from step 10 on, as plain lists."""
     make = functools.partial(load_step, source, settings, Stage("adamw", range(10, 99), 3, 1.0))
@@ -190,7 +188,6 @@ def test_unreadable_videos_are_counted_and_named(tmp_path):
     assert json.loads(path.read_text()) == named | {"c": "empty"}            # all are named
 
 
-# ---- whole videos ------------------------------------------------------------------------------
 @pytest.mark.parametrize("stride", [4.0, 7.5, 1000.0])
 def test_embed_videos_equals_encoding_each_window(stride):
     """Catches: other windows, rows counted to another video, a short video without a row."""
@@ -245,7 +242,6 @@ def test_targets_are_of_frames_of_words_or_of_both():
         torch.testing.assert_close(embedding.teacher_features(source, loaded, kind), expected)
 
 
-# ---- samples -----------------------------------------------------------------------------------
 def samples_of(source):
     """Three samples of 2 windows of every video, one after another in time."""
     return [Sample(video, np.array([[k, k + 1.], [20. + k, 40. + k]]), 10 * video + k, k)

@@ -36,7 +36,6 @@ def build(encoder=None, order="diffusion", **more):
     return model
 
 
-# --- Eq. 1 ---
 def slow_f(model, clip):
     """x_i of one clip (F, 3, H, W) uint8, in float64: (D,)."""
     weights = {name: value.double() for name, value in model.encoder.state_dict().items()}
@@ -86,7 +85,6 @@ def test_eq1_f_h_and_the_matching_put_together(j):
             assert log_p[b, q].item() == pytest.approx(math.log(p), rel=1e-3)
 
 
-# --- Inference ---
 @torch.no_grad()
 def test_the_next_clip_is_the_one_after_all_that_are_given():
     """Catches: the last clip forecast again, zeros that are read, one noise for all."""
@@ -125,7 +123,6 @@ def test_the_classifier_equals_its_formula():
         torch.testing.assert_close(log_p.double(), expected, rtol=1e-4, atol=1e-4)
 
 
-# --- Embeddings ---
 def test_features_become_the_text_that_they_make_expect_by_loops():
     """Catches: another temperature or length, float16, x_i not of length 1."""
     model, features = build(), 4 * draw(3, D).half()
@@ -137,7 +134,6 @@ def test_features_become_the_text_that_they_make_expect_by_loops():
     assert x.dtype == torch.float32
 
 
-# --- The stages of pre-training ---
 def test_sgd_comes_first_and_rates_rise_and_fall_within_a_stage(monkeypatch, tmp_path):
     """Catches: AdamW from the start, SGD without momentum, a stage that leaves f or h out, or has
     the rate or length of another; a constant rate; a model that is not in training mode."""
@@ -155,9 +151,7 @@ def test_sgd_comes_first_and_rates_rise_and_fall_within_a_stage(monkeypatch, tmp
         assert type(optimizer) is kind
         assert [*map(id, group["params"])] == [*map(id, model.parameters())]
         assert (group["lr"], group["weight_decay"], group.get("momentum")) == (0, .4, momentum)
-        n, rates = len(stage.span), []
-        for step, item in Run(given, model, {}, stages, None).steps(stage, optimizer, stage.span):
-            assert step == item
-            rates.append(learning_rate(step, stage))
-        assert model.training and np.allclose(rates, [
+        n, steps = len(stage.span), Run(given, model, {}, stages, None)
+        assert [*stage.span] == [step for step, _ in steps.steps(stage, optimizer, stage.span)]
+        assert model.training and np.allclose([learning_rate(i, stage) for i in stage.span], [
             stage.lr * min(1, (i + 1) / (.05 * n + 1), (n - i) / (.95 * n)) for i in range(n)])

@@ -27,7 +27,6 @@ def clips_of(content):
                       for video in content["input"]])
 
 
-# --- the slow version ---
 def slow_schedule(T):
     """alpha_bar of T levels: products of 1 - beta, betas evenly spaced from 1e-4 to 0.02."""
     return [math.prod(1 - (1e-4 + (0.02 - 1e-4) * s / (T - 1)) for s in range(t + 1))
@@ -39,7 +38,7 @@ OURS = {"order_tfm.": "", "type_embedding": "role", "temporalEmbedding": "positi
 
 
 def slow_forecast(w, x, noise):
-    """The released chain: w of order_tfm under the names of `OURS`, x (N, D), noise (D,) -> (D,)."""
+    """The released chain: w of order_tfm by the names of `OURS`, x (N, D), noise (D,) -> (D,)."""
     N, D = x.shape
     T = 1 + max(int(name.split(".")[2]) for name in w if "resblocks" in name)
     alpha_bar, zt, z = slow_schedule(T), noise[None], torch.cat([x, x.new_zeros(1, D)])
@@ -67,7 +66,6 @@ def slow_outputs(content):
             "probs": weight / weight.sum(1, keepdim=True)}               # texts as they come
 
 
-# --- the tests ---
 def close(ours, theirs):
     return (ours - theirs).norm() < 1e-5 * theirs.norm()
 

@@ -1,7 +1,4 @@
-"""files/phrases.py: the rule on parses typed by hand, counting, the command.
-
-The parses are what spaCy's Docs have, as plain objects: neither spaCy nor a model is needed.
-"""
+"""files/phrases.py: the rule on parses typed by hand (no spaCy needed), counting, the command."""
 import re
 import sys
 from pathlib import Path
@@ -65,7 +62,6 @@ def parse(text):
     return plain_doc([token.split() for token in tokens.split("|")], chunks)
 
 
-# ---- the rule ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("text", PARSES)
 def test_verb_phrases_of_parses_by_hand(text):
     """Catches: a particle lost or misplaced; the object without its chunk, or as its lemma; the
@@ -73,7 +69,6 @@ def test_verb_phrases_of_parses_by_hand(text):
     assert phrases.verb_phrases(parse(text)) == PARSES[text][2]
 
 
-# ---- the command -------------------------------------------------------------------------------
 class FakeParser:
     """A spaCy pipeline that knows the parses above, and splits every other text into words."""
     pipe_names = ["parser"]

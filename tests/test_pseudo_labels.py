@@ -1,7 +1,4 @@
-"""Soft targets by loops, the 28 prompts, the teacher on an untrained open_clip model, its loading.
-
-No test downloads: the model is saved as open_clip saves models, and every download is refused.
-"""
+"""Soft targets by loops, the 28 prompts, the teacher and its loading; nothing is downloaded."""
 import itertools
 import json
 import logging
@@ -133,7 +130,6 @@ def test_frames_are_made_to_fit_as_open_clip_does(shape):
         assert (one / 255 - expected).abs().max() < 1.5 / 255          # Pillow rounds, twice
 
 
-# --- the teacher by name ---
 @pytest.fixture(scope="module")
 def place(parts, tmp_path_factory):
     """A folder with the untrained teacher as open_clip saves models, and files that are none."""
@@ -201,18 +197,14 @@ def test_without_a_network_the_line_comes_at_once(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("clip, weights, message", [
-    ("ViT-B-16", "openai", "--clip ViT-B-16: the weights openai were trained with the activation "
-                           "QuickGELU, .*use --clip ViT-B-16-quickgelu"),
+    ("ViT-B-16", "openai", "--clip ViT-B-16: .*QuickGELU, .*use --clip ViT-B-16-quickgelu"),
     ("ViT-B/16", None, r"--clip ViT-B/16: no such model; open_clip.list_models\(\) names all"),
-    ("ViT-B-16-quickgelu", "laion400m_e32", "--clip-weights laion400m_e32: .*'laion400m_e32' is "
-                                            "not a known tag or valid file path"),
-    ("ViT-B-16-quickgelu", "openai", r"Failed to download file \(no network\).*without a network, "
-                                     "fetch it elsewhere and give --clip-weights FILE"),
+    ("ViT-B-16-quickgelu", "laion400m_e32", "--clip-weights laion400m_e32: .* is not a known tag"),
+    ("ViT-B-16-quickgelu", "openai", r"no network\).*fetch it elsewhere and give --clip-weights F"),
     ("local-dir:absent", None, "--clip local-dir:absent: FileNotFoundError: .* not found: absent"),
     ("local-dir:bare", None, "--clip local-dir:bare: .*; a file must be whole"),
     ("local-dir:absent", "openai", "--clip-weights openai: local-dir:absent has its own"),
-    ("other-test", "weights.pt", "--clip other-test --clip-weights weights.pt: RuntimeError: .*"
-                                "state_dict.*; a file must be whole and hold this model's tensors"),
+    ("other-test", "weights.pt", "--clip other-test --clip-weights weights.pt: RuntimeError"),
     ("tiny-test", "x.safetensors", "--clip-weights x.safetensors: .*; a file must be whole"),
     ("tiny-test", "malice.pt", "--clip-weights malice.pt: .* load failed; a file must be whole"),
     ("tiny-test", "script.pt", "--clip-weights script.pt: .*TorchScript.*; a file must be whole"),
@@ -228,7 +220,6 @@ def test_what_cannot_be_opened_is_one_line(place, monkeypatch, offline, caplog, 
     assert not caplog.records and not recwarn.list and logging.root.manager.disable == 0
 
 
-# --- the command ---
 def test_command_writes_a_text_embeddings_file(place, tmp_path, monkeypatch, teacher, capsys):
     """Catches: rows in another order or normalized, counts in the names, a file we refuse."""
     monkeypatch.chdir(tmp_path)

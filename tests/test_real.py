@@ -1,7 +1,4 @@
-"""Real files from end to end: exported, checked, shrunk, trained on and evaluated by the commands.
-
-The files are those of `data.py export-toy`: real mp4, captions, COIN.json, a CLIP in a folder.
-"""
+"""The files of `data.py export-toy` from end to end: mp4, captions, COIN.json, a CLIP folder."""
 import json
 import os
 import shutil
@@ -70,7 +67,6 @@ def copy_videos(folder, *videos):
     Path(f"{folder}/broken.mp4").write_bytes(b"no video")
 
 
-# ---- the export, and training on it ------------------------------------------------------------
 def test_exported_files_are_those_of_the_embedded_world():
     """Catches: lossy files, times that drift; ids that start at 0, a wrong split; a missing file
     that is forgotten without a word."""
@@ -108,7 +104,6 @@ def test_targets_of_what_is_said():
     assert len({*losses}) == 5 and counts == 3 * [len(grammar.PHRASES)] + [3, 3]
 
 
-# ---- evaluation --------------------------------------------------------------------------------
 def test_coin_videos_and_a_released_list_are_evaluated(monkeypatch):
     """Catches: samples or classes that go astray; prompts read again for the second split; a csv's
     history cut at the wrong end, its labels counted from 1."""
@@ -184,7 +179,6 @@ def test_names_that_are_not_those_of_the_annotations(capsys):
     assert "T.npz: class " in fails(capsys, 2, *argv, "--text-embeddings", "T.npz")
 
 
-# ---- the other commands of data.py -------------------------------------------------------------
 def test_check_names_classes_without_a_step(capsys):
     """Catches: a class that nobody can be right about, without a word: COIN has one of 778."""
     for ids in (["1", "2"], ["2", "4"]):
@@ -198,8 +192,7 @@ def test_check_names_classes_without_a_step(capsys):
 
 @pytest.mark.parametrize("argv, named", [
     *(((*TRAIN, "--out", "run", flag, name), name.removeprefix("local-dir:")) for flag, name in (
-        ("--videos", "nowhere"), ("--captions", "nowhere"), ("--phrases", "nowhere"),
-        ("--clip", "local-dir:nowhere"), ("--ids", "nowhere"), ("--captions", "ex/clip"),
+        ("--clip", "local-dir:nowhere"), ("--captions", "ex/clip"),
         ("--teacher-features", "nowhere"))),
     (("shrunk",), "shrunk"), ((), "nothing"), (("export-toy", "--out", "ex"), "ex"),
     (("shrink", "--videos", "ex/clip", "--out", "none"), "ex/clip")])

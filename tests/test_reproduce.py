@@ -161,15 +161,10 @@ HERE = teacher.digest()[:12]
      "recipe has 0.001; move it away, or choose another --out"),
     ((), lambda: settings_of(RUN, features="there/features-4.9.npz"), "out/coin-mask-1: a run with "
      "--features there/features-4.9.npz, where its recipe has features-2.95.npz; "),
-    ((), lambda: edit(TUNED, lambda content: content["settings"].pop("epochs")),
-     "out/diffusion-1/classify-25: a run with --epochs None, where its recipe has 15.0; "),
     (("--toy-videos", "30"), lambda: None, "out/diffusion-1: a run with --toy-videos 6000, where "
      "its recipe has 30; "),
     ((), lambda: edit(TUNED, lambda content: content["versions"].update(world="abc")),
      f"out/diffusion-1/classify-25: a run of another embedded world, abc, where this is {HERE}; "),
-    ((), lambda: edit("out/diffusion-1/config.json", lambda content: content["versions"].pop(
-        "world")), f"out/diffusion-1: a run of another embedded world, unknown, where this is "
-     f"{HERE}; move it away, or choose another --out"),
     ((), lambda: Path("out/diffusion-1/config.json").unlink(), "out/diffusion-1/config.json: "),
     ((), lambda: edit("out/diffusion-1/config.json", lambda content: content.update(settings=[])),
      'out/diffusion-1/config.json: the {"settings": {..}, "versions": {..}} of train.py is needed'),

@@ -1,7 +1,4 @@
-"""A run that is struck ends with the right status and, resumed, gives the same bits as a whole one.
-
-Faults come in the middle of a real process: a fork of this one, see commands.struck.
-"""
+"""A run that is struck, in a fork of this process, is resumed to the bits of a whole one."""
 import os
 import shutil
 import signal
@@ -62,7 +59,6 @@ def every_two(here, source, monkeypatch):
     log_and_save_every_two(monkeypatch, source)
 
 
-# --- The matrix ---
 def fill_disk(whole, *args):
     """The next checkpoint is written to a disk that is full."""
     Path(f"struck/checkpoint.pt.{os.getpid()}.part").symlink_to("/dev/full")
@@ -157,7 +153,6 @@ def test_an_error_in_the_loop_leaves_no_handler(runs, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is before, error
 
 
-# --- Damaged checkpoints ---
 def spoil(path, how):
     """What a power failure, a full disk or a kill leaves."""
     whole = path.read_bytes()

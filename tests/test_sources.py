@@ -30,7 +30,6 @@ class Teacher:
         return torch.stack([flat.mean(1), flat[:, 0]], 1)
 
 
-# ---- the embedded world ------------------------------------------------------------------------
 def test_toy_clips_are_the_nearest_frames_of_their_video():
     """Catches: half a frame's offset, -1 before 0 s, another video's clips; other views."""
     source = toy_source.ToySource("train", 3, 4, Teacher())
@@ -61,7 +60,6 @@ def test_toy_clips_are_the_nearest_frames_of_their_video():
             row += 1
 
 
-# ---- COIN with a features file -----------------------------------------------------------------
 def test_feature_source_takes_the_nearest_row_of_its_video():
     """Catches: rows of another video or window, in the file's order, or nearest to its end."""
     features = FeaturesFile(np.array(["b", "a", "a", "b"]), np.array([5., 20., 10., 50.]),
@@ -78,7 +76,6 @@ def test_feature_source_takes_the_nearest_row_of_its_video():
     assert source.pretrain_windows(1, np.random.default_rng(0)).tolist() == [[0, 4], [40, 60]]
 
 
-# ---- video files -------------------------------------------------------------------------------
 def read_frames(path, times, short_side=None):
     """In place of files, pictures (3, 20, 30) showing a gradient and their time."""
     if "cut" in path:

@@ -1,7 +1,4 @@
-"""The embedded world is what it claims to be: its properties and its truth.
-
-Numbers are printed with `pytest -s tests/test_toy.py`.
-"""
+"""The embedded world's properties and truth; `pytest -s tests/test_toy.py` prints numbers."""
 from collections import Counter, defaultdict, namedtuple
 
 import numpy as np

@@ -116,7 +116,6 @@ def test_digest_is_that_of_the_constants(monkeypatch):
     assert len(digests) == 9
 
 
-# ---- its file ----------------------------------------------------------------------------------
 def test_the_teacher_that_comes_with_the_code_knows_most_steps():
     """Catches: a file of other weights: in 20 videos 65 % of frames and 80 % of steps are right."""
     with safe_open(source.TEACHER_FILE, "pt") as file:

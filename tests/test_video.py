@@ -1,7 +1,4 @@
-"""video.py on files written here: frames against decoding everything, damage, copies, views.
-
-Every frame of a file is different, so a frame too early or too late is seen. Nothing is downloaded.
-"""
+"""video.py on files written here, of which each frame is different; damage, copies, views."""
 import io
 import math
 import os

@@ -1,7 +1,4 @@
-"""Weights from outside: every layout is read, what does not fit is printed or refused.
-
-All weights here are random and small; nothing is downloaded.
-"""
+"""Weights from outside: every layout is read, what does not fit is printed or refused."""
 import json
 import logging
 import math
@@ -92,7 +89,6 @@ def outputs(model):
         return [model.encoder(clips), *forecasts]
 
 
-# --- layouts ---
 @torch.no_grad()
 @pytest.mark.parametrize("classes, layers, task", [
     ([7], None, "classify"), ([5, 6], None, "classify"), ([7], 3, "forecast"),
@@ -171,8 +167,7 @@ def changed(name, value):
 
 
 @pytest.mark.parametrize("make, message", [
-    (lambda: {"model_state": {}, "cfg": Malice()},
-     r"x.pyth: holds \S*open, which only code can read.*torch.save its state_dict, tensors alone"),
+    (lambda: {"model_state": {}, "cfg": Malice()}, r"holds \S*open, which only code can read"),
     (lambda: {"lr": 3}, "not a checkpoint of train.py, nor one of TimeSformer.*among 0 tensors"),
     (without("time_embed"), "nor one of TimeSformer.*image models are for --init"),
     (without("temporal_attn"), r"missing or .*blocks.\*.temporal_attn.qkv.weight \(2\).*divided"),
@@ -180,8 +175,7 @@ def changed(name, value):
     (changed("pos_embed", torch.zeros(17)), "IndexError"),
     (changed("norm.bias", torch.ones(31)), "missing or of another shape: encoder.norm.bias;"),
     (changed("norm.bias", torch.full((32,), math.nan)), "encoder.norm.bias holds NaN, infinity"),
-    (changed("blocks.300.norm1.weight", torch.ones(32)),                             # not 301
-     r"missing or of another shape: encoder.blocks.\*.temporal_norm1.weight, "),
+    (changed("blocks.300.norm1.weight", torch.ones(32)), r"missing.*blocks.\*.temporal_norm1.w"),
     (lambda: torch.jit.script(torch.nn.Linear(2, 2)), "TorchScript.*state_dict"),
     (lambda: released_names(published()[0]), "width 32, how many heads"),
 ])
@@ -199,7 +193,6 @@ def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, ma
     assert "\n" not in str(caught.value) and not Path("executed").exists() and not recwarn.list
 
 
-# --- a start for training ---
 def fresh(encoder=F, order="diffusion"):
     """A new model of ours with this encoder, and its arguments."""
     torch.manual_seed(3)
@@ -342,7 +335,6 @@ def test_timm_by_name(monkeypatch, caplog):
     assert not caplog.records
 
 
-# --- the commands ---
 def test_published_weights_are_evaluated(here, capsys):
     """Catches: a row that needs a run of ours, h's samples all alike; a shape mismatch inside f."""
     flags = ("--toy-videos", "3", "--device", "cpu")
