@@ -42,8 +42,7 @@ def features(**changes):
 
 
 def test_load_coin_reads_the_layout(tmp_path):
-    """Catches: labels off by one, unsorted steps, fields swapped, order lost; another spelling or
-    "validation" refused; an empty database."""
+    """Catches: labels off by one, unsorted steps, fields swapped; other spellings refused."""
     path = write_coin(tmp_path, zz=entry(step("3", (5, 6)), step("1", (1.5, 2), "crack the egg"),
                                          subset="testing"),
                       aa=entry(step("1", label="Crack  the egg "), step("4", (3, 4)),
@@ -186,8 +185,7 @@ def test_other_layouts_of_arrays_are_read_alike(tmp_path):
 
 
 def test_nearest_equals_a_slow_loop():
-    """Catches: rows of another video or side, unsorted rows, the ends left out, times outside; at a
-    tie an answer that hangs on the order of rows."""
+    """Catches: rows of another video or side, the ends left out; ties by the order of rows."""
     rng = np.random.default_rng(0)
     video = rng.permutation(np.repeat([f"v{i}" for i in range(30)], rng.integers(1, 40, size=30)))
     middle = rng.integers(50, size=len(video)) * 2.0

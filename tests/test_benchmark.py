@@ -21,8 +21,7 @@ def tiny(tmp_path, monkeypatch):
 
 
 def test_the_loader_part(monkeypatch, capsys):
-    """Catches: other windows than pre-training's; numbers not in the JSON, a video of the user's
-    left out; a traceback."""
+    """Catches: other windows than pre-training's; numbers not in the JSON; a traceback."""
     Path("videos").mkdir()
     speed.make_video(Path("videos/mine.mp4"))
     monkeypatch.setattr(speed, "SECONDS", 2.0)

@@ -37,8 +37,7 @@ def read(folder, name, content):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_says_the_same(tmp_path, name):
-    """Catches: tags, cue names, notes or styles taken for speech; times, line ends and marks
-    misread; a reader that cannot be sent to another process."""
+    """Catches: tags, notes or styles taken for speech; times, line ends and marks misread."""
     text = LAYOUTS[name]
     for content in (text, "\ufeff" + text, text.replace("\n", "\r\n"), text.replace("\n", "\r"),
                     text + "\n\n\n"):
@@ -55,8 +54,7 @@ def test_csv_as_pandas_writes_it(tmp_path):
 
 
 def test_what_is_not_a_word_is_left_out(tmp_path):
-    """Catches: [Music] taken for a sentence; hours counted as minutes; a cue lost for a blank line;
-    a video without words that ends a run."""
+    """Catches: [Music] for a sentence; hours for minutes; a run ended by a silent video."""
     content = ("1\n00:00:01,000 --> 00:00:02,000\n[Music]\n\n2\n00:00:02,000 --> 00:00:03,000\n"
                "- \u266a\n\n3\n00:00:03,000 --> 00:00:04,000\n{\\an8}salt &amp;\u00a0 pepper "
                "[Applause] <3\n\n4\n01:02:03,500 --> 10:00:00,000\nbye\n")
@@ -112,8 +110,7 @@ def rolling_vtt(lines, seconds=2.0):
 
 
 def test_rolling_captions_are_said_once(tmp_path):
-    """Catches: a line twice, or lost, or with the times of the line above; its own repeated words
-    lost."""
+    """Catches: a line twice, lost, or with the times of the one above; repeated words lost."""
     lines = ["so today we whisk", "the egg with a fork", "and then", "and then we fry it"]
     got = read(tmp_path, "v.vtt", rolling_vtt(lines))
     assert [text for *_, text in got] == lines

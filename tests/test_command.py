@@ -252,8 +252,7 @@ def test_values_arrive_with_their_types():
     (SimulateSettings, "--annotations in/COIN.json --text-embeddings in/steps.pdf --out",
      ["in/steps.pdf"])])
 def test_no_output_takes_the_place_of_an_input(cls, argv, refused, tmp_path, monkeypatch, capsys):
-    """Catches: an input lost to an output, also through a link; a copy beside the videos; a result
-    in a run refused."""
+    """Catches: an input lost to an output, also through a link; a result in a run refused."""
     monkeypatch.chdir(tmp_path)
     Path("in/run").mkdir(parents=True)
     Path("in/videos").mkdir()
@@ -276,8 +275,7 @@ def test_no_output_takes_the_place_of_an_input(cls, argv, refused, tmp_path, mon
     (BrokenPipeError(), 141),
     (signal.SIGTERM, 143), (ValueError("a bug"), None), (RuntimeError("a bug"), None)])
 def test_exit_statuses(error, status, capsys, monkeypatch):
-    """Catches: invalid input that looks like our bug, a bug without its traceback; a message on two
-    lines; a scheduler's SIGTERM that skips `finally`."""
+    """Catches: bad input that looks like a bug, or the reverse; SIGTERM that skips `finally`."""
     ended = []
 
     def main(given):

@@ -29,8 +29,7 @@ ROW = ["step", "epoch", "loss", "xe", "mse", "mc", "lr", "clips_per_s"]
 
 @pytest.mark.parametrize("name", ["diffusion", "mask", "none", "coin-run"])
 def test_a_run_folder_is_complete(trained, name):
-    """Catches: settings that are not recorded, rows renamed or NaN, another rate, a loss that is
-    not the sum of its terms."""
+    """Catches: settings not recorded, rows renamed or NaN, another rate, a wrong sum of terms."""
     out = trained / name
     assert {path.name for path in out.iterdir()} - {"checkpoint_before.pt", "missing.json"} == {
         "checkpoint.pt", "config.json", "metrics.jsonl"}

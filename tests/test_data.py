@@ -28,6 +28,9 @@ def test_sentence_windows_are_nine_seconds_around_every_second_one():
     ends = [(0, 2, "a " * 12), (5, 6, "a " * 12), (38, 44, "a " * 12)]
     assert data.sentence_windows(ends, 40.0, FIRST).tolist() == [[0, 9], [31, 40]]
     assert data.sentence_windows([(1, 3, "a " * 12)], 5.0, FIRST).tolist() == [[0, 5]]
+    rng = np.random.default_rng(0)                     # of nothing, and of one sentence
+    assert data.sentence_windows([], 100.0, rng).shape == (0, 2)
+    assert data.sentence_windows(say(1), 100.0, rng).tolist() == [[0, 9]]
 
 
 @pytest.mark.parametrize("counts, expected", [
@@ -42,13 +45,6 @@ def test_short_sentences_are_joined_until_twelve_words(counts, expected):
     middle: 3 + 10 i for sentence i alone."""
     windows = data.sentence_windows(say(*counts), 1000.0, FIRST)
     assert windows.mean(1).tolist() == expected
-
-
-def test_a_narration_of_nothing_and_of_one_sentence():
-    """Catches: a random draw among no sentences; one sentence left out by the stride."""
-    rng = np.random.default_rng(0)
-    assert data.sentence_windows([], 100.0, rng).shape == (0, 2)
-    assert data.sentence_windows(say(1), 100.0, rng).tolist() == [[0, 9]]
 
 
 def test_windows_of_all_of_a_video_and_a_random_run_of_them():

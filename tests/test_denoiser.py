@@ -76,8 +76,7 @@ def test_eq5_h_equals_a_transformer_token_by_token(j):
 
 
 def test_h_reads_the_observed_clips_and_no_others():
-    """Catches: x_j, a hidden clip or padding that reaches h; an observed clip that does not; a
-    result that hangs on padding."""
+    """Catches: x_j, a hidden clip or padding that reaches h; an observed clip that does not."""
     h, (zt, z, observed, j, t) = tiny(), question([1], [3], [0])
     out = h(zt, z.requires_grad_(), observed, j, t)
     out.sum().backward()

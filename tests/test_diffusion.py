@@ -5,12 +5,9 @@ import pytest
 import torch
 
 import diffusion
+from commands import draw
 
 ALPHA_BAR = torch.tensor([0.9, 0.7, 0.3, 0.1], dtype=torch.float64)
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def test_standardized_embeddings_by_loops():

@@ -16,7 +16,7 @@ import data
 import diffusion
 import losses
 import pseudo_labels
-from commands import call, read_json
+from commands import call, draw, read_json
 from evaluate import EvaluateSettings, main
 from evaluation import forecasting, labeled, metrics
 from evaluation.embedding import encode_samples
@@ -32,10 +32,6 @@ from weights import checkpoint
 S, D, Q, SEED = len(grammar.STEPS), 16, 3, 2
 TAU, SPREAD = 0.2, 0.25
 TWINS = grammar.STEP_ID["melt butter"], grammar.STEP_ID["pour oil"]       # they have equal texts
-
-
-def draw(*shape, seed):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 TEXTS = functional.normalize(draw(S, D, seed=1), dim=-1) * (1 + draw(S, 1, seed=2).abs())
@@ -309,12 +305,6 @@ def test_the_classification_table_equals_counting():
     assert result.keys() == {*expected, "by_class", "by_video"}
 
 
-def test_percent():
-    """Catches: a mean that is not multiplied, a rounded one, NaN in a JSON."""
-    assert metrics.percent(torch.empty(0)) is None
-    assert metrics.percent(torch.tensor([True, False, True])) == pytest.approx(200 / 3)
-
-
 def test_features_are_of_windows_at_the_stride(trained, here):
     """Catches: windows at another stride, an embedding without its class token."""
     flags = ("--checkpoint", str(trained / "diffusion"), "--toy-videos", "3", "--stride", "8",
@@ -354,8 +344,7 @@ def test_a_run_that_is_too_small_says_so(capsys):
 
 
 def test_the_best_h_is_the_posterior_mean():
-    """Catches: the noise's variance left out, a level from the wrong end, a prior not used, other
-    clips."""
+    """Catches: the noise's variance left out, the wrong level, a prior not used, other clips."""
     z, labels = draw(60, 4, seed=1) @ draw(4, 4, seed=2), torch.arange(60) % 5
     means, covariance = class_means(z, labels, 6)
     for s in range(5):

@@ -82,8 +82,7 @@ def test_infill_reads_the_nine_steps_around_the_missing_one():
 
 @pytest.mark.parametrize("failed", [0, 1])
 def test_infill_equals_counting(failed):
-    """Catches: another label, the missing clip or another video read, a position counted under
-    another; a video that cannot be read that moves all others."""
+    """Catches: another label, clip or position; an unreadable video that moves all others."""
     source, guesses, labels, kinds = Source(), [], [], []
     samples = samples_of("infill", source.videos)[failed:]
     x, teacher, samples = encode_samples(Model(), source, samples, SETTINGS, "cpu")

@@ -16,8 +16,7 @@ def settings(model=None, folder=None):
 
 
 def test_every_step_is_painted_from_the_same_frame_and_noise(tmp_path):
-    """Catches: a generator shared by the steps, flags not passed on, sides exchanged or that the
-    UNet cannot halve, a step that is no file name."""
+    """Catches: a shared generator, flags not passed on, sides exchanged, odd file names."""
     calls = []
 
     def painter(prompt, image, generator, **flags):

@@ -78,8 +78,7 @@ def test_the_root_is_the_users_list():
 
 @pytest.mark.parametrize("name", TREES)
 def test_imports_keep_the_direction(name):
-    """Catches: a method file that needs another; an import of a script; imports within functions,
-    which hide a circle, or all over a command."""
+    """Catches: a method file that needs another; an import of a script, or in a function."""
     may = MAY_IMPORT[name.split(".")[0]]
     top, late = (names & TREES.keys() for names in IMPORTS[name])
     assert packages(top) <= may and packages(late) <= MAY_IMPORT_LATE.get(name, may)

@@ -34,8 +34,7 @@ def written(folder, text):
 
 
 def test_released_lists(tmp_path):
-    """Catches: a path misread, columns exchanged, an activity that has steps; an id's dot taken for
-    a suffix."""
+    """Catches: a path misread, columns exchanged; an id's dot taken for a suffix."""
     assert load_released_csv(written(tmp_path, STEPS), "classify") == [
         Video("th2wZ0W8ulA", None, 580, 163.1434, (Step(59, 65, 580),)),
         Video("-INaRI8Nb_E", None, 0, 112.2917, (Step(.5, 1, 0),))]

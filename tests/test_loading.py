@@ -256,8 +256,8 @@ def encode(source, samples, **settings):
 
 @pytest.mark.parametrize("workers, batch", [(0, 1), (0, 4), (2, 4), (0, 100)])
 def test_unreadable_videos_leave_the_samples_aligned(workers, batch):
-    """Catches: a label beside the embedding of another sample; a batch of broken videos alone;
-    random views; a score of the few files that can be read."""
+    """Catches: a label beside another sample's embedding; a batch of broken videos; random
+    views."""
     source = Source(broken=(0, 2, 3))
     samples = samples_of(source)[:-2]                  # 9 of 19 are of the 3 of 7 videos
     x, features, read = encode(source, samples, batch=batch, workers=workers, max_unreadable=3 / 7)

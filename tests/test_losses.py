@@ -5,12 +5,9 @@ import pytest
 import torch
 
 import losses
+from commands import draw
 
 TAU = 0.02                                             # the paper's
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def soft(*shape, seed=0):

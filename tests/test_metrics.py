@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from evaluation.metrics import (bigram_counts, bigram_forecast, by_class, distinct,
-                                fit_temperature, oracle_correct, oracle_softmax, topk_correct,
-                                total_variation)
+                                fit_temperature, oracle_correct, oracle_softmax, percent,
+                                topk_correct, total_variation)
 
 
 def random(*shape, seed=0):
@@ -27,6 +27,8 @@ def test_topk_equals_sorting_by_score_then_index():
     broken = torch.tensor([[0., math.nan, 1.], [math.nan, 0., 1.]])
     assert topk_correct(broken, torch.tensor([1, 2]), 1).tolist() == [False, False]
     assert topk_correct(broken, torch.tensor([1, 2]), 5).tolist() == [False, True]
+    assert percent(torch.empty(0)) is None
+    assert percent(torch.tensor([True, False, True])) == pytest.approx(200 / 3)
 
 
 def test_accuracy_per_class_equals_a_loop_over_the_classes_there_are():

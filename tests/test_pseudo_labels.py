@@ -40,8 +40,7 @@ def teacher(parts):
 
 
 def test_eq6_soft_targets_equal_the_softmax_by_loops():
-    """Catches: tau left out, a side not normalized, a sum over clips in place of phrases; cosines
-    in bfloat16 under autocast."""
+    """Catches: tau left out, a side not normalized, a sum over clips; bfloat16 in autocast."""
     generator = torch.Generator().manual_seed(0)
     features = 5 * torch.randn(2, 3, 4, dtype=torch.float64, generator=generator)
     phrases = torch.randn(6, 4, dtype=torch.float64, generator=generator)
@@ -169,8 +168,7 @@ def offline(monkeypatch):
     ("tiny-test", "{}/weights.pt"), ("tiny-test", "{}/clip/open_clip_model.safetensors"),
     ("tiny-test", "openai"), ("tiny-test", None), ("local-dir:{}/clip", None)])
 def test_a_teacher_by_name_file_tag_or_folder(place, teacher, offline, monkeypatch, clip, weights):
-    """Catches: a file taken for a tag, weights left random, train mode, another tokenizer; OpenAI's
-    mean for the folder's."""
+    """Catches: a file taken for a tag, weights left random, train mode; OpenAI's mean."""
     monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "tiny-test", {
         "openai": {"url": "https://nowhere/openai.pt"}})
     monkeypatch.setattr(open_clip.factory, "download_pretrained",
@@ -211,8 +209,7 @@ def test_without_a_network_the_line_comes_at_once(monkeypatch, tmp_path):
 ])
 def test_what_cannot_be_opened_is_one_line(place, monkeypatch, offline, caplog, recwarn, clip,
                                            weights, message):
-    """Catches: a warning for an error, random weights for a teacher, a traceback, a pickle
-    executed, open_clip's log."""
+    """Catches: a warning for an error, random weights, a pickle executed, open_clip's log."""
     monkeypatch.chdir(place)
     with pytest.raises(BadInput, match=message) as caught:
         open_teacher(clip, weights)

@@ -68,8 +68,7 @@ def copy_videos(folder, *videos):
 
 
 def test_exported_files_are_those_of_the_embedded_world():
-    """Catches: lossy files, times that drift; ids that start at 0, a wrong split; a missing file
-    that is forgotten without a word."""
+    """Catches: lossy files, times that drift; ids from 0, a wrong split; a forgotten video."""
     video = TRAINED[1]
     frames = render.render(video).astype(int)
     times = (np.arange(len(frames)) + .5) / render.FPS

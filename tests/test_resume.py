@@ -164,8 +164,7 @@ def spoil(path, how):
 
 @pytest.mark.parametrize("how", ["missing", "cut", "bit"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(runs, how, capsys):
-    """Catches: only one checkpoint, a damaged one that is continued, or takes the whole one's
-    place; a start from scratch if both are damaged."""
+    """Catches: a damaged checkpoint continued, or in the whole one's place; a fresh start."""
     shutil.copytree(runs[COIN], "run")
     spoil(Path("run", run.NEWEST), how)
     flags = *COIN, "--out", "run"

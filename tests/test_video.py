@@ -160,8 +160,7 @@ def test_frames_at_times_equal_decoding_everything(tmp_path, name):
 
 
 def test_rotation_is_applied(tmp_path):
-    """Catches: rotation of phones ignored or turned the other way; (0 1 -1 0) takes right to
-    down."""
+    """Catches: phones' rotation ignored or inverted; (0 1 -1 0) takes right to down."""
     path = write(tmp_path / "phone.mp4", count=5)
     upright = read_frames(path, [0.1], short_side=24)
     data = bytearray(path.read_bytes())
@@ -241,8 +240,7 @@ def test_seeks_and_frames_decoded(tmp_path, monkeypatch, name, options, times, s
 
 
 def test_only_what_is_neither_shown_nor_referred_to_is_skipped():
-    """Catches: the frame that is shown skipped; HEVC, whose rules differ; a frame without a
-    time."""
+    """Catches: the frame that is shown skipped; HEVC, whose rules differ; no timestamp."""
     def decoded(order, wanted, codec="h264"):
         context, every = SimpleNamespace(name=codec, skip_frame="DEFAULT"), []
 

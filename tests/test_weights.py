@@ -136,8 +136,7 @@ WIDE = dict(image=32, patch=16, width=128, frames=6, depth=3, heads=2)
     (WIDE | {"heads": 4}, 9, None, {"heads": 4}),
     (MVIT | {"width": 12, "stages": [1, 1, 2], "frames": 6}, 9, None, {})])
 def test_sizes_are_read_from_the_file(tmp_path, capsys, sizes, dim, layers, config):
-    """Catches: sizes of the paper taken for granted; another schedule; heads that are not those of
-    the caller, the file or, last, the release."""
+    """Catches: sizes of the paper taken for granted; another schedule; another heads' source."""
     model, expected = published(sizes, layers, dim=dim)
     torch.save({"model_state": released_names(model), "config": config}, tmp_path / "x.pyth")
     loaded, arguments, _ = load_model(tmp_path / "x.pyth")
