@@ -163,6 +163,11 @@ def fails(capsys, status, program, *argv):
     return line
 
 
+def draw(*shape, seed=0):
+    """Standard normal numbers, float64."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
 # --- What they wrote ---
 def read_json(path):
     """Strict JSON: no NaN, no Infinity."""

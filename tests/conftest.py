@@ -1,11 +1,15 @@
 """Fixtures of all tests: one workspace for the session, a folder of its own for each test."""
+import functools
 import os
 
 import pytest
 import torch
 
 from commands import COIN, TINY, call, make_coin
-from training import run
+from evaluation import labeled, prediction
+from pseudo_labels import Teacher
+from toy import source
+from training import pretrain, run
 from weights.checkpoint import save_checkpoint
 
 RUNS = {"diffusion": (), "mask": ("--order", "mask"), "none": ("--order", "none")}
@@ -15,6 +19,25 @@ RUNS = {"diffusion": (), "mask": ("--order", "mask"), "none": ("--order", "none"
 def one_thread():
     """Sums in the same order on every machine."""
     torch.set_num_threads(1)
+
+
+@functools.cache
+def open_teacher(device, file):
+    """The embedded world's teacher, which embeds a list of phrases once."""
+    teacher = source.load_teacher(device)
+    encode = functools.cache(lambda phrases: Teacher.encode_phrases(teacher, phrases))
+    teacher.encode_phrases = lambda phrases: encode((*phrases,)).clone()
+    return teacher
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_teacher():
+    """The embedded world's teacher is read once, and not by every command."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (labeled, prediction, pretrain):
+            patch.setattr(module, "load_teacher", lambda device: open_teacher(
+                str(device), source.TEACHER_FILE.resolve()))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,20 +1,23 @@
 """EPIC-Kitchens-100: fine-tuning f on clips of actions, Table 3."""
 import json
+from fractions import Fraction
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
-import av
 import numpy as np
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from commands import call, fails
+from commands import call, fails, same_run
 from data import EPIC_SECONDS, View, classify_samples, random_window
 from evaluation import tasks
 from files.listings import load_epic
 from files.sources import VideoSource
 from files.video import find_videos
-from test_finetune import BASE, TUNE, measure, resumed_equals_whole
+from test_finetune import BASE, TUNE, measure
+from test_video import MPEG4, write
 from train import FinetuneSettings
 from training import finetune
 from weights.checkpoint import load_model
@@ -30,14 +33,9 @@ def made(tmp_path_factory):
     """Three videos of 6 s, and lists of 9 actions: with labels, and as the test list has them."""
     folder = tmp_path_factory.mktemp("epic")
     (folder / "kitchens" / "P01").mkdir(parents=True)
-    rng, rows = np.random.default_rng(0), []
+    rows = []
     for i in range(3):
-        with av.open(str(folder / f"kitchens/P01/P01_0{i}.MP4"), "w", format="mp4") as file:
-            stream = file.add_stream("mpeg4", rate=16)
-            stream.height, stream.width, stream.pix_fmt = 48, 64, "yuv420p"
-            for picture in rng.integers(0, 256, (96, 48, 64, 3), dtype=np.uint8):
-                file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, "rgb24")))
-            file.mux(stream.encode())
+        write(folder / f"kitchens/P01/P01_0{i}.MP4", count=96, base=Fraction(1, 16), **MPEG4)
         rows += [(f"P01_0{i}_{k}", f"P01_0{i}", f"00:00:0{k}.50", f"00:00:0{2 * k + 1}.75",
                   3 * i + k, 10 * k) for k in range(3)]
     head = "narration_id,video_id,start_timestamp,stop_timestamp,verb_class,noun_class".split(",")
@@ -58,7 +56,6 @@ def opened():
     return VideoSource(load_epic(Path(TRAIN)), find_videos("kitchens"), View(32, 32))
 
 
-# ---- samples and steps -------------------------------------------------------------------------
 def test_action_samples_are_all_actions_of_all_videos():
     """Catches: 9-s clips of an action, views that leave it, labels of another action."""
     found = classify_samples(opened().videos, 10, EPIC_SECONDS)
@@ -120,7 +117,6 @@ def test_frames_are_stretched_to_32():
     assert torch.equal(model.encoder.time_embed[0], expected)
 
 
-# ---- the table ---------------------------------------------------------------------------------
 def test_the_table_equals_counting():
     """Catches: an action that is right in part, top 5 of verbs alone, classes mixed up."""
     rng = np.random.default_rng(0)
@@ -138,7 +134,6 @@ def test_the_table_equals_counting():
         assert found[f"top{k}"] == pytest.approx({key: 2.5 * n for key, n in right.items()})
 
 
-# ---- the commands ------------------------------------------------------------------------------
 def test_actions_are_fine_tuned_and_evaluated(monkeypatch, capsys):
     """Catches: f frozen, 8 frames for 32, a test list that is scored."""
     monkeypatch.setattr(tasks, "VIEWS", 2)
@@ -158,8 +153,19 @@ def test_actions_are_fine_tuned_and_evaluated(monkeypatch, capsys):
 
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been():
     """Catches: crops, RandAugment, MixUp or order of samples that start again on resuming."""
-    assert resumed_equals_whole(*BASE, *LABELED, "--batch", "3", "--init",
-                                "diffusion.pt")
+    flags, steps = (*BASE, *LABELED, "--batch", "3", "--init", "diffusion.pt", "--out"), count(1)
+
+    def interrupt(*_):
+        if next(steps) > 2:
+            raise KeyboardInterrupt
+    call("train.py", *flags, "whole")
+    hook = register_optimizer_step_pre_hook(interrupt)
+    with pytest.raises(SystemExit, match="130"):
+        call("train.py", *flags, "part")
+    hook.remove()
+    assert load_model("part")[2]["step"] == 2
+    call("train.py", *flags, "part", "--resume", "--workers", "2")
+    assert same_run("whole", "part")
 
 
 def test_unreadable_kitchens_are_named_and_left_out():
@@ -187,7 +193,6 @@ def test_check_counts_actions(annotations, flags, expected):
 
 @pytest.mark.parametrize("argv, named", [
     (("--annotations", TEST, "--init", "diffusion.pt"), "no labels"), ((), "--annotations"),
-    (("--annotations", TRAIN, "--task", "forecast"), "--task"),
     (("--annotations", TRAIN, "--init", "mvit.pt"), "MViT-v2"),
     (("--annotations", TRAIN, "--init", "coin.pt"), "--data epic")])
 def test_what_cannot_be_fine_tuned_is_one_line(argv, named, capsys):

@@ -1,11 +1,6 @@
-"""annotations.py: each reader on small files in the real layout, each error message, real files.
-
-The real files are not part of this project; their tests are skipped where they are absent.
-"""
+"""annotations.py: each reader on small files in the real layout, and each error message."""
 import json
 import pickle
-from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +10,6 @@ from data import Step, Video
 from files.annotations import (FeaturesFile, check_names, load_coin, load_features,
                                load_teacher_rows, load_text_embeddings, training_split)
 from support.command import BadInput
-
-ROOT = Path(__file__).resolve().parent.parent
-COIN = ROOT.parent / "shared" / "coin"
 
 
 def step(number="3", segment=(1.0, 2.5), label="whisk the egg"):
@@ -49,11 +41,8 @@ def features(**changes):
     return arrays | changes
 
 
-# ---- COIN.json ---------------------------------------------------------------------------------
 def test_load_coin_reads_the_layout(tmp_path):
-    """Catches: labels off by one, steps left unsorted, fields swapped, order of videos lost; one
-    label of two classes, or in other spelling, refused; "validation", as some copies call
-    "testing"; an empty database taken for a list of no videos."""
+    """Catches: labels off by one, unsorted steps, fields swapped; other spellings refused."""
     path = write_coin(tmp_path, zz=entry(step("3", (5, 6)), step("1", (1.5, 2), "crack the egg"),
                                          subset="testing"),
                       aa=entry(step("1", label="Crack  the egg "), step("4", (3, 4)),
@@ -111,14 +100,12 @@ def test_coin_entry_at_fault_is_named(tmp_path, bad, message):
 
 
 def test_names_that_contradict_the_annotations():
-    """Catches: rows of other classes scored; spelling, a class without a label or one more row
-    refused."""
+    """Catches: rows of other classes scored; spelling, or one more row, refused."""
     check_names("T.npz", ["Stir ", "fold", "a", "b"], "COIN.json", ["stir", "", "A"])
     with pytest.raises(BadInput, match="T.npz: class 2 is 'fold', but 'fry' in COIN.json; row or"):
         check_names("T.npz", ["stir", "fold"], "COIN.json", ["stir", "fry"])
 
 
-# ---- text embeddings ---------------------------------------------------------------------------
 def texts(**changes):
     return {"names": np.array(["stir", "fold"]), "embeddings": np.eye(2, 3)} | changes
 
@@ -151,8 +138,7 @@ def test_text_embeddings_are_as_stored(tmp_path):
 ])
 @pytest.mark.filterwarnings("error")
 def test_arrays_at_fault(tmp_path, arrays, message):
-    """Catches: values that end as NaN cosines, shapes that would broadcast; windows without a
-    time, arrays of different lengths, ids that are not text."""
+    """Catches: values that end as NaN, shapes that would broadcast, arrays of different lengths."""
     path = write_npz(tmp_path, **arrays)
     with pytest.raises(BadInput, match=message) as caught:
         (load_text_embeddings if "names" in arrays else load_features)(path)
@@ -172,8 +158,7 @@ def test_teacher_rows_at_fault(tmp_path):
 
 
 def test_npz_that_is_not_one(tmp_path):
-    """Catches: zlib.error as a traceback; a pickle being loaded; one array without a name taken
-    for all; an absent array as a KeyError."""
+    """Catches: zlib.error as a traceback; a pickle loaded; an absent array as a KeyError."""
     np.savez_compressed(tmp_path / "whole.npz", **features())
     flipped = bytearray((tmp_path / "whole.npz").read_bytes())
     flipped[100] ^= 255                                # inside the first array
@@ -186,10 +171,8 @@ def test_npz_that_is_not_one(tmp_path):
         load_text_embeddings(write_npz(tmp_path, start=np.ones(3)))
 
 
-# ---- features ----------------------------------------------------------------------------------
 def test_other_layouts_of_arrays_are_read_alike(tmp_path):
-    """Catches: a file of another machine, or of a transposed array, that torch refuses; float16
-    turned into float32 (twice the memory), a middle that is not the middle."""
+    """Catches: a byte order or layout that torch refuses; float16 at twice the memory."""
     arrays, rows = features(), np.arange(12.0).reshape(4, 3) + 1
     for embedding in (rows.astype("<f2"), rows.astype(">f2"), np.asfortranarray(rows, "f2"),
                       rows.astype(">f4")):
@@ -202,9 +185,7 @@ def test_other_layouts_of_arrays_are_read_alike(tmp_path):
 
 
 def test_nearest_equals_a_slow_loop():
-    """Catches: rows of another video, neighbors of the wrong side, unsorted rows, first and last
-    row left out, a video with one row, times outside all windows, a table of times flattened; at a
-    tie (halfway, or two windows of one middle) an answer that hangs on the order of rows."""
+    """Catches: rows of another video or side, the ends left out; ties by the order of rows."""
     rng = np.random.default_rng(0)
     video = rng.permutation(np.repeat([f"v{i}" for i in range(30)], rng.integers(1, 40, size=30)))
     middle = rng.integers(50, size=len(video)) * 2.0
@@ -219,18 +200,3 @@ def test_nearest_equals_a_slow_loop():
     assert file.nearest("v0", []).shape == (0,)
     with pytest.raises(KeyError, match="v3x"):         # no features: not another video's row
         file.nearest("v3x", [1.0])
-
-
-# ---- the real files ----------------------------------------------------------------------------
-@pytest.mark.skipif(not (COIN / "COIN_dev.json").is_file(), reason="no shared/coin/COIN_dev.json")
-def test_real_coin_counts():
-    """Catches: videos or classes lost from the released training annotations."""
-    videos, names = load_coin(COIN / "COIN_dev.json")
-    splits = Counter(video.split for video in videos)
-    assert len(videos) == 8412 and splits["test"] == 1703      # a fifth, marked "testing"
-    assert 0.09 < splits["validation"] / (8412 - 1703) < 0.11
-    assert {video.activity for video in videos} == set(range(180))
-    texts = (COIN / "steps.txt").read_text().splitlines()
-    assert len(names) == len(texts) == 778 and len(set(texts)) == 749
-    assert [name or text for name, text in zip(names, texts)] == texts
-    assert names.count("") == 1                        # the class that has no training step

@@ -206,7 +206,6 @@ MISFITS = [
     (["runs/pretrain", "python train.py --stage pretrain"], ("evaluate.py", "--json", "o.json"), 0),
     (["width 12", "16"], ("train.py", *coin_flags("wide"), "--out", "new"), make_wide),
     (["16", "12", "run"], ("evaluate.py", *coin_flags("wide"), "--checkpoint", "run"), make_wide),
-    (["--data"], ("evaluate.py", "--checkpoint", "run"), 0),
     (["--data"], (*MEASURE[:-3], "toy-run"), 0),
     (["none", "bad.pt"], BAD, lambda: refit(drop_h)),
     (["encoder"], ("evaluate.py", "--task", "features", "--checkpoint", "run"), 0),
@@ -225,14 +224,10 @@ MISFITS = [
             (["optimizer"], lambda whole: whole["optimizer"]["state"][1]["exp_avg"].fill_(np.nan)),
             (["optimizer"], lambda whole: whole.update(optimizer=[])),
             (["role.weight"], lambda whole: whole["model"]["denoiser.role.weight"].fill_(np.nan))]),
-    (["run/config.json"], (*TRAIN, "run", "--resume"), lambda: Path("run/config.json").write_text(
-        "[3]")),
     (["cut.safetensors: missing, damaged", "python -m toy.teacher"],
      ("train.py", *TINY, "--out", "new"), cut_teacher),
     (["toy-run", "another teacher"], ("evaluate.py", *TOY, "--checkpoint", "toy-run"),
      other_teacher),
-    (["toy-run", "another teacher"], ("train.py", "--stage", "finetune", *TOY, "--init", "toy-run",
-                                      "--out", "new"), other_teacher),
     (["toy-run", "another teacher"], ("predict.py", "--checkpoint", "toy-run"), other_teacher),
     (["other phrases"], (*TRAIN, "run", "--resume"), lambda: npz(
         embeddings=lambda a: a[::-1])(Path("coin/texts.npz"))),

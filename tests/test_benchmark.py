@@ -21,9 +21,7 @@ def tiny(tmp_path, monkeypatch):
 
 
 def test_the_loader_part(monkeypatch, capsys):
-    """Catches: windows beyond the video's end or of another length or distance than
-    those of pre-training; numbers that are not in the JSON, a video of the user's left out; a
-    traceback for a video that cannot be read; a part that does not exist passed over."""
+    """Catches: other windows than pre-training's; numbers not in the JSON; a traceback."""
     Path("videos").mkdir()
     speed.make_video(Path("videos/mine.mp4"))
     monkeypatch.setattr(speed, "SECONDS", 2.0)
@@ -45,8 +43,7 @@ def test_the_loader_part(monkeypatch, capsys):
 
 
 def test_the_parts_of_the_model(monkeypatch, capsys):
-    """Catches: numbers that are not in the JSON, a part that no longer fits training or model.py,
-    a pass without its gradients."""
+    """Catches: numbers not in the JSON, a part that no longer fits, no gradients."""
     models, build, seen = [], speed.random_model, set()
 
     def watched(*args):

@@ -75,8 +75,7 @@ def error_of(capsys, cls, *argv):
 # ---- every flag of every command ---------------------------------------------------------------
 @pytest.mark.parametrize("script, flags", [(script, flags) for script, *flags in HELPS])
 def test_help_is_there_at_once(script, flags, tmp_path):
-    """Catches: torch imported at the top of a script (4 s before --help), a wrong % in a help, a
-    usage that fills the screen."""
+    """Catches: torch imported at the top of a script, a wrong % in a help, a usage of a screen."""
     start = f"path({str(ROOT / script)!r}" if script.endswith(".py") else f"module({script!r}"
     code = ("import runpy, sys\n"
             f"sys.argv = {[script, *flags, '--help']}\n"
@@ -97,8 +96,7 @@ def test_help_is_there_at_once(script, flags, tmp_path):
 
 @CLASSES
 def test_every_flag_has_help_a_group_and_a_default(cls):
-    """Catches: a flag without an explanation, a number without a range, a default that its own
-    checks or type refuse, --help that hides a flag."""
+    """Catches: a flag without a help, a number without a range, a default that is refused."""
     for f in fields(cls):
         declared = f.metadata
         assert len(declared["help"]) >= 4 and declared["group"] in GROUPS, f.name
@@ -130,8 +128,7 @@ def fitting(cls, f):
 
 @CLASSES
 def test_values_outside_of_what_a_flag_declares_are_refused(cls, capsys):
-    """Catches: usage blocks, tracebacks, values that fail after minutes of work (seeds, inf, a file
-    that cannot be written); a range that is declared and not checked, or shut at its end."""
+    """Catches: usage blocks, values that fail after minutes of work, an unchecked range."""
     for f in fields(cls):
         declared = f.metadata
         for value in wrong_values(f):
@@ -145,8 +142,7 @@ def test_values_outside_of_what_a_flag_declares_are_refused(cls, capsys):
 
 @CLASSES
 def test_a_flag_without_effect_is_refused(cls, capsys):
-    """Catches: a list of steps, a teacher, a number of samples, that nothing reads, and a run that
-    looks as if it had them."""
+    """Catches: a flag that nothing reads, and a run that looks as if it had it."""
     choices = {f.name: f.metadata["choices"] for f in fields(cls)}
     for f in fields(cls):
         values = choices[f.name] or ("x" if f.type in (str, Path) else "3")
@@ -166,6 +162,7 @@ def test_a_flag_without_effect_is_refused(cls, capsys):
 # ---- the command line --------------------------------------------------------------------------
 COIN = ("--data", "coin", "--annotations", "a")
 FEATURES = ("--features", "f", "--text-embeddings", "t")
+READ = ("--videos", __file__, "--captions", __file__, "--phrases", __file__, "--ids", __file__)
 
 
 @pytest.mark.parametrize("cls, argv, named", [
@@ -195,24 +192,24 @@ def test_flags_that_do_not_fit_each_other(cls, argv, named, capsys):
 
 
 @pytest.mark.parametrize("cls, flag, argv", [
+    *((TrainSettings, flag, ["--data", "howto100m", *READ]) for flag in READ[::2]),
     (EvaluateSettings, "--checkpoint", []), (TrainSettings, "--init", []),
-    (TrainSettings, "--phrases", []), (FinetuneSettings, "--init", []),
-    (EvaluateSettings, "--videos", ["--task", "features"]), (PredictSettings, "--steps", []),
-    (PredictSettings, "--text-embeddings", []), (COMMANDS["shrink"], "--videos", ["--out", "a"]),
-    (COMMANDS["check"], "--annotations", [])])
+    (FinetuneSettings, "--init", []), (EvaluateSettings, "--videos", ["--task", "features"]),
+    (PredictSettings, "--steps", []), (PredictSettings, "--text-embeddings", []),
+    (COMMANDS["shrink"], "--videos", ["--out", "a"]), (COMMANDS["check"], "--annotations", [])])
 def test_files_that_are_read_exist(cls, flag, argv, capsys):
     """Catches: a missing file that is found out after an hour."""
     with pytest.raises(SystemExit) as end:
-        run(pytest.fail, cls, [flag, "nowhere", *argv])
+        run(pytest.fail, cls, [*argv, flag, "nowhere"])
     line = capsys.readouterr().err
     assert end.value.code == 2 and f"{flag} nowhere: no such file" in line
     assert line.count("\n") == 1
-    run(lambda settings: None, cls, [flag, __file__, *argv])
+    run(lambda settings: None, cls, [*argv, flag, __file__])
 
 
 def test_values_arrive_with_their_types():
-    """Catches: "3" for 3, str for Path, --sgd-epochs that does not reach sgd_epochs; type=bool,
-    with which "--resume False" is True; folder and epochs of another task."""
+    """Catches: "3" for 3, str for Path; type=bool, with which "--resume False" is True; folder and
+    epochs of another task; settings that cannot be made again."""
     given = parse(TrainSettings, ["--toy-videos", "3", "--sgd-epochs", "1e-4", "--out", "a/b"])
     assert (given.toy_videos, given.sgd_epochs, given.out) == (3, 1e-4, Path("a/b"))
     assert given.resume is False and parse(TrainSettings, ["--resume"]).resume is True
@@ -230,13 +227,8 @@ def test_values_arrive_with_their_types():
     with pytest.raises(BadInput, match="--samples 0"):           # without a command line
         EvaluateSettings(samples=0)
     assert pretrain.TAU == 0.02                                  # the paper's
-
-
-def test_settings_can_be_made_again_and_records_stay():
-    """Catches: a teacher taken from the run that is then refused as a flag without effect; another
-    record of a fine-tuned run, with which runs made before could not be resumed."""
     assert replace(parse(EvaluateSettings, []), toy_videos=3).toy_videos == 3
-    assert parse(FinetuneSettings, []).clip == "ViT-B-16-quickgelu"
+    assert parse(FinetuneSettings, []).clip == "ViT-B-16-quickgelu"      # as in older records
 
 
 # ---- how a command ends ------------------------------------------------------------------------
@@ -260,9 +252,7 @@ def test_settings_can_be_made_again_and_records_stay():
     (SimulateSettings, "--annotations in/COIN.json --text-embeddings in/steps.pdf --out",
      ["in/steps.pdf"])])
 def test_no_output_takes_the_place_of_an_input(cls, argv, refused, tmp_path, monkeypatch, capsys):
-    """Catches: an annotation file, a video or a checkpoint lost to --json, also through a link; a
-    copy beside the videos, which is taken for one of them later; a result that a run may hold,
-    refused."""
+    """Catches: an input lost to an output, also through a link; a result in a run refused."""
     monkeypatch.chdir(tmp_path)
     Path("in/run").mkdir(parents=True)
     Path("in/videos").mkdir()
@@ -285,8 +275,7 @@ def test_no_output_takes_the_place_of_an_input(cls, argv, refused, tmp_path, mon
     (BrokenPipeError(), 141),
     (signal.SIGTERM, 143), (ValueError("a bug"), None), (RuntimeError("a bug"), None)])
 def test_exit_statuses(error, status, capsys, monkeypatch):
-    """Catches: invalid input that looks like our bug, or a bug without its traceback; a message on
-    two lines; a scheduler's SIGTERM that skips `finally`, so that .part files stay behind."""
+    """Catches: bad input that looks like a bug, or the reverse; SIGTERM that skips `finally`."""
     ended = []
 
     def main(given):
@@ -311,8 +300,7 @@ def test_exit_statuses(error, status, capsys, monkeypatch):
 
 @pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_that_is_swallowed_still_ends_the_command(number, status):
-    """Catches: a command that goes on after Ctrl-C in a callback of C code, and renames half a
-    file."""
+    """Catches: a command that goes on after Ctrl-C in a callback, and renames half a file."""
     def main(given):
         def write(file):
             with suppress(KeyboardInterrupt):
@@ -357,8 +345,7 @@ def test_a_closed_pipe_is_silent(argv, closed, other, status):
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream(closed, tmp_path):
-    """Catches: an error's line in the output, a progress bar that needs a screen, a file that gets
-    the number of a closed stream and what is printed; another status."""
+    """Catches: an error's line in the output, a file that gets the number of a closed stream."""
     code = ("import os\nfrom support.command import BadInput, Settings, run\n"
             "def main(settings):\n"
             "    from tqdm import tqdm\n"
@@ -385,8 +372,7 @@ def test_a_closed_stream(closed, tmp_path):
     ({"RANK": "1"}, None), ({"LOCAL_RANK": "1"}, None), ({"WORLD_SIZE": "2"}, None),
     ({"RANK": "x"}, None), ({"WORLD_SIZE": "9" * 5000}, None)])
 def test_the_environment_of_torchrun(given, number, monkeypatch, capsys):
-    """Catches: a command that prints nothing, or a KeyError, where a job's scheduler sets some of
-    torchrun's variables."""
+    """Catches: a KeyError, or silence, where a scheduler sets some of torchrun's variables."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, given[name]) if name in given else monkeypatch.delenv(name, False)
     if number is None:
@@ -445,8 +431,7 @@ def test_a_full_disk_names_the_file():
 
 
 def test_pipes_and_links_stay_what_they_are(tmp_path):
-    """Catches: a device replaced by a file; a link replaced, with the old content at its target; a
-    suffix asked of a pipe."""
+    """Catches: a device or a link replaced by a file; a suffix asked of a pipe."""
     os.mkfifo("pipe")
     settings = PredictSettings(json=Path("pipe"), figure=Path("pipe"))
     reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
@@ -499,8 +484,7 @@ def test_a_folder_that_may_not_be_written_is_refused_at_once(monkeypatch, tmp_pa
         None, {}, [3], 3, {"clip": 3, "clip_weights": None}, {"clip": ["RN50"], "clip_weights": {}},
         {"clip": None, "clip_weights": "w.pt"}, {"clip": "RN50", "clip_weights": [[]]}))])
 def test_the_teacher_is_that_of_the_run(config, given, expected, tmp_path):
-    """Catches: flags of the training that must be given again; a flag that is overruled; the
-    weights of another model; a traceback, or a teacher 3, for a config.json of other things."""
+    """Catches: flags that must be given again, or are overruled; a strange config's traceback."""
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps({"settings": config}))
     for cls, flag, path in ((EvaluateSettings, "--checkpoint", tmp_path / "checkpoint.pt"),

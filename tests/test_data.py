@@ -1,7 +1,4 @@
-"""data.py: each kind of window and sample against a slow, obvious version; counts on the real COIN.
-
-The real COIN.json is not part of this project; its test is skipped where it is absent.
-"""
+"""data.py: each kind of window and sample against a slow version; counts on the real COIN."""
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,16 +20,17 @@ def say(*counts):
     return [(10. * i, 10. * i + 6, "word " * count) for i, count in enumerate(counts)]
 
 
-# ---- pre-training windows ----------------------------------------------------------------------
 def test_sentence_windows_are_nine_seconds_around_every_second_one():
-    """Catches: a stride of 1, a window that is not centered on its sentence, or not 9 s; frames
-    asked for before 0 s or after the end; a window cut where it could be moved."""
+    """Catches: a stride of 1, a window that is not centered, not 9 s, or beyond the video."""
     windows = data.sentence_windows(say(*[12] * 11), 200.0, FIRST)
     expected = [(max(20 * i - 1.5, 0), max(20 * i + 7.5, 9)) for i in range(6)]
     assert windows.dtype == np.float64 and np.allclose(windows, expected)
     ends = [(0, 2, "a " * 12), (5, 6, "a " * 12), (38, 44, "a " * 12)]
     assert data.sentence_windows(ends, 40.0, FIRST).tolist() == [[0, 9], [31, 40]]
     assert data.sentence_windows([(1, 3, "a " * 12)], 5.0, FIRST).tolist() == [[0, 5]]
+    rng = np.random.default_rng(0)                     # of nothing, and of one sentence
+    assert data.sentence_windows([], 100.0, rng).shape == (0, 2)
+    assert data.sentence_windows(say(1), 100.0, rng).tolist() == [[0, 9]]
 
 
 @pytest.mark.parametrize("counts, expected", [
@@ -43,24 +41,14 @@ def test_sentence_windows_are_nine_seconds_around_every_second_one():
     ((1, 1, 1, 1, 1), [23, 23, 23]),                             # everything there is
     ((9, 5, 1), [8, 13]), ((1, 5, 9, 12), [13, 28])])            # at the end, at the start
 def test_short_sentences_are_joined_until_twelve_words(counts, expected):
-    """Catches: joined with one side only, one too many or too few, the span not grown.
-
-    The span is seen in the window's middle: 3 + 10 i for sentence i alone.
-    """
+    """Catches: joined with one side only, one too many or too few. The span is seen in the window's
+    middle: 3 + 10 i for sentence i alone."""
     windows = data.sentence_windows(say(*counts), 1000.0, FIRST)
     assert windows.mean(1).tolist() == expected
 
 
-def test_a_narration_of_nothing_and_of_one_sentence():
-    """Catches: a random draw among no sentences; one sentence left out by the stride."""
-    rng = np.random.default_rng(0)
-    assert data.sentence_windows([], 100.0, rng).shape == (0, 2)
-    assert data.sentence_windows(say(1), 100.0, rng).tolist() == [[0, 9]]
-
-
 def test_windows_of_all_of_a_video_and_a_random_run_of_them():
-    """Catches: windows of a part of the video, always those of the same sentences; a run with
-    holes, always the same one, the last one never drawn, a short video cut."""
+    """Catches: always the same sentences, a run with holes, the last one never drawn."""
     rng, starts = np.random.default_rng(0), Counter()
     windows = np.array([(10. * i, 10. * i + 3) for i in range(12)])
     for _ in range(1600):
@@ -76,8 +64,7 @@ def test_windows_of_all_of_a_video_and_a_random_run_of_them():
 
 
 def test_sentences_of_a_window_by_hand():
-    """Catches: a sentence of the next window, none where the middle of none lies in it, the mean
-    over all sentences in place of those heard."""
+    """Catches: a sentence of the next window, none in the window, the mean over all sentences."""
     sentences = [(0, 4, "a"), (3, 5, "b"), (20, 30, "c")]                # middles 2, 4, 25
     windows = np.array([[0, 9], [3, 9], [9, 16], [15, 24], [2, 25]], float)
     assert data.spoken_during(sentences, windows).tolist() == [
@@ -85,7 +72,6 @@ def test_sentences_of_a_window_by_hand():
     assert data.spoken_during([], windows).shape == (5, 0)
 
 
-# ---- rows --------------------------------------------------------------------------------------
 def slow_forecasts(windows, P):
     """The rows of forecasts of one run, by loops: lists of 8 + P clips."""
     rows = []
@@ -107,10 +93,9 @@ def slow_places(n, P):
 
 @pytest.mark.parametrize("P", [1, 2, 3])
 def test_missing_rows_by_loops(P):
-    """Catches: a history of another length, end or start, cut in other pieces, of later clips (also
-    of those that overlap it) or of another run; the first clip forecast; among clips on both sides
-    a gap, a hidden one, a j beside the missing ones, a clip or a place that is never drawn, another
-    share of the clips; a run without a row, or with one of padding."""
+    """Catches: a history of another length, end, start or run, or with later clips; the first clip
+    forecast; among clips on both sides a gap, a hidden one, a clip or place never drawn, another
+    share; a run without a row."""
     rng, runs = np.random.default_rng(P), [np.arange(12)[:, None] * 4. + [20, 29]]
     for n in (1, 16, 2, 3, 5, 9, 4):
         middles, half = 5 + rng.uniform(1, 30, n).cumsum(), rng.uniform(.5, 5, n)
@@ -141,8 +126,7 @@ def test_missing_rows_by_loops(P):
 
 
 def test_missing_rows_with_histories_of_their_own():
-    """Catches: histories of another clip or run, that begin with the run in place of the video, a
-    piece of a history asked for, or among the clips around a missing one."""
+    """Catches: histories of another clip or run, a piece of one asked for, or among other clips."""
     rng, lengths = np.random.default_rng(0), (1, 4, 12, 2)
     steps = [np.stack([10 + 20. * np.arange(n), 25 + 20. * np.arange(n)], 1) for n in lengths]
     runs = [data.with_histories(windows) for windows in steps]
@@ -166,8 +150,7 @@ def test_missing_rows_with_histories_of_their_own():
 
 
 def test_runs_that_give_few_rows_or_none():
-    """Catches: a step without a row although a clip could be missing; a traceback from deep inside
-    for a run shorter than P, a silent row for one that is empty."""
+    """Catches: a step without a row; a traceback for a run shorter than P, an empty run's row."""
     rng, one = np.random.default_rng(0), np.array([[3., 12.]])
     rows, j = data.missing_rows([one], 1, rng)
     assert rows.tolist() == [[0] + [-1] * 8] and j.tolist() == [[0]]
@@ -178,12 +161,10 @@ def test_runs_that_give_few_rows_or_none():
             data.missing_rows(runs, 1, rng)
 
 
-# ---- windows of the tasks, frames --------------------------------------------------------------
 @pytest.mark.parametrize("end, start, begin", [
     (100.0, 0.0, 32.0), (68.0, 0.0, 0.0), (20.0, 0.0, 0.0), (68.5, 0.0, 0.5), (100.0, 50.0, 50.0)])
 def test_forecast_windows_are_eighths_of_the_last_68_seconds(end, start, begin):
-    """Catches: the last 64 s, padding where the history is shorter, frames after the step's end or
-    before the start."""
+    """Catches: the last 64 s, padding, frames after the step's end or before the start."""
     windows, part = data.forecast_windows(end, start=start), (end - begin) / 8
     assert windows.shape == (8, 2) and windows.max() == end
     assert np.allclose(windows, [(begin + i * part, begin + (i + 1) * part) for i in range(8)])
@@ -195,8 +176,7 @@ def test_forecast_windows_are_eighths_of_the_last_68_seconds(end, start, begin):
 
 
 def test_windows_and_frames_are_spread_evenly():
-    """Catches: views that leave a long step, that do not touch its ends, or miss its middle; frames
-    at the edges of a clip, which two neighboring clips would share."""
+    """Catches: views that leave a long step or miss its ends; frames at a clip's edges."""
     assert data.classify_windows(10, 40, 100, 3).tolist() == [[10, 19], [20.5, 29.5], [31, 40]]
     assert data.classify_windows(10, 40, 100, 1).tolist() == [[20.5, 29.5]]
     assert data.classify_windows(10, 19, 100, 3).tolist() == [[10, 19]] * 3
@@ -208,15 +188,13 @@ def test_windows_and_frames_are_spread_evenly():
     assert data.frame_times([], 4).shape == (0, 4)
 
 
-# ---- samples -----------------------------------------------------------------------------------
 def video(*segments, duration=None):
     """A video of steps (start s, end s, label)."""
     return Video("v", "train", 7, duration, tuple(Step(*segment) for segment in segments))
 
 
 def test_forecast_samples_are_consecutive_pairs():
-    """Catches: the observed step as the label, the last step left out, min_steps counted in pairs.
-    """
+    """Catches: the observed step as the label, the last left out, min_steps counted in pairs."""
     videos = [video((0, 5, 7)), video((0, 10, 1), (12, 90, 2), (95, 99, 1)),
               video((0, 0, 4), (0, 0, 5), (3, 8, 6))]
     rows = [(s.video, s.label, s.step, s.windows[0, 0], s.windows[-1, 1])
@@ -240,8 +218,7 @@ def test_classify_samples_are_all_steps():
 
 
 def test_activity_samples_are_whole_videos():
-    """Catches: a label of the step instead of the video, a length that is not the video's; the last
-    68 s instead of all, a gap between two windows."""
+    """Catches: a label of the step, another length; the last 68 s instead of all, a gap."""
     videos = [Video("a", activity=17, duration=50.0), video((1, 2, 0), duration=240.0),
               video((1, 2, 0), (3, 30, 1))]
     samples = data.samples_of("activity", videos)
@@ -254,7 +231,9 @@ def test_activity_samples_are_whole_videos():
 @pytest.mark.skipif(not COIN.is_file(), reason="no shared/coin/COIN_dev.json")
 def test_samples_of_the_real_coin():
     """Catches: any pair or step lost: the benchmark's counts are 24,493 pairs and 32,905 steps."""
-    videos, _ = load_coin(COIN)
+    videos, names = load_coin(COIN)
+    assert len(videos) == 8412 and len(names) == 778 and names.count("") == 1    # never a step
+    assert sum(video.split == "test" for video in videos) == 1703
     assert len(data.forecast_samples(videos)) == 24_493
     assert len(data.classify_samples(videos)) == 32_905
     longer = len(data.forecast_samples(videos, min_steps=3))

@@ -3,9 +3,9 @@ import math
 
 import pytest
 import torch
-from torch.nn import functional
 
 from denoiser import Denoiser
+from test_encoder import slow_attention, slow_gelu, slow_linear, slow_norm
 
 N, D, HEADS = 5, 16, 2
 
@@ -38,69 +38,45 @@ def question(*j):
     return zt, z, observed.scatter(1, j, False), j, torch.tensor([3, 0, 2])
 
 
-# The slow version: one row, token by token.
+def slow_h(w, heads, zt, z, observed, j, t):
+    """z_hat of one row (P, D), token by token. w: h's tensors by name, in float64.
 
-def norm(x, layer):
-    x = (x - x.mean()) / torch.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
-    return x * layer.weight + layer.bias
-
-
-def linear(x, layer):
-    return layer.weight @ x + layer.bias
-
-
-def slow_attention(attn, tokens, query):
-    """What clip `query` takes from the tokens {place: (D,)}, head by head."""
-    width, parts = attn.embed_dim, []
-    size = width // attn.num_heads
-    qkv = {i: attn.in_proj_weight @ x + attn.in_proj_bias for i, x in tokens.items()}
-    for head in range(attn.num_heads):
-        q, k, v = ({i: row[part * width + head * size:part * width + (head + 1) * size]
-                    for i, row in qkv.items()} for part in range(3))
-        weight = {i: (q[query] @ k[i] / math.sqrt(size)).exp() for i in tokens}
-        parts.append(sum(weight[i] / sum(weight.values()) * v[i] for i in tokens))
-    return linear(torch.cat(parts), attn.out_proj)
-
-
-def slow_h(h, zt, z, observed, j, t):
-    """z_hat of one row: zt (P, D), z (N, D), observed (N,) bool, j [int], t int -> (P, D)."""
-    first, _, second = h.level
-    half = first.in_features // 2
+    zt (P, D), z (N, D), observed (N,) bool, j [int], t int.
+    """
+    w = {name.replace("in_proj_", "qkv.").replace("out_proj", "proj"): v for name, v in w.items()}
+    half, tokens = z.shape[1] // 8, {}
     angle = [t / 10000 ** (k / (half - 1)) for k in range(half)]
-    wave = zt.new_tensor([math.sin(a) for a in angle] + [math.cos(a) for a in angle])
-    level = linear(functional.gelu(linear(wave, first)), second)
-    tokens = {}
+    wave = z.new_tensor([math.sin(a) for a in angle] + [math.cos(a) for a in angle])
+    level = slow_linear(slow_gelu(slow_linear(wave, w, "level.0")), w, "level.2")
     for i in range(len(z)):
         if i in j or observed[i]:                      # no token for other clips
             x = zt[j.index(i)] if i in j else z[i]
-            tokens[i] = x + h.role.weight[int(i in j)] + h.position.weight[i] + level
-    for block in h.transformer.resblocks:
-        inputs = {i: norm(x, block.ln_1) for i, x in tokens.items()}
-        for i in tokens:
-            x = tokens[i] + slow_attention(block.attn, inputs, i)
-            y = linear(norm(x, block.ln_2), block.mlp.c_fc)
-            tokens[i] = x + linear(y / (1 + (-1.702 * y).exp()), block.mlp.c_proj)
+            tokens[i] = x + w["role.weight"][int(i in j)] + w["position.weight"][i] + level
+    for block in range(sum(name.endswith("ln_1.weight") for name in w)):
+        block = f"transformer.resblocks.{block}."
+        inputs = [slow_norm(x, w, block + "ln_1", 1e-5) for x in tokens.values()]
+        for i, mixed in zip(tokens, slow_attention(inputs, w, block + "attn", heads)):
+            x = tokens[i] + mixed
+            y = slow_linear(slow_norm(x, w, block + "ln_2", 1e-5), w, block + "mlp.c_fc")
+            tokens[i] = x + slow_linear(y / (1 + (-1.702 * y).exp()), w, block + "mlp.c_proj")
     return torch.stack([tokens[i] for i in j])
 
 
 @pytest.mark.parametrize("j", [[[1], [3], [0]], [[1, 4], [2, 3], [1, 0]]], ids=["one", "together"])
 def test_eq5_h_equals_a_transformer_token_by_token(j):
-    """Catches: the scale of attention, heads mixed up, x_j, a hidden clip or padding read, clips
-    missing together that do not see each other or are exchanged, the level, role or position left
-    out, a period of the level, post-norm for pre-norm, GELU for QuickGELU, a norm or a
-    layer added at either end, rows mixed."""
+    """Catches: heads mixed up, x_j, a hidden clip or padding read, clips missing together that do
+    not see each other, level, role or position left out, post-norm, GELU for QuickGELU, a norm or
+    layer added, rows mixed."""
     h, (zt, z, observed, j, t) = tiny(), question(*j)
     with torch.no_grad():
         fast = h(zt, z, observed, j, t)
         for b in range(3):
-            slow = slow_h(h, zt[b], z[b], observed[b], j[b].tolist(), int(t[b]))
+            slow = slow_h(h.state_dict(), HEADS, zt[b], z[b], observed[b], j[b].tolist(), int(t[b]))
             torch.testing.assert_close(fast[b], slow)
 
 
 def test_h_reads_the_observed_clips_and_no_others():
-    """Catches: x_j, a hidden clip or padding that reaches h, also where j counts as observed; an
-    observed clip that does not; a result that depends on the number of padded clips; no number
-    where nothing is observed."""
+    """Catches: x_j, a hidden clip or padding that reaches h; an observed clip that does not."""
     h, (zt, z, observed, j, t) = tiny(), question([1], [3], [0])
     out = h(zt, z.requires_grad_(), observed, j, t)
     out.sum().backward()
@@ -118,8 +94,7 @@ def test_dropout_acts_in_training_alone():
 
 
 def test_wrong_shapes_are_named():
-    """Catches: broadcasting; an index error deep inside for a clip too many; a width that cannot be
-    split, or has no sinusoids."""
+    """Catches: broadcasting; an index error for a clip too many; a width that cannot be split."""
     h, (zt, z, observed, j, t) = tiny(), question([1], [3], [0])
     with pytest.raises(ValueError, match=f"{N + 2} clips per row.*at most {N + 1}"):
         h(zt, torch.zeros(3, N + 2, D), torch.ones(3, N + 2).bool(), j, t)

@@ -5,19 +5,14 @@ import pytest
 import torch
 
 import diffusion
+from commands import draw
 
 ALPHA_BAR = torch.tensor([0.9, 0.7, 0.3, 0.1], dtype=torch.float64)
 
 
-def draw(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-# --- The space: standardized embeddings ---
 def test_standardized_embeddings_by_loops():
-    """Catches: a scale per coordinate, the sum over D for the mean, variance for deviation,
-    averages that start from their first values or forget too soon; one clip counted, or equal ones
-    that leave a scale of 0; an inverse that is none; numbers that no checkpoint has."""
+    """Catches: a scale per coordinate, a sum for the mean, variance for deviation, averages that
+    forget too soon; one clip counted; equal ones; an inverse that is none."""
     space, D = diffusion.Standardizer(3, rate=0.3).double(), 3
     mean, variance, step = [0.0] * D, 1.0, 0
     for clips in (1, 5, 2, 1, 7, 4, 3, 6):             # one clip alone changes nothing
@@ -42,11 +37,9 @@ def test_standardized_embeddings_by_loops():
     assert blank(x).isfinite().all() and blank(x[:1]).abs().max() < 1e-6
 
 
-# --- The schedule, and Eq. 2 ---
 @pytest.mark.parametrize("levels, dim", [(1, 64), (2, 64), (4, 64), (4, 512), (10, 9)])
 def test_schedule_falls_in_geometric_steps_of_the_signal_to_noise_ratio(levels, dim):
-    """Catches: alpha returned for alpha_bar, the ratio of variances for that of deviations, the
-    first and the last exchanged, levels whose difficulty depends on D."""
+    """Catches: alpha for alpha_bar, variances for deviations, ends exchanged, D left out."""
     alpha_bar = diffusion.noise_levels(dim, levels).tolist()
     assert len(alpha_bar) == levels and len(diffusion.noise_levels(dim)) == 4
     for t, a in enumerate(alpha_bar):
@@ -56,8 +49,7 @@ def test_schedule_falls_in_geometric_steps_of_the_signal_to_noise_ratio(levels, 
 
 
 def test_eq2_closed_form_equals_noising_one_step_at_a_time():
-    """Catches: t off by one, alpha used for alpha_bar, variance used for standard deviation, the
-    level of another video."""
+    """Catches: t off by one, alpha for alpha_bar, variance for deviation, another video's level."""
     alpha = torch.tensor([0.9, 0.8, 0.7, 0.6], dtype=torch.float64)
     alpha_bar = alpha.cumprod(0)
     z0, noise = draw(4, 2, 3), draw(4, 2, 3, seed=1)
@@ -69,15 +61,10 @@ def test_eq2_closed_form_equals_noising_one_step_at_a_time():
         torch.testing.assert_close(diffusion.add_noise(one, zero, alpha_bar[t]), mean)
         torch.testing.assert_close(diffusion.add_noise(zero, one, alpha_bar[t]) ** 2, var)
         torch.testing.assert_close(together[t], (mean * z0[t] + var.sqrt() * noise[t])[0])
+    with pytest.raises(ValueError, match=r"noise is \(3,\), z0 is \(4, 2, 3\)"):
+        diffusion.add_noise(z0, noise[0, 0], alpha_bar)                  # one for a whole batch
 
 
-def test_add_noise_refuses_to_broadcast():
-    """Catches: one noise for a whole batch."""
-    with pytest.raises(ValueError, match=r"noise is \(4,\), z0 is \(2, 1, 4\)"):
-        diffusion.add_noise(draw(2, 1, 4), draw(4), ALPHA_BAR[0])
-
-
-# --- Sec. 3.3 ---
 def made_up_h(zt, t):
     """Some h: another result for every input, level, coordinate and clip missing together."""
     assert t.shape == zt.shape[:1] and t.dtype == torch.int64
@@ -98,9 +85,8 @@ def slow_chain(noise):
 
 @pytest.mark.parametrize("amount", [1.0, 0.0])
 def test_sec33_sampling_equals_the_chain_written_out(amount):
-    """Catches: a level skipped or asked twice, t off by one, new noise at each level, noise added
-    after the last one, x_j^T of another variance, samples that mix, clips missing together that are
-    denoised apart; with amount 0: the zero vector."""
+    """Catches: a level skipped or asked twice, t off by one, new noise at a level or after the
+    last, samples that mix, clips missing together denoised apart; amount 0: the zero vector."""
     noise = amount * draw(3, 2, 4)
     kept = noise.clone()
     x_hat = diffusion.sample(made_up_h, noise, ALPHA_BAR)

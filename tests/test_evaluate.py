@@ -16,7 +16,7 @@ import data
 import diffusion
 import losses
 import pseudo_labels
-from commands import call, read_json
+from commands import call, draw, read_json
 from evaluate import EvaluateSettings, main
 from evaluation import forecasting, labeled, metrics
 from evaluation.embedding import encode_samples
@@ -32,10 +32,6 @@ from weights import checkpoint
 S, D, Q, SEED = len(grammar.STEPS), 16, 3, 2
 TAU, SPREAD = 0.2, 0.25
 TWINS = grammar.STEP_ID["melt butter"], grammar.STEP_ID["pour oil"]       # they have equal texts
-
-
-def draw(*shape, seed):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 TEXTS = functional.normalize(draw(S, D, seed=1), dim=-1) * (1 + draw(S, 1, seed=2).abs())
@@ -122,7 +118,6 @@ def world(monkeypatch):
 SETTINGS = EvaluateSettings(seed=SEED, samples=Q, batch=7, toy_videos=25)
 
 
-# --- The same, one forecast at a time; the scores are those of metrics.py ---
 def p_of(x, tau):
     """p(step | x) (..., S) by the formula; that of equal texts is equal."""
     cosines = torch.stack([(x * y).sum(-1) / x.norm(dim=-1) / y.norm() for y in TEXTS], -1)
@@ -199,13 +194,11 @@ def counts_by_hand(last):
     return torch.tensor(seen).expand(len(last), -1), after[posterior.argmax(-1)], posterior @ after
 
 
-# --- The forecast table ---
 def test_the_forecast_table_equals_counting(tmp_path, monkeypatch):
-    """Catches: zero noise among the samples of the expectation or the oracle; an oracle_softmax
-    without its temperature, or fitted to the last observed clip; a clip baseline of one clip; a
-    unigram that has seen test labels; bigram and bigram_soft exchanged, of the first clip, or with
-    padding or the order of a pair counted; equal texts that do not tie; --seed or M that does not
-    arrive; a deviation of fewer forecasts taken for that of all."""
+    """Catches: zero noise among the samples; an oracle_softmax fitted elsewhere; a clip baseline of
+    one clip; a unigram that saw test labels; bigram and bigram_soft exchanged, of the first clip,
+    or with padding; equal texts that do not tie; --seed or M that does not arrive; a wrong
+    deviation."""
     monkeypatch.setattr(forecasting, "SPREAD", 50)
     main(dataclasses.replace(SETTINGS, json=tmp_path / "o.json", device="cpu"))
     result, source = read_json(tmp_path / "o.json"), Source("test", 25)
@@ -236,9 +229,8 @@ def test_the_forecast_table_equals_counting(tmp_path, monkeypatch):
 
 
 def test_the_rows_of_the_exact_truth_equal_counting():
-    """Catches: the filter fed with posteriors that are not P(clip | step) relative to the
-    background (times S), or without the clips' length; tv of the truth's draws in place of ours,
-    or its floor of ours; other draws than --samples in the ideal oracle."""
+    """Catches: the filter fed with other posteriors or lengths; tv of the truth's draws in place of
+    ours, or its floor of ours; other draws than --samples in the ideal oracle."""
     source, exact = Source("test", 30), grammar.Grammar()
     samples, x = data.forecast_samples(source.videos), clips_of(source.ours, source)
     y = torch.tensor([sample.label for sample in samples])
@@ -284,11 +276,9 @@ def test_a_step_is_observed_from_a_second_on():
     assert data.observed_steps(data.Sample(0, windows, labels[2], 2), video) == (labels[:2], True)
 
 
-# --- The classification table ---
 def test_the_classification_table_equals_counting():
-    """Catches: one view for three, logarithms averaged in place of probabilities, the teacher's row
-    made of our embedding or at another temperature, equal texts that do not tie, kinds of steps
-    mixed up, the difference of other samples or resampled by sample, outcomes of other videos."""
+    """Catches: one view for three, logarithms averaged for probabilities, a teacher's row of our
+    embedding, equal texts that do not tie, kinds of steps mixed up, outcomes of other videos."""
     source = Source("test", 25)
     samples = data.samples_of("classify", source.videos)
     x, teacher, samples = encode_samples(Model(), source, samples, SETTINGS, "cpu")
@@ -315,12 +305,6 @@ def test_the_classification_table_equals_counting():
     assert result.keys() == {*expected, "by_class", "by_video"}
 
 
-def test_percent():
-    """Catches: a mean that is not multiplied, a rounded one, NaN in a JSON."""
-    assert metrics.percent(torch.empty(0)) is None
-    assert metrics.percent(torch.tensor([True, False, True])) == pytest.approx(200 / 3)
-
-
 def test_features_are_of_windows_at_the_stride(trained, here):
     """Catches: windows at another stride, an embedding without its class token."""
     flags = ("--checkpoint", str(trained / "diffusion"), "--toy-videos", "3", "--stride", "8",
@@ -333,14 +317,12 @@ def test_features_are_of_windows_at_the_stride(trained, here):
     assert len(a["embedding"]) == len(a["encoder_cls"]) == len(a["video"])
 
 
-# --- What is printed ---
 HEAD = {"task": "forecast", "listed": 41, "evaluated": 40, "missing": 3, "unreadable": 0,
         "samples": 5}
 
 
 def test_the_printed_table(capsys):
-    """Catches: a row that does not apply, printed; a list with all its digits; samples that
-    may be videos; a ceiling that reads like a result; a list of 778 classes, or of all videos."""
+    """Catches: a row that does not apply; all digits; samples that may be videos; a long list."""
     print_table({**HEAD, "top1": {"zero_noise": 1 / 3, "oracle_softmax": None}, "truth": None,
                  "by_step": [1.23456, -2.0, 3.0], "by_class": [1.0] * 778,
                  "by_video": ["3:1 17:0"] * 1000, "baselines": {"bigram": 2.0}})
@@ -361,9 +343,7 @@ def test_a_run_that_is_too_small_says_so(capsys):
 
 
 def test_the_best_h_is_the_posterior_mean():
-    """Catches: the noise's variance left out of the likelihood or of the shrinkage, a level counted
-    from the wrong end, a prior that is not used, means and covariance of other clips; classes
-    without a clip."""
+    """Catches: the noise's variance left out, the wrong level, a prior not used, other clips."""
     z, labels = draw(60, 4, seed=1) @ draw(4, 4, seed=2), torch.arange(60) % 5
     means, covariance = class_means(z, labels, 6)
     for s in range(5):
@@ -389,8 +369,7 @@ def test_the_best_h_is_the_posterior_mean():
 
 
 def test_what_the_form_allows_equals_sampling_by_hand(monkeypatch):
-    """Catches: clips that are not the ninth, embeddings that are not standardized, or not back;
-    another prior than the filter's, draws of other forecasts; a plurality in place of a mean."""
+    """Catches: clips not the ninth, or not standardized; another prior, other draws."""
     model, M = Model(), 40
     model.standardize, model.alpha_bar = diffusion.Standardizer(D).double(), torch.tensor([.5, .05])
     model.standardize.mean, model.standardize.variance = draw(D, seed=1), torch.tensor(4.).double()

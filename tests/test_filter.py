@@ -12,10 +12,9 @@ SAMPLES = forecast_samples(VIDEOS)
 
 
 def columns(samples):
-    """from_start (M,), the clips' length (M,) s, the next step (M,)."""
+    """from_start (M,), the clips' length (M,) s."""
     return (np.array([observed_steps(s, VIDEOS[s.video])[1] for s in samples]),
-            np.array([s.windows[0, 1] - s.windows[0, 0] for s in samples]),
-            np.array([s.label for s in samples]))
+            np.array([s.windows[0, 1] - s.windows[0, 0] for s in samples]))
 
 
 def beliefs(samples, right, noise, rng):
@@ -77,28 +76,17 @@ def brute_force(likelihood, from_start, seconds, start, end):
 
 
 def test_filter_equals_sampled_timelines():
-    """Catches: exponential times in place of uniform ones, intro and gaps left out or of the wrong
-    share, a history that begins in a step, a gap or the intro, `from_start` ignored or inverted,
-    one length for a whole batch, clips in reverse, prefixes counted by number."""
+    """Catches: other times, intro and gaps left out, a history that begins elsewhere, `from_start`
+    ignored, one length for a whole batch, clips in reverse, prefixes counted by number."""
     rng = np.random.default_rng(0)
-    samples = [SAMPLES[i] for i in rng.choice(len(SAMPLES), 85, replace=False)]
-    samples += [s for s in SAMPLES if not observed_steps(s, VIDEOS[s.video])[1]][:15]
-    likelihood, (from_start, seconds, _) = beliefs(samples, 3.5, 1.5, rng), columns(samples)
+    samples = [SAMPLES[i] for i in rng.choice(len(SAMPLES), 45, replace=False)]
+    samples += [s for s in SAMPLES if not observed_steps(s, VIDEOS[s.video])[1]][:10]
+    likelihood, (from_start, seconds) = beliefs(samples, 3.5, 1.5, rng), columns(samples)
     p = next_step_from_clips(GRAMMAR, likelihood, from_start, seconds)
     drawn = timelines(200_000, rng)
     q = np.array([brute_force(*row, *drawn) for row in zip(likelihood, from_start, seconds)])
     distance = abs(p - q).sum(1) / 2
-    right = q[np.arange(100), p.argmax(1)].mean(), q.max(1).mean()       # chance to be right
+    right = q[np.arange(len(q)), p.argmax(1)].mean(), q.max(1).mean()       # chance to be right
     print(f"\ntotal variation {distance.mean():.4f}, right {right[0]:.4f} and {right[1]:.4f}")
     np.testing.assert_allclose(p.sum(1), 1)
     assert distance.mean() < .01 and right[0] > right[1] - .005
-
-
-def test_filter_fed_with_the_truth_is_the_truth():
-    """Catches: short steps that stop the filter, a forecast of the last step in place of the next.
-    Not exact: a clip may miss a short step."""
-    samples = SAMPLES[::6]
-    from_start, seconds, _ = columns(samples)
-    p = np.array([GRAMMAR.next_step(*observed_steps(s, VIDEOS[s.video])) for s in samples])
-    q = next_step_from_clips(GRAMMAR, beliefs(samples, 12, 0, np.random), from_start, seconds)
-    assert (q.argmax(1) == p.argmax(1)).mean() > .95 and np.abs(p - q).sum(1).mean() / 2 < .1

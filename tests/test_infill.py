@@ -67,8 +67,7 @@ class Source(test_evaluate.Source):
 
 
 def test_infill_reads_the_nine_steps_around_the_missing_one():
-    """Catches: steps of another video, a window that leaves the video, j not at the missing step,
-    prior and future exchanged."""
+    """Catches: steps of another video, j not at the missing step, prior and future exchanged."""
     counts = [3, 12, 9]
     steps = [(first, count, k) for first, count in zip((0, 3, 15), counts) for k in range(count)]
     for (first, count, k), row, real, j, kind in zip(steps, *tasks.infill_rows(counts),
@@ -83,9 +82,7 @@ def test_infill_reads_the_nine_steps_around_the_missing_one():
 
 @pytest.mark.parametrize("failed", [0, 1])
 def test_infill_equals_counting(failed):
-    """Catches: another step's label, the missing clip or a clip of another video read, a position
-    counted under another, zero noise among the samples; a video of which one step cannot be read
-    that moves the steps of all others."""
+    """Catches: another label, clip or position; an unreadable video that moves all others."""
     source, guesses, labels, kinds = Source(), [], [], []
     samples = samples_of("infill", source.videos)[failed:]
     x, teacher, samples = encode_samples(Model(), source, samples, SETTINGS, "cpu")
@@ -133,8 +130,7 @@ class Cycle(Model):
 
 
 def test_each_draw_goes_on_from_its_own_steps():
-    """Catches: a history shared by all draws or by all steps; the same noise at every step; a
-    future of another length; a next step that is not the futures' first."""
+    """Catches: a history shared by draws or steps; one noise at every step."""
     noise = torch.randn(4, 40, 6, generator=torch.Generator().manual_seed(1))
     for more, clips, seconds in ((0, [3] * 6 + [1, 4], 68.0), (2, [0] * 7 + [2], 20.0)):
         x = functional.one_hot(torch.tensor(clips), 6).float()
@@ -148,8 +144,7 @@ def test_each_draw_goes_on_from_its_own_steps():
 
 
 def test_the_next_steps_together_equal_counting():
-    """Catches: a horizon that h never learned, a forecast with too few steps after it, pairs
-    counted by their first step, softmax draws without temperature."""
+    """Catches: a horizon never learned, too few steps after it, no temperature."""
     source = Source()
     videos = source.videos = source.videos[:-1]                            # without an exact truth
     samples = forecast_samples(videos)
@@ -199,8 +194,7 @@ def test_the_next_steps_together_equal_counting():
 
 
 def test_futures_are_held_against_the_grammar():
-    """Catches: the chance of a step in place of the whole future's, futures of other forecasts,
-    rare futures counted as the frequent ones."""
+    """Catches: the chance of a step for the future's, futures of other forecasts."""
     videos = [grammar.make_video("test", i) for i in range(12)]
     samples = [s for s in forecast_samples(videos) if len(videos[s.video].steps) - s.step >= 3]
     right = torch.tensor([[step.label for step in videos[s.video].steps[s.step:s.step + 3]]

@@ -16,9 +16,7 @@ def settings(model=None, folder=None):
 
 
 def test_every_step_is_painted_from_the_same_frame_and_noise(tmp_path):
-    """Catches: a generator shared by the steps, guidance or strength not passed on, a frame with
-    its sides exchanged or squeezed to a square, sides that the UNet cannot halve, a step whose name
-    is no file name."""
+    """Catches: a shared generator, flags not passed on, sides exchanged, odd file names."""
     calls = []
 
     def painter(prompt, image, generator, **flags):

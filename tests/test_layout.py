@@ -1,7 +1,4 @@
-"""The root's list, who may import whom, what no file may do, and the names the pages point at.
-
-The project is read as text here, with `ast`: nothing of it is imported.
-"""
+"""Who may import whom, what no file may do, names in pages: read as text, nothing imported."""
 import ast
 import re
 import sys
@@ -81,9 +78,7 @@ def test_the_root_is_the_users_list():
 
 @pytest.mark.parametrize("name", TREES)
 def test_imports_keep_the_direction(name):
-    """Catches: a method file that needs another file to be read; anything that imports a script;
-    imports within functions, which hide a circle; a command whose imports are spread over its
-    functions."""
+    """Catches: a method file that needs another; an import of a script, or in a function."""
     may = MAY_IMPORT[name.split(".")[0]]
     top, late = (names & TREES.keys() for names in IMPORTS[name])
     assert packages(top) <= may and packages(late) <= MAY_IMPORT_LATE.get(name, may)
@@ -103,8 +98,7 @@ def test_no_circles():
 
 
 def test_every_package_is_in_requirements():
-    """Catches: an import that a fresh environment does not have; an optional package at the top; a
-    framework, or a package nobody listed, between the reader and an equation."""
+    """Catches: an import that a fresh environment lacks; a framework in the method."""
     required = {re.split(r"[\s<>=!~;\[#]", line)[0].lower().replace("-", "_")
                 for line in (ROOT / "requirements.txt").read_text().splitlines()}
     known = set(sys.stdlib_module_names) | OURS | required | {"open_clip"}

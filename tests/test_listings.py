@@ -1,7 +1,4 @@
-"""listings.py: each list in its real layout, each error with its line.
-
-The real files are not part of this project; their tests are skipped where they are absent.
-"""
+"""listings.py: each list in its real layout, each error with its line."""
 import math
 from pathlib import Path
 
@@ -36,11 +33,8 @@ def written(folder, text):
     return path
 
 
-# ---- layouts -----------------------------------------------------------------------------------
 def test_released_lists(tmp_path):
-    """Catches: a path without suffix, or that begins with a minus, misread; columns exchanged; an
-    activity that has steps; a suffix that is no video's (an id may hold a dot) cut,
-    or a folder kept."""
+    """Catches: a path misread, columns exchanged; an id's dot taken for a suffix."""
     assert load_released_csv(written(tmp_path, STEPS), "classify") == [
         Video("th2wZ0W8ulA", None, 580, 163.1434, (Step(59, 65, 580),)),
         Video("-INaRI8Nb_E", None, 0, 112.2917, (Step(.5, 1, 0),))]
@@ -49,13 +43,14 @@ def test_released_lists(tmp_path):
         Video("th2wZ0W8ulA", None, 582, 130, (Step(0, 84, UNKNOWN), Step(84, 84, 582)))]
     assert load_released_csv(written(tmp_path, TASK), "activity") == [
         Video("4bgWwnZQPaA", None, 123, 157.3572), Video("-INaRI8Nb_E", None, 98, 112.2917)]
+    with pytest.raises(BadInput, match="list: holds no whole videos; --task infill needs COIN"):
+        load_released_csv(written(tmp_path, STEPS), "infill")
     assert [video_name(path) for path in ("a.mp4", "x/y.b.MKV", "c.d", "x\\e.mov")] == [
         "a", "y.b", "c.d", "e"]
 
 
 def test_epic_list(tmp_path):
-    """Catches: frame numbers used for times, hours forgotten, commas in quotes, verb and noun
-    exchanged, a missing narration time that stops the reader, actions of a video parted."""
+    """Catches: frame numbers for times, hours forgotten, quotes, verb and noun exchanged."""
     assert load_epic(written(tmp_path, EPIC)) == [Video("P01_11", duration=math.inf, steps=(
         Step(0, 1.89, (0, 2)), Step(3723.5, 3724, (96, 299))))]
     assert load_epic(written(tmp_path, TEST)) == [
@@ -63,8 +58,7 @@ def test_epic_list(tmp_path):
 
 
 def test_names_phrases_and_ids(tmp_path):
-    """Catches: lines out of order, equal names joined, commas within a phrase or step cut, an empty
-    concreteness refused, ids doubled; a header, a number or a quote in the pool."""
+    """Catches: another order, equal names joined, a phrase's commas cut; a header in the pool."""
     assert load_steps(written(tmp_path, "stir\nput honey, oil\nstir")) == [
         "stir", "put honey, oil", "stir"]
     assert load_phrases(written(tmp_path, PHRASES)) == ["add water", "use a q - tip"]
@@ -99,7 +93,6 @@ def test_line_ends_and_byte_order_marks(tmp_path):
         assert read(written(tmp_path, text.rstrip() + "\n\n")) == expected
 
 
-# ---- errors ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name, text, message", [
     ("steps", STEPS + TASK, "list:3: 3 columns; to classify, `path label duration start end`"),
     ("steps", "my video.mp4 1 9 0 3\n", "list:1: 6 columns; .*no space within a path"),
@@ -136,24 +129,15 @@ def test_line_ends_and_byte_order_marks(tmp_path):
       for name in READERS],
 ])
 def test_list_at_fault_is_named_with_its_line(tmp_path, name, text, message):
-    """Catches: a bad value let through, a traceback, an error without its file and line; a list
-    for another task taken for this one."""
+    """Catches: a bad value let through, an error without its line; a list for another task."""
     with pytest.raises(BadInput, match=message) as caught:
         READERS[name][0](written(tmp_path, text))
     assert str(caught.value).startswith(f"{tmp_path}/list:") and "\n" not in str(caught.value)
 
 
-def test_a_released_list_is_not_infilled(tmp_path):
-    """Catches: a traceback."""
-    with pytest.raises(BadInput, match="list: holds no whole videos; --task infill needs COIN"):
-        load_released_csv(written(tmp_path, STEPS), "infill")
-
-
-# ---- real files --------------------------------------------------------------------------------
 @pytest.mark.skipif(not REAL.is_dir(), reason="no shared")
 def test_real_files():
-    """Catches: a real action refused; one of the 9,871 phrases, or of COIN's 778 steps (3 with
-    commas), lost or cut."""
+    """Catches: an action, one of 9,871 phrases or of COIN's 778 steps refused, lost or cut."""
     videos = load_epic(REAL / "epic" / "EPIC_100_validation_head.csv")
     assert sum(len(video.steps) for video in videos) == 400
     assert {video.name for video in videos} == {f"P01_1{i}" for i in range(1, 5)}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from data import Loaded, Sample, forecast_samples, forecast_windows, missing_rows
+from data import Loaded, Sample, forecast_samples, with_histories
 from evaluate import EvaluateSettings
 from evaluation import embedding
 from evaluation.embedding import embed_videos
@@ -64,11 +64,9 @@ class Source:
         return 1000 + views
 
 
-# ---- workers -----------------------------------------------------------------------------------
 @WORKERS
 def test_prefetch_keeps_the_order(workers):
-    """Catches: items in the order in which they happen to be ready, one left out or made twice;
-    invalid input that looks like our bug because a worker found it."""
+    """Catches: items in the order of being ready, one left out; BadInput lost in a worker."""
     def make(item):
         np.linalg.norm(np.ones((400 * (item % 2), 400)))     # every second one takes longer
         if item == 12:
@@ -82,7 +80,6 @@ def test_prefetch_keeps_the_order(workers):
         list(prefetch(make, range(11, 14), workers))
 
 
-# ---- training ----------------------------------------------------------------------------------
 def steps(source, numbers, workers=0, settings=TrainSettings(seed=5)):
     """What `load_step` gives for some steps of a stage from step 10 on, as plain lists."""
     make = functools.partial(load_step, source, settings, Stage("adamw", range(10, 99), 3, 1.0))
@@ -95,25 +92,19 @@ MIDDLE = TrainSettings(seed=5, data="howto100m", videos="v", captions="c", phras
                        augment=False)
 
 
-def test_histories_of_a_features_file_are_those_of_the_evaluation():
+def test_clips_of_a_features_file_are_steps_and_their_histories():
     """Catches: histories of steps alone, of another video, or counted as steps of a run."""
     settings, source = TrainSettings(seed=5, data="coin", annotations="a", features="f",
                                      text_embeddings="t"), Source(broken=[4])
     for number in range(10, 20):
         loaded, runs = load_step(source, settings, Stage("adamw", range(10, 99), 3, 1.0), number)
-        rows, _ = missing_rows(runs, 1, np.random.default_rng(0), histories=True)
-        assert rows.max() < len(loaded.clips)
-        shown = [loaded.clips[row, :2].tolist() for row in rows if row.min() >= 0]   # (video, s)
-        for (video, _), run in zip(loaded.requests, runs, strict=True):
+        for (video, windows), run in zip(loaded.requests, runs, strict=True):
             assert len(run) == source.counts[video]
-            for before, step in zip(run, run[1:]):
-                middles = [*forecast_windows(before[1]).mean(1), step.mean()]
-                assert [[video, middle] for middle in middles] in shown
+            assert np.array_equal(windows, with_histories(run))
 
 
 def test_a_step_is_drawn_from_seed_and_number():
-    """Catches: windows or views that depend on which step or worker came before, on global
-    generators, or on when a run was resumed."""
+    """Catches: windows or views that hang on other steps, workers, or global generators."""
     source, numbers = Source(), range(10, 20)
     drawn = steps(source, numbers)
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
@@ -133,8 +124,7 @@ def test_a_step_is_drawn_from_seed_and_number():
 
 
 def test_of_a_long_video_a_run_is_read():
-    """Catches: all of a long video, or always the same part; the length of another size's run;
-    windows that are not those of the clips."""
+    """Catches: all of a long video, or always the same part; windows that are not the clips'."""
     source = Source()
     source.counts = [40] * 7
     for settings, size in ((TrainSettings(seed=5), "small"), (MIDDLE, "paper")):
@@ -160,9 +150,8 @@ class Batches(Pretraining):
 
 @pytest.mark.parametrize("broken, workers", [((), 0), ((1, 3, 5), 0), ((1, 5), 2)])
 def test_a_batch_is_the_clips_of_its_videos_and_rows_of_them(tmp_path, broken, workers):
-    """Catches: clips or features of another video, a row of two videos, a video without clips or
-    one that cannot be read that shifts the others, a draw that depends on whether a file could be
-    read, P that is always the same."""
+    """Catches: clips or features of another video, a row of two videos, one that cannot be read
+    that shifts the others or changes a draw, P that is always the same."""
     stage, source = Stage("adamw", range(20, 26), 7, 1.0), Source(broken)
     run, several = Batches(source, TrainSettings(
         seed=2, out=tmp_path, workers=workers, missing=2, max_unreadable=1.)), set()
@@ -185,8 +174,7 @@ def test_a_batch_is_the_clips_of_its_videos_and_rows_of_them(tmp_path, broken, w
 
 
 def test_unreadable_videos_are_counted_and_named(tmp_path):
-    """Catches: a video counted in every epoch, a reason lost, the file written at every step; the
-    share taken of the videos of one step."""
+    """Catches: a video counted in every epoch, a reason lost, the share of one step's videos."""
     path, settings = tmp_path / "unreadable.json", TrainSettings(out=tmp_path, max_unreadable=.05)
     stage = Stage("adamw", range(50), 4, 1.0)
     run, named = Run(settings, None, {}, [stage], None), {}                 # 2 of 40 are allowed
@@ -200,11 +188,9 @@ def test_unreadable_videos_are_counted_and_named(tmp_path):
     assert json.loads(path.read_text()) == named | {"c": "empty"}            # all are named
 
 
-# ---- whole videos ------------------------------------------------------------------------------
 @pytest.mark.parametrize("stride", [4.0, 7.5, 1000.0])
 def test_embed_videos_equals_encoding_each_window(stride):
-    """Catches: windows of other places or lengths than 9 s, rows counted to another video, a last
-    window beyond the end, a short video without a row."""
+    """Catches: other windows, rows counted to another video, a short video without a row."""
     def encode(clips):
         return clips.float().mean((3, 4)).flatten(1)                       # (C, F * 3)
 
@@ -223,8 +209,7 @@ def test_embed_videos_equals_encoding_each_window(stride):
 
 @WORKERS
 def test_embed_videos_skips_what_cannot_be_read(workers):
-    """Catches: rows of the next video under a broken one's name, a file that cannot be opened that
-    ends the run, no word of it."""
+    """Catches: rows of the next video under a broken one's name, a run ended by a closed file."""
     def embed(source):
         return embed_videos(source, lambda clips: clips, 4.0, workers, "cpu")
     whole = embed(Source())
@@ -240,8 +225,7 @@ def test_embed_videos_skips_what_cannot_be_read(workers):
 
 
 def test_targets_are_of_frames_of_words_or_of_both():
-    """Catches: words of another video or window, features that are not of length 1 before their
-    mean, silence that is not a number, the wrong one of the three."""
+    """Catches: words of another window, features not of length 1 in a mean, NaN for silence."""
     sentences = {0: [(0, 4, "one"), (10, 14, "two")], 1: [], 2: [(0, 9, "three")]}
     word = dict(zip(("one", "two", "three"), torch.eye(4)))
     source = SimpleNamespace(
@@ -258,7 +242,6 @@ def test_targets_are_of_frames_of_words_or_of_both():
         torch.testing.assert_close(embedding.teacher_features(source, loaded, kind), expected)
 
 
-# ---- samples -----------------------------------------------------------------------------------
 def samples_of(source):
     """Three samples of 2 windows of every video, one after another in time."""
     return [Sample(video, np.array([[k, k + 1.], [20. + k, 40. + k]]), 10 * video + k, k)
@@ -273,9 +256,8 @@ def encode(source, samples, **settings):
 
 @pytest.mark.parametrize("workers, batch", [(0, 1), (0, 4), (2, 4), (0, 100)])
 def test_unreadable_videos_leave_the_samples_aligned(workers, batch):
-    """Catches: a label beside the embedding of another sample once one is left out; a batch of
-    nothing else than broken videos; random views in evaluation; a score of the few files that can
-    be read, a traceback where there is none."""
+    """Catches: a label beside another sample's embedding; a batch of broken videos; random
+    views."""
     source = Source(broken=(0, 2, 3))
     samples = samples_of(source)[:-2]                  # 9 of 19 are of the 3 of 7 videos
     x, features, read = encode(source, samples, batch=batch, workers=workers, max_unreadable=3 / 7)

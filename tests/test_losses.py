@@ -6,12 +6,9 @@ import torch
 
 import diffusion
 import losses
+from commands import draw
 
 TAU = 0.02                                             # the paper's
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def soft(*shape, seed=0):
@@ -36,9 +33,13 @@ def slow_entropy(target, p):
 
 def test_eq6_match_equals_the_softmax_by_loops():
     """Catches: tau left out, squared or inverted, either side not normalized, sum over the wrong
-    axis, probabilities for log probabilities."""
+    axis, probabilities for log probabilities; cosines in bfloat16 under autocast."""
     x, phrases = draw(2, 3, 4), 7 * draw(5, 4, seed=1)
     log_p = losses.match(x, phrases, TAU)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = losses.match(x.bfloat16().double(), phrases, TAU), losses.match(
+            x.bfloat16(), phrases.float(), TAU)
+    torch.testing.assert_close(mixed[1], mixed[0].float(), rtol=1e-4, atol=1e-4)
     assert log_p.shape == (2, 3, 5)
     for b in range(2):
         for i in range(3):
@@ -56,10 +57,8 @@ def test_eq6_is_finite_at_the_smallest_temperature_and_the_longest_vectors():
 
 
 def test_eq8_xe_is_the_mean_over_the_observed_clips_by_loops():
-    """Catches: 1 / N for 1 / (N - 1), a sum for a mean, a clip left out, p and p' exchanged in H.
-
-    Every clip is in turn the missing one: Eq. 8 is averaged over j.
-    """
+    """Catches: 1 / N for 1 / (N - 1), a sum for a mean, p and p' exchanged in H. Eq. 8 is averaged
+    over j: every clip is in turn the missing one."""
     N, x, phrases, targets = 4, draw(4, 3), draw(5, 3, seed=1), soft(4, 5, seed=2)
     expected = 0.0
     for j in range(N):
@@ -72,8 +71,7 @@ def test_eq8_xe_is_the_mean_over_the_observed_clips_by_loops():
 
 
 def test_eq9_mse_is_the_squared_length_averaged_over_the_missing_clips():
-    """Catches: a mean over D, a sum over clips, the length without its square, x_j^0 of another
-    video or clip."""
+    """Catches: a mean over D, a sum over clips, the length without its square, another x_j^0."""
     B, P, D = 3, 2, 4
     x_hat, xj, expected = draw(B, P, D), draw(B, P, D, seed=1), 0.0
     for b in range(B):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from evaluation.metrics import (bigram_counts, bigram_forecast, by_class, distinct,
-                                fit_temperature, oracle_correct, oracle_softmax, topk_correct,
-                                total_variation)
+                                fit_temperature, oracle_correct, oracle_softmax, percent,
+                                topk_correct, total_variation)
 
 
 def random(*shape, seed=0):
@@ -15,8 +15,7 @@ def random(*shape, seed=0):
 
 
 def test_topk_equals_sorting_by_score_then_index():
-    """Catches: ties broken as `topk` does, by the highest index, or in favor of the label; K = 2 or
-    M = 1 squeezed away; a NaN counted as correct."""
+    """Catches: ties broken otherwise, or for the label; K = 2 or M = 1 squeezed; a NaN correct."""
     scores = (random(300, 7) * 4).floor()                          # many exact ties
     labels = (random(300, seed=1) * 7).long()
     for k in (1, 3, 5, 7, 9):
@@ -28,6 +27,8 @@ def test_topk_equals_sorting_by_score_then_index():
     broken = torch.tensor([[0., math.nan, 1.], [math.nan, 0., 1.]])
     assert topk_correct(broken, torch.tensor([1, 2]), 1).tolist() == [False, False]
     assert topk_correct(broken, torch.tensor([1, 2]), 5).tolist() == [False, True]
+    assert percent(torch.empty(0)) is None
+    assert percent(torch.tensor([True, False, True])) == pytest.approx(200 / 3)
 
 
 def test_accuracy_per_class_equals_a_loop_over_the_classes_there_are():
@@ -41,8 +42,7 @@ def test_accuracy_per_class_equals_a_loop_over_the_classes_there_are():
 
 
 def test_scores_of_draws_equal_python_loops():
-    """Catches: `all` for `any`, distinct counted among neighbors without sorting, off by one; the
-    half of total variation forgotten, counts not divided by R, a repeated draw counted once."""
+    """Catches: `all` for `any`, neighbors unsorted, the half forgotten, a repeated draw once."""
     truth = torch.softmax(3 * random(200, 6), 1)
     draws, labels = (random(200, 5, seed=1) * 6).long(), (random(200, seed=2) * 6).long()
     rows = draws.tolist()
@@ -68,8 +68,7 @@ def test_oracle_softmax_is_the_share_of_lucky_draws():
 
 
 def test_temperature_has_the_least_nll_of_a_fine_grid():
-    """Catches: logits * T for logits / T, a search that walks the wrong way, wrong targets, labels
-    and soft targets treated apart."""
+    """Catches: logits * T, a search the wrong way, labels and soft targets treated apart."""
     logits = 3 * torch.randn(400, 5, generator=torch.Generator().manual_seed(0)).double()
     target = torch.softmax(logits / 2 + random(400, 5), 1)
     found = fit_temperature(logits, target)
@@ -99,8 +98,7 @@ def test_temperature_of_perfect_useless_and_equal_logits_is_finite():
 
 
 def test_bigram_counts_equal_a_loop():
-    """Catches: pairs across padding or across videos, successor and predecessor swapped; class K of
-    row a silently counted as class 0 of row a + 1."""
+    """Catches: pairs across padding or videos, a pair swapped, class K as 0 of the next row."""
     sequences = (random(30, 6) * 5).long() - 1                     # -1 in the middle, too
     slow = torch.zeros(4, 4).double()
     for row in sequences.tolist():
@@ -112,8 +110,7 @@ def test_bigram_counts_equal_a_loop():
 
 
 def test_bigram_forecast_equals_the_sum_over_the_last_step():
-    """Catches: columns normalized for rows, an unseen row as NaN, zero or uniform, one-hot and soft
-    posteriors treated apart."""
+    """Catches: columns normalized for rows, an unseen row as NaN, zero or uniform."""
     counts = torch.tensor([[0, 3, 1], [2, 0, 0], [0, 0, 0]]).double()      # 2 is never followed
     follows = [[0, 3 / 4, 1 / 4], [1, 0, 0], [2 / 6, 3 / 6, 1 / 6]]
     posterior = torch.cat([torch.eye(3), torch.softmax(2 * random(4, 3), 1).float()])

@@ -1,5 +1,4 @@
 """f and h put together, what inference makes of them, and the stages of pre-training."""
-import copy
 import math
 from types import SimpleNamespace
 
@@ -37,7 +36,6 @@ def build(encoder=None, order="diffusion", **more):
     return model
 
 
-# --- Eq. 1 ---
 def slow_f(model, clip):
     """x_i of one clip (F, 3, H, W) uint8, in float64: (D,)."""
     weights = {name: value.double() for name, value in model.encoder.state_dict().items()}
@@ -47,11 +45,12 @@ def slow_f(model, clip):
 
 def slow_forecast(model, x, observed, j, noise):
     """Sec. 3.3 for one video and one noise: x (N, D), noise (P, D) -> x_hat (P, D), float64."""
-    h, bar = copy.deepcopy(model.denoiser).double(), model.alpha_bar.tolist()
+    h = {name: value.double() for name, value in model.denoiser.state_dict().items()}
+    bar = model.alpha_bar.tolist()
     mean, scale = model.standardize.mean.double(), math.sqrt(model.standardize.variance)
     zt = noise = noise.double()
     for t in (3, 2, 1, 0):
-        z_hat = slow_h(h, zt, (x - mean) / scale, observed, j, t)
+        z_hat = slow_h(h, 2, zt, (x - mean) / scale, observed, j, t)
         zt = math.sqrt(bar[t - 1]) * z_hat + math.sqrt(1 - bar[t - 1]) * noise
     return mean + scale * z_hat
 
@@ -60,10 +59,8 @@ def slow_forecast(model, x, observed, j, noise):
 @pytest.mark.parametrize("j", [[[0], [0]], [[2], [1]], [[4], [3]], [[1, 2], [0, 3]]],
                          ids=["past", "present", "future", "together"])
 def test_eq1_f_h_and_the_matching_put_together(j):
-    """Catches: pixels that are not normalized, frames and channels exchanged; h in the space of f,
-    a prediction that is left standardized; samples or videos that mix, a zero vector treated apart
-    from other noise, a missing clip that is read, forecasts of the last clip alone; clips missing
-    together that are forecast one by one; texts at another temperature."""
+    """Catches: pixels not normalized, axes exchanged; h in the space of f; samples or videos that
+    mix, a missing clip that is read, clips missing together forecast one by one; another tau."""
     model, y = build(F), torch.arange(10).view(2, 5) % K
     clips = torch.randint(256, (9, 2, 3, 8, 8), dtype=torch.uint8)
     noise = torch.stack([torch.zeros(2, len(j[0]), D), draw(2, len(j[0]), D)], 1)  # (B, Q, P, D)
@@ -88,11 +85,9 @@ def test_eq1_f_h_and_the_matching_put_together(j):
             assert log_p[b, q].item() == pytest.approx(math.log(p), rel=1e-3)
 
 
-# --- Inference ---
 @torch.no_grad()
 def test_the_next_clip_is_the_one_after_all_that_are_given():
-    """Catches: the last clip forecast again, zeros in its place that are read, one noise for all
-    samples; one clip too many that is not named."""
+    """Catches: the last clip forecast again, zeros that are read, one noise for all."""
     model, x, noise = build(), draw(3, 4, D), draw(3, 5, D, seed=1)
     x_hat = model.forecast_next(x, noise)
     longer, observed = torch.cat([x, draw(3, 1, D, seed=2)], 1), torch.arange(5) < 4
@@ -117,8 +112,7 @@ def test_the_mask_model_predicts_once_whatever_the_noise():
 
 
 def test_the_classifier_equals_its_formula():
-    """Catches: a prediction whose length is lost, tau left out, label sets softmaxed together,
-    bfloat16 under autocast."""
+    """Catches: a length that is lost, tau left out, label sets softmaxed together, bfloat16."""
     model, x = build(task="classify", classes=[2, 3]), draw(2, 3, D)
     with torch.autocast("cpu", torch.bfloat16):
         parts = model.classify(x)
@@ -129,10 +123,8 @@ def test_the_classifier_equals_its_formula():
         torch.testing.assert_close(log_p.double(), expected, rtol=1e-4, atol=1e-4)
 
 
-# --- Embeddings ---
 def test_features_become_the_text_that_they_make_expect_by_loops():
-    """Catches: another temperature, texts or features of other lengths, float16 that reaches
-    the model, an x_i that is not of length 1."""
+    """Catches: another temperature or length, float16, x_i not of length 1."""
     model, features = build(), 4 * draw(3, D).half()
     texts = [y / y.norm() for y in PHRASES.double()]
     for x, feature in zip(model.encode(features), features.double()):
@@ -142,11 +134,9 @@ def test_features_become_the_text_that_they_make_expect_by_loops():
     assert x.dtype == torch.float32
 
 
-# --- The stages of pre-training ---
 def test_sgd_comes_first_and_rates_rise_and_fall_within_a_stage(monkeypatch, tmp_path):
-    """Catches: AdamW from the start, SGD without momentum, a stage that leaves f or h out or has
-    the rate or the length of another, an empty stage; a weight decay that does not arrive; a
-    constant rate, one schedule for all stages; a model that is not in training mode."""
+    """Catches: AdamW from the start, SGD without momentum, a stage that leaves f or h out, or has
+    the rate or length of another; a constant rate; a model that is not in training mode."""
     monkeypatch.setattr(pretrain, "SGD_LR", .1)
     monkeypatch.setattr(pretrain, "WEIGHT_DECAY", .4)
     given = TrainSettings(out=tmp_path, batch=4, sgd_epochs=2, epochs=1, lr=.2)
@@ -161,9 +151,7 @@ def test_sgd_comes_first_and_rates_rise_and_fall_within_a_stage(monkeypatch, tmp
         assert type(optimizer) is kind
         assert [*map(id, group["params"])] == [*map(id, model.parameters())]
         assert (group["lr"], group["weight_decay"], group.get("momentum")) == (0, .4, momentum)
-        n, rates = len(stage.span), []
-        for step, item in Run(given, model, {}, stages, None).steps(stage, optimizer, iter):
-            assert step == item
-            rates.append(learning_rate(step, stage))
-        assert model.training and np.allclose(rates, [
+        n, run = len(stage.span), Run(given, model, {}, stages, None)
+        assert [*stage.span] == [step for step, _ in run.steps(stage, optimizer, iter)]
+        assert model.training and np.allclose([learning_rate(i, stage) for i in stage.span], [
             stage.lr * min(1, (i + 1) / (.05 * n + 1), (n - i) / (.95 * n)) for i in range(n)])

@@ -21,16 +21,14 @@ import test_loading
 import train
 from commands import TINY, call, read_rows
 from support.device import memory_of
+from test_model import D, F
 from train import TrainSettings
 from training import pretrain, run
 from weights.checkpoint import build_model
 
-D = 16
-
 
 class Source(test_loading.Source):
-    """Videos of 3, 9, 1, 5, 0 and 2 clips; a clip's pixels and its teacher's features are drawn
-    from its place."""
+    """Videos whose clips' pixels and teacher's features are drawn from their places."""
     counts = [3, 9, 1, 5, 0, 2]
 
     def load(self, requests, rng=None):
@@ -50,10 +48,8 @@ class Source(test_loading.Source):
 def build():
     """A tiny model with every weight random."""
     torch.manual_seed(0)
-    model = build_model(torch.randn(6, D), dict(image=8, patch=4, frames=2, width=8, depth=2,
-                                                heads=2),
-                        dict(layers=1, heads=2, clips=10), "diffusion", tau=.1,
-                        pixels=(.4, .2))
+    model = build_model(torch.randn(6, D), F, dict(layers=1, heads=2, clips=10), "diffusion",
+                        tau=.1, pixels=(.4, .2))
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     return model
@@ -129,8 +125,7 @@ def in_processes(work, world=2):
 
 @pytest.mark.parametrize("batch, broken", [(6, ()), (5, (1, 3)), (2, (3,))])
 def test_two_processes_give_the_gradients_of_one(tmp_path, batch, broken):
-    """Catches: means over a process's own clips (13 and 7, say), other noise in each, h's gradients
-    summed, a process without a clip, clips of one video in another's place."""
+    """Catches: means over a process's own clips, other noise in each, gradients summed, no clip."""
     def work(rank):
         torch.save(gradients(tmp_path, batch, broken)[0], tmp_path / f"{rank}.pt")
     assert in_processes(work) == [0, 0]
@@ -142,8 +137,7 @@ def test_two_processes_give_the_gradients_of_one(tmp_path, batch, broken):
 
 
 def test_a_run_of_two_processes(trained, here, capfd):
-    """Catches: files written twice, rows of both, other stages, a process that is waited for in
-    vain where the other stops, or stops at another step."""
+    """Catches: files or rows written twice, a process that waits or stops at another step."""
     command = "train.py", *TINY, "--micro-batch", "5", "--out", "two"
 
     def interrupted(rank):
@@ -176,8 +170,7 @@ def test_a_process_that_is_killed_ends_the_others(here, capfd):
 
 @pytest.mark.parametrize("part", [1, 4, 100])
 def test_micro_batches_give_the_gradients_of_the_whole(tmp_path, part):
-    """Catches: a loss averaged over micro-batches of unequal weight, a clip left out or twice; no
-    less memory: activations of all clips held."""
+    """Catches: a loss averaged over unequal parts, a clip left out or twice; no less memory."""
     expected, whole = gradients(tmp_path, 6, ())
     values, parts = gradients(tmp_path, 6, (), part)
     require_close(values, expected)
@@ -186,8 +179,7 @@ def test_micro_batches_give_the_gradients_of_the_whole(tmp_path, part):
 
 
 def test_the_micro_batch_follows_the_memory(monkeypatch):
-    """Catches: a paper-sized run that is killed for memory, or a small one that is cut; a flag that
-    is not obeyed; a night's step that is not announced; gradients left over."""
+    """Catches: a run killed for memory, or cut without need; a flag not obeyed."""
     cpu, model = torch.device("cpu"), build()
     size, seconds = pretrain.measure_clip(model, cpu)
     assert all(p.grad is None for p in model.parameters()) and memory_of("cpu") > 1e8
@@ -223,11 +215,9 @@ class Waits(TorchDispatchMode):
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
-@pytest.mark.parametrize("part", [None, 3])
-def test_a_step_waits_for_no_gpu(tmp_path, monkeypatch, part):
-    """Catches: a copy to the GPU that waits until it is idle, a value read from it, a mask used as
-    an index (its size must be known), between two rows of metrics.jsonl, in any stage."""
-    settings = TrainSettings(out=tmp_path, micro_batch=part, missing=2)
+def test_a_step_waits_for_no_gpu(tmp_path, monkeypatch):
+    """Catches: a copy that waits, a value read, a mask as an index, between two rows of metrics."""
+    settings = TrainSettings(out=tmp_path, micro_batch=3, missing=2)
     stages = [run.Stage("sgd", range(2), 6, 1.0), run.Stage("adamw", range(2, 4), 6, 1.0)]
     items = [pretrain.load_step(Source(), settings, stages[step // 2], step) for step in range(4)]
     parameters = []

@@ -1,8 +1,9 @@
 """Published weights give the published numbers: files in the released layout, ours and a real one.
 
 released_tiny.pt holds random weights of tiny sizes under the released names, an input, and what the
-slow version here and in test_encoder.py computes from them in float64.
+slow versions in test_encoder.py and test_denoiser.py compute from them in float64.
 """
+import functools
 import math
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from test_encoder import slow_attention, slow_gelu, slow_linear, slow_norm, slow_timesformer
+from test_denoiser import slow_h
+from test_encoder import slow_timesformer
 from weights import load_released
 
 TESTS = Path(__file__).resolve().parent
@@ -25,43 +27,33 @@ def clips_of(content):
                       for video in content["input"]])
 
 
-# --- the slow version ---
 def slow_schedule(T):
     """alpha_bar of T levels: products of 1 - beta, betas evenly spaced from 1e-4 to 0.02."""
     return [math.prod(1 - (1e-4 + (0.02 - 1e-4) * s / (T - 1)) for s in range(t + 1))
             for t in range(T)]
 
 
+OURS = {"order_tfm.": "", "type_embedding": "role", "temporalEmbedding": "position",
+        "temporalModelling": "transformer", "time_mlp.1": "level.0", "time_mlp.3": "level.2"}
+
+
 def slow_forecast(w, x, noise):
-    """The released chain, one token at a time: w of order_tfm, x (N, D), noise (D,) -> (D,)."""
-    w = {name.replace("in_proj_", "qkv.").replace("out_proj", "proj"): v for name, v in w.items()}
+    """The released chain: w of order_tfm by the names of `OURS`, x (N, D), noise (D,) -> (D,)."""
     N, D = x.shape
     T = 1 + max(int(name.split(".")[2]) for name in w if "resblocks" in name)
-    alpha_bar, xt = slow_schedule(T), noise
+    alpha_bar, zt, z = slow_schedule(T), noise[None], torch.cat([x, x.new_zeros(1, D)])
     for t in range(T - 1, -1, -1):
-        angle = [t / 10000 ** (k / (D // 8 - 1)) for k in range(D // 8)]
-        wave = torch.tensor([*map(math.sin, angle), *map(math.cos, angle)], dtype=x.dtype)
-        level = slow_linear(slow_gelu(slow_linear(wave, w, "time_mlp.1")), w, "time_mlp.3")
-        tokens = [v + w["temporalEmbedding.weight"][i] + w["type_embedding.weight"][int(i == N)]
-                  + level for i, v in enumerate([*x, xt])]
-        for block in (f"temporalModelling.resblocks.{i}." for i in range(T)):
-            inputs = [slow_norm(v, w, block + "ln_1", 1e-5) for v in tokens]
-            mixed = slow_attention(inputs, w, block + "attn", HEADS)
-            tokens = [v + y for v, y in zip(tokens, mixed, strict=True)]
-            for i, v in enumerate(tokens):
-                y = slow_linear(slow_norm(v, w, block + "ln_2", 1e-5), w, block + "mlp.c_fc")
-                tokens[i] = v + slow_linear(y / (1 + (-1.702 * y).exp()), w, block + "mlp.c_proj")
-        x_hat = tokens[N]
-        if t > 0:
-            xt = alpha_bar[t - 1] ** .5 * x_hat + (1 - alpha_bar[t - 1]) ** .5 * noise
-    return x_hat
+        x_hat = slow_h(w, HEADS, zt, z, torch.arange(N + 1) < N, [N], t)
+        zt = alpha_bar[t - 1] ** .5 * x_hat + (1 - alpha_bar[t - 1]) ** .5 * noise
+    return x_hat[0]
 
 
 def slow_outputs(content):
     """What the released model makes of a file's weights and inputs, in float64."""
     config, noise = content["config"], content["noise"].double()
     f = {name.removeprefix("model."): v.double() for name, v in content["model_state"].items()}
-    h = {name.removeprefix("order_tfm."): v for name, v in f.items() if "order_tfm." in name}
+    h = {functools.reduce(lambda name, old: name.replace(old, OURS[old]), OURS, name): v
+         for name, v in f.items() if "order_tfm." in name}
     cls, x = map(torch.stack, zip(*(
         slow_timesformer(clip, f, config["patch"], config["heads"], config["depth"])
         for clip in clips_of(content).double())))
@@ -74,7 +66,6 @@ def slow_outputs(content):
             "probs": weight / weight.sum(1, keepdim=True)}               # texts as they come
 
 
-# --- the tests ---
 def close(ours, theirs):
     return (ours - theirs).norm() < 1e-5 * theirs.norm()
 
@@ -83,9 +74,9 @@ def close(ours, theirs):
 @pytest.mark.parametrize("path", [TINY, pytest.param(OFFICIAL, marks=pytest.mark.skipif(
     not OFFICIAL.is_file(), reason=f"no {OFFICIAL.name}"))], ids=["tiny", "official"])
 def test_released_weights_give_the_released_numbers(path):
-    """Catches: a parameter under the name of another, no L2 norm, a level off by one, x_T scaled,
-    x_hat normalized before it is noised again, fresh noise at each level, a final LayerNorm,
-    QuickGELU left out, the level on the missing clip alone, sizes of one file for constants."""
+    """Catches: a parameter under another's name, no L2 norm, a level off by one, x_T scaled, x_hat
+    normalized or noised afresh, a final LayerNorm, no QuickGELU, sizes of one file for
+    constants."""
     content, model = torch.load(path, weights_only=True), load_released(path)
     assert not any(parameter.requires_grad for parameter in model.parameters())
     clips, noise = clips_of(content), content["noise"]

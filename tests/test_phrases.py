@@ -1,7 +1,4 @@
-"""files/phrases.py: the rule on parses typed by hand, counting, the command.
-
-The parses are what spaCy's Docs have, as plain objects: neither spaCy nor a model is needed.
-"""
+"""files/phrases.py: the rule on parses typed by hand (no spaCy needed), counting, the command."""
 import re
 import sys
 from pathlib import Path
@@ -65,16 +62,13 @@ def parse(text):
     return plain_doc([token.split() for token in tokens.split("|")], chunks)
 
 
-# ---- the rule ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("text", PARSES)
 def test_verb_phrases_of_parses_by_hand(text):
-    """Catches: a particle lost or in the wrong place; the object without its chunk, or as its
-    lemma; the verb inflected; pronouns, subjects and prepositions without object taken; the last
-    preposition in place of the first; an object outside of all chunks lost; commas, capitals."""
+    """Catches: a particle lost or misplaced; the object without its chunk, or as its lemma; the
+    verb inflected; pronouns and subjects taken; another preposition; commas, capitals."""
     assert phrases.verb_phrases(parse(text)) == PARSES[text][2]
 
 
-# ---- the command -------------------------------------------------------------------------------
 class FakeParser:
     """A spaCy pipeline that knows the parses above, and splits every other text into words."""
     pipe_names = ["parser"]
@@ -86,8 +80,7 @@ class FakeParser:
 
 
 def test_phrases_are_counted_and_sorted(tmp_path, monkeypatch, capsys):
-    """Catches: counts per video, ties in another order, a line cut off, --out or --top not honored;
-    half a file where no phrase is left."""
+    """Catches: counts per video, ties in another order, a line cut off, --top not honored."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(phrases, "load_parser", lambda name: FakeParser())
     texts = ["Take off the covers", "chain one and cut some red onions", "stirring it gently"]
@@ -121,8 +114,7 @@ def no_model(name, exclude):
      "--spacy-model en_core_web_sm: it has no dependency parser (it has: tagger)"),
 ], ids=["no spaCy", "no model", "no parser"])
 def test_what_is_not_installed_is_named(tmp_path, monkeypatch, capsys, module, message):
-    """Catches: ImportError or spaCy's own error as a traceback; a pool of no phrases because the
-    model only tags."""
+    """Catches: ImportError or spaCy's own error as a traceback; a pool of no phrases."""
     monkeypatch.chdir(tmp_path)
     Path("a.csv").write_text("start,end,text\n0,1,add salt\n")
     monkeypatch.setitem(sys.modules, "spacy", module)

@@ -25,7 +25,6 @@ REAL = 0.45, 0.225                     # pixels of a checkpoint that was trained
 KEYS = ["video", "clips", "next", "futures", "warning"]
 NAMES = ["feed the bird", "sing a song", "pour egg", "feed the bird"]
 VIDEO, CLIP = "ex/videos/test_00000.mp4", ("--clip", "local-dir:ex/clip")
-SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "videos"
 
 
 @pytest.fixture(scope="module")
@@ -243,11 +242,3 @@ def test_an_optional_package_that_is_missing(package, flags, monkeypatch, capsys
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setattr(prediction, "open_model", None)
     assert f"pip install {package}" in fails(capsys, 2, "predict.py", *flags)
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/videos")
-@pytest.mark.parametrize("name", ["cockatoo.mp4", "flipping_a_pancake.mkv"])
-def test_real_videos(name):
-    """Catches: a container whose stated length no frame reaches."""
-    content = run_predict(str(SHARED / name), "--steps", "own.txt", "--samples", "5")
-    assert "only the embedded world" in content["warning"] and content["clips"][-1]["end"] > 9

@@ -1,7 +1,4 @@
-"""Soft targets by loops, the 28 prompts, the teacher on an untrained open_clip model, its loading.
-
-No test downloads: the model is saved as open_clip saves models, and every download is refused.
-"""
+"""Soft targets by loops, the 28 prompts, the teacher and its loading; nothing is downloaded."""
 import itertools
 import json
 import logging
@@ -43,7 +40,7 @@ def teacher(parts):
 
 
 def test_eq6_soft_targets_equal_the_softmax_by_loops():
-    """Catches: tau left out, a side not normalized, a sum over clips in place of phrases."""
+    """Catches: tau left out, a side not normalized, a sum over clips; bfloat16 in autocast."""
     generator = torch.Generator().manual_seed(0)
     features = 5 * torch.randn(2, 3, 4, dtype=torch.float64, generator=generator)
     phrases = torch.randn(6, 4, dtype=torch.float64, generator=generator)
@@ -57,6 +54,9 @@ def test_eq6_soft_targets_equal_the_softmax_by_loops():
         total = sum(math.exp(score) for score in scores)
         expected = torch.tensor([math.exp(score) / total for score in scores])
         torch.testing.assert_close(p[b, i], expected.double(), rtol=1e-5, atol=1e-12)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = soft_targets(features.float(), phrases.float(), tau)
+    torch.testing.assert_close(mixed, p.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_prompts_are_the_28_of_the_released_embeddings():
@@ -68,8 +68,7 @@ def test_prompts_are_the_28_of_the_released_embeddings():
 
 
 def test_phrases_are_the_mean_over_prompts_and_sentences_have_none(parts, teacher):
-    """Catches: features of prompts normalized before the mean or after it, a prompt for another
-    phrase; prompts around narrations, narrations that are not of length 1, an empty list."""
+    """Catches: features of prompts normalized, another phrase's, prompts around narrations."""
     model, tokenizer = parts
     texts = ["cut tomato", "so now we wash the pan"]
     y, sentences = teacher.encode_phrases(texts), teacher.encode_sentences(texts)
@@ -85,9 +84,8 @@ def test_phrases_are_the_mean_over_prompts_and_sentences_have_none(parts, teache
 
 @pytest.mark.parametrize("mean, std", [(MEAN, STD), (.4, .25)])
 def test_encode_frames_is_the_unit_feature_of_the_pixels_as_the_model_wants_them(parts, mean, std):
-    """Catches: no division by 255, std before mean, channels mixed up, a number that reaches one
-    channel alone, batch statistics used (train mode), features not of unit length, the frames
-    changed, frames of another size refused, a teacher that is trained along."""
+    """Catches: no division by 255, std before mean, channels mixed up, train mode, not of unit
+    length, frames changed, or refused for their size."""
     model, tokenizer = parts
     teacher = Teacher(model.train(), tokenizer, mean, std)
     frames = torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8,
@@ -105,8 +103,7 @@ def test_encode_frames_is_the_unit_feature_of_the_pixels_as_the_model_wants_them
 
 
 def test_estimated_temperature_is_the_one_of_least_nll():
-    """Catches: the square or the D left out of (1 - a^2) / (D a), the nearest text's cosine (too
-    large) taken for a: a temperature that the labels, which it never sees, find worse."""
+    """Catches: the square or D left out of (1 - a^2) / (D a), the nearest text's cosine."""
     generator = torch.Generator().manual_seed(0)
     texts = functional.normalize(torch.randn(30, 48, generator=generator) + 1.5, dim=-1)
     label = torch.randint(30, (4000,), generator=generator)
@@ -120,8 +117,7 @@ def test_estimated_temperature_is_the_one_of_least_nll():
 
 @pytest.mark.parametrize("shape", [(40, 56), (64, 48), (20, 24), (33, 33), (32, 32)])
 def test_frames_are_made_to_fit_as_open_clip_does(shape):
-    """Catches: the long side resized, a corner in place of the middle, another interpolation,
-    aliasing, values beyond 0 and 255, frames of the right size blurred."""
+    """Catches: the long side resized, a corner, another interpolation, aliasing, no clamp."""
     y, x = torch.meshgrid(*(torch.arange(n) / n for n in shape), indexing="ij")
     wave = 127.5 + 127.5 * (9 * x + 5 * y).sin()
     frames = torch.stack([255 * x, 255 * y, wave]).round().to(torch.uint8)          # (3, H, W)
@@ -133,7 +129,6 @@ def test_frames_are_made_to_fit_as_open_clip_does(shape):
         assert (one / 255 - expected).abs().max() < 1.5 / 255          # Pillow rounds, twice
 
 
-# --- the teacher by name ---
 @pytest.fixture(scope="module")
 def place(parts, tmp_path_factory):
     """A folder with the untrained teacher as open_clip saves models, and files that are none."""
@@ -173,9 +168,7 @@ def offline(monkeypatch):
     ("tiny-test", "{}/weights.pt"), ("tiny-test", "{}/clip/open_clip_model.safetensors"),
     ("tiny-test", "openai"), ("tiny-test", None), ("local-dir:{}/clip", None)])
 def test_a_teacher_by_name_file_tag_or_folder(place, teacher, offline, monkeypatch, clip, weights):
-    """Catches: a file taken for a tag, or left unread; a tag that is not downloaded or read;
-    weights left random, train mode, another tokenizer; mean and deviation of OpenAI in place of
-    the folder's."""
+    """Catches: a file taken for a tag, weights left random, train mode; OpenAI's mean."""
     monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "tiny-test", {
         "openai": {"url": "https://nowhere/openai.pt"}})
     monkeypatch.setattr(open_clip.factory, "download_pretrained",
@@ -202,27 +195,21 @@ def test_without_a_network_the_line_comes_at_once(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("clip, weights, message", [
-    ("ViT-B-16", "openai", "--clip ViT-B-16: the weights openai were trained with the activation "
-                           "QuickGELU, .*use --clip ViT-B-16-quickgelu"),
+    ("ViT-B-16", "openai", "--clip ViT-B-16: .*QuickGELU, .*use --clip ViT-B-16-quickgelu"),
     ("ViT-B/16", None, r"--clip ViT-B/16: no such model; open_clip.list_models\(\) names all"),
-    ("ViT-B-16-quickgelu", "laion400m_e32", "--clip-weights laion400m_e32: .*'laion400m_e32' is "
-                                            "not a known tag or valid file path"),
-    ("ViT-B-16-quickgelu", "openai", r"Failed to download file \(no network\).*without a network, "
-                                     "fetch it elsewhere and give --clip-weights FILE"),
+    ("ViT-B-16-quickgelu", "laion400m_e32", "--clip-weights laion400m_e32: .* is not a known tag"),
+    ("ViT-B-16-quickgelu", "openai", r"no network\).*fetch it elsewhere and give --clip-weights F"),
     ("local-dir:absent", None, "--clip local-dir:absent: FileNotFoundError: .* not found: absent"),
     ("local-dir:bare", None, "--clip local-dir:bare: .*; a file must be whole"),
     ("local-dir:absent", "openai", "--clip-weights openai: local-dir:absent has its own"),
-    ("other-test", "weights.pt", "--clip other-test --clip-weights weights.pt: RuntimeError: .*"
-                                "state_dict.*; a file must be whole and hold this model's tensors"),
+    ("other-test", "weights.pt", "--clip other-test --clip-weights weights.pt: RuntimeError"),
     ("tiny-test", "x.safetensors", "--clip-weights x.safetensors: .*; a file must be whole"),
     ("tiny-test", "malice.pt", "--clip-weights malice.pt: .* load failed; a file must be whole"),
     ("tiny-test", "script.pt", "--clip-weights script.pt: .*TorchScript.*; a file must be whole"),
 ])
 def test_what_cannot_be_opened_is_one_line(place, monkeypatch, offline, caplog, recwarn, clip,
                                            weights, message):
-    """Catches: a warning in place of an error, random weights used for a teacher (where a folder
-    has none, too), a traceback, a pickle being executed, open_clip's log lines before the one
-    line."""
+    """Catches: a warning for an error, random weights, a pickle executed, open_clip's log."""
     monkeypatch.chdir(place)
     with pytest.raises(BadInput, match=message) as caught:
         open_teacher(clip, weights)
@@ -230,10 +217,8 @@ def test_what_cannot_be_opened_is_one_line(place, monkeypatch, offline, caplog, 
     assert not caplog.records and not recwarn.list and logging.root.manager.disable == 0
 
 
-# --- the command ---
 def test_command_writes_a_text_embeddings_file(place, tmp_path, monkeypatch, teacher, capsys):
-    """Catches: rows in another order or normalized, counts left in the names, a file that our own
-    reader refuses; a traceback."""
+    """Catches: rows in another order or normalized, counts in the names, a file we refuse."""
     monkeypatch.chdir(tmp_path)
     Path("phrases.txt").write_text("cut tomato,30,4.9\nwash pan,20,\ncut tomato,12,4.9\n")
     call("pseudo_labels.py", "--phrases", "phrases.txt", "--out", "t.npz", "--device", "cpu",

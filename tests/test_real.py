@@ -1,7 +1,4 @@
-"""Real files from end to end: exported, checked, shrunk, trained on and evaluated by the commands.
-
-The files are those of `data.py export-toy`: real mp4, captions, COIN.json, a CLIP in a folder.
-"""
+"""The files of `data.py export-toy` from end to end: mp4, captions, COIN.json, a CLIP folder."""
 import json
 import os
 import shutil
@@ -70,11 +67,8 @@ def copy_videos(folder, *videos):
     Path(f"{folder}/broken.mp4").write_bytes(b"no video")
 
 
-# ---- the export, and training on it ------------------------------------------------------------
 def test_exported_files_are_those_of_the_embedded_world():
-    """Catches: lossy files, a border that the middle view does not cut off, times that drift; ids
-    that start at 0, a split in the wrong place, captions without words; a listed video without a
-    file or a narration that is forgotten without a word."""
+    """Catches: lossy files, times that drift; ids from 0, a wrong split; a forgotten video."""
     video = TRAINED[1]
     frames = render.render(video).astype(int)
     times = (np.arange(len(frames)) + .5) / render.FPS
@@ -95,8 +89,7 @@ def test_exported_files_are_those_of_the_embedded_world():
 
 
 def test_targets_of_what_is_said():
-    """Catches: --targets or --phrases that does not arrive, in the embedded world or in real files;
-    the narration of a video that is read ahead lost on the way."""
+    """Catches: --targets or --phrases that does not arrive; a narration lost in a worker."""
     Path("pool.txt").write_text("Add the salt.\nStir the egg.\nFry the egg in a pan.\n")
     world = (*TINY, "--toy-videos", "8", "--phrases", "pool.txt")
     losses, counts, one = [], [], ("--order", "none", "--epochs", "0")
@@ -110,11 +103,9 @@ def test_targets_of_what_is_said():
     assert len({*losses}) == 5 and counts == 3 * [len(grammar.PHRASES)] + [3, 3]
 
 
-# ---- evaluation --------------------------------------------------------------------------------
 def test_coin_videos_and_a_released_list_are_evaluated(monkeypatch):
-    """Catches: samples or classes that go astray between a file and the table; CLIP and 28 prompts
-    of every class read again for the second split; the history of a csv cut at the wrong end, its
-    labels counted from 1."""
+    """Catches: samples or classes that go astray; prompts read again for the second split; a csv's
+    history cut at the wrong end, its labels counted from 1."""
     opened, create = [], open_clip.create_model
     monkeypatch.setattr(open_clip, "create_model",
                         lambda *args, **flags: opened.append(args) or create(*args, **flags))
@@ -137,8 +128,7 @@ def test_coin_videos_and_a_released_list_are_evaluated(monkeypatch):
 
 
 def test_fine_tuned_from_video_files():
-    """Catches: windows of the frozen path that are not those of evaluation; class names or a
-    teacher asked for where there is nothing to match; a label that the checkpoint does not have."""
+    """Catches: other windows than evaluation's; class names or a teacher asked for without need."""
     for name, videos in (("train.csv", TRAINED), ("test.csv", TEST)):
         Path(name).write_text("".join(
             f"a/{v.name} {v.activity} {v.duration}\n" for v in videos))
@@ -155,8 +145,7 @@ def test_fine_tuned_from_video_files():
 
 
 def test_missing_and_unreadable_videos_are_counted(capsys):
-    """Catches: another video in place of a broken one, a score without its count; samples counted
-    for videos, an unreadable file that is not counted as found."""
+    """Catches: another video in place of a broken one, a score without its count."""
     copy_videos("some", TEST[2])
     whole = Path(f"ex/videos/{TEST[1].name}.mp4").read_bytes()
     Path(f"some/{TEST[1].name}.mp4").write_bytes(whole[:len(whole) // 3])
@@ -189,12 +178,8 @@ def test_names_that_are_not_those_of_the_annotations(capsys):
     assert "T.npz: class " in fails(capsys, 2, *argv, "--text-embeddings", "T.npz")
 
 
-# ---- the other commands of data.py -------------------------------------------------------------
 def test_check_names_classes_without_a_step(capsys):
-    """Catches: a class that nobody can be right about among those to choose from, without a word.
-
-    Of COIN's 778 classes one has no step in training.
-    """
+    """Catches: a class that nobody can be right about, without a word: COIN has one of 778."""
     for ids in (["1", "2"], ["2", "4"]):
         steps = [{"id": number, "segment": [0, 9], "label": "stir"} for number in ids]
         Path("few.json").write_text(json.dumps({"database": {"v": {
@@ -206,22 +191,19 @@ def test_check_names_classes_without_a_step(capsys):
 
 @pytest.mark.parametrize("argv, named", [
     *(((*TRAIN, "--out", "run", flag, name), name.removeprefix("local-dir:")) for flag, name in (
-        ("--videos", "nowhere"), ("--captions", "nowhere"), ("--phrases", "nowhere"),
-        ("--clip", "local-dir:nowhere"), ("--ids", "nowhere"), ("--captions", "ex/clip"),
+        ("--clip", "local-dir:nowhere"), ("--captions", "ex/clip"),
         ("--teacher-features", "nowhere"))),
     (("shrunk",), "shrunk"), ((), "nothing"), (("export-toy", "--out", "ex"), "ex"),
     (("shrink", "--videos", "ex/clip", "--out", "none"), "ex/clip")])
 def test_what_is_not_there_is_one_line(argv, named, capsys):
-    """Catches: a traceback where a flag is wrong, a folder that is overwritten, a command nobody
-    knows."""
+    """Catches: a traceback, a folder that is overwritten, a command nobody knows."""
     assert named in fails(capsys, 2, "train.py" if argv[:1] == TRAIN[:1] else "data.py", *argv)
 
 
 @pytest.mark.parametrize("command, flags", [("shrink", ("--short-side", "16")), ("teach", CLIP)])
 def test_each_video_gets_a_file_once(command, flags, capsys):
-    """Catches: a file made twice, a broken video that ends the command or is not named; a copy of
-    another size, a row of the teacher of another second; a file of other settings, or of a video
-    that was replaced, taken for one that is there; a file of somebody else replaced."""
+    """Catches: a file made twice, or kept where settings or the video changed; a broken video that
+    is not named; another size or second; a file of somebody else replaced."""
     def times():
         return {path: path.stat().st_mtime_ns for path in sorted(Path("made").iterdir())}
     copy_videos("some", *TEST)
@@ -268,8 +250,7 @@ def test_each_video_gets_a_file_once(command, flags, capsys):
 
 
 def test_cached_teacher_features_are_used_where_present():
-    """Catches: features of another second or video, frames decoded for nothing, a file of another
-    teacher or none at all that is taken for good."""
+    """Catches: features of another second, video or teacher, frames decoded for nothing."""
     call("data.py", "teach", *VIDEOS, "--out", "made", *CLIP)
     teacher = open_teacher("local-dir:ex/clip")
     _, cached, *_, other = sorted(Path("made").glob("train*"))     # the first has no narration

@@ -30,10 +30,8 @@ class Teacher:
         return torch.stack([flat.mean(1), flat[:, 0]], 1)
 
 
-# ---- the embedded world ------------------------------------------------------------------------
 def test_toy_clips_are_the_nearest_frames_of_their_video():
-    """Catches: an offset of half a frame, -1 before 0 s, clips of another video or order; a teacher
-    that sees one frame, or others; windows of another video's narration."""
+    """Catches: half a frame's offset, -1 before 0 s, another video's clips; other views."""
     source = toy_source.ToySource("train", 3, 4, Teacher())
     rng, requests = np.random.default_rng(0), []
     assert len(source) == 3 and source.missing == [] and source.unreadable == {}
@@ -62,10 +60,8 @@ def test_toy_clips_are_the_nearest_frames_of_their_video():
             row += 1
 
 
-# ---- COIN with a features file -----------------------------------------------------------------
 def test_feature_source_takes_the_nearest_row_of_its_video():
-    """Catches: rows of another video, of the next window, in the file's order instead of time's,
-    or nearest to a window's start or end."""
+    """Catches: rows of another video or window, in the file's order, or nearest to its end."""
     features = FeaturesFile(np.array(["b", "a", "a", "b"]), np.array([5., 20., 10., 50.]),
                             np.float32([[1, 0], [2, 0], [3, 0], [4, 0]]))
     gone, a, none, b = (Video(name, steps=tuple(Step(*step, 0) for step in steps)) for name, *steps
@@ -80,21 +76,6 @@ def test_feature_source_takes_the_nearest_row_of_its_video():
     assert source.pretrain_windows(1, np.random.default_rng(0)).tolist() == [[0, 4], [40, 60]]
 
 
-def test_coin_features_of_one_split(workspace):
-    """Catches: test videos in training; embeddings of classes reordered or normalized; 650 MB read
-    twice."""
-    coin = workspace / "coin"
-    with np.load(coin / "texts.npz") as file:
-        expected = torch.from_numpy(file["embeddings"])
-    opened = [sources.open_coin_features(coin / "COIN.json", coin / "features.npz",
-                                         coin / "texts.npz", split) for split in ("train", "test")]
-    for (source, texts), split, missing in zip(opened, ("train", "test"), ("unseen", "gone")):
-        assert {video.split for video in source.videos} == {split} and source.missing == [missing]
-        assert torch.equal(texts, expected)
-    assert opened[0][0].features is opened[1][0].features
-
-
-# ---- video files -------------------------------------------------------------------------------
 def read_frames(path, times, short_side=None):
     """In place of files, pictures (3, 20, 30) showing a gradient and their time."""
     if "cut" in path:
@@ -117,8 +98,7 @@ def open_videos(monkeypatch, names, size, *arguments):
 
 @pytest.mark.parametrize("seed", [None, 3])
 def test_video_source_gives_the_clips_of_its_files(monkeypatch, seed):
-    """Catches: clips of another file, frames of one clip in the next, random views in evaluation,
-    one view for all clips, a teacher that sees them, a broken file that ends the run."""
+    """Catches: clips of another file or clip, random views, a broken file that ends the run."""
     source, asked = open_videos(monkeypatch, ["a", "cut", "none", "b", "gone"], 8, Teacher())
     assert source.missing == ["none"] and len(source) == 4 and len(source.listed) == 5
     windows = np.array([[0., 4.], [10., 18.]])
@@ -162,8 +142,7 @@ def test_video_source_windows_are_those_of_the_captions(monkeypatch):
 
 
 def test_narrations_and_teacher_features_that_do_not_fit_their_video(monkeypatch, tmp_path):
-    """Catches: one bad line that ends the run, or is not counted; a video lost because its
-    narration runs on; a row of the teacher repeated where it has no more."""
+    """Catches: a bad line that ends the run; a narration that runs on; a teacher's row reused."""
     spoken = [(0., 6., "word " * 12), (20., 24., "word " * 12), (40., 47., "word " * 12)]
     captions = Captions(b=BadInput("b.csv:3: bad"), short=spoken, long=spoken)
     source, _ = open_videos(monkeypatch, [*captions], 8, None, captions)

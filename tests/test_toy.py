@@ -1,23 +1,19 @@
-"""The embedded world is what it claims to be: its properties and its truth.
-
-Numbers are printed with `pytest -s tests/test_toy.py`.
-"""
+"""The embedded world's properties and truth; `pytest -s tests/test_toy.py` prints numbers."""
 from collections import Counter, defaultdict, namedtuple
 
 import numpy as np
 import pytest
 
+from data import forecast_samples, observed_steps
 from toy import grammar
 from toy.grammar import PROCEDURES, STEP_ID, STEPS, Grammar, make_video
 
 GRAMMAR = Grammar()
 S = len(STEPS)
-WINDOW = 68.0                                     # s before the end of step k, as in evaluation
 ALL = [(p / len(PROCEDURES), tuple(STEP_ID[step] for step in steps))
        for options in PROCEDURES.values() for p, steps in options]
 VIDEOS = [make_video("train", i) for i in range(20_000)]
-# observed: step ids; start, end: of the window, s; last, next: step ids.
-Sample = namedtuple("Sample", "observed from_start start end last next video")
+Forecast = namedtuple("Forecast", "observed from_start last next")       # step ids
 
 
 def labels_of(video):
@@ -25,18 +21,10 @@ def labels_of(video):
 
 
 def forecasts(videos):
-    """A Sample for each pair of steps (k, k + 1) of a video; the window ends with step k."""
-    samples = []
-    for video in videos:
-        for k in range(len(video.steps) - 1):
-            end = video.steps[k].end
-            start = max(0.0, end - WINDOW)
-            seen = [i for i, (a, b, _) in enumerate(video.steps)
-                    if min(b, end) - max(a, start) >= 1]
-            labels = labels_of(video)
-            samples.append(Sample(tuple(labels[i] for i in seen), seen[0] == 0, start, end,
-                                  labels[k], labels[k + 1], video))
-    return samples
+    """A Forecast for each pair of steps (k, k + 1) of a video; the window ends with step k."""
+    return [Forecast(tuple(observed), from_start, videos[s.video].steps[s.step - 1].label, s.label)
+            for s in forecast_samples(videos)
+            for observed, from_start in [observed_steps(s, videos[s.video])]]
 
 
 TEST = forecasts([make_video("test", i) for i in range(300)])
@@ -57,10 +45,8 @@ def bigram():
 
 
 def test_procedures_are_distributions_of_sequences_that_share_steps():
-    """Catches: weights of `either` that do not add up, orders that share more or less than all, the
-    given order counted among the others, the probability of an optional step taken for that of
-    leaving it out; a procedure edited too short or long, an alternative that repeats its neighbor,
-    a step renamed in one procedure only, so that it gives the procedure away."""
+    """Catches: weights that do not add up, an order counted twice, maybe(p) inverted; a procedure
+    too short or long, a step that gives its procedure away."""
     procedures = defaultdict(set)
     for name, options in PROCEDURES.items():
         assert sum(p for p, _ in options) == pytest.approx(1, abs=1e-9)
@@ -77,8 +63,7 @@ def test_procedures_are_distributions_of_sequences_that_share_steps():
 
 
 def test_held_out_steps_and_those_told_apart_by_motion():
-    """Catches: a held-out phrase in the pool, a word that captions never teach, the pool of
-    phrases being the label set; too many steps that differ by motion alone."""
+    """Catches: a held-out phrase in the pool, a word never taught; too many told by motion."""
     verbs, objects = (set(words) for words in zip(*(p.split() for p in grammar.PHRASES)))
     for step in grammar.HELD_OUT:
         verb, thing = step.split()
@@ -94,8 +79,7 @@ def test_held_out_steps_and_those_told_apart_by_motion():
 
 
 def test_difficulty():
-    """Catches: an edit of the grammar that makes forecasting trivial or hopeless, windows of 68 s
-    that hide what the forecast needs, a truth that is too sure."""
+    """Catches: a grammar with which forecasting is trivial or hopeless, a truth too sure."""
     from_start, last, label = (np.array([getattr(sample, name) for sample in TEST])
                                for name in ("from_start", "last", "next"))
     p = truth(TEST)
@@ -111,10 +95,9 @@ def test_difficulty():
 
 
 def test_next_steps_equal_enumerating_all_sequences():
-    """Catches: the first of several occurrences taken for all, `from_start` ignored or inverted,
-    procedures weighted by their number of sequences, ended sequences counted as going on; pairs
-    that are not one after another, first and second exchanged; 0 / 0 for an impossible history; a
-    step that is not of this world, -1, taken for the last one."""
+    """Catches: one occurrence taken for all, `from_start` ignored, procedures weighted by their
+    number of sequences, ended ones counted as going on; pairs exchanged; 0 / 0 for an impossible
+    history."""
     samples = sorted({sample[:2] for sample in TEST[:400]}) + [((), True)]
     samples += [(steps[-n:], False) for steps, _ in samples[::4] for n in (1, 2) if len(steps) > n]
     samples += [((STEP_ID["bake dough"],), False), ((STEP_ID["flip dough"],), True)]   # no next
@@ -133,8 +116,7 @@ def test_next_steps_equal_enumerating_all_sequences():
 
 
 def test_videos_are_drawn_with_the_probabilities_of_the_grammar():
-    """Catches: a truth of another grammar than the one `make_video` draws from; procedures drawn
-    by their number of sequences."""
+    """Catches: a truth of another grammar than `make_video` draws from."""
     expected, n = Counter(), len(VIDEOS)
     for p, steps in ALL:
         for k in range(1, len(steps) + 1):
@@ -149,8 +131,7 @@ def test_videos_are_drawn_with_the_probabilities_of_the_grammar():
 
 
 def test_videos_are_deterministic_ordered_in_time_and_of_one_split():
-    """Catches: a global random state, segments that overlap, a step beyond the end; two splits that
-    share seeds (test videos trained on), one script drawn for all."""
+    """Catches: a global random state, segments that overlap; splits that share seeds."""
     videos, again = ([make_video(split, i) for split in grammar.SPLIT_SEEDS for i in range(300)]
                      for _ in range(2))
     assert videos == again

@@ -9,7 +9,6 @@ import pytest
 import torch
 from open_clip import ClipLoss
 from safetensors import safe_open
-from safetensors.torch import load, save
 
 from commands import call
 from data import HISTORY, PIECES, sentence_windows
@@ -29,9 +28,8 @@ def draw(phrase, progress, seed=0):
 
 
 def test_frames_are_deterministic_and_their_nuisance_does_not_depend_on_the_steps():
-    """Catches: a global random state, a float image, a frame rate that disagrees with FPS, one
-    drawing for all; background or clutter drawn from the procedure. If only the steps of a video
-    are replaced, its background frames and most other pixels must stay the same."""
+    """Catches: a global random state, another frame rate, one drawing for all; background drawn
+    from the steps: with other ones it must stay the same."""
     for video, next_video in zip(VIDEOS[:10], VIDEOS[1:]):
         other = dataclasses.replace(video, activity=None, steps=tuple(
             step._replace(label=grammar.STEP_ID["wash pan"]) for step in video.steps))
@@ -47,8 +45,7 @@ def test_frames_are_deterministic_and_their_nuisance_does_not_depend_on_the_step
 
 
 def test_only_motion_tells_the_declared_pairs_apart():
-    """Catches: a tool, color or arc that gives the second of a pair away in a single frame; two
-    steps with the same object and tool that are not listed as motion-only."""
+    """Catches: a tool or color that gives a pair away in one frame; pairs that are not listed."""
     progress = np.linspace(0, 1, 7)
     for pair in grammar.MOTION_ONLY:
         assert np.array_equal(draw(pair[0], progress), draw(pair[1], 1 - progress))
@@ -58,8 +55,7 @@ def test_only_motion_tells_the_declared_pairs_apart():
 
 
 def test_captions_are_noisy_and_held_out_steps_are_never_named():
-    """Catches: a held-out pair in a narration or a caption: no longer unseen; captions that name
-    the step exactly, always or never."""
+    """Catches: a held-out pair that is named; captions that name the step always or never."""
     texts = [text for video in VIDEOS for _, _, text in narrate(video)]
     texts += teacher.captioned_pictures(4000, np.random.default_rng(0))[1]
     for verb, thing in map(str.split, grammar.HELD_OUT):
@@ -81,8 +77,7 @@ def test_narrated_windows_lie_as_far_apart_as_the_pieces_of_a_history():
 
 
 def test_teacher_learns_from_pictures_and_captions():
-    """Catches: a tower without gradient, a caption cut off, a changed random state outside; a
-    configuration that does not rebuild the trained model."""
+    """Catches: a tower without gradient, a caption cut off, a configuration that does not fit."""
     pictures, texts = teacher.captioned_pictures(64, np.random.default_rng((0, 3)))
     pictures = (torch.from_numpy(pictures) / 255 - render.MEAN) / render.STD
     before, losses = torch.random.get_rng_state(), []
@@ -121,10 +116,8 @@ def test_digest_is_that_of_the_constants(monkeypatch):
     assert len(digests) == 9
 
 
-# ---- its file ----------------------------------------------------------------------------------
 def test_the_teacher_that_comes_with_the_code_knows_most_steps():
-    """Catches: a file of other weights, or of another world; token embeddings that are not those it
-    was trained with. In 20 videos 65 % of the frames and 80 % of the steps are right."""
+    """Catches: a file of other weights: in 20 videos 65 % of frames and 80 % of steps are right."""
     with safe_open(source.TEACHER_FILE, "pt") as file:
         made, weights = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
     assert made == {"digest": teacher.digest(weights)}
@@ -159,23 +152,9 @@ def flip(position):
     return change
 
 
-def rename(path):
-    content = path.read_bytes()
-    assert content.count(b'"ln_final.bias"') == 1
-    path.write_bytes(content.replace(b'"ln_final.bias"', b'"ln_final.bids"'))
-
-
-def swap_sides(path):
-    weights = load(path.read_bytes())
-    weights["text_projection"] = weights["text_projection"].view(32, 128)
-    with safe_open(path, "pt") as file:
-        made = file.metadata()
-    path.write_bytes(save(weights, made))
-
-
 @pytest.mark.parametrize("fault", [
-    Path.unlink, flip(-1), flip(100_000), flip(0), flip(8), rename, swap_sides,
-    lambda path: path.write_bytes(b""), lambda path: path.write_bytes(path.read_bytes()[:-200])])
+    Path.unlink, flip(-1), flip(100_000), flip(0), flip(8), lambda path: path.write_bytes(b""),
+    lambda path: path.write_bytes(path.read_bytes()[:-200])])
 def test_a_file_that_is_not_whole_is_refused(copy, fault):
     """Catches: weights that are not the teacher's, used without a word."""
     fault(copy)
@@ -195,8 +174,7 @@ def test_the_teacher_of_another_world_is_refused(monkeypatch, module, name, valu
 
 
 def test_the_command_makes_a_file_that_loads(copy, monkeypatch, capsys):
-    """Catches: a file that depends on threads or on the torch seed, that is refused, or that holds
-    the token embedding; weights lost on the way."""
+    """Catches: a file that depends on threads or the torch seed, or is refused; weights lost."""
     quick, made = functools.partial(teacher.train_teacher, 64, 2, 16), []
     monkeypatch.setattr(teacher, "train_teacher", lambda: made.append(quick()) or made[-1])
     for out in (copy, copy.with_name("again.safetensors")):

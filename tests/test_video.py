@@ -1,7 +1,4 @@
-"""video.py on files written here: frames against decoding everything, damage, copies, views.
-
-Every frame of a file is different, so a frame too early or too late is seen. Nothing is downloaded.
-"""
+"""video.py on files written here, of which each frame is different; damage, copies, views."""
 import io
 import math
 import os
@@ -141,12 +138,9 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_frames_at_times_equal_decoding_everything(tmp_path, name):
-    """Catches: a frame before or after; pts and dts, or two kinds of start, taken for each other;
-    a seek that lands behind the target; B-frames after a key frame of an open group; 10 bits; a
-    frame refused for its age, though another follows;
-    times counted from the timestamp 0, or from the video's first frame; the order of decoding,
-    which is all that an avi tells, taken for that of display; no length for an mkv or a recorded
-    webm, or one with the start counted in."""
+    """Catches: a frame before or after; pts and dts, or kinds of start, taken for each other; a
+    seek behind the target; B-frames after an open group's key frame; an avi's order of decoding; a
+    wrong length."""
     options = {"ticks": range(100), "base": Fraction(1, FPS)} | FILES[name]
     path, ticks = write(tmp_path / name, **options), np.array(options["ticks"])
     begins = {"sound_first.mkv": 0.8, "mpeg4.avi": 1 / FPS}.get(name, 0.0)
@@ -166,10 +160,7 @@ def test_frames_at_times_equal_decoding_everything(tmp_path, name):
 
 
 def test_rotation_is_applied(tmp_path):
-    """Catches: rotation metadata of phones ignored, or turned the other way.
-
-    The matrix (a b c d) = (0 1 -1 0) takes right (1, 0) to (0, 1), down: clockwise.
-    """
+    """Catches: phones' rotation ignored or inverted; (0 1 -1 0) takes right to down."""
     path = write(tmp_path / "phone.mp4", count=5)
     upright = read_frames(path, [0.1], short_side=24)
     data = bytearray(path.read_bytes())
@@ -240,8 +231,7 @@ AVI = MPEG4 | {"options": MPEG4["options"] | {"g": "50"}}
     ("a.mp4", {"options": PLAIN}, [0.1, 11.0, 22.0, 29.0], 1, range(29 * FPS + 3)),  # one group
     ("a.mp4", FILES["fragments_listed.mp4"], [0.1, 25.1], 2, range(70))])    # lists parts only
 def test_seeks_and_frames_decoded(tmp_path, monkeypatch, name, options, times, seeks, decoded):
-    """Catches: an opening per clip; a seek back for every time; no seek where it saves decoding; a
-    group decoded twice; B-frames of H.264 decoded that nothing refers to and nobody asks for."""
+    """Catches: an opening per clip; seeks that save nothing, or none; needless decoding."""
     path = write(tmp_path / name, count=750, **options)                      # a key every 2 s
     count = Counting(monkeypatch)
     read_frames(path, times)
@@ -250,9 +240,7 @@ def test_seeks_and_frames_decoded(tmp_path, monkeypatch, name, options, times, s
 
 
 def test_only_what_is_neither_shown_nor_referred_to_is_skipped():
-    """Catches: the newest frame skipped, which may be the one that is shown (it need not be
-    referred to), or one that is shown later than what is asked for; HEVC, whose rules differ; a
-    TypeError where damage took a frame's timestamp."""
+    """Catches: the frame that is shown skipped; HEVC, whose rules differ; no timestamp."""
     def decoded(order, wanted, codec="h264"):
         context, every = SimpleNamespace(name=codec, skip_frame="DEFAULT"), []
 
@@ -275,8 +263,7 @@ def test_only_what_is_neither_shown_nor_referred_to_is_skipped():
 
 # ---- the ends, and what is wrong with a file ---------------------------------------------------
 def test_the_first_and_last_frame_hold_for_a_second(tmp_path, monkeypatch):
-    """Catches: annotations that end a little late refused; a video that ended long ago accepted; a
-    last frame refused for its age, though its length is known."""
+    """Catches: annotations that end a little late refused; a video that ended long ago accepted."""
     path = write(tmp_path / "slide.mp4", ticks=[0, 1, 1000, 1030])           # the last: 1.2 s
     assert_shows(path, [39.99, 40.0, 41.19 + 1.1], decode_all(path))
     path = write(tmp_path / "a.mp4")                                         # 0 to 4 s
@@ -295,8 +282,7 @@ def test_the_first_and_last_frame_hold_for_a_second(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name, options", [
     ("a.mkv", {}), ("a.mp4", {"container": {"movflags": "faststart"}}), ("a.avi", MPEG4)])
 def test_a_file_cut_off_gives_what_it_has_and_no_more(tmp_path, name, options):
-    """Catches: the last frame of a truncated mkv returned for every later time, or repeated in a
-    small copy to the length that the header tells."""
+    """Catches: the last frame of a truncated file returned for every later time, or copied."""
     whole = write(tmp_path / name, count=250, **options)                     # 10 s
     part = whole.with_stem("cut")
     part.write_bytes(whole.read_bytes()[:whole.stat().st_size // 2])
@@ -363,8 +349,7 @@ def test_each_bad_file_is_named_with_its_reason_and_closed(tmp_path, monkeypatch
 
 
 def test_a_damaged_picture_is_not_returned(tmp_path):
-    """Catches: what a decoder makes up for a damaged frame taken for a picture of the video; half a
-    copy, which a later run takes for a whole one."""
+    """Catches: what a decoder makes up taken for a picture; half a copy taken for a whole one."""
     path = write(tmp_path / "a.mp4", ticks=range(50, 150), **MPEG4)
     with av.open(str(path)) as file:
         keys = [packet for packet in file.demux(video=0) if packet.is_keyframe]
@@ -381,8 +366,7 @@ def test_a_damaged_picture_is_not_returned(tmp_path):
 
 
 def test_a_bug_is_not_the_files_fault(tmp_path, monkeypatch):
-    """Catches: a bug of the caller counted as a bad video and skipped; `except Exception` around
-    the decoding."""
+    """Catches: a bug of the caller counted as a bad video; `except Exception` around decoding."""
     path = write(tmp_path / "a.mp4", count=3)
     for times in [[], [-0.1], [math.nan], [[0.0]], [2e9], 1.0]:
         with pytest.raises(ValueError, match="times must be"):
@@ -397,8 +381,7 @@ def test_a_bug_is_not_the_files_fault(tmp_path, monkeypatch):
 
 # ---- files -------------------------------------------------------------------------------------
 def test_a_length_is_never_negative(tmp_path):
-    """Catches: a damaged header's length, which turns into times before the start, an error of the
-    caller."""
+    """Catches: a damaged header's length, which turns into times before the start."""
     path = write(tmp_path / "late.mkv", ticks=range(1000, 1100))
     data = bytearray(path.read_bytes())
     at = data.index(b"\x44\x89\x88") + 3               # Duration, 8 bytes, ms: now 0.1 s in all
@@ -425,8 +408,7 @@ def test_find_videos(tmp_path):
 
 
 def test_links_are_followed_once_and_what_cannot_be_is_named(tmp_path, monkeypatch, capsys):
-    """Catches: videos behind a link or in a closed folder left out without a word; a link to itself
-    or to a folder above it that never ends."""
+    """Catches: videos behind a link or in a closed folder left out; a link that never ends."""
     for name in ("far/a.mp4", "near/b.mp4", "near/closed/c.mp4"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -458,8 +440,7 @@ def test_a_picture_one_pixel_wide_is_shrunk(tmp_path):
 
 
 def test_any_name_and_metadata_can_be_opened_on_one_thread(tmp_path, monkeypatch):
-    """Catches: "a:" taken for a protocol, "-" for an option; UnicodeDecodeError for a title;
-    threads of a decoder inside a loader's worker (they are known to hang)."""
+    """Catches: "a:" taken for a protocol, "-" for an option; a title that is no UTF-8; threads."""
     data = write(tmp_path / "a.mkv", count=3).read_bytes()
     assert b"Lavf" in data
     (tmp_path / "-a:b%d #?.mkv").write_bytes(data.replace(b"Lavf", b"L\xffv\xfe"))
@@ -544,8 +525,7 @@ def test_a_training_view_is_one_square_for_the_whole_clip():
 
 
 def test_an_evaluation_view_is_the_usual_resize_and_center_crop():
-    """Catches: a corner for the center, the whole short side for 224 / 256 of it; a second
-    interpolation of frames that already have the usual size."""
+    """Catches: a corner for the center, the whole short side, a second interpolation."""
     clip = ramp()                                      # a difference of 1 is one pixel of the clip
     for size, short in ((224, 256), (112, 128), (32, 37)):
         usual = v2.functional.center_crop(v2.functional.resize(clip, short, antialias=True), size)

@@ -1,8 +1,4 @@
-"""Weights from outside: every layout is read, what does not fit is printed or refused.
-
-All weights here are random and small; nothing is downloaded.
-"""
-import itertools
+"""Weights from outside: every layout is read, what does not fit is printed or refused."""
 import json
 import logging
 import math
@@ -93,82 +89,12 @@ def outputs(model):
         return [model.encoder(clips), *forecasts]
 
 
-# --- what a published model computes ---
-def slow_mvit(w, clips, stages, heads, kv):
-    """MViT-v2's class token from tensors under the released names, positions pair by pair.
-
-    stages: blocks of each; heads: in the first; kv: stride of keys and values there.
-    """
-    def linear(x, name):
-        return functional.linear(x, w[name + ".weight"], w[name + ".bias"])
-
-    def norm(x, name):
-        return functional.layer_norm(x, x.shape[-1:], w[name + ".weight"], w[name + ".bias"], 1e-6)
-
-    def on_grid(x, grid, pool):                # (B, 1 + T H W, C): all but the class token, pooled
-        token, x = x[:, :1], x[:, 1:].transpose(1, 2).unflatten(2, grid)
-        x = pool(x)
-        return torch.cat([token, x.flatten(2).transpose(1, 2)], 1), x.shape[2:]
-
-    x = functional.conv3d(clips, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"],
-                          stride=(2, 4, 4), padding=(1, 3, 3))
-    grid, B = x.shape[2:], len(x)
-    x = torch.cat([w["cls_token"].expand(B, 1, -1), x.flatten(2).transpose(1, 2)], 1)
-    first = [stage > 0 and i == 0 for stage, blocks in enumerate(stages) for i in range(blocks)]
-    for block, halves in enumerate(first):
-        block, stride = f"blocks.{block}.", 2 if halves else 1
-        heads, kv = heads * stride, max(kv // stride, 1)
-        y, parts = norm(x, block + "norm1"), []
-        for part, step, values in zip("qkv", (stride, kv, kv),
-                                      linear(y, block + "attn.qkv").chunk(3, -1), strict=True):
-            kernel = w[f"{block}attn.pool_{part}.weight"]
-            pooled = [on_grid(head, grid, lambda z: functional.conv3d(
-                z, kernel, stride=(1, step, step), padding=1, groups=z.shape[1]))
-                for head in values.chunk(heads, -1)]
-            parts.append(([norm(z, f"{block}attn.norm_{part}") for z, _ in pooled], pooled[0][1]))
-        (queries, new), (keys, old), (values, _) = parts
-        mixed = []
-        for q, k, v in zip(queries, keys, values, strict=True):
-            logits = q @ k.transpose(1, 2) / q.shape[-1] ** .5
-            for axis, name in enumerate("thw"):
-                ratio = max(new[axis] / old[axis], 1), max(old[axis] / new[axis], 1)
-                for i, one in enumerate(itertools.product(*map(range, new))):
-                    for j, other in enumerate(itertools.product(*map(range, old))):
-                        place = one[axis] * ratio[1] + (old[axis] - 1 - other[axis]) * ratio[0]
-                        logits[:, 1 + i, 1 + j] += q[:, 1 + i] @ w[
-                            f"{block}attn.rel_pos_{name}"][int(place)]
-            z = logits.softmax(-1) @ v
-            mixed.append(torch.cat([z[:, :1], z[:, 1:] + q[:, 1:]], 1))
-        if halves:
-            x, _ = on_grid(linear(y, block + "proj"), grid, lambda z: functional.max_pool3d(
-                z, (1, 3, 3), (1, 2, 2), (0, 1, 1)))
-        x, grid = x + linear(torch.cat(mixed, -1), block + "attn.proj"), new
-        y = functional.gelu(linear(norm(x, block + "norm2"), block + "mlp.fc1"))
-        x = x + linear(y, block + "mlp.fc2")
-    return norm(x, "norm")[:, 0]
-
-
-@torch.no_grad()
-def test_the_released_mvit_equals_one_pair_of_tokens_at_a_time(tmp_path):
-    """Catches: a released name given to another layer of torchvision's MViT (its two `proj`), kv
-    strides of another stage, distances between grids of two sizes from the wrong end."""
-    model, _ = published(MVIT, None)
-    save_released(tmp_path / "x.pyth", model)
-    w = {name.removeprefix("model.video_encoder."): value
-         for name, value in released_names(model).items() if "video_encoder" in name}
-    clips = torch.randn(2, 3, 4, 32, 32)
-    slow = slow_mvit(w, clips, MVIT["stages"], MVIT["heads"], MVIT["kv_stride"])
-    ours = load_released(tmp_path / "x.pyth").encoder.class_token(clips)
-    assert (ours - slow).norm() < 1e-5 * slow.norm()
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("classes, layers, task", [
     ([7], None, "classify"), ([5, 6], None, "classify"), ([7], 3, "forecast"),
     ([180], 3, "activity")])
 def test_fine_tuned_heads(tmp_path, classes, layers, task):
-    """Catches: head_cls taken for the projection, verbs and nouns swapped, tau where the release
-    has none or none where it has."""
+    """Catches: head_cls taken for the projection, verbs and nouns swapped, tau added or missing."""
     model, _ = published(F, layers, task, classes)
     save_released(tmp_path / "x.pyth", model)
     loaded, x, w = load_released(tmp_path / "x.pyth"), torch.randn(3, D), released_names(model)
@@ -179,7 +105,6 @@ def test_fine_tuned_heads(tmp_path, classes, layers, task):
         torch.testing.assert_close(log_p, (logits / (1 if layers else .02)).log_softmax(-1))
 
 
-# --- layouts ---
 @pytest.mark.parametrize("key, prefix, kind", [
     ("model_state", "model.", "torch"), ("state_dict", "module.model.", "torch"),
     ("model", "", "torch"), ("model", "_orig_mod.module.model.", "torch"),
@@ -211,9 +136,7 @@ WIDE = dict(image=32, patch=16, width=128, frames=6, depth=3, heads=2)
     (WIDE | {"heads": 4}, 9, None, {"heads": 4}),
     (MVIT | {"width": 12, "stages": [1, 1, 2], "frames": 6}, 9, None, {})])
 def test_sizes_are_read_from_the_file(tmp_path, capsys, sizes, dim, layers, config):
-    """Catches: width, depth, patch, frames, image, D or layers of h of the paper taken for granted;
-    another noise schedule; 12 heads whatever the width; the release's 64 per head in place of what
-    the file gives; a number of heads that is none taken as it is, or the caller's overruled."""
+    """Catches: sizes of the paper taken for granted; another schedule; another heads' source."""
     model, expected = published(sizes, layers, dim=dim)
     torch.save({"model_state": released_names(model), "config": config}, tmp_path / "x.pyth")
     loaded, arguments, _ = load_model(tmp_path / "x.pyth")
@@ -243,8 +166,7 @@ def changed(name, value):
 
 
 @pytest.mark.parametrize("make, message", [
-    (lambda: {"model_state": {}, "cfg": Malice()},
-     r"x.pyth: holds \S*open, which only code can read.*torch.save its state_dict, tensors alone"),
+    (lambda: {"model_state": {}, "cfg": Malice()}, r"holds \S*open, which only code can read"),
     (lambda: {"lr": 3}, "not a checkpoint of train.py, nor one of TimeSformer.*among 0 tensors"),
     (without("time_embed"), "nor one of TimeSformer.*image models are for --init"),
     (without("temporal_attn"), r"missing or .*blocks.\*.temporal_attn.qkv.weight \(2\).*divided"),
@@ -252,14 +174,12 @@ def changed(name, value):
     (changed("pos_embed", torch.zeros(17)), "IndexError"),
     (changed("norm.bias", torch.ones(31)), "missing or of another shape: encoder.norm.bias;"),
     (changed("norm.bias", torch.full((32,), math.nan)), "encoder.norm.bias holds NaN, infinity"),
-    (changed("blocks.300.norm1.weight", torch.ones(32)),                             # not 301
-     r"missing or of another shape: encoder.blocks.\*.temporal_norm1.weight, "),
+    (changed("blocks.300.norm1.weight", torch.ones(32)), r"missing.*blocks.\*.temporal_norm1.w"),
     (lambda: torch.jit.script(torch.nn.Linear(2, 2)), "TorchScript.*state_dict"),
     (lambda: released_names(published()[0]), "width 32, how many heads"),
 ])
 def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, make, message):
-    """Catches: a traceback, a pickle executed, weights left random where the file has none, torch's
-    warning before the one line."""
+    """Catches: a traceback, a pickle executed, weights left random, torch's warning."""
     monkeypatch.chdir(tmp_path)
     content = make()
     recwarn.clear()
@@ -272,7 +192,6 @@ def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, ma
     assert "\n" not in str(caught.value) and not Path("executed").exists() and not recwarn.list
 
 
-# --- a start for training ---
 def fresh(encoder=F, order="diffusion"):
     """A new model of ours with this encoder, and its arguments."""
     torch.manual_seed(3)
@@ -327,8 +246,7 @@ def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path, capsys, l
 
 @torch.no_grad()
 def test_positions_are_the_nearest_in_the_square_and_in_time(tmp_path, capsys):
-    """Catches: the class token's place interpolated, rows and columns mixed up, linear in place of
-    nearest, a trained number of frames refused."""
+    """Catches: the class token's place interpolated, rows and columns mixed up, linear."""
     (model, _), (source, _) = fresh(F | {"image": 64, "frames": 6}), published(layers=None)
     save_released(tmp_path / "x.pyth", source)
     init_model(model, tmp_path / "x.pyth")
@@ -360,8 +278,7 @@ def test_what_was_not_taken_is_printed(tmp_path, capsys):
 
 @pytest.mark.parametrize("encoder", [F, MVIT])
 def test_a_start_that_fits_is_taken_whole(tmp_path, capsys, encoder):
-    """Catches: h of another run of ours left random; its texts taken over; names of torchvision's
-    MViT left without the body they belong to."""
+    """Catches: h of another run left random; its texts taken over; torchvision's MViT not found."""
     (source, arguments), (model, _) = fresh(encoder), fresh(encoder)
     for parameter in source.parameters():
         nn.init.normal_(parameter)
@@ -383,8 +300,7 @@ def test_a_start_that_fits_is_taken_whole(tmp_path, capsys, encoder):
 @pytest.mark.parametrize("encoder, sizes", [(MVIT, dict(F, width=16)), (F, dict(F, width=64)),
                                             (F, MVIT | {"width": 16}), (None, F)])
 def test_no_block_that_fits_is_an_error(tmp_path, encoder, sizes):
-    """Catches: a run from random weights as if it had been given none, also where the head, or its
-    bias, happens to fit: TimeSformer and MViT-v2 are both 768 wide before it."""
+    """Catches: a run from random weights, also where the head or its bias happens to fit."""
     if encoder:
         save_released(tmp_path / "x.pyth", published(encoder, None)[0])
     else:
@@ -396,8 +312,7 @@ def test_no_block_that_fits_is_an_error(tmp_path, encoder, sizes):
 
 
 def test_timm_by_name(monkeypatch, caplog):
-    """Catches: another model than the release's, or a name that timm does not have; a traceback of
-    the hub without a network; the hub's log of its retries before the one line."""
+    """Catches: another model than the release's; the hub's traceback or log without a network."""
     assert TIMM == "vit_base_patch16_224.orig_in21k_ft_in1k"
     assert timm.models.get_pretrained_cfg(TIMM) is not None
     _, state = image_model("timm")
@@ -419,10 +334,8 @@ def test_timm_by_name(monkeypatch, caplog):
     assert not caplog.records
 
 
-# --- the commands ---
 def test_published_weights_are_evaluated(here, capsys):
-    """Catches: a row that needs a run of ours, h's samples all alike; steps that cannot be
-    infilled; a traceback, a shape mismatch deep inside f."""
+    """Catches: a row that needs a run of ours, h's samples all alike; a shape mismatch inside f."""
     flags = ("--toy-videos", "3", "--device", "cpu")
     save_released("x.pyth", published()[0])
     save_released("mvit.pyth", published(MVIT, None)[0])
