@@ -64,7 +64,14 @@ class ProcedureModel(nn.Module):
 
         The encoder behind a features file was not trained with L_XE, so its features may not match
         the texts. The mean text under its soft target takes a feature's place: sum_k p'_k y_k.
+        ValueError for other axes, sizes or types.
         """
+        f = self.encoder
+        kind, axes = (("uint8", (f.frames, 3, f.image, f.image)) if f else ("float", (self.dim,)))
+        if clips.shape[1:] != axes or kind not in str(clips.dtype):
+            need = "clips (C, F, 3, H, W), pixels 0 to 255" if f else "features (C, D)"
+            raise ValueError(f"{tuple(clips.shape)} {clips.dtype} given; needed: {need}, here "
+                             f"(C, {', '.join(map(str, axes))}) {kind}")
         if self.encoder is None:
             x = soft_targets(clips.float(), self.phrases, self.tau) @ self.phrases
         else:

@@ -4,11 +4,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.command import DATA, Settings, check, opt
+from support.command import DATA, WHAT, Settings, check, flag_of, opt, require
 
 COIN, EPIC = ("coin",), ("epic",)                              # kinds of --data
 FEATURES = ("annotations", "features", "text_embeddings")      # a features file and what it needs
 CLIP = "ViT-B-16-quickgelu"                                    # the paper's teacher, in open_clip
+OWN, DEFAULT = Path("runs/pretrain"), Path(__file__).parents[1] / "toy" / "default.safetensors"
+CHECKPOINT = opt(f"run folder, a checkpoint file of ours, or a published one; default {OWN}, and in "
+                 "the embedded world, where that is absent, the one that comes with the code", None,
+                 WHAT)
 # of --task, where the names of steps are embedded
 NAMED = dict(task=("forecast", "classify", "infill"), features=(None,), text_embeddings=(None,))
 TEACHER = opt("open_clip model, or local-dir:DIR; default: the run's teacher", None, DATA,
@@ -24,6 +28,19 @@ class RunSettings(Settings):
     device: str = opt("cpu, cuda, cuda:1; auto: a GPU if any", "auto")
     workers: int = opt("processes that read videos ahead; 0: none", 0, low=0, high=256)
     max_unreadable: float = opt("share of videos that may be unreadable", 0.05, low=0, high=1)
+
+
+def adopt_run(settings, name="checkpoint", real=False):
+    """Set the run to read, unless given: one's own; else what comes with the code, with a note.
+
+    real: whether it is for real videos, of which that knows nothing: BadInput.
+    """
+    if getattr(settings, name) is None and not OWN.exists():
+        require(not real, f"{flag_of(name)} is missing, and there is no {OWN}: `python train.py "
+                "--stage pretrain`, with your --data, makes it; the default checkpoint that comes "
+                "with the code knows the embedded world alone")
+        print(f"no {OWN}: the default checkpoint that comes with the code (seed 0)")
+    settings.default(name, OWN if OWN.exists() else DEFAULT)
 
 
 def adopt_teacher(settings, checkpoint):
