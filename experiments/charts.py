@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from files.text import read_json
 from support.command import PICTURES, WHAT, BadInput, Settings, opt, quiet, run, write_atomically
-from support.flags import adopt_run
+from support.flags import OWN, adopt_run, tell_default
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#007A5A", "#666666"     # Okabe and Ito's, darker
 TRUE = {"facecolor": "white", "edgecolor": "black", "hatch": "/////", "linewidth": 0.6}
@@ -32,15 +32,13 @@ BOX = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE, "l
 @dataclass(frozen=True)
 class ChartSettings(Settings):
     """Draw the curves of a training run, or where a forecast's points are lost."""
-    run: Path = opt("the run folder, with metrics.jsonl; default as --checkpoint of evaluate.py",
-                    None, WHAT, forecast=(None,))
+    run: Path = opt("the run folder, with metrics.jsonl", OWN, WHAT, forecast=(None,))
     forecast: Path = opt("draw this JSON of evaluate.py instead: who loses which points", None,
                          WHAT)
     out: Path = opt("file to write: .png, .pdf or .svg", Path("training.png"), file=PICTURES)
 
     def __post_init__(self):
-        if self.forecast is None:
-            adopt_run(self, "run")
+        adopt_run(self, "run", real=self.forecast is not None)
         super().__post_init__()
 
 
@@ -253,6 +251,7 @@ def plot_tree(axes, futures, true):
 
 def main(settings):
     """Draw one of them."""
+    tell_default(settings.run)
     if settings.forecast:
         save(settings.out, plot_losses, load_points(settings.forecast))
     else:

@@ -4,15 +4,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.command import DATA, WHAT, Settings, check, flag_of, opt, require
+from support.command import DATA, WHAT, Settings, check, opt
 
 COIN, EPIC = ("coin",), ("epic",)                              # kinds of --data
 FEATURES = ("annotations", "features", "text_embeddings")      # a features file and what it needs
 CLIP = "ViT-B-16-quickgelu"                                    # the paper's teacher, in open_clip
 OWN, DEFAULT = Path("runs/pretrain"), Path(__file__).parents[1] / "toy" / "default.safetensors"
-CHECKPOINT = opt(f"run folder, a checkpoint file of ours, or a published one; default {OWN}, and in "
-                 "the embedded world, where that is absent, the one that comes with the code", None,
-                 WHAT)
+CHECKPOINT = opt("run folder, a checkpoint file of ours, or a published one; in the embedded world, "
+                 "without a run of one's own, the one that comes with the code", OWN, WHAT)
 # of --task, where the names of steps are embedded
 NAMED = dict(task=("forecast", "classify", "infill"), features=(None,), text_embeddings=(None,))
 TEACHER = opt("open_clip model, or local-dir:DIR; default: the run's teacher", None, DATA,
@@ -31,16 +30,15 @@ class RunSettings(Settings):
 
 
 def adopt_run(settings, name="checkpoint", real=False):
-    """Set the run to read, unless given: one's own; else what comes with the code, with a note.
+    """Where there is no runs/pretrain, read what comes with the code, but not for `real` videos."""
+    if getattr(settings, name) == OWN and not OWN.exists() and not real:
+        object.__setattr__(settings, name, DEFAULT)
 
-    real: whether it is for real videos, of which that knows nothing: BadInput.
-    """
-    if getattr(settings, name) is None and not OWN.exists():
-        require(not real, f"{flag_of(name)} is missing, and there is no {OWN}: `python train.py "
-                "--stage pretrain`, with your --data, makes it; the default checkpoint that comes "
-                "with the code knows the embedded world alone")
+
+def tell_default(path):
+    """Say so where `adopt_run` chose what comes with the code."""
+    if path == DEFAULT:
         print(f"no {OWN}: the default checkpoint that comes with the code (seed 0)")
-    settings.default(name, OWN if OWN.exists() else DEFAULT)
 
 
 def adopt_teacher(settings, checkpoint):
