@@ -34,8 +34,9 @@ def test_it_is_whole_of_this_world_and_of_the_default_run():
 
 
 @pytest.fixture
-def copy(trained, here):
+def copy(trained, here, monkeypatch):
     """The file of a tiny run, and the run's folder."""
+    monkeypatch.setattr("experiments.runs.require_settings", lambda wanted: None)
     call("default.py", "--run", str(trained / "diffusion"), "--out", "copy.safetensors")
     return Path("copy.safetensors"), trained / "diffusion"
 
@@ -55,6 +56,13 @@ def test_it_is_the_run(copy):
     assert config["settings"].keys() - kept.keys() == {*MAY_CHANGE}
     assert asdict(TrainSettings()).keys() - kept.keys() == {*MAY_CHANGE, "resume"}
     assert open_start(copy[0]).keys() >= {"encoder.cls_token", "denoiser.position.weight"}
+
+
+def test_another_run_is_refused(trained, here, capsys):
+    """Catches: the figures of another seed, of fewer videos or of no run beside the note."""
+    line = fails(capsys, 2, "default.py", "--run", str(trained / "diffusion"), "--out", "a")
+    assert "--toy-videos 16" in line and "6000" in line and not Path("a").exists()
+    assert "runs/pretrain" in fails(capsys, 2, "default.py", "--out", "a")
 
 
 def replaced(old, new):
