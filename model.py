@@ -67,15 +67,15 @@ class ProcedureModel(nn.Module):
         ValueError for other axes, sizes or types.
         """
         f = self.encoder
-        kind, axes = (("uint8", (f.frames, 3, f.image, f.image)) if f else ("float", (self.dim,)))
-        if clips.shape[1:] != axes or kind not in str(clips.dtype):
-            need = "clips (C, F, 3, H, W), pixels 0 to 255" if f else "features (C, D)"
-            raise ValueError(f"{tuple(clips.shape)} {clips.dtype} given; needed: {need}, here "
-                             f"(C, {', '.join(map(str, axes))}) {kind}")
-        if self.encoder is None:
+        need, axes = (("float features (C, D)", (self.dim,)) if f is None else
+                      ("uint8 clips (C, F, 3, H, W)", (f.frames, 3, f.image, f.image)))
+        if clips.shape[1:] != axes or (clips.dtype == torch.uint8) != (f is not None):
+            raise ValueError(f"{tuple(clips.shape)} {clips.dtype} given; needed are {need}, here "
+                             f"(C, {', '.join(map(str, axes))})")
+        if f is None:
             x = soft_targets(clips.float(), self.phrases, self.tau) @ self.phrases
         else:
-            x = self.encoder.head(self.class_token(clips))
+            x = f.head(self.class_token(clips))
         return functional.normalize(x.float(), dim=-1)                      # bf16 is not exact
 
     def match(self, x, texts=None):

@@ -10,8 +10,8 @@ COIN, EPIC = ("coin",), ("epic",)                              # kinds of --data
 FEATURES = ("annotations", "features", "text_embeddings")      # a features file and what it needs
 CLIP = "ViT-B-16-quickgelu"                                    # the paper's teacher, in open_clip
 OWN, DEFAULT = Path("runs/pretrain"), Path(__file__).parents[1] / "toy" / "default.safetensors"
-CHECKPOINT = opt("run folder, a checkpoint file of ours, or a published one; in the embedded world, "
-                 "without a run of one's own, the one that comes with the code", OWN, WHAT)
+CHECKPOINT = opt("run folder, a checkpoint file of ours, or a published one; in the embedded "
+                 "world without a run of one's own: the one that comes with the code", OWN, WHAT)
 # of --task, where the names of steps are embedded
 NAMED = dict(task=("forecast", "classify", "infill"), features=(None,), text_embeddings=(None,))
 TEACHER = opt("open_clip model, or local-dir:DIR; default: the run's teacher", None, DATA,

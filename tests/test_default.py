@@ -133,4 +133,5 @@ def test_real_videos_need_a_run(here, capsys, command):
     """Catches: answers of the embedded world's model, or another error, for real videos."""
     Path("v.mp4").touch()
     line = fails(capsys, 2, *command)
-    assert "runs/pretrain: no such checkpoint" in line and "python train.py --stage pretrain" in line
+    assert "runs/pretrain: no such checkpoint" in line
+    assert "python train.py --stage pretrain" in line

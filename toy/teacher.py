@@ -116,9 +116,9 @@ def read_weights(path, model):
     weights, said = {}, {}
     with suppress(OSError, SafetensorError):
         weights, said = read_tensors(path)
-    require(said.get("digest") == digest(weights), f"{path}: missing, damaged, or of another version of the "
-            "embedded world; `git checkout toy/teacher.safetensors` restores it, `python -m "
-            "toy.teacher` makes it again")
+    require(said.get("digest") == digest(weights), f"{path}: missing, damaged, or of another "
+            "version of the embedded world; `git checkout toy/teacher.safetensors` restores it, "
+            "`python -m toy.teacher` makes it again")
     model.load_state_dict(weights, strict=False)
 
 

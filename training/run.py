@@ -249,7 +249,8 @@ class Run:
             return
         values = {name: float(value.detach()) for name, value in self.terms.items()}
         loss = values.get("loss", 0.0)
-        self.bar.set_postfix({name: f"{value:.3g}" for name, value in values.items()}, refresh=False)
+        self.bar.set_postfix({name: f"{value:.3g}" for name, value in values.items()},
+                             refresh=False)
         steps, left = done - self.first, self.stages[-1].span.stop - done
         minutes = left * (time.perf_counter() - self.began) / steps / 60
         if steps <= LOG_EVERY and done % LOG_EVERY == 0 and minutes >= 1:      # once
