@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.command import DATA, PAPER, RUN, WHAT, check, opt, run, write_json
-from support.flags import LabeledSettings, adopt_teacher
+from support.flags import CHECKPOINT, LabeledSettings, adopt_run, adopt_teacher
 
 SCORED = "forecast", "classify", "activity", "infill"          # tasks with a table
 
@@ -29,8 +29,7 @@ class EvaluateSettings(LabeledSettings):
     task: str = opt("what to measure; features: write a features file; default forecast, and "
                     "classify with --data epic", None, WHAT,
                     choices=(*SCORED, "features"))
-    checkpoint: Path = opt("run folder, a checkpoint file of ours, or a published one",
-                           Path("runs/pretrain"), WHAT)
+    checkpoint: Path = CHECKPOINT
     split: str = opt("which videos", "test", DATA, choices=("test", "validation", "train"),
                      data=("toy", "coin"))
     toy_videos: int = opt("videos of the embedded world's split", 1000, DATA, low=1, data=("toy",),
@@ -50,6 +49,7 @@ class EvaluateSettings(LabeledSettings):
 
     def __post_init__(self):
         self.default("task", "classify" if self.data == "epic" else "forecast")
+        adopt_run(self, real=self.data != "toy" or self.videos is not None)
         super().__post_init__()
         one = self.videos if self.task == "features" else str(self.annotations).endswith(".csv")
         check(not one or self.split == "test", "split", self.split,

@@ -64,11 +64,18 @@ class ProcedureModel(nn.Module):
 
         The encoder behind a features file was not trained with L_XE, so its features may not match
         the texts. The mean text under its soft target takes a feature's place: sum_k p'_k y_k.
+        ValueError for other axes, sizes or types.
         """
-        if self.encoder is None:
+        f = self.encoder
+        need, axes = (("float features (C, D)", (self.dim,)) if f is None else
+                      ("uint8 clips (C, F, 3, H, W)", (f.frames, 3, f.image, f.image)))
+        if clips.shape[1:] != axes or (clips.dtype == torch.uint8) != (f is not None):
+            raise ValueError(f"{tuple(clips.shape)} {clips.dtype} given; needed are {need}, here "
+                             f"(C, {', '.join(map(str, axes))})")
+        if f is None:
             x = soft_targets(clips.float(), self.phrases, self.tau) @ self.phrases
         else:
-            x = self.encoder.head(self.class_token(clips))
+            x = f.head(self.class_token(clips))
         return functional.normalize(x.float(), dim=-1)                      # bf16 is not exact
 
     def match(self, x, texts=None):

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from support.command import (DATA, PAPER, PICTURES, WHAT, BadInput, Settings, check, opt, run,
                              write_json)
-from support.flags import TEACHER, TEACHER_WEIGHTS
+from support.flags import CHECKPOINT, TEACHER, TEACHER_WEIGHTS, adopt_run
 
 TOP = 5                   # steps listed for a window; next steps and futures that are printed
 TOY_WARNING = ("this checkpoint knows only the embedded world, rendered pictures of 32 pixels: on "
                "any other video its answers mean nothing")
+SHORT = 16.0              # s; of a shorter observed part a window has less than 2 s
+SHORT_WARNING = "the observed part is short, {:.3g} s in 8 windows; clips in training last 9 s each"
 NO_ORDER_WARNING = ("this checkpoint was trained without order: it recognizes steps, but forecasts "
                     "none")
 
@@ -27,8 +29,7 @@ class PredictSettings(Settings):
     """The steps that one video shows, and several futures it may take; any list of steps works."""
     video: Path = opt("the video; without one, a test video of the embedded world, with the truth "
                       "next to the forecast", None, flag=False)
-    checkpoint: Path = opt("run folder, a checkpoint file of ours, or a published one",
-                           Path("runs/pretrain"), WHAT)
+    checkpoint: Path = CHECKPOINT
     at: float = opt("s: forecast from here, where the observed part ends; default the end of the "
                     "video", None, WHAT, above=0)
     steps: Path = opt("the steps to choose among, one per line; default those of the embedded "
@@ -51,6 +52,10 @@ class PredictSettings(Settings):
     seed: int = opt("of the noise; without a video also which test video, and of its pixels", 0,
                     low=0, high=2 ** 32 - 1)
     device: str = opt("auto: a CUDA GPU if there is one", "auto")
+
+    def __post_init__(self):
+        adopt_run(self, real=self.video is not None)
+        super().__post_init__()
 
 
 def forecast(settings):
@@ -81,13 +86,13 @@ def forecast(settings):
 
     # 2. The step of each window, and what may come next.
     following, futures = [], []
+    seconds = float(observed.windows[-1, 1] - observed.windows[0, 0])
     with torch.no_grad():
         x = model.encode(observed.clips.to(device))                            # x_i = f(v_i) (8, D)
         p = score_texts(x, texts, model.tau).exp().cpu()                      # Eq. 6        (8, S)
         if model.denoiser is not None:
             noise = draw_noise(settings.horizon, (settings.samples, model.dim),    # (H, Q, D)
                                settings.seed)
-            seconds = observed.windows[-1, 1] - observed.windows[0, 0]
             first, picks = sample_in_turn(model, x, seconds, texts, noise.to(device))
             following = rank_steps(expectation(first[None].cpu())[0], names)           # Eq. 11
             futures = count_futures(picks, names)
@@ -98,7 +103,8 @@ def forecast(settings):
                          for (start, end), row in zip(observed.windows.tolist(), p)],
                "next": following, "futures": futures,
                "warning": "; ".join([TOY_WARNING] * bool(of_toy and settings.video)
-                                    + [NO_ORDER_WARNING] * (model.denoiser is None)) or None,
+                                    + [NO_ORDER_WARNING] * (model.denoiser is None)
+                                    + [SHORT_WARNING.format(seconds)] * (seconds < SHORT)) or None,
                **({"truth": truth_of(observed, futures)} if observed.script else {})}
     write_json(settings.json, content)
     painted = {}

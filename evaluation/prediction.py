@@ -9,12 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from data import Sample, Video, forecast_windows, frame_times, observed_steps, view_of
+from data import Sample, Video, forecast_windows, frame_times, observed_steps
 from evaluation.labeled import cached_teacher, cached_texts, require_teacher, require_width
 from files.annotations import load_text_embeddings
 from files.listings import load_steps
-from files.sources import VideoSource
-from files.video import Unreadable, duration, read_frames
+from files.video import Unreadable, duration, read_clips, read_frames
 from support.command import BadInput, check, require
 from support.flags import adopt_teacher
 from toy import grammar, render
@@ -76,14 +75,11 @@ def observe_file(path, model, at, pictured):
         check(0 < end <= length, "at", f"{end:g}",
               f"{path} ends at {length:.1f} s, as its header says")
         windows = forecast_windows(end)                                         # (8, 2)
-        source = VideoSource([Video(path.stem)], {path.stem: str(path)}, view_of(model.encoder))
-        loaded = source.load([(0, windows)])
-        require(not loaded.failed, f"{loaded.failed.get(path.stem)}; --at SECONDS says where the "
-                "observed part ends")
+        clips = read_clips(path, model.encoder, windows)
         pictures = read_frames(path, windows.mean(1), PICTURE).numpy() if pictured else None
     except Unreadable as error:
-        raise BadInput(error) from None
-    return Observed(str(path), windows, loaded.clips, pictures, None)
+        raise BadInput(f"{error}; if it is cut off, --at SECONDS names a moment before") from None
+    return Observed(str(path), windows, clips, pictures, None)
 
 
 def observe_toy(number, model, at, left):

@@ -12,8 +12,11 @@ from math import isfinite
 from pathlib import Path
 from statistics import mean, median_high
 
+from safetensors import SafetensorError, safe_open
+
 from files.text import read_json
 from support.command import PICTURES, WHAT, BadInput, Settings, opt, quiet, run, write_atomically
+from support.flags import OWN, adopt_run, tell_default
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#007A5A", "#666666"     # Okabe and Ito's, darker
 TRUE = {"facecolor": "white", "edgecolor": "black", "hatch": "/////", "linewidth": 0.6}
@@ -29,11 +32,14 @@ BOX = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE, "l
 @dataclass(frozen=True)
 class ChartSettings(Settings):
     """Draw the curves of a training run, or where a forecast's points are lost."""
-    run: Path = opt("the run folder, with metrics.jsonl", Path("runs/pretrain"), WHAT,
-                    forecast=(None,))
+    run: Path = opt("the run folder, with metrics.jsonl", OWN, WHAT, forecast=(None,))
     forecast: Path = opt("draw this JSON of evaluate.py instead: who loses which points", None,
                          WHAT)
     out: Path = opt("file to write: .png, .pdf or .svg", Path("training.png"), file=PICTURES)
+
+    def __post_init__(self):
+        adopt_run(self, "run", real=self.forecast is not None)
+        super().__post_init__()
 
 
 def require():
@@ -62,11 +68,15 @@ def folded(text, width=15, lines=2):
     return "\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder=" ..."))
 
 
-def load_metrics(path):
-    """The rows of a run's metrics.jsonl: dicts. BadInput if there are none."""
+def load_metrics(run):
+    """The rows of a run's metrics.jsonl, or of the default checkpoint: dicts. BadInput if none."""
+    default = run.suffix == ".safetensors"
+    path = run if default else run / "metrics.jsonl"
     needed = {"step", "epoch", "lr"}
-    with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):   # other things
-        rows = [json.loads(line, parse_int=float) for line in path.read_text().splitlines()]
+    with suppress(OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError,
+                  RecursionError):                     # of other things
+        text = safe_open(path, "np").metadata()["metrics"] if default else path.read_text()
+        rows = [json.loads(line, parse_int=float) for line in text.splitlines()]
         values = [value for row in rows for name, value in row.items()
                   if value is not None or name in needed]
         if rows and all(row.keys() >= needed for row in rows) and all(map(isfinite, values)):
@@ -241,10 +251,11 @@ def plot_tree(axes, futures, true):
 
 def main(settings):
     """Draw one of them."""
+    tell_default(settings.run)
     if settings.forecast:
         save(settings.out, plot_losses, load_points(settings.forecast))
     else:
-        save(settings.out, plot_training, load_metrics(settings.run / "metrics.jsonl"))
+        save(settings.out, plot_training, load_metrics(settings.run))
     print(settings.out)
 
 

@@ -239,7 +239,7 @@ def objective(forecast):
     true embedding, and L_MC matches it to the missing clip's soft targets. None of them needs a
     label. The dotted line is where AdamW takes over from SGD.
     """
-    rows = charts.load_metrics(forecast.settings.checkpoint / "metrics.jsonl")
+    rows = charts.load_metrics(forecast.settings.checkpoint)
     return charts.plot_training(rows)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.command import WHAT, Settings, opt, run, write_text
+from support.flags import CHECKPOINT, adopt_run
 
 PAGE = """# The method in eight pictures
 
@@ -23,12 +24,16 @@ it.
 @dataclass(frozen=True)
 class TourSettings(Settings):
     """Draw the method in eight pictures, one for each equation, and write the page around them."""
-    checkpoint: Path = opt("a run folder of the embedded world", Path("runs/pretrain"), WHAT)
+    checkpoint: Path = CHECKPOINT
     video: int = opt("which test video", 10, WHAT, low=0)
     after: int = opt("how many of its steps are observed", 6, WHAT, low=1)
     out: Path = opt("folder of tour.md; the pictures go to its folder figures/", Path("docs"),
                     folder=True)
     seed: int = opt("of the noise", 0, low=0, high=2 ** 32 - 1)
+
+    def __post_init__(self):
+        adopt_run(self)
+        super().__post_init__()
 
 
 def main(settings):

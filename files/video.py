@@ -20,6 +20,7 @@ from av.stream import Disposition
 from av.video.reformatter import VideoReformatter
 from torchvision.transforms.v2 import functional as transform
 
+from data import forecast_windows, frame_times, view_of
 from files.listings import VIDEO_SUFFIXES
 from support.command import require, write_atomically
 
@@ -268,3 +269,15 @@ def evaluation_view(frames, size):
     side = round(min(height, width) * 224 / JITTER[0])
     top, left = (height - side) // 2, (width - side) // 2
     return transform.resized_crop(frames, top, left, side, side, [size, size])
+
+
+def read_clips(path, encoder, windows=None):
+    """Clips of a video file as an encoder reads them: (n, F, 3, H, W) uint8; raises Unreadable.
+
+    windows: (n, 2) s; None: the observed part of a forecast at the end, 68 s in 8 windows.
+    """
+    windows = forecast_windows(duration(path)) if windows is None else windows
+    size, frames, seconds = view_of(encoder)
+    pictures = read_frames(path, frame_times(windows, frames, seconds).flatten(),
+                           short_side_for(size))
+    return evaluation_view(pictures, size).unflatten(0, (-1, frames))

@@ -4,11 +4,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.command import DATA, Settings, check, opt
+from support.command import DATA, WHAT, Settings, check, opt
 
 COIN, EPIC = ("coin",), ("epic",)                              # kinds of --data
 FEATURES = ("annotations", "features", "text_embeddings")      # a features file and what it needs
 CLIP = "ViT-B-16-quickgelu"                                    # the paper's teacher, in open_clip
+OWN, DEFAULT = Path("runs/pretrain"), Path(__file__).parents[1] / "toy" / "default.safetensors"
+CHECKPOINT = opt("run folder, a checkpoint file of ours, or a published one; in the embedded "
+                 "world without a run of one's own: the one that comes with the code", OWN, WHAT)
 # of --task, where the names of steps are embedded
 NAMED = dict(task=("forecast", "classify", "infill"), features=(None,), text_embeddings=(None,))
 TEACHER = opt("open_clip model, or local-dir:DIR [the run's]", None, DATA, data=COIN, **NAMED)
@@ -22,6 +25,18 @@ class RunSettings(Settings):
     device: str = opt("cpu, cuda, cuda:1; auto: a GPU if any", "auto")
     workers: int = opt("processes that read videos ahead; 0: none", 0, low=0, high=256)
     max_unreadable: float = opt("share of videos that may be unreadable", 0.05, low=0, high=1)
+
+
+def adopt_run(settings, name="checkpoint", real=False):
+    """Where there is no runs/pretrain, read what comes with the code, but not for `real` videos."""
+    if getattr(settings, name) == OWN and not OWN.exists() and not real:
+        object.__setattr__(settings, name, DEFAULT)
+
+
+def tell_default(path):
+    """Say so where `adopt_run` chose what comes with the code."""
+    if path == DEFAULT:
+        print(f"no {OWN}: the default checkpoint that comes with the code (seed 0)")
 
 
 def adopt_teacher(settings, checkpoint):

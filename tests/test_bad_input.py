@@ -203,7 +203,7 @@ def repeat_text():
 BAD, TOY = (*MEASURE[:-3], "bad.pt"), ("--toy-videos", "4")
 # What the line names, the command, what is prepared.
 MISFITS = [
-    (["runs/pretrain", "python train.py --stage pretrain"], ("evaluate.py", "--json", "o.json"), 0),
+    (["runs/pretrain", "python train.py --stage pretrain"], ("evaluate.py", *coin_flags()), 0),
     (["width 12", "16"], ("train.py", *coin_flags("wide"), "--out", "new"), make_wide),
     (["16", "12", "run"], ("evaluate.py", *coin_flags("wide"), "--checkpoint", "run"), make_wide),
     (["--data"], (*MEASURE[:-3], "toy-run"), 0),

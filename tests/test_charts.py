@@ -63,7 +63,7 @@ def test_files_that_are_no_metrics(tmp_path, text):
     if text is not None:
         (tmp_path / "metrics.jsonl").write_text(text)
     with pytest.raises(BadInput, match="metrics.jsonl"):
-        charts.load_metrics(tmp_path / "metrics.jsonl")
+        charts.load_metrics(tmp_path)
 
 
 # ---- with matplotlib -----------------------------------------------------------------------------

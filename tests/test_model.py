@@ -8,11 +8,12 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
+from model import encode_parts
 from test_denoiser import slow_h
 from test_encoder import slow_timesformer
 from test_losses import slow_match
 from train import TrainSettings
-from training import pretrain
+from training import pretrain, run
 from training.run import Run, Stage, learning_rate
 from weights.checkpoint import build_model
 
@@ -132,6 +133,43 @@ def test_features_become_the_text_that_they_make_expect_by_loops():
         expected = sum(share * y for share, y in zip(p, texts))
         torch.testing.assert_close(x.double(), expected / expected.norm(), rtol=1e-4, atol=1e-5)
     assert x.dtype == torch.float32
+
+
+def test_f_refuses_other_axes_and_types():
+    """Catches: an answer for frames and channels exchanged, for pixels that are normalized already,
+    for one clip; a message with axes that were not passed, or on a features model of clips."""
+    model, clips = build(F), torch.zeros(5, 2, 3, 8, 8, dtype=torch.uint8)
+    assert model.encode(clips).shape == (5, D)
+    assert encode_parts(model.train(), clips, 2).requires_grad
+    for wrong in (clips.transpose(1, 2), clips.float() / 255, clips[0], clips.movedim(2, 4),
+                  clips[:, :1], clips[..., :4], torch.zeros(5, D)):
+        for part in (None, 2):
+            given = wrong if part is None else wrong[:2]
+            with pytest.raises(ValueError, match="uint8 clips .C, F, 3, H, W") as error:
+                encode_parts(model, wrong, part)
+            assert str(error.value).startswith(f"{tuple(given.shape)} {wrong.dtype} given")
+    for wrong in (clips, torch.zeros(5, D + 1), torch.zeros(D), torch.zeros(5, D).byte()):
+        with pytest.raises(ValueError, match=f"float features .C, D., here .C, {D}."):
+            build().encode(wrong)
+
+
+# --- The stages of pre-training ---
+def test_the_bar_shows_the_terms_and_once_the_time_left(monkeypatch, tmp_path, capsys):
+    """Catches: a training that shows its speed alone; an estimate of one stage, of the steps that
+    are done, or with each row."""
+    given, model, done = TrainSettings(out=tmp_path), build(F), 0
+    stages = [Stage("sgd", range(30), 4, .1, 1), Stage("adamw", range(30, 60), 4, .1, 1)]
+    monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=lambda: 6.0 * done))
+    began = Run(given, model, {}, stages, None)
+    for stage in stages:
+        optimizer = pretrain.Pretraining.make_optimizer(SimpleNamespace(model=model), stage)
+        for step, _ in began.steps(stage, optimizer, iter):
+            done = step + 1
+            began.log(4, **{name: torch.tensor(value + done) for name, value in (
+                ("loss", .5), ("xe", .25), ("mse", .125), ("mc", .75))})
+    out, err = capsys.readouterr()
+    assert out.count("about") == out.count("about 4 min for the 40 steps left") == 1
+    assert "loss=30.5, xe=30.2, mse=30.1, mc=30.8" in err and "loss=60.5" in err
 
 
 def test_sgd_comes_first_and_rates_rise_and_fall_within_a_stage(monkeypatch, tmp_path):

@@ -3,11 +3,13 @@ import importlib.util
 import re
 import shlex
 import shutil
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from commands import EPOCHS, call
+from predict import predict
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -30,6 +32,14 @@ def commands_of(page):
     text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
     return [shlex.split(line, comments=True)
             for line in re.findall(r"^    ((?:python|torchrun|pip) .*)$", text, re.M)]
+
+
+def snippets_of(page):
+    """The Python of a page's indented blocks, those that begin with an import."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = map(textwrap.dedent, re.findall(r"(?:^(?: {4}.*)?\n)+", text, re.M))
+    return [block for block in blocks if re.match(r"\s*(import|from) ", block)
+            and not any(part in block for part in NOT_RUN)]
 
 
 def is_run(line):
@@ -61,6 +71,7 @@ def exported(tmp_path_factory):
         names = {"VIDEOS": "videos", "CAPTIONS": "captions", "clip": "clip",
                  "COIN.json": "COIN.json", "phrases.txt": "phrases.txt", "steps.txt": "steps.txt",
                  "VIDEO.mp4": next(Path("world/videos").iterdir()).relative_to("world")}
+        Path("toy").symlink_to(ROOT / "toy")
         for name, target in names.items():
             Path(name).symlink_to(Path("world") / target)
         for line in ("train.py", "train.py --missing 3 --out runs/several",
@@ -90,3 +101,27 @@ def test_every_command_of_a_page_runs(page, exported, tmp_path, monkeypatch):
             shutil.rmtree(name, ignore_errors=True)
         Path("docs/figures").mkdir(parents=True, exist_ok=True)
         call(*at_smallest_size(*line))
+
+
+@pytest.mark.parametrize("page", filter(snippets_of, PAGES))
+def test_the_python_of_a_page_runs(page, exported, monkeypatch):
+    """Catches: a name that moved, axes that no longer fit."""
+    monkeypatch.chdir(exported)
+    for snippet in snippets_of(page):
+        exec(compile(snippet, page, "exec"), {})
+
+
+def test_f_and_h_in_ten_lines(exported, monkeypatch):
+    """Catches: more lines than README says; answers that are no probabilities; other pixels, of
+    which f is not, than predict.py reads."""
+    monkeypatch.chdir(exported)
+    snippet, = (block for block in snippets_of("README.md") if "forecast_next" in block)
+    assert len(list(filter(str.strip, snippet.splitlines()))) <= 14
+    exec(compile(snippet, "README.md", "exec"), found := {})
+    clips = predict("VIDEO.mp4", steps=found["phrases"], checkpoint="toy/default.safetensors",
+                    device="cpu")["clips"]
+    model, x, x_hat, texts = (found[name] for name in ("model", "x", "x_hat", "texts"))
+    for row, clip in zip(model.match(x, texts).exp().tolist(), clips, strict=True):
+        assert dict(zip(found["phrases"], row)) == pytest.approx(
+            {step["step"]: step["p"] for step in clip["steps"]})
+    assert x_hat.shape == (1, 5, model.dim) and len(x_hat[0].unique(dim=0)) == 5

@@ -2,17 +2,19 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from commands import call, cannot_read, fails
-from data import Sample, observed_steps
+from commands import call, fails
+from data import Sample, Video, forecast_windows, observed_steps, view_of
 from evaluation import prediction
 from evaluation.prediction import count_futures, observe_toy, rank_steps, truth_of
 from files.commands import ExportSettings, start
 from files.sources import VideoSource
+from files.video import Unreadable, duration, read_clips
 from predict import predict
 from support.command import BadInput
 from test_finetune import make_ours
@@ -231,8 +233,38 @@ def test_nan_is_no_forecast(monkeypatch, capsys):
 
 def test_a_video_that_ends_early_is_one_line(monkeypatch, capsys):
     """Catches: a cut-off video without a word on --at, which reads what there is."""
-    cannot_read(monkeypatch, VideoSource, "test_00000")
-    assert "cut off; --at SECONDS" in fails(capsys, 2, "predict.py", VIDEO, "--steps", "own.txt")
+    def cut(path, times, short_side=None):
+        raise Unreadable(f"{path}: its video ends 3.0 s before the picture asked for")
+    monkeypatch.setattr("files.video.read_frames", cut)
+    line = fails(capsys, 2, "predict.py", VIDEO, "--steps", "own.txt")
+    assert VIDEO in line and "ends 3.0 s before" in line and "--at SECONDS" in line
+
+
+def test_a_short_observed_part_is_said(capsys):
+    """Catches: windows of .6 s without a word; a word about every video."""
+    for at, said in ((5, True), (15.9, True), (16.1, False)):
+        content = run_predict("--at", str(at), "--samples", "2")
+        assert ("part is short" in (content["warning"] or "")) == said
+        assert (f"short, {at:.3g} s in 8 windows" in capsys.readouterr().out) == said
+    both = run_predict(VIDEO, "--steps", "own.txt", "--at", "5", "--samples", "2")["warning"]
+    assert "only the embedded world" in both and "part is short" in both
+
+
+@pytest.mark.parametrize("view", [dict(image=32, frames=4, seconds=None),
+                                  dict(image=24, frames=6, seconds=1.0)])
+def test_clips_of_a_file_are_those_that_are_evaluated(view):
+    """Catches: other frames, sizes or axes than training and evaluation read; windows that are not
+    the forecast's; the length of a window of MViT's."""
+    encoder = SimpleNamespace(**view)
+    own, whole = [[0, 9], [3.5, 4]], forecast_windows(duration(VIDEO))
+    source = VideoSource([Video("a")], {"a": VIDEO}, view_of(encoder))
+    for windows, clips in ((whole, read_clips(VIDEO, encoder)),
+                           (np.array(own), read_clips(VIDEO, encoder, own))):
+        F, H = view["frames"], view["image"]
+        assert clips.shape == (len(windows), F, 3, H, H) and clips.dtype == torch.uint8
+        assert torch.equal(clips, source.load([(0, windows)]).clips)
+    with pytest.raises(Unreadable, match="broken.mp4"):
+        read_clips("broken.mp4", encoder)
 
 
 @pytest.mark.parametrize("package, flags", [

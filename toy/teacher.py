@@ -6,19 +6,17 @@ if __name__ == "__main__":                  # before torch is imported: --help d
     from files.commands import ToyTeacherSettings, run, start
     raise SystemExit(run(start, ToyTeacherSettings))
 
-import hashlib
-import json
 import math
 from contextlib import suppress
 
 import numpy as np
 import open_clip
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
 from tqdm import trange
 
-from support.command import require, write_atomically
+from support.command import require
+from support.tensors import digest_of, read_tensors, write_tensors
 from toy import grammar, render
 from toy.render import MEAN, OBJECTS, SIZE, STD, TOOLS, appearance, draw_frames
 
@@ -104,21 +102,16 @@ def digest(weights=()):
     modules = {"grammar": vars(grammar), "render": vars(render), "teacher": globals()}
     constants = {f"{module} {name}": value for module, names in modules.items()
                  for name, value in names.items() if name.isupper() and name != "SHAPES"}
-    found = hashlib.sha256(json.dumps(constants, sort_keys=True,
-                                      default=np.ndarray.tolist).encode())
-    for name in sorted(weights):
-        found.update(f"{name} {[*weights[name].shape]}".encode() + weights[name].numpy().tobytes())
-    return found.hexdigest()
+    return digest_of(weights, constants)
 
 
 def read_weights(path, model):
     """Fill a model of `build_teacher` in place from its file, all but the token embedding."""
-    weights, made = {}, None
-    with suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
-        weights = {name: file.get_tensor(name) for name in file.keys()}
-        made = (file.metadata() or {}).get("digest")
-    require(made == digest(weights), f"{path}: missing, damaged, or of another version of the "
-            "world; `git checkout` restores it, `python -m toy.teacher` makes it again")
+    weights, said = {}, {}
+    with suppress(OSError, SafetensorError):
+        weights, said = read_tensors(path)
+    require(said.get("digest") == digest(weights), f"{path}: missing, damaged, or of another "
+            "version of the world; `git checkout` restores it, `python -m toy.teacher` makes it again")
     model.load_state_dict(weights, strict=False)
 
 
@@ -126,8 +119,7 @@ def write_weights(path, model):
     """Write the file of a trained teacher, in float16 for its size."""
     weights = {name: value.half() if value.is_floating_point() else value
                for name, value in model.state_dict().items() if name != "token_embedding.weight"}
-    content = save(weights, {"digest": digest(weights)})
-    write_atomically(path, lambda file: file.write(content))
+    write_tensors(path, weights, {"digest": digest(weights)})
 
 
 def make(settings):

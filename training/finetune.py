@@ -150,7 +150,8 @@ def mix(clips, labels, classes):
 def action_loss(model, clips, labels):
     """Cross entropies of verb and noun, summed, of clips (B, F, 3, H, W) that are mixed."""
     clips, target = mix(clips, labels, model.classes)
-    log_p = torch.cat(model.classify(model.encode(clips)), 1)                  # (B, V + U)
+    x = functional.normalize(model.encoder.head(model.class_token(clips)).float(), dim=-1)
+    log_p = torch.cat(model.classify(x), 1)                                    # (B, V + U)
     return -(target * log_p).sum(1).mean()
 
 

@@ -189,10 +189,10 @@ class Run:
             drop_later_rows(self.settings.out / "metrics.jsonl", left.start)
         self.model.train()
         self.optimizer = optimizer
-        pairs = tqdm(zip(items_of(left), left, strict=True), stage.name, len(stage.span),
-                     initial=left.start - stage.span.start, mininterval=1)
-        with Interrupts() as interrupts, pairs:
-            for item, step in pairs:
+        self.bar = tqdm(zip(items_of(left), left, strict=True), stage.name, len(stage.span),
+                        initial=left.start - stage.span.start, mininterval=1)
+        with Interrupts() as interrupts, self.bar:
+            for item, step in self.bar:
                 torch.manual_seed(self.settings.seed * 1_000_003 + step)
                 self.terms = {}                        # a step without a clip learns nothing
                 yield step, item
@@ -228,6 +228,12 @@ class Run:
             return
         values = {name: float(value.detach()) for name, value in self.terms.items()}
         loss = values.get("loss", 0.0)
+        self.bar.set_postfix({name: f"{value:.3g}" for name, value in values.items()},
+                             refresh=False)
+        steps, left = done - self.first, self.stages[-1].span.stop - done
+        minutes = left * (time.perf_counter() - self.began) / steps / 60
+        if steps <= LOG_EVERY and done % LOG_EVERY == 0 and minutes >= 1:      # once
+            self.bar.write(f"about {minutes:.0f} min for the {left} steps left")
         if logs and values and math.isfinite(loss) and parallel.is_first():
             epoch = stage.epochs * (done - stage.span.start) / len(stage.span)
             row = {"step": done, "epoch": epoch,       # null: a term that the stage does not have

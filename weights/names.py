@@ -9,6 +9,7 @@
     an image model of timm, or torchvision's vit    blocks.*; encoder.layers.*     encoder.*
     torchvision's mvit_v2_s                         conv_proj.*, blocks.*          encoder.body.*
 """
+import json
 import math
 import re
 import zipfile
@@ -18,10 +19,10 @@ from pathlib import Path
 
 import huggingface_hub
 import torch
-from safetensors.torch import load_file
 
 from losses import TAU
 from support.command import BadInput, quiet, require
+from support.tensors import digest_of, read_tensors
 
 # Facts of the release that are not in its files.
 HEAD_WIDTH = 64                # of TimeSformer: 12 heads at 768
@@ -30,6 +31,7 @@ ORDER_HEADS = 8                # of h, at any width
 PIXELS = 0.45, 0.225           # mean and deviation of pixels / 255
 BETA = 1e-4, 0.02              # of the first and the last noise level
 ACTIVITIES = 180               # of COIN: a classifier of so many is one of activities, not steps
+DAMAGED = "is damaged: its bytes are not those that were written"
 WRAPPER = r"^(module\.|model\.|_orig_mod\.)+"        # of DataParallel, the release, torch.compile
 # CLIP's text tower, padding in training, the classifier of torchvision's MViT; under our names.
 LEFT_OUT = ("encoder.text_model.", "denoiser.pad_embedding.", "encoder.body.head.")
@@ -77,25 +79,31 @@ def require_whole(path):
         damaged = zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip()
     except Exception:                          # of a damaged list of parts
         damaged = True
-    require(not damaged, f"{path}: is damaged: its bytes are not those that were written")
+    require(not damaged, f"{path}: {DAMAGED}")
 
 
 def read_content(path):
     """The content of a run folder, a torch file or safetensors: a dict, {} if it holds no dict.
 
     Raises: BadInput if the file is absent, cut off or damaged, or could only be read by running
-            code. (safetensors has no checksums: lengths and finite numbers alone are verified.)
+            code. (Of safetensors with a digest, experiments/default.py, that is verified; of
+            others, which have no checksums, lengths and finite numbers alone.)
     """
     path = Path(path)
     path = path / "checkpoint.pt" if path.is_dir() else path
     require(path.is_file(), f"{path}: no such checkpoint; make one with `python train.py --stage "
             "pretrain`")
     require_whole(path)
+    whole = True
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
-        with quiet():                          # torch warns of a file before it refuses it
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content, said = read_tensors(path)
+            if "arguments" in said:
+                whole = said.pop("digest", None) == digest_of(content, said)
+                content = {"arguments": json.loads(said["arguments"]), "model": content}
+        else:
+            with quiet():                      # torch warns of a file before it refuses it
+                content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:                 # torch documents no class for what it cannot load
         code = re.search(r"(?<=GLOBAL )[\w.]+|TorchScript", str(error))
         raise BadInput(f"{path}: cannot be read as a checkpoint ({type(error).__name__}); is it "
@@ -103,6 +111,7 @@ def read_content(path):
                        f"{path}: holds {code[0]}, which only code can read, and a file's code is "
                        "never run here; if you trust the file, load it yourself and torch.save "
                        "its state_dict, tensors alone, to a new one") from None
+    require(whole, f"{path}: {DAMAGED}")
     return content if isinstance(content, dict) else {}
 
 

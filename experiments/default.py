@@ -1,0 +1,43 @@
+"""The checkpoint that comes with the code, from the default run: `python -m experiments.default`.
+
+Weights alone, in float32. The metadata hold how the model is built, the run's settings, its
+embedded world, its metrics.jsonl, and a digest of all: support/tensors.py.
+"""
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.command import WHAT, Settings, opt, run
+from support.flags import DEFAULT, OWN
+
+
+@dataclass(frozen=True)
+class DefaultSettings(Settings):
+    """Write the checkpoint that comes with the code; the run has the default settings, seed 0."""
+    run: Path = opt("the run folder", OWN, WHAT)
+    out: Path = opt("file to write", DEFAULT, file=())
+
+
+def main(settings):
+    """Read the run, write the file."""
+    import json
+
+    from experiments.runs import require_settings
+    from files.text import read_json
+    from support.tensors import digest_of, write_tensors
+    from train import TrainSettings
+    from training.run import MAY_CHANGE
+    from weights.checkpoint import load_model
+    require_settings(TrainSettings(out=settings.run))
+    config = read_json(settings.run / "config.json", "that of train.py")
+    kept = {name: value for name, value in config["settings"].items() if name not in MAY_CHANGE}
+    model, arguments, _ = load_model(settings.run)
+    said = {"arguments": json.dumps(arguments), "settings": json.dumps(kept),
+            "world": config["versions"]["world"],
+            "metrics": (settings.run / "metrics.jsonl").read_text()}
+    weights = model.state_dict()
+    write_tensors(settings.out, weights, said | {"digest": digest_of(weights, said)})
+    print(f"{settings.out}: {settings.out.stat().st_size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    run(main, DefaultSettings)
