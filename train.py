@@ -99,8 +99,8 @@ class TrainSettings(RunSettings):
     size: str = opt("of f and h: ViT-B, or 32 pixels", "paper", WHAT,
                     choices=("small", "paper"), data=HOWTO)
     init: Path = opt("start from a run, checkpoint or weights", None, WHAT)
-    data: str = opt("toy: the embedded world, no files", "toy", DATA,
-                    choices=("toy", "howto100m", "coin"))
+    data: str = opt("toy: the embedded world; howto100m: narrated videos; coin: features of "
+                    "clips, for h alone", "toy", DATA, choices=("toy", "howto100m", "coin"))
     toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1,
                           data=("toy",))
     clips: str = opt("around narrations, or annotated steps, labels unused", "narrated", DATA,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import experiments
 from evaluate import EvaluateSettings
 from experiments.simulate import SimulateSettings
 from files.commands import COMMANDS, TextSettings
@@ -25,8 +26,7 @@ from train import FinetuneSettings, TrainSettings
 from training import pretrain
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = ["experiments.charts", "experiments.simulate", "experiments.reproduce",
-           "experiments.benchmark", "toy.teacher"]
+MODULES = [*(f"experiments.{name}" for name in experiments.COMMANDS), "toy.teacher"]
 HELPS = [("train.py",), ("train.py", "--stage", "finetune"), ("evaluate.py",), ("predict.py",),
          ("pseudo_labels.py",), *(("data.py", name) for name in COMMANDS), *zip(MODULES)]
 for module in MODULES:
@@ -95,6 +95,24 @@ def test_help_is_there_at_once(script, flags, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_help_says_what_each_kind_of_data_adds(capsys):
+    """Catches: flags that are hidden until --data is given, and named nowhere."""
+    with pytest.raises(SystemExit):
+        parse(TrainSettings, ["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--data coin has also --annotations, --features, --text-embeddings." in text
+    assert "--data howto100m has also --size, --videos, --captions, --ids, --clip, " in text
+
+
+def test_the_experiments_are_listed():
+    """Catches: a command without a line, a module that is none and ends with 0, as if it had run"""
+    listed, refused = (subprocess.run([sys.executable, "-m", module], cwd=ROOT, text=True,
+                                      capture_output=True)
+                       for module in ("experiments", "experiments.tables"))
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == [*experiments.COMMANDS]
+    assert refused.returncode == 2 and refused.stderr.startswith("tables: error: ")
+
+
 @CLASSES
 def test_every_flag_has_help_a_group_and_a_default(cls):
     """Catches: a flag without an explanation, a number without a range, a default that its own
@@ -123,9 +141,8 @@ def wrong_values(f):
 
 def fitting(cls, f):
     """Values of other flags with which a flag has an effect."""
-    several = {"parts": "step,loader"} if cls.__name__ == "BenchmarkSettings" else {}
-    return several | {other: (kinds or "x")[0] for other, kinds in f.metadata["only"].items()
-                      if kinds != (None,) and other in cls.__dataclass_fields__}
+    return {other: (kinds or "x")[0] for other, kinds in f.metadata["only"].items()
+            if kinds != (None,) and other in cls.__dataclass_fields__}
 
 
 @CLASSES
