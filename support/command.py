@@ -183,7 +183,7 @@ def parse(cls, argv=None, command=""):
                                                **kind)
     groups[RUN].add_argument("-h", "--help", action="help", help="this list")
     parser.epilog = " ".join(["Defaults are in brackets.", *(
-        f"{kind} has also {', '.join(others[kind])}." for kind in sorted(others))])
+        f"{kind} adds {', '.join(others[kind])}." for kind in sorted(others))])
     try:
         return cls(**vars(parser.parse_args(argv)))
     except BadInput as error:
