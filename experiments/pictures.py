@@ -17,7 +17,7 @@ from data import classify_windows, forecast_samples, observed_steps
 from diffusion import add_noise, expectation, sample
 from evaluation.inference import draw_noise, score_texts
 from evaluation.labeled import require_teacher
-from evaluation.prediction import open_model, rank_steps
+from evaluation.prediction import observe_toy, open_model, rank_steps, truth_of
 from experiments import charts
 from experiments.charts import BLUE, GREEN, GREY, ORANGE
 from pseudo_labels import soft_targets
@@ -67,6 +67,22 @@ class Forecast:
     def log_p(self, z):
         """Eq. 6 over the S steps: standardized (..., D) -> (..., S)."""
         return score_texts(self.model.standardize.inverse(z), self.texts, self.model.tau)
+
+    def median_video(self, count):
+        """Of the first `count` test videos, that whose forecast by predict.py is in the middle.
+
+        Forecasts are ordered by their total variation from the exact distribution.
+        """
+        distance = {}
+        for number in range(count):
+            observed = observe_toy(number, self.model, None, 3)
+            x = self.model.encode(observed.clips)[None]
+            noise = draw_noise(3, (50, self.model.dim), number)[:1]
+            log_p = score_texts(self.model.forecast_next(x, noise), self.texts, self.model.tau)
+            p = dict(zip(STEPS, expectation(log_p)[0].tolist()))
+            distance[number] = 1 - sum(min(row["p"], p[row["step"]])
+                                       for row in truth_of(observed, [])["next"])
+        return sorted(distance, key=distance.get)[count // 2]
 
 
 # --- What computes, in the paper's order ---

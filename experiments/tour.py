@@ -28,6 +28,8 @@ class TourSettings(Settings):
     after: int = opt("how many of its steps are observed", 6, WHAT, low=1)
     out: Path = opt("folder of tour.md; the pictures go to its folder figures/", Path("runs/tour"),
                     folder=True)
+    lead: int = opt("also print which of so many test videos has the median forecast", None, WHAT,
+                    low=1)
     seed: int = opt("of the noise", 0, low=0, high=2 ** 32 - 1)
 
 
@@ -51,8 +53,9 @@ def main(settings):
             code = re.sub(r' *""".*?"""\n', "", inspect.getsource(compute), flags=re.DOTALL)
             page += (f"\n## {number}. {title}\n\n    {formula}\n\n{text}\n\n![{title}]({file})\n\n"
                      f"```python\n{code}```\n")
-    write_text(settings.out / "tour.md", page)
-    print(settings.out / "tour.md")
+        write_text(settings.out / "tour.md", page)
+        lead = forecast.median_video(settings.lead) if settings.lead else None
+    print(settings.out / "tour.md", *[f"; median forecast: --seed {lead}"] * (lead is not None))
 
 
 if __name__ == "__main__":
