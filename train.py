@@ -99,11 +99,11 @@ class TrainSettings(RunSettings):
     size: str = opt("of f and h: ViT-B, or 32 pixels", "paper", WHAT,
                     choices=("small", "paper"), data=HOWTO)
     init: Path = opt("start from a run, checkpoint or weights", None, WHAT)
-    data: str = opt("toy: the embedded world, no files", "toy", DATA,
-                    choices=("toy", "howto100m", "coin"))
+    data: str = opt("toy: no files; howto100m: narrated videos; coin: features, h alone", "toy",
+                    DATA, choices=("toy", "howto100m", "coin"))
     toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1,
                           data=("toy",))
-    clips: str = opt("around narrations, or annotated steps, labels unused", "narrated", DATA,
+    clips: str = opt("at narrations, or annotated steps", "narrated", DATA,
                      choices=("narrated", "annotated"), data=("toy",))
     videos: Path = opt("folder of videos, ID.mp4 and the like", None, DATA, data=HOWTO)
     captions: Path = opt("ID.csv, ID.srt or ID.vtt; or caption.json", None, DATA, data=HOWTO)
@@ -126,7 +126,7 @@ class TrainSettings(RunSettings):
     missing: int = opt("most clips missing together", 1, PAPER, low=1, high=3,
                        order=("diffusion", "mask"))
     batch: int = opt("videos per step; the paper's is 128", 8, PAPER, low=1)
-    lr: float = opt("peak learning rate of AdamW; release 5e-5", 4e-3, PAPER, above=0)
+    lr: float = opt("peak rate of AdamW; release 5e-5", 4e-3, PAPER, above=0)
     out: Path = opt("folder of the run's files", Path("runs/pretrain"), RUN, folder=True)
     resume: bool = opt("continue from OUT/checkpoint.pt", False, RUN)
     micro_batch: int = opt("clips f encodes at once [what memory allows]", None, RUN, low=1,

@@ -31,8 +31,11 @@ BOX = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE, "l
 
 @dataclass(frozen=True)
 class ChartSettings(Settings):
-    """Draw the curves of a training run, or where a forecast's points are lost."""
-    run: Path = opt("the run folder, with metrics.jsonl", OWN, WHAT, forecast=(None,))
+    """Draw the curves of a training run, where a forecast's points are lost, or Fig. A."""
+    run: Path = opt("the run folder, with metrics.jsonl", Path("runs/pretrain"), WHAT,
+                    forecast=(None,))
+    classify: Path = opt("with --forecast, this JSON of the same run's classification: draw both "
+                         "by step, seen and novel (Fig. A)", None, WHAT, forecast=())
     forecast: Path = opt("draw this JSON of evaluate.py instead: who loses which points", None,
                          WHAT)
     out: Path = opt("file to write: .png, .pdf or .svg", Path("training.png"), file=PICTURES)
@@ -84,10 +87,10 @@ def load_metrics(run):
     raise BadInput(f"{path}: missing, or no rows of steps; has the run of train.py logged one yet?")
 
 
-def plot_training(rows):
+def plot_training(rows, constant=None):
     """Figure of the terms of the loss by step: medians of five rows, over the rows themselves.
 
-    rows: of `load_metrics`. A stage begins where `epoch` falls.
+    rows: of `load_metrics`. A stage begins where `epoch` falls. constant: L_MSE, were z_hat 0.
     """
     figure = new_figure(7, 3.6)
     losses, rate = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -101,6 +104,8 @@ def plot_training(rows):
             losses.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
             losses.plot(steps, medians, style, color=color, linewidth=1.6, label=label)
     rate.plot([row["step"] for row in rows], [row["lr"] for row in rows], "k", linewidth=1)
+    if constant:
+        losses.axhline(constant, color=GREEN, linestyle=":", label="L_MSE of the mean, at the end")
     losses.set_ylabel("loss")
     rate.set(xlabel="step", ylabel="learning\nrate")
     begins = [(a["step"] + b["step"]) / 2 for a, b in itertools.pairwise(rows)
@@ -142,6 +147,30 @@ def plot_losses(points):
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
     axes.invert_yaxis()
     axes.set(xlim=(0, 90), xlabel="next step, % right; hatched: points lost")
+    return figure
+
+
+def load_steps(path):
+    """`by_class` of a JSON file of evaluate.py: % right or None. BadInput if it lacks them."""
+    need = "the JSON of a zero-shot evaluate.py in the embedded world"
+    values = read_json(path, need).get("by_class")
+    if (isinstance(values, list) and all(p is None or type(p) in (int, float) for p in values)):
+        return values
+    raise BadInput(f"{path}: not {need}")
+
+
+def plot_steps(steps, novel, tasks):
+    """Fig. A: figure of % right by step; tasks {name: % right or None, of each of the steps}."""
+    figure = new_figure(8, 4.5)
+    for axes, (task, values) in zip(figure.subplots(len(tasks), 1, sharex=True), tasks.items()):
+        for kind, color in (("seen", BLUE), ("novel", ORANGE)):
+            bars = {step: p for step, p in zip(steps, values)
+                    if (step in novel) == (kind == "novel") and p is not None}
+            axes.bar([*bars], [*bars.values()], color=color,
+                     label=f"{kind} steps, mean {mean(bars.values()):.1f}")
+        axes.set(ylabel=f"{task}, % right", ylim=(0, 120), yticks=(0, 50, 100))
+        axes.legend(ncols=2, loc="upper right")
+        axes.tick_params("x", rotation=90)
     return figure
 
 
@@ -252,7 +281,12 @@ def plot_tree(axes, futures, true):
 def main(settings):
     """Draw one of them."""
     tell_default(settings.run)
-    if settings.forecast:
+    if settings.classify:
+        from toy.grammar import HELD_OUT, STEPS
+        save(settings.out, plot_steps, STEPS, HELD_OUT, {
+            "classification": load_steps(settings.classify),
+            "forecasting": load_steps(settings.forecast)})
+    elif settings.forecast:
         save(settings.out, plot_losses, load_points(settings.forecast))
     else:
         save(settings.out, plot_training, load_metrics(settings.run))

@@ -1,11 +1,12 @@
-"""The pictures of docs/tour.md: each function draws one, of a forecast in the embedded world.
+"""The pictures of docs/tour.md, of one forecast in the embedded world: what computes, what draws.
 
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3. A docstring is the text of the page: a
-title, an equation, and what the picture shows. The page also shows the code below it.
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3. The docstring of a function that computes
+is the text of the page: a title, an equation, and what the picture shows. The page also shows its
+code; its arguments are attributes of `Forecast`, and what it returns is drawn.
 
 Eight clips are observed; h has to predict the clip of the next step. Q draws, P = 1 missing clip,
 T levels, K phrases (the pool), S steps, D embedding. Embeddings are drawn standardized, in the
-plane of the two main axes of the pool.
+plane of the two main axes of the samples.
 """
 from collections import Counter
 
@@ -16,11 +17,12 @@ from data import classify_windows, forecast_samples, observed_steps
 from diffusion import add_noise, expectation, sample
 from evaluation.inference import draw_noise, score_texts
 from evaluation.labeled import require_teacher
-from evaluation.prediction import open_model, rank_steps
+from evaluation.prediction import observe_toy, open_model, rank_steps, truth_of
 from experiments import charts
 from experiments.charts import BLUE, GREEN, GREY, ORANGE
 from pseudo_labels import soft_targets
 from support.command import check, require
+from toy import render
 from toy.grammar import PHRASES, STEPS, Grammar
 from toy.source import ToySource, load_teacher
 
@@ -30,190 +32,148 @@ class Forecast:
 
     def __init__(self, settings):
         device = torch.device("cpu")
-        self.settings, teacher = settings, load_teacher(device)
-        self.model, of_toy = open_model(settings.checkpoint, device)
+        self.run, teacher = settings.checkpoint, load_teacher(device)
+        self.model, of_toy = open_model(self.run, device)
         require(of_toy and self.model.order == "diffusion"
-                and len(self.model.phrases) == len(PHRASES), f"{settings.checkpoint}: a diffusion "
+                and len(self.model.phrases) == len(PHRASES), f"{self.run}: a diffusion "
                 "model of the embedded world is needed, as `python train.py` makes it")
-        require_teacher(teacher, self.model, settings.checkpoint)
+        require_teacher(teacher, self.model, self.run)
         source = ToySource("test", settings.video + 1, self.model.encoder.frames, teacher)
         self.video = source.videos[settings.video]
         samples = forecast_samples([self.video])
         check(settings.after <= len(samples), "after", settings.after,
               f"of video {settings.video} at most {len(samples)} steps can be observed")
         self.sample = samples[settings.after - 1]
+        self.shown = observed_steps(self.sample, self.video)
+        self.exact = dict(zip(STEPS, Grammar().next_step(*self.shown)))
         start, end, _ = self.video.steps[self.sample.step]
         windows = np.concatenate([self.sample.windows, classify_windows(start, end, end, 1)])
         loaded = source.load([(settings.video, windows)])
         self.clips, self.features = loaded.clips, source.teacher_features(loaded.views)   # (9, ...)
         self.texts = teacher.encode_phrases(STEPS)                                         # (S, D)
         self.x = self.model.encode(self.clips)                                             # (9, D)
-        self.z0 = self.model.standardize(self.x[-1:])                                      # (1, D)
         self.noise = draw_noise(200, (1, self.model.dim), settings.seed)                # (Q, P, D)
+        self.z0 = self.model.standardize(self.x[-1:]).expand_as(self.noise)
         self.pool = self.model.standardize(self.model.phrases)                             # (K, D)
-        self.axes = torch.linalg.svd(self.pool - self.pool.mean(0))[2][:2].T               # (D, 2)
+        ends = sample(self.h, self.noise, self.model.alpha_bar)[:, 0]                      # (Q, D)
+        self.axes = torch.linalg.svd(ends - ends.mean(0))[2][:2].T                         # (D, 2)
+        self.reach = 1.2 * float((torch.cat([ends, self.z0[0]]) @ self.axes).abs().max())
 
     def h(self, zt, t):
         """Eq. 5 for Q draws of the clip after the eight: zt (Q, 1, D), t (Q,) -> (Q, 1, D)."""
         x, observed = self.x.expand(len(zt), -1, -1), torch.arange(9).expand(len(zt), -1) < 8
         return self.model.h(zt, x, observed, torch.full((len(zt), 1), 8), t)
 
-    def plane(self, z):
-        """Standardized embeddings (..., D) -> places in the plane (..., 2), numpy."""
-        return (z @ self.axes).numpy()
-
     def log_p(self, z):
         """Eq. 6 over the S steps: standardized (..., D) -> (..., S)."""
         return score_texts(self.model.standardize.inverse(z), self.texts, self.model.tau)
 
+    def median_video(self, count):
+        """Of the first `count` test videos, that whose forecast by predict.py is in the middle.
 
-# --- Drawing ---
-def draw_plane(axes, forecast):
-    """The phrases of the pool as gray points."""
-    places = forecast.plane(forecast.pool)
-    axes.plot(*places.T, ".", color="#BBBBBB", markersize=4)
-    low, high = places.min() - 1, places.max() + 1
-    axes.set(xticks=[], yticks=[], aspect="equal", xlim=(low, high), ylim=(low, high))
-
-
-def draw_levels(forecast, z):
-    """A figure of each level's Q points, z (T, Q, 1, D), with a cross at the true embedding."""
-    figure = charts.new_figure(8, 2.6)
-    for t, axes in enumerate(figure.subplots(1, 4, sharex=True, sharey=True)):
-        draw_plane(axes, forecast)
-        axes.plot(*forecast.plane(z[t][:, 0]).T, ".", color=BLUE, alpha=0.4, markersize=4)
-        axes.plot(*forecast.plane(forecast.z0).T, "X", color=ORANGE, markeredgecolor="white")
-        axes.set_title(f"t = {t + 1}")
-    return figure
+        Forecasts are ordered by their total variation from the exact distribution.
+        """
+        distance = {}
+        for number in range(count):
+            observed = observe_toy(number, self.model, None, 3)
+            x = self.model.encode(observed.clips)[None]
+            noise = draw_noise(3, (50, self.model.dim), number)[:1]
+            log_p = score_texts(self.model.forecast_next(x, noise), self.texts, self.model.tau)
+            p = dict(zip(STEPS, expectation(log_p)[0].tolist()))
+            distance[number] = 1 - sum(min(row["p"], p[row["step"]])
+                                       for row in truth_of(observed, [])["next"])
+        return sorted(distance, key=distance.get)[count // 2]
 
 
-# --- The pictures, in the paper's order ---
-def soft_targets_of_a_clip(forecast):
+# --- What computes, in the paper's order ---
+def soft_targets_of_a_clip(model, features):
     """A clip and its soft targets (Sec. 3.2)
 
     p'_k = softmax_k(cos(teacher(v), y_k) / tau)
 
     The teacher, a CLIP, compares the frames of a clip, here of the next step, with every phrase of
     the pool. Nobody labels the clip: f learns to match these probabilities, and it also learns from
-    what h predicts (picture 8). The teacher sees no order of steps. It is sure here, and often not.
+    what h predicts (picture 8). The last two pictures are not given to anyone: they show which
+    shapes in the frames are the step's object and its tool, a tool for each verb. All else is
+    clutter. The teacher sees no order of steps, and is often wrong about a single clip.
     """
-    figure, model = charts.new_figure(7.5, 2), forecast.model
-    pictures, bars = figure.subfigures(1, 2, width_ratios=(3, 2))
-    charts.plot_strip(pictures, "Frames of the clip", forecast.clips[-1].numpy(), [""] * 4)
-    p = soft_targets(forecast.features[-1:], model.phrases, model.tau)[0]
-    charts.plot_bars(bars.subplots(), rank_steps(p, PHRASES), {})
-    return figure
+    return soft_targets(features[-1:], model.phrases, model.tau)[0]                        # (K,)
 
 
-def matching(forecast):
+def matching(model, x):
     """Matching: clips by phrases (Eq. 6)
 
     p(y_k | x_i) = softmax_k(cos(f(v_i), y_k) / tau)
 
-    Every column is one of the eight observed clips, every row one of the twelve likeliest phrases.
-    The encoder f embeds the clip, and its cosine with a phrase gives the phrase's probability. A
-    circle marks the step that the video really shows there, if it has a row.
+    Every column is one of the eight observed clips. The rows are the steps that the video shows,
+    and the phrases that are likeliest in some clip. The encoder f embeds the clip, and its cosine
+    with a phrase gives the phrase's probability. A circle marks the true step where f finds it the
+    likeliest phrase, a cross where f errs: it prefers the darkest phrase of the column. A column
+    without a mark shows no step, or one that is not in the pool.
     """
-    p = forecast.model.match(forecast.x[:8]).exp()                                 # (8, K)
-    rows = p.amax(0).argsort(descending=True)[:12].sort().values.tolist()
-    figure = charts.new_figure(7, 3.4)
-    axes = figure.subplots()
-    image = axes.imshow(p[:, rows].T.numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    names, middles = [PHRASES[k] for k in rows], forecast.sample.windows.mean(1)   # (8,) s
-    for i, middle in enumerate(middles):
-        for step in forecast.video.steps:
-            if step.start <= middle < step.end and STEPS[step.label] in names:
-                axes.plot(i, names.index(STEPS[step.label]), "o", color=ORANGE, fillstyle="none")
-    axes.set_yticks(range(len(names)), names)
-    axes.set_xticks(range(8), [f"{middle:.0f} s" for middle in middles])
-    figure.colorbar(image, label="p(y | x)")
-    return figure
+    return model.match(x[:8]).exp()                                                        # (8, K)
 
 
-def noising(forecast):
+def noising(model, z0, noise):
     """Noise on the missing clip (Eq. 2)
 
     z_t = sqrt(alpha_bar_t) z_0 + sqrt(1 - alpha_bar_t) noise
 
-    The ninth clip is hidden from h; only noised copies of its embedding are given. The gray points
-    are the phrases of the pool, in the plane of their two main axes; the blue ones are 200 copies
-    at each of the four levels, drawn as z_t / sqrt(alpha_bar_t) so that the signal stays at the
-    cross, the embedding itself. Points outside the frame are not shown: at the last level the noise
-    has buried the signal, and few points are left.
+    The ninth clip is hidden from h; only noised copies of its embedding z_0 are given, here 200 at
+    each of the four levels, in a plane. The cross is z_0 at the scale that it has in the copies,
+    sqrt(alpha_bar_t), and so are the phrases. The noise stays as wide as it is, and the signal
+    shrinks in it: at the last level a copy tells next to nothing about z_0.
     """
-    z0, alpha_bar = forecast.z0.expand_as(forecast.noise), forecast.model.alpha_bar
-    zt = [add_noise(z0, forecast.noise, level) for level in alpha_bar]
-    return draw_levels(forecast, [z / level.sqrt() for z, level in zip(zt, alpha_bar)])
+    return [add_noise(z0, noise, level) for level in model.alpha_bar]              # T of (Q, 1, D)
 
 
-def denoising(forecast):
+def denoising(model, h, z0, noise):
     """What h makes of each level (Eq. 5)
 
     x_hat_0 = h(z_t, {x_i}, t)
 
-    From each noised copy h predicts the clean embedding, with the eight observed clips as context.
-    With less noise, the predictions depend more on the copy. With much noise, they stay near one
-    point, set by the context.
+    From each noised copy of picture 3, h predicts the clean embedding, with the eight observed
+    clips as context. With little noise (left) a prediction follows its copy, toward z_0. With much
+    noise the copies say nothing, and the predictions gather in the middle of what may come.
     """
-    z0, alpha_bar = forecast.z0.expand_as(forecast.noise), forecast.model.alpha_bar
-    zt = [add_noise(z0, forecast.noise, level) for level in alpha_bar]
-    return draw_levels(forecast, [forecast.h(z, torch.full((len(z),), t))
-                                  for t, z in enumerate(zt)])
+    return [h(zt, torch.full((len(zt),), t)) for t, zt in enumerate(noising(model, z0, noise))]
 
 
-def sampling(forecast):
+def sampling(model, h, noise):
     """From noise to steps: twenty samples (Sec. 3.3)
 
     z_T ~ N(0, I);  x_hat_0 = h(z_t, {x_i}, t);  z_{t-1} = x_hat_0 with z_T's noise at level t - 1
 
-    At inference nothing is known of the next clip, so z_T is pure noise. Each line follows one of
-    twenty samples through the middle of the plane, from its noise (small point) to the embedding
-    where it ends: different noise ends at different steps. Their shares estimate how likely each
-    step is; Eq. 11 averages the probabilities of the samples instead of counting their picks.
+    At inference nothing is known of the next clip, so z_T is pure noise. Each line follows what h
+    predicts for one of twenty samples, in the frame of picture 4. The first predictions (small
+    points) lie as close together as there in the last panel. Then each takes the place of z_0, with
+    the same noise as before: what the noise favored a little is favored more at each level, and the
+    samples part. Their shares estimate how likely each step is; Eq. 11 averages the probabilities
+    of the samples instead of counting their picks.
     """
-    paths = []
+    predicted = []
 
-    def h(zt, t):
-        paths.append(zt)
-        return forecast.h(zt, t)
-
-    noise = forecast.noise[:20]
-    ends = sample(h, noise, forecast.model.alpha_bar)
-    places = forecast.plane(torch.stack([*paths, ends])[:, :, 0])                  # (T + 1, 20, 2)
-    picks = forecast.log_p(ends[:, 0]).argmax(-1)
-    figure = charts.new_figure(6, 4)
-    axes = figure.subplots()
-    draw_plane(axes, forecast)
-    colors = BLUE, ORANGE, GREEN, "black", GREY, "#CC79A7"
-    ranked = Counter(picks.tolist()).most_common()
-    for (step, count), color, marker in zip(ranked, colors, "osD^v*"):
-        x, y = places[:, picks == step].T                                       # (count, T + 1)
-        axes.plot(x.T, y.T, ".-", color=color, alpha=0.5, linewidth=1, markersize=4, markevery=[0])
-        axes.plot(x[:, -1], y[:, -1], marker, color=color, markeredgecolor="white",
-                  label=f"{STEPS[step]}: {count} of 20")
-    (left, low), (right, high) = (places.min((0, 1)) - 1, places.max((0, 1)) + 1)
-    axes.set(xlim=(left, right), ylim=(low, high))
-    figure.legend(loc="outside right upper")
-    return figure
+    def h_noted(zt, t):
+        predicted.append(h(zt, t))
+        return predicted[-1]
+    sample(h_noted, noise[:20], model.alpha_bar)
+    return torch.stack(predicted)                                                  # (T, 20, 1, D)
 
 
-def zero_noise(forecast):
+def zero_noise(model, h, noise, log_p):
     """Zero noise: one deterministic forecast (Sec. 3.3)
 
     z_T = 0
 
     Starting from zeros instead of noise takes one pass through the levels and always gives the same
     answer. It lands at, or between, the likeliest steps. This is the number zero_noise of
-    evaluate.py, the cheapest forecast.
+    evaluate.py, the cheapest forecast. Hatched: the exact distribution of picture 7.
     """
-    z_hat = sample(forecast.h, torch.zeros_like(forecast.noise[:1]), forecast.model.alpha_bar)
-    figure = charts.new_figure(5, 2.2)
-    p = forecast.log_p(z_hat[0, 0]).exp()
-    charts.plot_bars(figure.subplots(), rank_steps(p, STEPS), {})
-    return figure
+    z_hat = sample(h, torch.zeros_like(noise[:1]), model.alpha_bar)                    # (1, 1, D)
+    return log_p(z_hat[0, 0]).exp()                                                        # (S,)
 
 
-def expectation_beside_truth(forecast):
+def expectation_beside_truth(model, h, noise, log_p):
     """The expectation beside the exact distribution (Eq. 11)
 
     p(y_j) = E[p(y_j | x_hat_0)]: the mean of p over samples of noise
@@ -222,26 +182,115 @@ def expectation_beside_truth(forecast):
     distribution of the next step after the steps observed, hatched. The row tv of evaluate.py
     compares it with how often each step is a sample's likeliest one.
     """
-    z_hat = sample(forecast.h, forecast.noise, forecast.model.alpha_bar)
-    p = expectation(forecast.log_p(z_hat[None, :, 0]))[0]
-    exact = Grammar().next_step(*observed_steps(forecast.sample, forecast.video))
-    figure = charts.new_figure(5, 2.6)
-    charts.plot_bars(figure.subplots(), rank_steps(p, STEPS), dict(zip(STEPS, exact)))
-    return figure
+    z_hat = sample(h, noise, model.alpha_bar)                                          # (Q, 1, D)
+    return expectation(log_p(z_hat.transpose(0, 1)))[0]                                    # (S,)
 
 
-def objective(forecast):
+def objective(run, model):
     """The three terms over training (Eq. 7)
 
     L = L_XE + L_MSE + L_MC
 
     L_XE matches the observed clips to their soft targets, L_MSE pulls the prediction of h to the
     true embedding, and L_MC matches it to the missing clip's soft targets. None of them needs a
-    label. The dotted line is where AdamW takes over from SGD.
+    label. The loop is `train.py:main`; at the gray line AdamW takes over from SGD. L_MSE is soon
+    flat, or rises, because its targets spread: f first gives all clips nearly the same embedding,
+    with a variance of some .01, and then learns to tell them apart. The green line is their
+    variance at the end, which is what the mean of all embeddings as the forecast would cost.
     """
-    rows = charts.load_metrics(forecast.settings.checkpoint)
-    return charts.plot_training(rows)
+    rows = charts.load_metrics(run)
+    return rows, float(model.dim * model.standardize.variance)         # the same scale for all D
 
 
-PICTURES = (soft_targets_of_a_clip, matching, noising, denoising, sampling, zero_noise,
-            expectation_beside_truth, objective)
+# --- What draws: the forecast, and what was computed -> a figure ---
+def draw_clip(forecast, p):
+    """The clip's frames, the shapes of its step alone, and bars."""
+    step = STEPS[forecast.sample.label]
+    thing, tool, _ = render.appearance(step)
+    pictures = [*forecast.clips[-1].numpy()]
+    for shape, *colors in ((render.OBJECT_SHAPE[thing], *render.OBJECT_COLORS[thing]),
+                           (render.TOOL_SHAPE[tool], *render.TOOL_COLORS[tool])):
+        colors = np.array([(90, 90, 90), *colors], np.uint8)                       # 0: background
+        pictures.append(colors[np.pad(render.SPRITES[shape, 1], 10)].transpose(2, 0, 1))
+    figure = charts.new_figure(8, 1.8)
+    strip, bars = figure.subfigures(1, 2, width_ratios=(2, 1))
+    charts.plot_strip(strip, f"A clip of: {step}", pictures, [""] * 4 + step.split()[::-1])
+    charts.plot_bars(bars.subplots(), rank_steps(p, PHRASES), {})
+    return figure
+
+
+def draw_matching(forecast, p):
+    """p (8, K) as shades, with marks at the true steps."""
+    middles = forecast.sample.windows.mean(1)                                              # (8,) s
+    true = [next((STEPS[step.label] for step in forecast.video.steps
+                  if step.start <= middle < step.end), None) for middle in middles]
+    names = [PHRASES[k] for k in p.amax(0).argsort(descending=True)[:10]]
+    names = sorted({*names, *(step for step in true if step in PHRASES)})
+    figure = charts.new_figure(7, 3.6)
+    axes = figure.subplots()
+    image = axes.imshow(p[:, [PHRASES.index(name) for name in names]].T.numpy(), cmap="Blues",
+                        vmin=0, vmax=1, aspect="auto")
+    for i, (step, k) in enumerate(zip(true, p.argmax(1))):
+        if step in names:
+            axes.plot(i, names.index(step), "o" if step == PHRASES[k] else "x", color=ORANGE,
+                      fillstyle="none")
+    axes.set_title("Circle: the true step, likeliest for f. Cross: the true step, where f errs.")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xticks(range(8), [f"{middle:.0f} s" for middle in middles])
+    figure.colorbar(image, label="p(y | x)")
+    return figure
+
+
+def draw_plane(axes, forecast, reach, scale=1.0):
+    """The phrases of the pool, and the missing clip, both at a scale."""
+    for z, mark, color, label in ((forecast.pool, ".", "#BBBBBB", "phrases"),
+                                  (forecast.z0[0], "X", ORANGE, "the missing clip, z_0")):
+        axes.plot(*(scale * z @ forecast.axes).T, mark, color=color, label=label)
+    axes.set(xticks=[], yticks=[], aspect="equal", xlim=(-reach, reach), ylim=(-reach, reach))
+
+
+def draw_noised(forecast, z, scales=None, reach=5, label="z_t, 200 copies"):
+    """A panel for each level: its Q points, z (T, Q, 1, D), and the plane at its scale."""
+    figure = charts.new_figure(8, 2.6)
+    for t, (alpha_bar, axes) in enumerate(zip(forecast.model.alpha_bar, figure.subplots(1, 4))):
+        draw_plane(axes, forecast, reach, alpha_bar.sqrt() if scales is None else scales)
+        axes.plot(*(z[t][:, 0] @ forecast.axes).T, ".", color=BLUE, alpha=0.4, label=label)
+        axes.set_title(f"t = {t + 1}, alpha_bar = {alpha_bar:.2g}")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def draw_predicted(forecast, z):
+    """The same of what h predicts, without a scale."""
+    return draw_noised(forecast, z, 1, forecast.reach, "x_hat_0 of each copy")
+
+
+def draw_samples(forecast, predicted):
+    """The paths of the samples through the plane, (T, 20, 1, D), by the step where they end."""
+    places = (predicted[:, :, 0] @ forecast.axes).numpy()                          # (T, 20, 2)
+    picks = forecast.log_p(predicted[-1, :, 0]).argmax(-1)
+    figure = charts.new_figure(6, 4)
+    axes = figure.subplots()
+    draw_plane(axes, forecast, forecast.reach)
+    colors = BLUE, ORANGE, GREEN, "black", GREY, "#CC79A7"
+    for (step, count), color, mark in zip(Counter(picks.tolist()).most_common(), colors, "os^DvP"):
+        x, y = places[:, picks == step].T                                           # (count, T)
+        axes.plot(x.T, y.T, ".-", color=color, alpha=0.5, linewidth=1, markersize=4, markevery=[0])
+        axes.plot(x[:, -1], y[:, -1], mark, color=color, markeredgecolor="white",
+                  label=f"{STEPS[step]}: {count} of 20")
+    figure.legend(loc="outside right upper")
+    return figure
+
+
+def draw_next(forecast, p):
+    """Bars of the likeliest next steps, and of the exact distribution."""
+    figure = charts.new_figure(5, 2.6)
+    charts.plot_bars(figure.subplots(), rank_steps(p, STEPS), forecast.exact)
+    return figure
+
+
+PICTURES = {
+    soft_targets_of_a_clip: draw_clip, matching: draw_matching, noising: draw_noised,
+    denoising: draw_predicted, sampling: draw_samples, zero_noise: draw_next,
+    expectation_beside_truth: draw_next,
+    objective: lambda forecast, computed: charts.plot_training(*computed)}

@@ -59,7 +59,8 @@ def check_coin(settings):
         result[task][split] = {"listed": len(samples), **count_videos(listed, paths, bad)}
     if "" in names:
         print(f"unnamed: {names.count('')} of {len(names)} classes that no step has, the first id "
-              f"{names.index('') + 1}: they compete with an empty text; --steps FILE names all")
+              f"{names.index('') + 1}: they compete with an empty text; a file given to train.py "
+              "and evaluate.py as --steps names all")
     return result | {"classes": len(names), "distinct_texts": len(set(names))}, bad
 
 

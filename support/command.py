@@ -153,7 +153,7 @@ def parse(cls, argv=None, command=""):
     kinds = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("data", "task"):
         kinds.add_argument(f"--{name}", nargs="?", default=getattr(cls, name, None))
-    chosen, others = vars(kinds.parse_known_args(argv)[0]), set()
+    chosen, others = vars(kinds.parse_known_args(argv)[0]), {}         # {"--data coin": its flags}
     for f in fields(cls):                              # never type=bool: bool("False") is True
         declared, help = f.metadata, f.metadata["help"]
         if f.default is not None and f.default is not False:
@@ -162,7 +162,8 @@ def parse(cls, argv=None, command=""):
             allowed = declared["only"].get(name, (kind,))
             if kind and kind not in allowed:
                 help = argparse.SUPPRESS
-                others |= {f"--{name} {other}" for other in allowed}
+                for other in allowed:
+                    others.setdefault(f"--{name} {other}", []).append(flag_of(f.name))
         if not declared["flag"]:
             parser.add_argument(f.name, nargs="?", type=f.type, default=f.default, help=help)
             continue
@@ -173,8 +174,8 @@ def parse(cls, argv=None, command=""):
         groups[declared["group"]].add_argument(*names, dest=f.name, default=f.default, help=help,
                                                **kind)
     groups[RUN].add_argument("-h", "--help", action="help", help="this list")
-    parser.epilog = "Defaults are in brackets" + (
-        f"; {' and '.join(sorted(others))} --help show more." if others else ".")
+    parser.epilog = " ".join(["Defaults are in brackets.", *(
+        f"{kind} adds {', '.join(others[kind])}." for kind in sorted(others))])
     try:
         return cls(**vars(parser.parse_args(argv)))
     except BadInput as error:

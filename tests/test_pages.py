@@ -23,7 +23,8 @@ NOT_RUN = {"pip install": "an environment of its own: .ci/run", "pytest": "this 
            "experiments.reproduce": "hours: tests/test_reproduce.py runs it without training"}
 PACKAGES = {"matplotlib": ("--figure", "experiments.charts", "experiments.tour"),
             "spacy": ("phrases --captions",)}                  # what needs an optional package
-TOY = {"train.py": ("--toy-videos", "16", "--batch", "4"), "evaluate.py": ("--toy-videos", "2")}
+TOY = {"train.py": ("--toy-videos", "16", "--batch", "4"), "evaluate.py": ("--toy-videos", "2"),
+       "tour.py": ("--lead", "2")}
 SMALL = "--size", "small", "--clip", "local-dir:clip", "--batch", "4"
 
 
