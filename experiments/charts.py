@@ -32,8 +32,7 @@ BOX = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE, "l
 @dataclass(frozen=True)
 class ChartSettings(Settings):
     """Draw the curves of a training run, where a forecast's points are lost, or Fig. A."""
-    run: Path = opt("the run folder, with metrics.jsonl", Path("runs/pretrain"), WHAT,
-                    forecast=(None,))
+    run: Path = opt("the run folder, with metrics.jsonl", OWN, WHAT, forecast=(None,))
     classify: Path = opt("with --forecast, this JSON of the same run's classification: draw both "
                          "by step, seen and novel (Fig. A)", None, WHAT, forecast=())
     forecast: Path = opt("draw this JSON of evaluate.py instead: who loses which points", None,
