@@ -47,7 +47,7 @@ def random_model(settings, clips):
                         pixels=PIXELS).to(device)
     shape = clips, model.encoder.frames, 3, model.encoder.image, model.encoder.image
     x = torch.nn.functional.normalize(torch.randn(clips, model.dim, device=device), dim=-1)
-    return model, torch.randint(256, shape, device=device), x
+    return model, torch.randint(256, shape, dtype=torch.uint8, device=device), x
 
 
 def encoder(settings):
