@@ -93,8 +93,8 @@ def terms_by_loops(model, batch, mask):
 @pytest.mark.parametrize("order", ["diffusion", "mask"])
 def test_eq7_every_step_minimizes_the_sum_of_the_terms_by_loops(here, monkeypatch, order):
     """Catches: a term left out, weighted, or of other clips; the missing clip observed, or its
-    gradient not stopped; another level; padding counted; x in another space; a gradient that is
-    cut, or not cut to length 1; weights that do not move; a stage with another objective."""
+    gradient not stopped; another level; padding counted; a gradient cut, or not cut to length 1;
+    weights that stay."""
     batches, steps = pretrain.Pretraining.batches, set()
 
     def watched(self, stage, optimizer):

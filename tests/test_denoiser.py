@@ -64,9 +64,8 @@ def slow_h(w, heads, zt, z, observed, j, t):
 
 @pytest.mark.parametrize("j", [[[1], [3], [0]], [[1, 4], [2, 3], [1, 0]]], ids=["one", "together"])
 def test_eq5_h_equals_a_transformer_token_by_token(j):
-    """Catches: heads mixed up, x_j, a hidden clip or padding read, clips missing together that do
-    not see each other, level, role or position left out, post-norm, GELU for QuickGELU, a norm or
-    layer added, rows mixed."""
+    """Catches: heads mixed up, x_j, a hidden clip or padding read, level, role or position left
+    out, post-norm, GELU for QuickGELU, a norm or layer added, rows mixed."""
     h, (zt, z, observed, j, t) = tiny(), question(*j)
     with torch.no_grad():
         fast = h(zt, z, observed, j, t)

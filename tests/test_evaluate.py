@@ -195,10 +195,9 @@ def counts_by_hand(last):
 
 
 def test_the_forecast_table_equals_counting(tmp_path, monkeypatch):
-    """Catches: zero noise among the samples; an oracle_softmax fitted elsewhere; a clip baseline of
-    one clip; a unigram that saw test labels; bigram and bigram_soft exchanged, of the first clip,
-    or with padding; equal texts that do not tie; --seed or M that does not arrive; a wrong
-    deviation."""
+    """Catches: zero noise among the samples; another temperature; a clip baseline of one clip; a
+    unigram that saw test labels; bigrams exchanged, of the first clip, or with padding; equal texts
+    that do not tie; --seed or M that does not arrive."""
     monkeypatch.setattr(forecasting, "SPREAD", 50)
     main(dataclasses.replace(SETTINGS, json=tmp_path / "o.json", device="cpu"))
     result, source = read_json(tmp_path / "o.json"), Source("test", 25)
@@ -230,7 +229,7 @@ def test_the_forecast_table_equals_counting(tmp_path, monkeypatch):
 
 def test_the_rows_of_the_exact_truth_equal_counting():
     """Catches: the filter fed with other posteriors or lengths; tv of the truth's draws in place of
-    ours, or its floor of ours; other draws than --samples in the ideal oracle."""
+    ours, or its floor of ours; other draws than --samples."""
     source, exact = Source("test", 30), grammar.Grammar()
     samples, x = data.forecast_samples(source.videos), clips_of(source.ours, source)
     y = torch.tensor([sample.label for sample in samples])
@@ -277,8 +276,8 @@ def test_a_step_is_observed_from_a_second_on():
 
 
 def test_the_classification_table_equals_counting():
-    """Catches: one view for three, logarithms averaged for probabilities, a teacher's row of our
-    embedding, equal texts that do not tie, kinds of steps mixed up, outcomes of other videos."""
+    """Catches: one view for three, logarithms averaged, a teacher's row of our embedding, equal
+    texts that do not tie, kinds of steps mixed up, outcomes of other videos."""
     source = Source("test", 25)
     samples = data.samples_of("classify", source.videos)
     x, teacher, samples = encode_samples(Model(), source, samples, SETTINGS, "cpu")

@@ -151,7 +151,7 @@ class Batches(Pretraining):
 @pytest.mark.parametrize("broken, workers", [((), 0), ((1, 3, 5), 0), ((1, 5), 2)])
 def test_a_batch_is_the_clips_of_its_videos_and_rows_of_them(tmp_path, broken, workers):
     """Catches: clips or features of another video, a row of two videos, one that cannot be read
-    that shifts the others or changes a draw, P that is always the same."""
+    that shifts others, P always the same."""
     stage, source = Stage("adamw", range(20, 26), 7, 1.0), Source(broken)
     run, several = Batches(source, TrainSettings(
         seed=2, out=tmp_path, workers=workers, missing=2, max_unreadable=1.)), set()
@@ -256,8 +256,7 @@ def encode(source, samples, **settings):
 
 @pytest.mark.parametrize("workers, batch", [(0, 1), (0, 4), (2, 4), (0, 100)])
 def test_unreadable_videos_leave_the_samples_aligned(workers, batch):
-    """Catches: a label beside another sample's embedding; a batch of broken videos; random
-    views."""
+    """Catches: a label by another sample's embedding; a batch of broken videos; random views."""
     source = Source(broken=(0, 2, 3))
     samples = samples_of(source)[:-2]                  # 9 of 19 are of the 3 of 7 videos
     x, features, read = encode(source, samples, batch=batch, workers=workers, max_unreadable=3 / 7)
