@@ -92,8 +92,7 @@ def test_only_tags_are_removed(tmp_path):
 
 
 def rolling_vtt(lines, seconds=2.0):
-    """A vtt as YouTube writes automatic captions: each line is shown word by word, then alone for
-    10 ms, then above the next line."""
+    """As YouTube writes: a line is shown word by word, alone for 10 ms, then above the next."""
     def stamp(t):
         return f"00:{int(t) // 60:02d}:{t % 60:06.3f}"
 

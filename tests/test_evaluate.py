@@ -1,8 +1,5 @@
 """evaluate.py: every number of its tables, counted again from embeddings that are known.
-
-In place of f, h and the teacher stand made-up embeddings, one for each second of the embedded
-world's videos. All is float64, so that no rounding decides which step comes first.
-"""
+They stand, in float64, in place of what f, h and the teacher give for each second of a video."""
 import dataclasses
 import math
 from types import SimpleNamespace
@@ -46,9 +43,7 @@ def tilted(p):
 
 class Source:
     """Videos of the embedded world; a clip is its middle second: its step, the next one, noise.
-
-    The second training video has nothing that a window lies around.
-    """
+    The second training video has nothing that a window lies around."""
 
     def __init__(self, split, count, *_):
         self.split, self.videos = split, [grammar.make_video(split, i) for i in range(count)]
@@ -178,8 +173,7 @@ def temperature_by_hand():
 
 
 def counts_by_hand(last):
-    """How often each step is seen in training, what follows the nearest step of each last clip, and
-    what follows its softmax: counted."""
+    """Counts of each step in training, of what follows the nearest of a last clip, its softmax."""
     train, seen, follows = Source("train", 25), np.zeros(S), np.zeros((S, S))
     for v, video in enumerate(train.videos):
         steps = [int(p_of(train.ours[v][middle_of(step)], TAU).argmax())

@@ -1,8 +1,5 @@
 """What a step or a sample reads: drawn from its number, by any worker, without unreadable videos.
-
-support/workers.py, training/pretrain.py (load_step, Pretraining) and evaluation/embedding.py. The
-clips say what they show (video, s, view), so that a row in the wrong place is seen at once.
-"""
+Clips say what they show (video, s, view), so that a row in the wrong place is seen at once."""
 import functools
 import json
 import os
@@ -31,8 +28,7 @@ WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 
 class Source:
-    """Videos of 9, 6, 1, 0, 5, 7 and 2 clips: a clip is (video, s, view), for the teacher
-    (video, s)."""
+    """Videos of 9, 6, 1, 0, 5, 7 and 2 clips: (video, s, view), for the teacher (video, s)."""
     counts = [9, 6, 1, 0, 5, 7, 2]
 
     def __init__(self, broken=(), closed=(), teacher=True):
@@ -104,7 +100,7 @@ def test_clips_of_a_features_file_are_steps_and_their_histories():
 
 
 def test_a_step_is_drawn_from_seed_and_number():
-    """Catches: windows or views that hang on other steps, workers, or global generators."""
+    """Catches: windows or views that hang on other steps or workers; one order for all epochs."""
     source, numbers = Source(), range(10, 20)
     drawn = steps(source, numbers)
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
@@ -117,6 +113,7 @@ def test_a_step_is_drawn_from_seed_and_number():
     assert len(set(views)) == len(views) and min(views) > 0                          # random ones
     epochs = [videos_of_step(place, 7, 3, 5).tolist() for place in range(10)]
     assert all(len({*a, *b}) == 6 for a, b in zip(epochs[::2], epochs[1::2]))
+    assert len({*map(tuple, epochs)}) == 10                                          # new orders
     assert [[video for video, _ in step[0]] for step in drawn] == [
         [video for video in step if video != 3] for step in epochs]                  # 3: no clip
     assert steps(source, numbers, settings=MIDDLE) == [

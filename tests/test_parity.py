@@ -1,8 +1,5 @@
 """Published weights give the published numbers: files in the released layout, ours and a real one.
-
-released_tiny.pt holds random weights of tiny sizes under the released names, an input, and what the
-slow versions in test_encoder.py and test_denoiser.py compute from them in float64.
-"""
+released_tiny.pt holds random weights, an input, and what the slow versions compute in float64."""
 import functools
 import math
 from pathlib import Path

@@ -33,9 +33,7 @@ STEPS = sum(len(video.steps) for video in TEST)
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """A folder with the exported world in ex/ and a run trained on it in real/.
-
-    One narration is removed, and one of --ids is nowhere.
-    """
+    One narration is removed, and one of --ids is nowhere."""
     folder = tmp_path_factory.mktemp("real")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
