@@ -1,7 +1,5 @@
 """What cannot be used ends with status 2 and one line of stderr that names it; nothing is written.
-
-One table, file and fault; everything runs in this process, on small files made up.
-"""
+One table, file and fault; everything runs in this process, on small files made up."""
 import json
 import shutil
 from pathlib import Path

@@ -92,8 +92,7 @@ def test_only_tags_are_removed(tmp_path):
 
 
 def rolling_vtt(lines, seconds=2.0):
-    """A vtt as YouTube writes automatic captions: each line is shown word by word, then alone for
-    10 ms, then above the next line."""
+    """As YouTube writes: a line is shown word by word, alone for 10 ms, then above the next."""
     def stamp(t):
         return f"00:{int(t) // 60:02d}:{t % 60:06.3f}"
 
@@ -136,7 +135,7 @@ def test_only_whole_lines_on_the_screen_are_repetitions(cues, texts):
 
 def test_folder_is_listed_without_opening_anything(tmp_path, monkeypatch):
     """Catches: a start that reads a million files; an id cut at a dot; other files as narrations; a
-    choice among several files left to the folder's order."""
+    choice left to the folder's order."""
     for name in ("-a_1.csv", "b.srt", "b.steps.csv", "b.en.vtt", "my.video.CSV", "._b.csv", ".csv",
                  "readme.txt", "c.en-US.vtt", "c.csv", "c.srt", "d.de.vtt", "d.en.vtt"):
         (tmp_path / name).write_text("not a narration")

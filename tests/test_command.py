@@ -72,7 +72,6 @@ def error_of(capsys, cls, *argv):
     return err
 
 
-# ---- every flag of every command ---------------------------------------------------------------
 @pytest.mark.parametrize("script, flags", [(script, flags) for script, *flags in HELPS])
 def test_help_is_there_at_once(script, flags, tmp_path):
     """Catches: torch imported at the top of a script, a wrong % in a help, a usage of a screen."""
@@ -176,7 +175,6 @@ def test_a_flag_without_effect_is_refused(cls, capsys):
                 assert f"has no effect {told}" in line and flag_of(f.name) in line
 
 
-# ---- the command line --------------------------------------------------------------------------
 COIN = ("--data", "coin", "--annotations", "a")
 FEATURES = ("--features", "f", "--text-embeddings", "t")
 READ = ("--videos", __file__, "--captions", __file__, "--phrases", __file__, "--ids", __file__)
@@ -248,7 +246,6 @@ def test_values_arrive_with_their_types():
     assert parse(FinetuneSettings, []).clip == "ViT-B-16-quickgelu"      # as in older records
 
 
-# ---- how a command ends ------------------------------------------------------------------------
 @pytest.mark.parametrize("cls, argv, refused", [
     (EvaluateSettings, "--data coin --annotations in/COIN.json --videos in/videos --json", [
         "in/COIN.json", "linked/COIN.json", "in/videos/a.mp4", "in/videos/new.json", "hard"]),
@@ -416,7 +413,6 @@ def test_a_folder_has_one_command_at_a_time():
     os.close(locks.popitem()[1])
 
 
-# ---- files, seeds and devices ------------------------------------------------------------------
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
 def test_the_old_file_survives_a_failed_write(tmp_path, error):
     """Catches: the last checkpoint lost because the next one did not fit on the disk."""

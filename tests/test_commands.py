@@ -14,6 +14,7 @@ import torch
 from commands import COIN, TINY, call, cannot_read, coin_flags, read_json, read_rows
 from files.sources import open_coin_features
 from pseudo_labels import estimate_tau
+from support.process import locks
 from toy import grammar, teacher
 from toy.source import ToySource
 from train import TrainSettings
@@ -63,9 +64,7 @@ def p_of(x, texts, tau):
 
 def terms_by_loops(model, batch, mask):
     """L_XE, L_MSE and L_MC (Eqs. 8-10) of a batch, row by row without padding, in float64.
-
-    Random numbers are drawn in the order of train.py. mask: x_j^t is 0, at the last level.
-    """
+    Random numbers are drawn in the order of train.py. mask: x_j^t is 0, at the last level."""
     (R, P), T = batch.j.shape, len(model.alpha_bar)
     t, noise = torch.randint(T, (R,)), torch.randn(R, P, model.dim).double()
     mean, scale = model.standardize.mean.double(), model.standardize.variance.double() ** 0.5
@@ -93,8 +92,8 @@ def terms_by_loops(model, batch, mask):
 @pytest.mark.parametrize("order", ["diffusion", "mask"])
 def test_eq7_every_step_minimizes_the_sum_of_the_terms_by_loops(here, monkeypatch, order):
     """Catches: a term left out, weighted, or of other clips; the missing clip observed, or its
-    gradient not stopped; another level; padding counted; x in another space; a gradient that is
-    cut, or not cut to length 1; weights that do not move; a stage with another objective."""
+    gradient not stopped; another level; padding counted; a gradient cut, or not cut to length 1;
+    weights that stay."""
     batches, steps = pretrain.Pretraining.batches, set()
 
     def watched(self, stage, optimizer):
@@ -137,12 +136,13 @@ def test_temperatures_of_a_run(trained, here):
 
 
 def test_a_finished_run_stays_as_it_is(trained, here, capsys):
-    """Catches: steps added to a finished run, or its files written again, without a word."""
+    """Catches: a finished run that is changed without a word; a folder that two runs may write."""
     shutil.copytree(trained / "mask", "mask")
     before = {path: path.read_bytes() for path in Path("mask").iterdir()}
     call("train.py", *TINY, "--order", "mask", "--out", "mask", "--resume")
     assert {path: path.read_bytes() for path in Path("mask").iterdir()} == before
     assert "finished before, 6 steps" in capsys.readouterr().out
+    assert os.path.realpath("mask") in locks
 
 
 def test_steps_without_a_clip(here, monkeypatch):

@@ -93,9 +93,9 @@ def slow_places(n, P):
 
 @pytest.mark.parametrize("P", [1, 2, 3])
 def test_missing_rows_by_loops(P):
-    """Catches: a history of another length, end, start or run, or with later clips; the first clip
-    forecast; among clips on both sides a gap, a hidden one, a clip or place never drawn, another
-    share; a run without a row."""
+    """Catches: a history of another length, end, start or run; the first clip forecast; among clips
+    on both sides a gap, a hidden one, a clip or place never drawn, another share; a run without a
+    row."""
     rng, runs = np.random.default_rng(P), [np.arange(12)[:, None] * 4. + [20, 29]]
     for n in (1, 16, 2, 3, 5, 9, 4):
         middles, half = 5 + rng.uniform(1, 30, n).cumsum(), rng.uniform(.5, 5, n)

@@ -108,9 +108,8 @@ def slow_timesformer(clip, weights, patch, heads, depth):
 
 @torch.no_grad()
 def test_divided_attention_equals_one_token_at_a_time():
-    """Catches: patches and frames, or heads, mixed up, class token in temporal attention, its
-    frames summed, a residual or norm left out, another eps, tanh GELU, another last block, no
-    time_embed, no L2 norm."""
+    """Catches: patches, frames or heads mixed up, the class token in temporal attention or summed,
+    a residual or norm left out, another eps, tanh GELU, another last block."""
     model, clips = tiny(), random_clips(2)
     weights = model.state_dict()
     slow = [slow_timesformer(clip, weights, patch=4, heads=2, depth=3) for clip in clips]

@@ -1,8 +1,5 @@
 """evaluate.py: every number of its tables, counted again from embeddings that are known.
-
-In place of f, h and the teacher stand made-up embeddings, one for each second of the embedded
-world's videos. All is float64, so that no rounding decides which step comes first.
-"""
+They stand, in float64, in place of what f, h and the teacher give for each second of a video."""
 import dataclasses
 import math
 from types import SimpleNamespace
@@ -46,9 +43,7 @@ def tilted(p):
 
 class Source:
     """Videos of the embedded world; a clip is its middle second: its step, the next one, noise.
-
-    The second training video has nothing that a window lies around.
-    """
+    The second training video has nothing that a window lies around."""
 
     def __init__(self, split, count, *_):
         self.split, self.videos = split, [grammar.make_video(split, i) for i in range(count)]
@@ -178,8 +173,7 @@ def temperature_by_hand():
 
 
 def counts_by_hand(last):
-    """How often each step is seen in training, what follows the nearest step of each last clip, and
-    what follows its softmax: counted."""
+    """Counts of each step in training, of what follows the nearest of a last clip, its softmax."""
     train, seen, follows = Source("train", 25), np.zeros(S), np.zeros((S, S))
     for v, video in enumerate(train.videos):
         steps = [int(p_of(train.ours[v][middle_of(step)], TAU).argmax())
@@ -195,10 +189,9 @@ def counts_by_hand(last):
 
 
 def test_the_forecast_table_equals_counting(tmp_path, monkeypatch):
-    """Catches: zero noise among the samples; an oracle_softmax fitted elsewhere; a clip baseline of
-    one clip; a unigram that saw test labels; bigram and bigram_soft exchanged, of the first clip,
-    or with padding; equal texts that do not tie; --seed or M that does not arrive; a wrong
-    deviation."""
+    """Catches: zero noise among the samples; another temperature; a clip baseline of one clip; a
+    unigram that saw test labels; bigrams exchanged, of the first clip, or with padding; equal texts
+    that do not tie; --seed or M that does not arrive."""
     monkeypatch.setattr(forecasting, "SPREAD", 50)
     main(dataclasses.replace(SETTINGS, json=tmp_path / "o.json", device="cpu"))
     result, source = read_json(tmp_path / "o.json"), Source("test", 25)
@@ -230,7 +223,7 @@ def test_the_forecast_table_equals_counting(tmp_path, monkeypatch):
 
 def test_the_rows_of_the_exact_truth_equal_counting():
     """Catches: the filter fed with other posteriors or lengths; tv of the truth's draws in place of
-    ours, or its floor of ours; other draws than --samples in the ideal oracle."""
+    ours, or its floor of ours; other draws than --samples."""
     source, exact = Source("test", 30), grammar.Grammar()
     samples, x = data.forecast_samples(source.videos), clips_of(source.ours, source)
     y = torch.tensor([sample.label for sample in samples])
@@ -277,8 +270,8 @@ def test_a_step_is_observed_from_a_second_on():
 
 
 def test_the_classification_table_equals_counting():
-    """Catches: one view for three, logarithms averaged for probabilities, a teacher's row of our
-    embedding, equal texts that do not tie, kinds of steps mixed up, outcomes of other videos."""
+    """Catches: one view for three, logarithms averaged, a teacher's row of our embedding, equal
+    texts that do not tie, kinds of steps mixed up, outcomes of other videos."""
     source = Source("test", 25)
     samples = data.samples_of("classify", source.videos)
     x, teacher, samples = encode_samples(Model(), source, samples, SETTINGS, "cpu")

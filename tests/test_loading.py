@@ -1,8 +1,5 @@
 """What a step or a sample reads: drawn from its number, by any worker, without unreadable videos.
-
-support/workers.py, training/pretrain.py (load_step, Pretraining) and evaluation/embedding.py. The
-clips say what they show (video, s, view), so that a row in the wrong place is seen at once.
-"""
+Clips say what they show (video, s, view), so that a row in the wrong place is seen at once."""
 import functools
 import json
 import os
@@ -31,8 +28,7 @@ WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 
 class Source:
-    """Videos of 9, 6, 1, 0, 5, 7 and 2 clips: a clip is (video, s, view), for the teacher
-    (video, s)."""
+    """Videos of 9, 6, 1, 0, 5, 7 and 2 clips: (video, s, view), for the teacher (video, s)."""
     counts = [9, 6, 1, 0, 5, 7, 2]
 
     def __init__(self, broken=(), closed=(), teacher=True):
@@ -104,7 +100,7 @@ def test_clips_of_a_features_file_are_steps_and_their_histories():
 
 
 def test_a_step_is_drawn_from_seed_and_number():
-    """Catches: windows or views that hang on other steps, workers, or global generators."""
+    """Catches: windows or views that hang on other steps or workers; one order for all epochs."""
     source, numbers = Source(), range(10, 20)
     drawn = steps(source, numbers)
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
@@ -117,6 +113,7 @@ def test_a_step_is_drawn_from_seed_and_number():
     assert len(set(views)) == len(views) and min(views) > 0                          # random ones
     epochs = [videos_of_step(place, 7, 3, 5).tolist() for place in range(10)]
     assert all(len({*a, *b}) == 6 for a, b in zip(epochs[::2], epochs[1::2]))
+    assert len({*map(tuple, epochs)}) == 10                                          # new orders
     assert [[video for video, _ in step[0]] for step in drawn] == [
         [video for video in step if video != 3] for step in epochs]                  # 3: no clip
     assert steps(source, numbers, settings=MIDDLE) == [
@@ -151,7 +148,7 @@ class Batches(Pretraining):
 @pytest.mark.parametrize("broken, workers", [((), 0), ((1, 3, 5), 0), ((1, 5), 2)])
 def test_a_batch_is_the_clips_of_its_videos_and_rows_of_them(tmp_path, broken, workers):
     """Catches: clips or features of another video, a row of two videos, one that cannot be read
-    that shifts the others or changes a draw, P that is always the same."""
+    that shifts others, P always the same."""
     stage, source = Stage("adamw", range(20, 26), 7, 1.0), Source(broken)
     run, several = Batches(source, TrainSettings(
         seed=2, out=tmp_path, workers=workers, missing=2, max_unreadable=1.)), set()
@@ -256,8 +253,7 @@ def encode(source, samples, **settings):
 
 @pytest.mark.parametrize("workers, batch", [(0, 1), (0, 4), (2, 4), (0, 100)])
 def test_unreadable_videos_leave_the_samples_aligned(workers, batch):
-    """Catches: a label beside another sample's embedding; a batch of broken videos; random
-    views."""
+    """Catches: a label by another sample's embedding; a batch of broken videos; random views."""
     source = Source(broken=(0, 2, 3))
     samples = samples_of(source)[:-2]                  # 9 of 19 are of the 3 of 7 videos
     x, features, read = encode(source, samples, batch=batch, workers=workers, max_unreadable=3 / 7)

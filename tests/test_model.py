@@ -60,8 +60,8 @@ def slow_forecast(model, x, observed, j, noise):
 @pytest.mark.parametrize("j", [[[0], [0]], [[2], [1]], [[4], [3]], [[1, 2], [0, 3]]],
                          ids=["past", "present", "future", "together"])
 def test_eq1_f_h_and_the_matching_put_together(j):
-    """Catches: pixels not normalized, axes exchanged; h in the space of f; samples or videos that
-    mix, a missing clip that is read, clips missing together forecast one by one; another tau."""
+    """Catches: pixels not normalized, axes exchanged; h in the space of f; samples that mix, a
+    missing clip read, clips missing together forecast one by one."""
     model, y = build(F), torch.arange(10).view(2, 5) % K
     clips = torch.randint(256, (9, 2, 3, 8, 8), dtype=torch.uint8)
     noise = torch.stack([torch.zeros(2, len(j[0]), D), draw(2, len(j[0]), D)], 1)  # (B, Q, P, D)
@@ -174,7 +174,7 @@ def test_the_bar_shows_the_terms_and_once_the_time_left(monkeypatch, tmp_path, c
 
 def test_sgd_comes_first_and_rates_rise_and_fall_within_a_stage(monkeypatch, tmp_path):
     """Catches: AdamW from the start, SGD without momentum, a stage that leaves f or h out, or has
-    the rate or length of another; a constant rate; a model that is not in training mode."""
+    the rate or length of another; a constant rate; eval mode."""
     monkeypatch.setattr(pretrain, "SGD_LR", .1)
     monkeypatch.setattr(pretrain, "WEIGHT_DECAY", .4)
     given = TrainSettings(out=tmp_path, batch=4, sgd_epochs=2, epochs=1, lr=.2)

@@ -1,8 +1,5 @@
-"""A step divided: over processes, into micro-batches; and what a GPU would be waited for.
-
-Two processes are copies of this one that talk by gloo. There is no GPU: of what would run on one
-only shapes are computed (torch's FakeTensorMode), in which reading a value is an error.
-"""
+"""A step divided: over processes (copies of this one, by gloo) and into micro-batches.
+Of what would run on a GPU only shapes are computed (torch's FakeTensorMode)."""
 import multiprocessing
 import os
 import signal
@@ -75,8 +72,7 @@ def train_tiny(settings, *args):
 
 
 def gradients(out, batch, broken, micro_batch=None):
-    """The losses and all gradients of the first step, by name, and the number of clips; and how
-    many bytes autograd holds on to."""
+    """Losses, gradients and number of clips of the first step; the bytes that autograd keeps."""
     settings, held = TrainSettings(out=out, micro_batch=micro_batch, max_unreadable=1.0, missing=2,
                                    device="cpu"), {}
 

@@ -1,8 +1,5 @@
 """Published weights give the published numbers: files in the released layout, ours and a real one.
-
-released_tiny.pt holds random weights of tiny sizes under the released names, an input, and what the
-slow versions in test_encoder.py and test_denoiser.py compute from them in float64.
-"""
+released_tiny.pt holds random weights, an input, and what the slow versions compute in float64."""
 import functools
 import math
 from pathlib import Path
@@ -75,8 +72,7 @@ def close(ours, theirs):
     not OFFICIAL.is_file(), reason=f"no {OFFICIAL.name}"))], ids=["tiny", "official"])
 def test_released_weights_give_the_released_numbers(path):
     """Catches: a parameter under another's name, no L2 norm, a level off by one, x_T scaled, x_hat
-    normalized or noised afresh, a final LayerNorm, no QuickGELU, sizes of one file for
-    constants."""
+    normalized or noised afresh, a final LayerNorm, no QuickGELU."""
     content, model = torch.load(path, weights_only=True), load_released(path)
     assert not any(parameter.requires_grad for parameter in model.parameters())
     clips, noise = clips_of(content), content["noise"]

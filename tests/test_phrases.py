@@ -64,8 +64,8 @@ def parse(text):
 
 @pytest.mark.parametrize("text", PARSES)
 def test_verb_phrases_of_parses_by_hand(text):
-    """Catches: a particle lost or misplaced; the object without its chunk, or as its lemma; the
-    verb inflected; pronouns and subjects taken; another preposition; commas, capitals."""
+    """Catches: a particle lost; the object without its chunk, or as its lemma; an inflected verb;
+    pronouns and subjects taken; another preposition; commas."""
     assert phrases.verb_phrases(parse(text)) == PARSES[text][2]
 
 

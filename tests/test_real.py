@@ -33,9 +33,7 @@ STEPS = sum(len(video.steps) for video in TEST)
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """A folder with the exported world in ex/ and a run trained on it in real/.
-
-    One narration is removed, and one of --ids is nowhere.
-    """
+    One narration is removed, and one of --ids is nowhere."""
     folder = tmp_path_factory.mktemp("real")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -104,8 +102,8 @@ def test_targets_of_what_is_said():
 
 
 def test_coin_videos_and_a_released_list_are_evaluated(monkeypatch):
-    """Catches: samples or classes that go astray; prompts read again for the second split; a csv's
-    history cut at the wrong end, its labels counted from 1."""
+    """Catches: samples or classes that go astray; prompts read twice; a csv's history cut
+    wrongly."""
     opened, create = [], open_clip.create_model
     monkeypatch.setattr(open_clip, "create_model",
                         lambda *args, **flags: opened.append(args) or create(*args, **flags))
@@ -203,7 +201,7 @@ def test_what_is_not_there_is_one_line(argv, named, capsys):
 @pytest.mark.parametrize("command, flags", [("shrink", ("--short-side", "16")), ("teach", CLIP)])
 def test_each_video_gets_a_file_once(command, flags, capsys):
     """Catches: a file made twice, or kept where settings or the video changed; a broken video that
-    is not named; another size or second; a file of somebody else replaced."""
+    is not named; somebody else's file replaced."""
     def times():
         return {path: path.stat().st_mtime_ns for path in sorted(Path("made").iterdir())}
     copy_videos("some", *TEST)

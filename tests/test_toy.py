@@ -45,8 +45,8 @@ def bigram():
 
 
 def test_procedures_are_distributions_of_sequences_that_share_steps():
-    """Catches: weights that do not add up, an order counted twice, maybe(p) inverted; a procedure
-    too short or long, a step that gives its procedure away."""
+    """Catches: weights that do not add up, an order counted twice, maybe(p) inverted; a step that
+    gives its procedure away."""
     procedures = defaultdict(set)
     for name, options in PROCEDURES.items():
         assert sum(p for p, _ in options) == pytest.approx(1, abs=1e-9)
@@ -95,9 +95,8 @@ def test_difficulty():
 
 
 def test_next_steps_equal_enumerating_all_sequences():
-    """Catches: one occurrence taken for all, `from_start` ignored, procedures weighted by their
-    number of sequences, ended ones counted as going on; pairs exchanged; 0 / 0 for an impossible
-    history."""
+    """Catches: one occurrence taken for all, `from_start` ignored, sequences weighted by number,
+    ended ones counted as going on; pairs exchanged; 0 / 0."""
     samples = sorted({sample[:2] for sample in TEST[:400]}) + [((), True)]
     samples += [(steps[-n:], False) for steps, _ in samples[::4] for n in (1, 2) if len(steps) > n]
     samples += [((STEP_ID["bake dough"],), False), ((STEP_ID["flip dough"],), True)]   # no next

@@ -108,7 +108,6 @@ class Counting:
         return all(len(file.streams) == 0 for file in self.opened)          # close() empties them
 
 
-# ---- frames at times ---------------------------------------------------------------------------
 VARIABLE = (np.cumsum([30, 40, 40, 500, 33, 33, 1700, 20, 20, 25] * 6) - 30).tolist()      # ms
 X265 = {"preset": "ultrafast", "x265-params": "log-level=none:keyint=25:bframes=3:open-gop=1"}
 FILES = {
@@ -138,9 +137,8 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_frames_at_times_equal_decoding_everything(tmp_path, name):
-    """Catches: a frame before or after; pts and dts, or kinds of start, taken for each other; a
-    seek behind the target; B-frames after an open group's key frame; an avi's order of decoding; a
-    wrong length."""
+    """Catches: a frame before or after; pts and dts, or kinds of start, exchanged; a seek behind
+    the target; open groups; an avi's order of decoding; a wrong length."""
     options = {"ticks": range(100), "base": Fraction(1, FPS)} | FILES[name]
     path, ticks = write(tmp_path / name, **options), np.array(options["ticks"])
     begins = {"sound_first.mkv": 0.8, "mpeg4.avi": 1 / FPS}.get(name, 0.0)
@@ -214,7 +212,6 @@ def test_real_videos(name):
     assert 10 < video.duration(REAL / name) <= 14
 
 
-# ---- one opening, few frames decoded -----------------------------------------------------------
 NEAR, FAR = [10.1, 10.7, 10.3, 11.9, 11.1], [0.1, 15.1, 10.1, 18.1]
 AVI = MPEG4 | {"options": MPEG4["options"] | {"g": "50"}}
 
@@ -261,7 +258,6 @@ def test_only_what_is_neither_shown_nor_referred_to_is_skipped():
     assert decoded(order, 0.3) == decoded(order, 1.0, "hevc") == order
 
 
-# ---- the ends, and what is wrong with a file ---------------------------------------------------
 def test_the_first_and_last_frame_hold_for_a_second(tmp_path, monkeypatch):
     """Catches: annotations that end a little late refused; a video that ended long ago accepted."""
     path = write(tmp_path / "slide.mp4", ticks=[0, 1, 1000, 1030])           # the last: 1.2 s
@@ -379,7 +375,6 @@ def test_a_bug_is_not_the_files_fault(tmp_path, monkeypatch):
     assert count.all_closed()
 
 
-# ---- files -------------------------------------------------------------------------------------
 def test_a_length_is_never_negative(tmp_path):
     """Catches: a damaged header's length, which turns into times before the start."""
     path = write(tmp_path / "late.mkv", ticks=range(1000, 1100))
@@ -451,7 +446,6 @@ def test_any_name_and_metadata_can_be_opened_on_one_thread(tmp_path, monkeypatch
         assert stream.codec_context.thread_type == av.codec.context.ThreadType.NONE
 
 
-# ---- shrink ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name, options, size", [
     ("b_frames.mp4", {}, (24, 32)), ("late.mkv", {"ticks": range(1000, 1100)}, (24, 32)),
     ("variable.mp4", FILES["variable.mp4"], (24, 32)),
@@ -491,7 +485,6 @@ def test_a_full_disk_is_an_oserror(tmp_path):
         video.shrink(write(tmp_path / "a.mp4", count=3), tmp_path / "no" / "copy.mp4")
 
 
-# ---- views -------------------------------------------------------------------------------------
 def ramp(frames=3, height=160, width=240):
     """(F, 3, H, W) uint8 whose channels are the column, the row and the number of the frame."""
     clip = torch.zeros(frames, 3, height, width, dtype=torch.uint8)
