@@ -21,7 +21,7 @@ SUFFIXES = (".csv", ".srt", ".vtt")         # of several files of one video, the
 NARRATION = "a narration (fetch it again, or remove the file)"
 JSON = "a folder of narrations (ID.csv, ID.srt, ID.vtt) or a caption.json {ID: {start, end, text}}"
 # ID.en.vtt, ID.pt-BR.srt, as downloaders name them; YouTube has some that Python does not list.
-CODES = re.findall(r"\b[a-z]{2,3}(?=_)", " ".join(locale_alias))
+CODES = set(re.findall(r"\b[a-z]{2,3}(?=_)", " ".join(locale_alias)))
 LANGUAGE = re.compile(rf"\.({'|'.join(CODES)}|ceb|co|hmn|jv|la|qu|sn|su)([-_][\w-]+)?$")
 TIME = r"(?:(\d{1,4}):)?(\d\d?):(\d\d?(?:[.,]\d{1,3})?)"               # 01:02:03,400 or 02:03.400
 CUE = re.compile(rf"\s*{TIME}\s*-->\s*{TIME}(?:\s.*)?")
