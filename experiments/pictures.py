@@ -183,7 +183,8 @@ def draw_noised(forecast, z, scales=None, reach=5, label="z_t, 200 copies"):
     figure = charts.new_figure(8, 2.6)
     for t, (alpha_bar, axes) in enumerate(zip(forecast.model.alpha_bar, figure.subplots(1, 4))):
         draw_plane(axes, forecast, reach, alpha_bar.sqrt() if scales is None else scales)
-        axes.plot(*(z[t][:, 0] @ forecast.axes).T, ".", color=BLUE, alpha=0.4, label=label)
+        axes.plot(*(z[t][:, 0] @ forecast.axes).T, ".", color=BLUE, alpha=0.4, zorder=1,
+                  label=label)
         axes.set_title(f"t = {t + 1}, alpha_bar = {alpha_bar:.2g}")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
