@@ -1,8 +1,7 @@
 """The pictures of docs/tour.md, of one forecast in the embedded world: what computes, what draws.
 
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3. The docstring of a function that computes
-is the text of the page: a title, an equation, and what the picture shows. The page also shows its
-code; its arguments are attributes of `Forecast`, and what it returns is drawn.
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3. The page shows the code that computes.
+The arguments of such a function are attributes of `Forecast`, and what it returns is drawn.
 
 Eight clips are observed; h has to predict the clip of the next step. Q draws, P = 1 missing clip,
 T levels, K phrases (the pool), S steps, D embedding. Embeddings are drawn standardized, in the
@@ -69,88 +68,42 @@ class Forecast:
         return score_texts(self.model.standardize.inverse(z), self.texts, self.model.tau)
 
     def median_video(self, count):
-        """Of the first `count` test videos, that whose forecast by predict.py is in the middle.
-
-        Forecasts are ordered by their total variation from the exact distribution.
-        """
-        distance = {}
+        """Which of so many test videos has the median total variation, forecast by predict.py."""
+        tv = {}
         for number in range(count):
             observed = observe_toy(number, self.model, None, 3)
             x = self.model.encode(observed.clips)[None]
             noise = draw_noise(3, (50, self.model.dim), number)[:1]
             log_p = score_texts(self.model.forecast_next(x, noise), self.texts, self.model.tau)
             p = dict(zip(STEPS, expectation(log_p)[0].tolist()))
-            distance[number] = 1 - sum(min(row["p"], p[row["step"]])
-                                       for row in truth_of(observed, [])["next"])
-        return sorted(distance, key=distance.get)[count // 2]
+            exact = truth_of(observed, [])["next"]
+            tv[number] = 1 - sum(min(row["p"], p[row["step"]]) for row in exact)
+        return sorted(tv, key=tv.get)[count // 2]
 
 
 # --- What computes, in the paper's order ---
 def soft_targets_of_a_clip(model, features):
-    """A clip and its soft targets (Sec. 3.2)
-
-    p'_k = softmax_k(cos(teacher(v), y_k) / tau)
-
-    The teacher, a CLIP, compares the frames of a clip, here of the next step, with every phrase of
-    the pool. Nobody labels the clip: f learns to match these probabilities, and it also learns from
-    what h predicts (picture 8). The last two pictures are not given to anyone: they show which
-    shapes in the frames are the step's object and its tool, a tool for each verb. All else is
-    clutter. The teacher sees no order of steps, and is often wrong about a single clip.
-    """
+    """Picture 1, Sec. 3.2: the teacher looks at the clip of the next step."""
     return soft_targets(features[-1:], model.phrases, model.tau)[0]                        # (K,)
 
 
 def matching(model, x):
-    """Matching: clips by phrases (Eq. 6)
-
-    p(y_k | x_i) = softmax_k(cos(f(v_i), y_k) / tau)
-
-    Every column is one of the eight observed clips. The rows are the steps that the video shows,
-    and the phrases that are likeliest in some clip. The encoder f embeds the clip, and its cosine
-    with a phrase gives the phrase's probability. A circle marks the true step where f finds it the
-    likeliest phrase, a cross where f errs: it prefers the darkest phrase of the column. A column
-    without a mark shows no step, or one that is not in the pool.
-    """
+    """Picture 2, Eq. 6: the eight clips by the phrases."""
     return model.match(x[:8]).exp()                                                        # (8, K)
 
 
 def noising(model, z0, noise):
-    """Noise on the missing clip (Eq. 2)
-
-    z_t = sqrt(alpha_bar_t) z_0 + sqrt(1 - alpha_bar_t) noise
-
-    The ninth clip is hidden from h; only noised copies of its embedding z_0 are given, here 200 at
-    each of the four levels, in a plane. The cross is z_0 at the scale that it has in the copies,
-    sqrt(alpha_bar_t), and so are the phrases. The noise stays as wide as it is, and the signal
-    shrinks in it: at the last level a copy tells next to nothing about z_0.
-    """
+    """Picture 3, Eq. 2: noised copies of the next clip, at each level."""
     return [add_noise(z0, noise, level) for level in model.alpha_bar]              # T of (Q, 1, D)
 
 
 def denoising(model, h, z0, noise):
-    """What h makes of each level (Eq. 5)
-
-    x_hat_0 = h(z_t, {x_i}, t)
-
-    From each noised copy of picture 3, h predicts the clean embedding, with the eight observed
-    clips as context. With little noise (left) a prediction follows its copy, toward z_0. With much
-    noise the copies say nothing, and the predictions gather in the middle of what may come.
-    """
+    """Picture 4, Eq. 5: what h predicts from each copy."""
     return [h(zt, torch.full((len(zt),), t)) for t, zt in enumerate(noising(model, z0, noise))]
 
 
 def sampling(model, h, noise):
-    """From noise to steps: twenty samples (Sec. 3.3)
-
-    z_T ~ N(0, I);  x_hat_0 = h(z_t, {x_i}, t);  z_{t-1} = x_hat_0 with z_T's noise at level t - 1
-
-    At inference nothing is known of the next clip, so z_T is pure noise. Each line follows what h
-    predicts for one of twenty samples, in the frame of picture 4. The first predictions (small
-    points) lie as close together as there in the last panel. Then each takes the place of z_0, with
-    the same noise as before: what the noise favored a little is favored more at each level, and the
-    samples part. Their shares estimate how likely each step is; Eq. 11 averages the probabilities
-    of the samples instead of counting their picks.
-    """
+    """Picture 5, Sec. 3.3: what h predicts at each level, for twenty samples."""
     predicted = []
 
     def h_noted(zt, t):
@@ -161,45 +114,21 @@ def sampling(model, h, noise):
 
 
 def zero_noise(model, h, noise, log_p):
-    """Zero noise: one deterministic forecast (Sec. 3.3)
-
-    z_T = 0
-
-    Starting from zeros instead of noise takes one pass through the levels and always gives the same
-    answer. It lands at, or between, the likeliest steps. This is the number zero_noise of
-    evaluate.py, the cheapest forecast. Hatched: the exact distribution of picture 7.
-    """
+    """Picture 6, Sec. 3.3: one forecast without noise."""
     z_hat = sample(h, torch.zeros_like(noise[:1]), model.alpha_bar)                    # (1, 1, D)
     return log_p(z_hat[0, 0]).exp()                                                        # (S,)
 
 
 def expectation_beside_truth(model, h, noise, log_p):
-    """The expectation beside the exact distribution (Eq. 11)
-
-    p(y_j) = E[p(y_j | x_hat_0)]: the mean of p over samples of noise
-
-    Blue bars are the mean over 200 samples. In the embedded world the grammar gives the exact
-    distribution of the next step after the steps observed, hatched. The row tv of evaluate.py
-    compares it with how often each step is a sample's likeliest one.
-    """
+    """Picture 7, Eq. 11: the mean over 200 samples."""
     z_hat = sample(h, noise, model.alpha_bar)                                          # (Q, 1, D)
     return expectation(log_p(z_hat.transpose(0, 1)))[0]                                    # (S,)
 
 
 def objective(run, model):
-    """The three terms over training (Eq. 7)
-
-    L = L_XE + L_MSE + L_MC
-
-    L_XE matches the observed clips to their soft targets, L_MSE pulls the prediction of h to the
-    true embedding, and L_MC matches it to the missing clip's soft targets. None of them needs a
-    label. The loop is `train.py:main`; at the gray line AdamW takes over from SGD. L_MSE is soon
-    flat, or rises, because its targets spread: f first gives all clips nearly the same embedding,
-    with a variance of some .01, and then learns to tell them apart. The green line is their
-    variance at the end, which is what the mean of all embeddings as the forecast would cost.
-    """
+    """Picture 8, Eq. 7: the rows of training, and L_MSE if h predicted the mean embedding."""
     rows = charts.load_metrics(run)
-    return rows, float(model.dim * model.standardize.variance)         # the same scale for all D
+    return rows, float(model.dim * model.standardize.variance)
 
 
 # --- What draws: the forecast, and what was computed -> a figure ---
@@ -254,7 +183,8 @@ def draw_noised(forecast, z, scales=None, reach=5, label="z_t, 200 copies"):
     figure = charts.new_figure(8, 2.6)
     for t, (alpha_bar, axes) in enumerate(zip(forecast.model.alpha_bar, figure.subplots(1, 4))):
         draw_plane(axes, forecast, reach, alpha_bar.sqrt() if scales is None else scales)
-        axes.plot(*(z[t][:, 0] @ forecast.axes).T, ".", color=BLUE, alpha=0.4, label=label)
+        axes.plot(*(z[t][:, 0] @ forecast.axes).T, ".", color=BLUE, alpha=0.4, zorder=1,
+                  label=label)
         axes.set_title(f"t = {t + 1}, alpha_bar = {alpha_bar:.2g}")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

@@ -1,6 +1,6 @@
 """The method in eight pictures: `python -m experiments.tour` writes runs/tour/tour.md.
 
-What is drawn, and the text beside it: pictures.py.
+The page is docs/tour.md with its code, of pictures.py, and its pictures made anew.
 """
 import inspect
 import re
@@ -10,15 +10,7 @@ from pathlib import Path
 from support.command import WHAT, Settings, opt, run, write_text
 from support.flags import CHECKPOINT, adopt_run
 
-PAGE = """# The method in eight pictures
-
-Somebody cooks. After some steps of the video, what comes next? The pictures follow one forecast
-through the method: from a clip to the forecast, and then to training. Observed so far:
-{shown}. The next step is {following}.
-
-Made by `python -m experiments.tour` from the default checkpoint. The code below a picture computes
-what it shows; its arguments, and the code that draws, are in `experiments/pictures.py`.
-"""
+PAGE = Path(__file__).parent.parent / "docs/tour.md"
 
 
 @dataclass(frozen=True)
@@ -48,16 +40,15 @@ def main(settings):
     (settings.out / "figures").mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
         forecast = Forecast(settings)
-        page = PAGE.format(shown=", ".join(STEPS[step] for step in forecast.shown[0]),
-                           following=STEPS[forecast.sample.label])
+        shown = ", ".join(STEPS[step] for step in forecast.shown[0])
+        page = re.sub(r"(?<=Observed so far:\n).*", f"{shown}. The next step is "
+                      f"{STEPS[forecast.sample.label]}.", PAGE.read_text(encoding="utf-8"))
         for number, (compute, draw) in enumerate(PICTURES.items(), start=1):
-            file, given = f"figures/tour-{number}.png", inspect.signature(compute).parameters
+            given = inspect.signature(compute).parameters
             computed = compute(*(getattr(forecast, name) for name in given))
-            charts.save(settings.out / file, draw, forecast, computed)
-            title, formula, text = inspect.getdoc(compute).split("\n\n")
-            code = re.sub(r' *""".*?"""\n', "", inspect.getsource(compute), flags=re.DOTALL)
-            page += (f"\n## {number}. {title}\n\n    {formula}\n\n{text}\n\n![{title}]({file})\n\n"
-                     f"```python\n{code}```\n")
+            charts.save(settings.out / f"figures/tour-{number}.png", draw, forecast, computed)
+            code = re.sub(r' *""".*?"""\n', "", inspect.getsource(compute))
+            page = re.sub(rf"(?s)def {compute.__name__}\(.*?(?=```)", lambda _: code, page)
         write_text(settings.out / "tour.md", page)
         lead = forecast.median_video(settings.lead) if settings.lead else None
     print(settings.out / "tour.md", *[f"; median forecast: --seed {lead}"] * (lead is not None))

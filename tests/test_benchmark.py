@@ -41,8 +41,8 @@ def test_the_parts_of_the_model(monkeypatch, capsys):
     monkeypatch.setattr(speed, "random_model", watched)
     call("benchmark.py", "--parts", "encoder,sampling,step", "--size", "small", "--batch", "2",
          "--device", "cpu", "--json", "o.json")
-    result, out = json.loads(Path("o.json").read_text()), capsys.readouterr().out
-    assert "| encoder: forward" in out
+    result = json.loads(Path("o.json").read_text())
+    assert "| encoder: forward" in capsys.readouterr().out
     one, both = result["encoder"]["forward"], result["encoder"]["forward_backward"]
     assert one.keys() == both.keys() == {"ours", "naive"}
     (title, step), = result["step"].items()
