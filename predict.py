@@ -127,7 +127,7 @@ def predict(video=None, **flags):
         check(good, field.name, f"{value!r:.60}", f"must be of type {kind.__name__}"
               + ", or a list of texts" * (field.name == "steps"))
     settings = PredictSettings(**given)
-    settings.require_files()
+    settings.check_files()
     return forecast(settings)
 
 

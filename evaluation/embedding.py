@@ -11,8 +11,8 @@ from torch.nn import functional
 from data import CLIP_SECONDS, Loaded, spoken_during, view_of, window_around
 from files.sources import open_folder
 from files.video import Unreadable
-from support.command import check, require, write_atomically
-from support.device import pick_device, send
+from support.command import check, require
+from support.device import pick_device, send, write_arrays
 from support.workers import prefetch
 from toy.source import ToySource
 from weights.checkpoint import load_model
@@ -138,10 +138,13 @@ def write_features(settings):
     with torch.no_grad():
         names, windows, x, failed = embed_videos(source, encode, settings.stride,
                                                  settings.workers, device)
+    require(len(failed) <= settings.max_unreadable * len(source), f"{len(failed)} of {len(source)} "
+            f"videos cannot be read, more than --max-unreadable {settings.max_unreadable}; the "
+            f"first: {next(iter(failed.values()), None)}")
     D = model.dim
-    write_atomically(settings.out, lambda file: np.savez(
-        file, video=names, start=windows[:, 0], end=windows[:, 1], embedding=x[:, :D].numpy(),
-        encoder_cls=x[:, D:].numpy(), stride=settings.stride))
+    write_arrays(settings.out, video=names, start=windows[:, 0], end=windows[:, 1],
+                 embedding=x[:, :D].numpy(), encoder_cls=x[:, D:].numpy(),
+                 stride=np.array(settings.stride))
     print(f"{settings.out}: {len(x)} windows of 9 s, one every {settings.stride:g} s, of "
           f"{len(source) - len(failed)} videos; {len(source.missing)} missing, "
           f"{len(failed)} unreadable")

@@ -121,7 +121,7 @@ def open_labeled(settings, split, model, path, device, required=True, with_teach
             names, texts = load_text_embeddings(file)
         elif settings.steps:
             names = listings.load_steps(file)
-            require(not labels or len(names) == len(labels), f"{file}: {len(names)} names, but "
+            require(not labels or len(names) <= len(labels), f"{file}: {len(names)} names, but "
                     f"{settings.annotations} has {len(labels)} classes; line i must be class i")
         require(names, f"{settings.annotations}: a csv has no class names; add --steps FILE or "
                 "--text-embeddings FILE")

@@ -19,11 +19,14 @@ def percent(hits):
 def topk_correct(scores, labels, k):
     """Whether the correct class is among the k best: scores (M, K), labels (M,) -> (M,) bool.
 
-    A NaN ranks first, and is never correct. With k >= K every other label is correct.
+    With k >= K all are correct. Raises: FloatingPointError unless all scores are finite.
     """
+    if not scores.isfinite().all():
+        raise FloatingPointError("scores are not finite; look for NaN in the data, and for large "
+                                 "weights in the checkpoint")
     own = scores.gather(1, labels[:, None])                              # (M, 1)
     lower = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
-    ahead = ~(scores <= own) | (scores == own) & lower                   # (M, K)
+    ahead = (scores > own) | (scores == own) & lower                     # (M, K)
     return ahead.sum(1) < min(k, scores.shape[1])
 
 

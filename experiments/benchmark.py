@@ -30,8 +30,9 @@ class BenchmarkSettings(Settings):
         super().__post_init__()
         check(set(self.parts.split(",")) <= set(PARTS), "parts", self.parts,
               f"must be some of {', '.join(PARTS)}")
-        for name, parts in (("videos", {"loader"}), ("batch", {"encoder", "step"})):
-            check(getattr(self, name) is None or parts & set(self.parts.split(",")), name,
+        for name, parts in (("videos", {"loader"}), ("batch", {"encoder", "step"}),
+                            ("size", {"encoder", "sampling", "step"})):
+            check(getattr(self, name) == getattr(type(self), name) or parts & set(self.parts.split(",")), name,
                   getattr(self, name), f"has no effect with --parts {self.parts}")
 
 

@@ -7,11 +7,13 @@ of the embedded world that these are of.
 import re
 import statistics
 import tomllib
+from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 
 from experiments.gain import KINDS, gain
 from files.text import read_json
-from support.command import require, write_json
+from support.command import BadInput, require, write_json
 from toy import grammar
 from toy.teacher import digest
 
@@ -43,6 +45,17 @@ def needs(names):
     return needed
 
 
+@contextmanager
+def expecting(path):
+    """Within it, a value of another type than expected is a BadInput that names the file."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise BadInput(f"{path}: not {JSON}: {error}") from None
+
+
 def number_at(content, key):
     """The number of a JSON object at a key, or None: "a.1" is content["a"][1].
 
@@ -58,6 +71,8 @@ def number_at(content, key):
             content = content[int(part)] if isinstance(content, list) else content.get(part)
         if content is None:
             return None
+    if type(content) not in (int, float) or not isfinite(content):
+        raise TypeError(f"{key} is no finite number")
     return content
 
 
@@ -73,9 +88,10 @@ def collect_gains(out):
         pair = [read_json(path, JSON) for path in (file, other) if path.exists()]
         if len(pair) == 2 and all("by_video" in content for content in pair):
             pairs[seed] = pair
-    return {f"gain classify {kind}.{i}": dict.fromkeys(pairs, number)
-            for kind, steps in KINDS.items() if pairs
-            for i, number in enumerate(gain(pairs.values(), steps))}
+    with expecting(f"{out}/*/classify.json"):
+        return {f"gain classify {kind}.{i}": dict.fromkeys(pairs, number)
+                for kind, steps in KINDS.items() if pairs
+                for i, number in enumerate(gain(pairs.values(), steps))}
 
 
 def collect(out, path=None):
@@ -88,11 +104,15 @@ def collect(out, path=None):
     world = str(results.pop("world", "unknown"))
     require(world == digest(), f"{path}: numbers of another embedded world, {world[:12]}, where "
             f"this is {digest()[:12]}; delete the file, and the runs will fill it again")
+    with expecting(path):
+        for cell, values in results.items():
+            results[cell] = {seed: number_at(values, seed) for seed in values}
     for cell in our_cells(TABLES):
         recipe, evaluation, key = cell.split(" ", 2)
         for file in out.glob(f"{recipe}-*/{evaluation}.json"):
             seed = file.parent.name.removeprefix(f"{recipe}-")         # "mask-1" of "coin-mask-1"
-            number = number_at(read_json(file, JSON), key) if seed.isdecimal() else None
+            with expecting(file):
+                number = number_at(read_json(file, JSON), key) if seed.isdecimal() else None
             if number is not None:
                 results.setdefault(cell, {})[seed] = number
     for cell, values in collect_gains(out).items():

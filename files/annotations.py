@@ -17,7 +17,8 @@ from support.command import BadInput, require
 
 SUBSETS = {"training": "train", "testing": "test", "validation": "test"}    # COIN.json -> here
 # Of an array of an npz file: kinds of its dtype, its dimensions, and both in words.
-TEXT, FLOATS, NUMBERS = ("U", 1, "text (N,)"), ("f", 2, "floats (N, D)"), ("fiu", 1, "numbers (N,)")
+TEXT, RECORD = ("U", 1, "text (N,)"), ("U", 0, "a text of data.py teach")
+FLOATS, NUMBERS = ("f", 2, "floats (N, D)"), ("fiu", 1, "numbers (N,)")
 
 
 def load_coin(path):
@@ -103,6 +104,8 @@ def plain(name):
 
 def check_names(path, names, annotation_file, labels):
     """BadInput if the names in `path` contradict the annotations' labels; "" contradicts none."""
+    require(len(labels) <= len(names), f"{path}: {len(names)} names, but {annotation_file} has "
+            f"{len(labels)} classes; row or line i must be class i")
     for number, (name, label) in enumerate(zip(names, labels), start=1):
         require(not label or plain(name) == plain(label), f"{path}: class {number} is "
                 f"{name[:80]!r}, but {label[:80]!r} in {annotation_file}; row or line i must be "
@@ -113,10 +116,14 @@ def load_text_embeddings(path):
     """Names and embeddings of the K >= 2 classes: ([name, ...], (K, D) float32, not normalized)."""
     names, embeddings = read_rows(path, names=TEXT, embeddings=FLOATS)
     require(len(names) > 1, f"{path}: one class: nothing to choose from; at least two are needed")
-    with np.errstate(over="ignore"):                   # float64 beyond float32 becomes infinite
-        embeddings = embeddings.astype(np.float32)
-    check_lengths(path, embeddings)
-    return names.tolist(), embeddings
+    return names.tolist(), as_float32(path, embeddings)
+
+
+def load_texts_of(labels, path, annotation_file):
+    """`load_text_embeddings` of the classes of `load_coin`: the embeddings (K, D)."""
+    names, embeddings = load_text_embeddings(path)
+    check_names(path, names, annotation_file, labels)
+    return embeddings
 
 
 @dataclass(eq=False)
@@ -169,17 +176,8 @@ def load_features(path):
 
 def load_teacher_rows(path):
     """`data.py teach`'s file of one video: (n, D) float32, row i is second i; its record."""
-    try:
-        with np.lib.npyio.NpzFile(path, allow_pickle=False) as file:
-            rows, made = file["rows"], str(file["made"])
-    except Exception as error:                         # numpy has no class for a damaged file
-        raise BadInput(f"{path}: {error}; remove it, or make it again with data.py teach") from None
-    require(rows.dtype.kind == "f" and rows.ndim == 2 and rows.size,
-            f"{path}: {rows.dtype} {rows.shape}; floats (n, D) are needed, n at least 1")
-    with np.errstate(over="ignore"):                   # as in `load_text_embeddings`
-        rows = rows.astype(np.float32)
-    check_lengths(path, rows)
-    return rows, made
+    rows, made = read_rows(path, rows=FLOATS, made=RECORD)
+    return as_float32(path, rows), str(made)
 
 
 def read_rows(path, **needed):
@@ -195,12 +193,20 @@ def read_rows(path, **needed):
                        f"{', '.join(needed)} is needed, without object arrays") from None
     for (key, (kinds, dimensions, words)), array in zip(needed.items(), arrays):
         require(array.dtype.kind in kinds and array.ndim == dimensions and array.size > 0
-                and len(array) == len(arrays[0]), f"{path}: {key} is {array.dtype} {array.shape}; "
+                and array.shape[:1] in ((), arrays[0].shape[:1]), f"{path}: {key} is {array.dtype} {array.shape}; "
                 f"{words} is needed, with N and D at least 1, the same N in all arrays")
         if array.dtype.kind == "f":
             finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)                # (N,)
             check_rows(path, finite, f"{key} holds NaN or infinity")
     return arrays
+
+
+def as_float32(path, rows):
+    """Rows (N, D) as float32, in which their lengths are checked."""
+    with np.errstate(over="ignore"):                   # float64 beyond float32 becomes infinite
+        rows = rows.astype(np.float32)
+    check_lengths(path, rows)
+    return rows
 
 
 def check_lengths(path, rows):

@@ -109,6 +109,8 @@ def read_cues(path):
     """Cues of an srt or vtt file -> its sentences, without tags, in the file's order."""
     text = read_text(path, NARRATION, errors="replace")
     vtt, lines, rows = text.startswith("WEBVTT"), text.split("\n"), []
+    while lines[2:] and not any(map(str.strip, lines[1::2])):          # all line ends are doubled
+        lines = lines[::2]
     cues = [i for i, line in enumerate(lines) if "-->" in line]
     require(cues or vtt, f"{path}:1: no line as 00:01:02,500 --> 00:01:04,000 in it: no subtitles")
     numbered = cues and NUMBER.search("\n".join(["", *lines[:cues[0]]]))

@@ -55,7 +55,8 @@ def load_epic(path):
     videos = {}
     for where, row in read_table(path, ("video_id", "start_timestamp", "stop_timestamp")):
         start, end = (clock(where, row[key]) for key in ("start_timestamp", "stop_timestamp"))
-        require(start <= end, f"{where}: its end, {end:g} s, is before its start, {start:g} s")
+        require(start <= end and row["video_id"], f"{where}: no video_id, or its end, {end:g} s, is "
+                f"before its start, {start:g} s")
         label = tuple(class_number(where, key, row.get(key, ""), classes) if "verb_class" in row
                       else None for key, classes in (("verb_class", VERBS), ("noun_class", NOUNS)))
         videos.setdefault(row["video_id"], []).append(Step(start, end, label))

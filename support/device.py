@@ -1,10 +1,11 @@
-"""Devices, and whether tensors are finite."""
+"""Devices, and numbers that must be finite."""
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from support.command import BadInput, require
+from support.command import BadInput, require, write_atomically
 
 
 def require_finite(path, tensors):
@@ -12,6 +13,15 @@ def require_finite(path, tensors):
     for name, value in tensors.items():
         require(value.float().square().isfinite().all(), f"{path}: {name} holds NaN, infinity or "
                 "numbers too large for float32; remove or replace the file")
+
+
+def write_arrays(path, **arrays):
+    """An npz file, written atomically; FloatingPointError for NaN or infinity."""
+    for name, value in arrays.items():
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise FloatingPointError(f"{path}: not written, because {name} is not finite; look for "
+                                     "large weights in the model")
+    write_atomically(path, lambda file: np.savez(file, **arrays))
 
 
 def mixed_precision(device):

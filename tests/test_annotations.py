@@ -167,7 +167,7 @@ def test_teacher_rows_at_fault(tmp_path):
         assert rows.dtype == np.float32 and made == "clip"
     for value in (1e300, 1e19, 1e-11, 0, np.nan):
         np.savez(tmp_path / "v.npz", rows=np.array([[1., 2.], [value, 0.]]), made="clip")
-        with pytest.raises(BadInput, match=r"v.npz: row 1 \(counted from 0\): all zeros or NaN"):
+        with pytest.raises(BadInput, match=r"v.npz: row 1 \(counted from 0\): .*NaN"):
             load_teacher_rows(tmp_path / "v.npz")
 
 

@@ -243,19 +243,25 @@ def test_settings_can_be_made_again_and_records_stay():
 @pytest.mark.parametrize("cls, argv, refused", [
     (EvaluateSettings, "--data coin --annotations in/COIN.json --videos in/videos --json", [
         "in/COIN.json", "linked/COIN.json", "in/videos/a.mp4", "in/videos/new.json", "hard"]),
-    (EvaluateSettings, "--checkpoint in/run --json", ["in/run/checkpoint.pt",
-                                                      "in/run/config.json"]),
+    (EvaluateSettings, "--checkpoint in/run --json", [
+        "in/run/checkpoint.pt", "in/run/config.json", "hard.pt", ROOT / "toy/teacher.safetensors"]),
+    (EvaluateSettings, "--data coin --annotations in/COIN.json --videos in/videos --checkpoint "
+     "in/adopted --json", ["in/clip/a"]),
     (EvaluateSettings, "--checkpoint in/run/checkpoint.pt --json", ["in/run/checkpoint.pt"]),
     (PredictSettings, "in/videos/a.mp4 --json", ["in/videos/a.mp4"]),
     (PredictSettings, "in/videos/a.mp4 --steps in/steps.pdf --figure", ["in/steps.pdf"]),
     (PredictSettings, "in/videos/a.mp4 --checkpoint in/run --keyframes", ["in/run"]),
     (TrainSettings, "--data howto100m --videos in/videos --captions in --phrases in/steps.pdf "
      "--clip local-dir:in/run --out", ["in/new", "in/run", "linked/new", "in/videos/day1"]),
+    (TrainSettings, "--phrases new/config.json --out", ["new"]),
     (FinetuneSettings, "--stage finetune --init in/run --out", ["in/run"]),
+    (PredictSettings, "--figure both.pdf --json", ["both.pdf"]),
+    (PredictSettings, "--keyframe-model in/clip --keyframes", ["in/clip"]),
     (COMMANDS["shrink"], "--videos in/videos --out", ["in/videos", "in/videos/day1",
                                                       "linked/videos"]),
     (COMMANDS["teach"], "--videos in/videos --clip-weights in/steps.pdf --out", ["in/videos/t"]),
-    (COMMANDS["phrases"], "--captions in/COIN.json --out", ["in/COIN.json"]),
+    (COMMANDS["phrases"], "--captions in/COIN.json --spacy-model in/clip --out",
+     ["in/COIN.json", "in/clip/meta.json"]),
     (TextSettings, "--phrases in/steps.pdf --out", ["in/steps.pdf", "linked/steps.pdf"]),
     (SimulateSettings, "--annotations in/COIN.json --text-embeddings in/steps.pdf --out",
      ["in/steps.pdf"])])
@@ -264,18 +270,22 @@ def test_no_output_takes_the_place_of_an_input(cls, argv, refused, tmp_path, mon
     copy beside the videos, which is taken for one of them later; a result that a run may hold,
     refused."""
     monkeypatch.chdir(tmp_path)
-    Path("in/run").mkdir(parents=True)
-    Path("in/videos").mkdir()
-    for name in ("COIN.json", "steps.pdf", "videos/a.mp4", "run/checkpoint.pt", "run/config.json"):
+    for name in ("COIN.json", "steps.pdf", "videos/a.mp4", "run/checkpoint.pt", "run/config.json",
+                 "../new/config.json", "clip/a", "adopted/config.json"):
+        Path("in", name).parent.mkdir(parents=True, exist_ok=True)
         Path("in", name).write_text("{}")
+    Path("in/adopted/config.json").write_text(
+        '{"settings": {"clip": "local-dir:in/clip", "clip_weights": null}}')
     Path("linked").symlink_to("in")
     os.link("in/COIN.json", "hard")
+    os.link("in/run/checkpoint.pt", "hard.pt")
     for place in refused:
         with pytest.raises(SystemExit):
-            parse(cls, [*argv.split(), place])
-        assert "nothing that is read is replaced" in capsys.readouterr().err
+            run(pytest.fail, cls, [*argv.split(), place])
+        assert "nothing is replaced" in capsys.readouterr().err
     if argv.endswith("--json"):
-        parse(cls, [*argv.split(), "in/run/forecast.json" if "in/run" in argv else "o.json"])
+        run(lambda settings: None, cls, [
+            *argv.split(), "in/run/forecast.json" if "in/run" in argv else "o.json"])
 
 
 @pytest.mark.parametrize("error, status", [

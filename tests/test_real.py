@@ -12,6 +12,7 @@ import numpy as np
 import open_clip
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from commands import EPOCHS, call, fails
 from data import View
@@ -253,6 +254,9 @@ def test_each_video_gets_a_file_once(command, flags, capsys):
         call("data.py", *argv, "--fps", "2")
     else:
         shutil.copytree("ex/clip", "other")
+        other = Path("other/open_clip_model.safetensors")
+        weights = load_file(other)
+        save_file(weights | {"logit_scale": weights["logit_scale"] + 1}, other)
         call("data.py", *argv[:-1], "local-dir:other")
     assert "2 made, of these 2 again (" in capsys.readouterr().out
     assert original.read_bytes() == content
@@ -279,7 +283,7 @@ def test_cached_teacher_features_are_used_where_present():
     def features(folder):
         """{id: the teacher's features (2, D)} of the two videos."""
         source = sources.open_folder(Path("ex/videos"), Path("ex/captions"), None, View(32, 4),
-                                     teacher, folder and (Path(folder), CLIP[1], None))
+                                     teacher, folder and Path(folder))
         requests = [(i, windows) for i, video in enumerate(source.videos)
                     if video.name in (cached.stem, other.stem)]
         rows = source.teacher_features(source.load(requests).views).split(2)
@@ -300,7 +304,7 @@ def test_cached_teacher_features_are_used_where_present():
             np.savez(cached, rows=content, made=made)
         with pytest.raises(BadInput, match=cached.name):
             features("made")
-    for stale in (str(made).replace("ex/clip", "another"), str(made)[:-1] + "0]", ""):
+    for stale in (str(made).replace('"teach", ', '"teach", 1'), str(made)[:-1] + "0]", ""):
         np.savez(cached, rows=rows, made=stale)
         assert len(features("made")) == 1              # the other video's
 

@@ -69,10 +69,8 @@ def open_material(settings, encoder, device):
     if settings.data == "howto100m":
         teacher = open_teacher(settings.clip, settings.clip_weights, device)
         view = View(encoder["image"], encoder["frames"], encoder.get("seconds"))
-        cached = settings.teacher_features and (settings.teacher_features, settings.clip,
-                                                settings.clip_weights)
         source = open_folder(settings.videos, settings.captions, settings.ids, view, teacher,
-                             cached)
+                             settings.teacher_features)
         tau, pixels = settings.tau or TAU, PIXELS
     else:
         teacher = load_teacher(device)
