@@ -33,10 +33,12 @@ class EvaluateSettings(LabeledSettings):
                            Path("runs/pretrain"), WHAT)
     split: str = opt("which videos", "test", DATA, choices=("test", "validation", "train"),
                      data=("toy", "coin"))
-    toy_videos: int = opt("videos of the embedded world's split", 1000, DATA, low=1, data=("toy",))
+    toy_videos: int = opt("videos of the embedded world's split", 1000, DATA, low=1, data=("toy",),
+                          videos=(None,))
     min_steps: int = opt("leave out videos with fewer annotated steps", 2, DATA, low=2,
                          task=("forecast", "infill"))
-    ids: Path = opt("only these videos, an id per line", None, DATA, task=("features",))
+    ids: Path = opt("only these videos, an id per line", None, DATA, task=("features",),
+                    videos=())
     samples: int = opt("Monte Carlo samples per forecast (Eq. 11)", 5, PAPER, low=1,
                        high=1000, alias="oracle", task=("forecast", "infill"))
     horizon: int = opt("how many of the next steps, in turn and together", 1, PAPER, low=1, high=3,

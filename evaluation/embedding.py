@@ -29,6 +29,13 @@ def load_samples(source, samples, rng=None):
     return loaded, [s for s, request in zip(samples, requests) if id(request) in read]
 
 
+def require_readable(good, failed, source, most):
+    """BadInput unless some are `good`, and of the source's videos at most a share failed."""
+    require(good and len(failed) <= most * len(source), f"{len(failed)} of {len(source)} videos "
+            f"cannot be read, more than --max-unreadable {most}; the first: "
+            f"{next(iter(failed.values()), None)}")
+
+
 def encode_samples(model, source, samples, settings, device, title="encode"):
     """Embeddings of the samples' windows.
 
@@ -47,10 +54,7 @@ def encode_samples(model, source, samples, settings, device, title="encode"):
                 ours.append(model.encode(loaded.clips.to(device)))
                 if len(loaded.views):
                     teachers.append(source.teacher_features(loaded.views).to(device))
-    count, first = len(source.unreadable), next(iter(source.unreadable.values()), None)
-    require(good and count <= settings.max_unreadable * len(source), f"{count} of {len(source)} "
-            f"videos cannot be read, more than --max-unreadable {settings.max_unreadable}; the "
-            f"first: {first}")
+    require_readable(good, source.unreadable, source, settings.max_unreadable)
     x, features = (torch.cat(rows).unflatten(0, (-1, N)) if rows else None
                    for rows in (ours, teachers))
     return x, features, good
@@ -96,10 +100,10 @@ def load_grid(source, stride, video):
     return source.load([(video, windows)])
 
 
-def embed_videos(source, encode, stride, workers, device):
+def embed_videos(source, encode, stride, workers, device, most=1.0):
     """Every video as embeddings of 9-s windows, one every `stride` s.
 
-    Args:    encode: callable, clips on `device` -> (C, D).
+    Args:    encode: callable, clips on `device` -> (C, D); most: share that may be unreadable.
     Returns: names (R,), windows (R, 2) s, (R, D) embeddings on the CPU, and {id: reason} of
              unreadable videos.
     """
@@ -110,18 +114,15 @@ def embed_videos(source, encode, stride, workers, device):
         for video, windows in loaded.requests:
             x = [encode(send(clips, device)).cpu() for clips in loaded.clips.split(AT_ONCE)]
             made.append((np.repeat(source.videos[video].name, len(windows)), windows, torch.cat(x)))
-    require(made, f"not one of {len(source)} videos could be read; the first: "
-            f"{next(iter(failed.values()), 'there is none')}")
+    require_readable(made, failed, source, most)
     names, windows, x = zip(*made)
     return np.concatenate(names), np.concatenate(windows), torch.cat(x), failed
 
 
 def write_features(settings):
     """--task features: a row for each window of every video, also f's class token, encoder_cls."""
-    for name in ("split", "toy_videos") if settings.videos else ("ids",):
-        value = getattr(settings, name)
-        check(value == getattr(type(settings), name), name, value,
-              f"has no effect {'with' if settings.videos else 'without'} --videos")
+    check(not settings.videos or settings.split == "test", "split", settings.split,
+          "has no effect with --videos")
     device = pick_device(settings.device)
     model = load_model(settings.checkpoint)[0].to(device)
     require(model.encoder, f"{settings.checkpoint}: was trained on features and has no encoder; a "
@@ -137,10 +138,8 @@ def write_features(settings):
 
     with torch.no_grad():
         names, windows, x, failed = embed_videos(source, encode, settings.stride,
-                                                 settings.workers, device)
-    require(len(failed) <= settings.max_unreadable * len(source), f"{len(failed)} of {len(source)} "
-            f"videos cannot be read, more than --max-unreadable {settings.max_unreadable}; the "
-            f"first: {next(iter(failed.values()), None)}")
+                                                 settings.workers, device,
+                                                 settings.max_unreadable)
     D = model.dim
     write_arrays(settings.out, video=names, start=windows[:, 0], end=windows[:, 1],
                  embedding=x[:, :D].numpy(), encoder_cls=x[:, D:].numpy(),

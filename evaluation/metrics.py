@@ -10,6 +10,8 @@ import math
 
 import torch
 
+from support.device import end_unless_finite
+
 
 def percent(hits):
     """Mean of hits or of chances (M,) -> percent, unrounded; None where M = 0."""
@@ -21,9 +23,7 @@ def topk_correct(scores, labels, k):
 
     With k >= K all are correct. Raises: FloatingPointError unless all scores are finite.
     """
-    if not scores.isfinite().all():
-        raise FloatingPointError("scores are not finite; look for NaN in the data, and for large "
-                                 "weights in the checkpoint")
+    end_unless_finite("scores", scores)
     own = scores.gather(1, labels[:, None])                              # (M, 1)
     lower = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
     ahead = (scores > own) | (scores == own) & lower                     # (M, K)

@@ -69,7 +69,6 @@ def open_steps(settings, model, of_toy, device):
 
 def observe_file(path, model, at, pictured):
     """The last 68 s of a video file before `at` s -> Observed; pictured: whether with pictures."""
-    require(path.is_file(), f"{path}: no such file; a video is needed")
     try:
         length = duration(path)
         end = at or length

@@ -50,10 +50,8 @@ def expecting(path):
     """Within it, a value of another type than expected is a BadInput that names the file."""
     try:
         yield
-    except BadInput:
-        raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise BadInput(f"{path}: not {JSON}: {error}") from None
+        raise BadInput(f"{path}: {error}; {JSON} is needed") from None
 
 
 def number_at(content, key):
@@ -88,10 +86,9 @@ def collect_gains(out):
         pair = [read_json(path, JSON) for path in (file, other) if path.exists()]
         if len(pair) == 2 and all("by_video" in content for content in pair):
             pairs[seed] = pair
-    with expecting(f"{out}/*/classify.json"):
-        return {f"gain classify {kind}.{i}": dict.fromkeys(pairs, number)
-                for kind, steps in KINDS.items() if pairs
-                for i, number in enumerate(gain(pairs.values(), steps))}
+    return {f"gain classify {kind}.{i}": dict.fromkeys(pairs, number)
+            for kind, steps in KINDS.items() if pairs
+            for i, number in enumerate(gain(pairs.values(), steps))}
 
 
 def collect(out, path=None):
@@ -105,8 +102,8 @@ def collect(out, path=None):
     require(world == digest(), f"{path}: numbers of another embedded world, {world[:12]}, where "
             f"this is {digest()[:12]}; delete the file, and the runs will fill it again")
     with expecting(path):
-        for cell, values in results.items():
-            results[cell] = {seed: number_at(values, seed) for seed in values}
+        results = {cell: {seed: number_at(values, seed) for seed in values}
+                   for cell, values in results.items()}
     for cell in our_cells(TABLES):
         recipe, evaluation, key = cell.split(" ", 2)
         for file in out.glob(f"{recipe}-*/{evaluation}.json"):
@@ -115,7 +112,9 @@ def collect(out, path=None):
                 number = number_at(read_json(file, JSON), key) if seed.isdecimal() else None
             if number is not None:
                 results.setdefault(cell, {})[seed] = number
-    for cell, values in collect_gains(out).items():
+    with expecting(f"{out}/*/classify.json"):
+        gains = collect_gains(out)
+    for cell, values in gains.items():
         if len(values) >= len(results.get(cell, ())):          # not those of fewer seeds
             results[cell] = values
     if path:

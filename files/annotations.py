@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data import CLIP_SECONDS, Step, Video
-from files.listings import CLASSES
+from files.listings import CLASSES, require_span
 from files.text import read_json, read_text
 from support.command import BadInput, require
 
@@ -76,7 +76,7 @@ def coin_step(step, where):
             f"{where}: segment is {reprlib.repr(segment)}; it must be [start, end], finite "
             "seconds from 0")
     start, end = map(float, segment)
-    require(start <= end, f"{where}: its end, {end:g} s, is before its start, {start:g} s")
+    require_span(where, start, end)
     return Step(start, end, int(number) - 1)
 
 

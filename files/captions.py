@@ -85,7 +85,7 @@ def list_folder(path):
     ID.steps.csv next to ID.csv never.
     """
     choices = {}            # id: (has a language, kind, not English, file name), the least so far
-    for file in os.listdir(path):
+    for file in [entry.name for entry in os.scandir(path) if entry.is_file()]:
         stem, suffix = os.path.splitext(file)
         suffix = suffix.lower()
         if suffix in SUFFIXES and not file.startswith("."):

@@ -17,6 +17,9 @@ from support.workers import prefetch
 from weights.teacher import checksum, open_teacher
 
 
+LONGEST = 230             # bytes of a name; most disks take 255, with what is appended meanwhile
+
+
 def make_missing(made, record_of, make, item):
     """Make the file of an item (path of the video, path of the file), unless it is there.
 
@@ -24,6 +27,8 @@ def make_missing(made, record_of, make, item):
              gave. Raises: Unreadable if another file is in its place: that one stays.
     """
     path, target = item
+    if len(os.fsencode(target.name)) > LONGEST:
+        raise Unreadable(f"{target}: its name is too long for a file; give the video a shorter one")
     wanted, found = record(path, *made), None
     if os.path.lexists(target):
         own = target.is_symlink() or not target.is_file() or os.path.samefile(path, target)

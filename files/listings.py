@@ -34,7 +34,7 @@ def load_released_csv(path, task):
         name, label = video_name(parts[0]), class_number(where, "label", parts[1])
         times = [seconds(where, text) for text in parts[2:]]
         duration, start, end = times if len(times) == 3 else (times[0], 0.0, times[0])
-        require(start <= end, f"{where}: its end, {end:g} s, is before its start, {start:g} s")
+        require_span(where, start, end)
         require(task != "forecast" or start == 0, f"{where}: starts at {start:g} s; in a list for "
                 "forecasting (`next`) all histories start at 0; is it the list of steps?")
         require(task != "classify" or start > 0 or name not in from_zero, f"{where}: {name} from "
@@ -55,8 +55,8 @@ def load_epic(path):
     videos = {}
     for where, row in read_table(path, ("video_id", "start_timestamp", "stop_timestamp")):
         start, end = (clock(where, row[key]) for key in ("start_timestamp", "stop_timestamp"))
-        require(start <= end and row["video_id"], f"{where}: no video_id, or its end, {end:g} s, is "
-                f"before its start, {start:g} s")
+        require_span(where, start, end)
+        require(row["video_id"], f"{where}: no video_id")
         label = tuple(class_number(where, key, row.get(key, ""), classes) if "verb_class" in row
                       else None for key, classes in (("verb_class", VERBS), ("noun_class", NOUNS)))
         videos.setdefault(row["video_id"], []).append(Step(start, end, label))
@@ -118,6 +118,11 @@ def class_number(where, column, text, classes=CLASSES):
     require(re.fullmatch("[0-9]{1,9}", text) and int(text) < classes, f"{where}: {column} is "
             f"{text[:40]!r}; it must be an integer from 0 to {classes - 1}")
     return int(text)
+
+
+def require_span(where, start, end):
+    """BadInput if something ends, s, before it starts."""
+    require(start <= end, f"{where}: its end, {end:g} s, is before its start, {start:g} s")
 
 
 def seconds(where, text):

@@ -100,7 +100,7 @@ class VideoSource(Source):
     def teacher_rows(self, name, times):
         """The cached features of frames at `times` (n, F) s: (n, F, D); None without a file."""
         path = self.cached and self.cached / f"{name}.npz"
-        if not path or not path.exists():
+        if not path or not path.is_file():
             return None
         rows, made = annotations.load_teacher_rows(path)
         if made != record(self.paths[name], *self.made) or times.max() > len(rows) + SHORTER:

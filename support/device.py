@@ -15,12 +15,17 @@ def require_finite(path, tensors):
                 "numbers too large for float32; remove or replace the file")
 
 
+def end_unless_finite(what, value):
+    """FloatingPointError if results, a tensor, hold NaN or infinity."""
+    if not value.isfinite().all():
+        raise FloatingPointError(f"{what}: not finite; look for NaN in the data, and for large "
+                                 "weights in the checkpoint")
+
+
 def write_arrays(path, **arrays):
-    """An npz file, written atomically; FloatingPointError for NaN or infinity."""
-    for name, value in arrays.items():
-        if value.dtype.kind == "f" and not np.isfinite(value).all():
-            raise FloatingPointError(f"{path}: not written, because {name} is not finite; look for "
-                                     "large weights in the model")
+    """An npz file of finite results, written atomically."""
+    for name in [name for name, value in arrays.items() if value.dtype.kind == "f"]:
+        end_unless_finite(f"{path}: {name}", torch.from_numpy(arrays[name]))
     write_atomically(path, lambda file: np.savez(file, **arrays))
 
 

@@ -187,6 +187,9 @@ FEATURES = ("--features", "f", "--text-embeddings", "t")
     *((EvaluateSettings, flags, f"{flags[0]} {flags[1]}: has no effect with --task")
       for flags in (["--ids", "a"], ["--stride", "3.0"], ["--horizon", "2", "--task", "infill"],
                     ["--min-steps", "3", "--task", "classify"])),
+    (EvaluateSettings, ["--checkpoint", ""], "--checkpoint '': is empty"),
+    (TrainSettings, ["--out="], "'--out=': is empty"),
+    (TrainSettings, ["--sgd-epochs", "1", "--epochs", "0", "--lr", "1e-3"], "--lr 0.001: has no"),
     *((cls, [], argv_of(cls)[0][:-2]) for cls in COMMANDS.values() if argv_of(cls))])
 def test_flags_that_do_not_fit_each_other(cls, argv, named, capsys):
     """Catches: usage blocks, `None: No such file` where a flag was forgotten, a shortened flag."""
@@ -244,7 +247,8 @@ def test_settings_can_be_made_again_and_records_stay():
     (EvaluateSettings, "--data coin --annotations in/COIN.json --videos in/videos --json", [
         "in/COIN.json", "linked/COIN.json", "in/videos/a.mp4", "in/videos/new.json", "hard"]),
     (EvaluateSettings, "--checkpoint in/run --json", [
-        "in/run/checkpoint.pt", "in/run/config.json", "hard.pt", ROOT / "toy/teacher.safetensors"]),
+        "in/run/checkpoint.pt", "in/run/config.json", "hard.pt",
+        str(ROOT / "toy/teacher.safetensors")]),
     (EvaluateSettings, "--data coin --annotations in/COIN.json --videos in/videos --checkpoint "
      "in/adopted --json", ["in/clip/a"]),
     (EvaluateSettings, "--checkpoint in/run/checkpoint.pt --json", ["in/run/checkpoint.pt"]),

@@ -26,7 +26,7 @@ def test_topk_equals_sorting_by_score_then_index():
     assert topk_correct(scores, labels, 1).equal(scores.argmax(1) == labels)
     assert topk_correct(torch.zeros(1, 2), torch.tensor([1]), 1).tolist() == [False]
     for bad in (math.nan, math.inf):
-        with pytest.raises(FloatingPointError, match="scores are not finite"):
+        with pytest.raises(FloatingPointError, match="scores: not finite"):
             topk_correct(torch.tensor([[0., 1.], [bad, 0.]]), torch.tensor([1, 0]), 1)
 
 

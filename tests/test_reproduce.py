@@ -158,18 +158,19 @@ HERE = teacher.digest()[:12]
 
 
 @pytest.mark.parametrize("flags, change, line", [
-    ((), lambda: settings_of(RUN, lr=.002), "out/coin-mask-1: a run with --lr 0.002, where its "
-     "recipe has 0.001; move it away, or choose another --out"),
-    ((), lambda: settings_of(RUN, features="there/features-4.9.npz"), "out/coin-mask-1: a run with "
-     "--features there/features-4.9.npz, where its recipe has features-2.95.npz; "),
-    ((), lambda: settings_of(RUN, seed=2), "out/coin-mask-1: a run with --seed 2, where its recipe "
-     "has 1; "),
-    ((), lambda: settings_of(TUNED, labels=.1), "out/diffusion-1/classify-25: a run with --labels "
-     "0.1, where its recipe has 0.25; "),
+    ((), lambda: settings_of(RUN, lr=.002), "--lr 0.001: out/coin-mask-1/config.json is of "
+     "another run, with 0.002; move it away, or choose another --out"),
+    ((), lambda: settings_of(RUN, features="there/features-4.9.npz"), "--features "
+     "elsewhere/features-2.95.npz: out/coin-mask-1/config.json is of another run, with there/"
+     "features-4.9.npz; "),
+    ((), lambda: settings_of(RUN, seed=2), "--seed 1: out/coin-mask-1/config.json is of another "
+     "run, with 2; "),
+    ((), lambda: settings_of(TUNED, labels=.1), "--labels 0.25: out/diffusion-1/classify-25/config"
+     ".json is of another run, with 0.1; "),
     ((), lambda: edit(TUNED, lambda content: content["settings"].pop("epochs")),
-     "out/diffusion-1/classify-25: a run with --epochs None, where its recipe has 15.0; "),
-    (("--toy-videos", "30"), lambda: None, "out/diffusion-1: a run with --toy-videos 6000, where "
-     "its recipe has 30; "),
+     "--epochs 15.0: out/diffusion-1/classify-25/config.json is of another run, with None; "),
+    (("--toy-videos", "30"), lambda: None, "--toy-videos 30: out/diffusion-1/config.json is of "
+     "another run, with 6000; "),
     ((), lambda: edit(TUNED, lambda content: content["versions"].update(world="abc")),
      f"out/diffusion-1/classify-25: a run of another embedded world, abc, where this is {HERE}; "),
     ((), lambda: edit("out/diffusion-1/config.json", lambda content: content["versions"].pop(
@@ -177,7 +178,17 @@ HERE = teacher.digest()[:12]
      f"{HERE}; move it away, or choose another --out"),
     ((), lambda: Path("out/diffusion-1/config.json").unlink(), "out/diffusion-1/config.json: "),
     ((), lambda: edit("out/diffusion-1/config.json", lambda content: content.update(settings=[])),
-     'out/diffusion-1/config.json: the {"settings": {..}, "versions": {..}} of train.py is needed'),
+     "out/diffusion-1/config.json: no settings of a run in it; "),
+    ((), lambda: Path("experiments/results.json").write_text(json.dumps(
+        {"world": teacher.digest(), "mask infill top1.ours": {"1": "2"}})),
+     "experiments/results.json: 1 is no finite number; "),
+    *(((), lambda content=content: Path("out/diffusion-1/forecast.json").write_text(content),
+       "out/diffusion-1/forecast.json: ") for content in (
+           '{"top1": 3}', '{"top1": {"zero_noise": "1"}}', '{"top1": {"zero_noise": [1]}}')),
+    *(((), lambda content=content: [Path(f"out/{name}-1/classify.json").parent.mkdir(
+        exist_ok=True) or Path(f"out/{name}-1/classify.json").write_text(content)
+        for name in ("diffusion", "matching")], "classify.json: ") for content in (
+            '{"by_video": 3}', '{"by_video": ["a:b"]}')),
     ((), lambda: Path("experiments/results.json").write_text('{"world": "abc"}'), "experiments/"
      f"results.json: numbers of another embedded world, abc, where this is {HERE}; delete the "),
     ((), lambda: Path("experiments/results.json").write_text('{"mask infill top1.ours": {"1": 2}}'),
