@@ -62,7 +62,7 @@ def require_settings(wanted):
     run.require_same(path, content, run.config_of(wanted), advice,      # folders may move
                      lambda value: Path(str(value)).name)
     versions = content.get("versions")
-    world = str(versions.get("world") if isinstance(versions, dict) else "unknown")
+    world = str(versions.get("world", "unknown") if isinstance(versions, dict) else "unknown")
     require(world == digest() or wanted.data != "toy", f"{wanted.out}: a run of another embedded "
             f"world, {world[:12]}, where this is {digest()[:12]}; {advice}")
 

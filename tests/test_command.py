@@ -11,6 +11,7 @@ from dataclasses import FrozenInstanceError, fields, replace
 from math import inf
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from evaluate import EvaluateSettings
@@ -19,7 +20,7 @@ from files.commands import COMMANDS, TextSettings
 from predict import PredictSettings
 from support.command import (GROUPS, BadInput, Settings, flag_of, parse, run, write_atomically,
                              write_json)
-from support.device import pick_device
+from support.device import pick_device, write_arrays
 from support.process import Interrupts, lock, locks, process_number
 from train import FinetuneSettings, TrainSettings
 from training import pretrain
@@ -484,7 +485,10 @@ def test_json_never_holds_nan(tmp_path):
         for file in (path, None):
             with pytest.raises(FloatingPointError, match="a.json" if file else "not finite"):
                 write_json(file, {"top1": bad})
-    assert not path.exists()
+    for bad in (float("nan"), inf):
+        with pytest.raises(FloatingPointError, match="a.npz: x: not finite"):
+            write_arrays(tmp_path / "a.npz", names=np.array(["a"]), x=np.array([1., bad]))
+    assert not path.exists() and not (tmp_path / "a.npz").exists()
     write_json(path, {"top1": None, "name": "crème", "part": {"x": 12.5}})
     assert json.loads(path.read_text()) == {"top1": None, "name": "crème", "part": {"x": 12.5}}
 

@@ -271,6 +271,29 @@ def test_each_video_gets_a_file_once(command, flags, capsys):
         np.testing.assert_allclose(teacher.encode_frames(frame)[0], rows[second], atol=2e-3)
 
 
+@pytest.mark.parametrize("command, flags", [("shrink", ()), ("teach", CLIP)])
+def test_videos_in_odd_places(command, flags, capsys):
+    """Catches: a pipe that is waited for; a name too long for a file that ends the command; a copy
+    made of itself, through a link to the folder of the copies."""
+    Path("some").mkdir()
+    Path("made").mkdir()
+    name, film = TEST[0].name, f"ex/videos/{TEST[0].name}.mp4"
+    shutil.copy(film, f"some/{'x' * 240}.mp4")
+    os.mkfifo("some/pipe.mp4")
+    Path("some/z").mkdir()
+    shutil.copy(film, f"some/z/{name}.mp4")
+    argv = command, "--videos", "some", "--out", "made", *flags
+    call("data.py", *argv)
+    out = capsys.readouterr().out
+    assert "pipe.mp4: not a file" in out and "name is too long" in out and "1 made" in out
+    if command == "shrink":
+        Path("some/a").symlink_to(Path("made").resolve())
+        before = Path(f"made/{name}.mp4").read_bytes()
+        with pytest.raises(SystemExit, match="2"):
+            call("data.py", *argv, "--fps", "2")
+        assert Path(f"made/{name}.mp4").read_bytes() == before
+
+
 def test_cached_teacher_features_are_used_where_present():
     """Catches: features of another second or video, frames decoded for nothing, a file of another
     teacher or none at all that is taken for good."""
