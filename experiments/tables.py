@@ -102,7 +102,7 @@ def collect(out, path=None):
     require(world == digest(), f"{path}: numbers of another embedded world, {world[:12]}, where "
             f"this is {digest()[:12]}; delete the file, and the runs will fill it again")
     with expecting(path):
-        results = {cell: {seed: number_at(values, seed) for seed in values}
+        results = {cell: {seed: +number_at(values, seed) for seed in values}
                    for cell, values in results.items()}
     for cell in our_cells(TABLES):
         recipe, evaluation, key = cell.split(" ", 2)

@@ -181,7 +181,7 @@ def load_teacher_rows(path):
 
 
 def read_rows(path, **needed):
-    """The arrays `needed` of an npz file, in that order: TEXT, FLOATS or NUMBERS, N finite rows."""
+    """The arrays `needed` of an npz file, in that order: of these kinds, of N rows each."""
     try:                                               # np.load would also accept an npy file
         with np.lib.npyio.NpzFile(path, allow_pickle=False) as file:
             absent = [key for key in needed if key not in file.files]
@@ -195,9 +195,6 @@ def read_rows(path, **needed):
         require(array.dtype.kind in kinds and array.ndim == dimensions and array.size > 0
                 and array.shape[:1] in ((), arrays[0].shape[:1]), f"{path}: {key} is {array.dtype} {array.shape}; "
                 f"{words} is needed, with N and D at least 1, the same N in all arrays")
-        if array.dtype.kind == "f":
-            finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)                # (N,)
-            check_rows(path, finite, f"{key} holds NaN or infinity")
     return arrays
 
 

@@ -85,8 +85,7 @@ def report(settings):
     """Print what a list holds, and (with --videos) what of it is present."""
     checks = {"coin": check_coin, "epic": check_epic, "howto100m": check_captions}
     result, bad = checks[settings.data](settings)
-    if settings.json:
-        write_json(settings.json, result)
+    write_json(settings.json, result)
     print(json.dumps(result, indent=2))
     for name, reason in bad.items():
         print(f"unreadable: {name}: {reason}")
