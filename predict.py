@@ -128,12 +128,12 @@ def predict(video=None, **flags):
             value, {int: Integral, float: Real, Path: (str, PathLike)}.get(kind, kind))
         if field.name == "steps" and isinstance(value, (list, tuple)):
             good = all(isinstance(step, str) and step.strip() for step in value)
-        elif good and kind is Path and value is not None:
-            given[field.name] = Path(value)
+        elif good and value is not None:               # also numpy's numbers
+            given[field.name] = kind(value)
         check(good, field.name, f"{value!r:.60}", f"must be of type {kind.__name__}"
               + ", or a list of texts" * (field.name == "steps"))
     settings = PredictSettings(**given)
-    settings.require_files()
+    settings.check_files()
     return forecast(settings)
 
 

@@ -11,8 +11,8 @@ from torch.nn import functional
 from data import CLIP_SECONDS, Loaded, spoken_during, view_of, window_around
 from files.sources import open_folder
 from files.video import Unreadable
-from support.command import require, write_atomically
-from support.device import pick_device, send
+from support.command import check, require
+from support.device import pick_device, send, write_arrays
 from support.workers import prefetch
 from toy.source import ToySource
 from weights.checkpoint import load_model
@@ -27,6 +27,13 @@ def load_samples(source, samples, rng=None):
     loaded = source.load(requests, rng)
     read = {id(request) for request in loaded.requests}
     return loaded, [s for s, request in zip(samples, requests) if id(request) in read]
+
+
+def require_readable(good, failed, source, most):
+    """BadInput unless some are `good`, and of the source's videos at most a share failed."""
+    require(good and len(failed) <= most * len(source), f"{len(failed)} of {len(source)} videos "
+            f"cannot be read, more than --max-unreadable {most}; the first: "
+            f"{next(iter(failed.values()), None)}")
 
 
 def encode_samples(model, source, samples, settings, device, title="encode"):
@@ -44,9 +51,7 @@ def encode_samples(model, source, samples, settings, device, title="encode"):
                 ours.append(model.encode(loaded.clips.to(device)))
                 if len(loaded.views):
                     teachers.append(source.teacher_features(loaded.views).to(device))
-    bad, most = list(source.unreadable.values()), settings.max_unreadable
-    require(good and len(bad) <= most * len(source), f"{len(bad)} of {len(source)} videos cannot "
-            f"be read, more than --max-unreadable {most}; the first: {', '.join(bad[:1])}")
+    require_readable(good, source.unreadable, source, settings.max_unreadable)
     x, features = (torch.cat(rows).unflatten(0, (-1, N)) if rows else None
                    for rows in (ours, teachers))
     return x, features, good
@@ -91,9 +96,10 @@ def load_grid(source, stride, video):
     return source.load([(video, windows)])
 
 
-def embed_videos(source, encode, stride, workers, device):
+def embed_videos(source, encode, stride, workers, device, most=1.0):
     """Every video as 9-s windows, one every `stride` s, through `encode`: clips on `device` ->
-    (C, D). Returns: names (R,), windows (R, 2) s, x (R, D) and {id: reason} of unreadable videos.
+    (C, D). Returns: names (R,), windows (R, 2) s, x (R, D) and {id: reason} of unreadable videos,
+    of which there may be `most`, a share.
     """
     made, failed = [], {}
     make = functools.partial(load_grid, source, stride)
@@ -102,14 +108,15 @@ def embed_videos(source, encode, stride, workers, device):
         for video, windows in loaded.requests:
             x = [encode(send(clips, device)).cpu() for clips in loaded.clips.split(AT_ONCE)]
             made.append((np.repeat(source.videos[video].name, len(windows)), windows, torch.cat(x)))
-    require(made, f"not one of {len(source)} videos could be read; the first: "
-            f"{next(iter(failed.values()), 'there is none')}")
+    require_readable(made, failed, source, most)
     names, windows, x = zip(*made)
     return np.concatenate(names), np.concatenate(windows), torch.cat(x), failed
 
 
 def write_features(settings):
     """--task features: a row for each window of every video, also f's class token, encoder_cls."""
+    check(not settings.videos or settings.split == "test", "split", settings.split,
+          "has no effect with --videos")
     device = pick_device(settings.device)
     model = load_model(settings.checkpoint)[0].to(device)
     require(model.encoder, f"{settings.checkpoint}: was trained on features and has no encoder; a "
@@ -125,11 +132,12 @@ def write_features(settings):
 
     with torch.no_grad():
         names, windows, x, failed = embed_videos(source, encode, settings.stride,
-                                                 settings.workers, device)
+                                                 settings.workers, device,
+                                                 settings.max_unreadable)
     D = model.dim
-    write_atomically(settings.out, lambda file: np.savez(
-        file, video=names, start=windows[:, 0], end=windows[:, 1], embedding=x[:, :D].numpy(),
-        encoder_cls=x[:, D:].numpy(), stride=settings.stride))
+    write_arrays(settings.out, video=names, start=windows[:, 0], end=windows[:, 1],
+                 embedding=x[:, :D].numpy(), encoder_cls=x[:, D:].numpy(),
+                 stride=np.array(settings.stride))
     print(f"{settings.out}: {len(x)} windows of 9 s, one every {settings.stride:g} s, of "
           f"{len(source) - len(failed)} videos; {len(source.missing)} missing, "
           f"{len(failed)} unreadable")

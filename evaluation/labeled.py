@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from data import EPIC_FRAMES, PIECES, classify_samples, samples_of, view_of
+from data import EPIC_FRAMES, PIECES, samples_of, view_of
 from files import listings
 from files.annotations import check_names, load_coin, load_text_embeddings
 from files.sources import VideoSource, open_coin_features, require_videos
@@ -106,20 +106,21 @@ def open_labeled(settings, split, model, path, device, required=True, with_teach
         require(videos[0].steps[0].label != (None, None), f"{settings.annotations}: has no labels: "
                 "is it the test list? EPIC_100_train.csv or EPIC_100_validation.csv is needed")
     elif settings.annotations.suffix == ".csv":        # it holds one split, and no names
-        videos, labels = listings.load_released_csv(settings.annotations, settings.task), ()
+        videos = listings.load_released_csv(settings.annotations, settings.task)
+        labels = [""] * (1 + max(video.activity for video in videos))
     else:
         videos, labels = load_coin(settings.annotations)
         videos = [video for video in videos if video.split == split and video.steps]
     if named:
-        file, names = settings.text_embeddings or settings.steps, labels
+        file, names = settings.text_embeddings or settings.steps or settings.annotations, labels
         if settings.text_embeddings:
             names, texts = load_text_embeddings(file)
         elif settings.steps:
             names = listings.load_steps(file)
-            require(not labels or len(names) == len(labels), f"{file}: {len(names)} names, but "
-                    f"{settings.annotations} has {len(labels)} classes; line i must be class i")
-        require(names, f"{settings.annotations}: a csv has no class names; add --steps FILE or "
-                "--text-embeddings FILE")
+            require(not any(labels) or len(names) <= len(labels), f"{file}: {len(names)} names, "
+                    f"but {settings.annotations} has {len(labels)} classes; line i must be class i")
+        require(any(names), f"{settings.annotations}: a csv has no class names; add --steps "
+                "FILE or --text-embeddings FILE")
         check_names(file, names, settings.annotations, labels)
     source = VideoSource(videos, find_videos(settings.videos), view, of_clips)
     if required:
@@ -127,7 +128,4 @@ def open_labeled(settings, split, model, path, device, required=True, with_teach
     if not named:
         return source, None
     texts = cached_texts(teacher, tuple(names)) if teacher else torch.from_numpy(texts)
-    largest = max((sample.label for sample in classify_samples(source.listed, 1)), default=-1)
-    require(largest < len(texts), f"{settings.annotations}: class {largest + 1}, but there are "
-            f"{len(texts)} names; row or line i must be class i")
     return source, texts

@@ -8,6 +8,8 @@ import math
 
 import torch
 
+from support.device import end_unless_finite
+
 
 def percent(hits):
     """Mean of hits or of chances (M,) -> percent, unrounded; None where M = 0."""
@@ -15,12 +17,13 @@ def percent(hits):
 
 
 def topk_correct(scores, labels, k):
-    """Whether the correct class is among the k best of scores (M, K): (M,) bool. A NaN ranks first,
-    and is never correct. With k >= K every other label is correct.
+    """Whether the correct class is among the k best of scores (M, K): (M,) bool; of k >= K always.
+    FloatingPointError unless all scores are finite.
     """
+    end_unless_finite("scores", scores)
     own = scores.gather(1, labels[:, None])                              # (M, 1)
     lower = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
-    ahead = ~(scores <= own) | (scores == own) & lower                   # (M, K)
+    ahead = (scores > own) | (scores == own) & lower                     # (M, K)
     return ahead.sum(1) < min(k, scores.shape[1])
 
 

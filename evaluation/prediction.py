@@ -53,6 +53,7 @@ def open_steps(settings, model, of_toy, device):
             check(getattr(settings, name) is None, name, getattr(settings, name), "has no effect: "
                   f"{settings.checkpoint} is of the embedded world, which has a teacher of its own")
         adopt_teacher(settings, settings.checkpoint)
+        settings.check_files()                         # nor may what is written replace that one
         names = grammar.STEPS if of_toy and settings.steps is None else settings.steps
         require(names is not None, "--steps is missing: a file with a step per line, or "
                 "--text-embeddings FILE, is needed")
@@ -68,7 +69,6 @@ def open_steps(settings, model, of_toy, device):
 
 def observe_file(path, model, at, pictured):
     """The last 68 s of a video file before `at` s -> Observed; pictured: whether with pictures."""
-    require(path.is_file(), f"{path}: no such file; a video is needed")
     try:
         length = duration(path)
         end = at or length

@@ -3,7 +3,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from experiments.tables import EVALUATIONS, RECIPES
@@ -12,7 +11,7 @@ from support.command import flag_of, parse, require
 from support.process import Interrupts
 from toy.teacher import digest
 from train import command_of
-from training.run import MAY_CHANGE
+from training import run
 
 ROOT = Path(__file__).parent.parent
 COIN_FILES = "annotations", "features", "text_embeddings"               # in the folder --coin
@@ -59,15 +58,11 @@ def require_same(settings):
 def require_settings(wanted):
     """BadInput unless the run in wanted.out has these settings, and is of this embedded world."""
     path, advice = wanted.out / "config.json", "move it away, or choose another --out"
-    need = 'the {"settings": {..}, "versions": {..}} of train.py'
-    has, versions = map(read_json(path, need).get, ("settings", "versions"))
-    require(isinstance(has, dict) and isinstance(versions, dict), f"{path}: {need} is needed")
-    for name, value in asdict(wanted).items():         # of a file, its name: folders may move
-        require(name in (*MAY_CHANGE, "resume")
-                or Path(str(value)).name == Path(str(has.get(name))).name,
-                f"{wanted.out}: a run with {flag_of(name)} {has.get(name)}, where its recipe has "
-                f"{value}; {advice}")
-    world = str(versions.get("world", "unknown"))
+    content = read_json(path, 'the {"settings": {..}, "versions": {..}} of train.py')
+    run.require_same(path, content, run.config_of(wanted), advice,      # folders may move
+                     lambda value: Path(str(value)).name)
+    versions = content.get("versions")
+    world = str(versions.get("world", "unknown") if isinstance(versions, dict) else "unknown")
     require(world == digest() or wanted.data != "toy", f"{wanted.out}: a run of another embedded "
             f"world, {world[:12]}, where this is {digest()[:12]}; {advice}")
 

@@ -7,7 +7,7 @@ steps, plus Gaussian noise, scaled to unit length. The nearest text is that of t
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.command import DATA, WHAT, Settings, opt, run, write_atomically
+from support.command import DATA, WHAT, Settings, opt, run
 
 SECONDS = 4.0                              # of a window
 
@@ -26,12 +26,14 @@ def main(settings):
     """Label the windows of each video, then replace labels by noisy texts."""
     import numpy as np
 
-    from files.annotations import load_coin, load_text_embeddings
-    texts = load_text_embeddings(settings.text_embeddings)[1]
+    from files.annotations import load_coin, load_texts_of
+    from support.device import write_arrays
+    videos, classes = load_coin(settings.annotations)
+    texts = load_texts_of(classes, settings.text_embeddings, settings.annotations)
     texts = texts / np.linalg.norm(texts, axis=1, keepdims=True)                   # (S, D)
     mean = texts.mean(0) / np.linalg.norm(texts.mean(0))
     names, starts, labels = [], [], []
-    for video in load_coin(settings.annotations)[0]:
+    for video in videos:
         length = video.duration or max([step.end for step in video.steps], default=SECONDS)
         start = np.arange(0, max(length, SECONDS), SECONDS)
         label = np.full(len(start), -1)                                            # no step
@@ -45,9 +47,8 @@ def main(settings):
         (len(label), texts.shape[1]), dtype=np.float32) * (settings.noise / np.sqrt(texts.shape[1]))
     x = np.where(label[:, None] >= 0, texts[label], mean) + noise
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
-    write_atomically(settings.out, lambda file: np.savez(
-        file, video=np.array(names), start=start.astype(np.float32),
-        end=(start + SECONDS).astype(np.float32), embedding=x.astype(np.float16)))
+    write_arrays(settings.out, video=np.array(names), start=start.astype(np.float32),
+                 end=(start + SECONDS).astype(np.float32), embedding=x.astype(np.float16))
     print(f"{settings.out}: {len(label)} windows of {len(set(names))} videos")
 
 

@@ -7,11 +7,13 @@ of the embedded world that these are of.
 import re
 import statistics
 import tomllib
+from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 
 from experiments.gain import KINDS, gain
 from files.text import read_json
-from support.command import require, write_json
+from support.command import BadInput, require, write_json
 from toy import grammar
 from toy.teacher import digest
 
@@ -43,6 +45,15 @@ def needs(names):
     return needed
 
 
+@contextmanager
+def expecting(path):
+    """Within it, a value of another type than expected is a BadInput that names the file."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise BadInput(f"{path}: {error}; {JSON} is needed") from None
+
+
 def number_at(content, key):
     """The number of a JSON object at a key, or None: "a.1" is content["a"][1].
 
@@ -58,6 +69,8 @@ def number_at(content, key):
             content = content[int(part)] if isinstance(content, list) else content.get(part)
         if content is None:
             return None
+    if type(content) not in (int, float) or not isfinite(content):
+        raise TypeError(f"{key} is no finite number")
     return content
 
 
@@ -88,14 +101,20 @@ def collect(out, path=None):
     world = str(results.pop("world", "unknown"))
     require(world == digest(), f"{path}: numbers of another embedded world, {world[:12]}, where "
             f"this is {digest()[:12]}; delete the file, and the runs will fill it again")
+    with expecting(path):
+        results = {cell: {seed: +number_at(values, seed) for seed in values}
+                   for cell, values in results.items()}
     for cell in our_cells(TABLES):
         recipe, evaluation, key = cell.split(" ", 2)
         for file in out.glob(f"{recipe}-*/{evaluation}.json"):
             seed = file.parent.name.removeprefix(f"{recipe}-")         # "mask-1" of "coin-mask-1"
-            number = number_at(read_json(file, JSON), key) if seed.isdecimal() else None
+            with expecting(file):
+                number = number_at(read_json(file, JSON), key) if seed.isdecimal() else None
             if number is not None:
                 results.setdefault(cell, {})[seed] = number
-    for cell, values in collect_gains(out).items():
+    with expecting(f"{out}/*/classify.json"):
+        gains = collect_gains(out)
+    for cell, values in gains.items():
         if len(values) >= len(results.get(cell, ())):          # not those of fewer seeds
             results[cell] = values
     if path:

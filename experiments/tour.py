@@ -17,7 +17,7 @@ PAGE = Path(__file__).parent.parent / "docs/tour.md"
 class TourSettings(Settings):
     """Draw the method in eight pictures, one for each equation, and write the page around them."""
     checkpoint: Path = CHECKPOINT
-    video: int = opt("which test video", 10, WHAT, low=0)
+    video: int = opt("which test video; all before it are rendered", 10, WHAT, low=0, high=999)
     after: int = opt("how many of its steps are observed", 6, WHAT, low=1)
     out: Path = opt("folder of tour.md; the pictures go to its folder figures/", Path("runs/tour"),
                     folder=True)

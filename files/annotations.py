@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data import CLIP_SECONDS, Step, Video
-from files.listings import CLASSES
+from files.listings import CLASSES, require_span
 from files.text import read_json, read_text
 from support.command import BadInput, require
 
@@ -19,7 +19,7 @@ from support.command import BadInput, require
 SUBSETS = {"training": "train", "testing": "test", "validation": "test"}
 # Of an array of an npz file: kinds of its dtype, its dimensions, and both in words.
 TEXT, FLOATS, NUMBERS = ("U", 1, "text (N,)"), ("f", 2, "floats (N, D)"), ("fiu", 1, "numbers (N,)")
-RECORD = "U", 0, "one text"
+RECORD = "U", 0, "a text of data.py teach"
 
 
 def load_coin(path):
@@ -69,7 +69,7 @@ def coin_step(step, where):
     require(isinstance(segment, list) and len(segment) == 2 and all(map(is_seconds, segment)),
             f"{where}: segment is {reprlib.repr(segment)}; it must be [start, end], s from 0")
     start, end = map(float, segment)
-    require(start <= end, f"{where}: its end, {end:g} s, is before its start, {start:g} s")
+    require_span(where, start, end)
     return Step(start, end, int(number) - 1)
 
 
@@ -97,6 +97,8 @@ def plain(name):
 
 def check_names(path, names, annotation_file, labels):
     """BadInput if the names in `path` contradict the annotations' labels; "" contradicts none."""
+    require(len(labels) <= len(names), f"{path}: {len(names)} names, but {annotation_file} has "
+            f"{len(labels)} classes; row or line i must be class i")
     for number, (name, label) in enumerate(zip(names, labels), start=1):
         require(not label or plain(name) == plain(label), f"{path}: class {number} is "
                 f"{name[:80]!r}, but {label[:80]!r} in {annotation_file}; row or line i must be "
@@ -107,8 +109,14 @@ def load_text_embeddings(path):
     """Names and embeddings of the K >= 2 classes: ([name, ...], (K, D) float32, not normalized)."""
     names, embeddings = read_rows(path, names=TEXT, embeddings=FLOATS)
     require(len(names) > 1, f"{path}: one class: nothing to choose from; at least two are needed")
-    check_lengths(path, embeddings)
-    return names.tolist(), embeddings.astype(np.float32)
+    return names.tolist(), as_float32(path, embeddings)
+
+
+def load_texts_of(labels, path, annotation_file):
+    """`load_text_embeddings` of the classes of `load_coin`: the embeddings (K, D)."""
+    names, embeddings = load_text_embeddings(path)
+    check_names(path, names, annotation_file, labels)
+    return embeddings
 
 
 @dataclass(eq=False)
@@ -156,12 +164,11 @@ def load_features(path):
 def load_teacher_rows(path):
     """`data.py teach`'s file of one video: (n, D) float32, row i is second i; its record."""
     rows, made = read_rows(path, rows=FLOATS, made=RECORD)
-    check_lengths(path, rows)
-    return rows.astype(np.float32), str(made)
+    return as_float32(path, rows), str(made)
 
 
 def read_rows(path, **needed):
-    """The arrays `needed` of an npz file, in that order; `check_lengths` of rows (N, D) is next."""
+    """The arrays `needed` of an npz file, in that order: of these kinds, of N rows each."""
     try:                                               # np.load would also accept an npy file
         with np.lib.npyio.NpzFile(path, allow_pickle=False) as file:
             absent = [key for key in needed if key not in file.files]
@@ -175,9 +182,15 @@ def read_rows(path, **needed):
         require(array.dtype.kind in kinds and array.ndim == dimensions and array.size > 0
                 and array.shape[:1] in ((), arrays[0].shape[:1]), f"{path}: {key} is {array.dtype} "
                 f"{array.shape}; {words} is needed, with N and D at least 1, the same N everywhere")
-        if kinds == "fiu":                             # rows (N, D): `check_lengths`
-            check_rows(path, np.isfinite(array), f"{key} holds NaN or infinity")
     return arrays
+
+
+def as_float32(path, rows):
+    """Rows (N, D) as float32, in which their lengths are checked."""
+    with np.errstate(over="ignore"):                   # float64 beyond float32 becomes infinite
+        rows = rows.astype(np.float32)
+    check_lengths(path, rows)
+    return rows
 
 
 def check_lengths(path, rows):

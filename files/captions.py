@@ -75,7 +75,7 @@ def unroll(sentences):
 def list_folder(path):
     """{id: file name}, by id, the name without .srt and .en; of several one without a language."""
     choices = {}            # id: (has a language, kind, not English, file name), the least so far
-    for file in os.listdir(path):
+    for file in [entry.name for entry in os.scandir(path) if entry.is_file()]:
         stem, suffix = os.path.splitext(file)
         suffix = suffix.lower()
         if suffix in SUFFIXES and not file.startswith("."):
@@ -99,6 +99,8 @@ def read_cues(path):
     """Cues of an srt or vtt file -> its sentences, without tags, in the file's order."""
     text = read_text(path, NARRATION, errors="replace")
     vtt, lines, rows = text.startswith("WEBVTT"), text.split("\n"), []
+    while lines[2:] and not any(map(str.strip, lines[1::2])):          # all line ends are doubled
+        lines = lines[::2]
     cues = [i for i, line in enumerate(lines) if "-->" in line]
     require(cues or vtt, f"{path}:1: no line as 00:01:02,500 --> 00:01:04,000 in it: no subtitles")
     numbered = cues and NUMBER.search("\n".join(["", *lines[:cues[0]]]))

@@ -10,11 +10,14 @@ from files.annotations import load_teacher_rows
 from files.listings import load_phrases
 from files.video import (Unreadable, comment_of, duration, evaluation_view, find_videos,
                          read_frames, record, short_side_for, shrink)
-from support.command import BadInput, require, write_atomically
-from support.device import pick_device
+from support.command import BadInput, require
+from support.device import pick_device, write_arrays
 from support.process import lock
 from support.workers import prefetch
-from weights.teacher import open_teacher
+from weights.teacher import checksum, open_teacher
+
+
+LONGEST = 230             # bytes of a name; most disks take 255, with what is appended meanwhile
 
 
 def make_missing(made, record_of, make, item):
@@ -24,9 +27,12 @@ def make_missing(made, record_of, make, item):
              gave. Raises: Unreadable if another file is in its place: that one stays.
     """
     path, target = item
+    if len(os.fsencode(target.name)) > LONGEST:
+        raise Unreadable(f"{target}: its name is too long for a file; give the video a shorter one")
     wanted, found = record(path, *made), None
     if os.path.lexists(target):
-        found = None if target.is_symlink() else record_of(target)
+        own = target.is_symlink() or not target.is_file() or os.path.samefile(path, target)
+        found = None if own else record_of(target)
         if found is None or not found.startswith(f'["{made[0]}"'):
             raise Unreadable(f"{target}: is in the way: no whole file of data.py {made[0]}")
         if found == wanted:
@@ -90,12 +96,11 @@ def encode_all(settings):
     """The teacher's features of a folder's videos: ID.npz, (n, D) float16, row i = second i."""
     teacher = open_teacher(settings.clip, settings.clip_weights, pick_device(settings.device))
     for target, (frames, made) in made_files(
-            settings, ".npz", ("teach", settings.clip, settings.clip_weights), record_of_rows,
+            settings, ".npz", ("teach", checksum(teacher)), record_of_rows,
             functools.partial(every_second, teacher.size)):
         rows = np.concatenate([teacher.encode_frames(part).cpu().numpy()
                                for part in frames.split(256)])
-        write_atomically(target, lambda file: np.savez(file, rows=rows.astype(np.float16),
-                                                       made=np.array(made)))
+        write_arrays(target, rows=rows.astype(np.float16), made=np.array(made))
 
 
 def write_texts(settings):
@@ -103,6 +108,5 @@ def write_texts(settings):
     names = load_phrases(settings.phrases)
     teacher = open_teacher(settings.clip, settings.clip_weights, pick_device(settings.device))
     embeddings = teacher.encode_phrases(names)                                 # (K, D)
-    write_atomically(settings.out, lambda file: np.savez(file, names=np.array(names),
-                                                         embeddings=embeddings.numpy()))
+    write_arrays(settings.out, names=np.array(names), embeddings=embeddings.numpy())
     print(f"{settings.out}: {len(names)} phrases, D = {embeddings.shape[1]}")

@@ -31,11 +31,9 @@ def load_released_csv(path, task):
         require(len(parts) == len(columns.split()), f"{where}: {len(parts)} columns; to {task}, "
                 f"`{columns}` is needed, separated by spaces (no space within a path)")
         name, label = video_name(parts[0]), class_number(where, "label", parts[1])
-        for text in parts[2:]:
-            require(re.fullmatch(r"\d{1,9}(\.\d*)?", text, re.ASCII),
-                    f"{where}: a time is {text[:40]!r}; it must be a number from 0")
-        duration, start, end = map(float, [*parts[2:], 0, parts[2]][:3])       # or: all of it
-        require(start <= end, f"{where}: its end, {end:g} s, is before its start, {start:g} s")
+        times = [seconds(where, text) for text in parts[2:]]
+        duration, start, end = times if len(times) == 3 else (times[0], 0.0, times[0])
+        require_span(where, start, end)
         require(task != "forecast" or start == 0, f"{where}: starts at {start:g} s; in a list for "
                 "forecasting (`next`) all histories start at 0; is it the list of steps?")
         require(task != "classify" or start > 0 or name not in from_zero, f"{where}: {name} from "
@@ -52,7 +50,8 @@ def load_epic(path):
     videos = {}
     for where, row in read_table(path, ("video_id", "start_timestamp", "stop_timestamp")):
         start, end = (clock(where, row[key]) for key in ("start_timestamp", "stop_timestamp"))
-        require(start <= end, f"{where}: its end, {end:g} s, is before its start, {start:g} s")
+        require_span(where, start, end)
+        require(row["video_id"], f"{where}: no video_id")
         label = tuple(class_number(where, key, row.get(key, ""), classes) if "verb_class" in row
                       else None for key, classes in (("verb_class", VERBS), ("noun_class", NOUNS)))
         videos.setdefault(row["video_id"], []).append(Step(start, end, label))
@@ -112,6 +111,18 @@ def class_number(where, column, text, classes=CLASSES):
     require(re.fullmatch("[0-9]{1,9}", text) and int(text) < classes, f"{where}: {column} is "
             f"{text[:40]!r}; it must be an integer from 0 to {classes - 1}")
     return int(text)
+
+
+def require_span(where, start, end):
+    """BadInput if something ends, s, before it starts."""
+    require(start <= end, f"{where}: its end, {end:g} s, is before its start, {start:g} s")
+
+
+def seconds(where, text):
+    """A time, s, as float."""
+    require(re.fullmatch(r"\d{1,9}(\.\d*)?", text, re.ASCII),
+            f"{where}: a time is {text[:40]!r}; it must be a number from 0")
+    return float(text)
 
 
 def clock(where, text):

@@ -15,6 +15,7 @@ from files.video import (Unreadable, duration, evaluation_view, find_videos, rea
                          short_side_for, training_view)
 from support.command import BadInput, require
 from support.device import send
+from weights.teacher import checksum
 
 SHORTER = 3               # s that the teacher's features of a video may end before its last frame
 
@@ -70,7 +71,7 @@ class VideoSource(Source):
     def __init__(self, videos, paths, view, teacher=None, captions=None, cached=None):
         super().__init__(videos, paths if captions is None else paths.keys() & captions.keys())
         self.paths, self.view, self.teacher, self.captions = paths, view, teacher, captions
-        self.folder, *self.made = cached or (None,)
+        self.cached, self.made = cached, ("teach", cached and checksum(teacher))
 
     def duration(self, video):
         """s, as the file says. Raises video.Unreadable."""
@@ -92,14 +93,13 @@ class VideoSource(Source):
 
     def teacher_rows(self, name, times):
         """The cached features of frames at `times` (n, F) s: (n, F, D); None without a file."""
-        path = self.folder and self.folder / f"{name}.npz"
-        if not path or not path.exists():
+        path = self.cached and self.cached / f"{name}.npz"
+        if not path or not path.is_file():
             return None
         rows, made = annotations.load_teacher_rows(path)
-        wanted = record(self.paths[name], "teach", *self.made)
-        if made != wanted or times.max() > len(rows) + SHORTER:
-            raise Unreadable(f"{path}: of another --clip, another file of this video, or a shorter "
-                             "one; make it again with data.py teach")
+        if made != record(self.paths[name], *self.made) or times.max() > len(rows) + SHORTER:
+            raise Unreadable(f"{path}: of another teacher, another file of this video, or a "
+                             "shorter one; make it again with data.py teach")
         return torch.from_numpy(rows[np.minimum(times.astype(np.int64), len(rows) - 1)])
 
     def read(self, request, short_side):
@@ -159,14 +159,11 @@ read_features = functools.lru_cache(maxsize=1)(annotations.load_features)      #
 def open_coin_features(annotation_file, feature_file, text_file, split, needed=True):
     """COIN.json with a features file: (FeatureSource of one split, class embeddings (K, D))."""
     videos, labels = annotations.load_coin(annotation_file)
-    names, texts = annotations.load_text_embeddings(text_file)
+    texts = annotations.load_texts_of(labels, text_file, annotation_file)
     features = read_features(feature_file)
     width = features.embedding.shape[1]
     require(texts.shape[1] == width, f"{feature_file}: embeddings of width {width}, but "
             f"{text_file} has {texts.shape[1]}; one space is needed")
-    require(len(labels) <= len(texts), f"{text_file}: {len(texts)} classes, but {annotation_file} "
-            f"has class {len(labels)}; row i must be class i + 1")
-    annotations.check_names(text_file, names, annotation_file, labels)
     source = FeatureSource([video for video in videos if video.split == split], features)
     require(not needed or len(source), f"{feature_file}: no row for any of the "
             f"{len(source.missing)} {split} videos of {annotation_file} near its steps; video must "

@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 import warnings
 from contextlib import contextmanager, suppress
@@ -20,7 +21,10 @@ from support.process import BadInput, end_if_signaled, ending, process_number, p
 
 WHAT, DATA, PAPER, RUN = GROUPS = "what to do", "data", "the paper's settings", "run"   # of --help
 PICTURES = (".png", ".pdf", ".svg")                            # kinds of files for charts
-RUN_FILES = "checkpoint.pt", "checkpoint_before.pt", "config.json", "metrics.jsonl"    # of a run
+RUN_FILES = ("checkpoint.pt", "checkpoint_before.pt", "config.json", "metrics.jsonl",
+             "missing.json", "unreadable.json")                # that a run writes
+MODELS = "clip", "clip_weights", "spacy_model", "keyframe_model"       # flags: names, or files
+TOY_TEACHER = Path(__file__).parents[1] / "toy" / "teacher.safetensors"
 
 
 # --- Flags ---
@@ -39,6 +43,7 @@ def opt(help, default, group=RUN, *, choices=None, low=-inf, high=10 ** 6, above
                   without that flag, () with any. Else it is refused (data, task: not in --help).
     """
     help += " (required)" if required else ""
+    written = folder or file is not None
     return field(default=default, metadata=locals())
 
 
@@ -56,6 +61,12 @@ def require(good, problem):
 def check(good, name, value, need):
     """BadInput that names the flag unless `good`."""
     require(good, f"{flag_of(name)} {value!s:.300}: {need}")
+
+
+def files_at(paths):
+    """Which files and folders these are, whatever leads there: links, another spelling."""
+    return {os.stat(path)[1:3] if os.path.isfile(path) or os.path.isdir(path) else path
+            for path in paths}
 
 
 @dataclass(frozen=True)
@@ -85,29 +96,11 @@ class Settings:
                 check(not declared["file"] or value.suffix in declared["file"]
                       or value.exists() and not value.is_file(), f.name, value,
                       f"must end in {', '.join(declared['file'])}")
-            if declared["folder"] or declared["file"] is not None:
+            if declared["written"]:
                 places = [value, *value.parents] if declared["folder"] else [value.parent]
                 there = next(filter(os.path.exists, places))
                 check(os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK), f.name, value,
                       f"{there} is not a folder that may be written; choose another")
-                self.keep_inputs(f.name, Path(os.path.realpath(value)))
-
-    def keep_inputs(self, name, path):
-        """BadInput if the path to be written is one that another flag reads, or lies inside one.
-
-        Results may lie in the folder of a run that is read, but not in place of its own files.
-        """
-        for f in fields(self):
-            read = str(getattr(self, f.name) or "").removeprefix("local-dir:")
-            if (f.metadata["folder"] or f.metadata["file"] is not None or not os.path.exists(read)
-                    or f.type is not Path and f.name not in ("clip", "clip_weights")):
-                continue
-            places = [path, *path.parents]
-            if f.name in ("checkpoint", "init", "run"):
-                places = places[:1 + (path.name in RUN_FILES)]
-            check(not any(place.exists() and os.path.samefile(place, read) for place in places),
-                  name, path, f"is what {flag_of(f.name)} reads, or lies inside it; nothing that "
-                  "is read is replaced: choose another place")
 
     def without_effect(self, name):
         """The flags with whose values this one has no effect: [(other, kinds), ...] of `only`."""
@@ -115,14 +108,27 @@ class Settings:
         return [(other, kinds) for other, kinds in only.items() if hasattr(self, other) and not (
             getattr(self, other) in kinds if kinds else getattr(self, other) is not None)]
 
-    def require_files(self):
-        """BadInput unless all files and folders that are given to be read exist."""
-        for f in fields(self):
-            value = getattr(self, f.name)
-            written = f.metadata["folder"] or f.metadata["file"] is not None
-            if isinstance(value, Path) and not written and value != f.default:
-                check(os.path.exists(value) or str(value) == "timm", f.name, value,
-                      "no such file or folder; look at its name")     # timm: --init downloads it
+    def check_files(self):
+        """BadInput unless what is read exists, and nothing that is written takes its place.
+
+        Nothing is written inside a folder that is read, but results may lie in that of a run.
+        """
+        kept = [("the embedded world", [TOY_TEACHER], False)]
+        for f in sorted(fields(self), key=lambda f: f.metadata["written"]):
+            value, written = getattr(self, f.name), f.metadata["written"]
+            if value is None or f.type is not Path and f.name not in MODELS:
+                continue
+            path = Path(os.path.realpath(str(value).removeprefix("local-dir:")))
+            of_run = f.name in ("checkpoint", "init", "run")
+            check(written or f.type is str or value == f.default or path.exists()
+                  or str(value) == "timm",             # --init downloads it
+                  f.name, value, "no such file or folder; look at its name")
+            parts = [path / part for part in RUN_FILES if f.metadata["folder"] or of_run]
+            for flag, theirs, beside in kept if written and value != f.default else ():
+                ours = [path, *parts, *(() if beside else path.parents)]
+                check(not files_at(theirs) & files_at(ours), f.name, value, f"is what {flag} reads "
+                      "or writes, or lies inside it; nothing is replaced: choose another place")
+            kept.append((flag_of(f.name), [path, *parts], written or of_run))
 
     def require(self, names, reason):
         """BadInput unless all these flags are given."""
@@ -176,6 +182,10 @@ def parse(cls, argv=None, command=""):
     groups[RUN].add_argument("-h", "--help", action="help", help="this list")
     parser.epilog = " ".join(["Defaults are in brackets.", *(
         f"{kind} adds {', '.join(others[kind])}." for kind in sorted(others))])
+    given = sys.argv[1:] if argv is None else argv
+    for flag, text in zip(["", *given], given):
+        if re.fullmatch("(--[a-z-]*=)?", text):        # of a path it would be this folder
+            parser.error(f"{flag} {text!r}: is empty; give a value, or leave the flag out")
     try:
         return cls(**vars(parser.parse_args(argv)))
     except BadInput as error:
@@ -192,7 +202,7 @@ def run(main, cls, argv=None, command=""):
     """
     with ending():
         rank, settings = process_number(), parse(cls, argv, command)
-        settings.require_files()
+        settings.check_files()
         if rank:                                               # tqdm reads it when it is imported
             os.environ["TQDM_DISABLE"], sys.stdout = "1", open(os.devnull, "w")
         sys.stdout.reconfigure(errors="backslashreplace")      # a file's name may be no UTF-8

@@ -1,10 +1,11 @@
-"""Devices, and whether tensors are finite."""
+"""Devices, and numbers that must be finite."""
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from support.command import BadInput, require
+from support.command import BadInput, require, write_atomically
 
 
 def require_finite(path, tensors):
@@ -12,6 +13,20 @@ def require_finite(path, tensors):
     for name, value in tensors.items():
         require(value.float().square().isfinite().all(), f"{path}: {name} holds NaN, infinity or "
                 "numbers too large for float32; remove or replace the file")
+
+
+def end_unless_finite(what, value):
+    """FloatingPointError if results, a tensor, hold NaN or infinity."""
+    if not value.isfinite().all():
+        raise FloatingPointError(f"{what}: not finite; look for NaN in the data, and for large "
+                                 "weights in the checkpoint")
+
+
+def write_arrays(path, **arrays):
+    """An npz file of finite results, written atomically."""
+    for name in [name for name, value in arrays.items() if value.dtype.kind == "f"]:
+        end_unless_finite(f"{path}: {name}", torch.from_numpy(arrays[name]))
+    write_atomically(path, lambda file: np.savez(file, **arrays))
 
 
 def mixed_precision(device):

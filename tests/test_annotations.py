@@ -128,8 +128,8 @@ def test_text_embeddings_are_as_stored(tmp_path):
     (texts(embeddings=np.ones((2, 0))), r"\(2, 0\); .*, with N and D at least 1"),
     (texts(names=np.arange(2)), r"names is int64 \(2,\); text \(N,\) is needed"),
     (texts(names=np.array(["stir", "fold"], object)), "Object arrays .*without object arrays"),
-    (features(start=np.array([0., 2., NAN, 2.])), "row 2 .*start holds NaN"),
-    (features(end=np.array([2., INF, 2., 4.])), "row 1 .*end holds NaN or infinity"),
+    (features(start=np.array([0., 2., NAN, 2.])), "row 2 .*start and end must be"),
+    (features(end=np.array([2., INF, 2., 4.])), "row 1 .*start and end must be"),
     (features(start=np.zeros(3)), r"start is float64 \(3,\)"),
     (features(start=np.array(list("0123"))), "start is <U1"),
     (features(video=np.array(["a", "a", "b"])), r"start is float64 \(4,\); .*the same N"),
@@ -153,7 +153,7 @@ def test_teacher_rows_at_fault(tmp_path):
         assert rows.dtype == np.float32 and made == "clip"
     for value in (1e300, 1e19, 1e-11, 0, np.nan):
         np.savez(tmp_path / "v.npz", rows=np.array([[1., 2.], [value, 0.]]), made="clip")
-        with pytest.raises(BadInput, match=r"v.npz: row 1 \(counted from 0\): all zeros or NaN"):
+        with pytest.raises(BadInput, match=r"v.npz: row 1 \(counted from 0\): .*NaN"):
             load_teacher_rows(tmp_path / "v.npz")
 
 

@@ -113,7 +113,7 @@ BROKEN += [("coin/texts.npz", *row) for row in [
         "texts.npz: class 1 is 'step 5', but 'step 0' in coin/COIN.json"]),
     ("too long for float32", npz(embeddings=put(2, 1e18)), ["row 2"]),
     ("class out of range", npz(names=lambda a: a[:5], embeddings=lambda a: a[:5]),
-     ["5 classes", "class 6"]),
+     ["5 names", "6 classes"]),
     ("one class", npz(names=lambda a: a[:1], embeddings=lambda a: a[:1]), ["one class"])]]
 BROKEN += [("run/checkpoint.pt", *row) for row in [
     ("a tensor", lambda path: torch.save(torch.ones(3), path), []),
@@ -215,7 +215,7 @@ MISFITS = [
             (["nothing to resume"], lambda whole: whole.pop("optimizer")),
             (["nothing to resume"], lambda whole: whole.update(step="3")),
             (["another run", "lr"], lambda whole: whole["settings"].update(lr=0.5)),
-            (["another run"], lambda whole: whole.update(settings=[])),
+            (["nothing to resume"], lambda whole: whole.update(settings=[])),
             (["step 9"], lambda whole: whole.update(step=9)),
             (["stage 'sgd'"], lambda whole: whole.update(stage="sgd")),
             (["optimizer"], lambda whole: whole["optimizer"]["state"][0].pop("exp_avg")),

@@ -76,10 +76,13 @@ def test_what_is_not_a_word_is_left_out(tmp_path):
      [(1, 2, "bake at 350"), (2, 3, "stir")]),
     ("WEBVTT\n\n1\n00:01.000 --> 00:02.000\nbake at\n350\n2\n00:02.000 --> 00:03.000\nstir\n\n"
      "NOTE 5\n", [(1, 2, "bake at 350"), (2, 3, "stir")]),
+    ("WEBVTT\n\n\n\n00:01.000 --> 00:02.000\n\nadd\n\nsalt\n\n\n\n00:02.000 --> 00:03.000\n\n"
+     "stir\n\n", [(1, 2, "add salt"), (2, 3, "stir")]),
     ("WEBVTT\n\n00:01.000 --> 00:02.000\nbake at\n350\n\nlast\n00:02.000 --> 00:03.000\nstir\n",
      [(1, 2, "bake at 350"), (2, 3, "stir")])])
 def test_cues_without_empty_lines_or_with_more(tmp_path, text, said):
-    """Catches: the next cue's number said; a number that is said taken for one; a text lost."""
+    """Catches: the next cue's number said; a number that is said taken for one; a text lost, also
+    behind an empty line of an srt file, or where all line ends are doubled."""
     assert read(tmp_path, "v.vtt" if text.startswith("WEBVTT") else "v.srt", text) == said
 
 

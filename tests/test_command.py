@@ -11,6 +11,7 @@ from dataclasses import FrozenInstanceError, fields, replace
 from math import inf
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import experiments
@@ -20,7 +21,7 @@ from files.commands import COMMANDS, TextSettings
 from predict import PredictSettings
 from support.command import (GROUPS, BadInput, Settings, flag_of, parse, run, write_atomically,
                              write_json)
-from support.device import pick_device
+from support.device import pick_device, write_arrays
 from support.process import Interrupts, lock, locks, process_number
 from train import FinetuneSettings, TrainSettings
 from training import pretrain
@@ -74,8 +75,8 @@ def error_of(capsys, cls, *argv):
 
 @pytest.mark.parametrize("script, flags", [(script, flags) for script, *flags in HELPS])
 def test_help_is_there_at_once(script, flags, tmp_path):
-    """Catches: torch imported at the top of a script, a wrong % in a help, a usage of a screen, flags
-    that are hidden until --data is given and named nowhere."""
+    """Catches: torch imported at the top of a script, a wrong % in a help, a usage of a screen,
+    flags that are hidden until --data is given and named nowhere."""
     start = f"path({str(ROOT / script)!r}" if script.endswith(".py") else f"module({script!r}"
     code = ("import runpy, sys\n"
             f"sys.argv = {[script, *flags, '--help']}\n"
@@ -191,6 +192,9 @@ READ = ("--videos", __file__, "--captions", __file__, "--phrases", __file__, "--
     *((EvaluateSettings, flags, f"{flags[0]} {flags[1]}: has no effect with --task")
       for flags in (["--ids", "a"], ["--stride", "3.0"], ["--horizon", "2", "--task", "infill"],
                     ["--min-steps", "3", "--task", "classify"])),
+    (EvaluateSettings, ["--checkpoint", ""], "--checkpoint '': is empty"),
+    (TrainSettings, ["--out="], "'--out=': is empty"),
+    (TrainSettings, ["--sgd-epochs", "1", "--epochs", "0", "--lr", "1e-3"], "--lr 0.001: has no"),
     *((cls, [], argv_of(cls)[0][:-2]) for cls in COMMANDS.values() if argv_of(cls))])
 def test_flags_that_do_not_fit_each_other(cls, argv, named, capsys):
     """Catches: usage blocks, `None: No such file` where a flag was forgotten, a shortened flag."""
@@ -241,37 +245,48 @@ def test_values_arrive_with_their_types():
 @pytest.mark.parametrize("cls, argv, refused", [
     (EvaluateSettings, "--data coin --annotations in/COIN.json --videos in/videos --json", [
         "in/COIN.json", "linked/COIN.json", "in/videos/a.mp4", "in/videos/new.json", "hard"]),
-    (EvaluateSettings, "--checkpoint in/run --json", ["in/run/checkpoint.pt",
-                                                      "in/run/config.json"]),
+    (EvaluateSettings, "--checkpoint in/run --json", [
+        "in/run/checkpoint.pt", "in/run/config.json", "hard.pt",
+        str(ROOT / "toy/teacher.safetensors")]),
+    (EvaluateSettings, "--data coin --annotations in/COIN.json --videos in/videos --checkpoint "
+     "in/adopted --json", ["in/clip/a"]),
     (EvaluateSettings, "--checkpoint in/run/checkpoint.pt --json", ["in/run/checkpoint.pt"]),
     (PredictSettings, "in/videos/a.mp4 --json", ["in/videos/a.mp4"]),
     (PredictSettings, "in/videos/a.mp4 --steps in/steps.pdf --figure", ["in/steps.pdf"]),
     (PredictSettings, "in/videos/a.mp4 --checkpoint in/run --keyframes", ["in/run"]),
     (TrainSettings, "--data howto100m --videos in/videos --captions in --phrases in/steps.pdf "
      "--clip local-dir:in/run --out", ["in/new", "in/run", "linked/new", "in/videos/day1"]),
+    (TrainSettings, "--phrases new/config.json --out", ["new"]),
     (FinetuneSettings, "--stage finetune --init in/run --out", ["in/run"]),
+    (PredictSettings, "--figure both.pdf --json", ["both.pdf"]),
+    (PredictSettings, "--keyframe-model in/clip --keyframes", ["in/clip"]),
     (COMMANDS["shrink"], "--videos in/videos --out", ["in/videos", "in/videos/day1",
                                                       "linked/videos"]),
     (COMMANDS["teach"], "--videos in/videos --clip-weights in/steps.pdf --out", ["in/videos/t"]),
-    (COMMANDS["phrases"], "--captions in/COIN.json --out", ["in/COIN.json"]),
+    (COMMANDS["phrases"], "--captions in/COIN.json --spacy-model in/clip --out",
+     ["in/COIN.json", "in/clip/meta.json"]),
     (TextSettings, "--phrases in/steps.pdf --out", ["in/steps.pdf", "linked/steps.pdf"]),
     (SimulateSettings, "--annotations in/COIN.json --text-embeddings in/steps.pdf --out",
      ["in/steps.pdf"])])
 def test_no_output_takes_the_place_of_an_input(cls, argv, refused, tmp_path, monkeypatch, capsys):
     """Catches: an input lost to an output, also through a link; a result in a run refused."""
     monkeypatch.chdir(tmp_path)
-    Path("in/run").mkdir(parents=True)
-    Path("in/videos").mkdir()
-    for name in ("COIN.json", "steps.pdf", "videos/a.mp4", "run/checkpoint.pt", "run/config.json"):
+    for name in ("COIN.json", "steps.pdf", "videos/a.mp4", "run/checkpoint.pt", "run/config.json",
+                 "../new/config.json", "clip/a", "adopted/config.json"):
+        Path("in", name).parent.mkdir(parents=True, exist_ok=True)
         Path("in", name).write_text("{}")
+    Path("in/adopted/config.json").write_text(
+        '{"settings": {"clip": "local-dir:in/clip", "clip_weights": null}}')
     Path("linked").symlink_to("in")
     os.link("in/COIN.json", "hard")
+    os.link("in/run/checkpoint.pt", "hard.pt")
     for place in refused:
         with pytest.raises(SystemExit):
-            parse(cls, [*argv.split(), place])
-        assert "nothing that is read is replaced" in capsys.readouterr().err
+            run(pytest.fail, cls, [*argv.split(), place])
+        assert "nothing is replaced" in capsys.readouterr().err
     if argv.endswith("--json"):
-        parse(cls, [*argv.split(), "in/run/forecast.json" if "in/run" in argv else "o.json"])
+        run(lambda settings: None, cls, [
+            *argv.split(), "in/run/forecast.json" if "in/run" in argv else "o.json"])
 
 
 @pytest.mark.parametrize("error, status", [
@@ -460,7 +475,10 @@ def test_json_never_holds_nan(tmp_path):
         for file in (path, None):
             with pytest.raises(FloatingPointError, match="a.json" if file else "not finite"):
                 write_json(file, {"top1": bad})
-    assert not path.exists()
+    for bad in (float("nan"), inf):
+        with pytest.raises(FloatingPointError, match="a.npz: x: not finite"):
+            write_arrays(tmp_path / "a.npz", names=np.array(["a"]), x=np.array([1., bad]))
+    assert not path.exists() and not (tmp_path / "a.npz").exists()
     write_json(path, {"top1": None, "name": "crème", "part": {"x": 12.5}})
     assert json.loads(path.read_text()) == {"top1": None, "name": "crème", "part": {"x": 12.5}}
 

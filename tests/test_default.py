@@ -10,7 +10,7 @@ import torch
 from commands import call, coin_flags, fails, read_json
 from experiments.charts import load_metrics
 from support.flags import DEFAULT
-from support.tensors import digest_of, read_tensors, write_tensors
+from support.tensors import digest_of, read_tensors
 from toy import teacher
 from train import TrainSettings
 from training.run import MAY_CHANGE

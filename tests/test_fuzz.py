@@ -12,7 +12,6 @@ import os
 import random
 import time
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest

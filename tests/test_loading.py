@@ -210,6 +210,8 @@ def test_embed_videos_skips_what_cannot_be_read(workers):
     def embed(source):
         return embed_videos(source, lambda clips: clips, 4.0, workers, "cpu")
     whole = embed(Source())
+    with pytest.raises(BadInput, match="2 of 7 .*--max-unreadable 0.2; .*v0 is broken"):
+        embed_videos(Source(broken=(0, 4)), lambda clips: clips, 4.0, workers, "cpu", 0.2)
     names, windows, x, failed = embed(Source(broken=(0, 4), closed=(5,)))
     assert failed == {"v0": "v0 is broken", "v4": "v4 is broken", "v5": "v5 cannot be opened"}
     good = ~np.isin(whole[0], list(failed))

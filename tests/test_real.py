@@ -9,6 +9,7 @@ import numpy as np
 import open_clip
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from commands import EPOCHS, call, fails
 from data import View
@@ -233,6 +234,9 @@ def test_each_video_gets_a_file_once(command, flags, capsys):
         call("data.py", *argv, "--fps", "2")
     else:
         shutil.copytree("ex/clip", "other")
+        other = Path("other/open_clip_model.safetensors")
+        weights = load_file(other)
+        save_file(weights | {"logit_scale": weights["logit_scale"] + 1}, other)
         call("data.py", *argv[:-1], "local-dir:other")
     assert "2 made, of these 2 again (" in capsys.readouterr().out
     assert original.read_bytes() == content
@@ -247,6 +251,29 @@ def test_each_video_gets_a_file_once(command, flags, capsys):
         np.testing.assert_allclose(teacher.encode_frames(frame)[0], rows[second], atol=2e-3)
 
 
+@pytest.mark.parametrize("command, flags", [("shrink", ()), ("teach", CLIP)])
+def test_videos_in_odd_places(command, flags, capsys):
+    """Catches: a pipe that is waited for; a name too long for a file that ends the command; a copy
+    made of itself, through a link to the folder of the copies."""
+    Path("some").mkdir()
+    Path("made").mkdir()
+    name, film = TEST[0].name, f"ex/videos/{TEST[0].name}.mp4"
+    shutil.copy(film, f"some/{'x' * 240}.mp4")
+    os.mkfifo("some/pipe.mp4")
+    Path("some/z").mkdir()
+    shutil.copy(film, f"some/z/{name}.mp4")
+    argv = command, "--videos", "some", "--out", "made", *flags
+    call("data.py", *argv)
+    out = capsys.readouterr().out
+    assert "pipe.mp4: not a file" in out and "name is too long" in out and "1 made" in out
+    if command == "shrink":
+        Path("some/a").symlink_to(Path("made").resolve())
+        before = Path(f"made/{name}.mp4").read_bytes()
+        with pytest.raises(SystemExit, match="2"):
+            call("data.py", *argv, "--fps", "2")
+        assert Path(f"made/{name}.mp4").read_bytes() == before
+
+
 def test_cached_teacher_features_are_used_where_present():
     """Catches: features of another second, video or teacher, frames decoded for nothing."""
     call("data.py", "teach", *VIDEOS, "--out", "made", *CLIP)
@@ -258,7 +285,7 @@ def test_cached_teacher_features_are_used_where_present():
     def features(folder):
         """{id: the teacher's features (2, D)} of the two videos."""
         source = sources.open_folder(Path("ex/videos"), Path("ex/captions"), None, View(32, 4),
-                                     teacher, folder and (Path(folder), CLIP[1], None))
+                                     teacher, folder and Path(folder))
         requests = [(i, windows) for i, video in enumerate(source.videos)
                     if video.name in (cached.stem, other.stem)]
         rows = source.teacher_features(source.load(requests).views).split(2)
@@ -279,7 +306,7 @@ def test_cached_teacher_features_are_used_where_present():
             np.savez(cached, rows=content, made=made)
         with pytest.raises(BadInput, match=cached.name):
             features("made")
-    for stale in (str(made).replace("ex/clip", "another"), str(made)[:-1] + "0]", ""):
+    for stale in (str(made).replace('"teach", ', '"teach", 1'), str(made)[:-1] + "0]", ""):
         np.savez(cached, rows=rows, made=stale)
         assert len(features("made")) == 1              # the other video's
 

@@ -16,7 +16,7 @@ from experiments import gain, reproduce, runs, tables
 from experiments.tables import EVALUATIONS, RECIPES, TABLES
 from files.annotations import load_features
 from files.listings import load_phrases
-from support.command import parse
+from support.command import BadInput, parse
 from toy import grammar, teacher
 from training.run import prepare_run
 
@@ -157,17 +157,30 @@ HERE = teacher.digest()[:12]
 
 
 @pytest.mark.parametrize("flags, change, line", [
-    ((), lambda: settings_of(RUN, lr=.002), "out/coin-mask-1: a run with --lr 0.002, where its "
-     "recipe has 0.001; move it away, or choose another --out"),
-    ((), lambda: settings_of(RUN, features="there/features-4.9.npz"), "out/coin-mask-1: a run with "
-     "--features there/features-4.9.npz, where its recipe has features-2.95.npz; "),
-    (("--toy-videos", "30"), lambda: None, "out/diffusion-1: a run with --toy-videos 6000, where "
-     "its recipe has 30; "),
+    ((), lambda: settings_of(RUN, lr=.002), "--lr 0.001: out/coin-mask-1/config.json is of "
+     "another run, with 0.002; move it away, or choose another --out"),
+    ((), lambda: settings_of(RUN, features="there/features-4.9.npz"), "--features "
+     "features-2.95.npz: out/coin-mask-1/config.json is of another run, with there/features-4.9"
+     ".npz; "),
+    ((), lambda: settings_of(RUN, seed=2), "--seed 1: out/coin-mask-1/config.json is of another "
+     "run, with 2; "),
+    ((), lambda: settings_of(TUNED, labels=.1), "--labels 0.25: out/diffusion-1/classify-25/config"
+     ".json is of another run, with 0.1; "),
+    ((), lambda: edit(TUNED, lambda content: content["settings"].pop("epochs")),
+     "--epochs 15.0: out/diffusion-1/classify-25/config.json is of another run, with None; "),
+    (("--toy-videos", "30"), lambda: None, "--toy-videos 30: out/diffusion-1/config.json is of "
+     "another run, with 6000; "),
     ((), lambda: edit(TUNED, lambda content: content["versions"].update(world="abc")),
      f"out/diffusion-1/classify-25: a run of another embedded world, abc, where this is {HERE}; "),
     ((), lambda: Path("out/diffusion-1/config.json").unlink(), "out/diffusion-1/config.json: "),
     ((), lambda: edit("out/diffusion-1/config.json", lambda content: content.update(settings=[])),
-     'out/diffusion-1/config.json: the {"settings": {..}, "versions": {..}} of train.py is needed'),
+     "out/diffusion-1/config.json: no settings of a run in it; "),
+    ((), lambda: Path("experiments/results.json").write_text(json.dumps(
+        {"world": teacher.digest(), "mask infill top1.ours": {"1": "2"}})),
+     "experiments/results.json: 1 is no finite number; "),
+    *(((), lambda content=content: Path("out/diffusion-1/forecast.json").write_text(content),
+       "out/diffusion-1/forecast.json: ") for content in (
+           '{"top1": 3}', '{"top1": {"zero_noise": "1"}}', '{"top1": {"zero_noise": [1]}}')),
     ((), lambda: Path("experiments/results.json").write_text('{"world": "abc"}'), "experiments/"
      f"results.json: numbers of another embedded world, abc, where this is {HERE}; delete the "),
     ((), lambda: Path("experiments/results.json").write_text('{"mask infill top1.ours": {"1": 2}}'),
@@ -194,6 +207,16 @@ def test_runs_of_other_settings_or_worlds_are_refused(monkeypatch, capsys, flags
                   *flags).split("error: ")[1]
     assert error.startswith(line)
     assert files() == before
+
+
+@pytest.mark.parametrize("content", ['{"by_video": 3}', '{"by_video": ["a:b"]}'])
+def test_outcomes_of_other_types_are_refused(content):
+    """Catches: a traceback for a file that another program wrote."""
+    for name in ("diffusion-1", "matching-1"):
+        Path("out", name).mkdir(parents=True)
+        Path("out", name, "classify.json").write_text(content)
+    with pytest.raises(BadInput, match="classify.json: .*a JSON file of evaluate.py is needed"):
+        tables.collect(Path("out"))
 
 
 def test_a_failed_run_ends_the_others(monkeypatch, capsys):
@@ -352,15 +375,18 @@ def test_seen_and_novel_steps_by_loops():
 
 def test_simulated_features_lie_around_the_texts_of_their_steps():
     """Catches: a window of another video's step, the mean text within a step, noise of another
-    length, a row that files.annotations would refuse."""
+    length, a row that files.annotations would refuse; texts of other classes."""
     database = {name: {"subset": "testing", "recipe_type": 0, "duration": 20.0, "annotation": [
         {"id": str(i), "segment": [4.0 * i, 4.0 * i + 4], "label": f"step {i}"}]}
         for i, name in enumerate("ab", start=1)}
     Path("COIN.json").write_text(json.dumps({"database": database}))
     texts = np.random.default_rng(1).standard_normal((3, 400)).astype(np.float32)
-    np.savez("T.npz", names=np.array(list("xyz")), embeddings=texts)
-    call("simulate.py", "--annotations", "COIN.json", "--text-embeddings", "T.npz", "--noise",
-         "0.2", "--out", "F.npz")
+    flags = "--annotations", "COIN.json", "--text-embeddings", "T.npz"
+    np.savez("T.npz", names=np.array(["step 2", "step 1", ""]), embeddings=texts)
+    with pytest.raises(SystemExit, match="2"):
+        call("simulate.py", *flags)
+    np.savez("T.npz", names=np.array(["step 1", "step 2", ""]), embeddings=texts)
+    call("simulate.py", *flags, "--noise", "0.2", "--out", "F.npz")
     texts = torch.nn.functional.normalize(torch.from_numpy(texts), dim=1)
     file = load_features("F.npz")
     for i, name in enumerate("ab"):

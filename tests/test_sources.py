@@ -159,9 +159,9 @@ def test_narrations_and_teacher_features_that_do_not_fit_their_video(monkeypatch
     assert "short" in source.load([(1, windows[2:])]).failed         # nothing of it is in the video
 
     monkeypatch.setattr(sources, "record", lambda path, *made: f"{path} {made}")
-    source.folder, source.made = tmp_path, ["clip", None]
+    source.cached, source.made = tmp_path, ("teach", 3)
     np.savez(tmp_path / "long.npz", rows=np.arange(20, dtype=np.float32).reshape(10, 2),
-             made=f"{source.paths['long']} {('teach', 'clip', None)}")
+             made=f"{source.paths['long']} {('teach', 3)}")
     assert source.load([(2, windows[:2])]).views[0].tolist() == [[[2, 3], [6, 7]],
                                                                  [[14, 15], [18, 19]]]
-    assert "long.npz: of another --clip, " in source.load([(2, windows)]).failed["long"]
+    assert "long.npz: of another teacher, " in source.load([(2, windows)]).failed["long"]

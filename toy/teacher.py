@@ -111,7 +111,8 @@ def read_weights(path, model):
     with suppress(OSError, SafetensorError):
         weights, said = read_tensors(path)
     require(said.get("digest") == digest(weights), f"{path}: missing, damaged, or of another "
-            "version of the world; `git checkout` restores it, `python -m toy.teacher` makes it again")
+            "version of the world; `git checkout` restores it, `python -m toy.teacher` makes it "
+            "again")
     model.load_state_dict(weights, strict=False)
 
 

@@ -64,11 +64,10 @@ def open_material(settings, encoder, device):
         return source, texts, {"tau": tau, "pixels": None, "witness": None}
     phrases = load_phrases(settings.phrases) if settings.phrases else grammar.PHRASES
     if settings.data == "howto100m":
-        clip = settings.clip, settings.clip_weights
-        teacher = open_teacher(*clip, device)
+        teacher = open_teacher(settings.clip, settings.clip_weights, device)
         view = View(encoder["image"], encoder["frames"], encoder.get("seconds"))
-        cache = settings.teacher_features and (settings.teacher_features, *clip)
-        source = open_folder(settings.videos, settings.captions, settings.ids, view, teacher, cache)
+        source = open_folder(settings.videos, settings.captions, settings.ids, view, teacher,
+                             settings.teacher_features)
         tau, pixels = settings.tau or TAU, PIXELS
     else:
         teacher = load_teacher(device)

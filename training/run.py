@@ -50,12 +50,7 @@ def prepare_run(settings):
             part.unlink()
     has = any((settings.out / name).exists() for name in (NEWEST, BEFORE))
     if settings.resume and has:
-        need = 'the {"settings": {..}} with which the run began'
-        before = read_json(path, need).get("settings")
-        require(isinstance(before, dict), f"{path}: {need} is needed to resume")
-        for name, value in config.items():
-            check(value == before.get(name) or name in MAY_CHANGE, name, value,
-                  f"this run has {before.get(name)}; resume it with the settings in {path}")
+        require_same(path, read_json(path, "a run's {\"settings\": {..}}"), config)
         return last_checkpoint(settings.out, config)
     check(not has, "out", settings.out, "holds a checkpoint; --resume it, or choose another folder")
     if parallel.is_first():
@@ -70,6 +65,15 @@ def config_of(settings):
     return config
 
 
+def require_same(path, content, config, advice="resume it with its settings", part=str):
+    """BadInput unless a file of a run has these settings; part: what of a value is compared."""
+    before = content.get("settings")
+    require(isinstance(before, dict), f"{path}: no settings of a run in it; nothing to resume")
+    for name, value in config.items():
+        check(part(value) == part(before.get(name)) or name in MAY_CHANGE, name, value,
+              f"{path} is of another run, with {before.get(name)}; {advice}")
+
+
 def last_checkpoint(out, config):
     """A run's newest checkpoint, whole and finite; the one before if it is damaged or missing."""
     path = out / NEWEST
@@ -81,12 +85,9 @@ def last_checkpoint(out, config):
             raise
         content = read_content(path)
     require(type(content.get("step")) is int
-            and {"arguments", "model", "stage", "optimizer", "settings"} <= content.keys(),
+            and {"arguments", "model", "stage", "optimizer"} <= content.keys(),
             f"{path}: was not saved by a training run; nothing to resume")
-    saved = content["settings"] if isinstance(content["settings"], dict) else {}
-    others = [name for name, value in config.items()
-              if name not in MAY_CHANGE and saved.get(name) != value]
-    require(not others, f"{path}: the checkpoint of another run: its {', '.join(others)} differ")
+    require_same(path, content, config)
     content["model"] = build_ours(path, content)
     if path.name == BEFORE:
         print(f"{out / NEWEST}: missing or damaged; going on from {BEFORE}, step {content['step']}")

@@ -1,4 +1,5 @@
 """The teacher for real videos: a pre-trained image-language model of open_clip, by name."""
+import zlib
 from pathlib import Path
 from textwrap import shorten
 
@@ -44,3 +45,11 @@ def open_teacher(clip, weights=None, device="cpu"):
     require_finite(given, model.state_dict())
     pictures = model.visual.preprocess_cfg
     return Teacher(model, tokenizer, pictures["mean"], pictures["std"], device)
+
+
+def checksum(teacher):
+    """CRC-32 of a teacher's weights and of how it reads pictures: the same file may hold others."""
+    crc = zlib.crc32(repr((teacher.size, teacher.mean.tolist(), teacher.std.tolist())).encode())
+    for value in teacher.model.state_dict().values():
+        crc = zlib.crc32(value.cpu().contiguous().numpy(), crc)
+    return crc
