@@ -81,7 +81,8 @@ def load_metrics(run):
         rows = [json.loads(line, parse_int=float) for line in text.splitlines()]
         values = [value for row in rows for name, value in row.items()
                   if value is not None or name in needed]
-        if rows and all(row.keys() >= needed for row in rows) and max(map(abs, values)) < 1e30:
+        finite = all(abs(value) < 1e30 for value in values)
+        if finite and rows and all(row.keys() >= needed for row in rows):
             return rows
     raise BadInput(f"{path}: missing, or no rows of steps; has the run of train.py logged one yet?")
 
