@@ -138,8 +138,8 @@ class TrainSettings(RunSettings):
               self.teacher_features, "no such folder; `python data.py teach` makes one")
         self.require({"toy": (), "howto100m": ("videos", "captions", "phrases"),
                       "coin": FEATURES}[self.data], f"--data {self.data}")
-        check(self.epochs or self.lr == type(self).lr, "lr", self.lr, "has no effect with --epochs 0: "
-              "it is AdamW's")
+        check(self.epochs or self.lr == type(self).lr, "lr", self.lr, "has no effect with --epochs "
+              "0: it is AdamW's")
         check(self.order != "none" or self.data != "coin", "order", "none",
               "--data coin trains h alone: without it there is nothing to train")
 

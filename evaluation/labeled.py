@@ -122,10 +122,10 @@ def open_labeled(settings, split, model, path, device, required=True, with_teach
             names, texts = load_text_embeddings(file)
         elif settings.steps:
             names = listings.load_steps(file)
-            require(not any(labels) or len(names) <= len(labels), f"{file}: {len(names)} names, but "
-                    f"{settings.annotations} has {len(labels)} classes; line i must be class i")
-        require(any(names), f"{settings.annotations}: a csv has no class names; add --steps FILE or "
-                "--text-embeddings FILE")
+            require(not any(labels) or len(names) <= len(labels), f"{file}: {len(names)} names, "
+                    f"but {settings.annotations} has {len(labels)} classes; line i must be class i")
+        require(any(names), f"{settings.annotations}: a csv has no class names; add --steps FILE "
+                "or --text-embeddings FILE")
         check_names(file, names, settings.annotations, labels)
     source = VideoSource(videos, find_videos(settings.videos), view, of_clips)
     if required:

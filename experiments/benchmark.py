@@ -32,8 +32,8 @@ class BenchmarkSettings(Settings):
               f"must be some of {', '.join(PARTS)}")
         for name, parts in (("videos", {"loader"}), ("batch", {"encoder", "step"}),
                             ("size", {"encoder", "sampling", "step"})):
-            check(getattr(self, name) == getattr(type(self), name) or parts & set(self.parts.split(",")), name,
-                  getattr(self, name), f"has no effect with --parts {self.parts}")
+            check(getattr(self, name) == getattr(type(self), name)
+                  or parts & set(self.parts.split(",")), name, getattr(self, name), f"has no effect with --parts {self.parts}")
 
 
 def main(settings):

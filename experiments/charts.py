@@ -69,7 +69,8 @@ def load_metrics(path):
         rows = [json.loads(line, parse_int=float) for line in path.read_text().splitlines()]
         values = [value for row in rows for name, value in row.items()
                   if value is not None or name in needed]
-        if rows and all(row.keys() >= needed for row in rows) and all(abs(value) < 1e30 for value in values):
+        if rows and all(row.keys() >= needed for row in rows) and all(
+                -1e30 < value < 1e30 for value in values):     # further numbers cannot be drawn
             return rows
     raise BadInput(f"{path}: missing, or no rows of steps; has the run of train.py logged one yet?")
 

@@ -193,8 +193,8 @@ def read_rows(path, **needed):
                        f"{', '.join(needed)} is needed, without object arrays") from None
     for (key, (kinds, dimensions, words)), array in zip(needed.items(), arrays):
         require(array.dtype.kind in kinds and array.ndim == dimensions and array.size > 0
-                and array.shape[:1] in ((), arrays[0].shape[:1]), f"{path}: {key} is {array.dtype} {array.shape}; "
-                f"{words} is needed, with N and D at least 1, the same N in all arrays")
+                and array.shape[:1] in ((), arrays[0].shape[:1]), f"{path}: {key} is {array.dtype} "
+                f"{array.shape}; {words} is needed, with N and D at least 1, the same N in all arrays")
     return arrays
 
 
