@@ -48,12 +48,12 @@ class EvaluateSettings(LabeledSettings):
 
     def __post_init__(self):
         self.default("task", "classify" if self.data == "epic" else "forecast")
-        adopt_run(self, real=self.data != "toy" or self.videos is not None)
         super().__post_init__()
         check(self.split == "test" or not str(self.annotations).endswith(".csv"), "split",
               self.split, f"has no effect with --annotations {self.annotations}, of one split")
         if not self.without_effect("clip"):
             adopt_teacher(self, self.checkpoint)
+        adopt_run(self, real=self.data != "toy" or self.videos is not None)
 
 
 def main(settings):
