@@ -49,13 +49,13 @@ class EvaluateSettings(LabeledSettings):
 
     def __post_init__(self):
         self.default("task", "classify" if self.data == "epic" else "forecast")
-        adopt_run(self, real=self.data != "toy" or self.videos is not None)
         super().__post_init__()
         one = self.videos if self.task == "features" else str(self.annotations).endswith(".csv")
         check(not one or self.split == "test", "split", self.split,
               "has no effect: all of these videos are of one split")
         if not self.without_effect("clip"):
             adopt_teacher(self, self.checkpoint)
+        adopt_run(self, real=self.data != "toy" or self.videos is not None)
 
 
 def main(settings):

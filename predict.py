@@ -54,8 +54,8 @@ class PredictSettings(Settings):
     device: str = opt("auto: a CUDA GPU if there is one", "auto")
 
     def __post_init__(self):
-        adopt_run(self, real=self.video is not None)
         super().__post_init__()
+        adopt_run(self, real=self.video is not None)
 
 
 def forecast(settings):

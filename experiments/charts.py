@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from files.text import read_json
 from support.command import PICTURES, WHAT, BadInput, Settings, opt, quiet, run, write_atomically
-from support.flags import OWN, adopt_run, tell_default
+from support.flags import OWN, adopt_run
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#007A5A", "#666666"     # Okabe and Ito's, darker
 TRUE = {"facecolor": "white", "edgecolor": "black", "hatch": "/////", "linewidth": 0.6}
@@ -40,8 +40,8 @@ class ChartSettings(Settings):
     out: Path = opt("file to write: .png, .pdf or .svg", Path("training.png"), file=PICTURES)
 
     def __post_init__(self):
-        adopt_run(self, "run", real=self.forecast is not None)
         super().__post_init__()
+        adopt_run(self, "run", real=self.forecast is not None)
 
 
 def require():
@@ -280,7 +280,6 @@ def plot_tree(axes, futures, true):
 
 def main(settings):
     """Draw one of them."""
-    tell_default(settings.run)
     if settings.classify:
         from toy.grammar import HELD_OUT, STEPS
         save(settings.out, plot_steps, STEPS, HELD_OUT, {

@@ -33,6 +33,8 @@ class ReproduceSettings(Settings):
     pages: Path = opt("folder of README.md, docs/ and experiments/", ROOT, folder=True,
                       toy_videos=(None,))
     device: str = opt("auto: a CUDA GPU if there is one", "auto")
+    default_from: Path = opt("make no table, but the checkpoint that comes with the code, from this "
+                             "run: `python train.py`, seed 0", None)
 
     def __post_init__(self):
         super().__post_init__()
@@ -42,8 +44,10 @@ class ReproduceSettings(Settings):
 
 def main(settings):
     """Make the missing runs; after each, write its numbers and the tables."""
-    from experiments.runs import make_all, require_same
+    from experiments.runs import make_all, require_same, write_default
     from experiments.tables import TABLES, collect, fill, markdown, needs
+    if settings.default_from:
+        return write_default(settings.default_from)
     names = [*TABLES] if settings.tables == "all" else settings.tables.split(",")
     for name in names:
         require(name in TABLES, f"{name}: no such table; there are {', '.join(TABLES)}")

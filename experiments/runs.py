@@ -1,4 +1,5 @@
 """The runs behind the tables, each made once, in OUT/RECIPE-SEED: see reproduce.py."""
+import json
 import os
 import subprocess
 import sys
@@ -8,10 +9,13 @@ from pathlib import Path
 from experiments.tables import EVALUATIONS, RECIPES
 from files.text import read_json
 from support.command import flag_of, parse, require
+from support.device import digest_of, write_tensors
+from support.flags import DEFAULT
 from support.process import Interrupts
 from toy.teacher import digest
-from train import command_of
+from train import TrainSettings, command_of
 from training import run
+from weights.checkpoint import load_model
 
 ROOT = Path(__file__).parent.parent
 COIN_FILES = "annotations", "features", "text_embeddings"               # in the folder --coin
@@ -109,3 +113,18 @@ def make_all(settings, seeds, needed):
                 process.terminate()
             for process in running:
                 process.wait()
+
+
+def write_default(run):
+    """Write the checkpoint that comes with the code: the weights of a run of the default, seed 0.
+
+    The metadata: how the model is built, the settings, the world, metrics.jsonl, and a digest.
+    """
+    require_settings(TrainSettings(out=run))
+    config, (model, arguments, _) = read_json(run / "config.json", "of train.py"), load_model(run)
+    kept = {name: value for name, value in config["settings"].items() if name not in run.MAY_CHANGE}
+    said = {"arguments": json.dumps(arguments), "settings": json.dumps(kept), "world": digest(),
+            "metrics": (run / "metrics.jsonl").read_text()}
+    weights = model.state_dict()
+    write_tensors(DEFAULT, weights, said | {"digest": digest_of(weights, said)})
+    print(DEFAULT)

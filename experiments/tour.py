@@ -26,8 +26,8 @@ class TourSettings(Settings):
     seed: int = opt("of the noise", 0, low=0, high=2 ** 32 - 1)
 
     def __post_init__(self):
-        adopt_run(self)
         super().__post_init__()
+        adopt_run(self)
 
 
 def main(settings):

@@ -31,11 +31,6 @@ def adopt_run(settings, name="checkpoint", real=False):
     """Where there is no runs/pretrain, read what comes with the code, but not for `real` videos."""
     if getattr(settings, name) == OWN and not OWN.exists() and not real:
         object.__setattr__(settings, name, DEFAULT)
-
-
-def tell_default(path):
-    """Say so where `adopt_run` chose what comes with the code."""
-    if path == DEFAULT:
         print(f"no {OWN}: the default checkpoint that comes with the code (seed 0)")
 
 

@@ -19,14 +19,13 @@ import evaluate
 import predict
 import train
 from data import Loaded
-from experiments import benchmark, charts, default, reproduce, simulate, tour
+from experiments import benchmark, charts, reproduce, simulate, tour
 from files import commands, sources
 from files.annotations import training_split
 from support.command import run
 
 SCRIPTS = {"benchmark.py": (benchmark.main, benchmark.BenchmarkSettings),
            "simulate.py": (simulate.main, simulate.SimulateSettings),
-           "default.py": (default.main, default.DefaultSettings),
            "tour.py": (tour.main, tour.TourSettings),
            "reproduce.py": (reproduce.main, reproduce.ReproduceSettings),
            "evaluate.py": (evaluate.main, evaluate.EvaluateSettings),

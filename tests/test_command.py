@@ -65,6 +65,7 @@ def argv_of(cls, **given):
 
 def error_of(capsys, cls, *argv):
     """The line that a wrong command line ends with; checks that it is one, and status 2."""
+    capsys.readouterr()                                # notes of good ones
     with pytest.raises(SystemExit) as end:
         parse(cls, [*argv])
     out, err = capsys.readouterr()

@@ -10,7 +10,7 @@ import torch
 from commands import call, coin_flags, fails, read_json
 from experiments.charts import load_metrics
 from support.flags import DEFAULT
-from support.tensors import digest_of, read_tensors
+from support.device import digest_of, read_tensors
 from toy import teacher
 from train import TrainSettings
 from training.run import MAY_CHANGE
@@ -37,7 +37,8 @@ def test_it_is_whole_of_this_world_and_of_the_default_run():
 def copy(trained, here, monkeypatch):
     """The file of a tiny run, and the run's folder."""
     monkeypatch.setattr("experiments.runs.require_settings", lambda wanted: None)
-    call("default.py", "--run", str(trained / "diffusion"), "--out", "copy.safetensors")
+    monkeypatch.setattr("experiments.runs.DEFAULT", Path("copy.safetensors"))
+    call("reproduce.py", "--default-from", str(trained / "diffusion"))
     return Path("copy.safetensors"), trained / "diffusion"
 
 
@@ -58,11 +59,11 @@ def test_it_is_the_run(copy):
     assert open_start(copy[0]).keys() >= {"encoder.cls_token", "denoiser.position.weight"}
 
 
-def test_another_run_is_refused(trained, here, capsys):
+def test_another_run_is_refused(trained, here, capsys, monkeypatch):
     """Catches: the figures of another seed, of fewer videos or of no run beside the note."""
-    line = fails(capsys, 2, "default.py", "--run", str(trained / "diffusion"), "--out", "a")
+    monkeypatch.setattr("experiments.runs.DEFAULT", Path("a"))
+    line = fails(capsys, 2, "reproduce.py", "--default-from", str(trained / "diffusion"))
     assert "--toy-videos 16" in line and "6000" in line and not Path("a").exists()
-    assert "runs/pretrain" in fails(capsys, 2, "default.py", "--out", "a")
 
 
 def replaced(old, new):

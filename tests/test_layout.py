@@ -26,8 +26,8 @@ MAY_IMPORT = {
 # Commands parse first and then import once, in the function that runs them: the number of such
 # functions.
 COMMANDS = {"train": 2, "evaluate": 1, "predict": 1, "files.commands": 1,
-            "experiments.benchmark": 1, "experiments.charts": 1, "experiments.default": 1,
-            "experiments.reproduce": 1, "experiments.simulate": 1, "experiments.tour": 1}
+            "experiments.benchmark": 1, "experiments.charts": 1, "experiments.reproduce": 1,
+            "experiments.simulate": 1, "experiments.tour": 1}
 MAY_IMPORT_LATE = {"files.commands": BESIDE}                   # data.py alone runs them
 # Packages of one command: imported in a function, named when missing. PIL comes with diffusers.
 OPTIONAL = {"spacy", "matplotlib", "diffusers", "transformers", "PIL", "timm"}

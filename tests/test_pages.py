@@ -104,7 +104,7 @@ def test_every_command_of_a_page_runs(page, exported, tmp_path, monkeypatch):
         call(*at_smallest_size(*line))
 
 
-@pytest.mark.parametrize("page", filter(snippets_of, PAGES))
+@pytest.mark.parametrize("page", [*filter(snippets_of, PAGES)])
 def test_the_python_of_a_page_runs(page, exported, monkeypatch):
     """Catches: a name that moved, axes that no longer fit."""
     monkeypatch.chdir(exported)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from tqdm import trange
 
 from support.command import require
-from support.tensors import digest_of, read_tensors, write_tensors
+from support.device import digest_of, read_tensors, write_tensors
 from toy import grammar, render
 from toy.render import MEAN, OBJECTS, SIZE, STD, TOOLS, appearance, draw_frames
 

@@ -15,7 +15,6 @@ from encoder import TimeSformer
 from model import ProcedureModel
 from support.command import BadInput, quiet, require, write_atomically
 from support.device import require_finite
-from support.flags import tell_default
 from weights.fill import fill, group_names
 from weights.mvit import MViT
 from weights.names import (HEAD_WIDTH, join_classifiers, plain_tensors, published_arguments,
@@ -136,7 +135,6 @@ def load_model(path, heads=None):
     Raises: BadInput as `read_content`, and if the weights are not finite, or do not fit the
             arguments or each other.
     """
-    tell_default(path)
     content = read_content(path)
     if OURS <= content.keys():
         model, arguments = build_ours(path, content), content["arguments"]

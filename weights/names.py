@@ -22,7 +22,7 @@ import torch
 
 from losses import TAU
 from support.command import BadInput, quiet, require
-from support.tensors import digest_of, read_tensors
+from support.device import digest_of, read_tensors
 
 # Facts of the release that are not in its files.
 HEAD_WIDTH = 64                # of TimeSformer: 12 heads at 768
@@ -86,7 +86,7 @@ def read_content(path):
     """The content of a run folder, a torch file or safetensors: a dict, {} if it holds no dict.
 
     Raises: BadInput if the file is absent, cut off or damaged, or could only be read by running
-            code. (Of safetensors with a digest, experiments/default.py, that is verified; of
+            code. (Of safetensors with a digest, experiments/runs.py, that is verified; of
             others, which have no checksums, lengths and finite numbers alone.)
     """
     path = Path(path)
