@@ -195,7 +195,7 @@ def as_float32(path, rows):
 
 def check_lengths(path, rows):
     """BadInput unless float32 can square, and F.normalize (eps 1e-12) normalize, rows (N, D)."""
-    length = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float64))                  # (N,)
+    length = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float64, casting="same_kind"))
     check_rows(path, (length >= 1e-10) & (length <= 1e18), "all zeros or NaN, or its length is not "
                "between 1e-10 and 1e18, as float32 needs; make the embeddings again")
 
