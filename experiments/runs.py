@@ -115,16 +115,17 @@ def make_all(settings, seeds, needed):
                 process.wait()
 
 
-def write_default(run):
+def write_default(folder):
     """Write the checkpoint that comes with the code: the weights of a run of the default, seed 0.
 
     The metadata: how the model is built, the settings, the world, metrics.jsonl, and a digest.
     """
-    require_settings(TrainSettings(out=run))
-    config, (model, arguments, _) = read_json(run / "config.json", "of train.py"), load_model(run)
-    kept = {name: value for name, value in config["settings"].items() if name not in run.MAY_CHANGE}
+    require_settings(TrainSettings(out=folder))
+    model, arguments, _ = load_model(folder)
+    settings = read_json(folder / "config.json", "of train.py")["settings"]
+    kept = {name: value for name, value in settings.items() if name not in run.MAY_CHANGE}
     said = {"arguments": json.dumps(arguments), "settings": json.dumps(kept), "world": digest(),
-            "metrics": (run / "metrics.jsonl").read_text()}
+            "metrics": (folder / "metrics.jsonl").read_text()}
     weights = model.state_dict()
     write_tensors(DEFAULT, weights, said | {"digest": digest_of(weights, said)})
     print(DEFAULT)
