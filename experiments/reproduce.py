@@ -33,8 +33,8 @@ class ReproduceSettings(Settings):
     pages: Path = opt("folder of README.md, docs/ and experiments/", ROOT, folder=True,
                       toy_videos=(None,))
     device: str = opt("auto: a CUDA GPU if there is one", "auto")
-    default_from: Path = opt("make no table, but the checkpoint that comes with the code, from this "
-                             "run: `python train.py`, seed 0", None)
+    default_from: Path = opt("make no table, but the checkpoint that comes with the code, from "
+                             "this run: `python train.py`, seed 0", None)
 
     def __post_init__(self):
         super().__post_init__()

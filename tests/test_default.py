@@ -63,7 +63,7 @@ def test_another_run_is_refused(trained, here, capsys, monkeypatch):
     """Catches: the figures of another seed, of fewer videos or of no run beside the note."""
     monkeypatch.setattr("experiments.runs.DEFAULT", Path("a"))
     line = fails(capsys, 2, "reproduce.py", "--default-from", str(trained / "diffusion"))
-    assert "--toy-videos 16" in line and "6000" in line and not Path("a").exists()
+    assert "--toy-videos 6000" in line and "with 16" in line and not Path("a").exists()
 
 
 def replaced(old, new):
