@@ -58,7 +58,7 @@ def find_videos(folder):
 def open_video(path):
     """(container, its first video stream), closed at the end. FFmpeg's errors become Unreadable."""
     if not os.path.isfile(path):                       # a pipe would be waited for
-        raise Unreadable(f"{path}: not a file")
+        raise Unreadable(f"{path}: no such file, or not a file")
     try:
         # "file:" because an id may hold a colon, which would be read as a protocol.
         with av.open(f"file:{path}", metadata_errors="replace") as container:

@@ -24,7 +24,7 @@ PICTURES = (".png", ".pdf", ".svg")                            # kinds of files 
 RUN_FILES = ("checkpoint.pt", "checkpoint_before.pt", "config.json", "metrics.jsonl",
              "missing.json", "unreadable.json")                # that a run writes
 MODELS = "clip", "clip_weights", "spacy_model", "keyframe_model"       # flags: names, or files
-TOY_TEACHER = Path(__file__).parents[1] / "toy" / "teacher.safetensors"
+TOY = Path(__file__).parents[1] / "toy"                        # its teacher and default checkpoint
 
 
 # --- Flags ---
@@ -113,10 +113,10 @@ class Settings:
 
         Nothing is written inside a folder that is read, but results may lie in that of a run.
         """
-        kept = [("the embedded world", [TOY_TEACHER], False)]
+        kept = [("the embedded world", [TOY], False)]
         for f in sorted(fields(self), key=lambda f: f.metadata["written"]):
             value, written = getattr(self, f.name), f.metadata["written"]
-            if value is None or f.type is not Path and f.name not in MODELS:
+            if f.type is not Path and f.name not in MODELS or not isinstance(value, (str, Path)):
                 continue
             path = Path(os.path.realpath(str(value).removeprefix("local-dir:")))
             of_run = f.name in ("checkpoint", "init", "run")

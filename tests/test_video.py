@@ -298,7 +298,7 @@ def make_bad(kind, folder):
     """A bad file of some kind, and what its error must say."""
     path = folder / f"{kind}.mp4"
     if kind == "absent":
-        return path, "cannot be read: No such file"
+        return path, "no such file"
     if kind == "no_index":                             # the index is at the end
         path.write_bytes(write(folder / "whole.mp4").read_bytes()[:-4000])
         return path, "cannot be read: Invalid data"

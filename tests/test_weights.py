@@ -373,8 +373,8 @@ def test_training_starts_from_weights(here, capsys, monkeypatch):
     for (name, ours), theirs in zip(a.named_parameters(), start.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4), name
     call("train.py", *flags, "--init", "start.pyth", "--out", "a", "--resume")
-    assert "--init None: this run has start.pyth" in fails(capsys, 2, "train.py", *flags, "--out",
-                                                           "a", "--resume")
+    line = fails(capsys, 2, "train.py", *flags, "--out", "a", "--resume")
+    assert "--init None: a/config.json is of another run, with start.pyth" in line
 
 
 def test_mvit_is_trained(here):
