@@ -88,9 +88,8 @@ def load_metrics(run):
 
 
 def plot_training(rows, constant=None):
-    """Figure of the terms of the loss by step: medians of five rows, over the rows themselves.
-
-    rows: of `load_metrics`. A stage begins where `epoch` falls. constant: L_MSE, were z_hat 0.
+    """Figure of the terms of the loss by step: medians of five rows of `load_metrics`, over all of
+    them. A stage begins where `epoch` falls. constant: L_MSE, were z_hat 0.
     """
     figure = new_figure(7, 3.6)
     losses, rate = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -178,10 +177,8 @@ def plot_steps(steps, novel, tasks):
 def plot_forecast(content, pictures, painted):
     """Figure: observed frames, next steps as bars, futures as a tree, key frames if there are any.
 
-    Args:
-        content:  predict.py's JSON content, with or without "truth".
-        pictures: (N, 3, height, width) uint8, one of each window.
-        painted:  {step: (3, height, width) uint8} of keyframes.py.
+    content: predict.py's JSON content, with or without "truth"; pictures: (N, 3, height, width)
+    uint8, one of each window; painted: {step: (3, height, width) uint8} of keyframes.py.
     """
     def shares(answer):
         return {tuple(future["steps"]): future["share"] for future in answer["futures"]}
@@ -222,9 +219,8 @@ def plot_strip(figure, title, pictures, captions):
 
 
 def plot_bars(axes, rows, true):
-    """p of the likeliest steps; below each bar the true one, where it is known.
-
-    rows: [{"step", "p"}, ...], the largest first; true: {step: p}, or {}.
+    """p of the likeliest steps, rows [{"step", "p"}, ...], the largest first; below each bar the
+    true one, of {step: p} or {}.
     """
     steps, p = zip(*((row["step"], row["p"]) for row in rows[:NEXT]))
     places, high = range(len(p)), -0.4 if true else 0.7
@@ -243,9 +239,8 @@ def plot_bars(axes, rows, true):
 
 
 def grow_tree(futures):
-    """Futures as a tree of prefixes: {prefix: (mean row, share of all futures that begin with it)}.
-
-    futures: {steps (H,): share}, the largest share first; LEAVES of them get a row each.
+    """Futures {steps (H,): share}, the largest share first, as a tree of prefixes: {prefix: (mean
+    row, share of all futures that begin with it)}. LEAVES futures get a row each.
     """
     share, rows = Counter(), defaultdict(list)
     for steps in futures:

@@ -1,7 +1,6 @@
 """The checkpoint that comes with the code, from the default run: `python -m experiments.default`.
 
-Weights alone, in float32. The metadata hold how the model is built, the run's settings, its
-embedded world, its metrics.jsonl, and a digest of all: support/tensors.py.
+Weights in float32; the metadata hold how the model is built, and was trained, and a digest of all.
 """
 from dataclasses import dataclass
 from pathlib import Path

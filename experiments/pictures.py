@@ -1,11 +1,9 @@
 """The pictures of docs/tour.md, of one forecast in the embedded world: what computes, what draws.
 
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3. The page shows the code that computes.
-The arguments of such a function are attributes of `Forecast`, and what it returns is drawn.
-
-Eight clips are observed; h has to predict the clip of the next step. Q draws, P = 1 missing clip,
-T levels, K phrases (the pool), S steps, D embedding. Embeddings are drawn standardized, in the
-plane of the two main axes of the samples.
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3. The page shows the code that computes:
+functions of attributes of `Forecast`. Eight clips are observed; h predicts that of the next step.
+Q draws, P = 1 missing clip, T levels, K phrases (the pool), S steps, D embedding. Embeddings are
+drawn standardized, in the plane of the two main axes of the samples.
 """
 from collections import Counter
 

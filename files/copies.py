@@ -16,15 +16,12 @@ from support.process import lock
 from support.workers import prefetch
 from weights.teacher import checksum, open_teacher
 
-
 LONGEST = 230             # bytes of a name; most disks take 255, with what is appended meanwhile
 
 
 def make_missing(made, record_of, make, item):
-    """Make the file of an item (path of the video, path of the file), unless it is there.
-
-    Returns: None if it is there; else whether it was there with another record, and what `make`
-             gave. Raises: Unreadable if another file is in its place: that one stays.
+    """Make the file of an item (path of the video, path of the file): None if it is there, else
+    whether it was, with another record, and what `make` gave. Unreadable if another is there.
     """
     path, target = item
     if len(os.fsencode(target.name)) > LONGEST:
@@ -45,8 +42,8 @@ def made_files(settings, suffix, made, record_of, make):
 
     made:      the name of the command, and what the files are made with, for `record`.
     record_of: path of ID`suffix` -> its record; None if the file is not whole, or has none.
-    make:      (path, path of ID`suffix`, record), called in the workers.
-    Yields (path of ID`suffix`, what `make` gave). BadInput if no video is there, or can be read.
+    Yields (path, what make(path of the video, path, record) gave in a worker). BadInput if no video
+    is there, or can be read.
     """
     found = find_videos(settings.videos)
     require(found, f"--videos {settings.videos}: no video below it")
@@ -74,10 +71,9 @@ def made_files(settings, suffix, made, record_of, make):
 
 def shrink_all(settings):
     """Small copies of all videos of a folder, written by the workers."""
-    fps, short_side = settings.fps, settings.short_side
-    make = functools.partial(shrink, fps=fps, short_side=short_side)
-    for _ in made_files(settings, ".mp4", ("shrink", fps, short_side), comment_of, make):
-        pass
+    sizes = {"fps": settings.fps, "short_side": settings.short_side}
+    list(made_files(settings, ".mp4", ("shrink", *sizes.values()), comment_of,
+                    functools.partial(shrink, **sizes)))
 
 
 def every_second(size, path, target, made):

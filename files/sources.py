@@ -1,6 +1,5 @@
-"""Sources of clips: from listed videos to what the model reads.
+"""Sources of clips: from listed videos to what the model reads; the embedded world's is in toy/.
 
-The embedded world's is toy/source.py. Which windows of a video are its clips: data.py.
 F frames, D embedding. Clips of several videos are stacked, (C, ...).
 """
 import functools
@@ -61,11 +60,9 @@ class FeatureSource(Source):
 class VideoSource(Source):
     """Video files, read on demand.
 
-    Args:
-        paths:    {id: path}, see video.find_videos.
-        teacher:  pseudo_labels.Teacher, or None where its features are not needed.
-        captions: captions.Captions, in pre-training: a video without a narration is missing.
-        cached:   folder of `data.py teach`, used where it has a video, --clip and --clip-weights.
+    paths: {id: path}; teacher: pseudo_labels.Teacher, or None where its features are not needed;
+    captions: in pre-training, a video without a narration is missing; cached: folder of
+    `data.py teach`, used where it has a video, --clip and --clip-weights.
     """
 
     def __init__(self, videos, paths, view, teacher=None, captions=None, cached=None):

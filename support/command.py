@@ -33,14 +33,12 @@ def opt(help, default, group=RUN, *, choices=None, low=-inf, high=10 ** 6, above
     """One flag: a field of a Settings class. Its help states effect and unit.
 
     Args:
-        group:    heading in --help, one of GROUPS.
         low, high, above: the range of a number, low <= value <= high and value > above.
-        file:     a file to be written in an existing folder, with one of these suffixes (() any);
-                  or a pipe or device of any name, such as /dev/stdout.
-        folder:   a folder to be written, new or not.
-        flag:     False: a positional argument instead.
-        only:     other flags by name, and with which values of them this one has an effect: (None,)
-                  without that flag, () with any. Else it is refused (data, task: not in --help).
+        file:   a file to be written in an existing folder, with one of these suffixes (() any); or
+                a pipe or device of any name, such as /dev/stdout. folder: one to be written.
+        flag:   False: a positional argument instead.
+        only:   other flags by name, and with which values of them this one has an effect: (None,)
+                without that flag, () with any. Else it is refused (data, task: not in --help).
     """
     help += " (required)" if required else ""
     written = folder or file is not None
@@ -109,9 +107,8 @@ class Settings:
             getattr(self, other) in kinds if kinds else getattr(self, other) is not None)]
 
     def check_files(self):
-        """BadInput unless what is read exists, and nothing that is written takes its place.
-
-        Nothing is written inside a folder that is read, but results may lie in that of a run.
+        """BadInput unless what is read exists, and nothing that is written takes its place, or lies
+        in a folder that is read; but results may lie in that of a run.
         """
         kept = [("the embedded world", [TOY_TEACHER], False)]
         for f in sorted(fields(self), key=lambda f: f.metadata["written"]):
@@ -194,11 +191,10 @@ def parse(cls, argv=None, command=""):
 
 # --- A command ---
 def run(main, cls, argv=None, command=""):
-    """Parse, call main(settings), and turn what went wrong into one line on stderr and a status.
-
-    BadInput, OSError, too little memory and a killed process end with 2, FloatingPointError with 1,
-    Ctrl-C with 130, SIGTERM with 143; if nobody reads the output any more, 141 without a line. A
-    bug keeps its traceback. Of several processes the first prints.
+    """Parse, call main(settings), and turn what went wrong into one line on stderr and a status:
+    2 for BadInput, OSError, too little memory and a killed process, 1 for FloatingPointError, 130
+    for Ctrl-C, 143 for SIGTERM; 141, without a line, if nobody reads the output any more. A bug
+    keeps its traceback. Of several processes the first prints.
     """
     with ending():
         rank, settings = process_number(), parse(cls, argv, command)
@@ -234,7 +230,6 @@ def open_stream(path):
 
 def write_atomically(path, write, before=None):
     """Call write(binary file beside `path`), then rename: the new file is whole, or the old stays.
-
     A pipe is written to as it is; of a link, its file is replaced. before: where the old one goes.
     """
     path = Path(path)

@@ -1,6 +1,4 @@
-"""Files of tensors that come with the code: safetensors, with a digest in their metadata.
-
-safetensors has no checksums. The digest is of the tensors and of what is said about them.
+"""Files of tensors that come with the code: safetensors, with a digest, since it has no checksums.
 """
 import hashlib
 import json

@@ -24,10 +24,8 @@ def group_names(names):
 
 
 def fit_positions(name, value, shape):
-    """pos_embed or time_embed (1, places, W) resized to `shape` by nearest neighbor, or None.
-
-    Neighbors of a patch are those in the square. (The release's are those in the list of all rows,
-    which mixes left and right.)
+    """pos_embed or time_embed (1, places, W) resized to `shape` by nearest neighbor, in the square
+    (the release: in the list of its rows, which mixes left and right); None where it cannot be.
     """
     if value.ndim != 3 or value.shape[::2] != shape[::2] or not name.endswith("_embed"):
         return None
