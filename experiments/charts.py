@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 from statistics import mean, median_high
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from files.text import read_json
 from support.command import PICTURES, WHAT, BadInput, Settings, opt, quiet, run, write_atomically
@@ -72,16 +72,13 @@ def folded(text, width=15, lines=2):
 
 def load_metrics(run):
     """The rows of a run's metrics.jsonl, or of the default checkpoint: dicts. BadInput if none."""
-    default = run.suffix == ".safetensors"
+    default, needed = run.suffix == ".safetensors", {"step", "epoch", "lr"}
     path = run if default else run / "metrics.jsonl"
-    needed = {"step", "epoch", "lr"}
-    with suppress(OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError,
-                  RecursionError):                     # of other things
+    with suppress(Exception):                          # of other things, or of other types
         text = safe_open(path, "np").metadata()["metrics"] if default else path.read_text()
         rows = [json.loads(line, parse_int=float) for line in text.splitlines()]
-        values = [value for row in rows for name, value in row.items()
-                  if value is not None or name in needed]
-        finite = all(abs(value) < 1e30 for value in values)
+        finite = all(abs(value) < 1e30 for row in rows for name, value in row.items()
+                     if value is not None or name in needed)
         if finite and rows and all(row.keys() >= needed for row in rows):
             return rows
     raise BadInput(f"{path}: missing, or no rows of steps; has the run of train.py logged one yet?")

@@ -188,9 +188,6 @@ def draw_noised(forecast, z, scales=None, reach=5, label="z_t, 200 copies"):
     return figure
 
 
-def draw_predicted(forecast, z):
-    """The same of what h predicts, without a scale."""
-    return draw_noised(forecast, z, 1, forecast.reach, "x_hat_0 of each copy")
 
 
 def draw_samples(forecast, predicted):
@@ -219,6 +216,7 @@ def draw_next(forecast, p):
 
 PICTURES = {
     soft_targets_of_a_clip: draw_clip, matching: draw_matching, noising: draw_noised,
-    denoising: draw_predicted, sampling: draw_samples, zero_noise: draw_next,
-    expectation_beside_truth: draw_next,
+    denoising: lambda forecast, z: draw_noised(forecast, z, 1, forecast.reach,     # without a scale
+                                               "x_hat_0 of each copy"),
+    sampling: draw_samples, zero_noise: draw_next, expectation_beside_truth: draw_next,
     objective: lambda forecast, computed: charts.plot_training(*computed)}

@@ -24,9 +24,8 @@ def commands(settings, folder, recipe, seed, evaluations):
         folders = dict.fromkeys(COIN_FILES, coin) | {"phrases": ROOT / "experiments"}
         return [text for name, value in values.items() if value is not None for text in
                 (flag_of(name), folders[name] / value if name in folders else value)]
-    common = {"device": settings.device}
-    if "data" not in RECIPES[recipe]:
-        common["toy_videos"] = settings.toy_videos
+    toy_videos = None if "data" in RECIPES[recipe] else settings.toy_videos
+    common = {"device": settings.device, "toy_videos": toy_videos}
     data = common | {name: value for name, value in RECIPES[recipe].items()
                      if name in ("data", *COIN_FILES)}
     train = [ROOT / "train.py", "--resume", "--seed", seed]

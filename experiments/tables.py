@@ -105,10 +105,8 @@ def collect(out, path=None):
             if number is not None:
                 results.setdefault(cell, {})[seed] = number
     with expecting(f"{out}/*/classify.json"):
-        gains = collect_gains(out)
-    for cell, values in gains.items():
-        if len(values) >= len(results.get(cell, ())):          # not those of fewer seeds
-            results[cell] = values
+        results |= {cell: values for cell, values in collect_gains(out).items()
+                    if len(values) >= len(results.get(cell, ()))}      # not those of fewer seeds
     if path:
         write_json(path, {"world": world} | {
             cell: dict(sorted(results[cell].items())) for cell in sorted(results)})

@@ -143,9 +143,8 @@ class FeaturesFile:
 
     def covers(self, name, times):
         """Whether video `name` has a row at most CLIP_SECONDS from each of `times` (...), s."""
-        if name not in self.rows:
-            return np.zeros(np.shape(times), bool)
-        return np.abs(self.middle[self.nearest(name, times)] - times) <= CLIP_SECONDS
+        return name in self.rows and np.all(
+            np.abs(self.middle[self.nearest(name, times)] - times) <= CLIP_SECONDS)
 
 
 def load_features(path):

@@ -1,6 +1,4 @@
-"""Read plain lists: released csv files, step names, phrases, video ids.
-
-Times are in seconds. Lines count from 1, classes from 0. Lines without text are skipped.
+"""Read plain lists: csv files, step names, phrases, ids. Times are s, lines without text skipped.
 """
 import re
 from itertools import takewhile

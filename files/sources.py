@@ -38,7 +38,7 @@ class FeatureSource(Source):
     def __init__(self, videos, features):
         listed = [video for video in videos if video.steps]
         super().__init__(listed, {video.name for video in listed if features.covers(
-            video.name, [(step.start + step.end) / 2 for step in video.steps]).all()})
+            video.name, [(step.start + step.end) / 2 for step in video.steps])})
         self.features = features
 
     def pretrain_windows(self, video, rng):

@@ -72,7 +72,8 @@ class Settings:
     """Base of all flags. Checks what each `opt` declares; `parse` checks types and choices."""
 
     def __post_init__(self):
-        self.require([f.name for f in fields(self) if f.metadata["required"]], "the command")
+        self.require([f.name for f in fields(self) if f.metadata["required"]
+                      and not self.without_effect(f.name)], "the command")
         for f in fields(self):
             value, declared = getattr(self, f.name), f.metadata
             if value is None:

@@ -43,10 +43,8 @@ LOST = "gloo", "nccl", "client socket"     # of a connection to another process
 
 
 def end_by_signal(number, frame):
-    """Handle a signal: end here, by KeyboardInterrupt.
-
-    C code that calls Python, such as PyAV's, may print any exception and go on. So the signal is
-    noted, nothing is printed any more, and `end_if_signaled` ends the program where it looks.
+    """Handle a signal: end here, by KeyboardInterrupt. As C code that calls Python, such as PyAV's,
+    may print it and go on, nothing is printed any more, and `end_if_signaled` ends the program.
     """
     came.append(128 + number)
     sys.excepthook = sys.unraisablehook = lambda *exception: None

@@ -70,9 +70,9 @@ def fill(path, model, tensors):
 def open_start(source):
     """{name of ours: tensor} of --init of pre-training, for `fill`: a run, a file, or "timm".
 
-    In a ViT without temporal attention (an image model, or TimeSformer's "joint" and "space only")
-    temporal attention and its norm copy the spatial ones, and the image classifier is left out.
-    temporal_fc stays new, zero except in block 0: the other blocks start as those of the image.
+    Without temporal attention (an image model, TimeSformer's "joint" and "space only") it and its
+    norm copy the spatial ones, and the classifier is left out. temporal_fc stays new, zero except
+    in block 0: the other blocks start as those of the image.
     """
     if str(source) == "timm":
         try:

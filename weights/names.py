@@ -42,8 +42,7 @@ RENAMES = (                    # (regular expression, replacement), one after th
     (r"^conv_proj\.", "patch_embed.proj."), (r"^encoder\.ln\.", "norm."),
     (r"^encoder\.layers\.encoder_layer_(\d+)\.", r"blocks.\1."),
     (r"^(blocks\.\d+)\.ln_([12])\.", r"\1.norm\2."),
-    (r"^(blocks\.\d+)\.self_attention\.in_proj_", r"\1.attn.qkv."),
-    (r"^(blocks\.\d+)\.self_attention\.out_proj\.", r"\1.attn.proj."),
+    (r"\.self_attention\.in_proj_", ".attn.qkv."), (r"\.self_attention\.out_proj\.", ".attn.proj."),
     (r"^(blocks\.\d+)\.mlp\.(0|linear_1)\.", r"\1.mlp.fc1."),
     (r"^(blocks\.\d+)\.mlp\.(3|linear_2)\.", r"\1.mlp.fc2."), (r"^heads\.head\.", "head."),
     # the release
