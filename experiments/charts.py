@@ -1,7 +1,4 @@
-"""Charts: curves of training (Eq. 7), `python -m experiments.charts`; a forecast (Fig. 3).
-
-Only this file needs matplotlib. Forecasts are solid blue, true values hatched.
-"""
+"""Charts: curves of training (Eq. 7), `python -m experiments.charts`; a forecast (Fig. 3)."""
 import itertools
 import json
 import textwrap
@@ -24,8 +21,7 @@ STYLE = {"font.family": ["DejaVu Sans", "Noto Sans CJK SC", "Noto Sans", "Arial 
          "font.size": 8, "axes.titlelocation": "left", "axes.spines.top": False,
          "axes.spines.right": False, "legend.frameon": False, "savefig.dpi": 125,
          "svg.fonttype": "none", "text.parse_math": False}     # SVG with text; $ is no formula
-NEXT = 6                      # next steps that a figure has room for
-LEAVES = 7                    # futures that a figure has room for
+NEXT, LEAVES = 6, 7           # next steps, and futures, that a figure has room for
 BOX = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE, "linewidth": 0.8}
 
 
@@ -275,9 +271,9 @@ def main(settings):
     tell_default(settings.run)
     if settings.classify:
         from toy.grammar import HELD_OUT, STEPS
+        tasks = {"classification": settings.classify, "forecasting": settings.forecast}
         save(settings.out, plot_steps, STEPS, HELD_OUT, {
-            "classification": load_steps(settings.classify),
-            "forecasting": load_steps(settings.forecast)})
+            name: load_steps(path) for name, path in tasks.items()})
     elif settings.forecast:
         save(settings.out, plot_losses, load_points(settings.forecast))
     else:

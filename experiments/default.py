@@ -30,9 +30,9 @@ def main(settings):
     config = read_json(settings.run / "config.json", "that of train.py")
     kept = {name: value for name, value in config["settings"].items() if name not in MAY_CHANGE}
     model, arguments, _ = load_model(settings.run)
+    metrics = (settings.run / "metrics.jsonl").read_text()
     said = {"arguments": json.dumps(arguments), "settings": json.dumps(kept),
-            "world": config["versions"]["world"],
-            "metrics": (settings.run / "metrics.jsonl").read_text()}
+            "world": config["versions"]["world"], "metrics": metrics}
     weights = model.state_dict()
     write_tensors(settings.out, weights, said | {"digest": digest_of(weights, said)})
     print(f"{settings.out}: {settings.out.stat().st_size / 1e6:.2f} MB")

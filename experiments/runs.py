@@ -8,26 +8,26 @@ from pathlib import Path
 from experiments.tables import EVALUATIONS, RECIPES
 from files.text import read_json
 from support.command import flag_of, parse, require
+from support.flags import FEATURES
 from support.process import Interrupts
 from toy.teacher import digest
 from train import command_of
 from training import run
 
 ROOT = Path(__file__).parent.parent
-COIN_FILES = "annotations", "features", "text_embeddings"               # in the folder --coin
 
 
 def commands(settings, folder, recipe, seed, evaluations):
     """The command lines that make these evaluations of a run: lists of arguments for python."""
     def flags(values):
         coin = settings.coin or Path()
-        folders = dict.fromkeys(COIN_FILES, coin) | {"phrases": ROOT / "experiments"}
+        folders = dict.fromkeys(FEATURES, coin) | {"phrases": ROOT / "experiments"}
         return [text for name, value in values.items() if value is not None for text in
                 (flag_of(name), folders[name] / value if name in folders else value)]
     toy_videos = None if "data" in RECIPES[recipe] else settings.toy_videos
     common = {"device": settings.device, "toy_videos": toy_videos}
     data = common | {name: value for name, value in RECIPES[recipe].items()
-                     if name in ("data", *COIN_FILES)}
+                     if name in ("data", *FEATURES)}
     train = [ROOT / "train.py", "--resume", "--seed", seed]
     lines = [[*train, "--out", folder, *flags(common | RECIPES[recipe])]]
     for evaluation in evaluations:

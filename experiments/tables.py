@@ -78,7 +78,7 @@ def collect_gains(out):
         seed = file.parent.name.removeprefix("diffusion-")
         other = out / f"matching-{seed}" / file.name
         pair = [read_json(path, JSON) for path in (file, other) if path.exists()]
-        if len(pair) == 2 and all("by_video" in content for content in pair):
+        if ["by_video" in content for content in pair] == [True, True]:
             pairs[seed] = pair
     return {f"gain classify {kind}.{i}": dict.fromkeys(pairs, number)
             for kind, steps in KINDS.items() if pairs

@@ -100,9 +100,8 @@ def check_names(path, names, annotation_file, labels):
     require(len(labels) <= len(names), f"{path}: {len(names)} names, but {annotation_file} has "
             f"{len(labels)} classes; row or line i must be class i")
     for number, (name, label) in enumerate(zip(names, labels), start=1):
-        require(not label or plain(name) == plain(label), f"{path}: class {number} is "
-                f"{name[:80]!r}, but {label[:80]!r} in {annotation_file}; row or line i must be "
-                "class i")
+        require(plain(label) in ("", plain(name)), f"{path}: class {number} is {name[:80]!r}, but "
+                f"{label[:80]!r} in {annotation_file}; row or line i must be class i")
 
 
 def load_text_embeddings(path):

@@ -15,13 +15,15 @@ from support.process import ending
 class CheckSettings(Settings):
     """Count what annotations or captions hold, and what of it is readable."""
     data: str = opt("kind of list", "coin", DATA, choices=("coin", "epic", "howto100m"))
-    annotations: Path = opt("COIN.json, or EPIC's csv", None, DATA, required=True,
-                            data=("coin", "epic"))
-    captions: Path = opt("ID.csv, .srt or .vtt; or caption.json", None, DATA, required=True,
-                         data=("howto100m",))
+    annotations: Path = opt("COIN.json, or EPIC's csv", None, DATA, data=("coin", "epic"))
+    captions: Path = opt("ID.csv, .srt or .vtt; or caption.json", None, DATA, data=("howto100m",))
     videos: Path = opt("folder of videos; without it only the list is counted", None, DATA)
     json: Path = opt("also write the counts here", None, file=())
     workers: int = opt("processes that read videos", 0, low=0, high=256, videos=())
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.require(["captions" if self.data == "howto100m" else "annotations"], "the command")
 
 
 @dataclass(frozen=True)

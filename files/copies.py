@@ -1,7 +1,6 @@
 """`data.py shrink` and `teach`: a file for each video of a folder; `pseudo_labels.py`: texts."""
 import functools
 import os
-from collections import Counter
 from contextlib import suppress
 
 import numpy as np
@@ -52,19 +51,18 @@ def made_files(settings, suffix, made, record_of, make):
     items = [(path, settings.out / f"{name}{suffix}") for name, path in found.items()]
     results = prefetch(functools.partial(make_missing, made, record_of, make), items,
                        settings.workers, "write", (Unreadable,))
-    bad, count = {}, Counter()
+    bad, again = {}, []                    # {id: reason}; of each file made, whether it was there
     for result, name, (_, target) in zip(results, found, items):
         if isinstance(result, Unreadable):
             bad[name] = result
         elif result is not None:
-            again, content = result
-            count["made"], count["again"] = count["made"] + 1, count["again"] + again
-            yield target, content
+            again.append(result[0])
+            yield target, result[1]
     for name, reason in bad.items():
         print(f"unreadable: {name}: {reason}")
-    print(f"{settings.out}: {count['made']} made, of these {count['again']} again (with other "
-          f"settings, or of another file before), {len(found) - count['made'] - len(bad)} were "
-          f"there and whole, {len(bad)} unreadable")
+    kept = len(found) - len(again) - len(bad)
+    print(f"{settings.out}: {len(again)} made, of these {sum(again)} again (with other settings, "
+          f"or of another file before), {kept} were there and whole, {len(bad)} unreadable")
     require(len(bad) < len(found),
             f"--videos {settings.videos}: not one of {len(found)} videos can be read")
 

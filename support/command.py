@@ -1,7 +1,6 @@
-"""The command line: flags, one line of error, whole files.
+"""The command line: flags, one line of error, whole files; without torch, so that --help is fast.
 
-A command declares its flags as a frozen dataclass, `class Flags(Settings)`, with one `opt` each,
-beside its `main(settings)`. Nothing here imports torch, so `--help` answers at once.
+A command declares its flags as a frozen dataclass, `class Flags(Settings)`, with one `opt` each.
 """
 import argparse
 import functools
@@ -72,8 +71,7 @@ class Settings:
     """Base of all flags. Checks what each `opt` declares; `parse` checks types and choices."""
 
     def __post_init__(self):
-        self.require([f.name for f in fields(self) if f.metadata["required"]
-                      and not self.without_effect(f.name)], "the command")
+        self.require([f.name for f in fields(self) if f.metadata["required"]], "the command")
         for f in fields(self):
             value, declared = getattr(self, f.name), f.metadata
             if value is None:
@@ -114,8 +112,8 @@ class Settings:
         kept = [("the embedded world", [TOY_TEACHER], False)]
         for f in sorted(fields(self), key=lambda f: f.metadata["written"]):
             value, written = getattr(self, f.name), f.metadata["written"]
-            if value is None or f.type is not Path and f.name not in MODELS:
-                continue
+            if value is None or not isinstance(value, Path) and f.name not in MODELS:
+                continue                               # predict's --steps may be texts
             path = Path(os.path.realpath(str(value).removeprefix("local-dir:")))
             of_run = f.name in ("checkpoint", "init", "run")
             check(written or f.type is str or value == f.default or path.exists()

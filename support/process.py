@@ -108,9 +108,7 @@ def ending():
 
 @dataclass
 class Interrupts:
-    """Ctrl-C and SIGTERM set `status` (130, 143): `plan` says what is done first. A second Ctrl-C
-    ends the program at once.
-    """
+    """Ctrl-C and SIGTERM set `status` (130, 143), and `plan` is done; a second Ctrl-C ends all."""
     plan: str = "this step is finished and saved first"
 
     def __enter__(self):

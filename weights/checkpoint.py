@@ -20,7 +20,6 @@ from weights.mvit import MViT
 from weights.names import (HEAD_WIDTH, join_classifiers, plain_tensors, published_arguments,
                            read_content, tensors_of)
 
-OURS = {"arguments", "model"}        # what each checkpoint of ours holds
 # Types of the arguments of ours; those of LISTS are lists of such values.
 KINDS = {name: types for types, names in (
     ((int,), "image patch frames width depth heads kv_stride layers clips stages classes"),
@@ -127,7 +126,7 @@ def load_model(path, heads=None):
     """
     tell_default(path)
     content = read_content(path)
-    if OURS <= content.keys():
+    if {"arguments", "model"} <= content.keys():       # what each of ours holds
         model, arguments = build_ours(path, content), content["arguments"]
     else:
         model, arguments = convert_published(path, content, heads)
