@@ -169,7 +169,6 @@ def plot_steps(steps, novel, tasks):
 # --- One forecast, as in Fig. 3: N windows, H steps of a future ---
 def plot_forecast(content, pictures, painted):
     """Figure: observed frames, next steps as bars, futures as a tree, key frames if there are any.
-
     content: predict.py's JSON content, with or without "truth"; pictures: (N, 3, height, width)
     uint8, one of each window; painted: {step: (3, height, width) uint8} of keyframes.py.
     """

@@ -36,7 +36,6 @@ def gain(pairs, steps):
 
 def bootstrap(more, size, R=10_000):
     """The mean difference of a step, with its 95 % percentile interval: (mean, low, high).
-
     Of few seeds it is too narrow: the spread of S drawn again is smaller by sqrt((S - 1) / S).
     more: (S, V), how many more steps of a video are right; size: (V,), how many it has, not 0.
     """

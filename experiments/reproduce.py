@@ -5,7 +5,7 @@ come from. A run is trained, fine-tuned and evaluated once, in OUT/RECIPE-SEED, 
 command continues where it was interrupted. The numbers go to results.json, beside this file; the
 tables are written from them between `<!-- table: NAME -->` and `<!-- end -->`. Runs with other
 settings than their recipe's, and runs and numbers of another embedded world, are refused before
-anything is written. With --toy-videos it is a trial: nothing outside OUT changes.
+anything is written. With --toy-videos nothing outside OUT changes.
 """
 import re
 from dataclasses import dataclass

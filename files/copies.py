@@ -38,7 +38,6 @@ def make_missing(made, record_of, make, item):
 
 def made_files(settings, suffix, made, record_of, make):
     """Fill the folder --out: one ID`suffix` per video; those that have theirs are left out.
-
     made:      the name of the command, and what the files are made with, for `record`.
     record_of: path of ID`suffix` -> its record; None if the file is not whole, or has none.
     Yields (path, what make(path of the video, path, record) gave in a worker). BadInput if no video

@@ -29,8 +29,7 @@ def verb_phrases(doc):
                       for place in prep.children if place.dep_ == "pobj"]
             for prep, place in places[:1]:
                 words += [prep.text, chunks.get(place.i, place.text)]
-            words = " ".join(words).replace(",", " ").lower().split()
-            phrases.append(" ".join(words))
+            phrases.append(" ".join(" ".join(words).replace(",", " ").lower().split()))
     return phrases
 
 

@@ -1,6 +1,4 @@
-"""Sources of clips: from listed videos to what the model reads; the embedded world's is in toy/.
-
-F frames, D embedding. Clips of several videos are stacked, (C, ...).
+"""Sources of clips: from listed videos to what the model reads, C clips of F frames; D embedding.
 """
 import functools
 
@@ -59,7 +57,6 @@ class FeatureSource(Source):
 
 class VideoSource(Source):
     """Video files, read on demand.
-
     paths: {id: path}; teacher: pseudo_labels.Teacher, or None where its features are not needed;
     captions: in pre-training, a video without a narration is missing; cached: folder of
     `data.py teach`, used where it has a video, --clip and --clip-weights.

@@ -89,7 +89,6 @@ def duration(path):
 # --- Frames ---
 def read_frames(path, times, short_side=None):
     """The pictures at `times`, from one opening of the file: (n, 3, H, W) uint8, upright.
-
     times: (n,) s, 0 to 1e9, in any order, else a ValueError; up to SLACK outside the video, since
     annotations often end late. short_side: pixels; larger pictures are reduced to it.
     """

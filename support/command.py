@@ -30,14 +30,12 @@ TOY_TEACHER = Path(__file__).parents[1] / "toy" / "teacher.safetensors"
 def opt(help, default, group=RUN, *, choices=None, low=-inf, high=10 ** 6, above=-inf, file=None,
         folder=False, alias=None, flag=True, required=False, **only):
     """One flag: a field of a Settings class. Its help states effect and unit.
-
-    Args:
-        low, high, above: the range of a number, low <= value <= high and value > above.
-        file:   a file to be written in an existing folder, with one of these suffixes (() any); or
-                a pipe or device of any name, such as /dev/stdout. folder: one to be written.
-        flag:   False: a positional argument instead.
-        only:   other flags by name, and with which values of them this one has an effect: (None,)
-                without that flag, () with any. Else it is refused (data, task: not in --help).
+    low, high, above: the range of a number, low <= value <= high and value > above.
+    file: a file to be written in an existing folder, with one of these suffixes (() any); or a
+          pipe or device of any name, such as /dev/stdout. folder: one to be written.
+    flag: False: a positional argument instead.
+    only: other flags by name, and with which values of them this one has an effect: (None,)
+          without that flag, () with any. Else it is refused (data, task: not in --help).
     """
     help += " (required)" if required else ""
     written = folder or file is not None

@@ -54,7 +54,6 @@ def check_arguments(arguments, count):
 
 def build_model(phrases, encoder, denoiser, order, task=None, **others):
     """A ProcedureModel with new weights, from the arguments in its checkpoint.
-
     phrases: (K, D) float, embeddings of the pool; encoder: dict, arguments of TimeSformer, or with
     "kind": "mvit" of MViT, None: no f; denoiser: dict; others: further ones of ProcedureModel.
     """
@@ -119,7 +118,6 @@ def convert_published(path, content, heads):
 
 def load_model(path, heads=None):
     """A checkpoint, ours or published -> model in eval mode, its arguments, content of the file.
-
     heads: of a published TimeSformer, whose tensors do not give them; None: the file's
     config["heads"], else width / 64 as in all published ones. Raises BadInput as `read_content`,
     and if the weights are not finite, or do not fit the arguments or each other.

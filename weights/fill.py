@@ -69,7 +69,6 @@ def fill(path, model, tensors):
 
 def open_start(source):
     """{name of ours: tensor} of --init of pre-training, for `fill`: a run, a file, or "timm".
-
     Without temporal attention (an image model, TimeSformer's "joint" and "space only") it and its
     norm copy the spatial ones, and the classifier is left out. temporal_fc stays new, zero except
     in block 0: the other blocks start as those of the image.

@@ -83,9 +83,8 @@ def require_whole(path):
 
 def read_content(path):
     """The content of a run folder, a torch file or safetensors: a dict, {} if it holds no dict.
-
-    Raises: BadInput if the file is absent, cut off or damaged (by checksums, or by the digest of
-            experiments/default.py), or could only be read by running code.
+    BadInput if the file is absent, damaged (by checksums, or the digest of experiments/default.py),
+    or could only be read by running code.
     """
     path = Path(path)
     path = path / "checkpoint.pt" if path.is_dir() else path
