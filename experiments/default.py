@@ -1,7 +1,4 @@
-"""The checkpoint that comes with the code, from the default run: `python -m experiments.default`.
-
-Weights in float32; the metadata hold how the model is built, and was trained, and a digest of all.
-"""
+"""The checkpoint that comes with the code, from the default run: `python -m experiments.default`."""
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +14,7 @@ class DefaultSettings(Settings):
 
 
 def main(settings):
-    """Read the run, write the file."""
+    """Write the weights, float32; in the metadata how f and h are built, were trained, a digest."""
     import json
 
     from experiments.runs import require_settings

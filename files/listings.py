@@ -1,5 +1,4 @@
-"""Read plain lists: csv files, step names, phrases, ids. Times are s, lines without text skipped.
-"""
+"""Read plain lists: csv files, step names, phrases, ids. Times are s; empty lines are skipped."""
 import re
 from itertools import takewhile
 from math import inf

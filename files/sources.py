@@ -1,5 +1,4 @@
-"""Sources of clips: from listed videos to what the model reads, C clips of F frames; D embedding.
-"""
+"""Sources of clips: from listed videos to what the model reads, C clips of F frames, width D."""
 import functools
 
 import numpy as np

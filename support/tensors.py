@@ -1,5 +1,4 @@
-"""Files of tensors that come with the code: safetensors, with a digest, since it has no checksums.
-"""
+"""Files of tensors that come with the code: safetensors, with a digest as it has no checksums."""
 import hashlib
 import json
 

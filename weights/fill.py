@@ -1,7 +1,4 @@
-"""Fill a new model with weights from a file: copy what fits, report what does not.
-
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4: f starts from a ViT of ImageNet.
-"""
+"""Fill a new model with weights from a file (the release: a ViT of ImageNet); report the rest."""
 import math
 import re
 import textwrap
