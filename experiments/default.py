@@ -1,4 +1,4 @@
-"""The checkpoint that comes with the code, from the default run: `python -m experiments.default`."""
+"""The checkpoint that comes with the code, of the default run: `python -m experiments.default`."""
 from dataclasses import dataclass
 from pathlib import Path
 
