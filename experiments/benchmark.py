@@ -1,7 +1,4 @@
-"""How fast: `python -m experiments.benchmark --parts encoder,sampling,step,loader`.
-
-Medians of five rounds, s of the clock; what a part of speed.py compares takes turns.
-"""
+"""How fast: `python -m experiments.benchmark --parts encoder,sampling,step,loader`: medians, s."""
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,4 @@
-"""Charts: curves of training (Eq. 7), `python -m experiments.charts`; a forecast (Fig. 3).
-
-Only this file needs matplotlib. Forecasts are solid blue, true values hatched.
-"""
+"""Charts: curves of training (Eq. 7), `python -m experiments.charts`; a forecast (Fig. 3)."""
 import itertools
 import json
 import textwrap
@@ -12,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from statistics import mean, median_high
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from files.text import read_json
 from support.command import PICTURES, WHAT, BadInput, Settings, opt, quiet, run, write_atomically
@@ -24,8 +21,7 @@ STYLE = {"font.family": ["DejaVu Sans", "Noto Sans CJK SC", "Noto Sans", "Arial 
          "font.size": 8, "axes.titlelocation": "left", "axes.spines.top": False,
          "axes.spines.right": False, "legend.frameon": False, "savefig.dpi": 125,
          "svg.fonttype": "none", "text.parse_math": False}     # SVG with text; $ is no formula
-NEXT = 6                      # next steps that a figure has room for
-LEAVES = 7                    # futures that a figure has room for
+NEXT, LEAVES = 6, 7           # next steps, and futures, that a figure has room for
 BOX = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE, "linewidth": 0.8}
 
 
@@ -72,25 +68,21 @@ def folded(text, width=15, lines=2):
 
 def load_metrics(run):
     """The rows of a run's metrics.jsonl, or of the default checkpoint: dicts. BadInput if none."""
-    default = run.suffix == ".safetensors"
+    default, needed = run.suffix == ".safetensors", {"step", "epoch", "lr"}
     path = run if default else run / "metrics.jsonl"
-    needed = {"step", "epoch", "lr"}
-    with suppress(OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError,
-                  RecursionError):                     # of other things
+    with suppress(Exception):                          # of other things, or of other types
         text = safe_open(path, "np").metadata()["metrics"] if default else path.read_text()
         rows = [json.loads(line, parse_int=float) for line in text.splitlines()]
-        values = [value for row in rows for name, value in row.items()
-                  if value is not None or name in needed]
-        finite = all(abs(value) < 1e30 for value in values)
+        finite = all(abs(value) < 1e30 for row in rows for name, value in row.items()
+                     if value is not None or name in needed)
         if finite and rows and all(row.keys() >= needed for row in rows):
             return rows
     raise BadInput(f"{path}: missing, or no rows of steps; has the run of train.py logged one yet?")
 
 
 def plot_training(rows, constant=None):
-    """Figure of the terms of the loss by step: medians of five rows, over the rows themselves.
-
-    rows: of `load_metrics`. A stage begins where `epoch` falls. constant: L_MSE, were z_hat 0.
+    """Figure of the terms of the loss by step: medians of five rows of `load_metrics`, over all of
+    them. A stage begins where `epoch` falls. constant: L_MSE, were z_hat 0.
     """
     figure = new_figure(7, 3.6)
     losses, rate = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -177,11 +169,8 @@ def plot_steps(steps, novel, tasks):
 # --- One forecast, as in Fig. 3: N windows, H steps of a future ---
 def plot_forecast(content, pictures, painted):
     """Figure: observed frames, next steps as bars, futures as a tree, key frames if there are any.
-
-    Args:
-        content:  predict.py's JSON content, with or without "truth".
-        pictures: (N, 3, height, width) uint8, one of each window.
-        painted:  {step: (3, height, width) uint8} of keyframes.py.
+    content: predict.py's JSON content, with or without "truth"; pictures: (N, 3, height, width)
+    uint8, one of each window; painted: {step: (3, height, width) uint8} of keyframes.py.
     """
     def shares(answer):
         return {tuple(future["steps"]): future["share"] for future in answer["futures"]}
@@ -222,9 +211,8 @@ def plot_strip(figure, title, pictures, captions):
 
 
 def plot_bars(axes, rows, true):
-    """p of the likeliest steps; below each bar the true one, where it is known.
-
-    rows: [{"step", "p"}, ...], the largest first; true: {step: p}, or {}.
+    """p of the likeliest steps, rows [{"step", "p"}, ...], the largest first; below each bar the
+    true one, of {step: p} or {}.
     """
     steps, p = zip(*((row["step"], row["p"]) for row in rows[:NEXT]))
     places, high = range(len(p)), -0.4 if true else 0.7
@@ -243,9 +231,8 @@ def plot_bars(axes, rows, true):
 
 
 def grow_tree(futures):
-    """Futures as a tree of prefixes: {prefix: (mean row, share of all futures that begin with it)}.
-
-    futures: {steps (H,): share}, the largest share first; LEAVES of them get a row each.
+    """Futures {steps (H,): share}, the largest share first, as a tree of prefixes: {prefix: (mean
+    row, share of all futures that begin with it)}. LEAVES futures get a row each.
     """
     share, rows = Counter(), defaultdict(list)
     for steps in futures:
@@ -282,9 +269,9 @@ def main(settings):
     """Draw one of them."""
     if settings.classify:
         from toy.grammar import HELD_OUT, STEPS
+        tasks = {"classification": settings.classify, "forecasting": settings.forecast}
         save(settings.out, plot_steps, STEPS, HELD_OUT, {
-            "classification": load_steps(settings.classify),
-            "forecasting": load_steps(settings.forecast)})
+            name: load_steps(path) for name, path in tasks.items()})
     elif settings.forecast:
         save(settings.out, plot_losses, load_points(settings.forecast))
     else:

@@ -1,8 +1,7 @@
 """Does learning the order of steps help f? The paper's Table 4, as a difference with an interval.
 
 The two runs of a seed, diffusion and matching alone, train f on the same clips and are evaluated on
-the same videos. So what is resampled are seeds, with both runs, and videos, with all their steps.
-S seeds, V videos, M steps of all videos, R resamples.
+the same V videos: S seeds are resampled with both runs, and videos with all their steps, R times.
 """
 import numpy as np
 
@@ -21,9 +20,8 @@ def outcomes(content):
 
 def gain(pairs, steps):
     """How many points more of these steps are right with order: (mean, low, high), as `bootstrap`.
-
-    pairs: [(content with order, content without), ...] of S seeds, JSON of --task classify.
-    Raises: BadInput unless all are of the same steps of the same videos.
+    pairs: [(content with order, content without), ...] of S seeds, JSON of --task classify;
+    BadInput unless all are of the same steps of the same videos.
     """
     found = [outcomes(content) for pair in pairs for content in pair]
     video, label, _ = found[0]
@@ -38,11 +36,8 @@ def gain(pairs, steps):
 
 def bootstrap(more, size, R=10_000):
     """The mean difference of a step, with its 95 % percentile interval: (mean, low, high).
-
-    Both seeds and videos are resampled. Of few seeds the interval is somewhat too narrow: the
-    spread among S seeds that are drawn again is smaller by sqrt((S - 1) / S).
-
-    Args: more (S, V), how many more steps of a video are right; size (V,), how many it has, not 0.
+    Of few seeds it is too narrow: the spread of S drawn again is smaller by sqrt((S - 1) / S).
+    more: (S, V), how many more steps of a video are right; size: (V,), how many it has, not 0.
     """
     (S, V), generator = more.shape, np.random.default_rng(0)
     seeds = generator.multinomial(S, np.full(S, 1 / S), R)                     # (R, S) times drawn

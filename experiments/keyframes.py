@@ -1,10 +1,9 @@
 """Key frames: what a forecast step may look like, painted from the last observed frame.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Fig. 3 (right) and appendix B, "Future Key Frame
-Generation": SDEdit (Meng et al. 2022, arXiv:2108.01073) with Stable Diffusion.
-
-SDEdit noises the frame up to STRENGTH of the noise levels, and denoises it from there with the
-step's text as the prompt, here with DDIM (Song et al. 2021). The paper gives none of the constants.
+Generation": SDEdit (Meng et al. 2022, arXiv:2108.01073) with Stable Diffusion. SDEdit noises the
+frame up to STRENGTH of the noise levels, and denoises it from there with the step's text as the
+prompt, here with DDIM (Song et al. 2021). The paper gives none of the constants.
 """
 import re
 
@@ -22,7 +21,6 @@ PAINTED = 3                                    # the likeliest steps are painted
 
 def open_painter(settings):
     """The model of --keyframe-model -> an img2img pipeline of diffusers; runs no code of its files.
-
     BadInput if diffusers is missing, or the model is not a Stable Diffusion in safetensors.
     """
     try:
@@ -49,9 +47,8 @@ def open_painter(settings):
 
 
 def paint_steps(painter, picture, steps, settings):
-    """Paint each step from the picture (3, H, W), all with the same noise, into --keyframes.
-
-    Returns: {step: (3, H', W') uint8 numpy}, also written as 1_first_step.png, and the like.
+    """Paint each step from the picture (3, H, W), all with the same noise, into --keyframes, as
+    1_first_step.png and the like -> {step: (3, H', W') uint8 numpy}.
     """
     from PIL import Image                      # installed with diffusers
 

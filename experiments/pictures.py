@@ -1,11 +1,9 @@
 """The pictures of docs/tour.md, of one forecast in the embedded world: what computes, what draws.
 
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3. The page shows the code that computes.
-The arguments of such a function are attributes of `Forecast`, and what it returns is drawn.
-
-Eight clips are observed; h has to predict the clip of the next step. Q draws, P = 1 missing clip,
-T levels, K phrases (the pool), S steps, D embedding. Embeddings are drawn standardized, in the
-plane of the two main axes of the samples.
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3. The page shows the code that computes:
+functions of attributes of `Forecast`. Eight clips are observed; h predicts that of the next step.
+Q draws, P = 1 missing clip, T levels, K phrases (the pool), S steps, D embedding. Embeddings are
+drawn standardized, in the plane of the two main axes of the samples.
 """
 from collections import Counter
 
@@ -190,9 +188,6 @@ def draw_noised(forecast, z, scales=None, reach=5, label="z_t, 200 copies"):
     return figure
 
 
-def draw_predicted(forecast, z):
-    """The same of what h predicts, without a scale."""
-    return draw_noised(forecast, z, 1, forecast.reach, "x_hat_0 of each copy")
 
 
 def draw_samples(forecast, predicted):
@@ -221,6 +216,7 @@ def draw_next(forecast, p):
 
 PICTURES = {
     soft_targets_of_a_clip: draw_clip, matching: draw_matching, noising: draw_noised,
-    denoising: draw_predicted, sampling: draw_samples, zero_noise: draw_next,
-    expectation_beside_truth: draw_next,
+    denoising: lambda forecast, z: draw_noised(forecast, z, 1, forecast.reach,     # without a scale
+                                               "x_hat_0 of each copy"),
+    sampling: draw_samples, zero_noise: draw_next, expectation_beside_truth: draw_next,
     objective: lambda forecast, computed: charts.plot_training(*computed)}

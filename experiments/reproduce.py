@@ -1,12 +1,11 @@
 """Every figure in README.md and docs/ by `python -m experiments.reproduce`: runs, then tables.
 
 tables.toml says which runs there are, how each is evaluated, and where the numbers of each cell
-come from. A run is trained, fine-tuned and evaluated once, by train.py and evaluate.py, in
-OUT/RECIPE-SEED; it serves every table that names it. If the command is interrupted, it continues
-when it is given again. The numbers go to results.json, beside this file; the tables are written
-from them between `<!-- table: NAME -->` and `<!-- end -->`. Runs with other settings than their
-recipe's, and runs and numbers of another embedded world, are refused before anything is written.
-With --toy-videos it is a trial: the tables go to OUT/tables.md, and nothing outside OUT changes.
+come from. A run is trained, fine-tuned and evaluated once, in OUT/RECIPE-SEED, for all tables; the
+command continues where it was interrupted. The numbers go to results.json, beside this file; the
+tables are written from them between `<!-- table: NAME -->` and `<!-- end -->`. Runs with other
+settings than their recipe's, and runs and numbers of another embedded world, are refused before
+anything is written. With --toy-videos nothing outside OUT changes.
 """
 import re
 from dataclasses import dataclass

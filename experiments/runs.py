@@ -10,7 +10,7 @@ from experiments.tables import EVALUATIONS, RECIPES
 from files.text import read_json
 from support.command import flag_of, parse, require
 from support.device import digest_of, write_tensors
-from support.flags import DEFAULT
+from support.flags import DEFAULT, FEATURES
 from support.process import Interrupts
 from toy.teacher import digest
 from train import TrainSettings, command_of
@@ -18,21 +18,19 @@ from training import run
 from weights.checkpoint import load_model
 
 ROOT = Path(__file__).parent.parent
-COIN_FILES = "annotations", "features", "text_embeddings"               # in the folder --coin
 
 
 def commands(settings, folder, recipe, seed, evaluations):
     """The command lines that make these evaluations of a run: lists of arguments for python."""
     def flags(values):
         coin = settings.coin or Path()
-        folders = dict.fromkeys(COIN_FILES, coin) | {"phrases": ROOT / "experiments"}
+        folders = dict.fromkeys(FEATURES, coin) | {"phrases": ROOT / "experiments"}
         return [text for name, value in values.items() if value is not None for text in
                 (flag_of(name), folders[name] / value if name in folders else value)]
-    common = {"device": settings.device}
-    if "data" not in RECIPES[recipe]:
-        common["toy_videos"] = settings.toy_videos
+    toy_videos = None if "data" in RECIPES[recipe] else settings.toy_videos
+    common = {"device": settings.device, "toy_videos": toy_videos}
     data = common | {name: value for name, value in RECIPES[recipe].items()
-                     if name in ("data", *COIN_FILES)}
+                     if name in ("data", *FEATURES)}
     train = [ROOT / "train.py", "--resume", "--seed", seed]
     lines = [[*train, "--out", folder, *flags(common | RECIPES[recipe])]]
     for evaluation in evaluations:

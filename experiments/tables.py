@@ -1,8 +1,7 @@
 """The tables of README.md and docs/, written from the numbers of the runs: see reproduce.py.
 
 A cell of ours is "RECIPE EVALUATION KEY", such as "mask forecast top1.oracle"; "gain classify KEY"
-is a number of gain.py. results.json, beside this file, holds {cell: {seed: number}}, and the digest
-of the embedded world that these are of.
+is of gain.py. results.json holds {cell: {seed: number}}, and the digest of their embedded world.
 """
 import re
 import statistics
@@ -55,10 +54,8 @@ def expecting(path):
 
 
 def number_at(content, key):
-    """The number of a JSON object at a key, or None: "a.1" is content["a"][1].
-
-    "by_class.seen" and "by_class.novel" are means over the embedded world's steps in and not in the
-    pool of phrases. Classes that do not occur are left out.
+    """The number of a JSON object at a key, or None: "a.1" is content["a"][1]. "by_class.seen" and
+    "by_class.novel" are means over the embedded world's steps that occur, in the pool and not.
     """
     for part in key.split("."):
         if part in ("seen", "novel"):
@@ -75,16 +72,13 @@ def number_at(content, key):
 
 
 def collect_gains(out):
-    """{cell of gain.py: {seed: number}} of the runs in the folder `out`.
-
-    A number is one of all seeds together, the same for each. {}: no seed has both runs.
-    """
+    """{cell of gain.py: {seed: number}} of the runs in `out`, one number for all seeds together."""
     pairs = {}
     for file in sorted(out.glob("diffusion-*/classify.json")):
         seed = file.parent.name.removeprefix("diffusion-")
         other = out / f"matching-{seed}" / file.name
         pair = [read_json(path, JSON) for path in (file, other) if path.exists()]
-        if len(pair) == 2 and all("by_video" in content for content in pair):
+        if ["by_video" in content for content in pair] == [True, True]:
             pairs[seed] = pair
     return {f"gain classify {kind}.{i}": dict.fromkeys(pairs, number)
             for kind, steps in KINDS.items() if pairs
@@ -92,10 +86,8 @@ def collect_gains(out):
 
 
 def collect(out, path=None):
-    """Put the numbers of the runs in the folder `out` into results.json -> its cells.
-
-    path: results.json; None: nothing is written.
-    Raises: BadInput if it holds numbers of another embedded world.
+    """Put the numbers of the runs in the folder `out` into results.json (path None: none) -> its
+    cells. BadInput if it holds numbers of another embedded world.
     """
     results = read_json(path, JSON) if path and path.exists() else {"world": digest()}
     world = str(results.pop("world", "unknown"))
@@ -113,10 +105,8 @@ def collect(out, path=None):
             if number is not None:
                 results.setdefault(cell, {})[seed] = number
     with expecting(f"{out}/*/classify.json"):
-        gains = collect_gains(out)
-    for cell, values in gains.items():
-        if len(values) >= len(results.get(cell, ())):          # not those of fewer seeds
-            results[cell] = values
+        results |= {cell: values for cell, values in collect_gains(out).items()
+                    if len(values) >= len(results.get(cell, ()))}      # not those of fewer seeds
     if path:
         write_json(path, {"world": world} | {
             cell: dict(sorted(results[cell].items())) for cell in sorted(results)})

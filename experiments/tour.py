@@ -1,7 +1,4 @@
-"""The method in eight pictures: `python -m experiments.tour` writes runs/tour/tour.md.
-
-The page is docs/tour.md with its code, of pictures.py, and its pictures made anew.
-"""
+"""The method in eight pictures: `python -m experiments.tour` writes runs/tour/tour.md."""
 import inspect
 import re
 from dataclasses import dataclass
@@ -31,7 +28,7 @@ class TourSettings(Settings):
 
 
 def main(settings):
-    """Draw all pictures and write the page."""
+    """Draw all pictures and write the page: docs/tour.md with its code, of pictures.py, anew."""
     import torch
 
     from experiments import charts

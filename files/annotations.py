@@ -100,9 +100,8 @@ def check_names(path, names, annotation_file, labels):
     require(len(labels) <= len(names), f"{path}: {len(names)} names, but {annotation_file} has "
             f"{len(labels)} classes; row or line i must be class i")
     for number, (name, label) in enumerate(zip(names, labels), start=1):
-        require(not label or plain(name) == plain(label), f"{path}: class {number} is "
-                f"{name[:80]!r}, but {label[:80]!r} in {annotation_file}; row or line i must be "
-                "class i")
+        require(plain(label) in ("", plain(name)), f"{path}: class {number} is {name[:80]!r}, but "
+                f"{label[:80]!r} in {annotation_file}; row or line i must be class i")
 
 
 def load_text_embeddings(path):
@@ -143,9 +142,8 @@ class FeaturesFile:
 
     def covers(self, name, times):
         """Whether video `name` has a row at most CLIP_SECONDS from each of `times` (...), s."""
-        if name not in self.rows:
-            return np.zeros(np.shape(times), bool)
-        return np.abs(self.middle[self.nearest(name, times)] - times) <= CLIP_SECONDS
+        return name in self.rows and np.all(
+            np.abs(self.middle[self.nearest(name, times)] - times) <= CLIP_SECONDS)
 
 
 def load_features(path):

@@ -43,9 +43,14 @@ class Captions(dict):
 
     def sentences(self, name):
         """[(start s, end s, text), ...] of one video, by start. BadInput names file and line."""
-        entry = self[name]
-        rows = (read_file(self.path / entry) if self.path.is_dir() else
-                read_entry(f"{self.path}: video {name!r}", entry))
+        if not self.path.is_dir():
+            rows = read_entry(f"{self.path}: video {name!r}", self[name])
+        elif self[name].lower().endswith(".csv"):
+            table = read_table(self.path / self[name], COLUMNS, NARRATION, errors="replace")
+            rows = [spoken for where, row in table
+                    for spoken in sentence(where, *map(row.get, COLUMNS))]
+        else:
+            rows = read_cues(self.path / self[name])
         return unroll(sorted(rows, key=lambda row: row[0]))
 
 
@@ -87,12 +92,6 @@ def list_folder(path):
             if not (name.endswith(".steps") and name[:-6] in choices)}
 
 
-def read_file(path):
-    """A csv, srt or vtt file -> its sentences in the file's order."""
-    if path.suffix.lower() != ".csv":
-        return read_cues(path)
-    rows = read_table(path, COLUMNS, NARRATION, errors="replace")
-    return [spoken for where, row in rows for spoken in sentence(where, *map(row.get, COLUMNS))]
 
 
 def read_cues(path):

@@ -1,7 +1,4 @@
-"""The commands around data: `python data.py COMMAND`, each with its own --help.
-
-A command is a class of flags; `start` imports what runs it, which is slow to import.
-"""
+"""The commands around data: `python data.py COMMAND`, each a class of flags; `start` runs it."""
 import sys
 from dataclasses import dataclass
 from pathlib import Path

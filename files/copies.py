@@ -1,7 +1,6 @@
 """`data.py shrink` and `teach`: a file for each video of a folder; `pseudo_labels.py`: texts."""
 import functools
 import os
-from collections import Counter
 from contextlib import suppress
 
 import numpy as np
@@ -16,15 +15,12 @@ from support.process import lock
 from support.workers import prefetch
 from weights.teacher import checksum, open_teacher
 
-
 LONGEST = 230             # bytes of a name; most disks take 255, with what is appended meanwhile
 
 
 def make_missing(made, record_of, make, item):
-    """Make the file of an item (path of the video, path of the file), unless it is there.
-
-    Returns: None if it is there; else whether it was there with another record, and what `make`
-             gave. Raises: Unreadable if another file is in its place: that one stays.
+    """Make the file of an item (path of the video, path of the file): None if it is there, else
+    whether it was, with another record, and what `make` gave. Unreadable if another is there.
     """
     path, target = item
     if len(os.fsencode(target.name)) > LONGEST:
@@ -42,11 +38,10 @@ def make_missing(made, record_of, make, item):
 
 def made_files(settings, suffix, made, record_of, make):
     """Fill the folder --out: one ID`suffix` per video; those that have theirs are left out.
-
     made:      the name of the command, and what the files are made with, for `record`.
     record_of: path of ID`suffix` -> its record; None if the file is not whole, or has none.
-    make:      (path, path of ID`suffix`, record), called in the workers.
-    Yields (path of ID`suffix`, what `make` gave). BadInput if no video is there, or can be read.
+    Yields (path, what make(path of the video, path, record) gave in a worker). BadInput if no video
+    is there, or can be read.
     """
     found = find_videos(settings.videos)
     require(found, f"--videos {settings.videos}: no video below it")
@@ -55,29 +50,27 @@ def made_files(settings, suffix, made, record_of, make):
     items = [(path, settings.out / f"{name}{suffix}") for name, path in found.items()]
     results = prefetch(functools.partial(make_missing, made, record_of, make), items,
                        settings.workers, "write", (Unreadable,))
-    bad, count = {}, Counter()
+    bad, again = {}, []                    # {id: reason}; of each file made, whether it was there
     for result, name, (_, target) in zip(results, found, items):
         if isinstance(result, Unreadable):
             bad[name] = result
         elif result is not None:
-            again, content = result
-            count["made"], count["again"] = count["made"] + 1, count["again"] + again
-            yield target, content
+            again.append(result[0])
+            yield target, result[1]
     for name, reason in bad.items():
         print(f"unreadable: {name}: {reason}")
-    print(f"{settings.out}: {count['made']} made, of these {count['again']} again (with other "
-          f"settings, or of another file before), {len(found) - count['made'] - len(bad)} were "
-          f"there and whole, {len(bad)} unreadable")
+    kept = len(found) - len(again) - len(bad)
+    print(f"{settings.out}: {len(again)} made, of these {sum(again)} again (with other settings, "
+          f"or of another file before), {kept} were there and whole, {len(bad)} unreadable")
     require(len(bad) < len(found),
             f"--videos {settings.videos}: not one of {len(found)} videos can be read")
 
 
 def shrink_all(settings):
     """Small copies of all videos of a folder, written by the workers."""
-    fps, short_side = settings.fps, settings.short_side
-    make = functools.partial(shrink, fps=fps, short_side=short_side)
-    for _ in made_files(settings, ".mp4", ("shrink", fps, short_side), comment_of, make):
-        pass
+    sizes = {"fps": settings.fps, "short_side": settings.short_side}
+    list(made_files(settings, ".mp4", ("shrink", *sizes.values()), comment_of,
+                    functools.partial(shrink, **sizes)))
 
 
 def every_second(size, path, target, made):

@@ -1,7 +1,4 @@
-"""Read plain lists: released csv files, step names, phrases, video ids.
-
-Times are in seconds. Lines count from 1, classes from 0. Lines without text are skipped.
-"""
+"""Read plain lists: csv files, step names, phrases, ids. Times are s; empty lines are skipped."""
 import re
 from itertools import takewhile
 from math import inf
@@ -18,10 +15,8 @@ NUMBER = re.compile(r'[\s"]*([-+]?([\d.]+(e[-+]?\d+)?|nan|inf)%?)?[\s"]*', re.I)
 
 
 def load_released_csv(path, task):
-    """Read a csv of ProcedureVRL or DistantSup (no header) -> [data.Video, ...] in its order.
-
-    A list for another task (`step`, `next` and `task` to the authors) would give scores that look
-    real: it is refused.
+    """Read a csv of ProcedureVRL or DistantSup (no header) -> [data.Video, ...] in its order. One
+    for another task (`step`, `next`, `task` to the authors) would give scores that look real.
     """
     columns = "path label duration" + (" start end" if task != "activity" else "")
     require(task != "infill", f"{path}: holds no whole videos; --task infill needs COIN.json")
@@ -73,10 +68,9 @@ def load_steps(path):
 
 
 def load_phrases(path, kind="phrase"):
-    """The phrases of a file of `phrase` or `phrase,count,concreteness` lines, in its order.
-
-    If the first line names a column `phrase`, the file is read as csv. Else a phrase may hold
-    commas: only numbers at the end, as many in every line, or empty, are columns.
+    """The phrases of a file of `phrase` or `phrase,count,concreteness` lines, in its order: csv if
+    the first line names a column `phrase`. Else a phrase may hold commas: only numbers at the end,
+    as many in every line, or empty, are columns.
     """
     rows, columns, phrases = read_lines(path), None, []
     if "phrase" in re.split(r'[\s"]*,[\s"]*', rows[0][1].lower().strip('"')):

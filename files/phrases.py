@@ -1,10 +1,9 @@
 """Verb phrases from narrations: the pool y^{1:K} that clips are matched with.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4; the rule is that of Shen et al.,
-CVPR 2021, on a dependency parse. "take off the covers" and "put a link in the box" are such.
-
-Each entry of a narration is parsed alone: a phrase split between two entries is not found. The
-released file has each phrase's concreteness in a third column, at least 4.2; here it is empty.
+CVPR 2021, on a dependency parse. "take off the covers" and "put a link in the box" are such. Each
+entry of a narration is parsed alone: a phrase split between two is not found. The released file has
+each phrase's concreteness in a third column, at least 4.2; here it is empty.
 """
 from collections import Counter
 
@@ -15,11 +14,9 @@ from support.command import BadInput, require, write_text
 
 
 def verb_phrases(doc):
-    """The phrases [str, ...] of one parsed text (a spacy Doc), in lower case and without commas.
-
-    For each direct object (`dobj`) that is not a pronoun: lemma of its verb, the verb's particle
-    (`prt`), the object's noun chunk; then the verb's first preposition (`prep`) with an object
-    (`pobj`), and that one's noun chunk.
+    """The phrases [str, ...] of one parsed text (a spacy Doc), in lower case and without commas: of
+    each direct object that is not a pronoun its verb's lemma and particle, and its noun chunk; then
+    the verb's first preposition with an object, and that one's noun chunk.
     """
     chunks = {chunk.root.i: chunk.text for chunk in doc.noun_chunks}
     phrases = []
@@ -32,8 +29,7 @@ def verb_phrases(doc):
                       for place in prep.children if place.dep_ == "pobj"]
             for prep, place in places[:1]:
                 words += [prep.text, chunks.get(place.i, place.text)]
-            words = " ".join(words).replace(",", " ").lower().split()
-            phrases.append(" ".join(words))
+            phrases.append(" ".join(" ".join(words).replace(",", " ").lower().split()))
     return phrases
 
 
@@ -62,7 +58,6 @@ def collect(settings):
              for _, _, text in captions.sentences(name))
     for doc in nlp.pipe(texts):
         counts.update(verb_phrases(doc))
-    # The most frequent ones, equal counts by alphabet.
     frequent = sorted((-count, phrase) for phrase, count in counts.items()
                       if count >= settings.min_count)[:settings.top]
     kept = f"{len(frequent)} of {len(counts)} phrases of {len(captions)} narrations"

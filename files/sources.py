@@ -1,8 +1,4 @@
-"""Sources of clips: from listed videos to what the model reads.
-
-The embedded world's is toy/source.py. Which windows of a video are its clips: data.py.
-F frames, D embedding. Clips of several videos are stacked, (C, ...).
-"""
+"""Sources of clips: from listed videos to what the model reads, C clips of F frames, width D."""
 import functools
 
 import numpy as np
@@ -39,7 +35,7 @@ class FeatureSource(Source):
     def __init__(self, videos, features):
         listed = [video for video in videos if video.steps]
         super().__init__(listed, {video.name for video in listed if features.covers(
-            video.name, [(step.start + step.end) / 2 for step in video.steps]).all()})
+            video.name, [(step.start + step.end) / 2 for step in video.steps])})
         self.features = features
 
     def pretrain_windows(self, video, rng):
@@ -60,12 +56,9 @@ class FeatureSource(Source):
 
 class VideoSource(Source):
     """Video files, read on demand.
-
-    Args:
-        paths:    {id: path}, see video.find_videos.
-        teacher:  pseudo_labels.Teacher, or None where its features are not needed.
-        captions: captions.Captions, in pre-training: a video without a narration is missing.
-        cached:   folder of `data.py teach`, used where it has a video, --clip and --clip-weights.
+    paths: {id: path}; teacher: pseudo_labels.Teacher, or None where its features are not needed;
+    captions: in pre-training, a video without a narration is missing; cached: folder of
+    `data.py teach`, used where it has a video, --clip and --clip-weights.
     """
 
     def __init__(self, videos, paths, view, teacher=None, captions=None, cached=None):

@@ -1,8 +1,7 @@
 """Read frames of video files at given times, crop them to the encoder's size, shrink files.
 
-Times are s from the start of the file, as players and annotations count. The picture at t is the
-last frame whose timestamp is at most t. Decoding can begin only at a key frame. A file is opened
-once for all pictures of a sample and decoded forward, on one thread: a loader has its workers.
+Times are s from the start of the file. The picture at t is the last frame whose timestamp is at
+most t. A file is opened once for all pictures of a sample and decoded forward, on one thread.
 n pictures of a file, F of a clip, H W pixels, taken as square; uint8 RGB. A bad file is Unreadable.
 """
 import json
@@ -90,10 +89,8 @@ def duration(path):
 # --- Frames ---
 def read_frames(path, times, short_side=None):
     """The pictures at `times`, from one opening of the file: (n, 3, H, W) uint8, upright.
-
-    The first and the last frame also count for SLACK before and after the video, since annotations
-    often end a little late. times: (n,) s, 0 to 1e9, in any order; else a ValueError. short_side:
-    pixels; larger pictures are reduced to it.
+    times: (n,) s, 0 to 1e9, in any order, else a ValueError; up to SLACK outside the video, since
+    annotations often end late. short_side: pixels; larger pictures are reduced to it.
     """
     times = np.asarray(times, float)
     if times.ndim != 1 or not times.size or not np.all((times >= 0) & (times < 1e9)):
@@ -145,10 +142,8 @@ def pictures_at(path, times, short_side=None):
 
 
 def key_frame_ahead(stream, time, reached):
-    """Whether decoding can begin nearer to `time` (s) than `reached` (s), its present position.
-
-    If the index (of an mp4: decoding times, some ticks before display) ends before, a key frame
-    every KEY_FRAME_GAP seconds is assumed.
+    """Whether decoding can begin nearer to `time` (s) than `reached` (s), its present position. If
+    the index (of an mp4: decoding times, some ticks before display) ends before, see KEY_FRAME_GAP.
     """
     index, ticks = stream.index_entries, math.floor(time / stream.time_base)
     early = max(0, (stream.start_time or 0) - index[0].timestamp) if len(index) else 0    # ticks
@@ -176,11 +171,9 @@ def frames_around(container, stream, time, start, wanted):
 
 
 def decode(container, stream, wanted):
-    """Yield the frames from here on, except those of H.264 that nothing needs.
-
-    A frame is skipped, undecoded, if no frame refers to it and a later one is displayed at or
-    before `wanted()`, s. (HEVC marks frames as unreferenced that higher temporal layers use.) An
-    avi only has decoding times: the n-th frame of H.264 is displayed at the n-th of them.
+    """Yield the frames from here on, but those of H.264 undecoded to which no frame refers, if a
+    later one is displayed at or before `wanted()`, s. (HEVC marks frames that higher temporal
+    layers use.) An avi only has decoding times: H.264's n-th frame is displayed at the n-th.
     """
     context, tick, newest = stream.codec_context, float(stream.time_base), -math.inf
     h264 = context.name == "h264"
@@ -208,9 +201,8 @@ def record(path, *made):
 
 
 def shrink(source, target, comment="", *, fps=1.0, short_side=256):
-    """Write a small mp4 (Motion JPEG, fast to decode) without sound; every frame is a key frame.
-
-    Frame k is the source's at k / fps. Raises Unreadable for the source, OSError for the target.
+    """Write a small mp4 (Motion JPEG, all key frames) without sound: frame k is the source's at
+    k / fps. Raises Unreadable for the source, OSError for the target.
     """
     rate = Fraction(fps).limit_denominator(1000)
     count = max(1, math.ceil(duration(source) * rate - 1e-6))
@@ -275,7 +267,6 @@ def evaluation_view(frames, size):
 
 def read_clips(path, encoder, windows=None):
     """Clips of a video file as an encoder reads them: (n, F, 3, H, W) uint8; raises Unreadable.
-
     windows: (n, 2) s; None: the observed part of a forecast at the end, 68 s in 8 windows.
     """
     windows = forecast_windows(duration(path)) if windows is None else windows

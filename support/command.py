@@ -1,7 +1,6 @@
-"""The command line: flags, one line of error, whole files.
+"""The command line: flags, one line of error, whole files; without torch, so that --help is fast.
 
-A command declares its flags as a frozen dataclass, `class Flags(Settings)`, with one `opt` each,
-beside its `main(settings)`. Nothing here imports torch, so `--help` answers at once.
+A command declares its flags as a frozen dataclass, `class Flags(Settings)`, with one `opt` each.
 """
 import argparse
 import functools
@@ -31,16 +30,12 @@ TOY = Path(__file__).parents[1] / "toy"                        # its teacher and
 def opt(help, default, group=RUN, *, choices=None, low=-inf, high=10 ** 6, above=-inf, file=None,
         folder=False, alias=None, flag=True, required=False, **only):
     """One flag: a field of a Settings class. Its help states effect and unit.
-
-    Args:
-        group:    heading in --help, one of GROUPS.
-        low, high, above: the range of a number, low <= value <= high and value > above.
-        file:     a file to be written in an existing folder, with one of these suffixes (() any);
-                  or a pipe or device of any name, such as /dev/stdout.
-        folder:   a folder to be written, new or not.
-        flag:     False: a positional argument instead.
-        only:     other flags by name, and with which values of them this one has an effect: (None,)
-                  without that flag, () with any. Else it is refused (data, task: not in --help).
+    low, high, above: the range of a number, low <= value <= high and value > above.
+    file: a file to be written in an existing folder, with one of these suffixes (() any); or a
+          pipe or device of any name, such as /dev/stdout. folder: one to be written.
+    flag: False: a positional argument instead.
+    only: other flags by name, and with which values of them this one has an effect: (None,)
+          without that flag, () with any. Else it is refused (data, task: not in --help).
     """
     help += " (required)" if required else ""
     written = folder or file is not None
@@ -109,15 +104,14 @@ class Settings:
             getattr(self, other) in kinds if kinds else getattr(self, other) is not None)]
 
     def check_files(self):
-        """BadInput unless what is read exists, and nothing that is written takes its place.
-
-        Nothing is written inside a folder that is read, but results may lie in that of a run.
+        """BadInput unless what is read exists, and nothing that is written takes its place, or lies
+        in a folder that is read; but results may lie in that of a run.
         """
         kept = [("the embedded world", [TOY], False)]
         for f in sorted(fields(self), key=lambda f: f.metadata["written"]):
             value, written = getattr(self, f.name), f.metadata["written"]
-            if f.type is not Path and f.name not in MODELS or not isinstance(value, (str, Path)):
-                continue
+            if value is None or not isinstance(value, Path) and f.name not in MODELS:
+                continue                               # predict's --steps may be texts
             path = Path(os.path.realpath(str(value).removeprefix("local-dir:")))
             of_run = f.name in ("checkpoint", "init", "run")
             check(written or f.type is str or value == f.default or path.exists()
@@ -194,11 +188,10 @@ def parse(cls, argv=None, command=""):
 
 # --- A command ---
 def run(main, cls, argv=None, command=""):
-    """Parse, call main(settings), and turn what went wrong into one line on stderr and a status.
-
-    BadInput, OSError, too little memory and a killed process end with 2, FloatingPointError with 1,
-    Ctrl-C with 130, SIGTERM with 143; if nobody reads the output any more, 141 without a line. A
-    bug keeps its traceback. Of several processes the first prints.
+    """Parse, call main(settings), and turn what went wrong into one line on stderr and a status:
+    2 for BadInput, OSError, too little memory and a killed process, 1 for FloatingPointError, 130
+    for Ctrl-C, 143 for SIGTERM; 141, without a line, if nobody reads the output any more. A bug
+    keeps its traceback. Of several processes the first prints.
     """
     with ending():
         rank, settings = process_number(), parse(cls, argv, command)
@@ -234,7 +227,6 @@ def open_stream(path):
 
 def write_atomically(path, write, before=None):
     """Call write(binary file beside `path`), then rename: the new file is whole, or the old stays.
-
     A pipe is written to as it is; of a link, its file is replaced. before: where the old one goes.
     """
     path = Path(path)

@@ -1,8 +1,7 @@
 """One model on several GPUs: `torchrun --nproc-per-node 8 train.py ...`, a process for each.
 
 Each process encodes its share of a step's clips, receives the embeddings of all others, and
-computes the whole objective, as one process would. (DistributedDataParallel would average one
-objective per process.) --batch counts the videos of all processes together.
+computes the whole objective, as one process would. --batch counts the videos of all together.
 """
 import os
 

@@ -43,10 +43,8 @@ LOST = "gloo", "nccl", "client socket"     # of a connection to another process
 
 
 def end_by_signal(number, frame):
-    """Handle a signal: end here, by KeyboardInterrupt.
-
-    C code that calls Python, such as PyAV's, may print any exception and go on. So the signal is
-    noted, nothing is printed any more, and `end_if_signaled` ends the program where it looks.
+    """Handle a signal: end here, by KeyboardInterrupt. As C code that calls Python, such as PyAV's,
+    may print it and go on, nothing is printed any more, and `end_if_signaled` ends the program.
     """
     came.append(128 + number)
     sys.excepthook = sys.unraisablehook = lambda *exception: None
@@ -110,9 +108,7 @@ def ending():
 
 @dataclass
 class Interrupts:
-    """Ctrl-C and SIGTERM set `status` (130, 143): `plan` says what is done first. A second Ctrl-C
-    ends the program at once.
-    """
+    """Ctrl-C and SIGTERM set `status` (130, 143), and `plan` is done; a second Ctrl-C ends all."""
     plan: str = "this step is finished and saved first"
 
     def __enter__(self):

@@ -1,8 +1,7 @@
 """Checkpoints: ours and published ones, as models in eval mode.
 
-A checkpoint of ours holds "arguments" (plain types: how the model is built), "model" (its tensors)
-and what else a run needs to resume. The arguments of a published one are read from the shapes of
-its tensors. It does not hold the texts of its pool.
+One of ours holds "arguments" (plain types: how the model is built), "model" (its tensors) and what
+a run needs to resume. A published one has arguments in the shapes of its tensors, and no texts.
 """
 import reprlib
 import textwrap
@@ -20,7 +19,6 @@ from weights.mvit import MViT
 from weights.names import (HEAD_WIDTH, join_classifiers, plain_tensors, published_arguments,
                            read_content, tensors_of)
 
-OURS = {"arguments", "model"}        # what each checkpoint of ours holds
 # Types of the arguments of ours; those of LISTS are lists of such values.
 KINDS = {name: types for types, names in (
     ((int,), "image patch frames width depth heads kv_stride layers clips stages classes"),
@@ -31,21 +29,18 @@ NEEDED = "tau", "order"                                        # the others may 
 
 
 # --- From plain arguments to a model ---
-def is_possible(name, value):
-    """Whether an argument can be that: of its type, a number above 0 and at most a million."""
-    if name not in KINDS or value is None and name not in NEEDED:
-        return True
-    values = value if name in LISTS else [value]
-    return isinstance(values, (list, tuple)) and all(
-        type(one) in KINDS[name] and (type(one) is str or 0 < one <= 10 ** 6
-                                      or name == "dropout" and one == 0) for one in values)
-
-
 def check_arguments(arguments, count):
-    """ValueError unless these can be the arguments of a model of `count` tensors."""
+    """ValueError unless these can be the arguments of a model of `count` tensors: each of its type,
+    a number above 0 and at most a million.
+    """
     encoder, denoiser = arguments["encoder"] or {}, arguments["denoiser"] or {}
     for name, value in [*arguments.items(), *encoder.items(), *denoiser.items()]:
-        if not is_possible(name, value):
+        values = value if name in LISTS else [value]
+        if name in KINDS and (value is not None or name in NEEDED) and not (
+                isinstance(values, (list, tuple)) and all(
+                    type(one) in KINDS[name] and (type(one) is str or 0 < one <= 10 ** 6 or
+                                                  one == 0 and name == "dropout")
+                    for one in values)):
             raise ValueError(f"{name} is {reprlib.repr(value)}")
     blocks = encoder.get("depth", 0) + sum(encoder.get("stages", ())) + denoiser.get("layers", 0)
     for good, names in ((blocks <= count, "depth, stages or layers"),
@@ -58,12 +53,8 @@ def check_arguments(arguments, count):
 
 def build_model(phrases, encoder, denoiser, order, task=None, **others):
     """A ProcedureModel with new weights, from the arguments in its checkpoint.
-
-    Args:
-        phrases: (K, D) float, embeddings of the phrase pool.
-        encoder: dict, arguments of TimeSformer, or with "kind": "mvit" of MViT; None: no f.
-        denoiser: dict, arguments of Denoiser.
-        others:  further arguments of ProcedureModel.
+    phrases: (K, D) float, embeddings of the pool; encoder: dict, arguments of TimeSformer, or with
+    "kind": "mvit" of MViT, None: no f; denoiser: dict; others: further ones of ProcedureModel.
     """
     D, f, h = phrases.shape[1], None, None
     if encoder:
@@ -93,10 +84,7 @@ def build_ours(path, content):
 
 # --- Files ---
 def save_checkpoint(path, model, arguments, before=None, **more):
-    """Write model, arguments and `more` (tensors and plain types) to path, whole or not at all.
-
-    before: where to move the checkpoint that was there; None: it is replaced.
-    """
+    """Write model, arguments and `more` (tensors and plain types); as `write_atomically`."""
     content = {"arguments": arguments, "model": model.state_dict(), **more}
     write_atomically(path, lambda file: torch.save(content, file), before)
 
@@ -129,14 +117,12 @@ def convert_published(path, content, heads):
 
 def load_model(path, heads=None):
     """A checkpoint, ours or published -> model in eval mode, its arguments, content of the file.
-
-    Args:   heads: of a published TimeSformer, whose tensors do not give them. None: the file's
-            config["heads"], else width / 64 as in all published ones.
-    Raises: BadInput as `read_content`, and if the weights are not finite, or do not fit the
-            arguments or each other.
+    heads: of a published TimeSformer, whose tensors do not give them; None: the file's
+    config["heads"], else width / 64 as in all published ones. Raises BadInput as `read_content`,
+    and if the weights are not finite, or do not fit the arguments or each other.
     """
     content = read_content(path)
-    if OURS <= content.keys():
+    if {"arguments", "model"} <= content.keys():       # what each of ours holds
         model, arguments = build_ours(path, content), content["arguments"]
     else:
         model, arguments = convert_published(path, content, heads)
@@ -144,10 +130,7 @@ def load_model(path, heads=None):
 
 
 def load_released(path, heads=None):
-    """A published checkpoint, or one of ours, for inference: an example is in docs/weights.md.
-
-    In eval mode, its parameters without gradients. heads and Raises: as `load_model`.
-    """
+    """`load_model`, for inference: the model alone, its parameters without gradients."""
     return load_model(path, heads)[0].requires_grad_(False)
 
 

@@ -1,7 +1,4 @@
-"""Fill a new model with weights from a file: copy what fits, report what does not.
-
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4: f starts from a ViT of ImageNet.
-"""
+"""Fill a new model with weights from a file (the release: a ViT of ImageNet); report the rest."""
 import math
 import re
 import textwrap
@@ -24,10 +21,8 @@ def group_names(names):
 
 
 def fit_positions(name, value, shape):
-    """pos_embed or time_embed (1, places, W) resized to `shape` by nearest neighbor, or None.
-
-    Neighbors of a patch are those in the square. (The release's are those in the list of all rows,
-    which mixes left and right.)
+    """pos_embed or time_embed (1, places, W) resized to `shape` by nearest neighbor, in the square
+    (the release: in the list of its rows, which mixes left and right); None where it cannot be.
     """
     if value.ndim != 3 or value.shape[::2] != shape[::2] or not name.endswith("_embed"):
         return None
@@ -71,10 +66,9 @@ def fill(path, model, tensors):
 
 def open_start(source):
     """{name of ours: tensor} of --init of pre-training, for `fill`: a run, a file, or "timm".
-
-    In a ViT without temporal attention (an image model, or TimeSformer's "joint" and "space only")
-    temporal attention and its norm copy the spatial ones, and the image classifier is left out.
-    temporal_fc stays new, zero except in block 0: the other blocks start as those of the image.
+    Without temporal attention (an image model, TimeSformer's "joint" and "space only") it and its
+    norm copy the spatial ones, and the classifier is left out. temporal_fc stays new, zero except
+    in block 0: the other blocks start as those of the image.
     """
     if str(source) == "timm":
         try:

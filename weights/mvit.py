@@ -1,10 +1,9 @@
 """The other video encoder f of the paper's ablation: MViT-v2, from torchvision.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), appendix, "Backbone Architecture of Video
-Encoder" and Table D. Model: Li et al., CVPR 2022 (arXiv:2112.01526).
-
-Its interface is TimeSformer's. A token covers 2 frames of 4 x 4 pixels; stages halve the grid. B
-clips per batch, D = 512, F = 16 frames (of 96 consecutive ones: 3.2 s), H = W = 224 pixels.
+Encoder" and Table D. Model: Li et al., CVPR 2022 (arXiv:2112.01526). Its interface is that of
+TimeSformer. A token covers 2 frames of 4 x 4 pixels; stages halve the grid. B clips per batch,
+D = 512, F = 16 frames (of 96 consecutive ones: 3.2 s), H = W = 224 pixels.
 """
 from torch import nn
 from torch.nn import functional
@@ -16,24 +15,20 @@ def block_settings(stages, width, heads, kv_stride):
     settings = []
     for stage, blocks in enumerate(stages):
         for block in range(blocks):
-            first = stage > 0 and block == 0
-            out, q, kv = width * (2 if first else 1), 2 if first else 1, max(kv_stride >> stage, 1)
-            settings.append(mvit.MSBlockConfig(heads << stage, width, out, [3, 3, 3], [3, 3, 3],
-                                               [1, q, q], [1, kv, kv]))
-            width = out
+            q, kv = 2 if stage and not block else 1, max(kv_stride >> stage, 1)
+            settings.append(mvit.MSBlockConfig(heads << stage, width, q * width, [3, 3, 3],
+                                               [3, 3, 3], [1, q, q], [1, kv, kv]))
+            width *= q
     return settings
 
 
 class MViT(nn.Module):
     """f: clips to unit vectors in the text space. Defaults are MViT-v2-S (torchvision mvit_v2_s).
-
-    Args:
-        image, frames: H = W, pixels, a multiple of 4 * 2^(stages - 1); F, even.
-        seconds: most that a clip covers, around the middle of its window; None: all of it.
-        width, heads: of a token and of attention, in the first stage; heads divides width.
-        stages:  blocks in each stage.
-        kv_stride: of the pooling of keys and values in the first stage; halved in each later one.
-        dim:     D, width of the text space.
+    image, frames: H = W, pixels, a multiple of 4 * 2^(stages - 1); F, even.
+    seconds: most that a clip covers, around the middle of its window; None: all of it.
+    width, heads: of a token and of attention, in the first stage; heads divides width.
+    stages, dim: blocks in each stage; D, width of the text space.
+    kv_stride: of the pooling of keys and values in the first stage; halved in each later one.
     """
 
     def __init__(self, image=224, frames=16, seconds=3.2, width=96, heads=1, stages=(1, 2, 11, 2),

@@ -42,8 +42,7 @@ RENAMES = (                    # (regular expression, replacement), one after th
     (r"^conv_proj\.", "patch_embed.proj."), (r"^encoder\.ln\.", "norm."),
     (r"^encoder\.layers\.encoder_layer_(\d+)\.", r"blocks.\1."),
     (r"^(blocks\.\d+)\.ln_([12])\.", r"\1.norm\2."),
-    (r"^(blocks\.\d+)\.self_attention\.in_proj_", r"\1.attn.qkv."),
-    (r"^(blocks\.\d+)\.self_attention\.out_proj\.", r"\1.attn.proj."),
+    (r"\.self_attention\.in_proj_", ".attn.qkv."), (r"\.self_attention\.out_proj\.", ".attn.proj."),
     (r"^(blocks\.\d+)\.mlp\.(0|linear_1)\.", r"\1.mlp.fc1."),
     (r"^(blocks\.\d+)\.mlp\.(3|linear_2)\.", r"\1.mlp.fc2."), (r"^heads\.head\.", "head."),
     # the release
@@ -84,10 +83,8 @@ def require_whole(path):
 
 def read_content(path):
     """The content of a run folder, a torch file or safetensors: a dict, {} if it holds no dict.
-
-    Raises: BadInput if the file is absent, cut off or damaged, or could only be read by running
-            code. (Of safetensors with a digest, experiments/runs.py, that is verified; of
-            others, which have no checksums, lengths and finite numbers alone.)
+    BadInput if the file is absent, damaged (by checksums, or the digest of experiments/runs.py),
+    or could only be read by running code.
     """
     path = Path(path)
     path = path / "checkpoint.pt" if path.is_dir() else path
@@ -148,11 +145,11 @@ def join_classifiers(w):
     """Our one classifier (its logits are divided by tau) of published tensors; its label sets."""
     heads = [name for name in ("cls", "v", "n") if f"classifier.{name}.weight" in w]
     scale = TAU if any(name.startswith("denoiser.") for name in w) else 1.0
-    joined = {f"classifier.{part}": scale * torch.cat([w[f"classifier.{head}.{part}"]
-                                                       for head in heads])
-              for part in ("weight", "bias") if heads}
-    rest = {name: value for name, value in w.items() if not name.startswith("classifier.")}
-    return {**rest, **joined}, [len(w[f"classifier.{head}.weight"]) for head in heads]
+    tensors = {name: value for name, value in w.items() if not name.startswith("classifier.")}
+    for part in ("weight", "bias") if heads else ():
+        parts = [w[f"classifier.{head}.{part}"] for head in heads]
+        tensors[f"classifier.{part}"] = scale * torch.cat(parts)
+    return tensors, [len(w[f"classifier.{head}.weight"]) for head in heads]
 
 
 def published_arguments(w, classes, heads):
@@ -163,9 +160,8 @@ def published_arguments(w, classes, heads):
     if "encoder.body.conv_proj.weight" in w:
         blocks = [f"encoder.body.blocks.{i}.attn." for i in range(count(w, "encoder.body.blocks."))]
         widths = [len(w[block + "project.0.weight"]) for block in blocks]
-        tall, head = w[blocks[0] + "rel_pos_h"].shape
-        encoder = {"kind": "mvit", "image": 2 * (tall + 1),
-                   "frames": len(w[blocks[0] + "rel_pos_t"]) + 1, "width": widths[0],
+        (tall, head), long = w[blocks[0] + "rel_pos_h"].shape, len(w[blocks[0] + "rel_pos_t"])
+        encoder = {"kind": "mvit", "image": 2 * (tall + 1), "frames": long + 1, "width": widths[0],
                    "heads": widths[0] // head, "kv_stride": KV_STRIDE,
                    "stages": [len(list(same)) for _, same in groupby(widths)]}
     else:
@@ -177,11 +173,11 @@ def published_arguments(w, classes, heads):
                    "depth": count(w, "encoder.blocks."), "heads": heads or width // HEAD_WIDTH}
     if any(name.startswith("denoiser.") for name in w):
         layers = count(w, "denoiser.transformer.resblocks.")
-        denoiser = {"layers": layers, "heads": ORDER_HEADS,
-                    "clips": len(w["denoiser.position.weight"])}
+        clips = len(w["denoiser.position.weight"])
+        denoiser = {"layers": layers, "heads": ORDER_HEADS, "clips": clips}
         alpha_bar = (1 - torch.linspace(*BETA, layers)).cumprod(0).tolist()
     task = (None if not classes else "classify" if not denoiser else
             "activity" if classes == [ACTIVITIES] else "forecast")
     return {"encoder": encoder, "denoiser": denoiser, "alpha_bar": alpha_bar, "pixels": PIXELS,
-            "order": "diffusion" if denoiser else "none", "tau": TAU,
-            "task": task, "classes": classes}
+            "order": "diffusion" if denoiser else "none", "tau": TAU, "task": task,
+            "classes": classes}
