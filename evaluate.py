@@ -27,8 +27,7 @@ SCORED = "forecast", "classify", "activity", "infill"          # tasks with a ta
 class EvaluateSettings(LabeledSettings):
     """Measure a checkpoint: classification and forecasting, zero-shot or fine-tuned."""
     task: str = opt("what to measure; features: write a features file; default forecast, and "
-                    "classify with --data epic", None, WHAT,
-                    choices=(*SCORED, "features"))
+                    "classify with --data epic", None, WHAT, choices=(*SCORED, "features"))
     checkpoint: Path = CHECKPOINT
     split: str = opt("which videos", "test", DATA, choices=("test", "validation", "train"),
                      data=("toy", "coin"))
@@ -78,10 +77,10 @@ def main(settings):
     # 1. The checkpoint, the videos, and the texts of their label set.
     began = time.perf_counter()
     torch.manual_seed(settings.seed)
-    if settings.task == "features":
-        return write_features(settings)
     device = pick_device(settings.device)
     model = load_model(settings.checkpoint)[0].to(device)
+    if settings.task == "features":
+        return write_features(model, settings, device)
     require_task(model, settings)
     source, texts = open_labeled(settings, settings.split, model, settings.checkpoint, device)
     require_fit(model, source, texts, settings)
