@@ -16,8 +16,6 @@ from support.device import send, write_arrays
 from support.workers import prefetch
 from toy.source import ToySource
 
-AT_ONCE = 64              # clips of a video that f encodes together
-
 
 # --- Samples of a task ---
 def load_samples(source, samples, rng=None):
@@ -94,16 +92,16 @@ def load_grid(source, stride, video):
 
 
 def embed_videos(source, encode, stride, workers, device, most=1.0):
-    """Every video as 9-s windows, one every `stride` s, through `encode`: clips on `device` ->
-    (C, D). Returns: names (R,), windows (R, 2) s, x (R, D) and {id: reason} of unreadable videos,
-    of which there may be `most`, a share.
+    """9-s windows of every video, one every `stride` s, through `encode`: clips -> (C, D).
+
+    Returns: names (R,), windows (R, 2) s, x (R, D), {id: reason} of at most a share unreadable.
     """
     made, failed = [], {}
     make = functools.partial(load_grid, source, stride)
     for loaded in prefetch(make, range(len(source)), workers, "embed videos"):
         failed |= loaded.failed
         for video, windows in loaded.requests:
-            x = [encode(send(clips, device)).cpu() for clips in loaded.clips.split(AT_ONCE)]
+            x = [encode(send(clips, device)).cpu() for clips in loaded.clips.split(64)]
             made.append((np.repeat(source.videos[video].name, len(windows)), windows, torch.cat(x)))
     require_readable(made, failed, source, most)
     names, windows, x = zip(*made)

@@ -16,25 +16,22 @@ from diffusion import expectation
 from evaluation.embedding import encode_samples
 from evaluation.inference import draw_noise, predict_missing, sample_in_turn, score_texts
 from evaluation.labeled import open_labeled
-from evaluation.metrics import (bigram_counts, bigram_forecast, by_class, distinct,
-                                fit_temperature, oracle_correct, oracle_softmax, percent,
-                                topk_correct)
+from evaluation.metrics import (bigram_counts, bigram_forecast, by_class, distinct, fit_temperature,
+                                oracle_correct, oracle_softmax, percent, topk_correct)
 from evaluation.truth import DRAWS, FUTURES, future_rows, pair_rows, truth_rows
 from pseudo_labels import soft_targets
 from support.command import require
 
-SAMPLINGS = 5             # times M samples are drawn for a standard deviation; the paper's
-SPREAD = 500              # forecasts that are drawn so often, and for the total variation
+SPREAD = 500              # forecasts for standard deviations and the total variation
 
 
 # --- Baselines ---
 def training_steps(model, texts, settings, device):
-    """The step that f sees in up to 9 clips of each training video, cut as in pre-training, without
-    labels: (V, 9), -1 = padding. None with --videos: those of pre-training are not given.
-    """
-    source = () if settings.videos else open_labeled(
-        settings, "train", model, settings.checkpoint, device, required=False,
-        with_teacher=False)[0]
+    """The steps that f sees in up to 9 clips of each training video: (V, 9), -1 = padding."""
+    if settings.videos:                                # not those of pre-training
+        return None
+    source, _ = open_labeled(settings, "train", model, settings.checkpoint, device,
+                             required=False, with_teacher=False)
     if not len(source):
         return None
     rng, steps = np.random.default_rng(settings.seed), []
@@ -77,10 +74,9 @@ def validation_clips(model, settings, device):
     """
     if settings.annotations and settings.annotations.suffix == ".csv":         # holds one split
         return None
-    smaller = settings
     if settings.data == "toy":
-        smaller = replace(settings, toy_videos=max(settings.toy_videos // 5, 20))
-    source, _ = open_labeled(smaller, "validation", model, settings.checkpoint, device,
+        settings = replace(settings, toy_videos=max(settings.toy_videos // 5, 20))
+    source, _ = open_labeled(settings, "validation", model, settings.checkpoint, device,
                              required=False, with_teacher=not model.task)
     samples = []
     for sample in forecast_samples(source.videos, settings.min_steps):
@@ -94,13 +90,11 @@ def validation_clips(model, settings, device):
 
 
 def fitted_temperature(model, clips, texts, settings):
-    """Temperature of least NLL of the zero-noise softmax on `validation_clips`: zero-shot, against
-    the soft target of the clip that shows the next step. None without clips.
-    """
+    """Temperature of least NLL of the zero-noise softmax on `validation_clips`; None without."""
     if clips is None or clips[1] is None and not model.task:
         return None
     x, features, target = clips
-    if not model.task:
+    if not model.task:                                 # of the clip that shows the next step
         target = soft_targets(features[:, -1], texts, model.tau).cpu()
     zeros = torch.zeros(len(x), 1, model.dim)
     zero = predict_missing(model, x[:, :-1], texts, zeros, settings.batch)[:, 0]  # (M, S)
@@ -160,7 +154,7 @@ def forecast_rows(model, source, samples, x, teacher, texts, zero, log_p, settin
         (zero / temperature).softmax(-1), y, settings.samples))
     some = torch.linspace(0, len(x) - 1, min(SPREAD, len(x))).long()           # evenly spread
     drawn = [log_p[some]]
-    for i in range(1, SAMPLINGS):
+    for i in range(1, 5):                              # 5 draws in all, as in the paper
         noise = draw_noise(len(some), (settings.samples, model.dim), settings.seed * 1000 + 500 + i)
         drawn.append(predict_missing(model, x[some], texts, noise, settings.batch))
 

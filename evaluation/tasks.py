@@ -27,8 +27,8 @@ def classify(model, source, samples, x, teacher, texts, settings):
     right = {name: topk_correct(scores, y, 1) for name, scores in p.items() if scores is not None}
     rows = accuracy_rows({name: (scores, y) for name, scores in p.items()})
     if settings.data == "toy":
-        for kind, steps in (("held_out", grammar.HELD_OUT),
-                            ("motion_only", sum(grammar.MOTION_ONLY, ()))):
+        kinds = {"held_out": grammar.HELD_OUT, "motion_only": sum(grammar.MOTION_ONLY, ())}
+        for kind, steps in kinds.items():
             of_kind = torch.isin(y, torch.tensor([grammar.STEP_ID[step] for step in steps]))
             rows[kind] = {name: percent(hits[of_kind]) for name, hits in right.items()}
     rows["by_class"] = by_class(right["ours"], y, p["ours"].shape[1])

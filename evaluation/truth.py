@@ -19,7 +19,6 @@ from toy.filter import next_step_from_clips
 from toy.grammar import STEPS, Grammar
 
 DRAWS = 200               # steps, or futures, per forecast for the total variation
-COUNTS = 5, 50, DRAWS     # samples of an expectation
 FUTURES = 100             # forecasts whose futures are sampled step by step
 
 
@@ -52,7 +51,7 @@ def best_h(prior, means, covariance, alpha_bar):
 
 def right_of_means(p, y):
     """% right of the mean over the first 5, 50 and 200 samples (Eq. 11): p (m, DRAWS, S), y (m,)"""
-    return [percent(topk_correct(p[:, :Q].mean(1), y, 1)) for Q in COUNTS]
+    return [percent(topk_correct(p[:, :Q].mean(1), y, 1)) for Q in (5, 50, DRAWS)]
 
 
 def form_rows(model, believed, ideal, clips, texts, y, some, truth, settings):
@@ -118,9 +117,8 @@ def truth_rows(model, x, texts, samples, videos, clips, some, log_p, settings):
         log_p = torch.cat([log_p, predict_missing(model, x[some], texts, noise, settings.batch)], 1)
     log_p, bayes = log_p[:, :DRAWS], topk_correct(truth, y, 1)
     rows = {"bayes_top1": percent(bayes),
-            "bayes_top1_pixels": percent(topk_correct(believed, y, 1)),
-            "form": None, "ideal_expectation": None,
-            "ideal_oracle": percent(oracle_correct(few, y)),
+            "bayes_top1_pixels": percent(topk_correct(believed, y, 1)), "form": None,
+            "ideal_expectation": None, "ideal_oracle": percent(oracle_correct(few, y)),
             "ideal_distinct": float(distinct(few).double().mean()),
             "tv": float(total_variation(log_p.argmax(-1), truth[some]).mean()),
             "tv_ideal": float(total_variation(ideal[some], truth[some]).mean()),

@@ -45,7 +45,6 @@ MVIT = {                  # --encoder mvit: f of these two; 16 of 96 frames, as 
 PIXELS = 0.45, 0.225      # mean and deviation of pixels / 255, those of TimeSformer's weights
 SGD_LR = 5e-3             # peak learning rate of SGD, the release's
 WEIGHT_DECAY = 1e-2       # of every stage; the release's 1e-4
-MEMORY = 0.5              # share of the device's memory for what autograd keeps of clips
 
 
 # --- Before the first step ---
@@ -135,7 +134,7 @@ def measure_clip(model, device):
 
 def plan_memory(settings, size, seconds, count, device):
     """Choose --micro-batch unless given: as many of `count` clips as fit. Returns: it in words."""
-    room = int(MEMORY * memory_of(device) / size)
+    room = int(0.5 * memory_of(device) / size)             # half for what autograd keeps of clips
     settings.default("micro_batch", max(room, 1) if room < count else None)
     slow = device.type == "cpu" and size > 2 ** 28         # a small f needs longer to warm up
     return (f"f encodes {settings.micro_batch or 'all'} of {count} clips at once, "

@@ -25,7 +25,6 @@ from weights.names import read_content
 NEWEST, BEFORE = "checkpoint.pt", "checkpoint_before.pt"         # the last two of a run
 MAY_CHANGE = "device", "out", "workers", "max_unreadable"        # when a run is resumed
 LOG_EVERY, SAVE_EVERY = 20, 500           # steps between two rows of metrics.jsonl, two checkpoints
-FEW_STEPS = 10                            # fewer teach nothing
 ROW = re.compile(rb'\{"step": (\d+)(, "\w+": (null|[-+.\de]+))+\}\n')           # of metrics.jsonl
 
 
@@ -174,7 +173,7 @@ class Run:
             print(f"{settings.out}/{NEWEST}: finished before, {last} steps")
         self.clips, self.began = 0, time.perf_counter()
         self.unreadable = {}               # {id: reason}; after resuming all of them fail again
-        if last < FEW_STEPS:
+        if last < 10:
             print(f"note: {last} steps of --batch {settings.batch} are too few to learn anything")
 
     def steps(self, stage, optimizer, items_of):
