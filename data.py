@@ -127,8 +127,7 @@ def with_histories(windows):
 def history_clips(windows, k):
     """The clips that stand for the history of clip k: (n, 2) s and k (m,) -> (m, 8) int64.
 
-    The history is up to 68 s that end with clip k - 1, cut in 8 as at inference. Each piece takes
-    the clip whose middle is nearest to its own, of those before k.
+    Each of its 8 pieces takes the clip whose middle is nearest to its own, of those before k.
     """
     pieces = forecast_windows(windows[k - 1, 1], start=windows[0, 0]).mean(2)       # (m, 8) s
     nearest = np.abs(pieces[..., None] - windows.mean(1)).argmin(2)

@@ -26,25 +26,6 @@ SPREAD = 500              # forecasts for standard deviations and the total vari
 
 
 # --- Baselines ---
-def training_steps(model, texts, settings, device):
-    """The steps that f sees in up to 9 clips of each training video: (V, 9), -1 = padding."""
-    if settings.videos:                                # not those of pre-training
-        return None
-    source, _ = open_labeled(settings, "train", model, settings.checkpoint, device,
-                             required=False, with_teacher=False)
-    if not len(source):
-        return None
-    rng, steps = np.random.default_rng(settings.seed), []
-    for i in tqdm(range(0, len(source), settings.batch), "bigram counts", mininterval=1):
-        requests = [(video, random_run(source.pretrain_windows(video, rng), CLIPS, rng))
-                    for video in range(len(source))[i:i + settings.batch]]
-        requests = [request for request in requests if len(request[1])]
-        x = model.encode(source.load(requests).clips.to(device))
-        seen = score_texts(x, texts, model.tau).argmax(-1).cpu()
-        steps += seen.split([len(windows) for _, windows in requests])
-    return pad_sequence(steps, batch_first=True, padding_value=-1)
-
-
 def baseline_scores(model, x, teacher, texts, settings, device):
     """Scores (M, S) of the label-free baselines; None where one cannot be had.
 
@@ -52,20 +33,33 @@ def baseline_scores(model, x, teacher, texts, settings, device):
         bigram       how often it follows the step that is nearest to the last observed clip
         bigram_soft  the same with the clip's posterior instead of the nearest step
         clip         the teacher on the observed clips, as the paper re-purposes it
+
+    Counted are up to 9 clips of each training video, cut as in pre-training, without labels.
     """
     scores = dict.fromkeys(("unigram", "clip", "bigram", "bigram_soft"))
     if teacher is not None:
         scores["clip"] = score_texts(teacher.mean(1), texts, model.tau)
-    steps = training_steps(model, texts, settings, device)
-    if steps is not None:
-        counts = bigram_counts(steps, len(texts))
-        posterior = score_texts(x[:, -1], texts, model.tau).exp().cpu()        # (M, S)
-        nearest = functional.one_hot(posterior.argmax(1), len(texts))
-        seen = torch.bincount(steps[steps >= 0], minlength=len(texts))
-        scores |= {"unigram": seen.expand(len(x), -1),
-                   "bigram": bigram_forecast(counts, nearest),
-                   "bigram_soft": bigram_forecast(counts, posterior)}
-    return scores
+    source = () if settings.videos else open_labeled(  # they are not those of pre-training
+        settings, "train", model, settings.checkpoint, device, required=False,
+        with_teacher=False)[0]
+    if not len(source):
+        return scores
+    rng, steps = np.random.default_rng(settings.seed), []
+    for i in tqdm(range(0, len(source), settings.batch), "bigram counts", mininterval=1):
+        requests = [(video, random_run(source.pretrain_windows(video, rng), CLIPS, rng))
+                    for video in range(len(source))[i:i + settings.batch]]
+        requests = [request for request in requests if len(request[1])]
+        clips = model.encode(source.load(requests).clips.to(device))
+        seen = score_texts(clips, texts, model.tau).argmax(-1).cpu()
+        steps += seen.split([len(windows) for _, windows in requests])
+    steps = pad_sequence(steps, batch_first=True, padding_value=-1)            # (V, 9)
+    counts = bigram_counts(steps, len(texts))
+    posterior = score_texts(x[:, -1], texts, model.tau).exp().cpu()            # (M, S)
+    nearest = functional.one_hot(posterior.argmax(1), len(texts))
+    seen = torch.bincount(steps[steps >= 0], minlength=len(texts))
+    return scores | {"unigram": seen.expand(len(x), -1),
+                     "bigram": bigram_forecast(counts, nearest),
+                     "bigram_soft": bigram_forecast(counts, posterior)}
 
 
 def validation_clips(model, settings, device):
@@ -87,18 +81,6 @@ def validation_clips(model, settings, device):
         return None
     x, features, samples = encode_samples(model, source, samples, settings, device, "validation")
     return x, features, torch.tensor([sample.label for sample in samples])
-
-
-def fitted_temperature(model, clips, texts, settings):
-    """Temperature of least NLL of the zero-noise softmax on `validation_clips`; None without."""
-    if clips is None or clips[1] is None and not model.task:
-        return None
-    x, features, target = clips
-    if not model.task:                                 # of the clip that shows the next step
-        target = soft_targets(features[:, -1], texts, model.tau).cpu()
-    zeros = torch.zeros(len(x), 1, model.dim)
-    zero = predict_missing(model, x[:, :-1], texts, zeros, settings.batch)[:, 0]  # (M, S)
-    return fit_temperature(zero, target)
 
 
 # --- The table ---
@@ -148,10 +130,15 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
 def forecast_rows(model, source, samples, x, teacher, texts, zero, log_p, settings, device):
     """What the table holds besides top-1 and top-5 of the model: `oracle_softmax`, other rows."""
     y = torch.tensor([sample.label for sample in samples])
-    clips = validation_clips(model, settings, device)
-    temperature = fitted_temperature(model, clips, texts, settings)
-    softmax = None if temperature is None else percent(oracle_softmax(
-        (zero / temperature).softmax(-1), y, settings.samples))
+    clips, temperature, softmax = validation_clips(model, settings, device), None, None
+    if clips and (model.task or clips[1] is not None):
+        past, features, target = clips
+        if not model.task:                             # of the clip that shows the next step
+            target = soft_targets(features[:, -1], texts, model.tau).cpu()
+        zeros = torch.zeros(len(past), 1, model.dim)
+        log_q = predict_missing(model, past[:, :-1], texts, zeros, settings.batch)[:, 0]
+        temperature = fit_temperature(log_q, target)
+        softmax = percent(oracle_softmax((zero / temperature).softmax(-1), y, settings.samples))
     some = torch.linspace(0, len(x) - 1, min(SPREAD, len(x))).long()           # evenly spread
     drawn = [log_p[some]]
     for i in range(1, 5):                              # 5 draws in all, as in the paper

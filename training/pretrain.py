@@ -207,21 +207,19 @@ class Pretraining(Run):
         for step, (loaded, windows) in self.steps(stage, optimizer, items_of):
             for failed in parallel.gather_objects(loaded.failed):
                 self.add_unreadable(failed, self.source)
-            windows = [run for part in parallel.gather_objects(windows) for run in part]
-            if windows:
-                yield step, self.make_batch(step, loaded, windows)
-
-    def make_batch(self, step, loaded, windows):
-        """The Batch of this process's clips, and of the windows of all processes' videos."""
-        features = torch.zeros(0, self.model.dim, device=self.device)
-        if len(loaded.clips):                          # one process of several may have none
-            features = teacher_features(self.source, loaded, self.settings.targets)
-        rng = np.random.default_rng((self.settings.seed, 3, step))
-        most = min(self.settings.missing, max(map(len, windows)))
-        rows, j = missing_rows(windows, rng.integers(1, most + 1), rng,
-                               histories=histories_apart(self.settings))
-        clips, features, rows, j = (send(x, self.device) for x in (loaded.clips, features, rows, j))
-        return Batch(clips, parallel.gather(features), rows, j)
+            windows = sum(parallel.gather_objects(windows), [])
+            if not windows:
+                continue
+            features = torch.zeros(0, self.model.dim, device=self.device)
+            if len(loaded.clips):                      # one process of several may have none
+                features = teacher_features(self.source, loaded, self.settings.targets)
+            rng = np.random.default_rng((self.settings.seed, 3, step))
+            most = min(self.settings.missing, max(map(len, windows)))
+            rows, j = missing_rows(windows, rng.integers(1, most + 1), rng,
+                                   histories=histories_apart(self.settings))
+            clips, features, *rows = (send(x, self.device)
+                                      for x in (loaded.clips, features, rows, j))
+            yield step, Batch(clips, parallel.gather(features), *rows)
 
     def encode(self, clips):
         """x_i = f(v_i) of this process's clips -> those of all processes, (C, D)."""

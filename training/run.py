@@ -155,9 +155,8 @@ class Run:
     """The steps of a training run: seeds, logging, checkpoints and interrupts.
 
     On Ctrl-C or SIGTERM the current step is finished and saved, and the program ends. Between two
-    stages it ends at once: a stage is saved at its end. A run too small to learn from says so.
-
-    arguments: how the model is built, for its checkpoints; resumed: as `prepare_run` returns it.
+    stages it ends at once: a stage is saved at its end. arguments: how the model is built, for its
+    checkpoints; resumed: as `prepare_run` returns it.
     """
 
     def __init__(self, settings, model, arguments, stages, resumed):
