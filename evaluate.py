@@ -77,10 +77,10 @@ def main(settings):
     # 1. The checkpoint, the videos, and the texts of their label set.
     began = time.perf_counter()
     torch.manual_seed(settings.seed)
+    if settings.task == "features":
+        return write_features(settings)
     device = pick_device(settings.device)
     model = load_model(settings.checkpoint)[0].to(device)
-    if settings.task == "features":
-        return write_features(model, settings, device)
     require_task(model, settings)
     source, texts = open_labeled(settings, settings.split, model, settings.checkpoint, device)
     require_fit(model, source, texts, settings)

@@ -12,9 +12,10 @@ from data import CLIP_SECONDS, Loaded, spoken_during, view_of, window_around
 from files.sources import open_folder
 from files.video import Unreadable
 from support.command import require
-from support.device import send, write_arrays
+from support.device import pick_device, send, write_arrays
 from support.workers import prefetch
 from toy.source import ToySource
+from weights.checkpoint import load_model
 
 
 # --- Samples of a task ---
@@ -109,8 +110,10 @@ def embed_videos(source, encode, stride, workers, device, most=1.0):
 
 
 @torch.no_grad()
-def write_features(model, settings, device):
+def write_features(settings):
     """--task features: a row for each window of every video, also f's class token, encoder_cls."""
+    device = pick_device(settings.device)
+    model = load_model(settings.checkpoint)[0].to(device)
     require(model.encoder, f"{settings.checkpoint}: was trained on features and has no encoder; a "
             "features file needs a checkpoint that was trained on videos")
     view = view_of(model.encoder)
