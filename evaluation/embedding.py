@@ -37,8 +37,7 @@ def require_readable(good, failed, source, most):
 @torch.no_grad()
 def encode_samples(model, source, samples, settings, device, title="encode"):
     """The samples' windows through f: x (M, N, D), the teacher's features (M, N, D) or None, and
-    the M samples that could be read; BadInput if too many of the videos are unreadable.
-    """
+    the M samples that could be read; BadInput if too many of the videos are unreadable."""
     ours, teachers, good, N = [], [], [], len(samples[0].windows)
     batches = [samples[i:i + settings.batch] for i in range(0, len(samples), settings.batch)]
     make = functools.partial(load_samples, source)

@@ -64,8 +64,7 @@ def baseline_scores(model, x, teacher, texts, settings, device):
 
 def validation_clips(model, settings, device):
     """Forecasts of validation videos with a ninth clip, the next step's: x (M, 9, D), the teacher's
-    features (M, 9, D) or None, labels (M,). None where there is no such video.
-    """
+    features (M, 9, D) or None, labels (M,). None where there is no such video."""
     if settings.annotations and settings.annotations.suffix == ".csv":         # holds one split
         return None
     if settings.data == "toy":

@@ -49,8 +49,7 @@ def activity(model, source, samples, x, teacher, texts, settings):
 
 def actions(model, source, samples, x, teacher, texts, settings):
     """Table 3: V verbs and U nouns, by softmaxes averaged over VIEWS clips of each action. That is
-    right if both are; its top 5 are the pairs with the largest p(verb) p(noun).
-    """
+    right if both are; its top 5 are the pairs with the largest p(verb) p(noun)."""
     verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(x))    # (M, V), (M, U)
     v, u = torch.tensor([sample.label for sample in samples]).T                # (M,) each
     rows = accuracy_rows({"verb": (verb, v), "noun": (noun, u)})

@@ -145,12 +145,10 @@ def pair_rows(zero, picks, samples, videos, temperature, seed):
     def draw(p):
         return torch.multinomial(p, DRAWS, replacement=True, generator=generator)
 
-    def tv(pairs):
-        return float(total_variation(pairs, truth).mean())
-
     first, second = (draw((zero[:, k] / temperature).softmax(-1)) for k in range(2))
-    return {"tv": tv(picks[..., 0] * S + picks[..., 1]), "tv_independent": tv(first * S + second),
-            "tv_ideal": tv(draw(truth))}
+    pairs = {"tv": picks[..., 0] * S + picks[..., 1], "tv_independent": first * S + second,
+             "tv_ideal": draw(truth)}
+    return {name: float(total_variation(steps, truth).mean()) for name, steps in pairs.items()}
 
 
 def future_rows(picks, samples, videos):
@@ -160,8 +158,8 @@ def future_rows(picks, samples, videos):
         likeliest           % of the seven most frequent futures of each forecast
         tv                  total variation of the first two steps together
     """
-    grammar, S, rows = Grammar(), len(STEPS), {"possible": [], "first": [], "likeliest": []}
-    pairs = []
+    grammar, S, pairs = Grammar(), len(STEPS), []
+    rows = {"possible": [], "first": [], "likeliest": []}
     for futures, sample in zip(picks.numpy(), samples):
         before = observed_steps(sample, videos[sample.video])
         pairs.append(grammar.next_two_steps(*before).ravel())

@@ -119,8 +119,7 @@ def set_up(settings):
 # --- Steps ---
 def load_actions(source, samples, settings, step):
     """One step's clips, each from anywhere in its action, augmented, drawn from (seed, step):
-    data.Loaded, and labels (B, 2) of the clips that could be read.
-    """
+    data.Loaded, and labels (B, 2) of the clips that could be read."""
     rng, drawn = np.random.default_rng((settings.seed, 2, step)), []
     for place in videos_of_step(step, len(samples), settings.batch, settings.seed):
         sample = samples[place]
@@ -137,8 +136,7 @@ def load_actions(source, samples, settings, step):
 
 def mix(clips, labels, classes):
     """MixUp: each clip with the one before it, in shares drawn from Beta(MIXUP, MIXUP).
-    clips (B, F, 3, H, W), labels (B, 2), classes [V, U] -> clips float 0-255, target (B, V + U).
-    """
+    clips (B, F, 3, H, W), labels (B, 2), classes [V, U] -> clips float 0-255, target (B, V + U)."""
     target = torch.cat([functional.one_hot(label, count) for label, count in
                         zip(labels.T, classes)], 1).float()
     blend = v2.MixUp(alpha=MIXUP, labels_getter=lambda batch: batch[1])

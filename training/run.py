@@ -111,7 +111,7 @@ def load_optimizer(optimizer, resumed, out):
 
 def versions():
     """Versions of python, torch and numpy, the commit, and the embedded world's digest."""
-    commit, command = None, ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    commit, command = None, ["git", "-C", Path(__file__).parent, "rev-parse", "HEAD"]
     with suppress(OSError):                            # no git here
         commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
     return {"python": sys.version.split()[0], "torch": torch.__version__,
@@ -177,8 +177,7 @@ class Run:
 
     def steps(self, stage, optimizer, items_of):
         """Yield (step, item) for the steps left of a stage; the caller calls `log` in each. Its
-        exception closes this generator, and so its hold on signals. items_of: steps -> items.
-        """
+        exception closes this generator, and so its hold on signals. items_of: steps -> items."""
         left = range(max(self.first, stage.span.start), stage.span.stop)
         if not left:                                   # done before the run was interrupted
             return
