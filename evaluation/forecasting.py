@@ -39,7 +39,7 @@ def baseline_scores(model, x, teacher, texts, settings, device):
     scores = dict.fromkeys(("unigram", "clip", "bigram", "bigram_soft"))
     if teacher is not None:
         scores["clip"] = score_texts(teacher.mean(1), texts, model.tau)
-    source = () if settings.videos else open_labeled(  # they are not those of pre-training
+    source = () if settings.videos else open_labeled(  # --videos: not those of pre-training
         settings, "train", model, settings.checkpoint, device, required=False,
         with_teacher=False)[0]
     if not len(source):
