@@ -4,7 +4,6 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4 and appendix B.
 
 Times are seconds. N clips, P missing ones, n windows of one video, rng a numpy Generator. Clips of
 several videos are stacked, (C, ...). Where clips come from: toy/source.py and files/sources.py.
-The commands, `python data.py --help`, are in files/commands.py.
 """
 if __name__ == "__main__":                             # before torch, which --help does not need
     from files.commands import main
@@ -82,8 +81,7 @@ def window_around(start, end, seconds, duration):
 def sentence_windows(sentences, duration, rng):
     """Pre-training windows of one narrated video: 9 s around every second sentence.
 
-    A sentence of fewer than 12 words is joined with the next, then the previous one, and so on; its
-    span grows with it.
+    A sentence of fewer than 12 words is joined with the next, then the previous one, and so on.
 
     Args:    sentences [(start s, end s, text), ...], by start, each with words.
     Returns: (n, 2) float64; n = 0 where nothing is said.
@@ -122,18 +120,14 @@ def spoken_during(sentences, windows):
 
 
 def with_histories(windows):
-    """Windows of steps (n, 2) s, then the 8 before each but the first: (9n - 8, 2).
-
-    For features files and annotated steps: histories are cut as in `forecast_samples`.
-    """
+    """Windows of steps (n, 2) s, then the 8 before each but the first: (9n - 8, 2)."""
     return np.concatenate([windows, forecast_windows(windows[:-1, 1]).reshape(-1, 2)])
 
 
 def history_clips(windows, k):
     """The clips that stand for the history of clip k: (n, 2) s and k (m,) -> (m, 8) int64.
 
-    The history is up to 68 s that end with clip k - 1, cut in 8 as at inference. Each piece takes
-    the clip whose middle is nearest to its own, of those before k.
+    Each of its 8 pieces takes the clip whose middle is nearest to its own, of those before k.
     """
     pieces = forecast_windows(windows[k - 1, 1], start=windows[0, 0]).mean(2)       # (m, 8) s
     nearest = np.abs(pieces[..., None] - windows.mean(1)).argmin(2)
@@ -206,10 +200,7 @@ def frame_times(windows, frames, seconds=None):
 
 # --- Samples of the tasks ---
 def forecast_samples(videos, min_steps=2):
-    """One sample for every pair of consecutive steps: the history of one, the label of the next.
-
-    Left out are videos of fewer than min_steps steps, and steps that end at 0 s.
-    """
+    """One sample for every pair of consecutive steps: the history of one, the label of the next."""
     return [Sample(i, forecast_windows(now.end), then.label, k)
             for i, video in enumerate(videos) if len(video.steps) >= min_steps
             for k, (now, then) in enumerate(zip(video.steps, video.steps[1:]), start=1)
@@ -227,11 +218,7 @@ def classify_samples(videos, views=3, seconds=CLIP_SECONDS):
 
 
 def samples_of(task, videos, min_steps=2):
-    """The samples of "classify", "forecast", "activity" or "infill".
-
-    To infill: a clip of every step, of the videos with min_steps and at least three of them. An
-    activity: the whole video, cut into 8.
-    """
+    """The samples of "classify", "forecast", "infill" (a clip of every step) or "activity"."""
     if task == "forecast":
         return forecast_samples(videos, min_steps)
     if task == "classify":
@@ -241,7 +228,7 @@ def samples_of(task, videos, min_steps=2):
                 if len(videos[sample.video].steps) >= max(min_steps, 3)]
     ends = [video.duration or max((step.end for step in video.steps), default=0.0)
             for video in videos]
-    return [Sample(i, forecast_windows(end, np.inf), video.activity, 0)
+    return [Sample(i, forecast_windows(end, np.inf), video.activity, 0)        # all of it, in 8
             for i, (video, end) in enumerate(zip(videos, ends))]
 
 

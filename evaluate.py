@@ -27,8 +27,7 @@ SCORED = "forecast", "classify", "activity", "infill"          # tasks with a ta
 class EvaluateSettings(LabeledSettings):
     """Measure a checkpoint: classification and forecasting, zero-shot or fine-tuned."""
     task: str = opt("what to measure; features: write a features file; default forecast, and "
-                    "classify with --data epic", None, WHAT,
-                    choices=(*SCORED, "features"))
+                    "classify with --data epic", None, WHAT, choices=(*SCORED, "features"))
     checkpoint: Path = CHECKPOINT
     split: str = opt("which videos", "test", DATA, choices=("test", "validation", "train"),
                      data=("toy", "coin"))

@@ -47,8 +47,7 @@ class PredictSettings(Settings):
     keyframes: Path = opt("also paint the likeliest next steps from the last observed frame, into "
                           "this folder (needs diffusers and transformers)", None, folder=True)
     keyframe_model: str = opt("a Stable Diffusion model of diffusers: a name of the hub, or a "
-                              "folder", "stable-diffusion-v1-5/stable-diffusion-v1-5",
-                              keyframes=())
+                              "folder", "stable-diffusion-v1-5/stable-diffusion-v1-5", keyframes=())
     seed: int = opt("of the noise; without a video also which test video, and of its pixels", 0,
                     low=0, high=2 ** 32 - 1)
     device: str = opt("auto: a CUDA GPU if there is one", "auto")
@@ -79,10 +78,9 @@ def forecast(settings):
         raise BadInput(f"VIDEO is missing: {settings.checkpoint} was trained on real videos; one "
                        "of the embedded world is taken only for a checkpoint of it")
     names, texts = open_steps(settings, model, of_toy, device)                 # (S, D)
-    observed = (observe_toy(settings.seed, model, settings.at, settings.horizon)
-                if settings.video is None else
-                observe_file(settings.video, model, settings.at,
-                             bool(settings.figure or settings.keyframes)))
+    pictured = bool(settings.figure or settings.keyframes)
+    observed = (observe_file(settings.video, model, settings.at, pictured) if settings.video else
+                observe_toy(settings.seed, model, settings.at, settings.horizon))
 
     # 2. The step of each window, and what may come next.
     following, futures = [], []

@@ -101,8 +101,7 @@ class TrainSettings(RunSettings):
     init: Path = opt("start from a run, checkpoint or weights", None, WHAT)
     data: str = opt("toy: no files; howto100m: narrated videos; coin: features, h alone", "toy",
                     DATA, choices=("toy", "howto100m", "coin"))
-    toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1,
-                          data=("toy",))
+    toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1, data=("toy",))
     clips: str = opt("at narrations, or annotated steps", "narrated", DATA,
                      choices=("narrated", "annotated"), data=("toy",))
     videos: Path = opt("folder of videos, ID.mp4 and the like", None, DATA, data=HOWTO)
@@ -154,8 +153,7 @@ class FinetuneSettings(LabeledSettings):
                     choices=("classify", "forecast", "activity"))
     init: Path = opt("start from this checkpoint: a run folder, or a file, also a published one",
                      Path("runs/pretrain"), WHAT)
-    toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1,
-                          data=("toy",))
+    toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1, data=("toy",))
     labels: float = opt("share of the labeled videos that is used", 1.0, DATA, above=0, high=1)
     epochs: float = opt("times each sample is seen; default the paper's 15, and 60 for activities, "
                         "where a whole video is one sample", None, PAPER, above=0)

@@ -11,13 +11,11 @@ from torch.nn import functional
 from data import CLIP_SECONDS, Loaded, spoken_during, view_of, window_around
 from files.sources import open_folder
 from files.video import Unreadable
-from support.command import check, require
+from support.command import require
 from support.device import pick_device, send, write_arrays
 from support.workers import prefetch
 from toy.source import ToySource
 from weights.checkpoint import load_model
-
-AT_ONCE = 64              # clips of a video that f encodes together
 
 
 # --- Samples of a task ---
@@ -36,21 +34,20 @@ def require_readable(good, failed, source, most):
             f"{next(iter(failed.values()), None)}")
 
 
+@torch.no_grad()
 def encode_samples(model, source, samples, settings, device, title="encode"):
     """The samples' windows through f: x (M, N, D), the teacher's features (M, N, D) or None, and
-    the M samples that could be read; BadInput if too many of the videos are unreadable.
-    """
+    the M samples that could be read; BadInput if too many of the videos are unreadable."""
     ours, teachers, good, N = [], [], [], len(samples[0].windows)
     batches = [samples[i:i + settings.batch] for i in range(0, len(samples), settings.batch)]
     make = functools.partial(load_samples, source)
-    with torch.no_grad():
-        for loaded, read in prefetch(make, batches, settings.workers, title):
-            source.unreadable |= loaded.failed
-            if read:
-                good += read
-                ours.append(model.encode(loaded.clips.to(device)))
-                if len(loaded.views):
-                    teachers.append(source.teacher_features(loaded.views).to(device))
+    for loaded, read in prefetch(make, batches, settings.workers, title):
+        source.unreadable |= loaded.failed
+        if read:
+            good += read
+            ours.append(model.encode(loaded.clips.to(device)))
+            if len(loaded.views):
+                teachers.append(source.teacher_features(loaded.views).to(device))
     require_readable(good, source.unreadable, source, settings.max_unreadable)
     x, features = (torch.cat(rows).unflatten(0, (-1, N)) if rows else None
                    for rows in (ours, teachers))
@@ -73,16 +70,14 @@ def narration_features(source, requests):
 
 
 def teacher_features(source, loaded, targets="vision"):
-    """What soft targets are made of: features (C, D) of frames, of speech, or of both, the mean of
-    the two at length 1 (the release).
-    """
-    if targets == "vision":
-        return source.teacher_features(loaded.views)
-    narration = narration_features(source, loaded.requests)
+    """What soft targets are made of: features (C, D) of frames, of speech, or their mean."""
     if targets == "narration":
-        return narration
+        return narration_features(source, loaded.requests)
     vision = source.teacher_features(loaded.views)
-    return (functional.normalize(vision, dim=-1) + narration.to(vision.device)) / 2
+    if targets == "vision":
+        return vision
+    narration = narration_features(source, loaded.requests).to(vision.device)
+    return (functional.normalize(vision, dim=-1) + narration) / 2          # as in the release
 
 
 def load_grid(source, stride, video):
@@ -97,26 +92,25 @@ def load_grid(source, stride, video):
 
 
 def embed_videos(source, encode, stride, workers, device, most=1.0):
-    """Every video as 9-s windows, one every `stride` s, through `encode`: clips on `device` ->
-    (C, D). Returns: names (R,), windows (R, 2) s, x (R, D) and {id: reason} of unreadable videos,
-    of which there may be `most`, a share.
+    """9-s windows of every video, one every `stride` s, through `encode`: clips -> (C, D).
+
+    Returns: names (R,), windows (R, 2) s, x (R, D), {id: reason} of at most a share unreadable.
     """
     made, failed = [], {}
     make = functools.partial(load_grid, source, stride)
     for loaded in prefetch(make, range(len(source)), workers, "embed videos"):
         failed |= loaded.failed
         for video, windows in loaded.requests:
-            x = [encode(send(clips, device)).cpu() for clips in loaded.clips.split(AT_ONCE)]
+            x = [encode(send(clips, device)).cpu() for clips in loaded.clips.split(64)]
             made.append((np.repeat(source.videos[video].name, len(windows)), windows, torch.cat(x)))
     require_readable(made, failed, source, most)
     names, windows, x = zip(*made)
     return np.concatenate(names), np.concatenate(windows), torch.cat(x), failed
 
 
+@torch.no_grad()
 def write_features(settings):
     """--task features: a row for each window of every video, also f's class token, encoder_cls."""
-    check(not settings.videos or settings.split == "test", "split", settings.split,
-          "has no effect with --videos")
     device = pick_device(settings.device)
     model = load_model(settings.checkpoint)[0].to(device)
     require(model.encoder, f"{settings.checkpoint}: was trained on features and has no encoder; a "
@@ -130,14 +124,12 @@ def write_features(settings):
         x = functional.normalize(model.encoder.head(tokens).float(), dim=-1)
         return torch.cat([x, tokens], 1)
 
-    with torch.no_grad():
-        names, windows, x, failed = embed_videos(source, encode, settings.stride,
-                                                 settings.workers, device,
-                                                 settings.max_unreadable)
+    names, windows, x, failed = embed_videos(source, encode, settings.stride, settings.workers,
+                                             device, settings.max_unreadable)
     D = model.dim
     write_arrays(settings.out, video=names, start=windows[:, 0], end=windows[:, 1],
                  embedding=x[:, :D].numpy(), encoder_cls=x[:, D:].numpy(),
                  stride=np.array(settings.stride))
     print(f"{settings.out}: {len(x)} windows of 9 s, one every {settings.stride:g} s, of "
-          f"{len(source) - len(failed)} videos; {len(source.missing)} missing, "
-          f"{len(failed)} unreadable")
+          f"{len(source) - len(failed)} videos; {len(source.missing)} missing, {len(failed)} "
+          "unreadable")

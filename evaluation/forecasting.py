@@ -16,38 +16,16 @@ from diffusion import expectation
 from evaluation.embedding import encode_samples
 from evaluation.inference import draw_noise, predict_missing, sample_in_turn, score_texts
 from evaluation.labeled import open_labeled
-from evaluation.metrics import (bigram_counts, bigram_forecast, by_class, distinct,
-                                fit_temperature, oracle_correct, oracle_softmax, percent,
-                                topk_correct)
+from evaluation.metrics import (bigram_counts, bigram_forecast, by_class, distinct, fit_temperature,
+                                oracle_correct, oracle_softmax, percent, topk_correct)
 from evaluation.truth import DRAWS, FUTURES, future_rows, pair_rows, truth_rows
 from pseudo_labels import soft_targets
 from support.command import require
 
-SAMPLINGS = 5             # times M samples are drawn for a standard deviation; the paper's
-SPREAD = 500              # forecasts that are drawn so often, and for the total variation
+SPREAD = 500              # forecasts for standard deviations and the total variation
 
 
 # --- Baselines ---
-def training_steps(model, texts, settings, device):
-    """The step that f sees in up to 9 clips of each training video, cut as in pre-training, without
-    labels: (V, 9), -1 = padding. None with --videos: those of pre-training are not given.
-    """
-    source = () if settings.videos else open_labeled(
-        settings, "train", model, settings.checkpoint, device, required=False,
-        with_teacher=False)[0]
-    if not len(source):
-        return None
-    rng, steps = np.random.default_rng(settings.seed), []
-    for i in tqdm(range(0, len(source), settings.batch), "bigram counts", mininterval=1):
-        requests = [(video, random_run(source.pretrain_windows(video, rng), CLIPS, rng))
-                    for video in range(len(source))[i:i + settings.batch]]
-        requests = [request for request in requests if len(request[1])]
-        x = model.encode(source.load(requests).clips.to(device))
-        seen = score_texts(x, texts, model.tau).argmax(-1).cpu()
-        steps += seen.split([len(windows) for _, windows in requests])
-    return pad_sequence(steps, batch_first=True, padding_value=-1)
-
-
 def baseline_scores(model, x, teacher, texts, settings, device):
     """Scores (M, S) of the label-free baselines; None where one cannot be had.
 
@@ -55,32 +33,43 @@ def baseline_scores(model, x, teacher, texts, settings, device):
         bigram       how often it follows the step that is nearest to the last observed clip
         bigram_soft  the same with the clip's posterior instead of the nearest step
         clip         the teacher on the observed clips, as the paper re-purposes it
+
+    Counted are up to 9 clips of each training video, cut as in pre-training, without labels.
     """
     scores = dict.fromkeys(("unigram", "clip", "bigram", "bigram_soft"))
     if teacher is not None:
         scores["clip"] = score_texts(teacher.mean(1), texts, model.tau)
-    steps = training_steps(model, texts, settings, device)
-    if steps is not None:
-        counts = bigram_counts(steps, len(texts))
-        posterior = score_texts(x[:, -1], texts, model.tau).exp().cpu()        # (M, S)
-        nearest = functional.one_hot(posterior.argmax(1), len(texts))
-        seen = torch.bincount(steps[steps >= 0], minlength=len(texts))
-        scores |= {"unigram": seen.expand(len(x), -1),
-                   "bigram": bigram_forecast(counts, nearest),
-                   "bigram_soft": bigram_forecast(counts, posterior)}
-    return scores
+    source = () if settings.videos else open_labeled(  # --videos: not those of pre-training
+        settings, "train", model, settings.checkpoint, device, required=False,
+        with_teacher=False)[0]
+    if not len(source):
+        return scores
+    rng, steps = np.random.default_rng(settings.seed), []
+    for i in tqdm(range(0, len(source), settings.batch), "bigram counts", mininterval=1):
+        requests = [(video, random_run(source.pretrain_windows(video, rng), CLIPS, rng))
+                    for video in range(len(source))[i:i + settings.batch]]
+        requests = [request for request in requests if len(request[1])]
+        clips = model.encode(source.load(requests).clips.to(device))
+        seen = score_texts(clips, texts, model.tau).argmax(-1).cpu()
+        steps += seen.split([len(windows) for _, windows in requests])
+    steps = pad_sequence(steps, batch_first=True, padding_value=-1)            # (V, 9)
+    counts = bigram_counts(steps, len(texts))
+    posterior = score_texts(x[:, -1], texts, model.tau).exp().cpu()            # (M, S)
+    nearest = functional.one_hot(posterior.argmax(1), len(texts))
+    seen = torch.bincount(steps[steps >= 0], minlength=len(texts))
+    return scores | {"unigram": seen.expand(len(x), -1),
+                     "bigram": bigram_forecast(counts, nearest),
+                     "bigram_soft": bigram_forecast(counts, posterior)}
 
 
 def validation_clips(model, settings, device):
     """Forecasts of validation videos with a ninth clip, the next step's: x (M, 9, D), the teacher's
-    features (M, 9, D) or None, labels (M,). None where there is no such video.
-    """
+    features (M, 9, D) or None, labels (M,). None where there is no such video."""
     if settings.annotations and settings.annotations.suffix == ".csv":         # holds one split
         return None
-    smaller = settings
     if settings.data == "toy":
-        smaller = replace(settings, toy_videos=max(settings.toy_videos // 5, 20))
-    source, _ = open_labeled(smaller, "validation", model, settings.checkpoint, device,
+        settings = replace(settings, toy_videos=max(settings.toy_videos // 5, 20))
+    source, _ = open_labeled(settings, "validation", model, settings.checkpoint, device,
                              required=False, with_teacher=not model.task)
     samples = []
     for sample in forecast_samples(source.videos, settings.min_steps):
@@ -91,20 +80,6 @@ def validation_clips(model, settings, device):
         return None
     x, features, samples = encode_samples(model, source, samples, settings, device, "validation")
     return x, features, torch.tensor([sample.label for sample in samples])
-
-
-def fitted_temperature(model, clips, texts, settings):
-    """Temperature of least NLL of the zero-noise softmax on `validation_clips`: zero-shot, against
-    the soft target of the clip that shows the next step. None without clips.
-    """
-    if clips is None or clips[1] is None and not model.task:
-        return None
-    x, features, target = clips
-    if not model.task:
-        target = soft_targets(features[:, -1], texts, model.tau).cpu()
-    zeros = torch.zeros(len(x), 1, model.dim)
-    zero = predict_missing(model, x[:, :-1], texts, zeros, settings.batch)[:, 0]  # (M, S)
-    return fit_temperature(zero, target)
 
 
 # --- The table ---
@@ -154,13 +129,18 @@ def horizon_rows(model, x, samples, videos, texts, temperature, settings):
 def forecast_rows(model, source, samples, x, teacher, texts, zero, log_p, settings, device):
     """What the table holds besides top-1 and top-5 of the model: `oracle_softmax`, other rows."""
     y = torch.tensor([sample.label for sample in samples])
-    clips = validation_clips(model, settings, device)
-    temperature = fitted_temperature(model, clips, texts, settings)
-    softmax = None if temperature is None else percent(oracle_softmax(
-        (zero / temperature).softmax(-1), y, settings.samples))
+    clips, temperature, softmax = validation_clips(model, settings, device), None, None
+    if clips and (model.task or clips[1] is not None):
+        past, features, target = clips
+        if not model.task:                             # of the clip that shows the next step
+            target = soft_targets(features[:, -1], texts, model.tau).cpu()
+        zeros = torch.zeros(len(past), 1, model.dim)
+        log_q = predict_missing(model, past[:, :-1], texts, zeros, settings.batch)[:, 0]
+        temperature = fit_temperature(log_q, target)
+        softmax = percent(oracle_softmax((zero / temperature).softmax(-1), y, settings.samples))
     some = torch.linspace(0, len(x) - 1, min(SPREAD, len(x))).long()           # evenly spread
     drawn = [log_p[some]]
-    for i in range(1, SAMPLINGS):
+    for i in range(1, 5):                              # 5 draws in all, as in the paper
         noise = draw_noise(len(some), (settings.samples, model.dim), settings.seed * 1000 + 500 + i)
         drawn.append(predict_missing(model, x[some], texts, noise, settings.batch))
 

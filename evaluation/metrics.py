@@ -18,8 +18,7 @@ def percent(hits):
 
 def topk_correct(scores, labels, k):
     """Whether the correct class is among the k best of scores (M, K): (M,) bool; of k >= K always.
-    FloatingPointError unless all scores are finite.
-    """
+    FloatingPointError unless all scores are finite."""
     end_unless_finite("scores", scores)
     own = scores.gather(1, labels[:, None])                              # (M, 1)
     lower = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]

@@ -20,8 +20,6 @@ from toy import grammar, render
 from toy.source import load_teacher
 from weights.checkpoint import load_model
 
-PICTURE = 512             # pixels, short side of the frames for figures and key frames
-
 
 class Observed(NamedTuple):
     """What is observed of a video."""
@@ -76,17 +74,14 @@ def observe_file(path, model, at, pictured):
               f"{path} ends at {length:.1f} s, as its header says")
         windows = forecast_windows(end)                                         # (8, 2)
         clips = read_clips(path, model.encoder, windows)
-        pictures = read_frames(path, windows.mean(1), PICTURE).numpy() if pictured else None
+        pictures = read_frames(path, windows.mean(1), 512).numpy() if pictured else None
     except Unreadable as error:
         raise BadInput(f"{error}; if it is cut off, --at SECONDS names a moment before") from None
     return Observed(str(path), windows, clips, pictures, None)
 
 
 def observe_toy(number, model, at, left):
-    """A test video of the embedded world, by its number -> Observed.
-
-    Without `at` it is observed until `left` steps are left, if it has so many.
-    """
+    """A test video of the embedded world, until `at` s or `left` steps are left -> Observed."""
     script = grammar.make_video("test", number)
     ends = [step.end for step in script.steps]
     end = at or ends[max(len(ends) - 1 - left, 0)]
@@ -118,9 +113,6 @@ def count_futures(picks, names):
 def truth_of(observed, futures):
     """What the embedded world knows: steps observed, what follows, and the exact probabilities.
 
-    `next` is P(next step | steps observed, procedure unknown), a future's share the product over
-    its steps. What counts as observed: data.observed_steps.
-
     Returns: {"clips": [step or None, ...], "next": [{"step", "p"}], "futures": [{"steps",
              "share"}], "follows": [step, ...]}; next and futures are empty once all were observed.
     """
@@ -135,8 +127,7 @@ def truth_of(observed, futures):
         before = observed_steps(sample, script) if begun else ([], True)
         rows = rank_steps(exact.next_step(*before), grammar.STEPS)
         truth["next"] = [row for row in rows if row["p"] > 0]
-        truth["futures"] = [{"steps": future["steps"],
-                             "share": exact.chance(*before, [
-                                 grammar.STEP_ID.get(step, -1) for step in future["steps"]])}
-                            for future in futures]
+        for future in futures:
+            steps = [grammar.STEP_ID.get(step, -1) for step in future["steps"]]
+            truth["futures"].append({**future, "share": exact.chance(*before, steps)})
     return truth

@@ -2,7 +2,7 @@
 MEANINGS = {
     "top1": "% right", "top5": "% right among the five likeliest", "baselines": "% right",
     "motion_only": "% right, steps alike but for motion", "truth": "what the grammar allows",
-    "held_out": "% right, steps that no narration names",
+    "held_out": "% right, steps that no narration names", "tv_draws": "samples of each",
     "deviation": "of these percentages, over draws of the noise alone",
     "samples": "Monte Carlo samples of each forecast", "zero_noise": "the model, one forecast",
     "expectation": "the model, mean of its samples", "oracle": "the model, best of its samples",
@@ -15,9 +15,8 @@ MEANINGS = {
     "distinct": "different steps among the samples", "bayes_top1": "ceiling, from the true steps",
     "bayes_top1_pixels": "from what the model sees", "form": "the same, had the model the best h",
     "expectations": "% right, means of 5, 50 and 200 samples, of tv_forecasts",
-    "tv": "distance of the samples from the truth, 0 to 1", "tv_draws": "samples of each",
-    "tv_ideal": "the value for exact samples",
-    "tv_independent": "each step drawn alone", "tv_forecasts": "forecasts compared",
+    "tv": "distance of the samples from the truth, 0 to 1", "tv_forecasts": "forecasts compared",
+    "tv_ideal": "the value for exact samples", "tv_independent": "each step drawn alone",
     "by_position": "% right, the model: first step, middle ones, last",
     "possible": "% of the futures, possible", "first": "% of their first steps, possible",
     "likeliest": "% of the seven most frequent futures, possible",
@@ -39,10 +38,9 @@ def print_rows(content, indent=""):
 
 def print_table(content):
     """The content of --json, without its lists by class and by video."""
-    content = {name: value for name, value in content.items()
-               if not name.startswith(("by_class", "by_video"))}
     groups = {"test samples": ("listed", "evaluated"), "videos": ("missing", "unreadable")}
-    moved = {head: {name: content.pop(name) for name in names} for head, names in groups.items()}
-    print_rows(moved | content)
-    count = moved["test samples"]["evaluated"]
+    print_rows({head: {name: content[name] for name in names} for head, names in groups.items()})
+    print_rows({name: value for name, value in content.items() if name not in
+                sum(groups.values(), ()) and not name.startswith(("by_class", "by_video"))})
+    count = content["evaluated"]
     print(f"standard error of a percentage of {count:,} samples: at most {50 / count ** 0.5:.1f}")

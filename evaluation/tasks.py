@@ -27,8 +27,8 @@ def classify(model, source, samples, x, teacher, texts, settings):
     right = {name: topk_correct(scores, y, 1) for name, scores in p.items() if scores is not None}
     rows = accuracy_rows({name: (scores, y) for name, scores in p.items()})
     if settings.data == "toy":
-        for kind, steps in (("held_out", grammar.HELD_OUT),
-                            ("motion_only", sum(grammar.MOTION_ONLY, ()))):
+        kinds = {"held_out": grammar.HELD_OUT, "motion_only": sum(grammar.MOTION_ONLY, ())}
+        for kind, steps in kinds.items():
             of_kind = torch.isin(y, torch.tensor([grammar.STEP_ID[step] for step in steps]))
             rows[kind] = {name: percent(hits[of_kind]) for name, hits in right.items()}
     rows["by_class"] = by_class(right["ours"], y, p["ours"].shape[1])
@@ -49,8 +49,7 @@ def activity(model, source, samples, x, teacher, texts, settings):
 
 def actions(model, source, samples, x, teacher, texts, settings):
     """Table 3: V verbs and U nouns, by softmaxes averaged over VIEWS clips of each action. That is
-    right if both are; its top 5 are the pairs with the largest p(verb) p(noun).
-    """
+    right if both are; its top 5 are the pairs with the largest p(verb) p(noun)."""
     verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(x))    # (M, V), (M, U)
     v, u = torch.tensor([sample.label for sample in samples]).T                # (M,) each
     rows = accuracy_rows({"verb": (verb, v), "noun": (noun, u)})

@@ -19,7 +19,6 @@ from toy.filter import next_step_from_clips
 from toy.grammar import STEPS, Grammar
 
 DRAWS = 200               # steps, or futures, per forecast for the total variation
-COUNTS = 5, 50, DRAWS     # samples of an expectation
 FUTURES = 100             # forecasts whose futures are sampled step by step
 
 
@@ -52,7 +51,7 @@ def best_h(prior, means, covariance, alpha_bar):
 
 def right_of_means(p, y):
     """% right of the mean over the first 5, 50 and 200 samples (Eq. 11): p (m, DRAWS, S), y (m,)"""
-    return [percent(topk_correct(p[:, :Q].mean(1), y, 1)) for Q in COUNTS]
+    return [percent(topk_correct(p[:, :Q].mean(1), y, 1)) for Q in (5, 50, DRAWS)]
 
 
 def form_rows(model, believed, ideal, clips, texts, y, some, truth, settings):
@@ -118,9 +117,8 @@ def truth_rows(model, x, texts, samples, videos, clips, some, log_p, settings):
         log_p = torch.cat([log_p, predict_missing(model, x[some], texts, noise, settings.batch)], 1)
     log_p, bayes = log_p[:, :DRAWS], topk_correct(truth, y, 1)
     rows = {"bayes_top1": percent(bayes),
-            "bayes_top1_pixels": percent(topk_correct(believed, y, 1)),
-            "form": None, "ideal_expectation": None,
-            "ideal_oracle": percent(oracle_correct(few, y)),
+            "bayes_top1_pixels": percent(topk_correct(believed, y, 1)), "form": None,
+            "ideal_expectation": None, "ideal_oracle": percent(oracle_correct(few, y)),
             "ideal_distinct": float(distinct(few).double().mean()),
             "tv": float(total_variation(log_p.argmax(-1), truth[some]).mean()),
             "tv_ideal": float(total_variation(ideal[some], truth[some]).mean()),
@@ -147,12 +145,10 @@ def pair_rows(zero, picks, samples, videos, temperature, seed):
     def draw(p):
         return torch.multinomial(p, DRAWS, replacement=True, generator=generator)
 
-    def tv(pairs):
-        return float(total_variation(pairs, truth).mean())
-
     first, second = (draw((zero[:, k] / temperature).softmax(-1)) for k in range(2))
-    return {"tv": tv(picks[..., 0] * S + picks[..., 1]), "tv_independent": tv(first * S + second),
-            "tv_ideal": tv(draw(truth))}
+    pairs = {"tv": picks[..., 0] * S + picks[..., 1], "tv_independent": first * S + second,
+             "tv_ideal": draw(truth)}
+    return {name: float(total_variation(steps, truth).mean()) for name, steps in pairs.items()}
 
 
 def future_rows(picks, samples, videos):
@@ -162,8 +158,8 @@ def future_rows(picks, samples, videos):
         likeliest           % of the seven most frequent futures of each forecast
         tv                  total variation of the first two steps together
     """
-    grammar, S, rows = Grammar(), len(STEPS), {"possible": [], "first": [], "likeliest": []}
-    pairs = []
+    grammar, S, pairs = Grammar(), len(STEPS), []
+    rows = {"possible": [], "first": [], "likeliest": []}
     for futures, sample in zip(picks.numpy(), samples):
         before = observed_steps(sample, videos[sample.video])
         pairs.append(grammar.next_two_steps(*before).ravel())

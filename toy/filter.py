@@ -47,8 +47,7 @@ def next_step_from_clips(grammar, likelihood, from_start, clip_seconds):
 
 def node_mass(grammar, likelihood, last, from_start, end):
     """P(clips, and the node's step ends with the history), up to a factor per forecast: (m, n).
-    last: number of the last point in time, which is `end`, (m,) s, of each history.
-    """
+    last: number of the last point in time, which is `end`, (m,) s, of each history."""
     (m, N, S), whole = likelihood.shape, last * GRID < HISTORY  # whole: all of the video so far
     k = GRID * np.arange(last + 1)                              # (k,)  s
     time = end[:, None] - k[::-1]                               # (m, k)  s since the history began

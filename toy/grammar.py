@@ -126,8 +126,7 @@ def seed_of(video):
 
 class Grammar:
     """All sequences of all procedures as one prefix tree: its nodes, the first the empty one, have
-    a last `step`, `parent`, `depth`, and `mass`, the probability that a video's steps begin so.
-    """
+    a last `step`, `parent`, `depth`, and `mass`, the probability that a video's steps begin so."""
 
     def __init__(self):
         mass = defaultdict(float, {(): 1.0})

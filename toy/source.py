@@ -17,8 +17,7 @@ TEACHER_FILE = Path(__file__).with_name("teacher.safetensors")
 
 class ToySource:
     """The first `count` videos of a split, in clips of F frames, as those of files/sources.py.
-    annotated: pre-training clips are the annotated steps, not windows around sentences.
-    """
+    annotated: pre-training clips are the annotated steps, not windows around sentences."""
 
     def __init__(self, split, count, frames, teacher=None, annotated=False):
         self.teacher, self.frames_per_clip, self.annotated = teacher, frames, annotated

@@ -36,7 +36,6 @@ from weights.checkpoint import build_model, load_model
 from weights.mvit import MViT
 
 DROPOUT = 0.1             # of h's tokens
-WEIGHT_DECAY = 1e-2       # of AdamW
 MIXUP = 0.1               # alpha of MixUp, with actions; the released configuration's
 
 
@@ -119,9 +118,8 @@ def set_up(settings):
 
 # --- Steps ---
 def load_actions(source, samples, settings, step):
-    """One step's clips, each from anywhere in its action: cropped, flipped, augmented, all drawn
-    from (seed, step). Returns: data.Loaded, and labels (B, 2) of the clips that could be read.
-    """
+    """One step's clips, each from anywhere in its action, augmented, drawn from (seed, step):
+    data.Loaded, and labels (B, 2) of the clips that could be read."""
     rng, drawn = np.random.default_rng((settings.seed, 2, step)), []
     for place in videos_of_step(step, len(samples), settings.batch, settings.seed):
         sample = samples[place]
@@ -138,8 +136,7 @@ def load_actions(source, samples, settings, step):
 
 def mix(clips, labels, classes):
     """MixUp: each clip with the one before it, in shares drawn from Beta(MIXUP, MIXUP).
-    clips (B, F, 3, H, W), labels (B, 2), classes [V, U] -> clips float 0-255, target (B, V + U).
-    """
+    clips (B, F, 3, H, W), labels (B, 2), classes [V, U] -> clips float 0-255, target (B, V + U)."""
     target = torch.cat([functional.one_hot(label, count) for label, count in
                         zip(labels.T, classes)], 1).float()
     blend = v2.MixUp(alpha=MIXUP, labels_getter=lambda batch: batch[1])
@@ -178,7 +175,7 @@ def finetune(settings):
     for part in (model.requires_grad_(False).classifier, *parts):              # the rest is frozen
         part.requires_grad_(True)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.0,
-                                  weight_decay=WEIGHT_DECAY)
+                                  weight_decay=1e-2)
     count = len(samples)
     steps = max(1, round(settings.epochs * max(count // settings.batch, 1)))
     stage = Stage("finetune", range(steps), settings.batch, settings.lr, settings.epochs)

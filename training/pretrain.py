@@ -45,7 +45,6 @@ MVIT = {                  # --encoder mvit: f of these two; 16 of 96 frames, as 
 PIXELS = 0.45, 0.225      # mean and deviation of pixels / 255, those of TimeSformer's weights
 SGD_LR = 5e-3             # peak learning rate of SGD, the release's
 WEIGHT_DECAY = 1e-2       # of every stage; the release's 1e-4
-MEMORY = 0.5              # share of the device's memory for what autograd keeps of clips
 
 
 # --- Before the first step ---
@@ -135,7 +134,7 @@ def measure_clip(model, device):
 
 def plan_memory(settings, size, seconds, count, device):
     """Choose --micro-batch unless given: as many of `count` clips as fit. Returns: it in words."""
-    room = int(MEMORY * memory_of(device) / size)
+    room = int(0.5 * memory_of(device) / size)             # half for what autograd keeps of clips
     settings.default("micro_batch", max(room, 1) if room < count else None)
     slow = device.type == "cpu" and size > 2 ** 28         # a small f needs longer to warm up
     return (f"f encodes {settings.micro_batch or 'all'} of {count} clips at once, "
@@ -208,21 +207,19 @@ class Pretraining(Run):
         for step, (loaded, windows) in self.steps(stage, optimizer, items_of):
             for failed in parallel.gather_objects(loaded.failed):
                 self.add_unreadable(failed, self.source)
-            windows = [run for part in parallel.gather_objects(windows) for run in part]
-            if windows:
-                yield step, self.make_batch(step, loaded, windows)
-
-    def make_batch(self, step, loaded, windows):
-        """The Batch of this process's clips, and of the windows of all processes' videos."""
-        features = torch.zeros(0, self.model.dim, device=self.device)
-        if len(loaded.clips):                          # one process of several may have none
-            features = teacher_features(self.source, loaded, self.settings.targets)
-        rng = np.random.default_rng((self.settings.seed, 3, step))
-        most = min(self.settings.missing, max(map(len, windows)))
-        rows, j = missing_rows(windows, rng.integers(1, most + 1), rng,
-                               histories=histories_apart(self.settings))
-        clips, features, rows, j = (send(x, self.device) for x in (loaded.clips, features, rows, j))
-        return Batch(clips, parallel.gather(features), rows, j)
+            windows = sum(parallel.gather_objects(windows), [])
+            if not windows:
+                continue
+            features = torch.zeros(0, self.model.dim, device=self.device)
+            if len(loaded.clips):                      # one process of several may have none
+                features = teacher_features(self.source, loaded, self.settings.targets)
+            rng = np.random.default_rng((self.settings.seed, 3, step))
+            most = min(self.settings.missing, max(map(len, windows)))
+            rows, j = missing_rows(windows, rng.integers(1, most + 1), rng,
+                                   histories=histories_apart(self.settings))
+            clips, features, *rows = (send(x, self.device)
+                                      for x in (loaded.clips, features, rows, j))
+            yield step, Batch(clips, parallel.gather(features), *rows)
 
     def encode(self, clips):
         """x_i = f(v_i) of this process's clips -> those of all processes, (C, D)."""

@@ -25,7 +25,6 @@ from weights.names import read_content
 NEWEST, BEFORE = "checkpoint.pt", "checkpoint_before.pt"         # the last two of a run
 MAY_CHANGE = "device", "out", "workers", "max_unreadable"        # when a run is resumed
 LOG_EVERY, SAVE_EVERY = 20, 500           # steps between two rows of metrics.jsonl, two checkpoints
-FEW_STEPS = 10                            # fewer teach nothing
 ROW = re.compile(rb'\{"step": (\d+)(, "\w+": (null|[-+.\de]+))+\}\n')           # of metrics.jsonl
 
 
@@ -112,7 +111,7 @@ def load_optimizer(optimizer, resumed, out):
 
 def versions():
     """Versions of python, torch and numpy, the commit, and the embedded world's digest."""
-    commit, command = None, ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    commit, command = None, ["git", "-C", Path(__file__).parent, "rev-parse", "HEAD"]
     with suppress(OSError):                            # no git here
         commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
     return {"python": sys.version.split()[0], "torch": torch.__version__,
@@ -156,9 +155,8 @@ class Run:
     """The steps of a training run: seeds, logging, checkpoints and interrupts.
 
     On Ctrl-C or SIGTERM the current step is finished and saved, and the program ends. Between two
-    stages it ends at once: a stage is saved at its end. A run too small to learn from says so.
-
-    arguments: how the model is built, for its checkpoints; resumed: as `prepare_run` returns it.
+    stages it ends at once: a stage is saved at its end. arguments: how the model is built, for its
+    checkpoints; resumed: as `prepare_run` returns it.
     """
 
     def __init__(self, settings, model, arguments, stages, resumed):
@@ -174,13 +172,12 @@ class Run:
             print(f"{settings.out}/{NEWEST}: finished before, {last} steps")
         self.clips, self.began = 0, time.perf_counter()
         self.unreadable = {}               # {id: reason}; after resuming all of them fail again
-        if last < FEW_STEPS:
+        if last < 10:
             print(f"note: {last} steps of --batch {settings.batch} are too few to learn anything")
 
     def steps(self, stage, optimizer, items_of):
         """Yield (step, item) for the steps left of a stage; the caller calls `log` in each. Its
-        exception closes this generator, and so its hold on signals. items_of: steps -> items.
-        """
+        exception closes this generator, and so its hold on signals. items_of: steps -> items."""
         left = range(max(self.first, stage.span.start), stage.span.stop)
         if not left:                                   # done before the run was interrupted
             return
