@@ -1,7 +1,6 @@
 """Does learning the order of steps help f? The paper's Table 4, as a difference with an interval.
 
-The two runs of a seed, diffusion and matching alone, train f on the same clips and are evaluated on
-the same V videos: S seeds are resampled with both runs, and videos with all their steps, R times.
+S seeds are resampled, with both of their runs, and V videos, with all their M steps, R times.
 """
 import numpy as np
 

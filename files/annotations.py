@@ -1,7 +1,4 @@
-"""Read annotations, features and text embeddings. An error line names the file and line or row.
-
-K classes, N windows, D embedding. Times are in seconds. Rows of npz files count from 0.
-"""
+"""Read annotations, features and text embeddings: K classes, N windows, D embedding; times in s."""
 import json
 import re
 import reprlib

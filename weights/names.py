@@ -153,9 +153,7 @@ def join_classifiers(w):
 
 
 def published_arguments(w, classes, heads):
-    """Arguments of weights.checkpoint.build_model, read from the shapes of {name of ours: tensor}.
-    heads: of a TimeSformer; None: as in the release. Raises LookupError, ValueError and more.
-    """
+    """Arguments of `build_model`, from the shapes of {name of ours: tensor}; raises anything."""
     denoiser = alpha_bar = None
     if "encoder.body.conv_proj.weight" in w:
         blocks = [f"encoder.body.blocks.{i}.attn." for i in range(count(w, "encoder.body.blocks."))]
