@@ -127,7 +127,8 @@ def with_histories(windows):
 def history_clips(windows, k):
     """The clips that stand for the history of clip k: (n, 2) s and k (m,) -> (m, 8) int64.
 
-    Each of its 8 pieces takes the clip whose middle is nearest to its own, of those before k.
+    The history is up to 68 s that end with clip k - 1, cut in 8 as at inference. Each piece takes
+    the clip whose middle is nearest to its own, of those before k.
     """
     pieces = forecast_windows(windows[k - 1, 1], start=windows[0, 0]).mean(2)       # (m, 8) s
     nearest = np.abs(pieces[..., None] - windows.mean(1)).argmin(2)
@@ -200,7 +201,10 @@ def frame_times(windows, frames, seconds=None):
 
 # --- Samples of the tasks ---
 def forecast_samples(videos, min_steps=2):
-    """One sample for every pair of consecutive steps: the history of one, the label of the next."""
+    """One sample for every pair of consecutive steps: the history of one, the label of the next.
+
+    Left out are videos of fewer than min_steps steps, and steps that end at 0 s.
+    """
     return [Sample(i, forecast_windows(now.end), then.label, k)
             for i, video in enumerate(videos) if len(video.steps) >= min_steps
             for k, (now, then) in enumerate(zip(video.steps, video.steps[1:]), start=1)
@@ -218,7 +222,11 @@ def classify_samples(videos, views=3, seconds=CLIP_SECONDS):
 
 
 def samples_of(task, videos, min_steps=2):
-    """The samples of "classify", "forecast", "infill" (a clip of every step) or "activity"."""
+    """The samples of "classify", "forecast", "activity" or "infill".
+
+    To infill: a clip of every step, of the videos with min_steps and at least three of them. An
+    activity: the whole video, cut into 8.
+    """
     if task == "forecast":
         return forecast_samples(videos, min_steps)
     if task == "classify":
