@@ -265,7 +265,8 @@ def test_videos_in_odd_places(command, flags, capsys):
     argv = command, "--videos", "some", "--out", "made", *flags
     call("data.py", *argv)
     out = capsys.readouterr().out
-    assert "pipe.mp4: no such file, or not a file" in out and "name is too long" in out and "1 made" in out
+    assert "pipe.mp4: no such file, or not a file" in out
+    assert "name is too long" in out and "1 made" in out
     if command == "shrink":
         Path("some/a").symlink_to(Path("made").resolve())
         before = Path(f"made/{name}.mp4").read_bytes()
