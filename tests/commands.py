@@ -38,8 +38,7 @@ TINY = ("--toy-videos", "16", "--batch", "4", *EPOCHS, "--device", "cpu")
 
 
 def make_coin(folder, D=16, classes=6):
-    """12 training videos (2 of them validation), 4 test videos; "gone" and "unseen" have no row.
-    A row is near the text of some class, not of its own."""
+    """12 training videos (2 of validation), 4 of test; "gone" and "unseen" have no row."""
     rng = np.random.default_rng(0)
     names = [f"v{i}" for i in range(100)]
     names = ([name for name in names if training_split(name) == "train"][:10]

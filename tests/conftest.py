@@ -66,8 +66,7 @@ def trained(workspace):
 
 @pytest.fixture
 def here(workspace, tmp_path, monkeypatch):
-    """The current folder is a new one, with links to the workspace's COIN files; every step of a
-    training run is logged and saved."""
+    """The current folder is a new one, with links to COIN files; each step is logged and saved."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "coin").symlink_to(workspace / "coin")
     monkeypatch.setattr(run, "LOG_EVERY", 1)

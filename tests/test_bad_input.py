@@ -143,8 +143,7 @@ BROKEN += [("phrases.txt", "one phrase", lambda path: path.write_text("stir\n"),
 @pytest.mark.parametrize("file, fault, spoil, named", BROKEN,
                          ids=[f"{file}: {fault}" for file, fault, *_ in BROKEN])
 def test_a_broken_file(capsys, file, fault, spoil, named):
-    """Catches: a traceback for a user's file, code in it that is run, NaN that trains, a message
-    without the file, a result or a checkpoint of nothing."""
+    """Catches: a traceback, code in a file that is run, NaN that trains, a result of nothing."""
     spoil(Path(file))
     for command in READERS[file]:
         line = fails(capsys, 2, *command)
@@ -248,8 +247,7 @@ MISFITS = [
 
 @pytest.mark.parametrize("named, command, prepare", MISFITS)
 def test_what_does_not_fit(monkeypatch, capsys, named, command, prepare):
-    """Catches: an error from deep inside; numbers for a model without h; a night's run overwritten,
-    or resumed with other settings or texts; an hour of work, and then no place for its result."""
+    """Catches: an error from deep inside, or late; a run overwritten, or resumed with others."""
     if callable(prepare):
         prepare()
     elif prepare:

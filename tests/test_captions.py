@@ -81,8 +81,7 @@ def test_what_is_not_a_word_is_left_out(tmp_path):
     ("WEBVTT\n\n00:01.000 --> 00:02.000\nbake at\n350\n\nlast\n00:02.000 --> 00:03.000\nstir\n",
      [(1, 2, "bake at 350"), (2, 3, "stir")])])
 def test_cues_without_empty_lines_or_with_more(tmp_path, text, said):
-    """Catches: the next cue's number said; a number that is said taken for one; a text lost, also
-    behind an empty line of an srt file, or where all line ends are doubled."""
+    """Catches: a cue's number said; a number that is said taken for one; a text lost."""
     assert read(tmp_path, "v.vtt" if text.startswith("WEBVTT") else "v.srt", text) == said
 
 
@@ -137,8 +136,7 @@ def test_only_whole_lines_on_the_screen_are_repetitions(cues, texts):
 
 
 def test_folder_is_listed_without_opening_anything(tmp_path, monkeypatch):
-    """Catches: a start that reads a million files; an id cut at a dot; other files as narrations; a
-    choice left to the folder's order."""
+    """Catches: a million files read; an id cut at a dot; other files; a folder's order that counts."""
     for name in ("-a_1.csv", "b.srt", "b.steps.csv", "b.en.vtt", "my.video.CSV", "._b.csv", ".csv",
                  "readme.txt", "c.en-US.vtt", "c.csv", "c.srt", "d.de.vtt", "d.en.vtt"):
         (tmp_path / name).write_text("not a narration")

@@ -76,8 +76,7 @@ def error_of(capsys, cls, *argv):
 
 @pytest.mark.parametrize("script, flags", [(script, flags) for script, *flags in HELPS])
 def test_help_is_there_at_once(script, flags, tmp_path):
-    """Catches: torch imported at the top of a script, a wrong % in a help, a usage of a screen,
-    flags that are hidden until --data is given and named nowhere."""
+    """Catches: torch imported at the top of a script, a wrong % in a help, flags named nowhere."""
     start = f"path({str(ROOT / script)!r}" if script.endswith(".py") else f"module({script!r}"
     code = ("import runpy, sys\n"
             f"sys.argv = {[script, *flags, '--help']}\n"
@@ -220,8 +219,7 @@ def test_files_that_are_read_exist(cls, flag, argv, capsys):
 
 
 def test_values_arrive_with_their_types():
-    """Catches: "3" for 3, str for Path; type=bool, with which "--resume False" is True; folder and
-    epochs of another task; settings that cannot be made again."""
+    """Catches: "3" for 3, str for Path, "--resume False" that is True; another task's defaults."""
     given = parse(TrainSettings, ["--toy-videos", "3", "--sgd-epochs", "1e-4", "--out", "a/b"])
     assert (given.toy_videos, given.sgd_epochs, given.out) == (3, 1e-4, Path("a/b"))
     assert given.resume is False and parse(TrainSettings, ["--resume"]).resume is True

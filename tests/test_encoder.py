@@ -108,8 +108,7 @@ def slow_timesformer(clip, weights, patch, heads, depth):
 
 @torch.no_grad()
 def test_divided_attention_equals_one_token_at_a_time():
-    """Catches: patches, frames or heads mixed up, the class token in temporal attention or summed,
-    a residual or norm left out, another eps, tanh GELU, another last block."""
+    """Catches: patches, frames or heads mixed, a residual or norm left out, another eps or GELU."""
     model, clips = tiny(), random_clips(2)
     weights = model.state_dict()
     slow = [slow_timesformer(clip, weights, patch=4, heads=2, depth=3) for clip in clips]

@@ -76,8 +76,7 @@ def brute_force(likelihood, from_start, seconds, start, end):
 
 
 def test_filter_equals_sampled_timelines():
-    """Catches: other times, intro or gaps left out, a history that begins elsewhere, `from_start`
-    ignored, one length for a whole batch, prefixes counted by number."""
+    """Catches: other times, intro or gaps left out, `from_start` ignored, one length for all."""
     rng = np.random.default_rng(0)
     samples = [SAMPLES[i] for i in rng.choice(len(SAMPLES), 45, replace=False)]
     samples += [s for s in SAMPLES if not observed_steps(s, VIDEOS[s.video])[1]][:10]

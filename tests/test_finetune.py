@@ -92,8 +92,7 @@ KEYS = {"classify": ["ours", "teacher"], "activity": ["ours"],
     *((init, task) for init in ("diffusion", "coin") for task in TASKS), ("published", "forecast"),
     ("timesformer", "classify"), ("mvit", "classify"), ("none", "forecast")])
 def test_fine_tuned_and_evaluated(init, task):
-    """Catches: a task that trains f, or not what it should; a checkpoint that cannot be measured;
-    `--order none` refused, or a random h that stays."""
+    """Catches: a task that trains f, or less than it should; a checkpoint nobody can measure."""
     flags = coin_flags() if init == "coin" else ()
     call("train.py", *(BASE if "--data" in flags else TUNE), *flags, "--task", task, "--init",
          f"{init}.pt", "--out", "run")

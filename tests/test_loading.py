@@ -147,8 +147,7 @@ class Batches(Pretraining):
 
 @pytest.mark.parametrize("broken, workers", [((), 0), ((1, 3, 5), 0), ((1, 5), 2)])
 def test_a_batch_is_the_clips_of_its_videos_and_rows_of_them(tmp_path, broken, workers):
-    """Catches: clips or features of another video, a row of two videos, one that cannot be read
-    that shifts others, P always the same."""
+    """Catches: clips or features of another video, a row of two or shifted, P always the same."""
     stage, source = Stage("adamw", range(20, 26), 7, 1.0), Source(broken)
     run, several = Batches(source, TrainSettings(
         seed=2, out=tmp_path, workers=workers, missing=2, max_unreadable=1.)), set()
@@ -275,8 +274,7 @@ def test_unreadable_videos_leave_the_samples_aligned(workers, batch):
 
 
 def test_blank_frames_tell_nothing_about_the_next_step(trained):
-    """Catches: anything but pixels that reaches the forecast (durations, video length, position of
-    the window, the seed): with blank frames no two forecasts may differ."""
+    """Catches: anything but pixels that reaches the forecast: of blank frames no two may differ."""
     source = ToySource("test", 12, 4)
     source.pixels = torch.zeros_like(source.pixels)
     model = load_model(trained / "diffusion")[0]

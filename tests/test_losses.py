@@ -32,8 +32,7 @@ def slow_entropy(target, p):
 
 
 def test_eq6_match_equals_the_softmax_by_loops():
-    """Catches: tau left out, squared or inverted, either side not normalized, sum over the wrong
-    axis, probabilities for log probabilities; cosines in bfloat16 under autocast."""
+    """Catches: tau left out, squared or inverted, a side not normalized, an axis; bfloat16."""
     x, phrases = draw(2, 3, 4), 7 * draw(5, 4, seed=1)
     log_p = losses.match(x, phrases, TAU)
     with torch.autocast("cpu", torch.bfloat16):
@@ -57,8 +56,7 @@ def test_eq6_is_finite_at_the_smallest_temperature_and_the_longest_vectors():
 
 
 def test_eq8_xe_is_the_mean_over_the_observed_clips_by_loops():
-    """Catches: 1 / N for 1 / (N - 1), a sum for a mean, p and p' exchanged in H. Eq. 8 is averaged
-    over j: every clip is in turn the missing one."""
+    """Catches: 1 / N for 1 / (N - 1), a sum for a mean, p and p' exchanged in H. Eq. 8: every j."""
     N, x, phrases, targets = 4, draw(4, 3), draw(5, 3, seed=1), soft(4, 5, seed=2)
     expected = 0.0
     for j in range(N):

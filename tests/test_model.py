@@ -60,8 +60,7 @@ def slow_forecast(model, x, observed, j, noise):
 @pytest.mark.parametrize("j", [[[0], [0]], [[2], [1]], [[4], [3]], [[1, 2], [0, 3]]],
                          ids=["past", "present", "future", "together"])
 def test_eq1_f_h_and_the_matching_put_together(j):
-    """Catches: pixels not normalized, axes exchanged; h in the space of f; samples that mix, a
-    missing clip read, clips missing together forecast one by one."""
+    """Catches: pixels not normalized, axes exchanged; samples that mix, a missing clip read."""
     model, y = build(F), torch.arange(10).view(2, 5) % K
     clips = torch.randint(256, (9, 2, 3, 8, 8), dtype=torch.uint8)
     noise = torch.stack([torch.zeros(2, len(j[0]), D), draw(2, len(j[0]), D)], 1)  # (B, Q, P, D)
@@ -136,8 +135,7 @@ def test_features_become_the_text_that_they_make_expect_by_loops():
 
 
 def test_f_refuses_other_axes_and_types():
-    """Catches: an answer for frames and channels exchanged, for pixels that are normalized already,
-    for one clip; a message with axes that were not passed, or on a features model of clips."""
+    """Catches: an answer for exchanged axes, normalized pixels or one clip; another's message."""
     model, clips = build(F), torch.zeros(5, 2, 3, 8, 8, dtype=torch.uint8)
     assert model.encode(clips).shape == (5, D)
     assert encode_parts(model.train(), clips, 2).requires_grad
@@ -155,8 +153,7 @@ def test_f_refuses_other_axes_and_types():
 
 # --- The stages of pre-training ---
 def test_the_bar_shows_the_terms_and_once_the_time_left(monkeypatch, tmp_path, capsys):
-    """Catches: a training that shows its speed alone; an estimate of one stage, of the steps that
-    are done, or with each row."""
+    """Catches: a training that shows its speed alone; an estimate of one stage, or in each row."""
     given, model, done = TrainSettings(out=tmp_path), build(F), 0
     stages = [Stage("sgd", range(30), 4, .1, 1), Stage("adamw", range(30, 60), 4, .1, 1)]
     monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=lambda: 6.0 * done))
@@ -173,8 +170,7 @@ def test_the_bar_shows_the_terms_and_once_the_time_left(monkeypatch, tmp_path, c
 
 
 def test_sgd_comes_first_and_rates_rise_and_fall_within_a_stage(monkeypatch, tmp_path):
-    """Catches: AdamW from the start, SGD without momentum, a stage that leaves f or h out, or has
-    the rate or length of another; a constant rate; eval mode."""
+    """Catches: a stage of another optimizer, rate, length or weights; a constant rate; eval mode."""
     monkeypatch.setattr(pretrain, "SGD_LR", .1)
     monkeypatch.setattr(pretrain, "WEIGHT_DECAY", .4)
     given = TrainSettings(out=tmp_path, batch=4, sgd_epochs=2, epochs=1, lr=.2)

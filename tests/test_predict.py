@@ -72,8 +72,7 @@ def observed_toy(number=0, at=None):
 
 
 def test_the_embedded_video_is_read_as_it_is_evaluated():
-    """Catches: other frames than evaluate.py takes; a forecast that is not in the middle; a truth
-    with the steps counted one off, or with steps before the window."""
+    """Catches: other frames than evaluate.py takes; another middle; a truth counted one off."""
     source, exact = ToySource("test", 6, F["frames"]), grammar.Grammar()
     for number, video in enumerate(source.videos):
         observed, k = observed_toy(number), max(len(video.steps) - 4, 0)
@@ -137,9 +136,7 @@ def test_without_a_video(capsys):
 
 
 def test_a_file_any_steps_and_the_warning(capsys):
-    """Catches: SPEC's keys changed; equal texts with unequal chances; no warning that the forecast
-    means nothing; --at not obeyed; the function that answers otherwise than the command, or takes
-    a list of one step, which is always sure."""
+    """Catches: SPEC's keys changed; unequal equals; no warning; --at or the function otherwise."""
     content = run_predict(VIDEO, "--steps", "own.txt", "--at", "30", "--samples", "5")
     check_content(content, NAMES, 5, 3)
     assert list(content) == KEYS and content["video"] == VIDEO
@@ -156,8 +153,7 @@ def test_a_file_any_steps_and_the_warning(capsys):
 
 
 def test_real_checkpoints_with_their_teacher(monkeypatch):
-    """Catches: the toy's teacher for a checkpoint of real videos; embeddings from a file that give
-    another answer than the teacher itself; a warning where there is nothing to warn of."""
+    """Catches: the toy's teacher for real videos; another answer by a file; a needless warning."""
     monkeypatch.setattr(prediction, "load_teacher", None)
     own = ("--steps", "own.txt", *CLIP)
     content = run_predict(VIDEO, "--checkpoint", "real", *own)
@@ -169,8 +165,7 @@ def test_real_checkpoints_with_their_teacher(monkeypatch):
 
 
 def test_the_mask_model_has_one_future_and_matching_alone_none():
-    """Catches: samples that differ where nothing is drawn; a crash, or a made-up forecast, where a
-    checkpoint has no h."""
+    """Catches: samples that differ where nothing is drawn; a forecast made up without h."""
     content = run_predict(VIDEO, "--checkpoint", "mask", "--steps", "own.txt", *CLIP)
     assert [future["share"] for future in content["futures"]] == [1]
     content = run_predict(VIDEO, "--checkpoint", "none", "--steps", "own.txt", *CLIP)
@@ -253,8 +248,7 @@ def test_a_short_observed_part_is_said(capsys):
 @pytest.mark.parametrize("view", [dict(image=32, frames=4, seconds=None),
                                   dict(image=24, frames=6, seconds=1.0)])
 def test_clips_of_a_file_are_those_that_are_evaluated(view):
-    """Catches: other frames, sizes or axes than training and evaluation read; windows that are not
-    the forecast's; the length of a window of MViT's."""
+    """Catches: other frames, sizes or axes than evaluation reads; other windows or lengths."""
     encoder = SimpleNamespace(**view)
     own, whole = [[0, 9], [3.5, 4]], forecast_windows(duration(VIDEO))
     source = VideoSource([Video("a")], {"a": VIDEO}, view_of(encoder))

@@ -28,8 +28,7 @@ def draw(phrase, progress, seed=0):
 
 
 def test_frames_are_deterministic_and_their_nuisance_does_not_depend_on_the_steps():
-    """Catches: a global random state, another frame rate, one drawing for all; background that
-    hangs on the steps."""
+    """Catches: a global random state, another frame rate, one drawing for all, a telling scene."""
     for video, next_video in zip(VIDEOS[:10], VIDEOS[1:]):
         other = dataclasses.replace(video, activity=None, steps=tuple(
             step._replace(label=grammar.STEP_ID["wash pan"]) for step in video.steps))

@@ -137,8 +137,7 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_frames_at_times_equal_decoding_everything(tmp_path, name):
-    """Catches: a frame before or after; pts and dts, or kinds of start, exchanged; a seek behind
-    the target; open groups; an avi's order of decoding; a wrong length."""
+    """Catches: a frame before or after; pts for dts; a seek behind the target; a wrong length."""
     options = {"ticks": range(100), "base": Fraction(1, FPS)} | FILES[name]
     path, ticks = write(tmp_path / name, **options), np.array(options["ticks"])
     begins = {"sound_first.mkv": 0.8, "mpeg4.avi": 1 / FPS}.get(name, 0.0)
@@ -495,8 +494,7 @@ def ramp(frames=3, height=160, width=240):
 
 
 def test_a_training_view_is_one_square_for_the_whole_clip():
-    """Catches: a crop or flip per frame, a squeezed rectangle, a wrong range, no flips;
-    torchvision's own draws in place of the generator's; the caller's frames changed."""
+    """Catches: a crop or flip per frame, a squeezed rectangle, no flips; the input changed."""
     sides, flips, lefts, clip = [], [], [], ramp()
     for seed in range(60):
         view = video.training_view(clip, 112, np.random.default_rng(seed))

@@ -223,8 +223,7 @@ def image_model(library):
 @torch.no_grad()
 @pytest.mark.parametrize("library, prefix", [("timm", "model."), ("torchvision", "")])
 def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path, capsys, library, prefix):
-    """Catches: queries, keys and values in another order, a norm or an MLP of another block,
-    another epsilon, the class token's place left out, temporal attention left random."""
+    """Catches: queries, keys and values exchanged, another block's norm, temporal parts random."""
     feature, state = image_model(library)
     torch.save({prefix + name: value for name, value in state.items()}, tmp_path / "vit.pth")
     model, _ = fresh(F | {"frames": 1})
