@@ -136,7 +136,7 @@ def test_only_whole_lines_on_the_screen_are_repetitions(cues, texts):
 
 
 def test_folder_is_listed_without_opening_anything(tmp_path, monkeypatch):
-    """Catches: a million files read; an id cut at a dot; other files; a folder's order that counts."""
+    """Catches: a million files read; an id cut at a dot; other files; the folder's order."""
     for name in ("-a_1.csv", "b.srt", "b.steps.csv", "b.en.vtt", "my.video.CSV", "._b.csv", ".csv",
                  "readme.txt", "c.en-US.vtt", "c.csv", "c.srt", "d.de.vtt", "d.en.vtt"):
         (tmp_path / name).write_text("not a narration")

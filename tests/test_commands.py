@@ -91,7 +91,7 @@ def terms_by_loops(model, batch, mask):
 
 @pytest.mark.parametrize("order", ["diffusion", "mask"])
 def test_eq7_every_step_minimizes_the_sum_of_the_terms_by_loops(here, monkeypatch, order):
-    """Catches: a term left out, weighted, or of other clips; a gradient cut, or not clipped to 1."""
+    """Catches: a term left out, weighted, or of other clips; a gradient cut, or not cut to 1."""
     batches, steps = pretrain.Pretraining.batches, set()
 
     def watched(self, stage, optimizer):

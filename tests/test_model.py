@@ -170,7 +170,7 @@ def test_the_bar_shows_the_terms_and_once_the_time_left(monkeypatch, tmp_path, c
 
 
 def test_sgd_comes_first_and_rates_rise_and_fall_within_a_stage(monkeypatch, tmp_path):
-    """Catches: a stage of another optimizer, rate, length or weights; a constant rate; eval mode."""
+    """Catches: a stage of another optimizer, rate, length or part; a constant rate; eval mode."""
     monkeypatch.setattr(pretrain, "SGD_LR", .1)
     monkeypatch.setattr(pretrain, "WEIGHT_DECAY", .4)
     given = TrainSettings(out=tmp_path, batch=4, sgd_epochs=2, epochs=1, lr=.2)
