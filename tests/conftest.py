@@ -80,8 +80,7 @@ def checkpoints(tmp_path_factory):
     from test_finetune import make_ours                # not for tests that ask for none
     from test_weights import MVIT, published
     folder = tmp_path_factory.mktemp("checkpoints")
-    for name, made in {
-            "diffusion": make_ours(), "none": make_ours("none"),
+    for name, made in {"diffusion": make_ours(), "none": make_ours("none"),
             "coin": make_ours(D=16, encoder=None), "published": published(),
             "timesformer": published(layers=None, dim=7),
             "tuned": published(task="forecast", classes=[40]), "mvit": published(MVIT)}.items():

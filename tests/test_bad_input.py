@@ -40,8 +40,7 @@ READERS = {
     "run/config.json": [(*TRAIN, "run", "--resume")],
     "phrases.txt": [("train.py", *TINY, "--phrases", "phrases.txt", "--out", "new")],
     "list.csv": [("data.py", "check", "--annotations", "list.csv", "--json", "o.json")],
-    "caption.json": [("data.py", "phrases", "--captions", "caption.json", "--out", "o.json")],
-}
+    "caption.json": [("data.py", "phrases", "--captions", "caption.json", "--out", "o.json")]}
 
 
 def replace(old, new):
@@ -203,8 +202,7 @@ MISFITS = [
     (["runs/pretrain", "python train.py --stage pretrain"], ("evaluate.py", *coin_flags()), 0),
     (["width 12", "16"], ("train.py", *coin_flags("wide"), "--out", "new"), make_wide),
     (["16", "12", "run"], ("evaluate.py", *coin_flags("wide"), "--checkpoint", "run"), make_wide),
-    (["--data"], (*MEASURE[:-3], "toy-run"), 0),
-    (["none", "bad.pt"], BAD, lambda: refit(drop_h)),
+    (["--data"], (*MEASURE[:-3], "toy-run"), 0), (["none", "bad.pt"], BAD, lambda: refit(drop_h)),
     (["encoder"], ("evaluate.py", "--task", "features", "--checkpoint", "run"), 0),
     (["texts.npz"], (*TRAIN, "new"), repeat_text),
     (["run", "not fit"], (*TRAIN, "run", "--resume"), lambda: content(
@@ -239,8 +237,7 @@ MISFITS = [
     (["--out no/f.npz"], ("evaluate.py", "--task", "features", "--out", "no/f.npz"), 0),
     (["--ids a"], ("evaluate.py", "--task", "features", "--ids", "a"), 0),
     (["--split train"], ("evaluate.py", "--task", "features", "--videos", "coin", "--split",
-                         "train"), 0),
-    (["8 processes"], ("train.py", *TINY, "--out", "new"), 8),
+                         "train"), 0), (["8 processes"], ("train.py", *TINY, "--out", "new"), 8),
     (["without torchrun"], ("train.py", "--stage", "finetune", "--init", "run", "--out", "new"), 8),
 ]
 

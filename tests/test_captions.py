@@ -128,8 +128,7 @@ def test_rolling_captions_are_said_once(tmp_path):
     ([(0, 1, "a b"), (1, 2, "a b c"), (2, 3, "a b c d e")], ["a b", "c", "d e"]),
     ([(0, 1, "thank you"), (30, 31, "thank you"), (60, 61, "thank you all")],
      ["thank you", "thank you", "thank you all"]),
-    ([(0, 1, "a b"), (1, 2, "a c")], ["a b", "a c"]),
-])
+    ([(0, 1, "a b"), (1, 2, "a c")], ["a b", "a c"])])
 def test_only_whole_lines_on_the_screen_are_repetitions(cues, texts):
     """Catches: words dropped because they recur; sentences merged over a pause."""
     assert [text for *_, text in unroll(cues)] == texts
@@ -182,8 +181,7 @@ def test_folder_is_listed_without_opening_anything(tmp_path, monkeypatch):
     ("c.json", entry(end=[1]), "video 'v': lists start, end and text of one length"),
     ("c.json", entry(start=[0, "1"]), r"video 'v', entry 1 .*two numbers and a text are needed"),
     ("c.json", entry(text=["a", 7]), r"video 'v', entry 1 .*two numbers and a text are needed"),
-    ("c.json", entry(end=[1, 10 ** 400]), "entry 1 .*seconds from 0 are needed"),
-])
+    ("c.json", entry(end=[1, 10 ** 400]), "entry 1 .*seconds from 0 are needed")])
 def test_narration_at_fault_is_named_with_its_line(tmp_path, name, content, message):
     """Catches: a traceback, a sentence of no length, or an error without file and line."""
     with pytest.raises(BadInput, match=message) as caught:

@@ -14,13 +14,11 @@ BESIDE = {"support", "data", "model", "files", "toy", "weights"} | METHOD
 # but experiments/runs.py reads the flags of train.py, to compare a run's settings with them.
 MAY_IMPORT = {
     **dict.fromkeys(METHOD | {"data"}, set()),
-    "support": {"support"},
-    "model": METHOD,
+    "support": {"support"}, "model": METHOD,
     "weights": METHOD | {"support", "model", "weights"},
     "toy": METHOD | {"support", "data", "toy"},
     "files": METHOD | {"support", "data", "weights", "files"},
-    "evaluation": BESIDE | {"evaluation"},
-    "training": BESIDE | {"evaluation", "training"},
+    "evaluation": BESIDE | {"evaluation"}, "training": BESIDE | {"evaluation", "training"},
     "experiments": BESIDE | {"evaluation", "training", "experiments", "train"},
     **dict.fromkeys(SCRIPTS, BESIDE | {"evaluation", "training", "experiments"})}
 # Commands parse first and then import once, in the function that runs them: the number of such

@@ -126,8 +126,7 @@ def test_line_ends_and_byte_order_marks(tmp_path):
     *[(name, None, "list: No such file") for name in READERS],
     *[(name, " \n\r\n", "list: the file is empty") for name in READERS],
     *[(name, b"\xff\xfea\x00", "list: invalid start byte at byte 0; save it as UTF-8")
-      for name in READERS],
-])
+      for name in READERS]])
 def test_list_at_fault_is_named_with_its_line(tmp_path, name, text, message):
     """Catches: a bad value let through, an error without its line; a list for another task."""
     with pytest.raises(BadInput, match=message) as caught:

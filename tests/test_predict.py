@@ -174,10 +174,8 @@ def test_the_mask_model_has_one_future_and_matching_alone_none():
 
 
 @pytest.mark.parametrize("argv, named", [
-    (["nowhere.mp4"], "nowhere.mp4: no such file"),
-    (["broken.mp4"], "broken.mp4: cannot be read"),
-    (["own.txt"], "own.txt"),
-    (["."], "--video reads"),
+    (["nowhere.mp4"], "nowhere.mp4: no such file"), (["broken.mp4"], "broken.mp4: cannot be read"),
+    (["own.txt"], "own.txt"), (["."], "--video reads"),
     ([VIDEO, "--at", "900"], "--at 900"),
     ([VIDEO, "--steps", "nowhere.txt"], "nowhere.txt: no such file"),
     ([VIDEO, *CLIP], "--clip local-dir:ex/clip: has no effect"),
@@ -200,8 +198,7 @@ def test_bad_input_is_one_line(argv, named, capsys):
 @pytest.mark.parametrize("name, values", [
     ("video", [3, b"a.mp4", ["a.mp4"], True]), ("checkpoint", [None, 3, b"runs"]),
     ("steps", [3, b"a", [3], [b"a", b"b"], ["a", None], ["a", " "], {"a": 1}, True]),
-    ("at", ["30", True, [30], float("nan"), 10 ** 9]),
-    ("samples", [None, "5", 5.0, True, [5], 0]),
+    ("at", ["30", True, [30], float("nan"), 10 ** 9]), ("samples", [None, "5", 5.0, True, [5], 0]),
     ("horizon", [None, "3", 2.5, 10 ** 9]), ("seed", [None, "0", 1.5, -1]),
     ("device", [None, 0, torch.device("cpu")]), ("json", [3, b"o.json"]), ("figure", [True]),
     ("clip", [3]), ("text_embeddings", [np.zeros(3)]), ("keyframe_model", [None, 3])])

@@ -127,8 +127,7 @@ def test_coin_videos_and_a_released_list_are_evaluated(monkeypatch):
 def test_fine_tuned_from_video_files():
     """Catches: other windows than evaluation's; class names or a teacher asked for without need."""
     for name, videos in (("train.csv", TRAINED), ("test.csv", TEST)):
-        Path(name).write_text("".join(
-            f"a/{v.name} {v.activity} {v.duration}\n" for v in videos))
+        Path(name).write_text("".join(f"a/{v.name} {v.activity} {v.duration}\n" for v in videos))
     listed = ("--task", "activity", "--annotations")
     rows = []
     for trained, tested in ((("--task", "classify"),) * 2, ((*listed, "train.csv"),

@@ -119,20 +119,16 @@ FILES = {
     "ten_bit.mkv": {"pixels": "yuv420p10le"},
     "mpeg4.avi": MPEG4 | {"options": MPEG4["options"] | {"bf": "2"}},
     "mjpeg.mov": {"codec": "mjpeg", "options": {}, "pixels": "yuvj420p"},
-    "vp8.webm": VP8,
-    "vp9.webm": VP8 | {"codec": "libvpx-vp9"},
+    "vp8.webm": VP8, "vp9.webm": VP8 | {"codec": "libvpx-vp9"},
     "fragments.mp4": {"container": {"movflags": "frag_keyframe+empty_moov"}},
     "fragments_listed.mp4": {"container": {
         "movflags": "frag_keyframe+empty_moov+default_base_moof+global_sidx"}},
     "recorded.mkv": {"container": {"live": "1"}},
     "recorded_late.mkv": {"container": {"live": "1"}, "ticks": range(1000, 1100)},
-    "h264.avi": {},
-    "variable.mkv": {"ticks": VARIABLE, "base": Fraction(1, 1000)},
+    "h264.avi": {}, "variable.mkv": {"ticks": VARIABLE, "base": Fraction(1, 1000)},
     "variable.mp4": {"ticks": VARIABLE, "base": Fraction(1, 1000)},
-    "starts_late.mp4": {"ticks": range(70, 170)},
-    "starts_late.mkv": {"ticks": range(1000, 1100)},
-    "sound_first.mkv": {"ticks": range(20, 120), "sound": 4.0},
-}
+    "starts_late.mp4": {"ticks": range(70, 170)}, "starts_late.mkv": {"ticks": range(1000, 1100)},
+    "sound_first.mkv": {"ticks": range(20, 120), "sound": 4.0}}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -219,8 +215,7 @@ AVI = MPEG4 | {"options": MPEG4["options"] | {"g": "50"}}
     ("a.mp4", {}, NEAR, 1, range(25, 40)),             # within one group of 50 frames
     ("a.mkv", {}, NEAR, 1, range(25, 40)),
     ("a.avi", AVI, NEAR, 1, range(48, 54)),            # not H.264: B-frames are decoded
-    ("a.mp4", {}, FAR, 4, range(4 * 33)),
-    ("a.mkv", {}, FAR, 4, range(4 * 33)),
+    ("a.mp4", {}, FAR, 4, range(4 * 33)), ("a.mkv", {}, FAR, 4, range(4 * 33)),
     ("a.avi", AVI, FAR, 4, range(4 * 33)),
     ("a.mp4", {}, [1.8, 1.95, 1.99], 1, range(51)),    # a key frame shown at 2 s, listed at 1.92 s
     ("a.mp4", {}, [1.8, 2.01], 2, range(101)),

@@ -176,8 +176,7 @@ def changed(name, value):
     (changed("norm.bias", torch.full((32,), math.nan)), "encoder.norm.bias holds NaN, infinity"),
     (changed("blocks.300.norm1.weight", torch.ones(32)), r"missing.*blocks.\*.temporal_norm1.w"),
     (lambda: torch.jit.script(torch.nn.Linear(2, 2)), "TorchScript.*state_dict"),
-    (lambda: released_names(published()[0]), "width 32, how many heads"),
-])
+    (lambda: released_names(published()[0]), "width 32, how many heads")])
 def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, make, message):
     """Catches: a traceback, a pickle executed, weights left random, torch's warning."""
     monkeypatch.chdir(tmp_path)
