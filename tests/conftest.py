@@ -44,7 +44,6 @@ def one_teacher():
 def workspace(tmp_path_factory):
     """A folder with coin/, the files of `make_coin`."""
     folder = tmp_path_factory.mktemp("workspace")
-    (folder / "coin").mkdir()
     make_coin(folder / "coin")
     return folder
 

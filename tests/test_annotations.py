@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from commands import flip
 from data import Step, Video
 from files.annotations import (FeaturesFile, check_names, load_coin, load_features,
                                load_teacher_rows, load_text_embeddings, training_split)
@@ -155,11 +156,11 @@ def test_teacher_rows_at_fault(tmp_path):
 
 def test_npz_that_is_not_one(tmp_path):
     """Catches: zlib.error as a traceback; a pickle loaded; an absent array as a KeyError."""
-    np.savez_compressed(tmp_path / "whole.npz", **features())
-    flipped = bytearray((tmp_path / "whole.npz").read_bytes())
-    flipped[100] ^= 255                                # inside the first array
+    np.savez_compressed(tmp_path / "flipped.npz", **features())
+    flip(tmp_path / "flipped.npz", 100)                # inside the first array
     np.save(tmp_path / "one.npy", np.ones((2, 3)))
-    for content in (flipped, pickle.dumps(features()), (tmp_path / "one.npy").read_bytes()):
+    for content in (pickle.dumps(features()), *(
+            (tmp_path / name).read_bytes() for name in ("flipped.npz", "one.npy"))):
         (tmp_path / "broken.npz").write_bytes(content)
         with pytest.raises(BadInput, match="broken.npz: .*; an npz file with .* is needed"):
             load_features(tmp_path / "broken.npz")

@@ -97,7 +97,6 @@ def rolling_vtt(lines, seconds=2.0):
     """As YouTube writes: a line is shown word by word, alone for 10 ms, then above the next."""
     def stamp(t):
         return f"00:{int(t) // 60:02d}:{t % 60:06.3f}"
-
     text, above = "WEBVTT\nKind: captions\nLanguage: en\n\n", " "
     for i, line in enumerate(lines):
         start, end = i * seconds, (i + 1) * seconds

@@ -130,10 +130,8 @@ def test_steps_seen_and_novel(drawing, tmp_path):
 
 def test_training_curves(drawing, tmp_path, capsys):
     """Catches: a null drawn as 0, a stage that is not marked, a term that is left out."""
-    rows = [{"step": 20 * i, "epoch": i % 5 / 10, "loss": 1.0,
-             "lr": 0.1, "xe": 9.0 - i, "mse": None if i < 5 else 0.5, "mc": None,
-             "clips_per_s": 1.0}
-            for i in range(1, 10)]
+    rows = [{"step": 20 * i, "epoch": i % 5 / 10, "loss": 1.0, "lr": 0.1, "xe": 9.0 - i, "mc": None,
+             "mse": None if i < 5 else 0.5, "clips_per_s": 1.0} for i in range(1, 10)]
     losses, rate = charts.plot_training(rows).axes
     curves = {line.get_label(): line for line in losses.lines}
     assert [label for label in curves if not label.startswith("_")] == [

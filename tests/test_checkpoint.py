@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from commands import flip
 from denoiser import Denoiser
 from encoder import TimeSformer
 from model import ProcedureModel
@@ -103,9 +104,8 @@ def test_one_bit_is_enough_to_refuse_a_file(tmp_path):
         whole = path.read_bytes()
         for position in [whole.index(one.numpy().tobytes()[:16]) + 7 for one in (
                 model.encoder.patch_embed.proj.weight.detach(), model.phrases)]:
-            content = bytearray(whole)
-            content[position] ^= 4
-            path.write_bytes(content)
+            path.write_bytes(whole)
+            flip(path, position)
             for read in (load_model, open_start, lambda path: open_teacher("RN50", str(path))):
                 with pytest.raises(BadInput, match="checkpoint.pt: is damaged"):
                     read(path)

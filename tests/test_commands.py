@@ -85,8 +85,7 @@ def terms_by_loops(model, batch, mask):
             i = clips[place]
             mse.append(((x_hat - x[i].detach()) ** 2).sum())
             mc.append(-targets[i] @ p_of(x_hat, model.phrases, model.tau).log())
-    return {name: sum(terms) / len(terms) for name, terms in
-            (("xe", xe), ("mse", mse), ("mc", mc))}
+    return {name: sum(terms) / len(terms) for name, terms in dict(xe=xe, mse=mse, mc=mc).items()}
 
 
 @pytest.mark.parametrize("order", ["diffusion", "mask"])

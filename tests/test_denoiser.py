@@ -4,6 +4,7 @@ import math
 import pytest
 import torch
 
+from commands import randomized
 from denoiser import Denoiser
 from test_encoder import slow_attention, slow_gelu, slow_linear, slow_norm
 
@@ -20,11 +21,7 @@ def float64():
 
 def tiny(**more):
     """A tiny h with every parameter random: no bias is 0, no gain of a LayerNorm is 1."""
-    torch.manual_seed(0)
-    h = Denoiser(D, layers=2, heads=HEADS, clips=N + 1, **more)
-    for parameter in h.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return h
+    return randomized(Denoiser(D, layers=2, heads=HEADS, clips=N + 1, **more), 0.3)
 
 
 def question(*j):

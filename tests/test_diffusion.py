@@ -74,7 +74,6 @@ def slow_chain(noise):
     """Sec. 3.3 for the noise of one sample (P, D), T = 4, written out; levels 1 to 4 as there."""
     def h(x, t):
         return made_up_h(x[None], torch.tensor([t - 1]))[0]
-
     bar = {t: float(ALPHA_BAR[t - 1]) for t in (1, 2, 3)}
     x_hat = h(noise, 4)                                # x_j^T is drawn from N(0, I)
     x_hat = h(math.sqrt(bar[3]) * x_hat + math.sqrt(1 - bar[3]) * noise, 3)

@@ -9,6 +9,10 @@ GRAMMAR = grammar.Grammar()
 S, DEPTH, N = len(grammar.STEPS), GRAMMAR.depth.max(), 8
 VIDEOS = [grammar.make_video("validation", i) for i in range(300)]
 SAMPLES = forecast_samples(VIDEOS)
+LABELS = np.full((len(GRAMMAR.mass), DEPTH), -1)     # the steps of each prefix, -1 after its last
+for node in range(1, len(LABELS)):                   # a parent comes before its children
+    LABELS[node] = LABELS[GRAMMAR.parent[node]]
+    LABELS[node, GRAMMAR.depth[node] - 1] = GRAMMAR.step[node]
 
 
 def columns(samples):
@@ -37,18 +41,6 @@ def timelines(n, rng):
         gap = rng.random(n) < grammar.GAP_SHARE
         time = end[-1] + gap * rng.uniform(*grammar.GAP_SECONDS, n)
     return np.stack(start, 1), np.stack(end, 1)
-
-
-def labels_of_nodes():
-    """(n, DEPTH): the steps of each prefix, -1 after its last."""
-    labels = np.full((len(GRAMMAR.mass), DEPTH), -1)
-    for node in range(1, len(labels)):                       # a parent comes before its children
-        labels[node] = labels[GRAMMAR.parent[node]]
-        labels[node, GRAMMAR.depth[node] - 1] = GRAMMAR.step[node]
-    return labels
-
-
-LABELS = labels_of_nodes()
 
 
 def brute_force(likelihood, from_start, seconds, start, end):

@@ -9,8 +9,7 @@ from files.listings import (UNKNOWN, load_epic, load_ids, load_phrases, load_rel
                             load_steps, video_name)
 from support.command import BadInput
 
-ROOT = Path(__file__).resolve().parent.parent
-REAL = ROOT.parent / "shared"
+REAL = Path(__file__).resolve().parents[2] / "shared"
 STEPS = "th2wZ0W8ulA.mp4 580 163.1434 59.0 65.0\n-INaRI8Nb_E 0 112.2917 0.5 1\n"
 NEXT = "th2wZ0W8ulA.mp4 581 130.0 0 65.0\nth2wZ0W8ulA.mp4 582 130.0 0 84.0\n"
 TASK = "coin/4bgWwnZQPaA.mkv 123 157.3572\n-INaRI8Nb_E 98 112.2917\n"

@@ -20,7 +20,6 @@ def slow_match(x, phrases, tau):
     """Eq. 6 for one x (D,): softmax of x^T y / (tau |x| |y|), a list of K probabilities."""
     def length(v):
         return math.sqrt(sum(float(a) ** 2 for a in v))
-
     scores = [sum(float(a * b) for a, b in zip(x, y)) / (tau * length(x) * length(y))
               for y in phrases]
     return [math.exp(s) / sum(math.exp(other) for other in scores) for s in scores]
@@ -115,7 +114,6 @@ def test_eq_a_bounds_the_likelihood_of_a_small_chain_by_enumeration():
             gaps.append(bound + p_0[x0].log())
         jensen = (p_0[:, None] * -p_y.log()).sum(0) + (p_0[:, None] * p_y).sum(0).log()
         return torch.stack(gaps), jensen
-
     for seed in range(20):
         q, p = soft(T, S, S, seed=seed), soft(T, S, S, seed=seed + 100)
         gaps, jensen = check(q, p, soft(S, seed=seed + 200), soft(S, 2, seed=seed + 300))
@@ -131,7 +129,6 @@ def test_eq_a_bounds_the_likelihood_of_a_small_chain_by_enumeration():
 
 def test_eq_a_a_level_weighs_the_squared_distance_by_the_fall_of_its_signal_to_noise_ratio():
     """The KL of q(x^t-1 | x^t, x^0) for x^0 and for x_hat^0: 1/2 (s_t-1 - s_t) L_MSE.
-
     Posterior of a Gaussian chain: Ho et al. 2020, Eqs. 6-7."""
     alpha_bar = diffusion.noise_levels(64).double()
     x0, x_hat = draw(1, 1, 5), draw(1, 1, 5, seed=1)

@@ -1,5 +1,4 @@
-"""Published weights give the published numbers: files in the released layout, ours and a real one.
-released_tiny.pt holds random weights, an input, and what the slow versions compute in float64."""
+"""Weights in the released layout, random ones of ours and real ones, give the known numbers."""
 import functools
 import math
 from pathlib import Path

@@ -15,7 +15,8 @@ PARSES = {" ".join(token.split()[0] for token in tokens.split("|")): (tokens, ch
           for tokens, chunks, found in [
     ("Take VERB ROOT 0 take|off ADP prt 0|the DET det 3|covers NOUN dobj 0 cover",
      [(2, 4)], ["take off the covers"]),
-    ("take VERB ROOT 0|the DET det 2|lid NOUN dobj 0|off ADP prt 0", [(1, 3)], ["take off the lid"]),
+    ("take VERB ROOT 0|the DET det 2|lid NOUN dobj 0|off ADP prt 0",
+     [(1, 3)], ["take off the lid"]),
     ("we PRON nsubj 1|put VERB ROOT 1|a DET det 3|link NOUN dobj 1|in ADP prep 1|the DET det 6|"
      "box NOUN pobj 4|for ADP prep 1|you PRON pobj 7",
      [(0, 1), (2, 4), (5, 7), (8, 9)], ["put a link in the box"]),

@@ -10,7 +10,7 @@ import torch
 from open_clip import ClipLoss
 from safetensors import safe_open
 
-from commands import call
+from commands import call, flip
 from data import HISTORY, PIECES, sentence_windows
 from support.command import BadInput
 from toy import grammar, render, source, teacher
@@ -142,18 +142,9 @@ def copy(tmp_path, monkeypatch):
     return path
 
 
-def flip(position):
-    """A fault: another bit of the byte at a position."""
-    def change(path):
-        content = bytearray(path.read_bytes())
-        content[position] ^= 1
-        path.write_bytes(content)
-    return change
-
-
 @pytest.mark.parametrize("fault", [
-    Path.unlink, flip(-1), flip(100_000), flip(0), flip(8), lambda path: path.write_bytes(b""),
-    lambda path: path.write_bytes(path.read_bytes()[:-200])])
+    *(functools.partial(flip, position=position) for position in (-1, 100_000, 0, 8)), Path.unlink,
+    lambda path: path.write_bytes(b""), lambda path: path.write_bytes(path.read_bytes()[:-200])])
 def test_a_file_that_is_not_whole_is_refused(copy, fault):
     """Catches: weights that are not the teacher's, used without a word."""
     fault(copy)

@@ -15,12 +15,12 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
+from commands import flip
 from files import video
 from files.video import Unreadable, read_frames
 from support.command import BadInput
 
-ROOT = Path(__file__).resolve().parent.parent
-REAL = ROOT.parent / "shared" / "videos"
+REAL = Path(__file__).resolve().parents[2] / "shared" / "videos"
 FPS, SIZE = 25, (48, 64)                               # frames/s; H, W
 BLOCK = 8                                              # pixels; a picture is gray squares
 H264 = {"preset": "ultrafast", "x264-params": "bframes=3:keyint=50:scenecut=0"}
@@ -81,8 +81,7 @@ def look_up(frames, wanted):
 def assert_shows(path, times, frames):
     got = read_frames(path, times)
     assert got.dtype == torch.uint8 and got.shape == (len(times), 3, *frames[1][0].shape[:2])
-    wrong = [t for t, picture in zip(times, got)
-             if not np.array_equal(picture, look_up(frames, t))]
+    wrong = [t for t, shown in zip(times, got) if not np.array_equal(shown, look_up(frames, t))]
     assert not wrong, f"{path.name}: wrong picture at {wrong}"
 
 
@@ -344,9 +343,7 @@ def test_a_damaged_picture_is_not_returned(tmp_path):
     with av.open(str(path)) as file:
         keys = [packet for packet in file.demux(video=0) if packet.is_keyframe]
         middle = keys[4].pos + keys[4].size // 2       # shown at 1.92 s
-    data = bytearray(path.read_bytes())
-    data[middle] ^= 0x5a
-    path.write_bytes(data)
+    flip(path, middle)
     read_frames(path, [1.9])
     for call in (lambda: read_frames(path, [1.9, 1.93]),
                  lambda: video.shrink(path, tmp_path / "copy.mp4", fps=25)):
