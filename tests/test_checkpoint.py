@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from commands import flip
+from commands import flip, randomized
 from denoiser import Denoiser
 from encoder import TimeSformer
 from model import ProcedureModel
@@ -30,9 +30,7 @@ def build(encoder=None, order="diffusion", task=None, classes=()):
                  "pixels": (0.4, 0.25) if encoder else None,
                  "alpha_bar": [0.75, 0.5, 0.25], "task": task, "classes": list(classes),
                  "witness": "add butter"}
-    model = build_model(torch.randn(K, D) + 1, **arguments).eval()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
+    model = randomized(build_model(torch.randn(K, D) + 1, **arguments).eval(), 0.3)
     model.standardize.update(torch.randn(20, D) + 1)
     return model, arguments
 

@@ -1,4 +1,5 @@
 """Eqs. 6 to 10 against loops in float64, typed from the paper."""
+import itertools
 import math
 
 import pytest
@@ -39,10 +40,9 @@ def test_eq6_match_equals_the_softmax_by_loops():
             x.bfloat16(), phrases.float(), TAU)
     torch.testing.assert_close(mixed[1], mixed[0].float(), rtol=1e-4, atol=1e-4)
     assert log_p.shape == (2, 3, 5)
-    for b in range(2):
-        for i in range(3):
-            expected = torch.tensor(slow_match(x[b, i], phrases, TAU), dtype=torch.float64)
-            torch.testing.assert_close(log_p[b, i].exp(), expected)
+    for b, i in itertools.product(range(2), range(3)):
+        expected = torch.tensor(slow_match(x[b, i], phrases, TAU), dtype=torch.float64)
+        torch.testing.assert_close(log_p[b, i].exp(), expected)
 
 
 def test_eq6_is_finite_at_the_smallest_temperature_and_the_longest_vectors():
@@ -58,11 +58,8 @@ def test_eq8_xe_is_the_mean_over_the_observed_clips_by_loops():
     """Catches: 1 / N for 1 / (N - 1), a sum for a mean, p and p' exchanged in H. Eq. 8: every j."""
     N, x, phrases, targets = 4, draw(4, 3), draw(5, 3, seed=1), soft(4, 5, seed=2)
     expected = 0.0
-    for j in range(N):
-        for i in range(N):
-            if i != j:
-                entropy = slow_entropy(targets[i], slow_match(x[i], phrases, TAU))
-                expected += entropy / (N - 1) / N
+    for _, i in itertools.permutations(range(N), 2):               # (j, i), i != j
+        expected += slow_entropy(targets[i], slow_match(x[i], phrases, TAU)) / (N - 1) / N
     log_p = losses.match(x, phrases, TAU)
     assert losses.xe_loss(log_p, targets).item() == pytest.approx(expected)
 
@@ -71,9 +68,8 @@ def test_eq9_mse_is_the_squared_length_averaged_over_the_missing_clips():
     """Catches: a mean over D, a sum over clips, the length without its square, another x_j^0."""
     B, P, D = 3, 2, 4
     x_hat, xj, expected = draw(B, P, D), draw(B, P, D, seed=1), 0.0
-    for b in range(B):
-        for p in range(P):
-            expected += sum(float(x_hat[b, p, d] - xj[b, p, d]) ** 2 for d in range(D)) / (B * P)
+    for b, p in itertools.product(range(B), range(P)):
+        expected += sum(float(x_hat[b, p, d] - xj[b, p, d]) ** 2 for d in range(D)) / (B * P)
     assert losses.mse_loss(x_hat, xj).item() == pytest.approx(expected)
 
 
@@ -81,9 +77,8 @@ def test_eq10_mc_is_the_cross_entropy_averaged_over_the_missing_clips():
     """Catches: a sum over clips, p and p' exchanged, the target of another video or clip."""
     B, P, D, expected = 3, 2, 4, 0.0
     x_hat, phrases, targets = draw(B, P, D), draw(5, D, seed=1), soft(B, P, 5, seed=2)
-    for b in range(B):
-        for p in range(P):
-            expected += slow_entropy(targets[b, p], slow_match(x_hat[b, p], phrases, TAU)) / (B * P)
+    for b, p in itertools.product(range(B), range(P)):
+        expected += slow_entropy(targets[b, p], slow_match(x_hat[b, p], phrases, TAU)) / (B * P)
     log_p = losses.match(x_hat, phrases, TAU)
     assert losses.mc_loss(log_p, targets).item() == pytest.approx(expected)
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
+from commands import randomized
 from model import encode_parts
 from test_denoiser import slow_h
 from test_encoder import slow_timesformer
@@ -28,11 +28,8 @@ def draw(*shape, seed=0):
 
 def build(encoder=None, order="diffusion", **more):
     """A tiny model with every parameter random, whose embeddings have a mean and a scale."""
-    torch.manual_seed(0)
-    model = build_model(PHRASES, encoder, dict(layers=2, heads=2, clips=5), order,
-                        tau=TAU, pixels=(.4, .25) if encoder else None, **more)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
+    model = randomized(build_model(PHRASES, encoder, dict(layers=2, heads=2, clips=5), order,
+                                   tau=TAU, pixels=(.4, .25) if encoder else None, **more), 0.3)
     model.standardize.update(0.2 * draw(9, D, seed=6) + draw(D, seed=7))
     return model
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from commands import TINY, call, fails
+from commands import TINY, call, fails, randomized
 from support.command import BadInput
 from test_parity import slow_schedule
 from training import pretrain
@@ -206,13 +206,10 @@ def init_model(model, source):
 
 def image_model(library):
     """A small random ViT: what it makes of pictures before its classifier, and its state dict."""
-    torch.manual_seed(1)
     model = (timm.models.VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=2,
                                            num_heads=2, num_classes=10) if library == "timm" else
              torchvision.models.VisionTransformer(32, 8, 2, 2, 32, 128, num_classes=10)).eval()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=.2)
-    state = dict(model.state_dict())
+    state = dict(randomized(model, .2).state_dict())
     if library == "timm":
         return lambda pixels: model.forward_features(pixels)[:, 0], state
     model.heads = nn.Identity()
@@ -278,9 +275,7 @@ def test_what_was_not_taken_is_printed(tmp_path, capsys):
 def test_a_start_that_fits_is_taken_whole(tmp_path, capsys, encoder):
     """Catches: h of another run left random; its texts taken over; torchvision's MViT not found."""
     (source, arguments), (model, _) = fresh(encoder), fresh(encoder)
-    for parameter in source.parameters():
-        nn.init.normal_(parameter)
-    source.phrases.mul_(-1)
+    randomized(source, 1).phrases.mul_(-1)
     if encoder is F:
         save_checkpoint(tmp_path / "checkpoint.pt", source, arguments)
         init_model(model, tmp_path)                                        # a run folder
