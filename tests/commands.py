@@ -38,10 +38,9 @@ TINY = ("--toy-videos", "16", "--batch", "4", *EPOCHS, "--device", "cpu")
 
 
 def make_coin(folder, D=16, classes=6):
-    """12 training videos (2 of them validation), 4 test videos; "gone" and "unseen" have no row.
-    A row is near the text of some class, not of its own."""
-    rng = np.random.default_rng(0)
-    names = [f"v{i}" for i in range(100)]
+    """12 training videos (2 of validation), 4 of test; "gone" and "unseen" have no row."""
+    folder.mkdir(exist_ok=True)
+    rng, names = np.random.default_rng(0), [f"v{i}" for i in range(100)]
     names = ([name for name in names if training_split(name) == "train"][:10]
              + [name for name in names if training_split(name) == "validation"][:2]
              + ["t0", "t1", "t2", "t3", "gone", "unseen"])
@@ -104,16 +103,12 @@ def call(program, *argv):
 
 
 def struck(fault, owner, name, at, program, *argv):
-    """`call` in a process of its own, with a fault when owner.name is called.
+    """`call` in a copy of this process, with a fault when owner.name is called -> its exit code.
 
-    The process is a copy of this one, in which torch is imported already.
-
-    Args:
-        fault: a signal, which is sent to the process and its group, as a terminal does; or a
-               callable in place of owner.name, which gets it and its arguments.
-        at:    the number of the call, from 1; or a callable that tells from its arguments.
-    Returns: its exit code; 98 after a traceback, 99 if owner.name is called again after a signal.
-    """
+    fault: a signal, which is sent to the process and its group, as a terminal does; or a callable
+           in place of owner.name, which gets it and its arguments.
+    at:    the number of the call, from 1; or a callable that tells from its arguments.
+    98 is a traceback, 99 that owner.name was called again after a signal."""
     def until_struck():
         os.setpgid(0, 0)
         tqdm.set_lock(threading.RLock())               # its own: a kill leaves it locked for good
@@ -159,6 +154,21 @@ def fails(capsys, status, program, *argv):
     if status == 2:
         assert err == line + "\n"
     return line
+
+
+def randomized(model, std):
+    """The model with every parameter random: no bias is 0, no gain of a norm is 1."""
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=std)
+    return model
+
+
+def flip(path, position):
+    """Damage: another bit of the byte at a position of a file."""
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
 
 
 def draw(*shape, seed=0):

@@ -44,7 +44,6 @@ def one_teacher():
 def workspace(tmp_path_factory):
     """A folder with coin/, the files of `make_coin`."""
     folder = tmp_path_factory.mktemp("workspace")
-    (folder / "coin").mkdir()
     make_coin(folder / "coin")
     return folder
 
@@ -66,8 +65,7 @@ def trained(workspace):
 
 @pytest.fixture
 def here(workspace, tmp_path, monkeypatch):
-    """The current folder is a new one, with links to the workspace's COIN files; every step of a
-    training run is logged and saved."""
+    """The current folder is a new one, with links to COIN files; each step is logged and saved."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "coin").symlink_to(workspace / "coin")
     monkeypatch.setattr(run, "LOG_EVERY", 1)
@@ -81,8 +79,7 @@ def checkpoints(tmp_path_factory):
     from test_finetune import make_ours                # not for tests that ask for none
     from test_weights import MVIT, published
     folder = tmp_path_factory.mktemp("checkpoints")
-    for name, made in {
-            "diffusion": make_ours(), "none": make_ours("none"),
+    for name, made in {"diffusion": make_ours(), "none": make_ours("none"),
             "coin": make_ours(D=16, encoder=None), "published": published(),
             "timesformer": published(layers=None, dim=7),
             "tuned": published(task="forecast", classes=[40]), "mvit": published(MVIT)}.items():

@@ -205,5 +205,4 @@ def test_what_has_no_table_is_one_line(capsys):
     """Catches: a zero-shot table of actions; the classifier of steps read as that of actions."""
     call("train.py", *TUNE, "--task", "classify", "--init", "diffusion.pt", "--out", "steps")
     for checkpoint, named in (("diffusion.pt", "not fine-tuned"), ("steps", "--task classify")):
-        assert named in fails(capsys, 2, "evaluate.py", *LABELED,
-                              "--checkpoint", checkpoint)
+        assert named in fails(capsys, 2, "evaluate.py", *LABELED, "--checkpoint", checkpoint)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from commands import flip
 from data import Step, Video
 from files.annotations import (FeaturesFile, check_names, load_coin, load_features,
                                load_teacher_rows, load_text_embeddings, training_split)
@@ -75,8 +76,7 @@ NAN, INF = float("nan"), float("inf")                  # json.dumps writes NaN a
     (entry(subset=["testing"]), "subset is ['testing']"),
     (entry(recipe_type="7"), "recipe_type is '7'"),
     (entry(recipe_type=10 ** 9), "recipe_type is 1000000000"),
-    (entry(step("0")), "step 1: id is '0'"),
-    (entry(duration=NAN), "duration is nan"),
+    (entry(step("0")), "step 1: id is '0'"), (entry(duration=NAN), "duration is nan"),
     (entry(annotation={}), "annotation must be a list"),
     ({"subset": "training"}, "the entry has no recipe_type, annotation"),
     ([], "the entry has no subset"),
@@ -84,12 +84,10 @@ NAN, INF = float("nan"), float("inf")                  # json.dumps writes NaN a
     (entry(step(segment=(2, 1))), "step 1: its end, 1 s, is before its start, 2 s"),
     (entry(step(segment=(-1, 2))), "step 1: segment is"),
     (entry(step(segment=("1", "2"))), "step 1: segment is"),
-    (entry(step("1000000000")), "step 1: id is '1000000000'"),
-    (entry(step(3)), "step 1: id is 3"),
+    (entry(step("1000000000")), "step 1: id is '1000000000'"), (entry(step(3)), "step 1: id is 3"),
     (entry(step(label=None)), "step 1: label is None"),
     (entry(step(label=" ")), "step 1: label is ' '"),
-    (entry(step(), step(label="fry it")), "id 3 is 'fry it', but 'whisk the egg' before; one"),
-])
+    (entry(step(), step(label="fry it")), "id 3 is 'fry it', but 'whisk the egg' before; one")])
 def test_coin_entry_at_fault_is_named(tmp_path, bad, message):
     """Catches: a bad value let through, or an error without the file, its line or the video."""
     path = write_coin(tmp_path, good=entry(step()), broken=bad)
@@ -134,8 +132,7 @@ def test_text_embeddings_are_as_stored(tmp_path):
     (features(start=np.array(list("0123"))), "start is <U1"),
     (features(video=np.array(["a", "a", "b"])), r"start is float64 \(4,\); .*the same N"),
     (features(embedding=np.ones((4, 3))), "embedding is float64; save it as float16 or float32"),
-    ({key: value[:0] for key, value in features().items()}, "at least 1"),
-])
+    ({key: value[:0] for key, value in features().items()}, "at least 1")])
 @pytest.mark.filterwarnings("error")
 def test_arrays_at_fault(tmp_path, arrays, message):
     """Catches: values that end as NaN, shapes that would broadcast, arrays of different lengths."""
@@ -159,11 +156,11 @@ def test_teacher_rows_at_fault(tmp_path):
 
 def test_npz_that_is_not_one(tmp_path):
     """Catches: zlib.error as a traceback; a pickle loaded; an absent array as a KeyError."""
-    np.savez_compressed(tmp_path / "whole.npz", **features())
-    flipped = bytearray((tmp_path / "whole.npz").read_bytes())
-    flipped[100] ^= 255                                # inside the first array
+    np.savez_compressed(tmp_path / "flipped.npz", **features())
+    flip(tmp_path / "flipped.npz", 100)                # inside the first array
     np.save(tmp_path / "one.npy", np.ones((2, 3)))
-    for content in (flipped, pickle.dumps(features()), (tmp_path / "one.npy").read_bytes()):
+    for content in (pickle.dumps(features()), *(
+            (tmp_path / name).read_bytes() for name in ("flipped.npz", "one.npy"))):
         (tmp_path / "broken.npz").write_bytes(content)
         with pytest.raises(BadInput, match="broken.npz: .*; an npz file with .* is needed"):
             load_features(tmp_path / "broken.npz")

@@ -1,7 +1,7 @@
-"""What cannot be used ends with status 2 and one line of stderr that names it; nothing is written.
-One table, file and fault; everything runs in this process, on small files made up."""
+"""What cannot be used ends with status 2 and one line that names it; nothing is written."""
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,8 +40,7 @@ READERS = {
     "run/config.json": [(*TRAIN, "run", "--resume")],
     "phrases.txt": [("train.py", *TINY, "--phrases", "phrases.txt", "--out", "new")],
     "list.csv": [("data.py", "check", "--annotations", "list.csv", "--json", "o.json")],
-    "caption.json": [("data.py", "phrases", "--captions", "caption.json", "--out", "o.json")],
-}
+    "caption.json": [("data.py", "phrases", "--captions", "caption.json", "--out", "o.json")]}
 
 
 def replace(old, new):
@@ -80,13 +79,9 @@ def content(change):
     return rewrite
 
 
-def directory(path):
-    path.unlink()
-    path.mkdir()
-
-
 GENERAL = {"missing": Path.unlink, "empty": lambda path: path.write_bytes(b""),
-           "a folder": directory, "no text": lambda path: path.write_bytes(b"\xff\xfe\0" * 99),
+           "a folder": lambda path: (path.unlink(), path.mkdir()),
+           "no text": lambda path: path.write_bytes(b"\xff\xfe\0" * 99),
            "cut off": lambda path: path.write_bytes(path.read_bytes()[:-200])}
 BROKEN = [(file, name, fault, []) for file in READERS for name, fault in GENERAL.items()
           if name != "cut off" or not file.endswith((".txt", ".csv"))]
@@ -99,19 +94,15 @@ BROKEN += [("coin/features.npz", *row) for row in [
      ["start, end"]),
     ("objects", lambda path: np.savez(path, video=np.array(["a", 3], object)), []),
     ("NaN", npz(embedding=put((7, 3), np.nan)), ["row 7"]),
-    ("infinity", npz(embedding=put((9, 0), np.inf)), ["row 9"]),
     ("end before start", npz(end=put(5, -1)), ["row 5", "before"]),
     ("negative", npz(start=put(6, -1)), ["row 6", "seconds from 0"]),
-    ("zeros", npz(embedding=put(8, 0)), ["row 8", "zeros"]),
     ("milliseconds", npz(start=lambda a: a * 1e3, end=lambda a: a * 1e3), ["near", "milliseconds"]),
     ("wrong D", npz(embedding=lambda a: a[:, :5]), ["width 5", "texts.npz"]),
     ("no listed video", npz(video=lambda a: np.char.add(a, ".mp4")), ["no row"])]]
 BROKEN += [("coin/texts.npz", *row) for row in [
     ("NaN", npz(embeddings=put((2, 1), np.nan)), ["row 2"]),
-    ("a row of zeros", npz(embeddings=put(3, 0)), ["row 3"]),
     ("other names", npz(names=lambda a: a[::-1]), [
         "texts.npz: class 1 is 'step 5', but 'step 0' in coin/COIN.json"]),
-    ("too long for float32", npz(embeddings=put(2, 1e18)), ["row 2"]),
     ("class out of range", npz(names=lambda a: a[:5], embeddings=lambda a: a[:5]),
      ["5 names", "6 classes"]),
     ("one class", npz(names=lambda a: a[:1], embeddings=lambda a: a[:1]), ["one class"])]]
@@ -143,8 +134,7 @@ BROKEN += [("phrases.txt", "one phrase", lambda path: path.write_text("stir\n"),
 @pytest.mark.parametrize("file, fault, spoil, named", BROKEN,
                          ids=[f"{file}: {fault}" for file, fault, *_ in BROKEN])
 def test_a_broken_file(capsys, file, fault, spoil, named):
-    """Catches: a traceback for a user's file, code in it that is run, NaN that trains, a message
-    without the file, a result or a checkpoint of nothing."""
+    """Catches: a traceback, code in a file that is run, NaN that trains, a result of nothing."""
     spoil(Path(file))
     for command in READERS[file]:
         line = fails(capsys, 2, *command)
@@ -163,23 +153,6 @@ def test_the_same_command_works_once_the_file_is_there(capsys):
 
 
 # --- Files that are good but do not fit each other, or what is asked ---
-def refit(change):
-    """The run's checkpoint with other content, as bad.pt."""
-    shutil.copy("run/checkpoint.pt", "bad.pt")
-    content(change)(Path("bad.pt"))
-
-
-def drop_h(whole):
-    whole["arguments"]["order"] = "none"
-    for name in [name for name in whole["model"] if "denoiser" in name]:
-        del whole["model"][name]
-
-
-def make_wide():
-    Path("wide").mkdir()
-    make_coin(Path("wide"), D=12)
-
-
 def other_teacher():
     """A teacher whose texts lie elsewhere than in the training, which would cost points unseen."""
     model = source.load_teacher("cpu").model
@@ -189,25 +162,16 @@ def other_teacher():
     write_weights(source.TEACHER_FILE, model)
 
 
-def cut_teacher():
-    Path("cut.safetensors").write_bytes(source.TEACHER_FILE.read_bytes()[:-200])
-    source.TEACHER_FILE = Path("cut.safetensors")
-
-
-def repeat_text():
-    npz(embeddings=lambda a: np.repeat(a[:1], len(a), 0))(Path("coin/texts.npz"))
-
-
-BAD, TOY = (*MEASURE[:-3], "bad.pt"), ("--toy-videos", "4")
+make_wide = partial(make_coin, Path("wide"), D=12)
 # What the line names, the command, what is prepared.
 MISFITS = [
     (["runs/pretrain", "python train.py --stage pretrain"], ("evaluate.py", *coin_flags()), 0),
     (["width 12", "16"], ("train.py", *coin_flags("wide"), "--out", "new"), make_wide),
     (["16", "12", "run"], ("evaluate.py", *coin_flags("wide"), "--checkpoint", "run"), make_wide),
     (["--data"], (*MEASURE[:-3], "toy-run"), 0),
-    (["none", "bad.pt"], BAD, lambda: refit(drop_h)),
     (["encoder"], ("evaluate.py", "--task", "features", "--checkpoint", "run"), 0),
-    (["texts.npz"], (*TRAIN, "new"), repeat_text),
+    (["texts.npz"], (*TRAIN, "new"), lambda: npz(
+        embeddings=lambda a: np.repeat(a[:1], len(a), 0))(Path("coin/texts.npz"))),
     (["run", "not fit"], (*TRAIN, "run", "--resume"), lambda: content(
         lambda whole: whole["model"].popitem())(Path("run/checkpoint.pt"))),
     *((["run", *named], (*TRAIN, "run", "--resume"), lambda change=change: content(change)(
@@ -222,34 +186,25 @@ MISFITS = [
             (["optimizer"], lambda whole: whole["optimizer"]["state"][1]["exp_avg"].fill_(np.nan)),
             (["optimizer"], lambda whole: whole.update(optimizer=[])),
             (["role.weight"], lambda whole: whole["model"]["denoiser.role.weight"].fill_(np.nan))]),
-    (["cut.safetensors: missing, damaged", "python -m toy.teacher"],
-     ("train.py", *TINY, "--out", "new"), cut_teacher),
-    (["toy-run", "another teacher"], ("evaluate.py", *TOY, "--checkpoint", "toy-run"),
+    (["toy-run", "another teacher"], ("evaluate.py", *TINY[:2], "--checkpoint", "toy-run"),
      other_teacher),
     (["toy-run", "another teacher"], ("predict.py", "--checkpoint", "toy-run"), other_teacher),
     (["other phrases"], (*TRAIN, "run", "--resume"), lambda: npz(
         embeddings=lambda a: a[::-1])(Path("coin/texts.npz"))),
     (["run", "--resume"], (*TRAIN, "run"), 0),
     (["--lr 0.5", "config.json"], (*TRAIN, "run", "--resume", "--lr", "0.5"), 0),
-    (["--order none"], (*TRAIN, "new", "--order", "none"), 0),
     (["epochs"], (*TRAIN, "new", "--epochs", "0"), 0),
     (["--min-steps 9"], (*MEASURE, "--min-steps", "9"), 0),
     (["proc"], (*TRAIN, "/proc/run"), 0), (["list.csv"], (*TRAIN, "list.csv/run"), 0),
-    (["--json coin"], (*MEASURE, "--json", "coin"), 0),
-    (["--json no/o.json"], (*MEASURE, "--json", "no/o.json"), 0),
-    (["--out no/f.npz"], ("evaluate.py", "--task", "features", "--out", "no/f.npz"), 0),
-    (["--ids a"], ("evaluate.py", "--task", "features", "--ids", "a"), 0),
     (["--split train"], ("evaluate.py", "--task", "features", "--videos", "coin", "--split",
-                         "train"), 0),
-    (["8 processes"], ("train.py", *TINY, "--out", "new"), 8),
+                         "train"), 0), (["8 processes"], ("train.py", *TINY, "--out", "new"), 8),
     (["without torchrun"], ("train.py", "--stage", "finetune", "--init", "run", "--out", "new"), 8),
 ]
 
 
 @pytest.mark.parametrize("named, command, prepare", MISFITS)
 def test_what_does_not_fit(monkeypatch, capsys, named, command, prepare):
-    """Catches: an error from deep inside; numbers for a model without h; a night's run overwritten,
-    or resumed with other settings or texts; an hour of work, and then no place for its result."""
+    """Catches: an error from deep inside, or late; a run overwritten, or resumed with others."""
     if callable(prepare):
         prepare()
     elif prepare:

@@ -81,8 +81,7 @@ def test_what_is_not_a_word_is_left_out(tmp_path):
     ("WEBVTT\n\n00:01.000 --> 00:02.000\nbake at\n350\n\nlast\n00:02.000 --> 00:03.000\nstir\n",
      [(1, 2, "bake at 350"), (2, 3, "stir")])])
 def test_cues_without_empty_lines_or_with_more(tmp_path, text, said):
-    """Catches: the next cue's number said; a number that is said taken for one; a text lost, also
-    behind an empty line of an srt file, or where all line ends are doubled."""
+    """Catches: a cue's number said; a number that is said taken for one; a text lost."""
     assert read(tmp_path, "v.vtt" if text.startswith("WEBVTT") else "v.srt", text) == said
 
 
@@ -98,7 +97,6 @@ def rolling_vtt(lines, seconds=2.0):
     """As YouTube writes: a line is shown word by word, alone for 10 ms, then above the next."""
     def stamp(t):
         return f"00:{int(t) // 60:02d}:{t % 60:06.3f}"
-
     text, above = "WEBVTT\nKind: captions\nLanguage: en\n\n", " "
     for i, line in enumerate(lines):
         start, end = i * seconds, (i + 1) * seconds
@@ -129,16 +127,14 @@ def test_rolling_captions_are_said_once(tmp_path):
     ([(0, 1, "a b"), (1, 2, "a b c"), (2, 3, "a b c d e")], ["a b", "c", "d e"]),
     ([(0, 1, "thank you"), (30, 31, "thank you"), (60, 61, "thank you all")],
      ["thank you", "thank you", "thank you all"]),
-    ([(0, 1, "a b"), (1, 2, "a c")], ["a b", "a c"]),
-])
+    ([(0, 1, "a b"), (1, 2, "a c")], ["a b", "a c"])])
 def test_only_whole_lines_on_the_screen_are_repetitions(cues, texts):
     """Catches: words dropped because they recur; sentences merged over a pause."""
     assert [text for *_, text in unroll(cues)] == texts
 
 
 def test_folder_is_listed_without_opening_anything(tmp_path, monkeypatch):
-    """Catches: a start that reads a million files; an id cut at a dot; other files as narrations; a
-    choice left to the folder's order."""
+    """Catches: a million files read; an id cut at a dot; other files; the folder's order."""
     for name in ("-a_1.csv", "b.srt", "b.steps.csv", "b.en.vtt", "my.video.CSV", "._b.csv", ".csv",
                  "readme.txt", "c.en-US.vtt", "c.csv", "c.srt", "d.de.vtt", "d.en.vtt"):
         (tmp_path / name).write_text("not a narration")
@@ -184,8 +180,7 @@ def test_folder_is_listed_without_opening_anything(tmp_path, monkeypatch):
     ("c.json", entry(end=[1]), "video 'v': lists start, end and text of one length"),
     ("c.json", entry(start=[0, "1"]), r"video 'v', entry 1 .*two numbers and a text are needed"),
     ("c.json", entry(text=["a", 7]), r"video 'v', entry 1 .*two numbers and a text are needed"),
-    ("c.json", entry(end=[1, 10 ** 400]), "entry 1 .*seconds from 0 are needed"),
-])
+    ("c.json", entry(end=[1, 10 ** 400]), "entry 1 .*seconds from 0 are needed")])
 def test_narration_at_fault_is_named_with_its_line(tmp_path, name, content, message):
     """Catches: a traceback, a sentence of no length, or an error without file and line."""
     with pytest.raises(BadInput, match=message) as caught:

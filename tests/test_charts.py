@@ -70,8 +70,7 @@ def test_files_that_are_no_metrics(tmp_path, text):
 # ---- with matplotlib -----------------------------------------------------------------------------
 @pytest.mark.parametrize("truth", [False, True])
 def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
-    """Catches: bars that are not the numbers, a true bar at another step, a frame or branch left
-    out; a figure that needs a forecast, for a checkpoint that makes none."""
+    """Catches: bars of other numbers or steps, a frame or branch left out; a figure without h."""
     pictures = np.random.default_rng(0).integers(0, 255, (8, 3, 9, 16), np.uint8)
     painted = {"a": pictures[0], "c": pictures[1]}
     content = make_content(truth)
@@ -131,10 +130,8 @@ def test_steps_seen_and_novel(drawing, tmp_path):
 
 def test_training_curves(drawing, tmp_path, capsys):
     """Catches: a null drawn as 0, a stage that is not marked, a term that is left out."""
-    rows = [{"step": 20 * i, "epoch": i % 5 / 10, "loss": 1.0,
-             "lr": 0.1, "xe": 9.0 - i, "mse": None if i < 5 else 0.5, "mc": None,
-             "clips_per_s": 1.0}
-            for i in range(1, 10)]
+    rows = [{"step": 20 * i, "epoch": i % 5 / 10, "loss": 1.0, "lr": 0.1, "xe": 9.0 - i, "mc": None,
+             "mse": None if i < 5 else 0.5, "clips_per_s": 1.0} for i in range(1, 10)]
     losses, rate = charts.plot_training(rows).axes
     curves = {line.get_label(): line for line in losses.lines}
     assert [label for label in curves if not label.startswith("_")] == [
@@ -150,8 +147,7 @@ def test_training_curves(drawing, tmp_path, capsys):
 
 
 def test_the_page_shows_each_picture_with_its_text_and_code(drawing, trained, here, capsys):
-    """Catches: a picture that cannot be drawn, or stands by another's code; code on the page that
-    is no longer so; a lead picture by another rule than total variation."""
+    """Catches: a picture that cannot be drawn, stale code beside it, another rule for the lead."""
     call("tour.py", "--checkpoint", str(trained / "diffusion"), "--video", "1", "--after", "2",
          "--out", "page", "--lead", "3")
     tv = {}

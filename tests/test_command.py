@@ -76,8 +76,7 @@ def error_of(capsys, cls, *argv):
 
 @pytest.mark.parametrize("script, flags", [(script, flags) for script, *flags in HELPS])
 def test_help_is_there_at_once(script, flags, tmp_path):
-    """Catches: torch imported at the top of a script, a wrong % in a help, a usage of a screen,
-    flags that are hidden until --data is given and named nowhere."""
+    """Catches: torch imported at the top of a script, a wrong % in a help, flags named nowhere."""
     start = f"path({str(ROOT / script)!r}" if script.endswith(".py") else f"module({script!r}"
     code = ("import runpy, sys\n"
             f"sys.argv = {[script, *flags, '--help']}\n"
@@ -187,7 +186,6 @@ READ = ("--videos", __file__, "--captions", __file__, "--phrases", __file__, "--
     (PredictSettings, ["--steps", "a", "--text-embeddings", "b"], "--steps a: has no effect with"),
     (PredictSettings, ["--keyframes", __file__], "--keyframes"),
     (TrainSettings, ["--out", f"{__file__}/run"], "test_command.py is not a folder"),
-    (FinetuneSettings, ["--out", f"{__file__}/run"], "test_command.py is not a folder"),
     (EvaluateSettings, ["--data"], "argument --data: expected one argument"),
     (EvaluateSettings, ["--videos", "v"], "--videos v: has no effect with --data toy"),
     *((EvaluateSettings, flags, f"{flags[0]} {flags[1]}: has no effect with --task")
@@ -207,7 +205,7 @@ def test_flags_that_do_not_fit_each_other(cls, argv, named, capsys):
     *((TrainSettings, flag, ["--data", "howto100m", *READ]) for flag in READ[::2]),
     (EvaluateSettings, "--checkpoint", []), (TrainSettings, "--init", []),
     (FinetuneSettings, "--init", []), (EvaluateSettings, "--videos", ["--task", "features"]),
-    (PredictSettings, "--steps", []), (PredictSettings, "--text-embeddings", []),
+    *((PredictSettings, flag, []) for flag in ("--checkpoint", "--steps", "--text-embeddings")),
     (COMMANDS["shrink"], "--videos", ["--out", "a"]), (COMMANDS["check"], "--annotations", [])])
 def test_files_that_are_read_exist(cls, flag, argv, capsys):
     """Catches: a missing file that is found out after an hour."""
@@ -220,8 +218,7 @@ def test_files_that_are_read_exist(cls, flag, argv, capsys):
 
 
 def test_values_arrive_with_their_types():
-    """Catches: "3" for 3, str for Path; type=bool, with which "--resume False" is True; folder and
-    epochs of another task; settings that cannot be made again."""
+    """Catches: "3" for 3, str for Path, "--resume False" that is True; another task's defaults."""
     given = parse(TrainSettings, ["--toy-videos", "3", "--sgd-epochs", "1e-4", "--out", "a/b"])
     assert (given.toy_videos, given.sgd_epochs, given.out) == (3, 1e-4, Path("a/b"))
     assert given.resume is False and parse(TrainSettings, ["--resume"]).resume is True
@@ -476,7 +473,6 @@ def test_json_never_holds_nan(tmp_path):
         for file in (path, None):
             with pytest.raises(FloatingPointError, match="a.json" if file else "not finite"):
                 write_json(file, {"top1": bad})
-    for bad in (float("nan"), inf):
         with pytest.raises(FloatingPointError, match="a.npz: x: not finite"):
             write_arrays(tmp_path / "a.npz", names=np.array(["a"]), x=np.array([1., bad]))
     assert not path.exists() and not (tmp_path / "a.npz").exists()

@@ -85,15 +85,12 @@ def terms_by_loops(model, batch, mask):
             i = clips[place]
             mse.append(((x_hat - x[i].detach()) ** 2).sum())
             mc.append(-targets[i] @ p_of(x_hat, model.phrases, model.tau).log())
-    return {name: sum(terms) / len(terms) for name, terms in
-            (("xe", xe), ("mse", mse), ("mc", mc))}
+    return {name: sum(terms) / len(terms) for name, terms in dict(xe=xe, mse=mse, mc=mc).items()}
 
 
 @pytest.mark.parametrize("order", ["diffusion", "mask"])
 def test_eq7_every_step_minimizes_the_sum_of_the_terms_by_loops(here, monkeypatch, order):
-    """Catches: a term left out, weighted, or of other clips; the missing clip observed, or its
-    gradient not stopped; another level; padding counted; a gradient cut, or not cut to length 1;
-    weights that stay."""
+    """Catches: a term left out, weighted, or of other clips; a gradient cut, or not cut to 1."""
     batches, steps = pretrain.Pretraining.batches, set()
 
     def watched(self, stage, optimizer):

@@ -41,8 +41,7 @@ def test_sentence_windows_are_nine_seconds_around_every_second_one():
     ((1, 1, 1, 1, 1), [23, 23, 23]),                             # everything there is
     ((9, 5, 1), [8, 13]), ((1, 5, 9, 12), [13, 28])])            # at the end, at the start
 def test_short_sentences_are_joined_until_twelve_words(counts, expected):
-    """Catches: joined with one side only, one too many or too few. The span is seen in the window's
-    middle: 3 + 10 i for sentence i alone."""
+    """Catches: one sentence too many or too few; at 3 + 10 i sentence i alone is seen."""
     windows = data.sentence_windows(say(*counts), 1000.0, FIRST)
     assert windows.mean(1).tolist() == expected
 
@@ -93,9 +92,7 @@ def slow_places(n, P):
 
 @pytest.mark.parametrize("P", [1, 2, 3])
 def test_missing_rows_by_loops(P):
-    """Catches: a history of another length, end, start or run; the first clip forecast; among clips
-    on both sides a gap, a hidden one, a clip or place never drawn, another share; a run without a
-    row."""
+    """Catches: a history of another length, end or run; a clip or place never or too often."""
     rng, runs = np.random.default_rng(P), [np.arange(12)[:, None] * 4. + [20, 29]]
     for n in (1, 16, 2, 3, 5, 9, 4):
         middles, half = 5 + rng.uniform(1, 30, n).cumsum(), rng.uniform(.5, 5, n)

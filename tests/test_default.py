@@ -22,8 +22,7 @@ NOTE = "no runs/pretrain: the default checkpoint that comes with the code (seed 
 
 # ---- the file ----------------------------------------------------------------------------------
 def test_it_is_whole_of_this_world_and_of_the_default_run():
-    """Catches: weights, settings or curves of another run beside the digest; a world that has
-    changed since; optimizer states or double precision in what everybody downloads."""
+    """Catches: weights, settings or curves of another run or world; an optimizer's states."""
     tensors, said = read_tensors(DEFAULT)
     assert said.pop("digest") == digest_of(tensors, said)
     assert said["world"] == teacher.digest()
@@ -42,8 +41,7 @@ def copy(trained, here, monkeypatch):
 
 
 def test_it_is_the_run(copy):
-    """Catches: weights in half precision, an argument or a buffer that is left out; settings or
-    curves of another run; an --init that finds no weights in it."""
+    """Catches: half precision, an argument or buffer left out; settings or curves of others."""
     (new, arguments, _), (run, before, _) = map(load_model, copy)
     assert arguments == {**before, "pixels": [*before["pixels"]]}
     assert new.state_dict().keys() == run.state_dict().keys()
@@ -96,8 +94,7 @@ def test_the_digest_covers_names_shapes_and_what_is_said():
 
 # ---- the commands ------------------------------------------------------------------------------
 def test_without_a_run_of_ones_own(here, capsys):
-    """Catches: a first forecast that needs a training; a checkpoint that is taken without a word,
-    or said to be taken where it is asked for."""
+    """Catches: a first forecast that needs a training; a checkpoint taken without a word."""
     flags = "--samples", "2", "--device", "cpu"
     call("predict.py", *flags, "--json", "a.json")
     assert capsys.readouterr().out.startswith(NOTE)

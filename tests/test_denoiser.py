@@ -4,6 +4,7 @@ import math
 import pytest
 import torch
 
+from commands import randomized
 from denoiser import Denoiser
 from test_encoder import slow_attention, slow_gelu, slow_linear, slow_norm
 
@@ -20,16 +21,11 @@ def float64():
 
 def tiny(**more):
     """A tiny h with every parameter random: no bias is 0, no gain of a LayerNorm is 1."""
-    torch.manual_seed(0)
-    h = Denoiser(D, layers=2, heads=HEADS, clips=N + 1, **more)
-    for parameter in h.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return h
+    return randomized(Denoiser(D, layers=2, heads=HEADS, clips=N + 1, **more), 0.3)
 
 
 def question(*j):
-    """zt, z, observed, j, t of three rows; j: one or more clips of each.
-    In the first one more clip is hidden; the last clip of the second is padding."""
+    """zt, z, observed, j, t of three rows: more than one clip hidden, padding, one and more j."""
     generator, j = torch.Generator().manual_seed(1), torch.tensor(j)
     zt, z = (torch.randn(3, count, D, generator=generator) for count in (j.shape[1], N))
     observed = torch.tensor([[1, 1, 0, 1, 1], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]).bool()
@@ -37,8 +33,7 @@ def question(*j):
 
 
 def slow_h(w, heads, zt, z, observed, j, t):
-    """z_hat of one row (P, D), token by token. w: h's tensors by name, in float64;
-    zt (P, D), z (N, D), observed (N,) bool, j [int], t int."""
+    """z_hat of one row (P, D), token by token, from h's tensors w; zt (P, D), z (N, D)."""
     w = {name.replace("in_proj_", "qkv.").replace("out_proj", "proj"): v for name, v in w.items()}
     half, tokens = z.shape[1] // 8, {}
     angle = [t / 10000 ** (k / (half - 1)) for k in range(half)]
@@ -60,8 +55,7 @@ def slow_h(w, heads, zt, z, observed, j, t):
 
 @pytest.mark.parametrize("j", [[[1], [3], [0]], [[1, 4], [2, 3], [1, 0]]], ids=["one", "together"])
 def test_eq5_h_equals_a_transformer_token_by_token(j):
-    """Catches: heads mixed up, x_j, a hidden clip or padding read, level, role or position left
-    out, post-norm, GELU for QuickGELU, a norm or layer added, rows mixed."""
+    """Catches: heads or rows mixed, x_j, a hidden clip or padding read, a part more or less."""
     h, (zt, z, observed, j, t) = tiny(), question(*j)
     with torch.no_grad():
         fast = h(zt, z, observed, j, t)

@@ -11,8 +11,7 @@ ALPHA_BAR = torch.tensor([0.9, 0.7, 0.3, 0.1], dtype=torch.float64)
 
 
 def test_standardized_embeddings_by_loops():
-    """Catches: a scale per coordinate, a sum for the mean, variance for deviation, averages that
-    forget too soon; one clip, or equal ones; an inverse that is none."""
+    """Catches: a scale per coordinate, a sum for the mean, variance for deviation, no inverse."""
     space, D = diffusion.Standardizer(3, rate=0.3).double(), 3
     mean, variance, step = [0.0] * D, 1.0, 0
     for clips in (1, 5, 2, 1, 7, 4, 3, 6):             # one clip alone changes nothing
@@ -75,7 +74,6 @@ def slow_chain(noise):
     """Sec. 3.3 for the noise of one sample (P, D), T = 4, written out; levels 1 to 4 as there."""
     def h(x, t):
         return made_up_h(x[None], torch.tensor([t - 1]))[0]
-
     bar = {t: float(ALPHA_BAR[t - 1]) for t in (1, 2, 3)}
     x_hat = h(noise, 4)                                # x_j^T is drawn from N(0, I)
     x_hat = h(math.sqrt(bar[3]) * x_hat + math.sqrt(1 - bar[3]) * noise, 3)
@@ -85,8 +83,7 @@ def slow_chain(noise):
 
 @pytest.mark.parametrize("amount", [1.0, 0.0])
 def test_sec33_sampling_equals_the_chain_written_out(amount):
-    """Catches: a level skipped or asked twice, t off by one, new noise at a level or after the
-    last, samples that mix, clips missing together denoised apart."""
+    """Catches: a level skipped or asked twice, t off by one, new noise, samples or clips mixed."""
     noise = amount * draw(3, 2, 4)
     kept = noise.clone()
     x_hat = diffusion.sample(made_up_h, noise, ALPHA_BAR)

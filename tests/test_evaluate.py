@@ -1,5 +1,4 @@
-"""evaluate.py: every number of its tables, counted again from embeddings that are known.
-They stand, in float64, in place of what f, h and the teacher give for each second of a video."""
+"""evaluate.py: every number of its tables, counted again from embeddings that are known."""
 import dataclasses
 import math
 from types import SimpleNamespace
@@ -29,8 +28,6 @@ from weights import checkpoint
 S, D, Q, SEED = len(grammar.STEPS), 16, 3, 2
 TAU, SPREAD = 0.2, 0.25
 TWINS = grammar.STEP_ID["melt butter"], grammar.STEP_ID["pour oil"]       # they have equal texts
-
-
 TEXTS = functional.normalize(draw(S, D, seed=1), dim=-1) * (1 + draw(S, 1, seed=2).abs())
 TEXTS[TWINS[1]] = TEXTS[TWINS[0]]
 TURN = torch.linalg.qr(draw(D, D, seed=3))[0]
@@ -42,8 +39,7 @@ def tilted(p):
 
 
 class Source:
-    """Videos of the embedded world; a clip is its middle second: its step, the next one, noise.
-    The second training video has nothing that a window lies around."""
+    """Videos of the embedded world; a clip is its middle second: its step, the next one, noise."""
 
     def __init__(self, split, count, *_):
         self.split, self.videos = split, [grammar.make_video(split, i) for i in range(count)]
@@ -189,9 +185,7 @@ def counts_by_hand(last):
 
 
 def test_the_forecast_table_equals_counting(tmp_path, monkeypatch):
-    """Catches: zero noise among the samples; another temperature; a clip baseline of one clip; a
-    unigram that saw test labels; bigrams exchanged, of the first clip, or with padding; equal texts
-    that do not tie; --seed or M that does not arrive."""
+    """Catches: zero noise among the samples; another temperature, seed or M; a wrong baseline."""
     monkeypatch.setattr(forecasting, "SPREAD", 50)
     main(dataclasses.replace(SETTINGS, json=tmp_path / "o.json", device="cpu"))
     result, source = read_json(tmp_path / "o.json"), Source("test", 25)
@@ -222,8 +216,7 @@ def test_the_forecast_table_equals_counting(tmp_path, monkeypatch):
 
 
 def test_the_rows_of_the_exact_truth_equal_counting():
-    """Catches: the filter fed with other posteriors or lengths; tv of the truth's draws in place of
-    ours, or its floor of ours; other draws than --samples."""
+    """Catches: a filter of other posteriors or lengths; tv or its floor exchanged; other draws."""
     source, exact = Source("test", 30), grammar.Grammar()
     samples, x = data.forecast_samples(source.videos), clips_of(source.ours, source)
     y = torch.tensor([sample.label for sample in samples])
@@ -270,8 +263,7 @@ def test_a_step_is_observed_from_a_second_on():
 
 
 def test_the_classification_table_equals_counting():
-    """Catches: one view for three, logarithms averaged, a teacher's row of our embedding, equal
-    texts that do not tie, kinds of steps mixed up, outcomes of other videos."""
+    """Catches: one view for three, logarithms averaged, another's row, kinds or videos mixed."""
     source = Source("test", 25)
     samples = data.samples_of("classify", source.videos)
     x, teacher, samples = encode_samples(Model(), source, samples, SETTINGS, "cpu")

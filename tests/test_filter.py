@@ -9,6 +9,10 @@ GRAMMAR = grammar.Grammar()
 S, DEPTH, N = len(grammar.STEPS), GRAMMAR.depth.max(), 8
 VIDEOS = [grammar.make_video("validation", i) for i in range(300)]
 SAMPLES = forecast_samples(VIDEOS)
+LABELS = np.full((len(GRAMMAR.mass), DEPTH), -1)     # the steps of each prefix, -1 after its last
+for node in range(1, len(LABELS)):                   # a parent comes before its children
+    LABELS[node] = LABELS[GRAMMAR.parent[node]]
+    LABELS[node, GRAMMAR.depth[node] - 1] = GRAMMAR.step[node]
 
 
 def columns(samples):
@@ -39,18 +43,6 @@ def timelines(n, rng):
     return np.stack(start, 1), np.stack(end, 1)
 
 
-def labels_of_nodes():
-    """(n, DEPTH): the steps of each prefix, -1 after its last."""
-    labels = np.full((len(GRAMMAR.mass), DEPTH), -1)
-    for node in range(1, len(labels)):                       # a parent comes before its children
-        labels[node] = labels[GRAMMAR.parent[node]]
-        labels[node, GRAMMAR.depth[node] - 1] = GRAMMAR.step[node]
-    return labels
-
-
-LABELS = labels_of_nodes()
-
-
 def brute_force(likelihood, from_start, seconds, start, end):
     """One forecast (S,): the timelines whose history ends with a step, within 0.1 s of ours."""
     history, mass = N * seconds, np.zeros(len(GRAMMAR.mass))
@@ -76,8 +68,7 @@ def brute_force(likelihood, from_start, seconds, start, end):
 
 
 def test_filter_equals_sampled_timelines():
-    """Catches: other times, intro or gaps left out, a history that begins elsewhere, `from_start`
-    ignored, one length for a whole batch, prefixes counted by number."""
+    """Catches: other times, intro or gaps left out, `from_start` ignored, one length for all."""
     rng = np.random.default_rng(0)
     samples = [SAMPLES[i] for i in rng.choice(len(SAMPLES), 45, replace=False)]
     samples += [s for s in SAMPLES if not observed_steps(s, VIDEOS[s.video])[1]][:10]

@@ -92,13 +92,11 @@ KEYS = {"classify": ["ours", "teacher"], "activity": ["ours"],
     *((init, task) for init in ("diffusion", "coin") for task in TASKS), ("published", "forecast"),
     ("timesformer", "classify"), ("mvit", "classify"), ("none", "forecast")])
 def test_fine_tuned_and_evaluated(init, task):
-    """Catches: a task that trains f, or not what it should; a checkpoint that cannot be measured;
-    `--order none` refused, or a random h that stays."""
+    """Catches: a task that trains f, or less than it should; a checkpoint nobody can measure."""
     flags = coin_flags() if init == "coin" else ()
     call("train.py", *(BASE if "--data" in flags else TUNE), *flags, "--task", task, "--init",
          f"{init}.pt", "--out", "run")
-    before, after = (dict(load_model(name)[0].named_parameters())
-                     for name in (f"{init}.pt", "run"))
+    before, after = (dict(load_model(x)[0].named_parameters()) for x in (f"{init}.pt", "run"))
     changed = {key.split(".")[0] for key in before if not torch.equal(before[key], after[key])}
     changed -= {"encoder"} if init == "timesformer" else set()     # the head: see its own test
     assert changed == (set() if task == "classify" or init == "none" else {"denoiser"})
@@ -123,7 +121,6 @@ def test_training_lowers_the_loss_on_a_task_that_can_be_learnt(monkeypatch):
     for name in ("LOG_EVERY", "SAVE_EVERY"):
         monkeypatch.setattr(run, name, 1000)
     rng, folder = np.random.default_rng(0), Path("easy")
-    folder.mkdir()
     make_coin(folder)
     database = read_json(folder / "COIN.json")["database"]
     table, places = dict(np.load(folder / "features.npz")), load_model("coin.pt")[0].phrases[:3]
@@ -147,7 +144,6 @@ def test_training_lowers_the_loss_on_a_task_that_can_be_learnt(monkeypatch):
     ((*coin_flags(), "--init", "published.pt"), "published.pt reads frames")])
 def test_what_cannot_be_fine_tuned_is_one_line(argv, named, capsys):
     """Catches: a traceback, a run folder with a checkpoint of nothing."""
-    Path("wide").mkdir()
     make_coin(Path("wide"), D=12)
     tune = BASE if "--data" in argv else TUNE
     assert named in fails(capsys, 2, "train.py", *tune, *argv, "--out", "never")
@@ -157,7 +153,6 @@ def test_what_cannot_be_fine_tuned_is_one_line(argv, named, capsys):
 def test_what_a_checkpoint_cannot_do_is_one_line(capsys):
     """Catches: the head of one task read as another's; classes or widths that do not fit."""
     for name, changes in {"more": dict(classes=7), "wide": dict(D=12)}.items():
-        Path(name).mkdir()
         make_coin(Path(name), **changes)
     listed = Path("more/COIN.json")
     listed.write_text(listed.read_text().replace('"recipe_type": 2', '"recipe_type": 5'))

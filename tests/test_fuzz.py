@@ -1,11 +1,8 @@
-"""Damaged files end in good data or in the promised one line.
+"""Damaged files end in good data or in the promised one line: a few cases, or thousands by
 
-    python -m pytest -q tests/test_fuzz.py                                            # a few cases
-    FUZZ=100 python -m pytest -q tests/test_fuzz.py -o faulthandler_timeout=600       # thousands
+    FUZZ=100 python -m pytest -q tests/test_fuzz.py -o faulthandler_timeout=600
 
-Case N of a kind damages it in the same way each time; the last case in a failure's output is the
-one that failed. A crash or a hang of native code ends with its traceback.
-"""
+Case N of a kind is damaged alike each time; the last one in a failure's output has failed."""
 import io
 import json
 import os
@@ -30,8 +27,6 @@ from weights.checkpoint import load_model
 
 CASES = {"captions": 60, "list": 30, "video": 16}      # of each kind; 12 of the others
 FUZZ = int(os.environ.get("FUZZ", 1))                  # times as many
-
-
 PIECES = (b"-->", b'"', b",", b"\n", b"\n\n", b"\0", b"9" * 400, b"[{", b"}", b"nan", b"NaN", b"-",
           b" ", b"1e999", b"null", b"\xff", b"\xef\xbb\xbf")
 

@@ -120,8 +120,7 @@ def test_a_longer_history_is_cut_again_by_loops(seconds):
 
 
 class Cycle(Model):
-    """Steps 0 .. 5 as unit vectors: after step k comes k + 1 or k + 2, as the noise's sign says;
-    two more where the oldest window shows step 0."""
+    """Steps 0 .. 5 as unit vectors: after k comes k + 1 or k + 2, by the noise; 2 more after 0."""
     def forecast_next(self, history, noise):
         last = history[:, -1].argmax(-1)                                       # (M,)
         old = 2 * (history[:, 0].argmax(-1) == 0)                              # (M,)

@@ -14,28 +14,20 @@ BESIDE = {"support", "data", "model", "files", "toy", "weights"} | METHOD
 # but experiments/runs.py reads the flags of train.py, to compare a run's settings with them.
 MAY_IMPORT = {
     **dict.fromkeys(METHOD | {"data"}, set()),
-    "support": {"support"},
-    "model": METHOD,
+    "support": {"support"}, "model": METHOD,
     "weights": METHOD | {"support", "model", "weights"},
     "toy": METHOD | {"support", "data", "toy"},
     "files": METHOD | {"support", "data", "weights", "files"},
-    "evaluation": BESIDE | {"evaluation"},
-    "training": BESIDE | {"evaluation", "training"},
+    "evaluation": BESIDE | {"evaluation"}, "training": BESIDE | {"evaluation", "training"},
     "experiments": BESIDE | {"evaluation", "training", "experiments", "train"},
     **dict.fromkeys(SCRIPTS, BESIDE | {"evaluation", "training", "experiments"})}
-# Commands parse first and then import once, in the function that runs them: the number of such
-# functions.
+# Commands parse first and import once, in the function that runs them: how many there are.
 COMMANDS = {"train": 2, "evaluate": 1, "predict": 1, "files.commands": 1,
             "experiments.benchmark": 1, "experiments.charts": 1, "experiments.reproduce": 1,
             "experiments.simulate": 1, "experiments.tour": 1}
 MAY_IMPORT_LATE = {"files.commands": BESIDE}                   # data.py alone runs them
 # Packages of one command: imported in a function, named when missing. PIL comes with diffusers.
 OPTIONAL = {"spacy", "matplotlib", "diffusers", "transformers", "PIL", "timm"}
-
-
-def module_name(path):
-    """files/video.py -> files.video, weights/__init__.py -> weights"""
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def names_of(node):
@@ -63,8 +55,8 @@ def packages(names):
 
 
 PATHS = [*ROOT.glob("*.py"), *(path for path in ROOT.glob("*/*.py") if path.parent.name != "tests")]
-TREES = {module_name(path): ast.parse(path.read_text(encoding="utf-8"), str(path))
-         for path in sorted(PATHS)}
+TREES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"):
+         ast.parse(path.read_text(encoding="utf-8"), str(path)) for path in sorted(PATHS)}
 IMPORTS = {name: imports(tree) for name, tree in TREES.items()}
 OURS = packages(TREES)
 

@@ -9,8 +9,7 @@ from files.listings import (UNKNOWN, load_epic, load_ids, load_phrases, load_rel
                             load_steps, video_name)
 from support.command import BadInput
 
-ROOT = Path(__file__).resolve().parent.parent
-REAL = ROOT.parent / "shared"
+REAL = Path(__file__).resolve().parents[2] / "shared"
 STEPS = "th2wZ0W8ulA.mp4 580 163.1434 59.0 65.0\n-INaRI8Nb_E 0 112.2917 0.5 1\n"
 NEXT = "th2wZ0W8ulA.mp4 581 130.0 0 65.0\nth2wZ0W8ulA.mp4 582 130.0 0 84.0\n"
 TASK = "coin/4bgWwnZQPaA.mkv 123 157.3572\n-INaRI8Nb_E 98 112.2917\n"
@@ -126,8 +125,7 @@ def test_line_ends_and_byte_order_marks(tmp_path):
     *[(name, None, "list: No such file") for name in READERS],
     *[(name, " \n\r\n", "list: the file is empty") for name in READERS],
     *[(name, b"\xff\xfea\x00", "list: invalid start byte at byte 0; save it as UTF-8")
-      for name in READERS],
-])
+      for name in READERS]])
 def test_list_at_fault_is_named_with_its_line(tmp_path, name, text, message):
     """Catches: a bad value let through, an error without its line; a list for another task."""
     with pytest.raises(BadInput, match=message) as caught:

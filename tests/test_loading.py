@@ -1,5 +1,4 @@
-"""What a step or a sample reads: drawn from its number, by any worker, without unreadable videos.
-Clips say what they show (video, s, view), so that a row in the wrong place is seen at once."""
+"""What a step or a sample reads: drawn from its number, by any worker, without bad videos."""
 import functools
 import json
 import os
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from commands import randomized
 from data import Loaded, Sample, forecast_samples, with_histories
 from evaluate import EvaluateSettings
 from evaluation import embedding
@@ -147,8 +147,7 @@ class Batches(Pretraining):
 
 @pytest.mark.parametrize("broken, workers", [((), 0), ((1, 3, 5), 0), ((1, 5), 2)])
 def test_a_batch_is_the_clips_of_its_videos_and_rows_of_them(tmp_path, broken, workers):
-    """Catches: clips or features of another video, a row of two videos, one that cannot be read
-    that shifts others, P always the same."""
+    """Catches: clips or features of another video, a row of two or shifted, P always the same."""
     stage, source = Stage("adamw", range(20, 26), 7, 1.0), Source(broken)
     run, several = Batches(source, TrainSettings(
         seed=2, out=tmp_path, workers=workers, missing=2, max_unreadable=1.)), set()
@@ -190,7 +189,6 @@ def test_embed_videos_equals_encoding_each_window(stride):
     """Catches: other windows, rows counted to another video, a short video without a row."""
     def encode(clips):
         return clips.float().mean((3, 4)).flatten(1)                       # (C, F * 3)
-
     source, row = ToySource("train", 3, 4), 0
     names, windows, x, failed = embed_videos(source, encode, stride, 0, "cpu")
     for i, video in enumerate(source.videos):
@@ -241,12 +239,6 @@ def test_targets_are_of_frames_of_words_or_of_both():
         torch.testing.assert_close(embedding.teacher_features(source, loaded, kind), expected)
 
 
-def samples_of(source):
-    """Three samples of 2 windows of every video, one after another in time."""
-    return [Sample(video, np.array([[k, k + 1.], [20. + k, 40. + k]]), 10 * video + k, k)
-            for video in range(len(source)) for k in range(3)]
-
-
 def encode(source, samples, **settings):
     """`encode_samples` with a model that gives back the clips."""
     model = SimpleNamespace(encode=lambda clips: clips.flatten(1))
@@ -257,7 +249,8 @@ def encode(source, samples, **settings):
 def test_unreadable_videos_leave_the_samples_aligned(workers, batch):
     """Catches: a label by another sample's embedding; a batch of broken videos; random views."""
     source = Source(broken=(0, 2, 3))
-    samples = samples_of(source)[:-2]                  # 9 of 19 are of the 3 of 7 videos
+    samples = [Sample(video, np.array([[k, k + 1.], [20. + k, 40. + k]]), 10 * video + k, k)
+               for video in range(7) for k in range(3)][:-2]      # 9 of 19 are of the 3 videos
     x, features, read = encode(source, samples, batch=batch, workers=workers, max_unreadable=3 / 7)
     assert [s.label for s in read] == [s.label for s in samples if s.video not in (0, 2, 3)]
     assert x.shape == (10, 2, 3) and features.shape == (10, 2, 2)
@@ -275,14 +268,10 @@ def test_unreadable_videos_leave_the_samples_aligned(workers, batch):
 
 
 def test_blank_frames_tell_nothing_about_the_next_step(trained):
-    """Catches: anything but pixels that reaches the forecast (durations, video length, position of
-    the window, the seed): with blank frames no two forecasts may differ."""
+    """Catches: anything but pixels that reaches the forecast: of blank frames no two may differ."""
     source = ToySource("test", 12, 4)
     source.pixels = torch.zeros_like(source.pixels)
-    model = load_model(trained / "diffusion")[0]
-    torch.manual_seed(0)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+    model = randomized(load_model(trained / "diffusion")[0], 0.3)
     samples = forecast_samples(source.videos)
     x, _, read = embedding.encode_samples(model, source, samples, EvaluateSettings(batch=16), "cpu")
     assert len(read) == len(samples) == len(x)

@@ -1,4 +1,5 @@
 """Eqs. 6 to 10 against loops in float64, typed from the paper."""
+import itertools
 import math
 
 import pytest
@@ -20,7 +21,6 @@ def slow_match(x, phrases, tau):
     """Eq. 6 for one x (D,): softmax of x^T y / (tau |x| |y|), a list of K probabilities."""
     def length(v):
         return math.sqrt(sum(float(a) ** 2 for a in v))
-
     scores = [sum(float(a * b) for a, b in zip(x, y)) / (tau * length(x) * length(y))
               for y in phrases]
     return [math.exp(s) / sum(math.exp(other) for other in scores) for s in scores]
@@ -32,8 +32,7 @@ def slow_entropy(target, p):
 
 
 def test_eq6_match_equals_the_softmax_by_loops():
-    """Catches: tau left out, squared or inverted, either side not normalized, sum over the wrong
-    axis, probabilities for log probabilities; cosines in bfloat16 under autocast."""
+    """Catches: tau left out, squared or inverted, a side not normalized, an axis; bfloat16."""
     x, phrases = draw(2, 3, 4), 7 * draw(5, 4, seed=1)
     log_p = losses.match(x, phrases, TAU)
     with torch.autocast("cpu", torch.bfloat16):
@@ -41,10 +40,9 @@ def test_eq6_match_equals_the_softmax_by_loops():
             x.bfloat16(), phrases.float(), TAU)
     torch.testing.assert_close(mixed[1], mixed[0].float(), rtol=1e-4, atol=1e-4)
     assert log_p.shape == (2, 3, 5)
-    for b in range(2):
-        for i in range(3):
-            expected = torch.tensor(slow_match(x[b, i], phrases, TAU), dtype=torch.float64)
-            torch.testing.assert_close(log_p[b, i].exp(), expected)
+    for b, i in itertools.product(range(2), range(3)):
+        expected = torch.tensor(slow_match(x[b, i], phrases, TAU), dtype=torch.float64)
+        torch.testing.assert_close(log_p[b, i].exp(), expected)
 
 
 def test_eq6_is_finite_at_the_smallest_temperature_and_the_longest_vectors():
@@ -57,15 +55,11 @@ def test_eq6_is_finite_at_the_smallest_temperature_and_the_longest_vectors():
 
 
 def test_eq8_xe_is_the_mean_over_the_observed_clips_by_loops():
-    """Catches: 1 / N for 1 / (N - 1), a sum for a mean, p and p' exchanged in H. Eq. 8 is averaged
-    over j: every clip is in turn the missing one."""
+    """Catches: 1 / N for 1 / (N - 1), a sum for a mean, p and p' exchanged in H. Eq. 8: every j."""
     N, x, phrases, targets = 4, draw(4, 3), draw(5, 3, seed=1), soft(4, 5, seed=2)
     expected = 0.0
-    for j in range(N):
-        for i in range(N):
-            if i != j:
-                entropy = slow_entropy(targets[i], slow_match(x[i], phrases, TAU))
-                expected += entropy / (N - 1) / N
+    for _, i in itertools.permutations(range(N), 2):               # (j, i), i != j
+        expected += slow_entropy(targets[i], slow_match(x[i], phrases, TAU)) / (N - 1) / N
     log_p = losses.match(x, phrases, TAU)
     assert losses.xe_loss(log_p, targets).item() == pytest.approx(expected)
 
@@ -74,9 +68,8 @@ def test_eq9_mse_is_the_squared_length_averaged_over_the_missing_clips():
     """Catches: a mean over D, a sum over clips, the length without its square, another x_j^0."""
     B, P, D = 3, 2, 4
     x_hat, xj, expected = draw(B, P, D), draw(B, P, D, seed=1), 0.0
-    for b in range(B):
-        for p in range(P):
-            expected += sum(float(x_hat[b, p, d] - xj[b, p, d]) ** 2 for d in range(D)) / (B * P)
+    for b, p in itertools.product(range(B), range(P)):
+        expected += sum(float(x_hat[b, p, d] - xj[b, p, d]) ** 2 for d in range(D)) / (B * P)
     assert losses.mse_loss(x_hat, xj).item() == pytest.approx(expected)
 
 
@@ -84,9 +77,8 @@ def test_eq10_mc_is_the_cross_entropy_averaged_over_the_missing_clips():
     """Catches: a sum over clips, p and p' exchanged, the target of another video or clip."""
     B, P, D, expected = 3, 2, 4, 0.0
     x_hat, phrases, targets = draw(B, P, D), draw(5, D, seed=1), soft(B, P, 5, seed=2)
-    for b in range(B):
-        for p in range(P):
-            expected += slow_entropy(targets[b, p], slow_match(x_hat[b, p], phrases, TAU)) / (B * P)
+    for b, p in itertools.product(range(B), range(P)):
+        expected += slow_entropy(targets[b, p], slow_match(x_hat[b, p], phrases, TAU)) / (B * P)
     log_p = losses.match(x_hat, phrases, TAU)
     assert losses.mc_loss(log_p, targets).item() == pytest.approx(expected)
 
@@ -117,7 +109,6 @@ def test_eq_a_bounds_the_likelihood_of_a_small_chain_by_enumeration():
             gaps.append(bound + p_0[x0].log())
         jensen = (p_0[:, None] * -p_y.log()).sum(0) + (p_0[:, None] * p_y).sum(0).log()
         return torch.stack(gaps), jensen
-
     for seed in range(20):
         q, p = soft(T, S, S, seed=seed), soft(T, S, S, seed=seed + 100)
         gaps, jensen = check(q, p, soft(S, seed=seed + 200), soft(S, 2, seed=seed + 300))
@@ -133,7 +124,6 @@ def test_eq_a_bounds_the_likelihood_of_a_small_chain_by_enumeration():
 
 def test_eq_a_a_level_weighs_the_squared_distance_by_the_fall_of_its_signal_to_noise_ratio():
     """The KL of q(x^t-1 | x^t, x^0) for x^0 and for x_hat^0: 1/2 (s_t-1 - s_t) L_MSE.
-
     Posterior of a Gaussian chain: Ho et al. 2020, Eqs. 6-7."""
     alpha_bar = diffusion.noise_levels(64).double()
     x0, x_hat = draw(1, 1, 5), draw(1, 1, 5, seed=1)

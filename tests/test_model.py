@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
+from commands import randomized
 from model import encode_parts
 from test_denoiser import slow_h
 from test_encoder import slow_timesformer
@@ -28,11 +28,8 @@ def draw(*shape, seed=0):
 
 def build(encoder=None, order="diffusion", **more):
     """A tiny model with every parameter random, whose embeddings have a mean and a scale."""
-    torch.manual_seed(0)
-    model = build_model(PHRASES, encoder, dict(layers=2, heads=2, clips=5), order,
-                        tau=TAU, pixels=(.4, .25) if encoder else None, **more)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
+    model = randomized(build_model(PHRASES, encoder, dict(layers=2, heads=2, clips=5), order,
+                                   tau=TAU, pixels=(.4, .25) if encoder else None, **more), 0.3)
     model.standardize.update(0.2 * draw(9, D, seed=6) + draw(D, seed=7))
     return model
 
@@ -60,8 +57,7 @@ def slow_forecast(model, x, observed, j, noise):
 @pytest.mark.parametrize("j", [[[0], [0]], [[2], [1]], [[4], [3]], [[1, 2], [0, 3]]],
                          ids=["past", "present", "future", "together"])
 def test_eq1_f_h_and_the_matching_put_together(j):
-    """Catches: pixels not normalized, axes exchanged; h in the space of f; samples that mix, a
-    missing clip read, clips missing together forecast one by one."""
+    """Catches: pixels not normalized, axes exchanged; samples that mix, a missing clip read."""
     model, y = build(F), torch.arange(10).view(2, 5) % K
     clips = torch.randint(256, (9, 2, 3, 8, 8), dtype=torch.uint8)
     noise = torch.stack([torch.zeros(2, len(j[0]), D), draw(2, len(j[0]), D)], 1)  # (B, Q, P, D)
@@ -136,8 +132,7 @@ def test_features_become_the_text_that_they_make_expect_by_loops():
 
 
 def test_f_refuses_other_axes_and_types():
-    """Catches: an answer for frames and channels exchanged, for pixels that are normalized already,
-    for one clip; a message with axes that were not passed, or on a features model of clips."""
+    """Catches: an answer for exchanged axes, normalized pixels or one clip; another's message."""
     model, clips = build(F), torch.zeros(5, 2, 3, 8, 8, dtype=torch.uint8)
     assert model.encode(clips).shape == (5, D)
     assert encode_parts(model.train(), clips, 2).requires_grad
@@ -155,8 +150,7 @@ def test_f_refuses_other_axes_and_types():
 
 # --- The stages of pre-training ---
 def test_the_bar_shows_the_terms_and_once_the_time_left(monkeypatch, tmp_path, capsys):
-    """Catches: a training that shows its speed alone; an estimate of one stage, of the steps that
-    are done, or with each row."""
+    """Catches: a training that shows its speed alone; an estimate of one stage, or in each row."""
     given, model, done = TrainSettings(out=tmp_path), build(F), 0
     stages = [Stage("sgd", range(30), 4, .1, 1), Stage("adamw", range(30, 60), 4, .1, 1)]
     monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=lambda: 6.0 * done))
@@ -173,8 +167,7 @@ def test_the_bar_shows_the_terms_and_once_the_time_left(monkeypatch, tmp_path, c
 
 
 def test_sgd_comes_first_and_rates_rise_and_fall_within_a_stage(monkeypatch, tmp_path):
-    """Catches: AdamW from the start, SGD without momentum, a stage that leaves f or h out, or has
-    the rate or length of another; a constant rate; eval mode."""
+    """Catches: a stage of another optimizer, rate, length or part; a constant rate; eval mode."""
     monkeypatch.setattr(pretrain, "SGD_LR", .1)
     monkeypatch.setattr(pretrain, "WEIGHT_DECAY", .4)
     given = TrainSettings(out=tmp_path, batch=4, sgd_epochs=2, epochs=1, lr=.2)

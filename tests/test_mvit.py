@@ -6,6 +6,7 @@ import pytest
 import torch
 from torchvision.models.video import mvit as theirs
 
+from commands import randomized
 from data import Video, view_of
 from files import sources
 from weights.mvit import MViT, block_settings
@@ -15,11 +16,7 @@ TINY = dict(image=16, frames=4, seconds=None, width=8, heads=2, stages=(1, 2), k
 
 def tiny():
     """A tiny MViT with every parameter random, in float64."""
-    torch.manual_seed(0)
-    model = MViT(**TINY).double()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return model
+    return randomized(MViT(**TINY).double(), 0.3)
 
 
 def random_clips(B):

@@ -113,8 +113,7 @@ def test_the_python_of_a_page_runs(page, exported, monkeypatch):
 
 
 def test_f_and_h_in_ten_lines(exported, monkeypatch):
-    """Catches: more lines than README says; answers that are no probabilities; other pixels, of
-    which f is not, than predict.py reads."""
+    """Catches: more lines than README says; answers that are no probabilities; other pixels."""
     monkeypatch.chdir(exported)
     snippet, = (block for block in snippets_of("README.md") if "forecast_next" in block)
     assert len(list(filter(str.strip, snippet.splitlines()))) <= 14

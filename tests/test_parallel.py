@@ -1,5 +1,4 @@
-"""A step divided: over processes (copies of this one, by gloo) and into micro-batches.
-Of what would run on a GPU only shapes are computed (torch's FakeTensorMode)."""
+"""A step divided: over processes (copies of this one, by gloo) and into micro-batches."""
 import multiprocessing
 import os
 import signal
@@ -16,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import data
 import test_loading
 import train
-from commands import TINY, call, read_rows
+from commands import TINY, call, randomized, read_rows
 from support.device import memory_of
 from test_model import D, F
 from train import TrainSettings
@@ -45,11 +44,8 @@ class Source(test_loading.Source):
 def build():
     """A tiny model with every weight random."""
     torch.manual_seed(0)
-    model = build_model(torch.randn(6, D), F, dict(layers=1, heads=2, clips=10), "diffusion",
-                        tau=.1, pixels=(.4, .2))
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.3)
-    return model
+    return randomized(build_model(torch.randn(6, D), F, dict(layers=1, heads=2, clips=10),
+                                  "diffusion", tau=.1, pixels=(.4, .2)), 0.3)
 
 
 class Tiny(pretrain.Pretraining):

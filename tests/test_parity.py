@@ -1,5 +1,4 @@
-"""Published weights give the published numbers: files in the released layout, ours and a real one.
-released_tiny.pt holds random weights, an input, and what the slow versions compute in float64."""
+"""Weights in the released layout, random ones of ours and real ones, give the known numbers."""
 import functools
 import math
 from pathlib import Path
@@ -71,8 +70,7 @@ def close(ours, theirs):
 @pytest.mark.parametrize("path", [TINY, pytest.param(OFFICIAL, marks=pytest.mark.skipif(
     not OFFICIAL.is_file(), reason=f"no {OFFICIAL.name}"))], ids=["tiny", "official"])
 def test_released_weights_give_the_released_numbers(path):
-    """Catches: a parameter under another's name, no L2 norm, a level off by one, x_T scaled, x_hat
-    normalized or noised afresh, a final LayerNorm, no QuickGELU."""
+    """Catches: a parameter under another's name, no L2 norm, a level off by one, a final norm."""
     content, model = torch.load(path, weights_only=True), load_released(path)
     assert not any(parameter.requires_grad for parameter in model.parameters())
     clips, noise = clips_of(content), content["noise"]

@@ -84,8 +84,7 @@ def test_phrases_are_the_mean_over_prompts_and_sentences_have_none(parts, teache
 
 @pytest.mark.parametrize("mean, std", [(MEAN, STD), (.4, .25)])
 def test_encode_frames_is_the_unit_feature_of_the_pixels_as_the_model_wants_them(parts, mean, std):
-    """Catches: no division by 255, std before mean, channels mixed up, train mode, not of unit
-    length, frames changed or refused."""
+    """Catches: no division by 255, std before mean, channels mixed up, train mode, a length."""
     model, tokenizer = parts
     teacher = Teacher(model.train(), tokenizer, mean, std)
     frames = torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8,

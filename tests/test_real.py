@@ -33,8 +33,7 @@ STEPS = sum(len(video.steps) for video in TEST)
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A folder with the exported world in ex/ and a run trained on it in real/.
-    One narration is removed, and one of --ids is nowhere."""
+    """The exported world in ex/, a run on it in real/: a narration is removed, an id is nowhere."""
     folder = tmp_path_factory.mktemp("real")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -103,8 +102,7 @@ def test_targets_of_what_is_said():
 
 
 def test_coin_videos_and_a_released_list_are_evaluated(monkeypatch):
-    """Catches: samples or classes that go astray; prompts read twice; a csv's history cut
-    wrongly."""
+    """Catches: samples or classes gone astray; prompts read twice; a csv's history cut wrongly."""
     opened, create = [], open_clip.create_model
     monkeypatch.setattr(open_clip, "create_model",
                         lambda *args, **flags: opened.append(args) or create(*args, **flags))
@@ -129,8 +127,7 @@ def test_coin_videos_and_a_released_list_are_evaluated(monkeypatch):
 def test_fine_tuned_from_video_files():
     """Catches: other windows than evaluation's; class names or a teacher asked for without need."""
     for name, videos in (("train.csv", TRAINED), ("test.csv", TEST)):
-        Path(name).write_text("".join(
-            f"a/{v.name} {v.activity} {v.duration}\n" for v in videos))
+        Path(name).write_text("".join(f"a/{v.name} {v.activity} {v.duration}\n" for v in videos))
     listed = ("--task", "activity", "--annotations")
     rows = []
     for trained, tested in ((("--task", "classify"),) * 2, ((*listed, "train.csv"),
@@ -201,8 +198,7 @@ def test_what_is_not_there_is_one_line(argv, named, capsys):
 
 @pytest.mark.parametrize("command, flags", [("shrink", ("--short-side", "16")), ("teach", CLIP)])
 def test_each_video_gets_a_file_once(command, flags, capsys):
-    """Catches: a file made twice, or kept where settings or the video changed; a broken video that
-    is not named; somebody else's file replaced."""
+    """Catches: a file made twice, or kept where settings or video changed; another's replaced."""
     def times():
         return {path: path.stat().st_mtime_ns for path in sorted(Path("made").iterdir())}
     copy_videos("some", *TEST)
@@ -253,8 +249,7 @@ def test_each_video_gets_a_file_once(command, flags, capsys):
 
 @pytest.mark.parametrize("command, flags", [("shrink", ()), ("teach", CLIP)])
 def test_videos_in_odd_places(command, flags, capsys):
-    """Catches: a pipe that is waited for; a name too long for a file that ends the command; a copy
-    made of itself, through a link to the folder of the copies."""
+    """Catches: a pipe that is waited for; a name too long; a copy of itself, through a link."""
     Path("some").mkdir()
     Path("made").mkdir()
     name, film = TEST[0].name, f"ex/videos/{TEST[0].name}.mp4"

@@ -63,8 +63,7 @@ if "--json" in sys.argv:
 
 
 def test_runs_are_made_once_and_fill_every_table(monkeypatch):
-    """Catches: a run made again, one table's runs unknown to the next, a cell of another run or
-    key, a run that is trained for each of its evaluations, a page's text changed."""
+    """Catches: a run or its training made again, a cell of another, a page's text changed."""
     fake_commands(monkeypatch, FAKE)
     call("reproduce.py", "table-5,table-D", *TINY, "--seeds", "3,3")
     first = Path("README.md").read_text()
@@ -88,8 +87,7 @@ def test_runs_are_made_once_and_fill_every_table(monkeypatch):
 
 
 def test_commands_are_accepted_by_the_scripts():
-    """Catches: a flag that a script refuses, a classifier of another run, a pool that is not found;
-    a recipe that does not exist, a run for a table not asked for."""
+    """Catches: a flag that a script refuses, a pool that is not found, a run not asked for."""
     settings = reproduce.ReproduceSettings(out=Path("out"), coin=Path("coin"), device="cpu")
     needed = tables.needs(TABLES)
     for recipe, evaluations in needed.items():
@@ -123,8 +121,7 @@ def files():
 
 
 def test_a_trial_writes_nothing_outside_its_folder(monkeypatch, capsys):
-    """Catches: pages or results.json with the numbers of 16 videos; a trial whose tables are
-    nowhere, or hold numbers of a trial before it."""
+    """Catches: pages or results.json with a trial's numbers; tables that are nowhere, or stale."""
     fake_commands(monkeypatch, FAKE)
     before, trial = files(), ("table-5", *TINY[:-2], "--toy-videos", "16", "--seeds")
     call("reproduce.py", *trial, "3")
@@ -186,8 +183,7 @@ HERE = teacher.digest()[:12]
     ((), lambda: Path("experiments/results.json").write_text('{"mask infill top1.ours": {"1": 2}}'),
      "experiments/results.json: numbers of another embedded world, unknown, where this is ")])
 def test_runs_of_other_settings_or_worlds_are_refused(monkeypatch, capsys, flags, change, line):
-    """Catches: another experiment's run counted as a recipe's; numbers of two worlds in one mean; a
-    file written before the error; COIN's folder or a device refused."""
+    """Catches: another experiment's run, two worlds in a mean; a file written before the error."""
     settings = reproduce.ReproduceSettings(out=Path("out"), coin=Path("elsewhere"), device="cuda")
     for folder, evaluations in (("coin-mask-1", ["forecast"]),
                                 ("diffusion-1", ["classify-25", "forecast"])):
@@ -268,8 +264,7 @@ def test_the_papers_rows_are_the_papers(name):
 
 
 def test_tables_are_whole():
-    """Catches: a row without a cell, a cell that is taken for text, phrases missing, a table that
-    no page or two pages show."""
+    """Catches: a row without a cell, a cell taken for text, a table on no page or on two."""
     for table in TABLES.values():
         assert all(len(row) == len(table["columns"]) for row in table["rows"])
         assert all(tables.is_ours(cell) for _, *cells in table["rows"] for cell in cells
@@ -290,8 +285,7 @@ def test_the_pages_tables_are_those_of_the_runs():
 
 
 def test_cells_are_means_over_seeds(monkeypatch):
-    """Catches: seeds of another recipe or task in a cell, a deviation of one seed, of M for M - 1,
-    a number that is None counted as 0, an interval's ends exchanged."""
+    """Catches: seeds of another recipe or task, a deviation of one seed, M for M - 1, None as 0."""
     row = ["mask", "mask classify top1.ours", "mask forecast top1.zero_noise",
            "mask classify top1.teacher", "mask infill by_position.1"]
     monkeypatch.setitem(TABLES, "table-D", {"title": "T", "columns": list("abcde"), "rows": [row]})
@@ -318,8 +312,7 @@ def measured(outcomes):
 
 
 def test_the_gain_is_of_all_seeds_that_have_both_runs():
-    """Catches: runs of different seeds paired, the sign, other steps of a kind, points for shares,
-    a seed with one run counted, a number of many seeds replaced by one of fewer."""
+    """Catches: runs of other seeds paired, the sign, other steps of a kind, points for shares."""
     seen, new = "crack egg", "fry egg"
     for name, rights in {"diffusion-1": (1, 1, 1, 0), "matching-1": (0, 1, 1, 0),
                          "diffusion-2": (1, 1, 1, 1), "matching-2": (1, 0, 0, 1),
@@ -345,8 +338,7 @@ def test_the_gain_is_of_all_seeds_that_have_both_runs():
 
 
 def test_the_bootstrap_by_loops():
-    """Catches: steps resampled for videos, seeds or videos not resampled, videos weighted alike
-    whatever their number of steps, another interval than the middle 95 %."""
+    """Catches: steps resampled for videos, seeds not, videos weighted alike, another interval."""
     S, V, rng = 3, 60, np.random.default_rng(1)
     size = rng.integers(1, 9, V)
     more = np.array([rng.binomial(size, .8 + .03 * s) - rng.binomial(size, .1) for s in range(S)])
@@ -374,8 +366,7 @@ def test_seen_and_novel_steps_by_loops():
 
 
 def test_simulated_features_lie_around_the_texts_of_their_steps():
-    """Catches: a window of another video's step, the mean text within a step, noise of another
-    length, a row that files.annotations would refuse; texts of other classes."""
+    """Catches: a window of another step, noise of another length, a refused row; other classes."""
     database = {name: {"subset": "testing", "recipe_type": 0, "duration": 20.0, "annotation": [
         {"id": str(i), "segment": [4.0 * i, 4.0 * i + 4], "label": f"step {i}"}]}
         for i, name in enumerate("ab", start=1)}

@@ -157,7 +157,6 @@ def test_narrations_and_teacher_features_that_do_not_fit_their_video(monkeypatch
     assert loaded.failed == {"b": "b.csv:3: bad"}
     assert loaded.requests[0][1].tolist() == [[0, 4], [3, 9]] and len(loaded.clips) == 2
     assert "short" in source.load([(1, windows[2:])]).failed         # nothing of it is in the video
-
     monkeypatch.setattr(sources, "record", lambda path, *made: f"{path} {made}")
     source.cached, source.made = tmp_path, ("teach", 3)
     np.savez(tmp_path / "long.npz", rows=np.arange(20, dtype=np.float32).reshape(10, 2),

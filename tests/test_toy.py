@@ -45,8 +45,7 @@ def bigram():
 
 
 def test_procedures_are_distributions_of_sequences_that_share_steps():
-    """Catches: weights that do not add up, an order counted twice, maybe(p) inverted; a step that
-    gives its procedure away."""
+    """Catches: weights that do not add up, an order counted twice, maybe(p) inverted."""
     procedures = defaultdict(set)
     for name, options in PROCEDURES.items():
         assert sum(p for p, _ in options) == pytest.approx(1, abs=1e-9)
@@ -95,8 +94,7 @@ def test_difficulty():
 
 
 def test_next_steps_equal_enumerating_all_sequences():
-    """Catches: one occurrence taken for all, `from_start` ignored, sequences weighted by number,
-    ended ones counted as going on; pairs exchanged; 0 / 0."""
+    """Catches: one occurrence for all, `from_start` ignored, weights by number; 0 / 0."""
     samples = sorted({sample[:2] for sample in TEST[:400]}) + [((), True)]
     samples += [(steps[-n:], False) for steps, _ in samples[::4] for n in (1, 2) if len(steps) > n]
     samples += [((STEP_ID["bake dough"],), False), ((STEP_ID["flip dough"],), True)]   # no next

@@ -10,7 +10,7 @@ import torch
 from open_clip import ClipLoss
 from safetensors import safe_open
 
-from commands import call
+from commands import call, flip
 from data import HISTORY, PIECES, sentence_windows
 from support.command import BadInput
 from toy import grammar, render, source, teacher
@@ -28,8 +28,7 @@ def draw(phrase, progress, seed=0):
 
 
 def test_frames_are_deterministic_and_their_nuisance_does_not_depend_on_the_steps():
-    """Catches: a global random state, another frame rate, one drawing for all; background that
-    hangs on the steps."""
+    """Catches: a global random state, another frame rate, one drawing for all, a telling scene."""
     for video, next_video in zip(VIDEOS[:10], VIDEOS[1:]):
         other = dataclasses.replace(video, activity=None, steps=tuple(
             step._replace(label=grammar.STEP_ID["wash pan"]) for step in video.steps))
@@ -143,18 +142,9 @@ def copy(tmp_path, monkeypatch):
     return path
 
 
-def flip(position):
-    """A fault: another bit of the byte at a position."""
-    def change(path):
-        content = bytearray(path.read_bytes())
-        content[position] ^= 1
-        path.write_bytes(content)
-    return change
-
-
 @pytest.mark.parametrize("fault", [
-    Path.unlink, flip(-1), flip(100_000), flip(0), flip(8), lambda path: path.write_bytes(b""),
-    lambda path: path.write_bytes(path.read_bytes()[:-200])])
+    *(functools.partial(flip, position=position) for position in (-1, 100_000, 0, 8)), Path.unlink,
+    lambda path: path.write_bytes(b""), lambda path: path.write_bytes(path.read_bytes()[:-200])])
 def test_a_file_that_is_not_whole_is_refused(copy, fault):
     """Catches: weights that are not the teacher's, used without a word."""
     fault(copy)

@@ -15,12 +15,12 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
+from commands import flip
 from files import video
 from files.video import Unreadable, read_frames
 from support.command import BadInput
 
-ROOT = Path(__file__).resolve().parent.parent
-REAL = ROOT.parent / "shared" / "videos"
+REAL = Path(__file__).resolve().parents[2] / "shared" / "videos"
 FPS, SIZE = 25, (48, 64)                               # frames/s; H, W
 BLOCK = 8                                              # pixels; a picture is gray squares
 H264 = {"preset": "ultrafast", "x264-params": "bframes=3:keyint=50:scenecut=0"}
@@ -81,8 +81,7 @@ def look_up(frames, wanted):
 def assert_shows(path, times, frames):
     got = read_frames(path, times)
     assert got.dtype == torch.uint8 and got.shape == (len(times), 3, *frames[1][0].shape[:2])
-    wrong = [t for t, picture in zip(times, got)
-             if not np.array_equal(picture, look_up(frames, t))]
+    wrong = [t for t, shown in zip(times, got) if not np.array_equal(shown, look_up(frames, t))]
     assert not wrong, f"{path.name}: wrong picture at {wrong}"
 
 
@@ -119,26 +118,21 @@ FILES = {
     "ten_bit.mkv": {"pixels": "yuv420p10le"},
     "mpeg4.avi": MPEG4 | {"options": MPEG4["options"] | {"bf": "2"}},
     "mjpeg.mov": {"codec": "mjpeg", "options": {}, "pixels": "yuvj420p"},
-    "vp8.webm": VP8,
-    "vp9.webm": VP8 | {"codec": "libvpx-vp9"},
+    "vp8.webm": VP8, "vp9.webm": VP8 | {"codec": "libvpx-vp9"},
     "fragments.mp4": {"container": {"movflags": "frag_keyframe+empty_moov"}},
     "fragments_listed.mp4": {"container": {
         "movflags": "frag_keyframe+empty_moov+default_base_moof+global_sidx"}},
     "recorded.mkv": {"container": {"live": "1"}},
     "recorded_late.mkv": {"container": {"live": "1"}, "ticks": range(1000, 1100)},
-    "h264.avi": {},
-    "variable.mkv": {"ticks": VARIABLE, "base": Fraction(1, 1000)},
+    "h264.avi": {}, "variable.mkv": {"ticks": VARIABLE, "base": Fraction(1, 1000)},
     "variable.mp4": {"ticks": VARIABLE, "base": Fraction(1, 1000)},
-    "starts_late.mp4": {"ticks": range(70, 170)},
-    "starts_late.mkv": {"ticks": range(1000, 1100)},
-    "sound_first.mkv": {"ticks": range(20, 120), "sound": 4.0},
-}
+    "starts_late.mp4": {"ticks": range(70, 170)}, "starts_late.mkv": {"ticks": range(1000, 1100)},
+    "sound_first.mkv": {"ticks": range(20, 120), "sound": 4.0}}
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_frames_at_times_equal_decoding_everything(tmp_path, name):
-    """Catches: a frame before or after; pts and dts, or kinds of start, exchanged; a seek behind
-    the target; open groups; an avi's order of decoding; a wrong length."""
+    """Catches: a frame before or after; pts for dts; a seek behind the target; a wrong length."""
     options = {"ticks": range(100), "base": Fraction(1, FPS)} | FILES[name]
     path, ticks = write(tmp_path / name, **options), np.array(options["ticks"])
     begins = {"sound_first.mkv": 0.8, "mpeg4.avi": 1 / FPS}.get(name, 0.0)
@@ -220,8 +214,7 @@ AVI = MPEG4 | {"options": MPEG4["options"] | {"g": "50"}}
     ("a.mp4", {}, NEAR, 1, range(25, 40)),             # within one group of 50 frames
     ("a.mkv", {}, NEAR, 1, range(25, 40)),
     ("a.avi", AVI, NEAR, 1, range(48, 54)),            # not H.264: B-frames are decoded
-    ("a.mp4", {}, FAR, 4, range(4 * 33)),
-    ("a.mkv", {}, FAR, 4, range(4 * 33)),
+    ("a.mp4", {}, FAR, 4, range(4 * 33)), ("a.mkv", {}, FAR, 4, range(4 * 33)),
     ("a.avi", AVI, FAR, 4, range(4 * 33)),
     ("a.mp4", {}, [1.8, 1.95, 1.99], 1, range(51)),    # a key frame shown at 2 s, listed at 1.92 s
     ("a.mp4", {}, [1.8, 2.01], 2, range(101)),
@@ -350,9 +343,7 @@ def test_a_damaged_picture_is_not_returned(tmp_path):
     with av.open(str(path)) as file:
         keys = [packet for packet in file.demux(video=0) if packet.is_keyframe]
         middle = keys[4].pos + keys[4].size // 2       # shown at 1.92 s
-    data = bytearray(path.read_bytes())
-    data[middle] ^= 0x5a
-    path.write_bytes(data)
+    flip(path, middle)
     read_frames(path, [1.9])
     for call in (lambda: read_frames(path, [1.9, 1.93]),
                  lambda: video.shrink(path, tmp_path / "copy.mp4", fps=25)):
@@ -495,8 +486,7 @@ def ramp(frames=3, height=160, width=240):
 
 
 def test_a_training_view_is_one_square_for_the_whole_clip():
-    """Catches: a crop or flip per frame, a squeezed rectangle, a wrong range, no flips;
-    torchvision's own draws in place of the generator's; the caller's frames changed."""
+    """Catches: a crop or flip per frame, a squeezed rectangle, no flips; the input changed."""
     sides, flips, lefts, clip = [], [], [], ramp()
     for seed in range(60):
         view = video.training_view(clip, 112, np.random.default_rng(seed))
