@@ -1,4 +1,5 @@
 """Weights from outside: every layout is read, what does not fit is printed or refused."""
+import itertools
 import json
 import logging
 import math
@@ -87,6 +88,73 @@ def outputs(model):
     with torch.no_grad():
         forecasts = [model.forecast_next(x, noise)] if model.denoiser else []
         return [model.encoder(clips), *forecasts]
+
+
+def slow_mvit(w, clips, stages, heads, kv):
+    """MViT-v2's class token from tensors under the released names, positions pair by pair.
+
+    stages: blocks of each; heads: in the first; kv: stride of keys and values there.
+    """
+    def linear(x, name):
+        return functional.linear(x, w[name + ".weight"], w[name + ".bias"])
+
+    def norm(x, name):
+        return functional.layer_norm(x, x.shape[-1:], w[name + ".weight"], w[name + ".bias"], 1e-6)
+
+    def on_grid(x, grid, pool):                # (B, 1 + T H W, C): all but the class token, pooled
+        token, x = x[:, :1], x[:, 1:].transpose(1, 2).unflatten(2, grid)
+        x = pool(x)
+        return torch.cat([token, x.flatten(2).transpose(1, 2)], 1), x.shape[2:]
+
+    x = functional.conv3d(clips, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"],
+                          stride=(2, 4, 4), padding=(1, 3, 3))
+    grid, B = x.shape[2:], len(x)
+    x = torch.cat([w["cls_token"].expand(B, 1, -1), x.flatten(2).transpose(1, 2)], 1)
+    first = [stage > 0 and i == 0 for stage, blocks in enumerate(stages) for i in range(blocks)]
+    for block, halves in enumerate(first):
+        block, stride = f"blocks.{block}.", 2 if halves else 1
+        heads, kv = heads * stride, max(kv // stride, 1)
+        y, parts = norm(x, block + "norm1"), []
+        for part, step, values in zip("qkv", (stride, kv, kv),
+                                      linear(y, block + "attn.qkv").chunk(3, -1), strict=True):
+            kernel = w[f"{block}attn.pool_{part}.weight"]
+            pooled = [on_grid(head, grid, lambda z: functional.conv3d(
+                z, kernel, stride=(1, step, step), padding=1, groups=z.shape[1]))
+                for head in values.chunk(heads, -1)]
+            parts.append(([norm(z, f"{block}attn.norm_{part}") for z, _ in pooled], pooled[0][1]))
+        (queries, new), (keys, old), (values, _) = parts
+        mixed = []
+        for q, k, v in zip(queries, keys, values, strict=True):
+            logits = q @ k.transpose(1, 2) / q.shape[-1] ** .5
+            for axis, name in enumerate("thw"):
+                ratio = max(new[axis] / old[axis], 1), max(old[axis] / new[axis], 1)
+                for i, one in enumerate(itertools.product(*map(range, new))):
+                    for j, other in enumerate(itertools.product(*map(range, old))):
+                        place = one[axis] * ratio[1] + (old[axis] - 1 - other[axis]) * ratio[0]
+                        logits[:, 1 + i, 1 + j] += q[:, 1 + i] @ w[
+                            f"{block}attn.rel_pos_{name}"][int(place)]
+            z = logits.softmax(-1) @ v
+            mixed.append(torch.cat([z[:, :1], z[:, 1:] + q[:, 1:]], 1))
+        if halves:
+            x, _ = on_grid(linear(y, block + "proj"), grid, lambda z: functional.max_pool3d(
+                z, (1, 3, 3), (1, 2, 2), (0, 1, 1)))
+        x, grid = x + linear(torch.cat(mixed, -1), block + "attn.proj"), new
+        y = functional.gelu(linear(norm(x, block + "norm2"), block + "mlp.fc1"))
+        x = x + linear(y, block + "mlp.fc2")
+    return norm(x, "norm")[:, 0]
+
+
+@torch.no_grad()
+def test_the_released_mvit_equals_one_pair_of_tokens_at_a_time(tmp_path):
+    """Catches: a released name given to another layer, strides or distances of another stage."""
+    model, _ = published(MVIT, None)
+    save_released(tmp_path / "x.pyth", model)
+    w = {name.removeprefix("model.video_encoder."): value
+         for name, value in released_names(model).items() if "video_encoder" in name}
+    clips = torch.randn(2, 3, 4, 32, 32)
+    slow = slow_mvit(w, clips, MVIT["stages"], MVIT["heads"], MVIT["kv_stride"])
+    ours = load_released(tmp_path / "x.pyth").encoder.class_token(clips)
+    assert (ours - slow).norm() < 1e-5 * slow.norm()
 
 
 @torch.no_grad()
