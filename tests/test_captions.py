@@ -1,5 +1,6 @@
 """captions.py: narrations in every layout, rolling text, each error with its line."""
 import json
+import os
 import pickle
 from pathlib import Path
 
@@ -134,10 +135,11 @@ def test_only_whole_lines_on_the_screen_are_repetitions(cues, texts):
 
 
 def test_folder_is_listed_without_opening_anything(tmp_path, monkeypatch):
-    """Catches: a million files read; an id cut at a dot; other files; the folder's order."""
+    """Catches: a million files read; an id cut at a dot; other files, a pipe; another order."""
     for name in ("-a_1.csv", "b.srt", "b.steps.csv", "b.en.vtt", "my.video.CSV", "._b.csv", ".csv",
                  "readme.txt", "c.en-US.vtt", "c.csv", "c.srt", "d.de.vtt", "d.en.vtt"):
         (tmp_path / name).write_text("not a narration")
+    os.mkfifo(tmp_path / "pipe.csv")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", None)
         patch.setattr("builtins.open", None)

@@ -58,7 +58,7 @@ ROW = '{"step": 1, "epoch": 0.5, "lr": 0.1, "xe": 2}\n'
     None, "", "{}\n", "no json\n", "3\n", "[" * 100_000, ROW + "[3]\n", *(
         ROW + ROW.replace(old, new) for old, new in (
             ("1,", '"1",'), ("1,", "null,"), ("0.5", "[0.5]"), ("0.1", "NaN"), ("2", '"2"'),
-            ("2", "{}"), ("2", "1" + 400 * "0")))])
+            ("2", "{}"), ("2", "1e30"), ("2", "1" + 400 * "0")))])
 def test_files_that_are_no_metrics(tmp_path, text):
     """Catches: a traceback for a run that has not logged yet, another folder, or other types."""
     if text is not None:

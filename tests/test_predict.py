@@ -1,5 +1,6 @@
 """predict.py: what is read of a video, the truth next to its futures, the command."""
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from files.commands import ExportSettings, start
 from files.sources import VideoSource
 from files.video import Unreadable, duration, read_clips
 from predict import predict
-from support.command import BadInput
+from support.command import BadInput, write_json
 from test_finetune import make_ours
 from test_weights import F, published
 from toy import grammar, render
@@ -163,6 +164,17 @@ def test_real_checkpoints_with_their_teacher(monkeypatch):
     call("pseudo_labels.py", "--phrases", "own.txt", "--out", "own.npz", *CLIP)
     assert run_predict(VIDEO, "--checkpoint", "real", "--text-embeddings", "own.npz") == content
     check_content(run_predict(VIDEO, "--checkpoint", "released", *own), NAMES, 50, 3)
+
+
+def test_the_teacher_of_the_run_is_not_written_over(capsys):
+    """Catches: outputs held against the flags that are given alone, not those of the run."""
+    teacher = Path("ex/clip/open_clip_config.json")
+    before = teacher.read_bytes()
+    shutil.copytree("real", "adopted")
+    write_json(Path("adopted/config.json"), {"settings": {"clip": CLIP[1], "clip_weights": None}})
+    line = fails(capsys, 2, "predict.py", VIDEO, "--checkpoint", "adopted", "--steps", "own.txt",
+                 "--json", str(teacher))
+    assert "--json" in line and "--clip" in line and teacher.read_bytes() == before
 
 
 def test_the_mask_model_has_one_future_and_matching_alone_none():
