@@ -82,8 +82,7 @@ def load_metrics(run):
 
 def plot_training(rows, constant=None):
     """Figure of the terms of the loss by step: medians of five rows of `load_metrics`, over all of
-    them. A stage begins where `epoch` falls. constant: L_MSE, were z_hat 0.
-    """
+    them. A stage begins where `epoch` falls. constant: L_MSE, were z_hat 0."""
     figure = new_figure(7, 3.6)
     losses, rate = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     for name, label, color, style in (("xe", "L_XE, clips", BLUE, "-"),
@@ -170,8 +169,7 @@ def plot_steps(steps, novel, tasks):
 def plot_forecast(content, pictures, painted):
     """Figure: observed frames, next steps as bars, futures as a tree, key frames if there are any.
     content: predict.py's JSON content, with or without "truth"; pictures: (N, 3, height, width)
-    uint8, one of each window; painted: {step: (3, height, width) uint8} of keyframes.py.
-    """
+    uint8, one of each window; painted: {step: (3, height, width) uint8} of keyframes.py."""
     def shares(answer):
         return {tuple(future["steps"]): future["share"] for future in answer["futures"]}
     clips, futures = content["clips"], shares(content)
@@ -212,8 +210,7 @@ def plot_strip(figure, title, pictures, captions):
 
 def plot_bars(axes, rows, true):
     """p of the likeliest steps, rows [{"step", "p"}, ...], the largest first; below each bar the
-    true one, of {step: p} or {}.
-    """
+    true one, of {step: p} or {}."""
     steps, p = zip(*((row["step"], row["p"]) for row in rows[:NEXT]))
     places, high = range(len(p)), -0.4 if true else 0.7
     axes.barh(places, p, high, align="edge" if true else "center", color=BLUE, label="forecast")
@@ -232,8 +229,7 @@ def plot_bars(axes, rows, true):
 
 def grow_tree(futures):
     """Futures {steps (H,): share}, the largest share first, as a tree of prefixes: {prefix: (mean
-    row, share of all futures that begin with it)}. LEAVES futures get a row each.
-    """
+    row, share of all futures that begin with it)}. LEAVES futures get a row each."""
     share, rows = Counter(), defaultdict(list)
     for steps in futures:
         for depth in range(len(steps) + 1):

@@ -20,8 +20,7 @@ def outcomes(content):
 def gain(pairs, steps):
     """How many points more of these steps are right with order: (mean, low, high), as `bootstrap`.
     pairs: [(content with order, content without), ...] of S seeds, JSON of --task classify;
-    BadInput unless all are of the same steps of the same videos.
-    """
+    BadInput unless all are of the same steps of the same videos."""
     found = [outcomes(content) for pair in pairs for content in pair]
     video, label, _ = found[0]
     require(all(np.array_equal(found[0][:2], other[:2]) for other in found),
@@ -36,8 +35,7 @@ def gain(pairs, steps):
 def bootstrap(more, size, R=10_000):
     """The mean difference of a step, with its 95 % percentile interval: (mean, low, high).
     Of few seeds it is too narrow: the spread of S drawn again is smaller by sqrt((S - 1) / S).
-    more: (S, V), how many more steps of a video are right; size: (V,), how many it has, not 0.
-    """
+    more: (S, V), how many more steps of a video are right; size: (V,), how many it has, not 0."""
     (S, V), generator = more.shape, np.random.default_rng(0)
     seeds = generator.multinomial(S, np.full(S, 1 / S), R)                     # (R, S) times drawn
     videos = generator.multinomial(V, np.full(V, 1 / V), R)                    # (R, V)

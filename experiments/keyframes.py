@@ -21,8 +21,7 @@ PAINTED = 3                                    # the likeliest steps are painted
 
 def open_painter(settings):
     """The model of --keyframe-model -> an img2img pipeline of diffusers; runs no code of its files.
-    BadInput if diffusers is missing, or the model is not a Stable Diffusion in safetensors.
-    """
+    BadInput if diffusers is missing, or the model is not a Stable Diffusion in safetensors."""
     try:
         import diffusers
         import transformers
@@ -48,8 +47,7 @@ def open_painter(settings):
 
 def paint_steps(painter, picture, steps, settings):
     """Paint each step from the picture (3, H, W), all with the same noise, into --keyframes, as
-    1_first_step.png and the like -> {step: (3, H', W') uint8 numpy}.
-    """
+    1_first_step.png and the like -> {step: (3, H', W') uint8 numpy}."""
     from PIL import Image                      # installed with diffusers
 
     def write(name, image):

@@ -19,8 +19,7 @@ class SimulateSettings(Settings):
 
 def main(settings):
     """To each window of 4 s: the text embedding (D,) of the step at its middle, or the mean text
-    outside of steps, plus Gaussian noise, scaled to unit length.
-    """
+    outside of steps, plus Gaussian noise, scaled to unit length."""
     import numpy as np
 
     from files.annotations import load_coin, load_texts_of

@@ -55,8 +55,7 @@ def expecting(path):
 
 def number_at(content, key):
     """The number of a JSON object at a key, or None: "a.1" is content["a"][1]. "by_class.seen" and
-    "by_class.novel" are means over the embedded world's steps that occur, in the pool and not.
-    """
+    "by_class.novel" are means over the embedded world's steps that occur, in the pool and not."""
     for part in key.split("."):
         if part in ("seen", "novel"):
             content = statistics.mean(
@@ -87,8 +86,7 @@ def collect_gains(out):
 
 def collect(out, path=None):
     """Put the numbers of the runs in the folder `out` into results.json (path None: none) -> its
-    cells. BadInput if it holds numbers of another embedded world.
-    """
+    cells. BadInput if it holds numbers of another embedded world."""
     results = read_json(path, JSON) if path and path.exists() else {"world": digest()}
     world = str(results.pop("world", "unknown"))
     require(world == digest(), f"{path}: numbers of another embedded world, {world[:12]}, where "

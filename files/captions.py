@@ -56,8 +56,7 @@ class Captions(dict):
 
 def unroll(sentences):
     """Remove the words by which a cue repeats the lines above it (YouTube's rolling captions):
-    the last sentence, or more, ended up to ROLL s ago. If none are left, it lasts longer.
-    """
+    the last sentence, or more, ended up to ROLL s ago. If none are left, it lasts longer."""
     unrolled, words = [], []                # words[i] are those of unrolled[i]
     for start, end, text in sentences:
         new, above, repeated = text.split(), [], 0

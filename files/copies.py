@@ -20,8 +20,7 @@ LONGEST = 230             # bytes of a name; most disks take 255, with what is a
 
 def make_missing(made, record_of, make, item):
     """Make the file of an item (path of the video, path of the file): None if it is there, else
-    whether it was, with another record, and what `make` gave. Unreadable if another is there.
-    """
+    whether it was, with another record, and what `make` gave. Unreadable if another is there."""
     path, target = item
     if len(os.fsencode(target.name)) > LONGEST:
         raise Unreadable(f"{target}: its name is too long for a file; give the video a shorter one")
@@ -41,8 +40,7 @@ def made_files(settings, suffix, made, record_of, make):
     made:      the name of the command, and what the files are made with, for `record`.
     record_of: path of ID`suffix` -> its record; None if the file is not whole, or has none.
     Yields (path, what make(path of the video, path, record) gave in a worker). BadInput if no video
-    is there, or can be read.
-    """
+    is there, or can be read."""
     found = find_videos(settings.videos)
     require(found, f"--videos {settings.videos}: no video below it")
     settings.out.mkdir(parents=True, exist_ok=True)

@@ -16,8 +16,7 @@ NUMBER = re.compile(r'[\s"]*([-+]?([\d.]+(e[-+]?\d+)?|nan|inf)%?)?[\s"]*', re.I)
 
 def load_released_csv(path, task):
     """Read a csv of ProcedureVRL or DistantSup (no header) -> [data.Video, ...] in its order. One
-    for another task (`step`, `next`, `task` to the authors) would give scores that look real.
-    """
+    for another task (`step`, `next`, `task` to the authors) would give scores that look real."""
     columns = "path label duration" + (" start end" if task != "activity" else "")
     require(task != "infill", f"{path}: holds no whole videos; --task infill needs COIN.json")
     rows, from_zero = [], set()
@@ -70,8 +69,7 @@ def load_steps(path):
 def load_phrases(path, kind="phrase"):
     """The phrases of a file of `phrase` or `phrase,count,concreteness` lines, in its order: csv if
     the first line names a column `phrase`. Else a phrase may hold commas: only numbers at the end,
-    as many in every line, or empty, are columns.
-    """
+    as many in every line, or empty, are columns."""
     rows, columns, phrases = read_lines(path), None, []
     if "phrase" in re.split(r'[\s"]*,[\s"]*', rows[0][1].lower().strip('"')):
         rows = [(where, row["phrase"]) for where, row in read_table(path, ["phrase"])]

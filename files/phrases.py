@@ -16,8 +16,7 @@ from support.command import BadInput, require, write_text
 def verb_phrases(doc):
     """The phrases [str, ...] of one parsed text (a spacy Doc), in lower case and without commas: of
     each direct object that is not a pronoun its verb's lemma and particle, and its noun chunk; then
-    the verb's first preposition with an object, and that one's noun chunk.
-    """
+    the verb's first preposition with an object, and that one's noun chunk."""
     chunks = {chunk.root.i: chunk.text for chunk in doc.noun_chunks}
     phrases = []
     for token in doc:

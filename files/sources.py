@@ -58,8 +58,7 @@ class VideoSource(Source):
     """Video files, read on demand.
     paths: {id: path}; teacher: pseudo_labels.Teacher, or None where its features are not needed;
     captions: in pre-training, a video without a narration is missing; cached: folder of
-    `data.py teach`, used where it has a video, --clip and --clip-weights.
-    """
+    `data.py teach`, used where it has a video, --clip and --clip-weights."""
 
     def __init__(self, videos, paths, view, teacher=None, captions=None, cached=None):
         super().__init__(videos, paths if captions is None else paths.keys() & captions.keys())
@@ -111,8 +110,7 @@ class VideoSource(Source):
 
     def load(self, requests, rng=None):
         """Each request's clips, from one opening of its file -> Loaded; rng None: the middle views.
-        views: of each video (n, F, 3, H, W) at the teacher's size, or cached features (n, F, D).
-        """
+        views: of each video (n, F, 3, H, W) at the teacher's size, or cached features (n, F, D)."""
         size, F, _ = self.view
         readable, clips, views, failed = [], [], [], dict(self.unreadable)
         short_side = short_side_for(max(size, self.teacher.size if self.teacher else 0))

@@ -73,8 +73,7 @@ def open_video(path):
 
 def duration(path):
     """s from the start of the file to the end of its video, by its header, also if it is cut off;
-    mkv and webm give that of the whole file, a recorded webm none: all its packets are read.
-    """
+    mkv and webm give that of the whole file, a recorded webm none: all its packets are read."""
     with open_video(path) as (container, stream):
         if (stream.duration or 0) > 0:
             end = ((stream.start_time or 0) + stream.duration) * stream.time_base
@@ -90,8 +89,7 @@ def duration(path):
 def read_frames(path, times, short_side=None):
     """The pictures at `times`, from one opening of the file: (n, 3, H, W) uint8, upright.
     times: (n,) s, 0 to 1e9, in any order, else a ValueError; up to SLACK outside the video, since
-    annotations often end late. short_side: pixels; larger pictures are reduced to it.
-    """
+    annotations often end late. short_side: pixels; larger pictures are reduced to it."""
     times = np.asarray(times, float)
     if times.ndim != 1 or not times.size or not np.all((times >= 0) & (times < 1e9)):
         raise ValueError(f"times must be (n,) s from 0 to 1e9, n at least 1; they are {times}")
@@ -110,8 +108,7 @@ def read_frames(path, times, short_side=None):
 
 def pictures_at(path, times, short_side=None):
     """Yield (picture (H, W, 3), outside) for each of the sorted `times`, s; all of one size.
-    outside: s that the time is after the end (+) or before the first frame (-), else 0.
-    """
+    outside: s that the time is after the end (+) or before the first frame (-), else 0."""
     with open_video(path) as (container, stream):
         start, scaler, size = (container.start_time or 0) / av.time_base, VideoReformatter(), None
         frames = frame = after = None            # `after` was decoded last, `frame` is before it
@@ -155,8 +152,7 @@ def key_frame_ahead(stream, time, reached):
 
 def frames_around(container, stream, time, start, wanted):
     """Seek: the frames from a key frame at or before `time`, or from the first. `wanted`: `decode`.
-    A seek that ends after `time` is repeated further and further back.
-    """
+    A seek that ends after `time` is repeated further and further back."""
     back = 0.0
     while True:
         try:
@@ -173,8 +169,7 @@ def frames_around(container, stream, time, start, wanted):
 def decode(container, stream, wanted):
     """Yield the frames from here on, but those of H.264 undecoded to which no frame refers, if a
     later one is displayed at or before `wanted()`, s. (HEVC marks frames that higher temporal
-    layers use.) An avi only has decoding times: H.264's n-th frame is displayed at the n-th.
-    """
+    layers use.) An avi only has decoding times: H.264's n-th frame is displayed at the n-th."""
     context, tick, newest = stream.codec_context, float(stream.time_base), -math.inf
     h264 = context.name == "h264"
     avi, ticks = h264 and container.format.name == "avi", deque()
@@ -202,8 +197,7 @@ def record(path, *made):
 
 def shrink(source, target, comment="", *, fps=1.0, short_side=256):
     """Write a small mp4 (Motion JPEG, all key frames) without sound: frame k is the source's at
-    k / fps. Raises Unreadable for the source, OSError for the target.
-    """
+    k / fps. Raises Unreadable for the source, OSError for the target."""
     rate = Fraction(fps).limit_denominator(1000)
     count = max(1, math.ceil(duration(source) * rate - 1e-6))
     times = (float(k / rate) for k in range(count))
@@ -267,8 +261,7 @@ def evaluation_view(frames, size):
 
 def read_clips(path, encoder, windows=None):
     """Clips of a video file as an encoder reads them: (n, F, 3, H, W) uint8; raises Unreadable.
-    windows: (n, 2) s; None: the observed part of a forecast at the end, 68 s in 8 windows.
-    """
+    windows: (n, 2) s; None: the observed part of a forecast at the end, 68 s in 8 windows."""
     windows = forecast_windows(duration(path)) if windows is None else windows
     size, frames, seconds = view_of(encoder)
     pictures = read_frames(path, frame_times(windows, frames, seconds).flatten(),

@@ -35,8 +35,7 @@ def opt(help, default, group=RUN, *, choices=None, low=-inf, high=10 ** 6, above
           pipe or device of any name, such as /dev/stdout. folder: one to be written.
     flag: False: a positional argument instead.
     only: other flags by name, and with which values of them this one has an effect: (None,)
-          without that flag, () with any. Else it is refused (data, task: not in --help).
-    """
+          without that flag, () with any. Else it is refused (data, task: not in --help)."""
     help += " (required)" if required else ""
     written = folder or file is not None
     return field(default=default, metadata=locals())
@@ -105,8 +104,7 @@ class Settings:
 
     def check_files(self):
         """BadInput unless what is read exists, and nothing that is written takes its place, or lies
-        in a folder that is read; but results may lie in that of a run.
-        """
+        in a folder that is read; but results may lie in that of a run."""
         kept = [("the embedded world", [TOY], False)]
         for f in sorted(fields(self), key=lambda f: f.metadata["written"]):
             value, written = getattr(self, f.name), f.metadata["written"]
@@ -191,8 +189,7 @@ def run(main, cls, argv=None, command=""):
     """Parse, call main(settings), and turn what went wrong into one line on stderr and a status:
     2 for BadInput, OSError, too little memory and a killed process, 1 for FloatingPointError, 130
     for Ctrl-C, 143 for SIGTERM; 141, without a line, if nobody reads the output any more. A bug
-    keeps its traceback. Of several processes the first prints.
-    """
+    keeps its traceback. Of several processes the first prints."""
     with ending():
         rank, settings = process_number(), parse(cls, argv, command)
         settings.check_files()

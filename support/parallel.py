@@ -49,8 +49,7 @@ def gather_objects(mine):
 
 def gather(rows):
     """(C, ...) rows of each process -> those of all, in their order. Gradients flow back to its own
-    rows alone, times the number of processes: it cancels the mean of `average_gradients`.
-    """
+    rows alone, times the number of processes: it cancels the mean of `average_gradients`."""
     rank, world = place()
     if world == 1:
         return rows

@@ -44,8 +44,7 @@ LOST = "gloo", "nccl", "client socket"     # of a connection to another process
 
 def end_by_signal(number, frame):
     """Handle a signal: end here, by KeyboardInterrupt. As C code that calls Python, such as PyAV's,
-    may print it and go on, nothing is printed any more, and `end_if_signaled` ends the program.
-    """
+    may print it and go on, nothing is printed any more, and `end_if_signaled` ends the program."""
     came.append(128 + number)
     sys.excepthook = sys.unraisablehook = lambda *exception: None
     while frame:                                       # nothing may go on with half a module

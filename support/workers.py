@@ -29,8 +29,7 @@ def leave_group(worker):
 def prefetch(make, items, workers, title=None, kept=()):
     """Yield make(item) for each item, in order, made ahead by worker processes (0: none); if there
     is a GPU, tensors are pinned. title: of the bar. Raises what `make` raises, but errors of the
-    classes `kept` are yielded in place of a result; RuntimeError if a worker dies.
-    """
+    classes `kept` are yielded in place of a result; RuntimeError if a worker dies."""
     # without a batch size, collate_fn gets one item at a time, in the worker
     loader = torch.utils.data.DataLoader(items, batch_size=None, num_workers=workers,
                                          collate_fn=functools.partial(attempt, make, kept),

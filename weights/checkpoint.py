@@ -31,8 +31,7 @@ NEEDED = "tau", "order"                                        # the others may 
 # --- From plain arguments to a model ---
 def check_arguments(arguments, count):
     """ValueError unless these can be the arguments of a model of `count` tensors: each of its type,
-    a number above 0 and at most a million.
-    """
+    a number above 0 and at most a million."""
     encoder, denoiser = arguments["encoder"] or {}, arguments["denoiser"] or {}
     for name, value in [*arguments.items(), *encoder.items(), *denoiser.items()]:
         values = value if name in LISTS else [value]
@@ -54,8 +53,7 @@ def check_arguments(arguments, count):
 def build_model(phrases, encoder, denoiser, order, task=None, **others):
     """A ProcedureModel with new weights, from the arguments in its checkpoint.
     phrases: (K, D) float, embeddings of the pool; encoder: dict, arguments of TimeSformer, or with
-    "kind": "mvit" of MViT, None: no f; denoiser: dict; others: further ones of ProcedureModel.
-    """
+    "kind": "mvit" of MViT, None: no f; denoiser: dict; others: further ones of ProcedureModel."""
     D, f, h = phrases.shape[1], None, None
     if encoder:
         sizes = {name: size for name, size in encoder.items() if name != "kind"}
@@ -119,8 +117,7 @@ def load_model(path, heads=None):
     """A checkpoint, ours or published -> model in eval mode, its arguments, content of the file.
     heads: of a published TimeSformer, whose tensors do not give them; None: the file's
     config["heads"], else width / 64 as in all published ones. Raises BadInput as `read_content`,
-    and if the weights are not finite, or do not fit the arguments or each other.
-    """
+    and if the weights are not finite, or do not fit the arguments or each other."""
     content = read_content(path)
     if {"arguments", "model"} <= content.keys():       # what each of ours holds
         model, arguments = build_ours(path, content), content["arguments"]

@@ -22,8 +22,7 @@ def group_names(names):
 
 def fit_positions(name, value, shape):
     """pos_embed or time_embed (1, places, W) resized to `shape` by nearest neighbor, in the square
-    (the release: in the list of its rows, which mixes left and right); None where it cannot be.
-    """
+    (the release: in the list of its rows, which mixes left and right); None where it cannot be."""
     if value.ndim != 3 or value.shape[::2] != shape[::2] or not name.endswith("_embed"):
         return None
     if name.endswith("time_embed"):
@@ -68,8 +67,7 @@ def open_start(source):
     """{name of ours: tensor} of --init of pre-training, for `fill`: a run, a file, or "timm".
     Without temporal attention (an image model, TimeSformer's "joint" and "space only") it and its
     norm copy the spatial ones, and the classifier is left out. temporal_fc stays new, zero except
-    in block 0: the other blocks start as those of the image.
-    """
+    in block 0: the other blocks start as those of the image."""
     if str(source) == "timm":
         try:
             with fetching():

@@ -28,8 +28,7 @@ class MViT(nn.Module):
     seconds: most that a clip covers, around the middle of its window; None: all of it.
     width, heads: of a token and of attention, in the first stage; heads divides width.
     stages, dim: blocks in each stage; D, width of the text space.
-    kv_stride: of the pooling of keys and values in the first stage; halved in each later one.
-    """
+    kv_stride: of the pooling of keys and values in the first stage; halved in each later one."""
 
     def __init__(self, image=224, frames=16, seconds=3.2, width=96, heads=1, stages=(1, 2, 11, 2),
                  kv_stride=8, dim=512):

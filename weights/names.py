@@ -84,8 +84,7 @@ def require_whole(path):
 def read_content(path):
     """The content of a run folder, a torch file or safetensors: a dict, {} if it holds no dict.
     BadInput if the file is absent, damaged (by checksums, or the digest of experiments/runs.py),
-    or could only be read by running code.
-    """
+    or could only be read by running code."""
     path = Path(path)
     path = path / "checkpoint.pt" if path.is_dir() else path
     require(path.is_file(), f"{path}: no such checkpoint; make one with `python train.py --stage "

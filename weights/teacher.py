@@ -15,8 +15,7 @@ def open_teacher(clip, weights=None, device="cpu"):
     """A pre-trained image-language model by name -> Teacher, with its own picture preprocessing.
     clip:    a model of open_clip; or "local-dir:DIR", with open_clip_config.json and weights.
     weights: a tag of open_clip, by default "openai"; or a file of tensors (not TorchScript).
-             OpenAI's need a -quickgelu model; a file or folder does not say so.
-    """
+             OpenAI's need a -quickgelu model; a file or folder does not say so."""
     given, tag = f"--clip {clip}", {}
     if clip.startswith("local-dir:"):
         check(weights is None, "clip_weights", weights, f"{clip} has its own; leave the flag out")
