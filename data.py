@@ -21,7 +21,8 @@ CLIP_SECONDS = 9.0            # of a narrated clip, and of a clip to classify; a
 EPIC_FRAMES, EPIC_SECONDS = 32, 2.0                # of a clip of an action: 16 frames/s
 MIN_WORDS = 12                # a shorter sentence is joined with its neighbors (release)
 STRIDE = 2                    # every second sentence gives a clip (release)
-ANY = 3                       # every third clip is also missing among the clips around it
+ANY = 3                       # every third step is also missing among the steps around it
+UNSURE = 1 / 3                # share of the clips that no forecast asks for
 
 
 # --- Videos, samples, clips ---
@@ -135,34 +136,50 @@ def history_clips(windows, k):
     return np.minimum(nearest, k[:, None] - 1)
 
 
-def missing_rows(runs, missing, rng, histories=False):
-    """Rows of clips for h: every clip that f has encoded is in turn the missing one.
+def missing_rows(runs, steps, sure, most, rng, histories=False):
+    """Rows of clips for h: every step that f has seen is in turn the missing one.
 
-    A row has N = 8 + P places, of which P consecutive clips are missing (the paper's P is 1):
-        forecast    each clip but the first is missing, after its history: `history_clips`, or 8
-                    clips of its own.
-        any clip    every third clip is missing among up to N consecutive ones, all others visible.
+    Consecutive clips of a run with equal numbers in `steps` show one step. A row has N = 8 + P
+    places; one clip of each of P consecutive steps is missing (the paper's P is 1):
+        forecast    each clip of each step but the first is missing, after the history that ends
+                    before its step: `history_clips`, or 8 clips of its own. The third of all clips
+                    that f is least sure of, many of which show no step, is not asked for.
+        any clip    one clip of each step is drawn. Every third of them is missing among up to N
+                    consecutive ones, all others visible.
 
     Args:    runs: [(n, 2) s, ...], the consecutive windows of each video, in time order;
+             steps, sure: (C,) int and float: the likeliest phrase of each clip of all runs, and
+             its probability, or anything that grows with it;
+             most: P is drawn up to this, and up to the steps of a run;
              histories: whether the clips of each run are those of `with_histories`.
-    Returns: rows (R, N) int64, which of the C clips of all runs stands where, -1 = padding;
-             j (R, P) int64, the places of the missing ones. R > 0 if a run has P clips.
+    Returns: rows (R, N) int64, R > 0, which of the C clips of all runs stands where, -1 = padding;
+             j (R, P) int64, the places of the missing ones.
     Raises:  ValueError if a run has no window.
     """
-    P, N, start, rows, places = missing, PIECES + missing, 0, [], []
+    if not all(map(len, runs)):
+        raise ValueError("a run without windows; leave out videos in which nothing is said")
+    begins, start = [], 0                      # of each run: the first clip of each of its steps
     for windows in runs:
-        n = len(windows)
-        if n == 0:
-            raise ValueError("a run without windows; leave out videos in which nothing is said")
-        k = np.arange(1, n - P + 1)                                    # the first missing clip
+        shown = steps[start:start + len(windows)]
+        begins.append(np.flatnonzero(np.append(True, shown[1:] != shown[:-1])))
+        start += len(windows) + PIECES * (len(windows) - 1) * histories
+    P = rng.integers(1, min(most, max(map(len, begins))) + 1)
+    N, start, rows, places, asked = PIECES + P, 0, [], [], sure >= np.quantile(sure, UNSURE)
+    for windows, begin in zip(runs, begins):
+        n, S = len(windows), len(begin)
+        count = np.diff(begin, append=n)                               # (S,) clips of each step
+        drawn = begin + rng.integers(count)                            # (S,) one of them
+        step = np.repeat(np.arange(S), count)                          # (n,)
+        k = np.flatnonzero((step > 0) & (step <= S - P) & asked[start:start + n])
         before = (n + PIECES * (k[:, None] - 1) + np.arange(PIECES) if histories else
-                  history_clips(windows, k))
-        rows.append(start + np.concatenate([before, k[:, None] + np.arange(P)], 1))
+                  history_clips(windows, begin[step[k]]))
+        after = drawn[step[k][:, None] + np.arange(1, P)]              # (m, P - 1)
+        rows.append(start + np.concatenate([before, k[:, None], after], 1))
         places.append(np.full(len(k), PIECES))
-        k = np.arange(rng.integers(np.clip(n - P + 1, 1, ANY)), n - P + 1, ANY)
-        first = np.clip(k - rng.integers(PIECES + 1, size=len(k)), 0, max(n - N, 0))
+        k = np.arange(rng.integers(np.clip(S - P + 1, 1, ANY)), S - P + 1, ANY)
+        first = np.clip(k - rng.integers(PIECES + 1, size=len(k)), 0, max(S - N, 0))
         row = first[:, None] + np.arange(N)
-        rows.append(np.where(row < n, start + row, -1))
+        rows.append(np.where(row < S, start + drawn[np.minimum(row, S - 1)], -1))
         places.append(k - first)
         start += n + PIECES * (n - 1) * histories
     j = np.concatenate(places)[:, None] + np.arange(P)

@@ -64,7 +64,7 @@ def forecast(settings):
     from diffusion import expectation
     from evaluation.inference import draw_noise, sample_in_turn, score_texts
     from evaluation.prediction import (count_futures, observe_file, observe_toy, open_model,
-                                       open_steps, rank_steps, truth_of)
+                                       open_steps, rank_next, rank_steps, truth_of)
     from experiments import charts, keyframes
     from support.device import pick_device
 
@@ -92,7 +92,8 @@ def forecast(settings):
             noise = draw_noise(settings.horizon, (settings.samples, model.dim),    # (H, Q, D)
                                settings.seed)
             first, picks = sample_in_turn(model, x, seconds, texts, noise.to(device))
-            following = rank_steps(expectation(first[None].cpu())[0], names)           # Eq. 11
+            mean = expectation(first[None].cpu())[0]                           # Eq. 11        (S,)
+            following = rank_next(mean, picks[:, 0], names)
             futures = count_futures(picks, names)
 
     # 3. What is handed over.
@@ -152,14 +153,16 @@ def table(content):
           ", ".join(f"{row['step']} {row['p']:.0%}" for row in clip["steps"][:2])]
          for clip in content["clips"]], [step or "-" for step in truth["clips"]])]
     if following:
-        text += aligned(["next", "p"], [[row["step"], f"{row['p']:.0%}"] for row in following],
+        text += aligned(["next", "share", "p"],
+                        [[row["step"], f"{row['share']:.0%}", f"{row['p']:.0%}"]
+                         for row in following],
                         [f"{bayes.get(row['step'], 0.0):.0%}" for row in following if bayes])
         text += aligned(["futures", "share"],
                         [[", ".join(future["steps"]), f"{future['share']:.0%}"]
                          for future in content["futures"][:TOP]],
                         [f"{future['share']:.0%}" for future in truth["futures"][:TOP]])
-        text += ["", "  p is the mean probability over the samples; share is how many samples have "
-                 "that future"]
+        text += ["", "  share is how many samples have that step as their likeliest, or that "
+                 "future; p is the mean of their probabilities"]
     if "truth" in content:
         text += ["", "  what follows: " + (", ".join(truth["follows"]) or "nothing")]
     if content["warning"]:

@@ -3,7 +3,7 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4.
 
 Pre-training is `main`: one loop with the whole objective, Eq. 7, by SGD and then by AdamW. f
-encodes each clip once per step, and every clip is in turn the missing one: data.missing_rows.
+encodes each clip once per step, and every step is in turn the missing one: data.missing_rows.
 Where batches come from, resuming, logging and interrupts are in training/pretrain.py and
 training/run.py; fine-tuning is in training/finetune.py. Every random choice of a step is drawn from
 (seed, step), so that a resumed run continues as if it had never stopped. Several GPUs share a step:
@@ -14,8 +14,8 @@ support/parallel.py.
     -              batch.teacher  (C, D)       the teacher's features of the clips
     x_i            x              (C, D)       f(v_i)
     p'_i           targets        (C, K)       soft targets of the teacher, over the K phrases
-    {x_i}          batch.rows     (R, N)       clips of each row, by their numbers; -1 = padding
-    j              batch.j        (R, P)       places of the missing clips; the paper's P is 1
+    {x_i}          rows           (R, N)       clips of each row, by their numbers; -1 = padding
+    j              j              (R, P)       places of the missing clips; the paper's P is 1
     {i != j}       observed       (R, N)       bool
     x_j^0          xj, z0         (R, P, D)    the missing clips; standardized
     x_j^t          zt             (R, P, D)    z0 noised to level t, counted from 0
@@ -52,18 +52,20 @@ def main(settings):
                 x = run.encode(batch.clips)                            # x_i = f(v_i)
                 model.standardize.update(x)
                 targets = soft_targets(batch.teacher, model.phrases, model.tau)
-                xe = xe_loss(match(x, model.phrases, model.tau), targets)              # Eq. 8
+                log_p = match(x, model.phrases, model.tau)             # Eq. 6
+                xe = xe_loss(log_p, targets)                           # Eq. 8
                 mse = mc = x.new_zeros(())
                 if model.denoiser is not None:                     # None with --order none
-                    real, missing = batch.rows >= 0, batch.rows.gather(1, batch.j)
-                    observed = real.scatter(1, batch.j, False)
+                    sure, phrase = log_p.detach().max(-1)      # clips of one phrase: one step
+                    rows, j = run.missing_rows(batch, phrase, sure)
+                    missing, observed = rows.gather(1, j), (rows >= 0).scatter(1, j, False)
                     xj = x[missing].detach()                                       # x_j^0
                     z0 = model.standardize(xj)
-                    t = torch.randint(levels, batch.j.shape[:1], device=x.device)  # t ~ U[1, T]
+                    t = torch.randint(levels, j.shape[:1], device=x.device)  # t ~ U[1, T]
                     zt = add_noise(z0, torch.randn_like(z0), model.alpha_bar[t])   # Eq. 2
                     if settings.order == "mask":                   # h sees nothing of x_j
                         zt, t = torch.zeros_like(zt), torch.full_like(t, levels - 1)
-                    z_hat = model.h(zt, x[batch.rows], observed, batch.j, t)       # Eq. 5
+                    z_hat = model.h(zt, x[rows], observed, j, t)       # Eq. 5
                     x_hat = model.standardize.inverse(z_hat)
                     mse = mse_loss(x_hat, xj)                          # Eq. 9, of x and not of z
                     mc = mc_loss(match(x_hat, model.phrases, model.tau),
@@ -102,8 +104,8 @@ class TrainSettings(RunSettings):
     data: str = opt("toy: no files; howto100m: narrated videos; coin: features, h alone", "toy",
                     DATA, choices=("toy", "howto100m", "coin"))
     toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1, data=("toy",))
-    clips: str = opt("at narrations, or annotated steps", "narrated", DATA,
-                     choices=("narrated", "annotated"), data=("toy",))
+    clips: str = opt("what h orders: steps, as f tells clips apart; clips; toy: annotated steps",
+                     "steps", DATA, choices=("steps", "clips", "annotated"), data=NARRATED)
     videos: Path = opt("folder of videos, ID.mp4 and the like", None, DATA, data=HOWTO)
     captions: Path = opt("ID.csv, ID.srt or ID.vtt; or caption.json", None, DATA, data=HOWTO)
     ids: Path = opt("use only these videos: an id per line", None, DATA, data=HOWTO)
@@ -121,7 +123,7 @@ class TrainSettings(RunSettings):
                        choices=("vision", "narration", "both"), data=NARRATED)
     tau: float = opt("temperature of Eq. 6 [CLIP: 0.02, toy: 0.045]", None, PAPER, low=1e-6)
     sgd_epochs: float = opt("epochs of SGD, first stage", 0.25, PAPER, low=0)
-    epochs: float = opt("epochs of AdamW, second stage", 6.0, PAPER, low=0)
+    epochs: float = opt("epochs of AdamW, second stage", 10.0, PAPER, low=0)
     missing: int = opt("most clips missing together", 1, PAPER, low=1, high=3,
                        order=("diffusion", "mask"))
     batch: int = opt("videos per step; the paper's is 128", 8, PAPER, low=1)
@@ -139,6 +141,8 @@ class TrainSettings(RunSettings):
                       "coin": FEATURES}[self.data], f"--data {self.data}")
         check(self.epochs or self.lr == type(self).lr, "lr", self.lr,
               "has no effect with --epochs 0: it is AdamW's")
+        check(self.clips != "annotated" or self.data == "toy", "clips", self.clips,
+              "only the embedded world's narrated videos have annotated steps")
         check(self.order != "none" or self.data != "coin", "order", "none",
               "--data coin trains h alone: without it there is nothing to train")
 

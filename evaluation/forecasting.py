@@ -161,7 +161,8 @@ def forecast_rows(model, source, samples, x, teacher, texts, zero, log_p, settin
         "by_class": by_class(topk_correct(zero, y, 1), y, len(texts))}
     if settings.data == "toy":
         rows["truth"], rows["by_class_bayes"] = truth_rows(
-            model, x, texts, samples, source.videos, clips, some, torch.cat(drawn, 1), settings)
+            model, x, texts, samples, source.videos, clips, zero, log_p, some,
+            torch.cat(drawn, 1), settings)
     if settings.horizon > 1:
         rows |= horizon_rows(model, x, samples, source.videos, texts, temperature, settings)
     return softmax, rows

@@ -103,6 +103,16 @@ def rank_steps(p, names):
     return [{"step": name, "p": value} for name, value in pairs]
 
 
+def rank_next(p, picks, names):
+    """[{"step", "p", "share"}, ...] of next steps, by share and then by p, the largest first.
+    p (S,): the mean of M samples (Eq. 11); share: how many of them have the step as their
+    likeliest, picks (M,)."""
+    counts = Counter(picks.tolist())
+    rows = [{"step": name, "p": value, "share": counts[step] / len(picks)}
+            for step, (name, value) in enumerate(zip(names, p.tolist()))]
+    return sorted(rows, key=lambda row: (-row["share"], -row["p"]))
+
+
 def count_futures(picks, names):
     """[{"steps", "share"}, ...] of futures (M, H): how many of the M took each, the most first."""
     counts = Counter(map(tuple, picks.tolist())).most_common()

@@ -18,6 +18,8 @@ MEANINGS = {
     "tv": "distance of the samples from the truth, 0 to 1", "tv_forecasts": "forecasts compared",
     "tv_ideal": "the value for exact samples", "tv_independent": "each step drawn alone",
     "by_position": "% right, the model: first step, middle ones, last",
+    "possible_next": "% of likeliest steps that are possible, % of the probability",
+    "share": "how many samples have a step as their likeliest",
     "possible": "% of the futures, possible", "first": "% of their first steps, possible",
     "likeliest": "% of the seven most frequent futures, possible",
     "by_step": "% right, the model: each step ahead"}

@@ -92,11 +92,24 @@ def form_rows(model, believed, ideal, clips, texts, y, some, truth, settings):
                              "exact": right_of_means(exact(ideal[some], more), y[some])}}
 
 
-def truth_rows(model, x, texts, samples, videos, clips, some, log_p, settings):
+def possible_rows(zero, log_p, truth):
+    """% of forecasts whose likeliest step is possible; % of their probability on possible steps.
+    zero (M, S) and log_p (M, Q, S): of zero noise and of samples, whose mean is `expectation`.
+    share: how many of the samples have a step as their likeliest, predict.py's forecast."""
+    possible, mean = truth > 0, expectation(log_p)                             # (M, S)
+    picks = torch.nn.functional.one_hot(log_p.argmax(-1), truth.shape[1])      # (M, Q, S)
+    forecasts = {"zero_noise": zero.exp(), "expectation": mean,
+                 "share": picks.double().mean(1) + 1e-9 * mean}                # ties go to p
+    return {name: [percent(possible.gather(1, p.argmax(-1, keepdim=True))),
+                   percent((p * possible).sum(-1))] for name, p in forecasts.items()}
+
+
+def truth_rows(model, x, texts, samples, videos, clips, zero, log_p, some, drawn, settings):
     """Rows of the forecast table against the truth, and the truth's own accuracy for each step.
 
-    some (m,): the forecasts whose draws are compared with the truth; log_p (m, Q, S): sampled for
-    them so far; clips: of `validation_clips`.
+    zero (M, S), log_p (M, Q, S): forecasts of zero noise and samples; some (m,): the forecasts
+    whose draws are compared with the truth; drawn (m, Q', S): their draws so far; clips: of
+    `validation_clips`.
     """
     grammar, observed = Grammar(), [observed_steps(s, videos[s.video]) for s in samples]
     y = torch.tensor([sample.label for sample in samples])
@@ -111,21 +124,22 @@ def truth_rows(model, x, texts, samples, videos, clips, some, log_p, settings):
     generator = torch.Generator().manual_seed(settings.seed)
     ideal = torch.multinomial(truth, DRAWS, replacement=True, generator=generator)
     few = ideal[:, :settings.samples]
-    while log_p.shape[1] < DRAWS:
-        shape = min(DRAWS - log_p.shape[1], 50), model.dim
-        noise = draw_noise(len(some), shape, settings.seed * 1000 + log_p.shape[1])
-        log_p = torch.cat([log_p, predict_missing(model, x[some], texts, noise, settings.batch)], 1)
-    log_p, bayes = log_p[:, :DRAWS], topk_correct(truth, y, 1)
+    while drawn.shape[1] < DRAWS:
+        shape = min(DRAWS - drawn.shape[1], 50), model.dim
+        noise = draw_noise(len(some), shape, settings.seed * 1000 + drawn.shape[1])
+        drawn = torch.cat([drawn, predict_missing(model, x[some], texts, noise, settings.batch)], 1)
+    drawn, bayes = drawn[:, :DRAWS], topk_correct(truth, y, 1)
     rows = {"bayes_top1": percent(bayes),
             "bayes_top1_pixels": percent(topk_correct(believed, y, 1)), "form": None,
             "ideal_expectation": None, "ideal_oracle": percent(oracle_correct(few, y)),
             "ideal_distinct": float(distinct(few).double().mean()),
-            "tv": float(total_variation(log_p.argmax(-1), truth[some]).mean()),
+            "possible_next": possible_rows(zero, log_p, truth),
+            "tv": float(total_variation(drawn.argmax(-1), truth[some]).mean()),
             "tv_ideal": float(total_variation(ideal[some], truth[some]).mean()),
             "tv_draws": DRAWS, "tv_forecasts": len(some), "expectations": {}}
     if clips and not model.task:
         rows |= form_rows(model, believed, ideal, clips, texts, y, some, truth, settings)
-    rows["expectations"] |= {"model": right_of_means(log_p.exp(), y[some])}
+    rows["expectations"] |= {"model": right_of_means(drawn.exp(), y[some])}
     return rows, by_class(bayes, y, len(texts))
 
 

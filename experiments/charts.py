@@ -189,8 +189,8 @@ def plot_forecast(content, pictures, painted):
                f"{clips[-1]['end']:.0f} s", pictures, captions)
     if futures:
         bars, tree = parts[1].subplots(1, 2, width_ratios=sides)
-        bars.set_title("Next step: mean probability")
-        plot_bars(bars, content["next"], {row["step"]: row["p"] for row in truth["next"]})
+        bars.set_title("Next step: share of the samples")
+        plot_bars(bars, content["next"], {row["step"]: row["p"] for row in truth["next"]}, "share")
         plot_tree(tree, futures, shares(truth))
     if painted:
         plot_strip(parts[-1], "Painted from the last frame", painted.values(),
@@ -208,10 +208,10 @@ def plot_strip(figure, title, pictures, captions):
         axes.spines[:].set_visible(True)
 
 
-def plot_bars(axes, rows, true):
-    """p of the likeliest steps, rows [{"step", "p"}, ...], the largest first; below each bar the
-    true one, of {step: p} or {}."""
-    steps, p = zip(*((row["step"], row["p"]) for row in rows[:NEXT]))
+def plot_bars(axes, rows, true, key="p"):
+    """The likeliest steps, rows [{"step", key}, ...], the largest first; below each bar the true p,
+    of {step: p} or {}."""
+    steps, p = zip(*((row["step"], row[key]) for row in rows[:NEXT]))
     places, high = range(len(p)), -0.4 if true else 0.7
     axes.barh(places, p, high, align="edge" if true else "center", color=BLUE, label="forecast")
     if true:

@@ -14,7 +14,7 @@ from data import classify_windows, forecast_samples, observed_steps
 from diffusion import add_noise, expectation, sample
 from evaluation.inference import draw_noise, score_texts
 from evaluation.labeled import require_teacher
-from evaluation.prediction import observe_toy, open_model, rank_steps, truth_of
+from evaluation.prediction import observe_toy, open_model, rank_next, rank_steps, truth_of
 from experiments import charts
 from experiments.charts import BLUE, GREEN, GREY, ORANGE
 from pseudo_labels import soft_targets
@@ -72,10 +72,11 @@ class Forecast:
             observed = observe_toy(number, self.model, None, 3)
             x = self.model.encode(observed.clips)[None]
             noise = draw_noise(3, (50, self.model.dim), number)[:1]
-            log_p = score_texts(self.model.forecast_next(x, noise), self.texts, self.model.tau)
-            p = dict(zip(STEPS, expectation(log_p)[0].tolist()))
+            log_p = score_texts(self.model.forecast_next(x, noise)[0], self.texts, self.model.tau)
+            share = {row["step"]: row["share"] for row in
+                     rank_next(log_p.exp().mean(0), log_p.argmax(-1), STEPS)}
             exact = truth_of(observed, [])["next"]
-            tv[number] = 1 - sum(min(row["p"], p[row["step"]]) for row in exact)
+            tv[number] = 1 - sum(min(row["p"], share[row["step"]]) for row in exact)
         return sorted(tv, key=tv.get)[count // 2]
 
 

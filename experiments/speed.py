@@ -72,7 +72,8 @@ def step(settings):
     """The parts of a pre-training step; train.py logs clips_per_s of whole ones."""
     videos = [WINDOWS] * settings.batch
     model, clips, x = random_model(settings, len(WINDOWS) * len(videos))
-    rows, j = (part.to(x.device) for part in missing_rows(videos, 1, np.random.default_rng(0)))
+    drawn = missing_rows(videos, np.arange(len(x)), np.zeros(len(x)), 1, np.random.default_rng(0))
+    rows, j = (part.to(x.device) for part in drawn)
     observed, zt = (rows >= 0).scatter(1, j, False), torch.randn_like(x[rows[:, :1]])
     part = 36 if settings.size == "paper" and len(clips) > 36 else None        # 1.3 GiB a clip
     denoise = partial(model.h, zt, x[rows], observed, j, torch.zeros_like(j[:, 0]))

@@ -25,7 +25,8 @@ def make_content(truth=False):
     futures = [{"steps": ["a", "b"], "share": 0.5}, {"steps": ["c", "b"], "share": 0.3},
                {"steps": ["a", "c"], "share": 0.2}]
     content = {"video": "folder/x.mp4", "clips": clips, "warning": None, "futures": futures,
-               "next": [{"step": name, "p": p} for name, p in (("a", 0.6), ("c", 0.3), ("b", 0.1))]}
+               "next": [{"step": name, "p": 0.2, "share": p}
+                        for name, p in (("a", 0.6), ("c", 0.3), ("b", 0.1))]}
     if truth:
         content["truth"] = {"clips": ["a"] * 7 + [None], "follows": ["a"],
                             "next": [{"step": "b", "p": 0.9}, {"step": "a", "p": 0.1}],

@@ -71,55 +71,88 @@ def test_sentences_of_a_window_by_hand():
     assert data.spoken_during([], windows).shape == (5, 0)
 
 
-def slow_forecasts(windows, P):
-    """The rows of forecasts of one run, by loops: lists of 8 + P clips."""
-    rows = []
-    for k in range(1, len(windows) - P + 1):                               # the first missing clip
-        end = windows[k - 1][1]
-        begin, row = max(end - 68, windows[0][0]), []
-        for piece in range(8):
-            middle = begin + (piece + .5) * (end - begin) / 8
-            row.append(min(range(k), key=lambda i: abs(sum(windows[i]) / 2 - middle)))
-        rows.append(row + [*range(k, k + P)])
-    return rows
+def slow_history(windows, end):
+    """The 8 clips that stand for what precedes clip `end`, by loops."""
+    last, row = windows[end - 1][1], []
+    begin = max(last - 68, windows[0][0])
+    for piece in range(8):
+        middle = begin + (piece + .5) * (last - begin) / 8
+        row.append(min(range(end), key=lambda i: abs(sum(windows[i]) / 2 - middle)))
+    return row
+
+
+def slow_steps(shown):
+    """The clips of each step of a run, by loops: lists of consecutive clips that show the same."""
+    steps = [[0]]
+    for i in range(1, len(shown)):
+        if shown[i] == shown[i - 1]:
+            steps[-1].append(i)
+        else:
+            steps.append([i])
+    return steps
 
 
 def slow_places(n, P):
-    """{(first clip of the row, first missing clip)} of the other rows of a run of n clips."""
+    """{(first step of the row, first missing step)} of the other rows of a run of n steps."""
     return {(first, k) for first in range(max(n - 8 - P, 0) + 1) for k in range(n - P + 1)
             if first <= k <= first + 8}
 
 
-@pytest.mark.parametrize("P", [1, 2, 3])
-def test_missing_rows_by_loops(P):
-    """Catches: a history of another length, end or run; a clip or place never or too often."""
-    rng, runs = np.random.default_rng(P), [np.arange(12)[:, None] * 4. + [20, 29]]
+@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("kinds", [2, 4, None])
+def test_missing_rows_by_loops(most, kinds):
+    """Catches: a history of another length, end or run; one with a clip of the missing step; an
+    unsure clip asked for; two
+    clips of a step around a missing one; a step never or too often missing, or always by one clip.
+    """
+    rng, runs = np.random.default_rng(most), [np.arange(12)[:, None] * 4. + [20, 29]]
     for n in (1, 16, 2, 3, 5, 9, 4):
         middles, half = 5 + rng.uniform(1, 30, n).cumsum(), rng.uniform(.5, 5, n)
         runs.append(np.stack([middles - half, middles + half], 1))
-    N, counts, seen = 8 + P, [len(windows) for windows in runs], [set() for _ in runs]
-    starts = [sum(counts[:i]) for i in range(len(counts))]
-    forecasts = [slow_forecasts(windows, P) for windows in runs]
-    for _ in range(400):
-        rows, j = data.missing_rows(runs, P, rng)
+    C = sum(map(len, runs))
+    shown = rng.integers(kinds, size=C) if kinds else np.arange(C)       # None: each clip is a step
+    sure = rng.permutation(C) if kinds else np.zeros(C)                  # equally: all are asked
+    starts = np.cumsum([0] + [len(windows) for windows in runs])
+    steps = [slow_steps(shown[a:b]) for a, b in zip(starts, starts[1:])]
+    histories = [[slow_history(windows, first) for first, *_ in members[1:]]
+                 for windows, members in zip(runs, steps)]
+    seen, clips, lengths = [set() for _ in runs], [set() for _ in runs], set()
+    for _ in range(300):
+        rows, j = data.missing_rows(runs, shown, sure, most, rng)
+        P = j.shape[1]
+        N = 8 + P
+        lengths.add(P)
         assert rows.dtype == j.dtype == torch.int64 and rows.shape[1:] == (N,)
-        found, total = [*zip(rows.tolist(), j.tolist(), strict=True)], len(rows)
-        for run, count in enumerate(counts):
-            mine = [([-1 if i < 0 else i - starts[run] for i in row], places)
-                    for row, places in found if 0 <= row[0] - starts[run] < count]
-            for row in forecasts[run]:
-                mine.remove((row, [*range(8, N)]))                         # it is there
-            asked, total = [], total - len(forecasts[run]) - len(mine)
-            for row, places in mine:
-                visible = [*range(row[0], min(row[0] + N, count))]
-                assert row == visible + [-1] * (N - len(visible))
+        found, total = [*zip(rows.tolist(), j.tolist(), strict=True)], 0
+        for run, (windows, start) in enumerate(zip(runs, starts)):
+            S = len(steps[run])
+            step_of = [s for s, members in enumerate(steps[run]) for _ in members]
+            mine = [([-1 if i < 0 else i - start for i in row], places)
+                    for row, places in found if 0 <= row[0] - start < len(windows)]
+            asked = [k for s in range(1, S - P + 1) for k in steps[run][s]
+                     if not kinds or sorted(sure).index(sure[start + k]) >= (C - 1) / 3]
+            forecasts, others, total = mine[:len(asked)], mine[len(asked):], total + len(mine)
+            for k, (row, places) in zip(asked, forecasts, strict=True):
+                assert row[:9] == histories[run][step_of[k] - 1] + [k]
+                assert [step_of[i] for i in row[8:]] == [*range(step_of[k], step_of[k] + P)]
+                assert places == [*range(8, N)]
+            firsts = []
+            for row, places in others:
+                first = step_of[row[0]]
+                visible = [*range(first, min(first + N, S))]
+                assert [step_of[i] for i in row if i >= 0] == visible
+                assert row[len(visible):] == [-1] * (N - len(visible))
                 assert places == [*range(places[0], places[0] + P)]
-                asked.append(row[places[0]])
-                seen[run].add((row[0], asked[-1]))
-            assert asked in ([*range(k, count - P + 1, data.ANY)] for k in range(data.ANY))
-            assert asked or count < P
-        assert total == 0                                                  # of no other run
-    assert seen == [slow_places(n, P) for n in counts]
+                firsts.append(step_of[row[places[0]]])
+                clips[run].add(row[places[0]])
+                seen[run].add((first, firsts[-1]))
+            assert firsts in ([*range(k, S - P + 1, data.ANY)] for k in range(data.ANY))
+            assert firsts or S < P
+        assert total == len(rows)                                          # of no other run
+    assert lengths == {*range(1, most + 1)}
+    if most == 1:
+        assert clips == [{*range(len(windows))} for windows in runs]
+        assert seen == [slow_places(len(members), 1) for members in steps]
 
 
 def test_missing_rows_with_histories_of_their_own():
@@ -129,9 +162,9 @@ def test_missing_rows_with_histories_of_their_own():
     runs = [data.with_histories(windows) for windows in steps]
     owner = [(run, clip) for run, windows in enumerate(runs) for clip in range(len(windows))]
     assert [len(windows) for windows in runs] == [1, 28, 100, 10]
-    for P in (1, 2):
-        rows, j = data.missing_rows(steps, P, rng, histories=True)
-        forecasts, places = [], j.tolist()
+    for _ in range(20):
+        rows, j = data.missing_rows(steps, np.arange(139), np.zeros(139), 2, rng, histories=True)
+        forecasts, places, P = [], j.tolist(), j.shape[1]
         for row, place in zip(rows.tolist(), places):
             (run,) = {owner[i][0] for i in row if i >= 0}
             clips = [owner[i][1] for i in row if i >= 0]
@@ -147,15 +180,16 @@ def test_missing_rows_with_histories_of_their_own():
 
 
 def test_runs_that_give_few_rows_or_none():
-    """Catches: a step without a row; a traceback for a run shorter than P, an empty run's row."""
+    """Catches: a training step without a row; a traceback where fewer steps than P are seen."""
     rng, one = np.random.default_rng(0), np.array([[3., 12.]])
-    rows, j = data.missing_rows([one], 1, rng)
-    assert rows.tolist() == [[0] + [-1] * 8] and j.tolist() == [[0]]
-    rows, j = data.missing_rows([one, one], 3, rng)
-    assert rows.shape == (0, 11) and j.shape == (0, 3)
+    three = np.array([[3., 12.], [5., 14.], [8., 17.]])
+    for runs, shown in (([one], [5]), ([three], [5, 5, 5]), ([one, three], [5, 5, 5, 5])):
+        rows, j = data.missing_rows(runs, np.array(shown), np.zeros(len(shown)), 3, rng)         # one step in each run
+        assert len(rows) == len(runs) and (rows[:, 1:] == -1).all() and not j.any()
+        assert rows.shape[1:] == (9,)
     for runs in ([one[:0]], [one, one[:0]]):
         with pytest.raises(ValueError, match="without windows"):
-            data.missing_rows(runs, 1, rng)
+            data.missing_rows(runs, np.zeros(1), np.zeros(1), 1, rng)
 
 
 @pytest.mark.parametrize("end, start, begin", [

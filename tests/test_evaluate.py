@@ -221,8 +221,10 @@ def test_the_rows_of_the_exact_truth_equal_counting():
     samples, x = data.forecast_samples(source.videos), clips_of(source.ours, source)
     y = torch.tensor([sample.label for sample in samples])
     some = torch.arange(0, len(y), 3)
+    zero, samples_p = (draw(len(y), *shape, S).log_softmax(-1) for shape in ((), (7,)))
     log_p = draw(len(some), 30, S, seed=1).log_softmax(-1)
-    rows, bayes = truth_rows(Model(), x, TEXTS, samples, source.videos, None, some, log_p, SETTINGS)
+    rows, bayes = truth_rows(Model(), x, TEXTS, samples, source.videos, None, zero, samples_p, some,
+                             log_p, SETTINGS)
     truth, believed = [], []
     for sample, clips, (_, middles, _) in zip(samples, x, forecasts_of(source)):
         steps, from_start = data.observed_steps(sample, source.videos[sample.video])
@@ -240,6 +242,16 @@ def test_the_rows_of_the_exact_truth_equal_counting():
     assert rows.pop("form") is rows.pop("ideal_expectation") is None      # no validation clips
     means = [top(log_p[:, :n].exp().mean(1), y[some]) for n in (5, 50, 200)]
     assert rows.pop("expectations") == {"model": pytest.approx(means)}
+    found = {"zero_noise": [], "expectation": [], "share": []}
+    for own, drawn, exactly in zip(zero.exp(), samples_p.exp(), truth):
+        votes = [int(p.argmax()) for p in drawn]
+        for name, p in (("zero_noise", own), ("expectation", drawn.mean(0)),
+                        ("share", torch.tensor([votes.count(step) / 7 for step in range(S)]))):
+            best = max(range(S), key=lambda step: (p[step].item(), drawn[:, step].sum().item()))
+            allowed = [step for step in range(S) if exactly[step] > 0]
+            found[name].append((100 * (best in allowed), 100 * p[allowed].sum().item()))
+    assert rows.pop("possible_next") == {
+        name: pytest.approx(np.mean(values, 0), rel=1e-5) for name, values in found.items()}
     assert rows == pytest.approx({
         "bayes_top1": top(truth, y), "bayes_top1_pixels": top(believed, y),
         "ideal_oracle": 100 * (few == y[:, None]).any(1).double().mean().item(),

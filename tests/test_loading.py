@@ -161,9 +161,10 @@ def test_a_batch_is_the_clips_of_its_videos_and_rows_of_them(tmp_path, broken, w
         x = run.encode(batch.clips)
         assert step == number and torch.equal(x[:, :2], clips)
         assert torch.equal(batch.teacher, 1000 + clips)
-        (R, P), missing = batch.j.shape, batch.rows.gather(1, batch.j)
-        assert batch.rows.shape == (R, 8 + P)
-        assert ((clips[batch.rows, 0] == clips[missing[:, :1], 0]) | (batch.rows < 0)).all()
+        rows, j = run.missing_rows(batch, torch.arange(len(x)) // 2 % 2, torch.zeros(len(x)))
+        (R, P), missing = j.shape, rows.gather(1, j)
+        assert rows.shape == (R, 8 + P)
+        assert ((clips[rows, 0] == clips[missing[:, :1], 0]) | (rows < 0)).all()
         several.add(P)
     assert several == {1, 2}
     assert run.unreadable == {f"v{i}": f"v{i} is broken" for i in {*broken} - {3}}

@@ -2,6 +2,7 @@
 import json
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import torch
 from commands import call, fails
 from data import Sample, Video, forecast_windows, observed_steps, view_of
 from evaluation import prediction
-from evaluation.prediction import count_futures, observe_toy, rank_steps, truth_of
+from evaluation.prediction import count_futures, observe_toy, rank_next, rank_steps, truth_of
 from files.commands import ExportSettings, start
 from files.sources import VideoSource
 from files.video import Unreadable, duration, read_clips
@@ -65,6 +66,9 @@ def test_futures_are_counted_and_steps_ranked():
                        {"steps": ["b", "a"], "share": 0.25}]
     rows = rank_steps(torch.tensor([0.25, 0.5, 0.25]), ["a", "b", "c"])
     assert [(row["step"], row["p"]) for row in rows] == [("b", 0.5), ("a", 0.25), ("c", 0.25)]
+    rows = rank_next(torch.tensor([0.4, 0.25, 0.35]), torch.tensor([2, 1, 1, 0]), ["a", "b", "c"])
+    assert [tuple(row.values()) for row in rows] == [
+        ("b", 0.25, 0.5), ("a", pytest.approx(0.4), 0.25), ("c", pytest.approx(0.35), 0.25)]
 
 
 def observed_toy(number=0, at=None):
@@ -115,8 +119,14 @@ def check_content(content, names, samples, horizon):
         assert list(clip) == ["start", "end", "steps"] and clip["start"] < clip["end"]
         assert len(clip["steps"]) == min(5, len(names))
     assert sorted(row["step"] for row in content["next"]) == sorted(names)
-    p = [row["p"] for row in content["next"]]
-    assert sum(p) == pytest.approx(1, abs=1e-4) and p == sorted(p, reverse=True)
+    rows = [(row["share"], row["p"]) for row in content["next"]]
+    assert [sum(column) for column in zip(*rows)] == pytest.approx([1, 1], abs=1e-4)
+    assert rows == sorted(rows, reverse=True)
+    firsts = Counter()
+    for future in content["futures"]:
+        firsts[future["steps"][0]] += future["share"]
+    assert {row["step"]: pytest.approx(row["share"]) for row in content["next"]
+            if row["share"]} == firsts
     assert sum(future["share"] for future in content["futures"]) == pytest.approx(1)
     for future in content["futures"]:
         assert set(future["steps"]) <= set(names) and len(future["steps"]) == horizon

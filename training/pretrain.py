@@ -145,11 +145,11 @@ def plan_memory(settings, size, seconds, count, device):
 
 # --- Batches ---
 class Batch(NamedTuple):
-    """What one step learns from: C clips of B videos, and R rows of them for h."""
+    """What one step learns from: C clips of B videos."""
     clips: torch.Tensor        # (C', F, 3, H, W) uint8, this process's; or embeddings (C, D)
     teacher: torch.Tensor      # (C, D) the teacher's features, of which soft targets are made
-    rows: torch.Tensor         # (R, N) int64, which of the C clips; -1 = padding: data.missing_rows
-    j: torch.Tensor            # (R, P) int64, the missing places of each row
+    runs: list                 # [(n, 2) s, ...] the consecutive windows of each video
+    rng: np.random.Generator   # of its rows, the same in every process
 
 
 def histories_apart(settings):
@@ -196,7 +196,7 @@ class Pretraining(Run):
     def make_optimizer(self, stage):
         """SGD with momentum, then AdamW (paper, Sec. 4)."""
         kind = (functools.partial(torch.optim.SGD, momentum=0.9) if stage.name == "sgd" else
-                torch.optim.AdamW)
+                functools.partial(torch.optim.AdamW, fused=True))
         return kind(self.model.parameters(), lr=0.0, weight_decay=WEIGHT_DECAY)
 
     def batches(self, stage, optimizer):
@@ -213,13 +213,19 @@ class Pretraining(Run):
             features = torch.zeros(0, self.model.dim, device=self.device)
             if len(loaded.clips):                      # one process of several may have none
                 features = teacher_features(self.source, loaded, self.settings.targets)
-            rng = np.random.default_rng((self.settings.seed, 3, step))
-            most = min(self.settings.missing, max(map(len, windows)))
-            rows, j = missing_rows(windows, rng.integers(1, most + 1), rng,
-                                   histories=histories_apart(self.settings))
-            clips, features, *rows = (send(x, self.device)
-                                      for x in (loaded.clips, features, rows, j))
-            yield step, Batch(clips, parallel.gather(features), *rows)
+            clips, features = (send(x, self.device) for x in (loaded.clips, features))
+            yield step, Batch(clips, parallel.gather(features), windows,
+                              np.random.default_rng((self.settings.seed, 3, step)))
+
+    def missing_rows(self, batch, phrase, sure):
+        """data.missing_rows of a batch, on the device. phrase, sure (C,): the likeliest of each
+        clip, and its log p."""
+        apart = histories_apart(self.settings)
+        if apart or self.settings.clips == "clips":    # each clip is a step, and asked for
+            phrase, sure = torch.arange(len(phrase)), torch.zeros(len(phrase))
+        rows = missing_rows(batch.runs, phrase.cpu().numpy(), sure.cpu().numpy(),
+                            self.settings.missing, batch.rng, histories=apart)
+        return [send(part, self.device) for part in rows]
 
     def encode(self, clips):
         """x_i = f(v_i) of this process's clips -> those of all processes, (C, D)."""
