@@ -49,7 +49,7 @@ def main(settings):
         for step, batch in run.batches(stage, optimizer):
             optimizer.param_groups[0]["lr"] = learning_rate(step, stage)
             with mixed_precision(run.device):
-                x = run.encode(batch.clips)                            # x_i = f(v_i)
+                x = run.encode(batch)                                  # x_i = f(v_i)
                 model.standardize.update(x)
                 targets = soft_targets(batch.teacher, model.phrases, model.tau)
                 log_p = match(x, model.phrases, model.tau)             # Eq. 6

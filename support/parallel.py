@@ -2,11 +2,14 @@
 
 Each process encodes its share of a step's clips, receives the embeddings of all others, and
 computes the whole objective, as one process would. --batch counts the videos of all together.
+DistributedDataParallel is not used: it averages over losses of a process's own clips, where h and
+matching need the clips of all, and it expects one call of the model, where f is called in parts.
 """
 import os
 
 import torch
 import torch.distributed as dist
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from support.command import require
 
@@ -47,13 +50,13 @@ def gather_objects(mine):
     return objects
 
 
-def gather(rows):
+def gather(rows, counts):
     """(C, ...) rows of each process -> those of all, in their order. Gradients flow back to its own
-    rows alone, times the number of processes: it cancels the mean of `average_gradients`."""
+    rows alone, times the number of processes: it cancels the mean of `average_gradients`.
+    counts: how many rows each process has."""
     rank, world = place()
     if world == 1:
         return rows
-    counts = gather_objects(len(rows))
     padded = rows.new_zeros(max(counts), *rows.shape[1:])
     padded[:len(rows)] = rows.detach()
     parts = [torch.empty_like(padded) for _ in counts]
@@ -66,10 +69,14 @@ def gather(rows):
 
 
 def average_gradients(optimizer):
-    """Give every process the mean of all gradients, so that all keep the same weights."""
+    """Give every process the mean of all gradients, so that all keep the same weights: as one
+    vector, since gloo needs a millisecond for each message."""
     world = place()[1]
-    for group in optimizer.param_groups if world > 1 else ():
-        for p in group["params"]:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad      # it had no clips
-            dist.all_reduce(p.grad)
-            p.grad /= world
+    if world == 1:
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for p in parameters:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad      # it had no clips
+    gradients = parameters_to_vector(p.grad for p in parameters)
+    dist.all_reduce(gradients)
+    vector_to_parameters(gradients / world, [p.grad for p in parameters])

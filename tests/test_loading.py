@@ -158,7 +158,7 @@ def test_a_batch_is_the_clips_of_its_videos_and_rows_of_them(tmp_path, broken, w
             rng.integers(1)                            # the run begins with the first window
             clips += [(video, middle) for middle in windows.mean(1) if video not in broken]
         clips = torch.tensor(clips, dtype=torch.float64)                                 # (C, 2)
-        x = run.encode(batch.clips)
+        x = run.encode(batch)
         assert step == number and torch.equal(x[:, :2], clips)
         assert torch.equal(batch.teacher, 1000 + clips)
         rows, j = run.missing_rows(batch, torch.arange(len(x)) // 2 % 2, torch.zeros(len(x)))

@@ -150,6 +150,7 @@ class Batch(NamedTuple):
     teacher: torch.Tensor      # (C, D) the teacher's features, of which soft targets are made
     runs: list                 # [(n, 2) s, ...] the consecutive windows of each video
     rng: np.random.Generator   # of its rows, the same in every process
+    counts: tuple              # C' of each process
 
 
 def histories_apart(settings):
@@ -204,32 +205,34 @@ class Pretraining(Run):
         make = functools.partial(load_step, self.source, self.settings, stage,
                                  place=parallel.place())
         items_of = functools.partial(prefetch, make, workers=self.settings.workers)
-        for step, (loaded, windows) in self.steps(stage, optimizer, items_of):
-            for failed in parallel.gather_objects(loaded.failed):
-                self.add_unreadable(failed, self.source)
-            windows = sum(parallel.gather_objects(windows), [])
-            if not windows:
+        for step, (loaded, runs) in self.steps(stage, optimizer, items_of):
+            failed, runs, counts = zip(*parallel.gather_objects(       # of each process
+                (loaded.failed, runs, len(loaded.clips))))
+            for reasons in failed:
+                self.add_unreadable(reasons, self.source)
+            if not any(counts):
                 continue
             features = torch.zeros(0, self.model.dim, device=self.device)
             if len(loaded.clips):                      # one process of several may have none
                 features = teacher_features(self.source, loaded, self.settings.targets)
             clips, features = (send(x, self.device) for x in (loaded.clips, features))
-            yield step, Batch(clips, parallel.gather(features), windows,
-                              np.random.default_rng((self.settings.seed, 3, step)))
+            yield step, Batch(clips, parallel.gather(features, counts), sum(runs, []),
+                              np.random.default_rng((self.settings.seed, 3, step)), counts)
 
     def missing_rows(self, batch, phrase, sure):
         """data.missing_rows of a batch, on the device. phrase, sure (C,): the likeliest of each
         clip, and its log p."""
         apart = histories_apart(self.settings)
         if apart or self.settings.clips == "clips":    # each clip is a step, and asked for
-            phrase, sure = torch.arange(len(phrase)), torch.zeros(len(phrase))
-        rows = missing_rows(batch.runs, phrase.cpu().numpy(), sure.cpu().numpy(),
-                            self.settings.missing, batch.rng, histories=apart)
+            phrase, sure = np.arange(len(phrase)), np.zeros(len(phrase))
+        else:                                          # a GPU is waited for here, once a step
+            phrase, sure = phrase.cpu().numpy(), sure.cpu().numpy()
+        rows = missing_rows(batch.runs, phrase, sure, self.settings.missing, batch.rng, apart)
         return [send(part, self.device) for part in rows]
 
-    def encode(self, clips):
+    def encode(self, batch):
         """x_i = f(v_i) of this process's clips -> those of all processes, (C, D)."""
         x = torch.zeros(0, self.model.dim, device=self.device, requires_grad=True)
-        if len(clips):
-            x = encode_parts(self.model, clips, self.settings.micro_batch)
-        return parallel.gather(x)
+        if len(batch.clips):
+            x = encode_parts(self.model, batch.clips, self.settings.micro_batch)
+        return parallel.gather(x, batch.counts)
