@@ -3,7 +3,7 @@ import numpy as np
 
 from data import forecast_samples, observed_steps
 from toy import grammar
-from toy.filter import next_step_from_clips
+from toy.filter import GRID, next_step_from_clips, node_mass
 
 GRAMMAR = grammar.Grammar()
 S, DEPTH, N = len(grammar.STEPS), GRAMMAR.depth.max(), 8
@@ -81,3 +81,18 @@ def test_filter_equals_sampled_timelines():
     print(f"\ntotal variation {distance.mean():.4f}, right {right[0]:.4f} and {right[1]:.4f}")
     np.testing.assert_allclose(p.sum(1), 1)
     assert distance.mean() < .01 and right[0] > right[1] - .005
+
+
+def test_steps_before_the_end_of_a_history_by_counting():
+    """Catches: a history that begins in a gap left out, or as likely as one that does in a step."""
+    ends = timelines(400_000, np.random.default_rng(1))[1]
+    goes_on, flat = GRAMMAR.next_mass.any(1), np.ones((1, N, S))
+    for from_start in (False, True):
+        mass = node_mass(GRAMMAR, flat, int(68 / GRID), from_start, np.array([68.]))[0]
+        fits = (ends >= 68) & ((ends[:, :1] - (ends - 68) >= 1) == from_start)      # (n, DEPTH)
+        found, counted = np.zeros((2, DEPTH))
+        for k in range(DEPTH):                               # the history ends with step k
+            nodes = (GRAMMAR.depth == k + 1) & goes_on
+            if nodes.any():
+                found[k], counted[k] = (mass / GRAMMAR.mass)[nodes].mean(), fits[:, k].mean()
+        assert abs(found / found.sum() - counted / counted.sum()).sum() / 2 < .03   # GRID: .02

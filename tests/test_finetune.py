@@ -116,6 +116,15 @@ def test_fine_tuned_and_evaluated(init, task):
         assert len(momenta) > 2 and content["distinct"] == 1       # 2 are the classifier's
 
 
+def test_one_view_of_each_sample_is_classified():
+    """Catches: the first view alone, the same one of all samples, the mean of the views."""
+    x, y = torch.randn(2, 3, 5).log_softmax(-1), torch.tensor([4, 1])
+    model = SimpleNamespace(task="classify", classify=lambda x: [x])
+    found = {round(finetune.cached_loss(model, x, y).item(), 4) for _ in range(300)}
+    assert found == {round(-(x[0, a, 4] + x[1, b, 1]).item() / 2, 4)
+                     for a in range(3) for b in range(3)}
+
+
 def test_training_lowers_the_loss_on_a_task_that_can_be_learnt(monkeypatch):
     """Catches: labels of other clips, an optimizer without the classifier, or that runs away."""
     for name in ("LOG_EVERY", "SAVE_EVERY"):

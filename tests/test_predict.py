@@ -22,8 +22,8 @@ from support.command import BadInput, write_json
 from test_finetune import make_ours
 from test_weights import F, published
 from toy import grammar, render
-from toy.source import ToySource
-from weights.checkpoint import save_checkpoint
+from toy.source import ToySource, load_teacher
+from weights.checkpoint import load_model, save_checkpoint
 
 REAL = 0.45, 0.225                     # pixels of a checkpoint that was trained on video files
 KEYS = ["video", "clips", "next", "futures", "warning"]
@@ -138,6 +138,14 @@ def test_without_a_video(capsys):
     content = run_predict("--seed", "3", "--samples", "7", "--horizon", "2")
     check_content(content, grammar.STEPS, 7, 2)
     assert content["video"] == "test_00003" and content["warning"] is None
+    model, texts = load_model("runs/pretrain")[0].eval(), load_teacher("cpu").encode_phrases(
+        grammar.STEPS)
+    noise = torch.randn(2, 7, model.dim, generator=torch.Generator().manual_seed(3))[:1]
+    with torch.no_grad():
+        x_hat = model.forecast_next(model.encode(observe_toy(3, model, None, 2).clips)[None], noise)[0]
+        p = model.match(x_hat, texts).exp().mean(0)                        # Eq. 11
+    assert {row["step"]: row["p"] for row in content["next"]} == {
+        step: pytest.approx(value, rel=1e-4) for step, value in zip(grammar.STEPS, p.tolist())}
     assert list(content["truth"]) == ["clips", "next", "futures", "follows"]
     assert len(content["truth"]["futures"]) == len(content["futures"])
     out = capsys.readouterr().out
