@@ -5,10 +5,6 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4 and appendix B.
 Times are seconds. N clips, P missing ones, n windows of one video, rng a numpy Generator. Clips of
 several videos are stacked, (C, ...). Where clips come from: toy/source.py and files/sources.py.
 """
-if __name__ == "__main__":                             # before torch, which --help does not need
-    from files.commands import main
-    raise SystemExit(main())
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

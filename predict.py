@@ -35,7 +35,7 @@ class PredictSettings(Settings):
     steps: Path = opt("the steps to choose among, one per line; default those of the embedded "
                       "world, for a checkpoint of it", None, DATA, text_embeddings=(None,))
     text_embeddings: Path = opt("npz of such steps and their embeddings, instead of --steps and "
-                                "the teacher: pseudo_labels.py writes it once", None, DATA)
+                                "the teacher: python -m files embed writes it once", None, DATA)
     clip: str = TEACHER
     clip_weights: str = TEACHER_WEIGHTS
     samples: int = opt("Monte Carlo samples (Eq. 11): so many futures", 50, PAPER, low=1,

@@ -12,13 +12,8 @@ appendix B for the prompts.
     B videos, N clips, F frames, K phrases, D embedding.
 
 The teacher is any open_clip model: ViT-B/16 with OpenAI's weights for real videos
-(weights/teacher.py), a tiny one for the embedded world (toy/teacher.py). As a command this file
-embeds a list of phrases.
+(weights/teacher.py), a tiny one for the embedded world (toy/teacher.py).
 """
-if __name__ == "__main__":                  # before torch is imported: --help does not need it
-    from files.commands import TextSettings, run, start
-    raise SystemExit(run(start, TextSettings))
-
 import torch
 from torch.nn import functional
 from torchvision.transforms.v2 import functional as transform

@@ -101,11 +101,11 @@ class TrainSettings(RunSettings):
     size: str = opt("of f and h: ViT-B, or 32 pixels", "paper", WHAT,
                     choices=("small", "paper"), data=HOWTO)
     init: Path = opt("start from a run, checkpoint or weights", None, WHAT)
-    data: str = opt("toy: no files; howto100m: narrated videos; coin: features, h alone", "toy",
+    data: str = opt("toy: no files; coin: features, h alone", "toy",
                     DATA, choices=("toy", "howto100m", "coin"))
     toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1, data=("toy",))
-    clips: str = opt("what h orders: steps, as f tells clips apart; clips; toy: annotated steps",
-                     "steps", DATA, choices=("steps", "clips", "annotated"), data=NARRATED)
+    clips: str = opt("what h orders: steps as f sees them", "steps", DATA,
+                     choices=("steps", "clips", "annotated"), data=NARRATED)
     videos: Path = opt("folder of videos, ID.mp4 and the like", None, DATA, data=HOWTO)
     captions: Path = opt("ID.csv, ID.srt or ID.vtt; or caption.json", None, DATA, data=HOWTO)
     ids: Path = opt("use only these videos: an id per line", None, DATA, data=HOWTO)
@@ -113,7 +113,7 @@ class TrainSettings(RunSettings):
     clip: str = opt("teacher: open_clip model, or local-dir:DIR", "ViT-B-16-quickgelu", DATA,
                     data=HOWTO)
     clip_weights: str = opt("its weights: a tag, or a file [openai]", None, DATA, data=HOWTO)
-    teacher_features: Path = opt("folder of `data.py teach`, used where it has a video", None, DATA,
+    teacher_features: Path = opt("of `python -m files teach`, where it has a video", None, DATA,
                                  data=HOWTO, targets=("vision", "both"))
     augment: bool = opt("random squares, half of them mirrored", True, DATA, data=HOWTO)
     annotations: Path = opt("COIN.json", None, DATA, data=COIN)
@@ -136,7 +136,7 @@ class TrainSettings(RunSettings):
     def __post_init__(self):
         super().__post_init__()
         check(self.teacher_features is None or self.teacher_features.is_dir(), "teacher_features",
-              self.teacher_features, "no such folder; `python data.py teach` makes one")
+              self.teacher_features, "no such folder; `python -m files teach` makes one")
         self.require({"toy": (), "howto100m": ("videos", "captions", "phrases"),
                       "coin": FEATURES}[self.data], f"--data {self.data}")
         check(self.epochs or self.lr == type(self).lr, "lr", self.lr,

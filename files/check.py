@@ -1,4 +1,4 @@
-"""`data.py check`: what annotations or captions hold, and what of it is present and readable."""
+"""`python -m files check`: what annotations or captions hold, and what of it is present and readable."""
 import itertools
 import json
 

@@ -1,11 +1,9 @@
-"""The commands around data: `python data.py COMMAND`, each a class of flags; `start` runs it."""
-import sys
+"""The commands around data: `python -m files COMMAND`, each a class of flags; `start` runs it."""
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.command import DATA, WHAT, Settings, opt, require, run
+from support.command import DATA, WHAT, Settings, opt
 from support.flags import CLIP
-from support.process import ending
 
 
 @dataclass(frozen=True)
@@ -45,15 +43,6 @@ class TeachSettings(Settings):
 
 
 @dataclass(frozen=True)
-class ExportSettings(Settings):
-    """The embedded world as real files: videos, captions, COIN.json, phrases and its teacher."""
-    out: Path = opt("folder, empty or new", None, required=True, folder=True)
-    train: int = opt("training videos; COIN.json makes a tenth of them validation", 6000, low=0)
-    test: int = opt("test videos", 1000, low=0)
-    workers: int = opt("processes", 0, low=0, high=256)
-
-
-@dataclass(frozen=True)
 class PhrasesSettings(Settings):
     """Collect verb phrases from narrations, for the pool that clips are matched with."""
     captions: Path = opt("ID.csv, ID.srt or ID.vtt; or caption.json", None, DATA, required=True)
@@ -64,7 +53,7 @@ class PhrasesSettings(Settings):
 
 
 @dataclass(frozen=True)
-class TextSettings(Settings):
+class EmbedSettings(Settings):
     """Embed phrases, or step names, with CLIP: the mean over 28 prompts, not normalized."""
     phrases: Path = opt("phrase per line, or phrase,count,concreteness", None, DATA, required=True)
     clip: str = opt("the teacher: open_clip model, or local-dir:DIR", CLIP, DATA)
@@ -73,14 +62,8 @@ class TextSettings(Settings):
     device: str = opt("auto: a CUDA GPU if there is one", "auto")
 
 
-@dataclass(frozen=True)
-class ToyTeacherSettings(Settings):
-    """Train the embedded world's teacher again: 200 steps on pictures, a minute on one CPU core."""
-    out: Path = opt("file to write", Path(__file__).parents[1] / "toy/teacher.safetensors", file=())
-
-
 COMMANDS = {"check": CheckSettings, "shrink": ShrinkSettings, "teach": TeachSettings,
-            "export-toy": ExportSettings, "phrases": PhrasesSettings}
+            "phrases": PhrasesSettings, "embed": EmbedSettings}
 
 
 def start(settings):
@@ -88,21 +71,5 @@ def start(settings):
     from files.check import report
     from files.copies import encode_all, shrink_all, write_texts
     from files.phrases import collect
-    from toy.export import export_toy
-    from toy.teacher import make
     {CheckSettings: report, ShrinkSettings: shrink_all, TeachSettings: encode_all,
-     ExportSettings: export_toy, PhrasesSettings: collect, TextSettings: write_texts,
-     ToyTeacherSettings: make}[type(settings)](settings)
-
-
-@ending()
-def main():
-    """`python data.py COMMAND ...`"""
-    given = sys.argv[1] if len(sys.argv) > 1 else "nothing"
-    if given in ("-h", "--help"):
-        print("usage: data.py COMMAND [flags]; data.py COMMAND --help shows the flags\n")
-        for name, flags in COMMANDS.items():
-            print(f"  {name:12}{flags.__doc__}")
-        return
-    require(given in COMMANDS, f"{given}: not a command; use one of {', '.join(COMMANDS)}")
-    run(start, COMMANDS[given], sys.argv[2:], command=given)
+     PhrasesSettings: collect, EmbedSettings: write_texts}[type(settings)](settings)

@@ -1,4 +1,4 @@
-"""`data.py shrink` and `teach`: a file for each video of a folder; `pseudo_labels.py`: texts."""
+"""`python -m files shrink`, `teach` and `embed`: a file for each video of a folder, and of texts."""
 import functools
 import os
 from contextlib import suppress

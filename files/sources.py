@@ -58,7 +58,7 @@ class VideoSource(Source):
     """Video files, read on demand.
     paths: {id: path}; teacher: pseudo_labels.Teacher, or None where its features are not needed;
     captions: in pre-training, a video without a narration is missing; cached: folder of
-    `data.py teach`, used where it has a video, --clip and --clip-weights."""
+    `python -m files teach`, used where it has a video, --clip and --clip-weights."""
 
     def __init__(self, videos, paths, view, teacher=None, captions=None, cached=None):
         super().__init__(videos, paths if captions is None else paths.keys() & captions.keys())
@@ -91,7 +91,7 @@ class VideoSource(Source):
         rows, made = annotations.load_teacher_rows(path)
         if made != record(self.paths[name], *self.made) or times.max() > len(rows) + SHORTER:
             raise Unreadable(f"{path}: of another teacher, another file of this video, or a "
-                             "shorter one; make it again with data.py teach")
+                             "shorter one; make it again with files teach")
         return torch.from_numpy(rows[np.minimum(times.astype(np.int64), len(rows) - 1)])
 
     def read(self, request, short_side):

@@ -199,6 +199,19 @@ def run(main, cls, argv=None, command=""):
         main(settings)
 
 
+@ending()
+def dispatch(commands, start):
+    """`PROGRAM COMMAND [flags]`, of {command: its class of flags}: start(settings)."""
+    given = sys.argv[1] if len(sys.argv) > 1 else "nothing"
+    if given in ("-h", "--help"):
+        print(f"usage: {program_name()} COMMAND [flags]; COMMAND --help shows the flags\n")
+        for name, flags in commands.items():
+            print(f"  {name:12}{flags.__doc__}")
+        return
+    require(given in commands, f"{given}: not a command; use one of {', '.join(commands)}")
+    run(start, commands[given], sys.argv[2:], command=given)
+
+
 @contextmanager
 def quiet():
     """Within it libraries neither log nor warn: their exceptions say the same."""

@@ -30,8 +30,9 @@ def process_number():
 
 
 def program_name():
-    """The program's name in its messages, such as train.py."""
-    return Path(sys.argv[0]).name
+    """The program's name in its messages, such as train.py; of `python -m files` files."""
+    path = Path(sys.argv[0])
+    return path.parent.name if path.name == "__main__.py" else path.name
 
 
 # --- Signals and errors ---

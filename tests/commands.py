@@ -17,22 +17,22 @@ from tqdm import tqdm
 
 import evaluate
 import predict
+import toy.commands
 import train
 from data import Loaded
 from experiments import benchmark, charts, reproduce, simulate, tour
 from files import commands, sources
 from files.annotations import training_split
-from support.command import run
+from support.command import dispatch, run
 
 SCRIPTS = {"benchmark.py": (benchmark.main, benchmark.BenchmarkSettings),
            "simulate.py": (simulate.main, simulate.SimulateSettings),
            "tour.py": (tour.main, tour.TourSettings),
            "reproduce.py": (reproduce.main, reproduce.ReproduceSettings),
            "evaluate.py": (evaluate.main, evaluate.EvaluateSettings),
-           "predict.py": (predict.main, predict.PredictSettings),
            "charts.py": (charts.main, charts.ChartSettings),
-           "pseudo_labels.py": (commands.start, commands.TextSettings),
-           "teacher.py": (commands.start, commands.ToyTeacherSettings)}
+           "predict.py": (predict.main, predict.PredictSettings)}
+PROGRAMS = {"files": commands, "toy": toy.commands}
 EPOCHS = ("--sgd-epochs", "0.75", "--epochs", "0.75")                  # TINY: 3 steps of each
 TINY = ("--toy-videos", "16", "--batch", "4", *EPOCHS, "--device", "cpu")
 
@@ -91,9 +91,9 @@ def call(program, *argv):
     sys.argv, before = [f"/somewhere/{program}"], sys.argv
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        if program == "data.py":                               # its commands read sys.argv
+        if program in PROGRAMS:                                # their commands read sys.argv
             sys.argv += argv
-            return commands.main()
+            return dispatch(PROGRAMS[program].COMMANDS, PROGRAMS[program].start)
         main, flags = SCRIPTS[program] if program in SCRIPTS else train.command_of(argv)
         return run(main, flags, list(argv))
     finally:

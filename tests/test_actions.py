@@ -186,7 +186,7 @@ def test_unreadable_kitchens_are_named_and_left_out():
         not REAL.exists(), reason="no ../shared/epic"))], ids=["list", "videos", "real"])
 def test_check_counts_actions(annotations, flags, expected):
     """Catches: videos counted for actions, the split of another file, actions that are lost."""
-    call("data.py", "check", "--data", "epic", "--annotations", str(annotations), *flags, "--json",
+    call("files", "check", "--data", "epic", "--annotations", str(annotations), *flags, "--json",
          "c.json")
     assert expected.items() <= json.loads(Path("c.json").read_text()).items()
 

@@ -31,7 +31,7 @@ TRAIN = "train.py", *COIN, "--out"
 MEASURE = "evaluate.py", *coin_flags(), "--checkpoint", "run/checkpoint.pt", "--json", "o.json"
 # What reads each file; the first of its commands that is broken must say so.
 READERS = {
-    "coin/COIN.json": [(*TRAIN, "new"), MEASURE, ("data.py", "check", "--annotations",
+    "coin/COIN.json": [(*TRAIN, "new"), MEASURE, ("files", "check", "--annotations",
                                                   "coin/COIN.json", "--json", "o.json")],
     "coin/features.npz": [(*TRAIN, "new"), MEASURE], "coin/texts.npz": [(*TRAIN, "new"), MEASURE],
     "run/checkpoint.pt": [MEASURE, ("predict.py", *MEASURE[-4:]), (
@@ -39,8 +39,8 @@ READERS = {
         "new")],
     "run/config.json": [(*TRAIN, "run", "--resume")],
     "phrases.txt": [("train.py", *TINY, "--phrases", "phrases.txt", "--out", "new")],
-    "list.csv": [("data.py", "check", "--annotations", "list.csv", "--json", "o.json")],
-    "caption.json": [("data.py", "phrases", "--captions", "caption.json", "--out", "o.json")]}
+    "list.csv": [("files", "check", "--annotations", "list.csv", "--json", "o.json")],
+    "caption.json": [("files", "phrases", "--captions", "caption.json", "--out", "o.json")]}
 
 
 def replace(old, new):

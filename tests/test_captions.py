@@ -195,7 +195,7 @@ def test_check_counts_captions(tmp_path, capsys):
     for name, content in (("a.csv", CSV), ("b.srt", SRT), ("c.csv", CSV.replace("2,4", "4,2"))):
         (tmp_path / name).write_text(content)
     (tmp_path / "b.mp4").write_text("no video")
-    call("data.py", "check", "--data", "howto100m", "--captions", str(tmp_path), "--videos",
+    call("files", "check", "--data", "howto100m", "--captions", str(tmp_path), "--videos",
          str(tmp_path), "--json", f"{tmp_path}.json")
     assert json.loads(Path(f"{tmp_path}.json").read_text()) == {
         "captions": 3, "unreadable_captions": 1, "sentences": 4, "hours": 0.0, "videos": 3,

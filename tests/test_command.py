@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 import experiments
+import toy.commands
 from evaluate import EvaluateSettings
 from experiments.simulate import SimulateSettings
-from files.commands import COMMANDS, TextSettings
+from files.commands import COMMANDS
 from predict import PredictSettings
 from support.command import (GROUPS, BadInput, Settings, flag_of, parse, run, write_atomically,
                              write_json)
@@ -27,9 +28,10 @@ from train import FinetuneSettings, TrainSettings
 from training import pretrain
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = [*(f"experiments.{name}" for name in experiments.COMMANDS), "toy.teacher"]
+MODULES = [*(f"experiments.{name}" for name in experiments.COMMANDS), "files", "toy"]
 HELPS = [("train.py",), ("train.py", "--stage", "finetune"), ("evaluate.py",), ("predict.py",),
-         ("pseudo_labels.py",), *(("data.py", name) for name in COMMANDS), *zip(MODULES)]
+         *(("files", name) for name in COMMANDS), *(("toy", name) for name in toy.commands.COMMANDS),
+         *zip(MODULES)]
 for module in MODULES:
     importlib.import_module(module)
 
@@ -263,7 +265,7 @@ def test_values_arrive_with_their_types():
     (COMMANDS["teach"], "--videos in/videos --clip-weights in/steps.pdf --out", ["in/videos/t"]),
     (COMMANDS["phrases"], "--captions in/COIN.json --spacy-model in/clip --out",
      ["in/COIN.json", "in/clip/meta.json"]),
-    (TextSettings, "--phrases in/steps.pdf --out", ["in/steps.pdf", "linked/steps.pdf"]),
+    (COMMANDS["embed"], "--phrases in/steps.pdf --out", ["in/steps.pdf", "linked/steps.pdf"]),
     (SimulateSettings, "--annotations in/COIN.json --text-embeddings in/steps.pdf --out",
      ["in/steps.pdf"])])
 def test_no_output_takes_the_place_of_an_input(cls, argv, refused, tmp_path, monkeypatch, capsys):
@@ -350,13 +352,13 @@ def test_a_second_ctrl_c_ends_a_step(capfd):
 
 
 @pytest.mark.parametrize("argv, closed, other, status", [
-    ("data.py --help", "stdout", "stderr", [141]), ("data.py nothing", "stderr", "stdout", [2]),
+    ("-m files --help", "stdout", "stderr", [141]), ("-m toy nothing", "stderr", "stdout", [2]),
     ("train.py --help", "stdout", "stderr", [0, 141])])        # argparse may ignore it
 def test_a_closed_pipe_is_silent(argv, closed, other, status):
     """Catches: `Exception ignored ... BrokenPipeError`, a traceback, a status of 120."""
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run([sys.executable, ROOT / argv.split()[0], argv.split()[1]],
+    done = subprocess.run([sys.executable, *argv.split()], cwd=ROOT,
                           **{closed: writing, other: subprocess.PIPE})
     os.close(writing)
     assert done.returncode in status and getattr(done, other) == b""

@@ -184,7 +184,8 @@ def test_runs_that_give_few_rows_or_none():
     rng, one = np.random.default_rng(0), np.array([[3., 12.]])
     three = np.array([[3., 12.], [5., 14.], [8., 17.]])
     for runs, shown in (([one], [5]), ([three], [5, 5, 5]), ([one, three], [5, 5, 5, 5])):
-        rows, j = data.missing_rows(runs, np.array(shown), np.zeros(len(shown)), 3, rng)         # one step in each run
+        sure = np.zeros(len(shown))
+        rows, j = data.missing_rows(runs, np.array(shown), sure, 3, rng)   # one step in each run
         assert len(rows) == len(runs) and (rows[:, 1:] == -1).all() and not j.any()
         assert rows.shape[1:] == (9,)
     for runs in ([one[:0]], [one, one[:0]]):

@@ -24,8 +24,7 @@ MAY_IMPORT = {
 # Commands parse first and import once, in the function that runs them: how many there are.
 COMMANDS = {"train": 2, "evaluate": 1, "predict": 1, "files.commands": 1,
             "experiments.benchmark": 1, "experiments.charts": 1, "experiments.reproduce": 1,
-            "experiments.simulate": 1, "experiments.tour": 1}
-MAY_IMPORT_LATE = {"files.commands": BESIDE}                   # data.py alone runs them
+            "experiments.simulate": 1, "experiments.tour": 1, "toy.commands": 1}
 # Packages of one command: imported in a function, named when missing. PIL comes with diffusers.
 OPTIONAL = {"spacy", "matplotlib", "diffusers", "transformers", "PIL", "timm"}
 
@@ -73,7 +72,7 @@ def test_imports_keep_the_direction(name):
     """Catches: a method file that needs another; an import of a script, or in a function."""
     may = MAY_IMPORT[name.split(".")[0]]
     top, late = (names & TREES.keys() for names in IMPORTS[name])
-    assert packages(top) <= may and packages(late) <= MAY_IMPORT_LATE.get(name, may)
+    assert packages(top) <= may and packages(late) <= may
     assert name in COMMANDS or not late, f"{name} imports {late} within a function"
     places = [node.name for node in ast.walk(TREES[name]) if isinstance(node, ast.FunctionDef)
               and any(names_of(part) & TREES.keys() for part in ast.walk(node))]

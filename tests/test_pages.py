@@ -57,7 +57,7 @@ def at_smallest_size(script, *flags):
     if script == "train.py":
         more += ("--epochs", "1") if "finetune" in flags else (
             *EPOCHS, *(SMALL if "howto100m" in flags else ()))
-    if flags[:1] == ("export-toy",):
+    if (script, *flags[:1]) == ("toy", "export"):
         more = "--train", "6", "--test", "2"
     return script, *flags, *more, *(("--workers", "0") if "--workers" in flags else ())
 
@@ -68,7 +68,7 @@ def exported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        call("data.py", "export-toy", "--out", "world", "--train", "6", "--test", "2")
+        call("toy", "export", "--out", "world", "--train", "6", "--test", "2")
         names = {"VIDEOS": "videos", "CAPTIONS": "captions", "clip": "clip",
                  "COIN.json": "COIN.json", "phrases.txt": "phrases.txt", "steps.txt": "steps.txt",
                  "VIDEO.mp4": next(Path("world/videos").iterdir()).relative_to("world")}
@@ -77,10 +77,10 @@ def exported(tmp_path_factory):
             Path(name).symlink_to(Path("world") / target)
         for line in ("train.py", "train.py --missing 3 --out runs/several",
                      "train.py --data howto100m --videos VIDEOS --captions CAPTIONS --phrases "
-                     "phrases.txt --out runs/mine", "pseudo_labels.py --phrases steps.txt --clip "
+                     "phrases.txt --out runs/mine", "files embed --phrases steps.txt --clip "
                      "local-dir:clip --out T.npz",
                      "evaluate.py --task features --videos VIDEOS --checkpoint runs/mine --out "
-                     "F.npz", "data.py teach --videos VIDEOS --out TEACHER --clip local-dir:clip"):
+                     "F.npz", "files teach --videos VIDEOS --out TEACHER --clip local-dir:clip"):
             call(*at_smallest_size(*line.split()))
     return folder
 
@@ -92,8 +92,9 @@ def test_every_command_of_a_page_runs(page, exported, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "copy")
     for python, *line in filter(is_run, commands_of(page)):
         if line[0] == "-m":
-            line = [f"{line[1].removeprefix('experiments.')}.py", *line[2:]]
-        if line[0] == "pseudo_labels.py" or line[:2] == ["data.py", "teach"]:
+            *package, name = line[1].split(".")
+            line = [f"{name}.py" if package else name, *line[2:]]
+        if line[:2] in (["files", "embed"], ["files", "teach"]):
             line += ["--clip", "local-dir:clip"]
         if line[0] == "train.py":                              # it refuses a folder with a run
             name = line[line.index("--out") + 1] if "--out" in line else (

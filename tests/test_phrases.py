@@ -77,7 +77,7 @@ def test_phrases_are_counted_and_sorted(tmp_path, monkeypatch, capsys):
     for name, spoken in (("a", [*texts, texts[0]]), ("b", [texts[0], "take the lid off"])):
         rows = "".join(f"0,1,{text}\n" for text in spoken)
         Path(f"captions/{name}.csv").write_text("start,end,text\n" + rows)
-    flags = ("data.py", "phrases", "--captions", "captions", "--min-count", "1")
+    flags = ("files", "phrases", "--captions", "captions", "--min-count", "1")
     call(*flags, "--out", "pool.txt")
     assert Path("pool.txt").read_text() == ("take off the covers,3,\nchain one,1,\n"
                                             "cut some red onions,1,\ntake off the lid,1,\n")
@@ -107,5 +107,5 @@ def test_what_is_not_installed_is_named(tmp_path, monkeypatch, capsys, module, m
     monkeypatch.chdir(tmp_path)
     Path("a.csv").write_text("start,end,text\n0,1,add salt\n")
     monkeypatch.setitem(sys.modules, "spacy", module)
-    assert message in fails(capsys, 2, "data.py", "phrases", "--captions", ".", "--out",
+    assert message in fails(capsys, 2, "files", "phrases", "--captions", ".", "--out",
                             "/dev/null")

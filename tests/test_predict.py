@@ -14,7 +14,6 @@ from commands import call, fails
 from data import Sample, Video, forecast_windows, observed_steps, view_of
 from evaluation import prediction
 from evaluation.prediction import count_futures, observe_toy, rank_next, rank_steps, truth_of
-from files.commands import ExportSettings, start
 from files.sources import VideoSource
 from files.video import Unreadable, duration, read_clips
 from predict import predict
@@ -22,6 +21,7 @@ from support.command import BadInput, write_json
 from test_finetune import make_ours
 from test_weights import F, published
 from toy import grammar, render
+from toy.commands import ExportSettings, start
 from toy.source import ToySource, load_teacher
 from weights.checkpoint import load_model, save_checkpoint
 
@@ -142,7 +142,8 @@ def test_without_a_video(capsys):
         grammar.STEPS)
     noise = torch.randn(2, 7, model.dim, generator=torch.Generator().manual_seed(3))[:1]
     with torch.no_grad():
-        x_hat = model.forecast_next(model.encode(observe_toy(3, model, None, 2).clips)[None], noise)[0]
+        x = model.encode(observe_toy(3, model, None, 2).clips)
+        x_hat = model.forecast_next(x[None], noise)[0]
         p = model.match(x_hat, texts).exp().mean(0)                        # Eq. 11
     assert {row["step"]: row["p"] for row in content["next"]} == {
         step: pytest.approx(value, rel=1e-4) for step, value in zip(grammar.STEPS, p.tolist())}
@@ -179,7 +180,7 @@ def test_real_checkpoints_with_their_teacher(monkeypatch):
     content = run_predict(VIDEO, "--checkpoint", "real", *own)
     check_content(content, NAMES, 50, 3)
     assert content["warning"] is None
-    call("pseudo_labels.py", "--phrases", "own.txt", "--out", "own.npz", *CLIP)
+    call("files", "embed", "--phrases", "own.txt", "--out", "own.npz", *CLIP)
     assert run_predict(VIDEO, "--checkpoint", "real", "--text-embeddings", "own.npz") == content
     check_content(run_predict(VIDEO, "--checkpoint", "released", *own), NAMES, 50, 3)
 

@@ -220,7 +220,7 @@ def test_command_writes_a_text_embeddings_file(place, tmp_path, monkeypatch, tea
     """Catches: rows in another order or normalized, counts in the names, a file we refuse."""
     monkeypatch.chdir(tmp_path)
     Path("phrases.txt").write_text("cut tomato,30,4.9\nwash pan,20,\ncut tomato,12,4.9\n")
-    call("pseudo_labels.py", "--phrases", "phrases.txt", "--out", "t.npz", "--device", "cpu",
+    call("files", "embed", "--phrases", "phrases.txt", "--out", "t.npz", "--device", "cpu",
          "--clip", f"local-dir:{place}/clip")
     names, embeddings = load_text_embeddings("t.npz")
     assert names == ["cut tomato", "wash pan", "cut tomato"]

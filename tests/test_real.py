@@ -1,4 +1,4 @@
-"""The files of `data.py export-toy` from end to end: mp4, captions, COIN.json, a CLIP folder."""
+"""The files of `python -m toy export` from end to end: mp4, captions, COIN.json, a CLIP folder."""
 import json
 import os
 import shutil
@@ -37,7 +37,7 @@ def exported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("real")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        call("data.py", "export-toy", "--out", "ex", "--train", "12", "--test", "3")
+        call("toy", "export", "--out", "ex", "--train", "12", "--test", "3")
         Path(f"ex/captions/{TRAINED[0].name}.csv").unlink()
         Path("ids.txt").write_text(Path("ex/train.txt").read_text() + "nowhere\n")
         call("train.py", *TRAIN, "--ids", "ids.txt", "--out", "real", "--workers", "2")
@@ -153,7 +153,7 @@ def test_missing_and_unreadable_videos_are_counted(capsys):
         evaluate(*some)
     assert end.value.code == 2 and TEST[1].name in capsys.readouterr().err.splitlines()[-1]
     for flags, found in ((("--videos", "some"), [2, 1, 1]), ((), [None] * 3)):
-        call("data.py", "check", *COIN[-2:], *flags, "--json", "check.json")
+        call("files", "check", *COIN[-2:], *flags, "--json", "check.json")
         counts = json.loads(Path("check.json").read_text())
         assert counts["classes"] == 40 >= counts["distinct_texts"]
         assert counts["classify"]["test"] == {"listed": STEPS, "videos": 3, **dict(
@@ -180,7 +180,7 @@ def test_check_names_classes_without_a_step(capsys):
         steps = [{"id": number, "segment": [0, 9], "label": "stir"} for number in ids]
         Path("few.json").write_text(json.dumps({"database": {"v": {
             "subset": "training", "recipe_type": 0, "annotation": steps}}}))
-        call("data.py", "check", "--annotations", "few.json")
+        call("files", "check", "--annotations", "few.json")
         out = capsys.readouterr().out
         assert ("unnamed: 2 of 4 classes that no step has, the first id 1: " in out) == ("4" in ids)
 
@@ -193,7 +193,7 @@ def test_check_names_classes_without_a_step(capsys):
     (("shrink", "--videos", "ex/clip", "--out", "none"), "ex/clip")])
 def test_what_is_not_there_is_one_line(argv, named, capsys):
     """Catches: a traceback, a folder that is overwritten, a command nobody knows."""
-    assert named in fails(capsys, 2, "train.py" if argv[:1] == TRAIN[:1] else "data.py", *argv)
+    assert named in fails(capsys, 2, "train.py" if argv[:1] == TRAIN[:1] else "files", *argv)
 
 
 @pytest.mark.parametrize("command, flags", [("shrink", ("--short-side", "16")), ("teach", CLIP)])
@@ -203,7 +203,7 @@ def test_each_video_gets_a_file_once(command, flags, capsys):
         return {path: path.stat().st_mtime_ns for path in sorted(Path("made").iterdir())}
     copy_videos("some", *TEST)
     argv = (command, "--videos", "some", "--out", "made", *flags)
-    call("data.py", *argv)
+    call("files", *argv)
     assert "unreadable: broken: " in capsys.readouterr().out
     made = times()
     assert [path.stem for path in made] == [video.name for video in TEST]
@@ -211,15 +211,15 @@ def test_each_video_gets_a_file_once(command, flags, capsys):
     gone.unlink()
     half = broken.read_bytes()[:broken.stat().st_size // 2]
     broken.write_bytes(half)
-    call("data.py", *argv)
+    call("files", *argv)
     out = capsys.readouterr().out
     assert f"{broken}: is in the way" in out and broken.read_bytes() == half
     assert "1 made, of these 0 again (" in out and "), 1 were there and whole, 2 unreadable" in out
     broken.unlink()
-    call("data.py", *argv)
+    call("files", *argv)
     assert [time == made[path] for path, time in times().items()] == [False, True, False]
     os.utime(f"some/{path.stem}.mp4", ns=(0, 0))                  # another file in its place
-    call("data.py", *argv)
+    call("files", *argv)
     assert "1 made, of these 1 again (" in capsys.readouterr().out
     assert times()[path] != made[path]
     gone.unlink()
@@ -227,13 +227,13 @@ def test_each_video_gets_a_file_once(command, flags, capsys):
     content = original.read_bytes()
     gone.symlink_to(original.resolve())                           # would be written through
     if command == "shrink":
-        call("data.py", *argv, "--fps", "2")
+        call("files", *argv, "--fps", "2")
     else:
         shutil.copytree("ex/clip", "other")
         other = Path("other/open_clip_model.safetensors")
         weights = load_file(other)
         save_file(weights | {"logit_scale": weights["logit_scale"] + 1}, other)
-        call("data.py", *argv[:-1], "local-dir:other")
+        call("files", *argv[:-1], "local-dir:other")
     assert "2 made, of these 2 again (" in capsys.readouterr().out
     assert original.read_bytes() == content
     source = Path(f"ex/videos/{path.stem}.mp4")
@@ -258,7 +258,7 @@ def test_videos_in_odd_places(command, flags, capsys):
     Path("some/z").mkdir()
     shutil.copy(film, f"some/z/{name}.mp4")
     argv = command, "--videos", "some", "--out", "made", *flags
-    call("data.py", *argv)
+    call("files", *argv)
     out = capsys.readouterr().out
     assert "pipe.mp4: no such file, or not a file" in out
     assert "name is too long" in out and "1 made" in out
@@ -266,13 +266,13 @@ def test_videos_in_odd_places(command, flags, capsys):
         Path("some/a").symlink_to(Path("made").resolve())
         before = Path(f"made/{name}.mp4").read_bytes()
         with pytest.raises(SystemExit, match="2"):
-            call("data.py", *argv, "--fps", "2")
+            call("files", *argv, "--fps", "2")
         assert Path(f"made/{name}.mp4").read_bytes() == before
 
 
 def test_cached_teacher_features_are_used_where_present():
     """Catches: features of another second, video or teacher, frames decoded for nothing."""
-    call("data.py", "teach", *VIDEOS, "--out", "made", *CLIP)
+    call("files", "teach", *VIDEOS, "--out", "made", *CLIP)
     teacher = open_teacher("local-dir:ex/clip")
     _, cached, *_, other = sorted(Path("made").glob("train*"))     # the first has no narration
     other.unlink()                                     # it is shown to the teacher instead
@@ -309,7 +309,7 @@ def test_cached_teacher_features_are_used_where_present():
 
 @pytest.mark.parametrize("program, flags, number", [
     ("train.py", (*TRAIN, "--out", "run"), signal.SIGKILL),
-    ("data.py", ("check", "--annotations", "ex/COIN.json", *VIDEOS), signal.SIGSEGV)])
+    ("files", ("check", "--annotations", "ex/COIN.json", *VIDEOS), signal.SIGSEGV)])
 def test_a_worker_that_is_killed_is_reported(program, flags, number, monkeypatch, capsys):
     """Catches: a command that waits for ever for a process that memory or a codec has ended."""
     for module in (sources, check):

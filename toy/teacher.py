@@ -1,11 +1,7 @@
 """The embedded world's teacher (Sec. 3.2): a small open_clip.CLIP, trained on single pictures.
 
-Its weights come with the code, teacher.safetensors; `python -m toy.teacher` makes that file again.
+Its weights come with the code, teacher.safetensors; `python -m toy teacher` makes that file again.
 """
-if __name__ == "__main__":                  # before torch is imported: --help does not need it
-    from files.commands import ToyTeacherSettings, run, start
-    raise SystemExit(run(start, ToyTeacherSettings))
-
 import math
 from contextlib import suppress
 
@@ -111,7 +107,7 @@ def read_weights(path, model):
     with suppress(OSError, SafetensorError):
         weights, said = read_tensors(path)
     require(said.get("digest") == digest(weights), f"{path}: missing, damaged, or of another "
-            "version of the world; `git checkout` restores it, `python -m toy.teacher` makes it "
+            "version of the world; `git checkout` restores it, `python -m toy teacher` makes it "
             "again")
     model.load_state_dict(weights, strict=False)
 
