@@ -207,7 +207,7 @@ def dispatch(commands, start):
         print(f"usage: {program_name()} COMMAND [flags]; COMMAND --help shows the flags\n")
         for name, flags in commands.items():
             print(f"  {name:12}{flags.__doc__}")
-        return
+        sys.exit(0)
     require(given in commands, f"{given}: not a command; use one of {', '.join(commands)}")
     run(start, commands[given], sys.argv[2:], command=given)
 
