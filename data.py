@@ -132,16 +132,45 @@ def history_clips(windows, k):
     return np.minimum(nearest, k[:, None] - 1)
 
 
+def next_step_rows(windows, begin, drawn, asked, P, histories):
+    """Rows that ask what comes next: each asked clip of each step but the first is missing.
+
+    The history ends before the clip's step: `history_clips`, or 8 clips of its own.
+
+    Args:    windows (n, 2) s; begin, drawn (S,): the first clip of each step, and one of its clips;
+             asked (n,) bool.
+    Returns: rows (m, 8 + P) of clips, j (m,): the place of the first missing one.
+    """
+    n, S = len(windows), len(begin)
+    step = np.repeat(np.arange(S), np.diff(begin, append=n))         # (n,) of each clip
+    k = np.flatnonzero(asked & (step > 0) & (step <= S - P))         # (m,) the missing clips
+    if histories:
+        history = n + PIECES * (k[:, None] - 1) + np.arange(PIECES)                 # (m, 8)
+    else:
+        history = history_clips(windows, begin[step[k]])
+    after = drawn[step[k][:, None] + np.arange(1, P)]                # (m, P - 1)
+    return np.concatenate([history, k[:, None], after], 1), np.full(len(k), PIECES)
+
+
+def any_step_rows(drawn, P, rng):
+    """Rows that ask for a step among those around it: every third step is missing.
+
+    Args:    drawn (S,): a clip of each step.
+    Returns: rows (m, 8 + P) of clips, consecutive steps, -1 = padding; j (m,), as above.
+    """
+    S, N = len(drawn), PIECES + P
+    k = np.arange(rng.integers(np.clip(S - P + 1, 1, ANY)), S - P + 1, ANY)         # (m,)
+    first = np.clip(k - rng.integers(PIECES + 1, size=len(k)), 0, max(S - N, 0))
+    row = first[:, None] + np.arange(N)                              # (m, N) of steps
+    return np.where(row < S, drawn[np.minimum(row, S - 1)], -1), k - first
+
+
 def missing_rows(runs, steps, sure, most, rng, histories=False):
     """Rows of clips for h: every step that f has seen is in turn the missing one.
 
     Consecutive clips of a run with equal numbers in `steps` show one step. A row has N = 8 + P
-    places; one clip of each of P consecutive steps is missing (the paper's P is 1):
-        forecast    each clip of each step but the first is missing, after the history that ends
-                    before its step: `history_clips`, or 8 clips of its own. The third of all clips
-                    that f is least sure of, many of which show no step, is not asked for.
-        any clip    one clip of each step is drawn. Every third of them is missing among up to N
-                    consecutive ones, all others visible.
+    places; one clip of each of P consecutive steps is missing (the paper's P is 1). The third of
+    all clips that f is least sure of, many of which show no step, is not asked for as a next one.
 
     Args:    runs: [(n, 2) s, ...], the consecutive windows of each video, in time order;
              steps, sure: (C,) int and float: the likeliest phrase of each clip of all runs, and
@@ -154,30 +183,20 @@ def missing_rows(runs, steps, sure, most, rng, histories=False):
     """
     if not all(map(len, runs)):
         raise ValueError("a run without windows; leave out videos in which nothing is said")
-    begins, start = [], 0                      # of each run: the first clip of each of its steps
-    for windows in runs:
-        shown = steps[start:start + len(windows)]
-        begins.append(np.flatnonzero(np.append(True, shown[1:] != shown[:-1])))
-        start += len(windows) + PIECES * (len(windows) - 1) * histories
+    asked = sure >= np.quantile(sure, UNSURE)                        # (C,)
+    sizes = [len(windows) + histories * PIECES * (len(windows) - 1) for windows in runs]
+    starts = np.cumsum([0] + sizes[:-1])                             # the first clip of each run
+    begins = [np.flatnonzero(np.diff(steps[start:start + len(windows)], prepend=-1))
+              for start, windows in zip(starts, runs)]               # of each step of each run
     P = rng.integers(1, min(most, max(map(len, begins))) + 1)
-    N, start, rows, places, asked = PIECES + P, 0, [], [], sure >= np.quantile(sure, UNSURE)
-    for windows, begin in zip(runs, begins):
-        n, S = len(windows), len(begin)
-        count = np.diff(begin, append=n)                               # (S,) clips of each step
-        drawn = begin + rng.integers(count)                            # (S,) one of them
-        step = np.repeat(np.arange(S), count)                          # (n,)
-        k = np.flatnonzero((step > 0) & (step <= S - P) & asked[start:start + n])
-        before = (n + PIECES * (k[:, None] - 1) + np.arange(PIECES) if histories else
-                  history_clips(windows, begin[step[k]]))
-        after = drawn[step[k][:, None] + np.arange(1, P)]              # (m, P - 1)
-        rows.append(start + np.concatenate([before, k[:, None], after], 1))
-        places.append(np.full(len(k), PIECES))
-        k = np.arange(rng.integers(np.clip(S - P + 1, 1, ANY)), S - P + 1, ANY)
-        first = np.clip(k - rng.integers(PIECES + 1, size=len(k)), 0, max(S - N, 0))
-        row = first[:, None] + np.arange(N)
-        rows.append(np.where(row < S, start + drawn[np.minimum(row, S - 1)], -1))
-        places.append(k - first)
-        start += n + PIECES * (n - 1) * histories
+    rows, places = [], []
+    for start, windows, begin in zip(starts, runs, begins):
+        n = len(windows)
+        drawn = begin + rng.integers(np.diff(begin, append=n))       # (S,) a clip of each step
+        for part, j in (next_step_rows(windows, begin, drawn, asked[start:start + n], P, histories),
+                        any_step_rows(drawn, P, rng)):
+            rows.append(np.where(part < 0, -1, start + part))
+            places.append(j)
     j = np.concatenate(places)[:, None] + np.arange(P)
     return torch.from_numpy(np.concatenate(rows)), torch.from_numpy(j)
 
