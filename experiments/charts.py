@@ -1,4 +1,4 @@
-"""Charts: curves of training (Eq. 7), `python -m experiments.charts`; a forecast (Fig. 3)."""
+"""Charts: curves of training (Eq. 7), `python -m experiments.charts`; claims; a forecast (Fig. 3)."""
 import itertools
 import json
 import textwrap
@@ -27,17 +27,21 @@ BOX = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE, "l
 
 @dataclass(frozen=True)
 class ChartSettings(Settings):
-    """Draw the curves of a training run, where a forecast's points are lost, or Fig. A."""
-    run: Path = opt("the run folder, with metrics.jsonl", OWN, WHAT, forecast=(None,))
+    """Draw the curves of a training run, where a forecast's points are lost, Fig. A, or claims."""
+    run: Path = opt("the run folder, with metrics.jsonl", OWN, WHAT, forecast=(None,),
+                    claims=(None,))
     classify: Path = opt("with --forecast, this JSON of the same run's classification: draw both "
                          "by step, seen and novel (Fig. A)", None, WHAT, forecast=())
     forecast: Path = opt("draw this JSON of evaluate.py instead: who loses which points", None,
                          WHAT)
-    out: Path = opt("file to write: .png, .pdf or .svg", Path("training.png"), file=PICTURES)
+    claims: Path = opt("write the pictures of results.md here instead, from results.json: a PNG "
+                       "per claim of tables.toml", None, WHAT, forecast=(None,), folder=True)
+    out: Path = opt("file to write: .png, .pdf or .svg", Path("training.png"), file=PICTURES,
+                    claims=(None,))
 
     def __post_init__(self):
         super().__post_init__()
-        adopt_run(self, "run", real=self.forecast is not None)
+        adopt_run(self, "run", real=self.forecast is not None or self.claims is not None)
 
 
 def require():
@@ -107,6 +111,24 @@ def plot_training(rows, constant=None):
             axes.axvline(step, color=GREY, linestyle=":", linewidth=1, label=label)
         axes.set_ylim(bottom=0)
     losses.legend()
+    return figure
+
+
+def plot_claim(title, rows):
+    """Bars of means over seeds, with a dot for each seed: rows [(label, [number, ...]), ...].
+    A ceiling, a row whose label says so, is hatched."""
+    figure = new_figure(5, 0.7 + 0.34 * len(rows))
+    figure.suptitle(title, x=0.01, ha="left")
+    axes = figure.subplots()
+    for place, (label, values) in enumerate(rows):
+        style = TRUE if label.startswith("ceiling") else {"color": BLUE, "alpha": 0.6}
+        axes.barh(place, mean(values), 0.62, **style)
+        axes.plot(values, [place] * len(values), "k.", markersize=4)
+        axes.text(max(values), place, f"   {mean(values):.1f}", va="center")
+    axes.set_yticks(range(len(rows)), [label for label, _ in rows])
+    axes.tick_params(left=False)
+    axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="% right on test videos; a dot is a seed")
+    axes.margins(x=0.15)
     return figure
 
 
@@ -270,6 +292,13 @@ def main(settings):
             name: load_steps(path) for name, path in tasks.items()})
     elif settings.forecast:
         save(settings.out, plot_losses, load_points(settings.forecast))
+    elif settings.claims:
+        from experiments.tables import CLAIMS, rows_of_claim
+        settings.claims.mkdir(parents=True, exist_ok=True)
+        for name in CLAIMS:
+            save(settings.claims / f"{name}.png", plot_claim, *rows_of_claim(name))
+            print(settings.claims / f"{name}.png")
+        return
     else:
         save(settings.out, plot_training, load_metrics(settings.run))
     print(settings.out)

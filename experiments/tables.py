@@ -18,7 +18,9 @@ from toy.teacher import digest
 
 SPECIFIED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 JSON = "a JSON file of evaluate.py"
-RECIPES, EVALUATIONS, TABLES = (SPECIFIED[part] for part in ("recipes", "evaluations", "tables"))
+RECIPES, EVALUATIONS, TABLES, CLAIMS = (
+    SPECIFIED[part] for part in ("recipes", "evaluations", "tables", "claims"))
+RESULTS = Path(__file__).with_name("results.json")
 
 
 # --- Cells ---
@@ -121,6 +123,16 @@ def format_cell(values):
     if len(set(values.values())) == 1:
         return f"{mean:.{digits}f}"
     return f"{mean:.{digits}f} ± {statistics.stdev(values.values()):.{digits}f}"
+
+
+def rows_of_claim(name):
+    """Title and rows of a claim's picture, [(label, [number of each seed, ...]), ...]; those that
+    have a run. BadInput if none has."""
+    results = read_json(RESULTS, JSON)
+    rows = [(label, [*results[cell].values()]) for label, cell in CLAIMS[name]["rows"]
+            if results.get(cell)]
+    require(rows, f"{RESULTS}: no run behind {name}; make it with experiments.reproduce")
+    return CLAIMS[name]["title"], rows
 
 
 def text_table(header, rows):

@@ -8,7 +8,7 @@ import pytest
 
 import predict
 from commands import call
-from experiments import charts, pictures, tour
+from experiments import charts, pictures, tables, tour
 from support.command import BadInput
 
 
@@ -164,3 +164,28 @@ def test_the_page_shows_each_picture_with_its_text_and_code(drawing, trained, he
     for number, compute in enumerate(pictures.PICTURES, start=1):
         assert Path(f"page/figures/tour-{number}.png").read_bytes()[1:4] == b"PNG"
         assert re.search(rf"tour-{number}.png[^#]*\ndef {compute.__name__}\(", ours)
+
+
+def test_claims_are_bars_of_means_over_seeds(drawing, monkeypatch):
+    """Catches: a number of another cell, one seed for their mean, a row without a run drawn."""
+    results = {"mask forecast top1.zero_noise": {"1": 40, "2": 50},
+               "diffusion forecast top1.zero_noise": {"1": 30.0}}
+    monkeypatch.setattr(tables, "read_json", lambda path, need: results)
+    title, rows = tables.rows_of_claim("mask-or-diffusion")
+    assert rows == [("mask, one forecast", [40, 50]), ("diffusion, one forecast", [30.0])]
+    axes = charts.plot_claim(title, rows).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [45, 30]
+    assert [[*line.get_xdata()] for line in axes.lines] == [[40, 50], [30]]
+    assert texts(axes.get_yticklabels()) == ["mask, one forecast", "diffusion, one forecast"]
+    with pytest.raises(BadInput, match="results.json: no run behind order; "):
+        tables.rows_of_claim("order")
+
+
+def test_each_claim_on_the_page_has_its_picture(drawing, tmp_path):
+    """Catches: a picture that the page shows and nothing draws; a cell that no table has."""
+    page = (Path(charts.__file__).parents[1] / "docs/results.md").read_text(encoding="utf-8")
+    cells = tables.our_cells(tables.TABLES)
+    assert all(cell in cells for claim in tables.CLAIMS.values() for _, cell in claim["rows"])
+    call(charts, "--claims", str(tmp_path / "new"))
+    for file in (tmp_path / "new").iterdir():
+        assert f"(figures/{file.name})" in page
