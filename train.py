@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.command import DATA, PAPER, RUN, WHAT, Parser, check, opt, run
-from support.flags import COIN, FEATURES, LabeledSettings, RunSettings, adopt_teacher
+from support.flags import COIN, FEATURES, FinetuneSettings, RunSettings
 
 
 def main(settings):
@@ -145,32 +145,6 @@ class TrainSettings(RunSettings):
               "only the embedded world's narrated videos have annotated steps")
         check(self.order != "none" or self.data != "coin", "order", "none",
               "--data coin trains h alone: without it there is nothing to train")
-
-
-@dataclass(frozen=True)
-class FinetuneSettings(LabeledSettings):
-    """Fine-tune a checkpoint with labels (paper, Sec. 4): a classifier, and h or f with it."""
-    stage: str = opt("pretrain has flags of its own: --help", "finetune", WHAT,
-                     choices=("pretrain", "finetune"))
-    task: str = opt("classify: the classifier on f's embedding; forecast, activity: h and the "
-                    "classifier; f is frozen, except with --data epic", "classify", WHAT,
-                    choices=("classify", "forecast", "activity"))
-    init: Path = opt("start from this checkpoint: a run folder, or a file, also a published one",
-                     Path("runs/pretrain"), WHAT)
-    toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1, data=("toy",))
-    labels: float = opt("share of the labeled videos that is used", 1.0, DATA, above=0, high=1)
-    epochs: float = opt("times each sample is seen; default the paper's 15, and 60 for activities, "
-                        "where a whole video is one sample", None, PAPER, above=0)
-    batch: int = opt("samples per step; the paper's 64", 64, PAPER, low=1)
-    lr: float = opt("peak learning rate of AdamW", 1e-3, PAPER, above=0)
-    out: Path = opt("run folder; default runs/finetune-TASK", None, RUN, folder=True)
-    resume: bool = opt("continue from OUT/checkpoint.pt", False, RUN)
-
-    def __post_init__(self):
-        self.default("epochs", 60.0 if self.task == "activity" else 15.0)
-        self.default("out", Path(f"runs/finetune-{self.task}"))
-        super().__post_init__()
-        adopt_teacher(self, self.init)
 
 
 def command_of(argv):

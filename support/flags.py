@@ -4,7 +4,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.command import DATA, WHAT, Settings, check, opt
+from support.command import DATA, PAPER, RUN, WHAT, Settings, check, opt
 
 COIN, EPIC = ("coin",), ("epic",)                              # kinds of --data
 FEATURES = ("annotations", "features", "text_embeddings")      # a features file and what it needs
@@ -73,3 +73,29 @@ class LabeledSettings(RunSettings):
         needed = {"toy": (), "epic": ("annotations", "videos"),
                   "coin": ("annotations",) if self.videos else FEATURES}
         self.require(needed[self.data], f"--data {self.data}")
+
+
+@dataclass(frozen=True)
+class FinetuneSettings(LabeledSettings):
+    """Fine-tune a checkpoint with labels (paper, Sec. 4): a classifier, and h or f with it."""
+    stage: str = opt("pretrain has flags of its own: --help", "finetune", WHAT,
+                     choices=("pretrain", "finetune"))
+    task: str = opt("classify: the classifier on f's embedding; forecast, activity: h and the "
+                    "classifier; f is frozen, except with --data epic", "classify", WHAT,
+                    choices=("classify", "forecast", "activity"))
+    init: Path = opt("start from this checkpoint: a run folder, or a file, also a published one",
+                     OWN, WHAT)
+    toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1, data=("toy",))
+    labels: float = opt("share of the labeled videos that is used", 1.0, DATA, above=0, high=1)
+    epochs: float = opt("times each sample is seen; default the paper's 15, and 60 for activities, "
+                        "where a whole video is one sample", None, PAPER, above=0)
+    batch: int = opt("samples per step; the paper's 64", 64, PAPER, low=1)
+    lr: float = opt("peak learning rate of AdamW", 1e-3, PAPER, above=0)
+    out: Path = opt("run folder; default runs/finetune-TASK", None, RUN, folder=True)
+    resume: bool = opt("continue from OUT/checkpoint.pt", False, RUN)
+
+    def __post_init__(self):
+        self.default("epochs", 60.0 if self.task == "activity" else 15.0)
+        self.default("out", Path(f"runs/finetune-{self.task}"))
+        super().__post_init__()
+        adopt_teacher(self, self.init)

@@ -186,6 +186,6 @@ def test_each_claim_on_the_page_has_its_picture(drawing, tmp_path):
     page = (Path(charts.__file__).parents[1] / "docs/results.md").read_text(encoding="utf-8")
     cells = tables.our_cells(tables.TABLES)
     assert all(cell in cells for claim in tables.CLAIMS.values() for _, cell in claim["rows"])
-    call(charts, "--claims", str(tmp_path / "new"))
+    call("charts.py", "--claims", str(tmp_path / "new"))
     for file in (tmp_path / "new").iterdir():
         assert f"(figures/{file.name})" in page
