@@ -1,4 +1,5 @@
-"""Charts: curves of training (Eq. 7), `python -m experiments.charts`; claims; a forecast (Fig. 3)."""
+"""Charts: curves of training, `python -m experiments.charts`; claims; a forecast (Fig. 3)."""
+import io
 import itertools
 import json
 import textwrap
@@ -63,6 +64,18 @@ def save(path, draw, *args):
     with require().rc_context(STYLE), quiet():         # matplotlib warns of each letter in no font
         figure = draw(*args)
         write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:] or "png"))
+
+
+class Picture:
+    """The figure of draw(*args) as a PNG, which a notebook shows."""
+
+    def __init__(self, draw, *args):
+        self.png = io.BytesIO()
+        with require().rc_context(STYLE), quiet():
+            draw(*args).savefig(self.png, format="png")
+
+    def _repr_png_(self):
+        return self.png.getvalue()
 
 
 def folded(text, width=15, lines=2):

@@ -27,29 +27,30 @@ from toy.source import ToySource, load_teacher
 class Forecast:
     """What the pictures show: the model, its texts, one video's clips, and noise."""
 
-    def __init__(self, settings):
+    def __init__(self, checkpoint, video, after, seed):
+        """Number of the test video; how many of its steps are observed; seed of the noise."""
         device = torch.device("cpu")
-        self.run, teacher = settings.checkpoint, load_teacher(device)
+        self.run, teacher = checkpoint, load_teacher(device)
         self.model, of_toy = open_model(self.run, device)
         require(of_toy and self.model.order == "diffusion"
                 and len(self.model.phrases) == len(PHRASES), f"{self.run}: a diffusion "
                 "model of the embedded world is needed, as `python train.py` makes it")
         require_teacher(teacher, self.model, self.run)
-        source = ToySource("test", settings.video + 1, self.model.encoder.frames, teacher)
-        self.video = source.videos[settings.video]
+        source = ToySource("test", video + 1, self.model.encoder.frames, teacher)
+        self.video = source.videos[video]
         samples = forecast_samples([self.video])
-        check(settings.after <= len(samples), "after", settings.after,
-              f"of video {settings.video} at most {len(samples)} steps can be observed")
-        self.sample = samples[settings.after - 1]
+        check(after <= len(samples), "after", after,
+              f"of video {video} at most {len(samples)} steps can be observed")
+        self.sample = samples[after - 1]
         self.shown = observed_steps(self.sample, self.video)
         self.exact = dict(zip(STEPS, Grammar().next_step(*self.shown)))
         start, end, _ = self.video.steps[self.sample.step]
         windows = np.concatenate([self.sample.windows, classify_windows(start, end, end, 1)])
-        loaded = source.load([(settings.video, windows)])
+        loaded = source.load([(video, windows)])
         self.clips, self.features = loaded.clips, source.teacher_features(loaded.views)   # (9, ...)
         self.texts = teacher.encode_phrases(STEPS)                                         # (S, D)
         self.x = self.model.encode(self.clips)                                             # (9, D)
-        self.noise = draw_noise(200, (1, self.model.dim), settings.seed)                # (Q, P, D)
+        self.noise = draw_noise(200, (1, self.model.dim), seed)                         # (Q, P, D)
         self.z0 = self.model.standardize(self.x[-1:]).expand_as(self.noise)
         self.pool = self.model.standardize(self.model.phrases)                             # (K, D)
         ends = sample(self.h, self.noise, self.model.alpha_bar)[:, 0]                      # (Q, D)
@@ -147,20 +148,20 @@ def draw_clip(forecast, p):
     return figure
 
 
-def draw_matching(forecast, p):
-    """p (8, K) as shades, with marks at the true steps."""
+def draw_matching(forecast, p, phrases=PHRASES):
+    """p (8, K) of K phrases as shades, with marks at the true steps."""
     middles = forecast.sample.windows.mean(1)                                              # (8,) s
     true = [next((STEPS[step.label] for step in forecast.video.steps
                   if step.start <= middle < step.end), None) for middle in middles]
-    names = [PHRASES[k] for k in p.amax(0).argsort(descending=True)[:10]]
-    names = sorted({*names, *(step for step in true if step in PHRASES)})
+    names = [phrases[k] for k in p.amax(0).argsort(descending=True)[:10]]
+    names = sorted({*names, *(step for step in true if step in phrases)})
     figure = charts.new_figure(7, 3.6)
     axes = figure.subplots()
-    image = axes.imshow(p[:, [PHRASES.index(name) for name in names]].T.numpy(), cmap="Blues",
+    image = axes.imshow(p[:, [phrases.index(name) for name in names]].T.numpy(), cmap="Blues",
                         vmin=0, vmax=1, aspect="auto")
     for i, (step, k) in enumerate(zip(true, p.argmax(1))):
         if step in names:
-            axes.plot(i, names.index(step), "o" if step == PHRASES[k] else "x", color=ORANGE,
+            axes.plot(i, names.index(step), "o" if step == phrases[k] else "x", color=ORANGE,
                       fillstyle="none")
     axes.set_title("Circle: the true step, likeliest for f. Cross: the true step, where f errs.")
     axes.set_yticks(range(len(names)), names)
@@ -189,6 +190,9 @@ def draw_noised(forecast, z, scales=None, reach=5, label="z_t, 200 copies"):
     return figure
 
 
+def draw_predicted(forecast, z_hat):
+    """The same panels of what h predicts from the copies, at the scale of z_0."""
+    return draw_noised(forecast, z_hat, 1, forecast.reach, "x_hat_0 of each copy")
 
 
 def draw_samples(forecast, predicted):
@@ -215,9 +219,12 @@ def draw_next(forecast, p):
     return figure
 
 
+def draw_objective(forecast, computed):
+    """The curves of training."""
+    return charts.plot_training(*computed)
+
+
 PICTURES = {
     soft_targets_of_a_clip: draw_clip, matching: draw_matching, noising: draw_noised,
-    denoising: lambda forecast, z: draw_noised(forecast, z, 1, forecast.reach,     # without a scale
-                                               "x_hat_0 of each copy"),
-    sampling: draw_samples, zero_noise: draw_next, expectation_beside_truth: draw_next,
-    objective: lambda forecast, computed: charts.plot_training(*computed)}
+    denoising: draw_predicted, sampling: draw_samples, zero_noise: draw_next,
+    expectation_beside_truth: draw_next, objective: draw_objective}

@@ -120,7 +120,8 @@ def test_pictures_without_a_run(here, capsys):
     call("tour.py", "--video", "1", "--after", "2", "--out", "page")
     call("charts.py", "--out", "curves.png")
     assert capsys.readouterr().out.count(NOTE) == 2
-    assert len(list(Path("page/figures").iterdir())) == 8 and Path("curves.png").exists()
+    assert len(list(Path("page/figures").iterdir())) == 8
+    assert Path("page/tour.ipynb").exists() and Path("curves.png").exists()
 
 
 @pytest.mark.parametrize("command", [
