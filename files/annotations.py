@@ -123,19 +123,16 @@ class FeaturesFile:
     embedding: np.ndarray              # (N, D) float16 or float32, as stored
 
     def __post_init__(self):
-        """Index the rows: by video, then by middle. Of equal middles, the first row counts."""
-        names, which = np.unique(self.video, return_inverse=True)            # (V,), (N,)
-        order = np.lexsort((self.middle, which))       # (N,)  stable: equal middles in file order
-        repeated = (np.diff(which[order]) == 0) & (np.diff(self.middle[order]) == 0)   # (N - 1,)
-        order = order[np.append(True, ~repeated)]
-        first = np.searchsorted(which[order], np.arange(1, len(names)))      # of video 1, 2, ...
-        self.rows = dict(zip(names.tolist(), np.split(order, first)))
+        """Index the rows: by video, then by middle; those of equal middles as in the file."""
+        names, which, count = np.unique(self.video, return_inverse=True, return_counts=True)
+        order = np.lexsort((self.middle, which))       # (N,)
+        self.rows = dict(zip(names.tolist(), np.split(order, np.cumsum(count[:-1]))))
 
     def nearest(self, name, times):
         """Rows (...) of video `name` nearest to `times` (...), s; a tie goes to the earlier row."""
-        middle = self.middle[self.rows[name]]          # increasing
-        borders = (middle[1:] + middle[:-1]) / 2       # a time up to border i belongs to row i
-        return self.rows[name][np.searchsorted(borders, times)]
+        rows = self.rows[name]
+        distance = np.abs(self.middle[rows] - np.asarray(times)[..., None])    # (..., n)
+        return rows[distance.argmin(-1)]
 
     def covers(self, name, times):
         """Whether video `name` has a row at most CLIP_SECONDS from each of `times` (...), s."""
