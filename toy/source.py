@@ -2,14 +2,18 @@
 
 n frames of all videos, C clips, F frames of a clip, D embedding.
 """
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from tqdm import tqdm
 
 from data import Loaded, frame_times, sentence_windows
 from pseudo_labels import Teacher
+from support.command import require
+from support.device import read_tensors
 from toy import grammar, render, teacher as toy_teacher
 
 TEACHER_FILE = Path(__file__).with_name("teacher.safetensors")
@@ -65,7 +69,13 @@ class ToySource:
 
 
 def load_teacher(device):
-    """The embedded world's pseudo_labels.Teacher; BadInput: see `toy.teacher.read_weights`."""
+    """The embedded world's pseudo_labels.Teacher; BadInput if its file is not that of this code."""
+    weights, said = {}, {}
+    with suppress(OSError, SafetensorError):
+        weights, said = read_tensors(TEACHER_FILE)
+    require(said.get("digest") == toy_teacher.digest(weights), f"{TEACHER_FILE}: missing, damaged, "
+            "or of another version of the world; `git checkout` restores it, `python -m toy "
+            "teacher` makes it again")
     model, tokenizer = toy_teacher.build_teacher()
-    toy_teacher.read_weights(TEACHER_FILE, model)
+    model.load_state_dict(weights, strict=False)       # all but the token embedding
     return Teacher(model, tokenizer, render.MEAN, render.STD, device)

@@ -3,16 +3,13 @@
 Its weights come with the code, teacher.safetensors; `python -m toy teacher` makes that file again.
 """
 import math
-from contextlib import suppress
 
 import numpy as np
 import open_clip
 import torch
-from safetensors import SafetensorError
 from tqdm import trange
 
-from support.command import require
-from support.device import digest_of, read_tensors, write_tensors
+from support.device import digest_of, write_tensors
 from toy import grammar, render
 from toy.render import MEAN, OBJECTS, SIZE, STD, TOOLS, appearance, draw_frames
 
@@ -99,17 +96,6 @@ def digest(weights=()):
     constants = {f"{module} {name}": value for module, names in modules.items()
                  for name, value in names.items() if name.isupper() and name != "SHAPES"}
     return digest_of(weights, constants)
-
-
-def read_weights(path, model):
-    """Fill a model of `build_teacher` in place from its file, all but the token embedding."""
-    weights, said = {}, {}
-    with suppress(OSError, SafetensorError):
-        weights, said = read_tensors(path)
-    require(said.get("digest") == digest(weights), f"{path}: missing, damaged, or of another "
-            "version of the world; `git checkout` restores it, `python -m toy teacher` makes it "
-            "again")
-    model.load_state_dict(weights, strict=False)
 
 
 def write_weights(path, model):
