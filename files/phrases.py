@@ -50,7 +50,7 @@ def load_parser(name):
 
 
 def collect(settings):
-    """Write the file of phrases. settings: see commands.PhrasesSettings."""
+    """Write the file of phrases. settings: see __main__.PhrasesSettings."""
     captions, nlp = Captions(settings.captions), load_parser(settings.spacy_model)
     counts = Counter()
     texts = (text for name in tqdm(captions, desc="narrations", mininterval=1)

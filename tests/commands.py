@@ -17,13 +17,13 @@ from tqdm import tqdm
 
 import evaluate
 import predict
-import toy.commands
 import train
 from data import Loaded
 from experiments import benchmark, charts, reproduce, simulate, tour
-from files import commands, sources
+from files import __main__ as files_commands, sources
 from files.annotations import training_split
 from support.command import dispatch, run
+from toy import __main__ as toy_commands
 
 SCRIPTS = {"benchmark.py": (benchmark.main, benchmark.BenchmarkSettings),
            "simulate.py": (simulate.main, simulate.SimulateSettings),
@@ -32,7 +32,7 @@ SCRIPTS = {"benchmark.py": (benchmark.main, benchmark.BenchmarkSettings),
            "evaluate.py": (evaluate.main, evaluate.EvaluateSettings),
            "charts.py": (charts.main, charts.ChartSettings),
            "predict.py": (predict.main, predict.PredictSettings)}
-PROGRAMS = {"files": commands, "toy": toy.commands}
+PROGRAMS = {"files": files_commands, "toy": toy_commands}
 EPOCHS = ("--sgd-epochs", "0.75", "--epochs", "0.75")                  # TINY: 3 steps of each
 TINY = ("--toy-videos", "16", "--batch", "4", *EPOCHS, "--device", "cpu")
 

@@ -15,22 +15,23 @@ import numpy as np
 import pytest
 
 import experiments
-import toy.commands
 from evaluate import EvaluateSettings
 from experiments.simulate import SimulateSettings
-from files.commands import COMMANDS
+from files.__main__ import COMMANDS
 from predict import PredictSettings
 from support.command import (GROUPS, BadInput, Settings, flag_of, parse, run, write_atomically,
                              write_json)
 from support.device import pick_device, write_arrays
 from support.process import Interrupts, lock, locks, process_number
+from toy import __main__ as toy_commands
 from train import FinetuneSettings, TrainSettings
 from training import pretrain
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = [*(f"experiments.{name}" for name in experiments.COMMANDS), "files", "toy"]
 HELPS = [("train.py",), ("train.py", "--stage", "finetune"), ("evaluate.py",), ("predict.py",),
-         *(("files", name) for name in COMMANDS), *(("toy", name) for name in toy.commands.COMMANDS),
+         *(("files", name) for name in COMMANDS),
+         *(("toy", name) for name in toy_commands.COMMANDS),
          *zip(MODULES)]
 for module in MODULES:
     importlib.import_module(module)

@@ -22,9 +22,9 @@ MAY_IMPORT = {
     "experiments": BESIDE | {"evaluation", "training", "experiments", "train"},
     **dict.fromkeys(SCRIPTS, BESIDE | {"evaluation", "training", "experiments"})}
 # Commands parse first and import once, in the function that runs them: how many there are.
-COMMANDS = {"train": 2, "evaluate": 1, "predict": 1, "files.commands": 1,
+COMMANDS = {"train": 2, "evaluate": 1, "predict": 1, "files.__main__": 1,
             "experiments.benchmark": 1, "experiments.charts": 1, "experiments.reproduce": 1,
-            "experiments.simulate": 1, "experiments.tour": 1, "toy.commands": 1}
+            "experiments.simulate": 1, "experiments.tour": 1, "toy.__main__": 1}
 # Packages of one command: imported in a function, named when missing. PIL comes with diffusers.
 OPTIONAL = {"spacy", "matplotlib", "diffusers", "transformers", "PIL", "timm"}
 

@@ -21,7 +21,7 @@ from support.command import BadInput, write_json
 from test_finetune import make_ours
 from test_weights import F, published
 from toy import grammar, render
-from toy.commands import ExportSettings, start
+from toy.__main__ import ExportSettings, start
 from toy.source import ToySource, load_teacher
 from weights.checkpoint import load_model, save_checkpoint
 
