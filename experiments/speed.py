@@ -14,8 +14,9 @@ from files.video import read_frames, short_side_for, shrink
 from losses import TAU
 from model import encode_parts
 from support.device import mixed_precision, pick_device
-from training.pretrain import PIXELS, SIZES
+from training.pretrain import SIZES
 from weights.checkpoint import build_model
+from weights.names import PIXELS
 
 REPEATS, PHRASES, SAMPLES = 5, 9871, (1, 5, 50)        # rounds; K of the paper; M
 SECONDS = 180.0                                        # of the video that is read

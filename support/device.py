@@ -81,7 +81,7 @@ def read_tensors(path):
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
 
 
-def write_tensors(path, tensors, metadata):
+def write_tensors(path, tensors, metadata=None):
     """Write such a file, whole or not at all."""
     content = save(tensors, metadata)
     write_atomically(path, lambda file: file.write(content))

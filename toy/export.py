@@ -4,9 +4,9 @@ from fractions import Fraction
 
 import av
 import numpy as np
-from safetensors.torch import save
 
 from support.command import require, write_atomically, write_json, write_text
+from support.device import write_tensors
 from support.process import lock
 from support.workers import prefetch
 from toy import grammar, render
@@ -61,7 +61,6 @@ def export_toy(settings):
     for name, lines in (("steps.txt", grammar.STEPS), ("phrases.txt", grammar.PHRASES),
                         ("train.txt", [name for name in database if name.startswith("train")])):
         write_text(out / name, "".join(f"{line}\n" for line in lines))
-    weights = save(load_teacher("cpu").model.state_dict())
     write_json(out / "clip" / "open_clip_config.json", TEACHER_CONFIG)
-    write_atomically(out / "clip" / "open_clip_model.safetensors", lambda f: f.write(weights))
+    write_tensors(out / "clip/open_clip_model.safetensors", load_teacher("cpu").model.state_dict())
     print(f"{out}: {len(items)} videos")

@@ -27,6 +27,7 @@ from toy.source import ToySource, load_teacher
 from training.run import Run, Stage, prepare_run, report_missing, videos_of_step
 from weights.checkpoint import build_model, same_texts
 from weights.fill import fill, open_start
+from weights.names import PIXELS
 from weights.teacher import open_teacher
 
 # Sizes of f and h, and the most consecutive clips of a video in a step; "small" suits a CPU.
@@ -42,7 +43,6 @@ MVIT = {                  # --encoder mvit: f of these two; 16 of 96 frames, as 
     "small": dict(kind="mvit", image=32, frames=4, seconds=None, width=16, heads=1,
                   stages=[1, 1, 1], kv_stride=4),
 }
-PIXELS = 0.45, 0.225      # mean and deviation of pixels / 255, those of TimeSformer's weights
 SGD_LR = 5e-3             # peak learning rate of SGD, the release's
 WEIGHT_DECAY = 1e-2       # of every stage; the release's 1e-4
 
