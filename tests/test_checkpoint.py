@@ -11,8 +11,7 @@ from denoiser import Denoiser
 from encoder import TimeSformer
 from model import ProcedureModel
 from support.command import BadInput
-from weights.checkpoint import build_model, load_model, save_checkpoint
-from weights.fill import open_start
+from weights.checkpoint import build_model, load_model, open_start, save_checkpoint
 from weights.mvit import MViT
 from weights.teacher import open_teacher
 

@@ -14,8 +14,7 @@ from support.device import digest_of, read_tensors
 from toy import teacher
 from train import TrainSettings
 from training.run import MAY_CHANGE
-from weights.checkpoint import load_model
-from weights.fill import open_start
+from weights.checkpoint import load_model, open_start
 
 NOTE = "no runs/pretrain: the default checkpoint that comes with the code (seed 0)\n"
 

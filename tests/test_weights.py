@@ -21,8 +21,8 @@ from support.command import BadInput
 from test_parity import slow_schedule
 from training import pretrain
 from weights import load_released
-from weights.checkpoint import build_model, load_model, save_checkpoint
-from weights.fill import TIMM, fill, open_start
+from weights.checkpoint import (TIMM, build_model, fill, load_model, open_start,
+                                save_checkpoint)
 from weights.mvit import MViT
 
 D = 64

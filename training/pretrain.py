@@ -25,8 +25,7 @@ from support.workers import prefetch
 from toy import grammar, render, teacher as toy_teacher
 from toy.source import ToySource, load_teacher
 from training.run import Run, Stage, prepare_run, report_missing, videos_of_step
-from weights.checkpoint import build_model, same_texts
-from weights.fill import fill, open_start
+from weights.checkpoint import build_model, fill, open_start, same_texts
 from weights.names import PIXELS
 from weights.teacher import open_teacher
 
