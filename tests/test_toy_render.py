@@ -148,7 +148,7 @@ def copy(tmp_path, monkeypatch):
 def test_a_file_that_is_not_whole_is_refused(copy, fault):
     """Catches: weights that are not the teacher's, used without a word."""
     fault(copy)
-    with pytest.raises(BadInput, match=f"{copy.name}: missing, damaged, or .*toy.teacher`"):
+    with pytest.raises(BadInput, match=f"{copy.name}: missing, damaged, or .*toy teacher`"):
         source.load_teacher("cpu")
 
 
@@ -159,7 +159,7 @@ def test_a_file_that_is_not_whole_is_refused(copy, fault):
 def test_the_teacher_of_another_world_is_refused(monkeypatch, module, name, value):
     """Catches: a world that was changed, and not its teacher."""
     monkeypatch.setattr(module, name, value)
-    with pytest.raises(BadInput, match="of another version .* `python -m toy.teacher` makes it"):
+    with pytest.raises(BadInput, match="of another version .* `python -m toy teacher` makes it"):
         source.load_teacher("cpu")
 
 
@@ -170,7 +170,7 @@ def test_the_command_makes_a_file_that_loads(copy, monkeypatch, capsys):
     for out in (copy, copy.with_name("again.safetensors")):
         torch.set_num_threads(2)
         torch.rand(1)
-        call("teacher.py", "--out", str(out))
+        call("toy", "teacher", "--out", str(out))
         assert torch.get_num_threads() == 1 and str(out) in capsys.readouterr().out
     contents = [dict(safe_open(path, "pt").metadata()) for path in (copy, out)]
     assert contents[0] == contents[1] and copy.stat().st_size < 3e6
