@@ -118,9 +118,9 @@ def test_text_embeddings_are_as_stored(tmp_path):
 
 @pytest.mark.parametrize("arrays, message", [
     *[(texts(embeddings=np.array([[1., 2.], [value, 0.]])), "row 1 .*: all zeros or NaN, or its")
-      for value in (1e300, 1e19, 9e-11, 1e-200, 0.)],
+      for value in (1e300, 1e19, 9e-11, 1e-200, 0., NAN)],
     *[(features(embedding=np.array([[1], [1], [value], [1]], np.float32)), "row 2 .*its length is")
-      for value in (1e19, 9e-11)],
+      for value in (1e19, 9e-11, NAN)],
     (texts(embeddings=np.ones((3, 4))), r"embeddings is float64 \(3, 4\); .*the same N"),
     (texts(embeddings=np.ones((2, 4), int)), r"embeddings is int64 .*; floats \(N, D\) is needed"),
     (texts(embeddings=np.ones((2, 0))), r"\(2, 0\); .*, with N and D at least 1"),
@@ -128,6 +128,8 @@ def test_text_embeddings_are_as_stored(tmp_path):
     (texts(names=np.array(["stir", "fold"], object)), "Object arrays .*without object arrays"),
     (features(start=np.array([0., 2., NAN, 2.])), "row 2 .*start and end must be"),
     (features(end=np.array([2., INF, 2., 4.])), "row 1 .*start and end must be"),
+    (features(end=np.array([2., -1, 2., 4.])), "row 1 .*before"),
+    (features(start=np.array([0., 2., -1, 2.])), "row 2 .*seconds from 0"),
     (features(start=np.zeros(3)), r"start is float64 \(3,\)"),
     (features(start=np.array(list("0123"))), "start is <U1"),
     (features(video=np.array(["a", "a", "b"])), r"start is float64 \(4,\); .*the same N"),
