@@ -18,6 +18,7 @@ from tqdm import tqdm
 import evaluate
 import predict
 import train
+import training.run
 from data import Loaded
 from experiments import benchmark, charts, reproduce, simulate, tour
 from files import __main__ as files_commands, sources
@@ -69,6 +70,12 @@ def coin_flags(folder="coin"):
 COIN = *coin_flags(), "--sgd-epochs", "0", "--epochs", "3", "--device", "cpu"      # 3 steps
 
 
+def log_and_save_every(steps, patch):
+    """A row of metrics and a checkpoint after every so many steps."""
+    for name in ("LOG_EVERY", "SAVE_EVERY"):
+        patch.setattr(training.run, name, steps)
+
+
 def cannot_read(monkeypatch, source, *names):
     """From now on clips of these videos cannot be read. source: a class of sources."""
     whole = source.load
@@ -100,6 +107,13 @@ def call(program, *argv):
         sys.argv = before
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def measure(*flags):
+    """The JSON that evaluate.py writes, strictly; of six videos, where it is the embedded world."""
+    few = () if "--data" in flags else ("--toy-videos", "6")
+    call("evaluate.py", *few, "--device", "cpu", *flags, "--json", "measured.json")
+    return read_json("measured.json")
 
 
 def struck(fault, owner, name, at, program, *argv):

@@ -5,11 +5,11 @@ import os
 import pytest
 import torch
 
-from commands import COIN, TINY, call, make_coin
+from commands import COIN, TINY, call, log_and_save_every, make_coin
 from evaluation import labeled, prediction
 from pseudo_labels import Teacher
 from toy import source
-from training import pretrain, run
+from training import pretrain
 from weights.checkpoint import save_checkpoint
 
 RUNS = {"diffusion": (), "mask": ("--order", "mask"), "none": ("--order", "none")}
@@ -54,8 +54,7 @@ def trained(workspace):
     before = os.getcwd()
     os.chdir(workspace)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "LOG_EVERY", 1)
-        patch.setattr(run, "SAVE_EVERY", 1)
+        log_and_save_every(1, patch)
         for name, flags in RUNS.items():
             call("train.py", *TINY, *flags, "--out", name)
         call("train.py", *COIN, "--out", "coin-run")
@@ -68,16 +67,14 @@ def here(workspace, tmp_path, monkeypatch):
     """The current folder is a new one, with links to COIN files; each step is logged and saved."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "coin").symlink_to(workspace / "coin")
-    monkeypatch.setattr(run, "LOG_EVERY", 1)
-    monkeypatch.setattr(run, "SAVE_EVERY", 1)
+    log_and_save_every(1, monkeypatch)
     return tmp_path
 
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory):
     """A folder of random models to fine-tune."""
-    from test_finetune import make_ours                # not for tests that ask for none
-    from test_weights import MVIT, published
+    from test_weights import MVIT, make_ours, published        # not for tests that ask for none
     folder = tmp_path_factory.mktemp("checkpoints")
     for name, made in {"diffusion": make_ours(), "none": make_ours("none"),
             "coin": make_ours(D=16, encoder=None), "published": published(),

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from commands import call, fails, same_run
+from commands import call, fails, measure, same_run
 from data import EPIC_SECONDS, View, classify_samples, random_window
 from evaluation import tasks
 from files.listings import load_epic
 from files.sources import VideoSource
 from files.video import find_videos
-from test_finetune import BASE, TUNE, measure
+from test_finetune import BASE, TUNE
 from test_video import MPEG4, write
 from train import FinetuneSettings
 from training import finetune

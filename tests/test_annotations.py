@@ -118,9 +118,11 @@ def test_text_embeddings_are_as_stored(tmp_path):
 
 @pytest.mark.parametrize("arrays, message", [
     *[(texts(embeddings=np.array([[1., 2.], [value, 0.]])), "row 1 .*: all zeros or NaN, or its")
-      for value in (1e300, 1e19, 9e-11, 1e-200, 0.)],
+      for value in (1e300, 1e19, 9e-11, 1e-200, 0., NAN)],
+    *[({"rows": np.array([[1., 2.], [value, 0.]]), "made": "clip"},
+       r"row 1 \(counted from 0\): .*NaN") for value in (1e300, 1e19, 1e-11, 0, NAN)],
     *[(features(embedding=np.array([[1], [1], [value], [1]], np.float32)), "row 2 .*its length is")
-      for value in (1e19, 9e-11)],
+      for value in (1e19, 9e-11, NAN)],
     (texts(embeddings=np.ones((3, 4))), r"embeddings is float64 \(3, 4\); .*the same N"),
     (texts(embeddings=np.ones((2, 4), int)), r"embeddings is int64 .*; floats \(N, D\) is needed"),
     (texts(embeddings=np.ones((2, 0))), r"\(2, 0\); .*, with N and D at least 1"),
@@ -128,6 +130,8 @@ def test_text_embeddings_are_as_stored(tmp_path):
     (texts(names=np.array(["stir", "fold"], object)), "Object arrays .*without object arrays"),
     (features(start=np.array([0., 2., NAN, 2.])), "row 2 .*start and end must be"),
     (features(end=np.array([2., INF, 2., 4.])), "row 1 .*start and end must be"),
+    (features(end=np.array([2., -1, 2., 4.])), "row 1 .*before"),
+    (features(start=np.array([0., 2., -1, 2.])), "row 2 .*seconds from 0"),
     (features(start=np.zeros(3)), r"start is float64 \(3,\)"),
     (features(start=np.array(list("0123"))), "start is <U1"),
     (features(video=np.array(["a", "a", "b"])), r"start is float64 \(4,\); .*the same N"),
@@ -138,20 +142,9 @@ def test_arrays_at_fault(tmp_path, arrays, message):
     """Catches: values that end as NaN, shapes that would broadcast, arrays of different lengths."""
     path = write_npz(tmp_path, **arrays)
     with pytest.raises(BadInput, match=message) as caught:
-        (load_text_embeddings if "names" in arrays else load_features)(path)
+        (load_text_embeddings if "names" in arrays else
+         load_teacher_rows if "rows" in arrays else load_features)(path)
     assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
-
-
-def test_teacher_rows_at_fault(tmp_path):
-    """Catches: a row that float32 makes infinite, or that has no direction, as a target."""
-    for dtype in (np.float16, np.float64):
-        np.savez(tmp_path / "v.npz", rows=np.array([[3, 4], [6e-5, 6e4]], dtype), made="clip")
-        rows, made = load_teacher_rows(tmp_path / "v.npz")
-        assert rows.dtype == np.float32 and made == "clip"
-    for value in (1e300, 1e19, 1e-11, 0, np.nan):
-        np.savez(tmp_path / "v.npz", rows=np.array([[1., 2.], [value, 0.]]), made="clip")
-        with pytest.raises(BadInput, match=r"v.npz: row 1 \(counted from 0\): .*NaN"):
-            load_teacher_rows(tmp_path / "v.npz")
 
 
 def test_npz_that_is_not_one(tmp_path):
@@ -179,6 +172,8 @@ def test_other_layouts_of_arrays_are_read_alike(tmp_path):
         assert torch.equal(torch.from_numpy(file.embedding).double(), torch.from_numpy(rows))
         assert file.embedding.itemsize == embedding.itemsize and file.middle.dtype == np.float64
         assert file.rows.keys() == {"a", "b"} and file.middle.tolist() == [1, 3, 1, 3]
+        taught, made = load_teacher_rows(write_npz(tmp_path, rows=embedding, made="clip"))
+        assert taught.dtype == np.float32 and made == "clip"
 
 
 def test_nearest_equals_a_slow_loop():

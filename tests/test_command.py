@@ -189,11 +189,6 @@ READ = ("--videos", __file__, "--captions", __file__, "--phrases", __file__, "--
     (PredictSettings, ["--steps", "a", "--text-embeddings", "b"], "--steps a: has no effect with"),
     (PredictSettings, ["--keyframes", __file__], "--keyframes"),
     (TrainSettings, ["--out", f"{__file__}/run"], "test_command.py is not a folder"),
-    (EvaluateSettings, ["--data"], "argument --data: expected one argument"),
-    (EvaluateSettings, ["--videos", "v"], "--videos v: has no effect with --data toy"),
-    *((EvaluateSettings, flags, f"{flags[0]} {flags[1]}: has no effect with --task")
-      for flags in (["--ids", "a"], ["--stride", "3.0"], ["--horizon", "2", "--task", "infill"],
-                    ["--min-steps", "3", "--task", "classify"])),
     (EvaluateSettings, ["--checkpoint", ""], "--checkpoint '': is empty"),
     (TrainSettings, ["--out="], "'--out=': is empty"),
     (TrainSettings, ["--sgd-epochs", "1", "--epochs", "0", "--lr", "1e-3"], "--lr 0.001: has no"),

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from commands import COIN, TINY, call, cannot_read, coin_flags, read_json, read_rows
+from commands import (COIN, TINY, call, cannot_read, coin_flags, measure, read_json,
+                      read_rows)
 from data import missing_rows
 from files.sources import open_coin_features
 from pseudo_labels import estimate_tau
@@ -182,12 +183,6 @@ def test_one_video_and_batches_of_one(here):
     call("evaluate.py", "--toy-videos", "1", "--batch", "1", "--samples", "1", "--checkpoint",
          "1/checkpoint.pt", "--json", "one.json")
     assert read_json("one.json")["distinct"] == 1
-
-
-def measure(*argv):
-    """The JSON that evaluate.py writes."""
-    call("evaluate.py", *argv, "--device", "cpu", "--json", "measured.json")
-    return read_json("measured.json")
 
 
 def require_forecast_keys(content):

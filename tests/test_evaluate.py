@@ -12,7 +12,7 @@ import data
 import diffusion
 import losses
 import pseudo_labels
-from commands import call, draw, read_json
+from commands import draw, read_json
 from evaluate import EvaluateSettings, main
 from evaluation import forecasting, labeled, metrics
 from evaluation.embedding import encode_samples
@@ -300,18 +300,6 @@ def test_the_classification_table_equals_counting():
         [(int(y[i]), right[i]) for i, (v, _) in enumerate(steps) if v == video]
         for video in range(25)]
     assert result.keys() == {*expected, "by_class", "by_video"}
-
-
-def test_features_are_of_windows_at_the_stride(trained, here):
-    """Catches: windows at another stride, an embedding without its class token."""
-    flags = ("--checkpoint", str(trained / "diffusion"), "--toy-videos", "3", "--stride", "8",
-             "--device", "cpu")
-    call("evaluate.py", "--task", "features", *flags, "--out", "a.npz")
-    a = np.load("a.npz")
-    first = a["video"] == "test_00000"
-    assert np.allclose(np.diff(a["start"][first])[1:-1], 8) and a["stride"] == 8
-    assert np.allclose(a["end"] - a["start"], 9) and len(set(a["video"])) == 3
-    assert len(a["embedding"]) == len(a["encoder_cls"]) == len(a["video"])
 
 
 HEAD = {"task": "forecast", "listed": 41, "evaluated": 40, "missing": 3, "unreadable": 0,

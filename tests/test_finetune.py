@@ -7,33 +7,18 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from commands import call, coin_flags, fails, make_coin, read_json, read_rows
-from test_weights import F, published
+from commands import (call, coin_flags, fails, log_and_save_every, make_coin, measure, read_json,
+                      read_rows)
+from test_weights import make_ours, published
 from toy import grammar
 from train import FinetuneSettings
-from training import finetune, run
-from weights.checkpoint import build_model, load_model
+from training import finetune
+from weights.checkpoint import load_model
 
 TASKS = ("classify", "forecast", "activity")
 BASE = "--stage", "finetune", "--epochs", "2", "--batch", "8", "--device", "cpu"
 TUNE = *BASE, "--toy-videos", "8"
-H = dict(layers=2, heads=2)
 pytestmark = pytest.mark.usefixtures("inits")
-
-
-def make_ours(order="diffusion", D=64, encoder=F, pixels=(.4, .25), **more):
-    """A random model as pre-training leaves it, on frames or on features, and its arguments."""
-    torch.manual_seed(0)
-    arguments = dict(encoder=encoder, denoiser=H, order=order, tau=.05,
-                     pixels=pixels if encoder else None, **more)
-    return build_model(torch.randn(12, D) + 1, **arguments).eval(), arguments
-
-
-def measure(*flags):
-    """The JSON of an evaluation; strict: no NaN."""
-    few = () if "--data" in flags else ("--toy-videos", "6")
-    call("evaluate.py", *few, "--device", "cpu", *flags, "--json", "out.json")
-    return read_json("out.json")
 
 
 def test_a_share_of_the_labels_is_a_share_of_the_videos():
@@ -127,8 +112,7 @@ def test_one_view_of_each_sample_is_classified():
 
 def test_training_lowers_the_loss_on_a_task_that_can_be_learnt(monkeypatch):
     """Catches: labels of other clips, an optimizer without the classifier, or that runs away."""
-    for name in ("LOG_EVERY", "SAVE_EVERY"):
-        monkeypatch.setattr(run, name, 1000)
+    log_and_save_every(1000, monkeypatch)
     rng, folder = np.random.default_rng(0), Path("easy")
     make_coin(folder)
     database = read_json(folder / "COIN.json")["database"]

@@ -83,19 +83,6 @@ def test_eq1_f_h_and_the_matching_put_together(j):
 
 
 @torch.no_grad()
-def test_the_next_clip_is_the_one_after_all_that_are_given():
-    """Catches: the last clip forecast again, zeros that are read, one noise for all."""
-    model, x, noise = build(), draw(3, 4, D), draw(3, 5, D, seed=1)
-    x_hat = model.forecast_next(x, noise)
-    longer, observed = torch.cat([x, draw(3, 1, D, seed=2)], 1), torch.arange(5) < 4
-    expected = model.forecast(longer, observed.expand(3, 5), torch.full((3, 1), 4),
-                              noise[:, :, None])
-    torch.testing.assert_close(x_hat, expected[:, :, 0])
-    with pytest.raises(ValueError, match="6 clips per row, but h has positions for 5"):
-        model.forecast_next(longer, noise)
-
-
-@torch.no_grad()
 def test_the_mask_model_predicts_once_whatever_the_noise():
     """Catches: a mask model that reads the noise, or its own prediction again."""
     model, asked = build(order="mask"), []
@@ -131,7 +118,7 @@ def test_features_become_the_text_that_they_make_expect_by_loops():
     assert x.dtype == torch.float32
 
 
-def test_f_refuses_other_axes_and_types():
+def test_other_axes_types_and_numbers_are_refused():
     """Catches: an answer for exchanged axes, normalized pixels or one clip; another's message."""
     model, clips = build(F), torch.zeros(5, 2, 3, 8, 8, dtype=torch.uint8)
     assert model.encode(clips).shape == (5, D)
@@ -143,6 +130,8 @@ def test_f_refuses_other_axes_and_types():
             with pytest.raises(ValueError, match="uint8 clips .C, F, 3, H, W") as error:
                 encode_parts(model, wrong, part)
             assert str(error.value).startswith(f"{tuple(given.shape)} {wrong.dtype} given")
+    with pytest.raises(ValueError, match="6 clips per row, but h has positions for 5"):
+        model.forecast_next(draw(3, 5, D), draw(3, 2, D))
     for wrong in (clips, torch.zeros(5, D + 1), torch.zeros(D), torch.zeros(5, D).byte()):
         with pytest.raises(ValueError, match=f"float features .C, D., here .C, {D}."):
             build().encode(wrong)

@@ -18,8 +18,7 @@ from files.sources import VideoSource
 from files.video import Unreadable, duration, read_clips
 from predict import predict
 from support.command import BadInput, write_json
-from test_finetune import make_ours
-from test_weights import F, published
+from test_weights import F, make_ours, published
 from toy import grammar, render
 from toy.__main__ import ExportSettings, start
 from toy.source import ToySource, load_teacher

@@ -2,7 +2,6 @@
 import itertools
 import json
 import logging
-import math
 import shutil
 import time
 import warnings
@@ -21,6 +20,7 @@ from commands import call, fails
 from files.annotations import load_text_embeddings
 from pseudo_labels import PROMPTS, Teacher, estimate_tau, fit, soft_targets
 from support.command import BadInput
+from test_losses import slow_match
 from test_weights import Malice
 from toy.teacher import TEACHER_CONFIG, build_teacher
 from weights.teacher import open_teacher
@@ -48,11 +48,7 @@ def test_eq6_soft_targets_equal_the_softmax_by_loops():
     p = soft_targets(features.requires_grad_(), phrases.requires_grad_(), tau)
     assert p.shape == (2, 3, 6) and not p.requires_grad
     for b, i in itertools.product(range(2), range(3)):
-        x = features[b, i].detach()
-        scores = [float(x @ y) / (tau * math.sqrt(x @ x) * math.sqrt(y @ y))
-                  for y in phrases.detach()]
-        total = sum(math.exp(score) for score in scores)
-        expected = torch.tensor([math.exp(score) / total for score in scores])
+        expected = torch.tensor(slow_match(features[b, i].detach(), phrases.detach(), tau))
         torch.testing.assert_close(p[b, i], expected.double(), rtol=1e-5, atol=1e-12)
     with torch.autocast("cpu", torch.bfloat16):
         mixed = soft_targets(features.float(), phrases.float(), tau)

@@ -205,16 +205,6 @@ def test_runs_of_other_settings_or_worlds_are_refused(monkeypatch, capsys, flags
     assert files() == before
 
 
-@pytest.mark.parametrize("content", ['{"by_video": 3}', '{"by_video": ["a:b"]}'])
-def test_outcomes_of_other_types_are_refused(content):
-    """Catches: a traceback for a file that another program wrote."""
-    for name in ("diffusion-1", "matching-1"):
-        Path("out", name).mkdir(parents=True)
-        Path("out", name, "classify.json").write_text(content)
-    with pytest.raises(BadInput, match="classify.json: .*a JSON file of evaluate.py is needed"):
-        tables.collect(Path("out"))
-
-
 def test_a_failed_run_ends_the_others(monkeypatch, capsys):
     """Catches: a failure that is passed over or waits for the rest, a process left running."""
     fake_commands(monkeypatch, "import sys, time\n"
@@ -312,7 +302,8 @@ def measured(outcomes):
 
 
 def test_the_gain_is_of_all_seeds_that_have_both_runs():
-    """Catches: runs of other seeds paired, the sign, other steps of a kind, points for shares."""
+    """Catches: runs of other seeds paired, the sign, other steps of a kind, points for shares; a
+    traceback for a file that another program wrote."""
     seen, new = "crack egg", "fry egg"
     for name, rights in {"diffusion-1": (1, 1, 1, 0), "matching-1": (0, 1, 1, 0),
                          "diffusion-2": (1, 1, 1, 1), "matching-2": (1, 0, 0, 1),
@@ -335,6 +326,10 @@ def test_the_gain_is_of_all_seeds_that_have_both_runs():
     Path("out/matching-1/classify.json").write_text(json.dumps(measured([[(new, 1)]] * 3)))
     with pytest.raises(ValueError, match="evaluated on different videos"):
         tables.collect(Path("out"))
+    for bad in ('{"by_video": 3}', '{"by_video": ["a:b"]}'):
+        Path("out/matching-1/classify.json").write_text(bad)
+        with pytest.raises(BadInput, match="classify.json: .*a JSON file of evaluate.py is needed"):
+            tables.collect(Path("out"))
 
 
 def test_the_bootstrap_by_loops():

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import losses
 import train
-from commands import COIN, TINY, call, fails, same_run, struck
+from commands import COIN, TINY, call, fails, log_and_save_every, same_run, struck
 from data import Loaded
 from evaluation import embedding, labeled
 from support.command import parse
@@ -36,8 +36,7 @@ def log_and_save_every_two(patch, source):
     """Rows and checkpoints after every second step only, so that a kill costs steps."""
     for module in (pretrain, labeled):
         patch.setattr(module, "ToySource", lambda *args: source)
-    for name in ("LOG_EVERY", "SAVE_EVERY"):
-        patch.setattr(run, name, 2)
+    log_and_save_every(2, patch)
 
 
 @pytest.fixture(scope="module")

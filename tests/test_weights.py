@@ -1,6 +1,5 @@
 """Weights from outside: every layout is read, what does not fit is printed or refused."""
 import itertools
-import json
 import logging
 import math
 import re
@@ -8,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import huggingface_hub
+import numpy as np
 import pytest
 import timm
 import torch
@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from commands import TINY, call, fails, randomized
+from commands import TINY, call, fails, measure, randomized
 from support.command import BadInput
 from test_parity import slow_schedule
 from training import pretrain
@@ -44,6 +44,14 @@ def published(encoder=F, layers=3, task=None, classes=(), dim=D):
         if re.search(r"(ln_[12]|norm.*)\.weight", name):
             nn.init.normal_(parameter, 1.0, 0.1)
     return model, arguments
+
+
+def make_ours(order="diffusion", D=64, encoder=F, pixels=(.4, .25), **more):
+    """A random model as pre-training leaves it, on frames or on features, and its arguments."""
+    torch.manual_seed(3)
+    arguments = dict(encoder=encoder, denoiser=dict(layers=2, heads=2), order=order, tau=.05,
+                     pixels=pixels if encoder else None, **more)
+    return build_model(torch.randn(12, D) + 1, **arguments).eval(), arguments
 
 
 SLOWFAST = (("pos_encoding.class_token", "cls_token"), ("conv_proj", "patch_embed.proj"),
@@ -77,17 +85,6 @@ def save_released(path, model):
     """A file as the release writes it, with the number of heads in addition."""
     torch.save({"epoch": 3, "model_state": released_names(model), "optimizer_state": {"state": {}},
                 "cfg": "MVIT:\n  NUM_HEADS: 1\n", "config": {"heads": 2}}, path)
-
-
-def outputs(model):
-    """Embeddings of made-up clips, and forecasts from zeros and from noise."""
-    generator = torch.Generator().manual_seed(1)
-    clips = torch.randn(2, 3, model.encoder.frames, 32, 32, generator=generator)
-    x = functional.normalize(torch.randn(2, 8, D, generator=generator), dim=-1)
-    noise = torch.randn(2, 2, D, generator=generator) * torch.tensor([[0.], [1.]])
-    with torch.no_grad():
-        forecasts = [model.forecast_next(x, noise)] if model.denoiser else []
-        return [model.encoder(clips), *forecasts]
 
 
 def slow_mvit(w, clips, stages, heads, kv):
@@ -146,15 +143,18 @@ def slow_mvit(w, clips, stages, heads, kv):
 
 @torch.no_grad()
 def test_the_released_mvit_equals_one_pair_of_tokens_at_a_time(tmp_path):
-    """Catches: a released name given to another layer, strides or distances of another stage."""
+    """Catches: a released name given to another layer, strides or distances of another stage; a
+    classifier left in, two projections."""
     model, _ = published(MVIT, None)
     save_released(tmp_path / "x.pyth", model)
     w = {name.removeprefix("model.video_encoder."): value
          for name, value in released_names(model).items() if "video_encoder" in name}
     clips = torch.randn(2, 3, 4, 32, 32)
     slow = slow_mvit(w, clips, MVIT["stages"], MVIT["heads"], MVIT["kv_stride"])
-    ours = load_released(tmp_path / "x.pyth").encoder.class_token(clips)
-    assert (ours - slow).norm() < 1e-5 * slow.norm()
+    f = load_released(tmp_path / "x.pyth").encoder
+    assert (f.class_token(clips) - slow).norm() < 1e-5 * slow.norm()
+    x = functional.normalize(slow @ model.encoder.head.weight.T + model.encoder.head.bias, dim=-1)
+    torch.testing.assert_close(f(clips), x, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
@@ -189,8 +189,10 @@ def test_every_layout_gives_the_same_model(tmp_path, capsys, key, prefix, kind):
     else:
         torch.save({"epoch": 1, key: state, "cfg": "A: 1"} if key else state, tmp_path / "x.pyth")
     loaded = load_released(next(tmp_path.iterdir()), heads=2)
-    assert not loaded.training         # where a tensor lies in memory can change a last bit
-    torch.testing.assert_close(outputs(loaded), outputs(model), rtol=0, atol=1e-6)
+    assert not loaded.training
+    for (name, ours), theirs in zip(loaded.state_dict().items(), model.state_dict().values(),
+                                    strict=True):
+        assert torch.equal(ours, theirs), name
     out = capsys.readouterr().out
     assert out.endswith(f"{len(list(model.parameters()))} parameters taken\n")
 
@@ -259,14 +261,6 @@ def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, ma
     assert "\n" not in str(caught.value) and not Path("executed").exists() and not recwarn.list
 
 
-def fresh(encoder=F, order="diffusion"):
-    """A new model of ours with this encoder, and its arguments."""
-    torch.manual_seed(3)
-    arguments = dict(encoder=encoder, denoiser=dict(layers=2, heads=4), order=order,
-                     tau=.02, pixels=(.45, .225))
-    return build_model(torch.randn(5, D), **arguments), arguments
-
-
 def init_model(model, source):
     """As train.py does."""
     fill(source, model, open_start(source))
@@ -290,7 +284,7 @@ def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path, capsys, l
     """Catches: queries, keys and values exchanged, another block's norm, temporal parts random."""
     feature, state = image_model(library)
     torch.save({prefix + name: value for name, value in state.items()}, tmp_path / "vit.pth")
-    model, _ = fresh(F | {"frames": 1})
+    model, _ = make_ours(encoder=F | {"frames": 1})
     init_model(model, tmp_path / "vit.pth")
     out = capsys.readouterr().out
     assert "missing in it: encoder.time_embed" in out and "unexpected" not in out
@@ -310,7 +304,8 @@ def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path, capsys, l
 @torch.no_grad()
 def test_positions_are_the_nearest_in_the_square_and_in_time(tmp_path, capsys):
     """Catches: the class token's place interpolated, rows and columns mixed up, linear."""
-    (model, _), (source, _) = fresh(F | {"image": 64, "frames": 6}), published(layers=None)
+    model, _ = make_ours(encoder=F | dict(image=64, frames=6))
+    source, _ = published(layers=None)
     save_released(tmp_path / "x.pyth", source)
     init_model(model, tmp_path / "x.pyth")
     old, new = source.encoder, model.encoder
@@ -327,7 +322,7 @@ def test_positions_are_the_nearest_in_the_square_and_in_time(tmp_path, capsys):
 def test_what_was_not_taken_is_printed(tmp_path, capsys):
     """Catches: a head of other classes copied in part, silence about what starts from random."""
     for layers, order, line in ((None, "diffusion", "missing in it"), (3, "none", "unexpected")):
-        (source, _), (model, _) = published(layers=layers, dim=32), fresh(order=order)
+        (source, _), (model, _) = published(layers=layers, dim=32), make_ours(order)
         save_released(tmp_path / "x.pyth", source)
         head = model.encoder.head.weight.clone()
         init_model(model, tmp_path / "x.pyth")
@@ -342,7 +337,7 @@ def test_what_was_not_taken_is_printed(tmp_path, capsys):
 @pytest.mark.parametrize("encoder", [F, MVIT])
 def test_a_start_that_fits_is_taken_whole(tmp_path, capsys, encoder):
     """Catches: h of another run left random; its texts taken over; torchvision's MViT not found."""
-    (source, arguments), (model, _) = fresh(encoder), fresh(encoder)
+    (source, arguments), (model, _) = make_ours(encoder=encoder), make_ours(encoder=encoder)
     randomized(source, 1).phrases.mul_(-1)
     if encoder is F:
         save_checkpoint(tmp_path / "checkpoint.pt", source, arguments)
@@ -354,7 +349,7 @@ def test_a_start_that_fits_is_taken_whole(tmp_path, capsys, encoder):
     ours, theirs = (model, source) if encoder is F else (model.encoder.body, source.encoder.body)
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert torch.equal(a, b), name
-    assert torch.equal(model.phrases, fresh(encoder)[0].phrases)
+    assert torch.equal(model.phrases, make_ours(encoder=encoder)[0].phrases)
     assert "unexpected" not in capsys.readouterr().out
 
 
@@ -369,7 +364,7 @@ def test_no_block_that_fits_is_an_error(tmp_path, encoder, sizes):
     with pytest.raises(BadInput, match=r"x.pyth: none of its \d+ tensors fits a block of f or h; "
                                        r"it has encoder\.(\S*blocks.0.\w*norm[12].weight \(|layer1."
                                        r"0.conv1.weight \(2, 2\), needed is encoder.b)"):
-        init_model(fresh(sizes)[0], tmp_path / "x.pyth")
+        init_model(make_ours(encoder=sizes)[0], tmp_path / "x.pyth")
 
 
 def test_timm_by_name(monkeypatch, caplog):
@@ -380,7 +375,7 @@ def test_timm_by_name(monkeypatch, caplog):
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *_, **__: None)
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: {
         (TIMM, True): SimpleNamespace(state_dict=lambda: state)}[name, pretrained])
-    model, _ = fresh()
+    model, _ = make_ours()
     init_model(model, Path("timm"))
     assert torch.equal(model.encoder.blocks[1].attn.qkv.weight, state["blocks.1.attn.qkv.weight"])
 
@@ -395,21 +390,25 @@ def test_timm_by_name(monkeypatch, caplog):
 
 
 def test_published_weights_are_evaluated(here, capsys):
-    """Catches: a row that needs a run of ours, h's samples all alike; a shape mismatch inside f."""
+    """Catches: a row that needs a run of ours, h's samples all alike; a shape mismatch inside f;
+    features at another stride, or without their class token."""
     flags = ("--toy-videos", "3", "--device", "cpu")
     save_released("x.pyth", published()[0])
     save_released("mvit.pyth", published(MVIT, None)[0])
-    call("evaluate.py", "--oracle", "3", "--checkpoint", "x.pyth", "--json", "o.json", *flags)
-    result = json.loads(Path("o.json").read_text())
+    result = measure("--oracle", "3", "--checkpoint", "x.pyth", *flags)
     assert result["order"] == "diffusion" and result["evaluated"] == result["listed"] > 0
     assert 1 < result["distinct"] <= 3 and None not in result["top1"].values()
-    call("evaluate.py", "--task", "infill", "--checkpoint", "x.pyth", "--json", "o.json", *flags)
-    assert None not in json.loads(Path("o.json").read_text())["by_position"]
-    call("evaluate.py", "--task", "classify", "--checkpoint", "mvit.pyth", "--json", "o.json",
-         *flags)
-    assert json.loads(Path("o.json").read_text())["top1"]["ours"] is not None
-    call("evaluate.py", "--task", "features", "--checkpoint", "x.pyth", "--out", "f.npz", *flags)
+    infill = measure("--task", "infill", "--checkpoint", "x.pyth", *flags)
+    assert None not in infill["by_position"]
+    classify = measure("--task", "classify", "--checkpoint", "mvit.pyth", *flags)
+    assert classify["top1"]["ours"] is not None
+    call("evaluate.py", "--task", "features", "--checkpoint", "x.pyth", "--stride", "8", "--out",
+         "f.npz", *flags)
     assert "3 videos" in capsys.readouterr().out
+    a = np.load("f.npz")
+    first = a["video"] == "test_00000"
+    assert np.allclose(np.diff(a["start"][first])[1:-1], 8) and a["stride"] == 8
+    assert len(a["embedding"]) == len(a["encoder_cls"]) == len(a["video"])
     save_released("large.pyth", published(F | {"image": 64})[0])
     flags = ("--checkpoint", "large.pyth", *flags)
     for argv, message in (
