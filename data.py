@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-CLIPS = 9                     # N: clips in a row for h, which has a position for each
+CLIPS = 9                     # N: clips in a row with one missing
 HISTORY, PIECES = 68.0, 8     # s of observed video in step forecasting, cut into so many clips
 CLIP_SECONDS = 9.0            # of a narrated clip, and of a clip to classify; as in the release
 EPIC_FRAMES, EPIC_SECONDS = 32, 2.0                # of a clip of an action: 16 frames/s
 MIN_WORDS = 12                # a shorter sentence is joined with its neighbors (release)
 STRIDE = 2                    # every second sentence gives a clip (release)
-ANY = 3                       # every third step is also missing among the steps around it
+AMONG = 3                     # every third step is also missing among the steps around it
 UNSURE = 1 / 3                # share of the clips that no forecast asks for
 
 
@@ -70,7 +70,7 @@ class Loaded(NamedTuple):         # a tuple, so that the DataLoader pins its ten
 
 # --- Pre-training ---
 def window_around(start, end, seconds, duration):
-    """A window of `seconds` with the same middle as (start, end), moved into (0, duration)."""
+    """A window of `seconds` with the same middle as (start s, end s), moved into (0, duration)."""
     first = max(0.0, min((start + end - seconds) / 2, duration - seconds))
     return first, min(first + seconds, duration)
 
@@ -96,7 +96,7 @@ def sentence_windows(sentences, duration, rng):
 
 
 def random_run(windows, clips, rng):
-    """At most `clips` consecutive windows, the first of them drawn uniformly."""
+    """At most `clips` consecutive ones of windows (n, 2) s, the first drawn uniformly."""
     first = rng.integers(max(len(windows) - clips, 0) + 1)
     return windows[first:first + clips]
 
@@ -135,7 +135,8 @@ def history_clips(windows, k):
 def next_step_rows(windows, begin, drawn, asked, P, histories):
     """Rows that ask what comes next: each asked clip of each step but the first is missing.
 
-    The history ends before the clip's step: `history_clips`, or 8 clips of its own.
+    A row: 8 clips of the history before the clip's step, the clip, and a clip of each of the P - 1
+    steps after it. The history is `history_clips`, or the clip's own 8: see `with_histories`.
 
     Args:    windows (n, 2) s; begin, drawn (S,): the first clip of each step, and one of its clips;
              asked (n,) bool.
@@ -145,7 +146,7 @@ def next_step_rows(windows, begin, drawn, asked, P, histories):
     step = np.repeat(np.arange(S), np.diff(begin, append=n))         # (n,) of each clip
     k = np.flatnonzero(asked & (step > 0) & (step <= S - P))         # (m,) the missing clips
     if histories:
-        history = n + PIECES * (k[:, None] - 1) + np.arange(PIECES)                 # (m, 8)
+        history = n + PIECES * (k[:, None] - 1) + np.arange(PIECES)  # (m, 8) behind the n windows
     else:
         history = history_clips(windows, begin[step[k]])
     after = drawn[step[k][:, None] + np.arange(1, P)]                # (m, P - 1)
@@ -156,17 +157,18 @@ def any_step_rows(drawn, P, rng):
     """Rows that ask for a step among those around it: every third step is missing.
 
     Args:    drawn (S,): a clip of each step.
-    Returns: rows (m, 8 + P) of clips, consecutive steps, -1 = padding; j (m,), as above.
+    Returns: rows (m, 8 + P), a clip of each of up to 8 + P consecutive steps, -1 = padding; j (m,):
+             the place of the first missing one, drawn.
     """
     S, N = len(drawn), PIECES + P
-    k = np.arange(rng.integers(np.clip(S - P + 1, 1, ANY)), S - P + 1, ANY)         # (m,)
-    first = np.clip(k - rng.integers(PIECES + 1, size=len(k)), 0, max(S - N, 0))
+    step = np.arange(rng.integers(np.clip(S - P + 1, 1, AMONG)), S - P + 1, AMONG)         # (m,)
+    first = np.clip(step - rng.integers(PIECES + 1, size=len(step)), 0, max(S - N, 0))
     row = first[:, None] + np.arange(N)                              # (m, N) of steps
-    return np.where(row < S, drawn[np.minimum(row, S - 1)], -1), k - first
+    return np.where(row < S, drawn[np.minimum(row, S - 1)], -1), step - first
 
 
 def missing_rows(runs, steps, sure, most, rng, histories=False):
-    """Rows of clips for h: every step that f has seen is in turn the missing one.
+    """Rows of clips for h: clips are missing as what comes next, and among the steps around them.
 
     Consecutive clips of a run with equal numbers in `steps` show one step. A row has N = 8 + P
     places; one clip of each of P consecutive steps is missing (the paper's P is 1). The third of
@@ -175,7 +177,7 @@ def missing_rows(runs, steps, sure, most, rng, histories=False):
     Args:    runs: [(n, 2) s, ...], the consecutive windows of each video, in time order;
              steps, sure: (C,) int and float: the likeliest phrase of each clip of all runs, and
              its probability, or anything that grows with it;
-             most: P is drawn up to this, and up to the steps of a run;
+             most: P is drawn from 1 to this, or to the steps of the longest run;
              histories: whether the clips of each run are those of `with_histories`.
     Returns: rows (R, N) int64, R > 0, which of the C clips of all runs stands where, -1 = padding;
              j (R, P) int64, the places of the missing ones.
@@ -273,6 +275,6 @@ def samples_of(task, videos, min_steps=2):
 
 
 def observed_steps(sample, video):
-    """Labels of the steps of which a second is observed; whether they begin with the first one."""
+    """Labels of the steps seen for 1 s or more; whether the video's first step is among them."""
     observed = [k for k in range(sample.step) if video.steps[k].end - sample.windows[0, 0] >= 1]
     return [video.steps[k].label for k in observed], observed[0] == 0

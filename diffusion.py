@@ -93,7 +93,7 @@ def add_noise(z0, noise, alpha_bar):
 
 
 def sample(h, noise, alpha_bar):
-    """Denoise x_j^T step by step (Sec. 3.3).
+    """Denoise x_j^T level by level (Sec. 3.3).
 
         x_j^T = noise;   x_hat_j^0 = h(x_j^t, {x_i}, t)
         x_j^{t-1} = sqrt(alpha_bar_{t-1}) x_hat_j^0 + sqrt(1 - alpha_bar_{t-1}) noise
@@ -104,7 +104,7 @@ def sample(h, noise, alpha_bar):
         h:         callable, zt (B, P, D) and t (B,) int64 -> z_hat (B, P, D).
         noise:     (B, P, D) standard normal; zeros for the approximate inference.
         alpha_bar: (T,).
-    Returns: z_hat (B, P, D) of the last step.
+    Returns: z_hat (B, P, D) of the last level.
     """
     zt = noise
     for t in reversed(range(len(alpha_bar))):

@@ -64,7 +64,7 @@ def xe_loss(log_p, targets):
 
         L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i)),   H(p', p) = -sum_k p'_k log p_k
 
-    Averaged over j, the missing one, every clip counts alike: L_XE is the mean over the clips.
+    The mean over all clips of a batch, whichever are missing: each counts once.
 
     Args:    log_p, targets (C, K); log_p from `match`.
     Returns: scalar.

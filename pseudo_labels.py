@@ -9,7 +9,7 @@ appendix B for the prompts.
     -            Teacher.encode_frames   (n, D)      image features, unit length
     p'_i         soft_targets            (..., K)    softmax of cosines: the target of clip i
     -            estimate_tau            float       its temperature where nothing else gives it
-    B videos, N clips, F frames, K phrases, D embedding.
+    n frames, m sentences, C clips, K phrases, D embedding.
 
 The teacher is any open_clip model: ViT-B/16 with OpenAI's weights for real videos
 (weights/teacher.py), a tiny one for the embedded world (toy/teacher.py).

@@ -2,8 +2,8 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4.
 
-Pre-training is `main`: one loop with the whole objective, Eq. 7, by SGD and then by AdamW. f
-encodes each clip once per step, and every step is in turn the missing one: data.missing_rows.
+Pre-training is `main`: one loop with the whole objective, Eq. 7, by SGD and then by AdamW. In one
+update f encodes each clip once, and h is asked for many of them, a row each: data.missing_rows.
 Where batches come from, resuming, logging and interrupts are in training/pretrain.py and
 training/run.py; fine-tuning is in training/finetune.py. Every random choice of a step is drawn from
 (seed, step), so that a resumed run continues as if it had never stopped. Several GPUs share a step:
@@ -15,7 +15,8 @@ support/parallel.py.
     x_i            x              (C, D)       f(v_i)
     p'_i           targets        (C, K)       soft targets of the teacher, over the K phrases
     {x_i}          rows           (R, N)       clips of each row, by their numbers; -1 = padding
-    j              j              (R, P)       places of the missing clips; the paper's P is 1
+    j              j, missing     (R, P)       places of the missing clips in their rows, and their
+                                               numbers; the paper's P is 1
     {i != j}       observed       (R, N)       bool
     x_j^0          xj, z0         (R, P, D)    the missing clips; standardized
     x_j^t          zt             (R, P, D)    z0 noised to level t, counted from 0
@@ -65,7 +66,7 @@ def main(settings):
                     zt = add_noise(z0, torch.randn_like(z0), model.alpha_bar[t])   # Eq. 2
                     if settings.order == "mask":                   # h sees nothing of x_j
                         zt, t = torch.zeros_like(zt), torch.full_like(t, levels - 1)
-                    z_hat = model.h(zt, x[rows], observed, j, t)       # Eq. 5
+                    z_hat = model.h(zt, x[rows], observed, j, t)       # Eq. 5; padding is hidden
                     x_hat = model.standardize.inverse(z_hat)
                     mse = mse_loss(x_hat, xj)                          # Eq. 9, of x and not of z
                     mc = mc_loss(match(x_hat, model.phrases, model.tau),

@@ -128,13 +128,13 @@ def plot_training(rows, constant=None):
 
 
 def plot_claim(title, rows):
-    """Bars of means over seeds, with a dot for each seed: rows [(label, [number, ...]), ...].
-    A ceiling, a row whose label says so, is hatched."""
+    """Bars of means over seeds, with a dot for each seed: rows [(label, [% right, ...]), ...].
+    Those of the exact distribution, whose labels begin so, are hatched."""
     figure = new_figure(5, 0.7 + 0.34 * len(rows))
     figure.suptitle(title, x=0.01, ha="left")
     axes = figure.subplots()
     for place, (label, values) in enumerate(rows):
-        style = TRUE if label.startswith("ceiling") else {"color": BLUE, "alpha": 0.6}
+        style = TRUE if label.startswith("exact") else {"color": BLUE, "alpha": 0.6}
         axes.barh(place, mean(values), 0.62, **style)
         axes.plot(values, [place] * len(values), "k.", markersize=4)
         axes.text(max(values), place, f"   {mean(values):.1f}", va="center")

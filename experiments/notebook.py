@@ -26,7 +26,7 @@ This is [tour.md](tour.md) as a notebook, made by the same command. The cell bel
 picture. All cells take less than a minute on two CPU cores. Those after **Try it** are meant to be
 changed.
 
-Opened alone, this file lacks the project. Clone the project, and in its folder run
+This notebook needs the project's code. Clone the project, and in its folder run
 
     pip install -r requirements.txt matplotlib
 
@@ -67,10 +67,10 @@ print("observed:", ", ".join(STEPS[step] for step in forecast.shown[0]))
 print("next:", STEPS[forecast.sample.label])"""
 
 PHRASES = """**Try it:** write your own phrases, with objects and tools of `toy/render.py`, and
-look at which of those that differ by one word f tells apart.
+see whether f can tell apart phrases that differ by one word.
 """, """phrases = ["pour milk", "pour oil", "crack egg", "a photo of an egg", "how to stir dough"]
 texts = load_teacher("cpu").encode_phrases(phrases)  # (K, D)
-p = model.match(x[:8], texts).exp()                  # (8, K)       Eq. 6, its sum over this list 1
+p = model.match(x[:8], texts).exp()                  # (8, K)       Eq. 6: sums to 1 over this list
 Picture(pictures.draw_matching, forecast, p, phrases)
 """
 

@@ -179,7 +179,7 @@ def test_check_names_classes_without_a_step(capsys):
                            ("many", "41 names, but ex/COIN.json has 40 classes"),
                            ("turned", "turned.txt: class "))),
     (("files", "shrunk"), "shrunk"), (("files",), "nothing"),
-    (("files", "export-toy", "--out", "ex"), "ex"),
+    (("toy", "export", "--out", "ex"), "ex: not empty"),
     (("files", "shrink", "--videos", "ex/clip", "--out", "none"), "ex/clip")])
 def test_what_is_not_there_is_one_line(argv, named, capsys):
     """Catches: a traceback, a folder that is overwritten, a command nobody knows; scores with the

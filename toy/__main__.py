@@ -9,7 +9,7 @@ from support.command import Settings, dispatch, opt
 class ExportSettings(Settings):
     """The embedded world as real files: videos, captions, COIN.json, phrases and its teacher."""
     out: Path = opt("folder, empty or new", None, required=True, folder=True)
-    train: int = opt("training videos; COIN.json makes a tenth of them validation", 6000, low=0)
+    train: int = opt("training videos; a tenth become validation, by their ids", 6000, low=0)
     test: int = opt("test videos", 1000, low=0)
     workers: int = opt("processes", 0, low=0, high=256)
 
