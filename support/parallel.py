@@ -2,8 +2,9 @@
 
 Each process encodes its share of a step's clips, receives the embeddings of all others, and
 computes the whole objective, as one process would. --batch counts the videos of all together.
-DistributedDataParallel is not used: it averages over losses of a process's own clips, where h and
-matching need the clips of all, and it expects one call of the model, where f is called in parts.
+DistributedDataParallel is not used. It averages gradients as well, but leaves the gathering of
+embeddings to be done. And it expects one call of one module in each step: here f is called once per
+micro-batch, or never by a process whose videos cannot be read, and h and matching come after it.
 """
 import os
 

@@ -1,0 +1,141 @@
+"""A GPU that is not there: whole commands on torch's fake tensors, which say they are on "cuda:0".
+
+A fake tensor has a shape and a device but no values, and an operation that mixes devices fails, as
+on a GPU. Where a command reads a value, `StandIns` makes one up. Left out: files are read and
+weights drawn on the CPU; backward, bfloat16 (autocast asks the driver), checkpoints, videos that
+are decoded, --data epic.
+"""
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from commands import call, coin_flags, read_json
+from conftest import open_teacher
+from evaluation import embedding, forecasting, labeled, prediction, truth
+from pseudo_labels import Teacher
+from toy import render, source
+from training import finetune, pretrain, run
+from weights import checkpoint
+
+fake = pytest.importorskip("torch._subclasses.fake_tensor")
+GPU = "cuda:0"
+F, H = dict(image=32, patch=16, frames=2, width=16, depth=2, heads=1), dict(layers=1, heads=1)
+TRAIN = "train.py", "--sgd-epochs", "0", "--epochs", "1"
+TOY = *TRAIN, "--toy-videos", "3", "--batch", "3", "--phrases", "phrases.txt", "--out", "new"
+TUNE = "train.py", "--stage", "finetune", "--toy-videos", "2", "--epochs", "1", "--batch", "8"
+MEASURE = "evaluate.py", "--toy-videos", "2", "--checkpoint", "diffusion.pt", "--json", "o.json"
+COMMANDS = {
+    "diffusion": (*TOY, "--micro-batch", "9", "--targets", "both"),
+    "mask": (*TOY, "--order", "mask", "--missing", "2"), "none": (*TOY, "--order", "none"),
+    "features file": (*TRAIN, *coin_flags(), "--batch", "5", "--out", "new"),
+    **{f"fine-tune {task}": (*TUNE, "--task", task, "--init", "diffusion.pt")
+       for task in ("classify", "forecast")},
+    "forecast": (*MEASURE, "--horizon", "2"),
+    **{task: (*MEASURE, "--task", task) for task in ("classify", "infill")},
+    "features": (*MEASURE[:-2], "--task", "features"), "predict": (
+        "predict.py", "--checkpoint", "diffusion.pt", "--steps", "phrases.txt", "--horizon", "2")}
+
+
+class StandIns(TorchDispatchMode):
+    """Made-up results where a value is read: 1, 0 of integers, yes; all rows are different, all of
+    a mask is true. Collects the devices of linear layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.devices = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name, kwargs, x = func.overloadpacket.__name__, kwargs or {}, args[0] if args else None
+        if name == "_local_scalar_dense":              # item, tolist, float and bool
+            return 1.0 if x.is_floating_point() else int(x.dtype == torch.bool)
+        if name == "equal":
+            return True
+        if name == "unique_dim":
+            place = torch.arange(len(x), device=x.device)
+            return x.clone(), place, torch.ones_like(place)
+        if name == "bincount":
+            return torch.zeros(kwargs.get("minlength", args[-1]), dtype=torch.int64,
+                               device=x.device)
+        if name == "index":
+            args = x, [part for index in args[1] for part in (
+                map(torch.from_numpy, map(np.ravel, np.indices(index.shape)))
+                if index is not None and index.dtype == torch.bool else [index])]
+        if name == "addmm":
+            self.devices.add(x.device.type)
+        return func(*args, **kwargs)
+
+
+def numpy(x):
+    """In place of FakeTensor.numpy: ones; of integers 0, 1, 0, 1, ..."""
+    assert x.device.type == "cpu", "a tensor of a GPU as an array"
+    kind = np.dtype(str(x.dtype).removeprefix("torch."))
+    place = np.arange(x.numel()).reshape(x.shape)
+    return (place % 2 if kind.kind == "i" else np.ones_like(place)).astype(kind)
+
+
+def backward(loss):
+    """In place of Tensor.backward."""
+    assert loss.device == torch.device(GPU)
+
+
+def real(make):
+    """A function that runs on the CPU, with values."""
+    def made(*args, **kwargs):
+        with _disable_current_modes():
+            return make(*args, **kwargs)
+    return made
+
+
+@pytest.fixture
+def stand_ins(here, monkeypatch):
+    """In this context a GPU seems to be there."""
+    try:
+        with fake.FakeTensorMode():
+            torch.ones(1, device=GPU) + 1
+    except Exception as error:
+        pytest.skip(f"no fake tensors of cuda in torch {torch.__version__}: {error!r:.80}")
+    known = open_teacher("cpu", source.TEACHER_FILE.resolve())
+    teacher, load_model = copy.deepcopy(known.model), real(checkpoint.load_model)
+    for module in (labeled, prediction, pretrain):
+        monkeypatch.setattr(module, "load_teacher", lambda device: Teacher(
+            teacher, known.tokenizer, render.MEAN, render.STD, device))
+    monkeypatch.setitem(pretrain.SIZES, "small", {"encoder": F, "denoiser": H, "run": 4})
+    for owner, name, value in (
+            (labeled, "ToySource", lambda split, count, *others: source.ToySource(
+                split, 2, *others)),
+            (labeled, "cached_texts", lambda _, names: real(known.encode_phrases)(names)),
+            (checkpoint, "load_model", load_model), (prediction, "load_model", load_model),
+            (finetune, "load_model", load_model), (embedding, "load_model", load_model),
+            (finetune, "build_model", real(finetune.build_model)),
+            (pretrain, "build_model", real(pretrain.build_model)),
+            (pretrain, "plan_memory", lambda *args: ""),       # of a GPU's
+            (run, "save_checkpoint", lambda *args, **more: None),
+            (fake.FakeTensor, "__format__", lambda x, kind: format(x.item(), kind)),
+            (fake.FakeTensor, "numpy", numpy), (fake.FakeTensor, "pin_memory", torch.Tensor.clone),
+            (torch.Tensor, "backward", backward),
+            (forecasting, "FUTURES", 1), (truth, "DRAWS", 9), (forecasting, "DRAWS", 9)):
+        monkeypatch.setattr(owner, name, value, raising=owner is not fake.FakeTensor)
+    arguments = dict(encoder=F, denoiser=H, order="diffusion", tau=.05, alpha_bar=[.5, .1],
+                     pixels=(render.MEAN, render.STD))
+    checkpoint.save_checkpoint(Path("diffusion.pt"), checkpoint.build_model(
+        torch.randn(12, 64), **arguments), arguments)
+    with open("phrases.txt", "w", encoding="utf-8") as file:
+        file.write("crack egg\nmelt butter\npour oil\n")
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    yield StandIns()
+    torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available", "ignore:User provided device_type")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_on_a_gpu(name, stand_ins):
+    """Catches: a tensor made on the CPU, one that is not sent; a network that is left there."""
+    with fake.FakeTensorMode(allow_non_fake_inputs=True), stand_ins:
+        call(*COMMANDS[name], "--device", GPU)
+    assert stand_ins.devices == {"cuda"}
+    if "--json" in COMMANDS[name]:
+        assert read_json("o.json")["evaluated"] > 0
