@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from commands import EPOCHS, call
+import train
+from commands import EPOCHS, SCRIPTS, call
 from predict import predict
+from support.command import parse
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -103,6 +105,18 @@ def test_every_command_of_a_page_runs(page, exported, tmp_path, monkeypatch):
             shutil.rmtree(name, ignore_errors=True)
         Path("docs/figures").mkdir(parents=True, exist_ok=True)
         call(*at_smallest_size(*line))
+
+
+def test_the_commands_for_a_gpu_parse():
+    """Catches: a flag that is gone from a command of speed.md that nobody has run yet."""
+    text = (ROOT / "docs/speed.md").read_text(encoding="utf-8")
+    world, = re.findall('WORLD="(.*)"', text)
+    rows = re.findall(r"\| `(?:python|torchrun .*?\d) (?:-m experiments\.)?(.*?)` \|", text)
+    for name, *argv in (shlex.split(row.replace("$WORLD", world)) for row in rows):
+        if name != "-m":                                       # pytest
+            name = name.removesuffix(".py") + ".py"
+            parse((SCRIPTS.get(name) or train.command_of(argv))[1], argv)
+    assert len(rows) > 9
 
 
 @pytest.mark.parametrize("page", [*filter(snippets_of, PAGES)])
