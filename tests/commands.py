@@ -101,7 +101,7 @@ def call(program, *argv):
         if program in PROGRAMS:                                # their commands read sys.argv
             sys.argv += argv
             return dispatch(PROGRAMS[program].COMMANDS, PROGRAMS[program].start)
-        main, flags = SCRIPTS[program] if program in SCRIPTS else train.command_of(argv)
+        main, flags = train.command_of(argv) if program == "train.py" else SCRIPTS[program]
         return run(main, flags, list(argv))
     finally:
         sys.argv = before

@@ -222,4 +222,4 @@ def test_command_writes_a_text_embeddings_file(place, tmp_path, monkeypatch, tea
     assert names == ["cut tomato", "wash pan", "cut tomato"]
     torch.testing.assert_close(torch.from_numpy(embeddings), teacher.encode_phrases(names))
     assert capsys.readouterr().out == "t.npz: 3 phrases, D = 64\n"
-    assert "--phrases is missing" in fails(capsys, 2, "pseudo_labels.py")
+    assert "--phrases is missing" in fails(capsys, 2, "files", "embed")

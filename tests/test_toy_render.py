@@ -170,7 +170,7 @@ def test_the_command_makes_a_file_that_loads(copy, monkeypatch, capsys):
     for out in (copy, copy.with_name("again.safetensors")):
         torch.set_num_threads(2)
         torch.rand(1)
-        call("teacher.py", "--out", str(out))
+        call("toy", "teacher", "--out", str(out))
         assert torch.get_num_threads() == 1 and str(out) in capsys.readouterr().out
     contents = [dict(safe_open(path, "pt").metadata()) for path in (copy, out)]
     assert contents[0] == contents[1] and copy.stat().st_size < 3e6
