@@ -18,7 +18,7 @@ EPIC_FRAMES, EPIC_SECONDS = 32, 2.0                # of a clip of an action: 16 
 MIN_WORDS = 12                # a shorter sentence is joined with its neighbors (release)
 STRIDE = 2                    # every second sentence gives a clip (release)
 AMONG = 3                     # every third step is also missing among the steps around it
-UNSURE = 1 / 3                # share of the clips that no forecast asks for
+UNSURE = 1 / 3                # share of all clips, the least sure, not asked for as a next step
 
 
 # --- Videos, samples, clips ---
@@ -96,7 +96,7 @@ def sentence_windows(sentences, duration, rng):
 
 
 def random_run(windows, clips, rng):
-    """At most `clips` consecutive ones of windows (n, 2) s, the first drawn uniformly."""
+    """At most `clips` consecutive windows, of (n, 2) s, the first drawn uniformly."""
     first = rng.integers(max(len(windows) - clips, 0) + 1)
     return windows[first:first + clips]
 

@@ -77,7 +77,7 @@ class ProcedureModel(nn.Module):
             x = soft_targets(clips.float(), self.phrases, self.tau) @ self.phrases
         else:
             x = f.head(self.class_token(clips))
-        return functional.normalize(x.float(), dim=-1)                      # in bf16 not of length 1
+        return functional.normalize(x.float(), dim=-1)                      # bf16 is too coarse
 
     def match(self, x, texts=None):
         """Eq. 6: log p(y | x) over the pool, or over other texts (K', D): (..., D) -> (..., K)."""
@@ -95,9 +95,10 @@ class ProcedureModel(nn.Module):
 
         Zero noise is the approximate inference. The mask model ignores the noise.
 
-        Args:    x (B, N, D), observed (B, N) bool, j (B, P) int64: places of the missing clips, not read;
+        Args:    x (B, N, D), observed (B, N) bool; j (B, P) int64: the places of the missing
+                 clips, before, between or after the observed ones; x there is not read;
                  noise (B, Q, P, D), standard normal or zeros.
-        Returns: x_hat (B, Q, P, D), of any length.
+        Returns: x_hat (B, Q, P, D), not normalized.
         """
         Q, last = noise.shape[1], len(self.alpha_bar) - 1
         x, observed, j = (rows.repeat_interleave(Q, 0) for rows in (x, observed, j))

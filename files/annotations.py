@@ -16,7 +16,7 @@ from support.command import BadInput, require
 SUBSETS = {"training": "train", "testing": "test", "validation": "test"}
 # Of an array of an npz file: kinds of its dtype, its dimensions, and both in words.
 TEXT, FLOATS, NUMBERS = ("U", 1, "text (N,)"), ("f", 2, "floats (N, D)"), ("fiu", 1, "numbers (N,)")
-RECORD = "U", 0, "a text of files teach"
+RECORD = "U", 0, "a text of `python -m files teach`"
 
 
 def load_coin(path):
@@ -154,7 +154,7 @@ def load_features(path):
 
 
 def load_teacher_rows(path):
-    """The file of one video by `files teach`: (n, D) float32, row i is second i; its record."""
+    """The file that `files teach` writes of a video: (n, D) float32, a row a second; its record."""
     rows, made = read_rows(path, rows=FLOATS, made=RECORD)
     return as_float32(path, rows), str(made)
 

@@ -1,4 +1,4 @@
-"""`python -m files check`: what annotations or captions hold, and what of it is present and readable."""
+"""`python -m files check`: what annotations or captions hold, and what of it can be read."""
 import itertools
 import json
 

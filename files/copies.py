@@ -1,4 +1,4 @@
-"""`python -m files shrink`, `teach` and `embed`: a file for each video of a folder, and of texts."""
+"""`python -m files shrink` and `teach`: a file for each video of a folder; `embed`: of texts."""
 import functools
 import os
 from contextlib import suppress

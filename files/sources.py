@@ -91,7 +91,7 @@ class VideoSource(Source):
         rows, made = annotations.load_teacher_rows(path)
         if made != record(self.paths[name], *self.made) or times.max() > len(rows) + SHORTER:
             raise Unreadable(f"{path}: of another teacher, another file of this video, or a "
-                             "shorter one; make it again with files teach")
+                             "shorter one; make it again with `python -m files teach`")
         return torch.from_numpy(rows[np.minimum(times.astype(np.int64), len(rows) - 1)])
 
     def read(self, request, short_side):

@@ -1,9 +1,9 @@
 """A GPU that is not there: whole commands on torch's fake tensors, which say they are on "cuda:0".
 
 A fake tensor has a shape and a device but no values, and an operation that mixes devices fails, as
-on a GPU. Where a command reads a value, `StandIns` makes one up. Left out: files are read and
-weights drawn on the CPU; backward, bfloat16 (autocast asks the driver), checkpoints, videos that
-are decoded, --data epic.
+on a GPU. Where a command reads a value, `StandIns` makes one up. Left out: files are read,
+weights drawn and class texts embedded on the CPU; backward, bfloat16 (autocast asks the driver),
+checkpoints, `plan_memory`, videos that are decoded, --data epic.
 """
 import copy
 import functools
@@ -112,7 +112,7 @@ def stand_ins(here, monkeypatch):
     monkeypatch.setitem(pretrain.SIZES, "small", {"encoder": F, "denoiser": H, "run": 4})
     for owner, name, value in (
             (labeled, "ToySource", lambda split, count, *others: source.ToySource(
-                split, 2, *others)),
+                "train", 2, *others)),         # one split: fewer shapes to trace
             (labeled, "cached_texts", lambda _, names: real(known.encode_phrases)(names)),
             (checkpoint, "load_model", load_model), (prediction, "load_model", load_model),
             (finetune, "load_model", load_model), (embedding, "load_model", load_model),
