@@ -2,6 +2,7 @@
 
 n frames of all videos, C clips, F frames of a clip, D embedding.
 """
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,8 +28,9 @@ class ToySource:
         self.teacher, self.frames_per_clip, self.annotated = teacher, frames, annotated
         self.videos = self.listed = [grammar.make_video(split, i) for i in range(count)]
         self.missing, self.unreadable = [], {}
-        parts = [render.render(video) for video in
-                 tqdm(self.videos, f"render {split}", mininterval=1, delay=2)]
+        with ThreadPoolExecutor() as threads:              # NumPy draws noise in parallel
+            parts = list(tqdm(threads.map(render.render, self.videos), f"render {split}", count,
+                              mininterval=1, delay=2))
         self.first = np.cumsum([0] + [len(part) for part in parts])         # of each video's frames
         self.pixels = torch.from_numpy(np.concatenate(parts))               # (n, 3, H, W) uint8
         self.narration = [render.narrate(video) for video in self.videos]
@@ -78,4 +80,5 @@ def load_teacher(device):
             "teacher` makes it again")
     model, tokenizer = toy_teacher.build_teacher()
     model.load_state_dict(weights, strict=False)       # all but the token embedding
+    model.to(memory_format=torch.channels_last)        # its convolutions: 0.7 of the time
     return Teacher(model, tokenizer, render.MEAN, render.STD, device)

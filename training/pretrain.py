@@ -43,7 +43,8 @@ MVIT = {                  # --encoder mvit: f of these two; 16 of 96 frames, as 
                   stages=[1, 1, 1], kv_stride=4),
 }
 SGD_LR = 5e-3             # peak learning rate of SGD, the release's
-WEIGHT_DECAY = 1e-2       # of every stage; the release's 1e-4
+BETAS = .9, .95           # of AdamW; torch's .9, .999
+WEIGHT_DECAY = 1e-4       # of every stage; the release's
 
 
 # --- Before the first step ---
@@ -196,7 +197,7 @@ class Pretraining(Run):
     def make_optimizer(self, stage):
         """SGD with momentum, then AdamW (paper, Sec. 4)."""
         kind = (functools.partial(torch.optim.SGD, momentum=0.9) if stage.name == "sgd" else
-                functools.partial(torch.optim.AdamW, fused=True))
+                functools.partial(torch.optim.AdamW, betas=BETAS, fused=True))
         return kind(self.model.parameters(), lr=0.0, weight_decay=WEIGHT_DECAY)
 
     def batches(self, stage, optimizer):
