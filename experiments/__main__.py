@@ -1,9 +1,7 @@
 """`python -m experiments`: the commands of this package, one line each."""
-import ast
-from pathlib import Path
+from importlib import import_module
 
 from experiments import COMMANDS
 
 for name in COMMANDS:
-    text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-    print(f"{name:10} {ast.get_docstring(ast.parse(text)).splitlines()[0]}")
+    print(f"{name:10} {import_module(f'experiments.{name}').__doc__.splitlines()[0]}")

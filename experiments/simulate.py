@@ -28,22 +28,19 @@ def main(settings):
     texts = load_texts_of(classes, settings.text_embeddings, settings.annotations)
     texts = texts / np.linalg.norm(texts, axis=1, keepdims=True)                   # (S, D)
     mean = texts.mean(0) / np.linalg.norm(texts.mean(0))
-    names, starts, labels = [], [], []
+    texts, rows = np.vstack([texts, mean]), []                     # the last, -1: no step
     for video in videos:
         length = video.duration or max([step.end for step in video.steps], default=SECONDS)
-        start = np.arange(0, max(length, SECONDS), SECONDS)
-        label = np.full(len(start), -1)                                            # no step
-        for step in video.steps:
-            label[(start + SECONDS / 2 >= step.start) & (start + SECONDS / 2 < step.end)] = step[2]
-        names += [video.name] * len(start)
-        starts.append(start)
-        labels.append(label)
-    start, label = np.concatenate(starts), np.concatenate(labels)
+        for start in np.arange(0, max(length, SECONDS), SECONDS):
+            shown = [step.label for step in video.steps
+                     if step.start <= start + SECONDS / 2 < step.end]
+            rows.append((video.name, start, [-1, *shown][-1]))
+    names, start, label = map(np.array, zip(*rows))
     noise = np.random.default_rng(settings.seed).standard_normal(
         (len(label), texts.shape[1]), dtype=np.float32) * (settings.noise / np.sqrt(texts.shape[1]))
-    x = np.where(label[:, None] >= 0, texts[label], mean) + noise
+    x = texts[label] + noise
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
-    write_arrays(settings.out, video=np.array(names), start=start.astype(np.float32),
+    write_arrays(settings.out, video=names, start=start.astype(np.float32),
                  end=(start + SECONDS).astype(np.float32), embedding=x.astype(np.float16))
     print(f"{settings.out}: {len(label)} windows of {len(set(names))} videos")
 
