@@ -91,35 +91,32 @@ def test_teacher_learns_from_pictures_and_captions():
     again, _ = teacher.build_teacher()
     assert torch.equal(again.token_embedding.weight, model.token_embedding.weight)
     assert again.token_embedding.weight.std() == pytest.approx(.02, rel=.01)
-    again.load_state_dict(model.state_dict())
-    assert torch.equal(again.eval().encode_image(pictures), model.eval().encode_image(pictures))
     tokens = tokenizer(["a photo of a person performing spread butter."])
     assert tokens.shape == (1, 12) and model.encode_text(tokens).shape == (1, 64)
     assert tokens[0].max() == tokens[0][(tokens[0] != 0).nonzero().max()]     # ends with <end>
 
 
 def test_digest_is_that_of_the_constants(monkeypatch):
-    """Catches: a teacher of another world; one to be made again after a comment was edited."""
-    with monkeypatch.context() as no_files:
-        no_files.setattr("builtins.open", None)
-        no_files.setattr(Path, "read_bytes", None)
-        digests = {teacher.digest(), teacher.digest()}
-    assert len(digests) == 1
-    for module, name, value in (
-            (grammar, "PROCEDURES", {}), (grammar, "HELD_OUT", ()), (grammar, "GAP_SHARE", .13),
-            (render, "SPRITES", 1 - render.SPRITES), (render, "SIZE", 33),
-            (teacher, "TEACHER_CONFIG", {}), (teacher, "TEACHER_LR", .1), (teacher, "VERSION", 2)):
-        with monkeypatch.context() as other:
-            other.setattr(module, name, value)
-            digests.add(teacher.digest())
-    assert len(digests) == 9
+    """Catches: one that depends on files, and so changes with a comment."""
+    before = teacher.digest()
+    monkeypatch.setattr("builtins.open", None)
+    monkeypatch.setattr(Path, "read_bytes", None)
+    assert teacher.digest() == before
+
+
+@pytest.mark.parametrize("module, name, value", [
+    (grammar, "PROCEDURES", {}), (grammar, "HELD_OUT", ()), (grammar, "GAP_SHARE", .13),
+    (render, "SPRITES", 1 - render.SPRITES), (render, "SIZE", 33), (teacher, "TOKEN_SEED", (0, 5)),
+    (teacher, "TEACHER_CONFIG", {}), (teacher, "TEACHER_LR", .1), (teacher, "VERSION", 2)])
+def test_the_teacher_of_another_world_is_refused(monkeypatch, module, name, value):
+    """Catches: a world that was changed, and not its teacher."""
+    monkeypatch.setattr(module, name, value)
+    with pytest.raises(BadInput, match="of another version .* `python -m toy teacher` makes it"):
+        source.load_teacher("cpu")
 
 
 def test_the_teacher_that_comes_with_the_code_knows_most_steps():
     """Catches: a file of other weights: in 20 videos 65 % of frames and 80 % of steps are right."""
-    with safe_open(source.TEACHER_FILE, "pt") as file:
-        made, weights = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
-    assert made == {"digest": teacher.digest(weights)}
     known = source.load_teacher("cpu")
     texts, frames_right, steps_right = known.encode_phrases(grammar.STEPS), [], []
     texts = torch.nn.functional.normalize(texts, dim=-1)
@@ -149,17 +146,6 @@ def test_a_file_that_is_not_whole_is_refused(copy, fault):
     """Catches: weights that are not the teacher's, used without a word."""
     fault(copy)
     with pytest.raises(BadInput, match=f"{copy.name}: missing, damaged, or .*toy teacher`"):
-        source.load_teacher("cpu")
-
-
-@pytest.mark.parametrize("module, name, value", [
-    (grammar, "GAP_SHARE", .13), (teacher, "TOKEN_SEED", (0, 5)),
-    (teacher, "TEACHER_CONFIG", {**teacher.TEACHER_CONFIG, "model_cfg": {
-        **teacher.TEACHER_CONFIG["model_cfg"], "embed_dim": 32}})])
-def test_the_teacher_of_another_world_is_refused(monkeypatch, module, name, value):
-    """Catches: a world that was changed, and not its teacher."""
-    monkeypatch.setattr(module, name, value)
-    with pytest.raises(BadInput, match="of another version .* `python -m toy teacher` makes it"):
         source.load_teacher("cpu")
 
 
