@@ -1,13 +1,9 @@
 """experiments.benchmark at a tiny size: it compares the same thing; its numbers are in the JSON."""
-import json
-import math
-from pathlib import Path
-
 import pytest
 
-from commands import call, fails
+from commands import call, fails, read_json
 from data import classify_windows
-from experiments import speed
+from experiments import benchmark, speed
 
 
 @pytest.fixture(autouse=True)
@@ -19,18 +15,9 @@ def tiny(tmp_path, monkeypatch):
         monkeypatch.setattr(speed, name, value)
 
 
-def test_the_loader_part(capsys):
-    """Catches: numbers that are not in the JSON; a part that does not exist passed over."""
-    call("benchmark.py", "--json", "o.json")
-    result, out = json.loads(Path("o.json").read_text()), capsys.readouterr().out
-    assert result["loader"]["made"].keys() == {"file", "small copy"} and "| loader: made" in out
-    assert all(0 < row["s"] < math.inf and row["clips/s"] == pytest.approx(3 / row["s"])
-               for row in result["loader"]["made"].values())
-    assert "encoder, sampling, step, loader" in fails(capsys, 2, "benchmark.py", "--parts", "speed")
-
-
-def test_the_parts_of_the_model(monkeypatch, capsys):
-    """Catches: numbers not in the JSON, a part that no longer fits, no gradients."""
+def test_the_parts(monkeypatch, capsys):
+    """Catches: numbers not in the JSON, a part that no longer fits, no gradients; a part that does
+    not exist passed over."""
     models, build, seen = [], speed.random_model, set()
 
     def watched(*args):
@@ -39,10 +26,10 @@ def test_the_parts_of_the_model(monkeypatch, capsys):
             p.register_post_accumulate_grad_hook(lambda p, name=name: seen.add(name))
         return models[-1]
     monkeypatch.setattr(speed, "random_model", watched)
-    call("benchmark.py", "--parts", "encoder,sampling,step", "--size", "small", "--batch", "2",
+    call("benchmark.py", "--parts", ",".join(benchmark.PARTS), "--size", "small", "--batch", "2",
          "--device", "cpu", "--json", "o.json")
-    result = json.loads(Path("o.json").read_text())
-    assert "| encoder: forward" in capsys.readouterr().out
+    result, out = read_json("o.json"), capsys.readouterr().out
+    assert "| encoder: forward" in out and "| loader: made" in out
     one, both = result["encoder"]["forward"], result["encoder"]["forward_backward"]
     assert one.keys() == both.keys() == {"ours", "naive"}
     (title, step), = result["step"].items()
@@ -51,3 +38,7 @@ def test_the_parts_of_the_model(monkeypatch, capsys):
     assert all(row["clips/s"] == pytest.approx(6 / row["s"]) for row in step.values())
     assert seen == {name for name, _ in models[2][0].named_parameters()}
     assert result["sampling"]["8 clips"].keys() == {"zero noise", "M = 1", "M = 5"}
+    assert result["loader"]["made"].keys() == {"file", "small copy"}
+    assert all(row["s"] > 0 and row["clips/s"] == pytest.approx(3 / row["s"])
+               for row in result["loader"]["made"].values())
+    assert "encoder, sampling, step, loader" in fails(capsys, 2, "benchmark.py", "--parts", "speed")

@@ -15,12 +15,6 @@ for node in range(1, len(LABELS)):                   # a parent comes before its
     LABELS[node, GRAMMAR.depth[node] - 1] = GRAMMAR.step[node]
 
 
-def columns(samples):
-    """from_start (M,), the clips' length (M,) s."""
-    return (np.array([observed_steps(s, VIDEOS[s.video])[1] for s in samples]),
-            np.array([s.windows[0, 1] - s.windows[0, 0] for s in samples]))
-
-
 def beliefs(samples, right, noise, rng):
     """Posteriors of an encoder times S, (M, N, S): `right` nats for the step at a clip's middle."""
     logits = noise * rng.normal(size=(len(samples), N, S))
@@ -72,7 +66,8 @@ def test_filter_equals_sampled_timelines():
     rng = np.random.default_rng(0)
     samples = [SAMPLES[i] for i in rng.choice(len(SAMPLES), 45, replace=False)]
     samples += [s for s in SAMPLES if not observed_steps(s, VIDEOS[s.video])[1]][:10]
-    likelihood, (from_start, seconds) = beliefs(samples, 3.5, 1.5, rng), columns(samples)
+    likelihood, seconds = beliefs(samples, 3.5, 1.5, rng), [np.ptp(s.windows[0]) for s in samples]
+    from_start = [observed_steps(s, VIDEOS[s.video])[1] for s in samples]
     p = next_step_from_clips(GRAMMAR, likelihood, from_start, seconds)
     drawn = timelines(200_000, rng)
     q = np.array([brute_force(*row, *drawn) for row in zip(likelihood, from_start, seconds)])
