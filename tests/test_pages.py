@@ -99,10 +99,8 @@ def test_every_command_of_a_page_runs(page, exported, tmp_path, monkeypatch):
         if line[:2] in (["files", "embed"], ["files", "teach"]):
             line += ["--clip", "local-dir:clip"]
         if line[0] == "train.py":                              # it refuses a folder with a run
-            name = line[line.index("--out") + 1] if "--out" in line else (
-                f"runs/finetune-{line[line.index('--task') + 1]}" if "--task" in line
-                else "runs/pretrain")
-            shutil.rmtree(name, ignore_errors=True)
+            given = parse(train.command_of(line[1:])[1], line[1:])
+            shutil.rmtree(given.out, ignore_errors=True)
         Path("docs/figures").mkdir(parents=True, exist_ok=True)
         call(*at_smallest_size(*line))
 
