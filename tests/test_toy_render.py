@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from open_clip import ClipLoss
-from safetensors import safe_open
 
 from commands import call, flip
 from data import HISTORY, PIECES, sentence_windows
@@ -158,8 +157,7 @@ def test_the_command_makes_a_file_that_loads(copy, monkeypatch, capsys):
         torch.rand(1)
         call("toy", "teacher", "--out", str(out))
         assert torch.get_num_threads() == 1 and str(out) in capsys.readouterr().out
-    contents = [dict(safe_open(path, "pt").metadata()) for path in (copy, out)]
-    assert contents[0] == contents[1] and copy.stat().st_size < 3e6
+    assert copy.read_bytes() == out.read_bytes() and copy.stat().st_size < 3e6
     ours, loaded = made[0][0].state_dict(), source.load_teacher("cpu").model.state_dict()
     assert ours.keys() == loaded.keys()
     for name, value in ours.items():
