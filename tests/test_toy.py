@@ -123,13 +123,6 @@ def test_videos_are_deterministic_ordered_in_time_and_of_one_split():
     assert len(starts) == 3 and min(np.diff(starts)) >= 1_000_000     # room for as many videos
 
 
-def within(groups, sigmas=4):
-    """Is the mean of each group within so many standard errors of the mean of all?"""
-    everything = np.concatenate(list(groups.values()))
-    return all(abs(np.mean(g) - everything.mean()) < sigmas * everything.std() / np.sqrt(len(g))
-               for g in groups.values())
-
-
 def test_times_do_not_depend_on_the_step_nor_the_procedure():
     """Catches: a duration, gap or intro that gives the step, the procedure or the order away."""
     groups = defaultdict(lambda: defaultdict(list))         # what: of which: s, one per occurrence
@@ -145,9 +138,12 @@ def test_times_do_not_depend_on_the_step_nor_the_procedure():
                                     ("gap before", video.steps[i + 1].label)):
                     groups[what][which].append(video.steps[i + 1].start - b)
     assert len(groups) == 8
-    assert all(len(group) >= 6 and within(group) for group in groups.values())
-    intros, lengths, gaps = (np.concatenate(list(groups[what].values()))
-                             for what in ("intro", "step", "gap"))
+    everything = {what: np.concatenate([*group.values()]) for what, group in groups.items()}
+    for what, group in groups.items():
+        mean, std = everything[what].mean(), everything[what].std()
+        assert len(group) >= 6
+        assert all(abs(np.mean(s) - mean) < 4 * std / np.sqrt(len(s)) for s in group.values()), what
+    intros, lengths, gaps = (everything[what] for what in ("intro", "step", "gap"))
     assert (gaps > 0).mean() == pytest.approx(grammar.GAP_SHARE, abs=.01)
     for times, (low, high) in ((lengths, grammar.STEP_SECONDS), (intros, grammar.INTRO_SECONDS),
                                (gaps[gaps > 0], grammar.GAP_SECONDS)):
