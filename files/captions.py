@@ -91,8 +91,6 @@ def list_folder(path):
             if not (name.endswith(".steps") and name[:-6] in choices)}
 
 
-
-
 def read_cues(path):
     """Cues of an srt or vtt file -> its sentences, without tags, in the file's order."""
     text = read_text(path, NARRATION, errors="replace")

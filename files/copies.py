@@ -26,8 +26,9 @@ def make_missing(made, record_of, make, item):
         raise Unreadable(f"{target}: its name is too long for a file; give the video a shorter one")
     wanted, found = record(path, *made), None
     if os.path.lexists(target):
-        own = target.is_symlink() or not target.is_file() or os.path.samefile(path, target)
-        found = None if own else record_of(target)
+        if target.is_file() and not target.is_symlink() and not os.path.samefile(path, target):
+            with suppress(BadInput, Unreadable):
+                found = record_of(target)
         if found is None or not found.startswith(f'["{made[0]}"'):
             raise Unreadable(f"{target}: is in the way: no whole file of data.py {made[0]}")
         if found == wanted:
@@ -38,7 +39,7 @@ def make_missing(made, record_of, make, item):
 def made_files(settings, suffix, made, record_of, make):
     """Fill the folder --out: one ID`suffix` per video; those that have theirs are left out.
     made:      the name of the command, and what the files are made with, for `record`.
-    record_of: path of ID`suffix` -> its record; None if the file is not whole, or has none.
+    record_of: path of ID`suffix` -> its record, None if it has none; raises if it is not whole.
     Yields (path, what make(path of the video, path, record) gave in a worker). BadInput if no video
     is there, or can be read."""
     found = find_videos(settings.videos)
@@ -66,9 +67,9 @@ def made_files(settings, suffix, made, record_of, make):
 
 def shrink_all(settings):
     """Small copies of all videos of a folder, written by the workers."""
-    sizes = {"fps": settings.fps, "short_side": settings.short_side}
-    list(made_files(settings, ".mp4", ("shrink", *sizes.values()), comment_of,
-                    functools.partial(shrink, **sizes)))
+    fps, short_side = settings.fps, settings.short_side
+    list(made_files(settings, ".mp4", ("shrink", fps, short_side), comment_of,
+                    functools.partial(shrink, fps=fps, short_side=short_side)))
 
 
 def every_second(size, path, target, made):
@@ -78,9 +79,8 @@ def every_second(size, path, target, made):
 
 
 def record_of_rows(path):
-    """The record of a file of `encode_all`; None if it is not whole."""
-    with suppress(BadInput):
-        return load_teacher_rows(path)[1]
+    """The record of a file of `encode_all`."""
+    return load_teacher_rows(path)[1]
 
 
 def encode_all(settings):

@@ -133,15 +133,10 @@ class VideoSource(Source):
 
     def teacher_features(self, views):
         """The teacher's features of clips: the mean over their frames (Sec. 3.2) -> (C, D)."""
-        pictures = [view for view in views if view.ndim > 3]
-        if not pictures:
-            return torch.cat(views).mean(1)
-        frames = torch.cat(pictures)                                           # (C', F, 3, H, W)
-        rows = torch.cat([self.teacher.encode_frames(part)
-                          for part in frames.flatten(0, 1).split(1024)])       # (C' F, D)
-        encoded = iter(rows.unflatten(0, frames.shape[:2]).split([len(view) for view in pictures]))
-        return torch.cat([next(encoded) if view.ndim > 3 else send(view, rows.device)
-                          for view in views]).mean(1)
+        rows = [self.teacher.encode_frames(view.flatten(0, 1)).unflatten(0, view.shape[:2])
+                if view.ndim > 3 else send(view, self.teacher.device)          # (n, F, D) of each
+                for view in views]
+        return torch.cat(rows).mean(1)
 
 
 read_features = functools.lru_cache(maxsize=1)(annotations.load_features)      # 650 MB: once

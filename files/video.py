@@ -210,12 +210,9 @@ def shrink(source, target, comment="", *, fps=1.0, short_side=256):
 
 def comment_of(path):
     """The comment of a copy whose first and last pictures can be decoded; None without one."""
-    try:
-        read_frames(path, [0.0, max(0.0, duration(path) - 1e-3)])
-        with open_video(path) as (container, _):
-            return container.metadata.get("comment")
-    except Unreadable:
-        return None
+    read_frames(path, [0.0, max(0.0, duration(path) - 1e-3)])
+    with open_video(path) as (container, _):
+        return container.metadata.get("comment")
 
 
 def encode(file, pictures, rate, comment):
