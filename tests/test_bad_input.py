@@ -22,7 +22,6 @@ def files(trained, here, monkeypatch):
     shutil.copytree(trained / "coin", "coin")
     shutil.copytree(trained / "coin-run", "run")
     Path("toy-run").symlink_to(trained / "diffusion")
-    Path("list.csv").write_text("a.mp4,1.0,9.0,['stir'],[1]\n")
     Path("caption.json").write_text(json.dumps({"a": {"start": [1], "end": [2], "text": ["cut"]}}))
     Path("phrases.txt").write_text("stir\ncut\n")
 
@@ -39,7 +38,6 @@ READERS = {
         "new")],
     "run/config.json": [(*TRAIN, "run", "--resume")],
     "phrases.txt": [("train.py", *TINY, "--phrases", "phrases.txt", "--out", "new")],
-    "list.csv": [("files", "check", "--annotations", "list.csv", "--json", "o.json")],
     "caption.json": [("files", "phrases", "--captions", "caption.json", "--out", "o.json")]}
 
 
@@ -75,7 +73,7 @@ GENERAL = {"missing": Path.unlink, "empty": lambda path: path.write_bytes(b""),
            "no text": lambda path: path.write_bytes(b"\xff\xfe\0" * 99),
            "cut off": lambda path: path.write_bytes(path.read_bytes()[:-200])}
 BROKEN = [(file, name, fault, []) for file in READERS for name, fault in GENERAL.items()
-          if name != "cut off" or not file.endswith((".txt", ".csv"))]
+          if name != "cut off" or not file.endswith(".txt")]
 BROKEN += [("coin/COIN.json", *row) for row in [
     ("another JSON", lambda path: path.write_text("[1]"), ["database"]),
     ("NaN time", replace("15.0", "NaN"), ["COIN.json:3:", "segment"]),
@@ -111,8 +109,7 @@ BROKEN += [("run/checkpoint.pt", *row) for row in [
       for value in (np.nan, -np.inf)),
     *((f"phrases {table.shape}", content(lambda whole, table=table: whole["model"].update(
         phrases=table)), []) for table in (torch.ones(3), torch.zeros(1, 1).expand(2 ** 40, 16)))]]
-BROKEN += [("phrases.txt", "one phrase", lambda path: path.write_text("stir\n"), ["two"]),
-           ("list.csv", "no number", replace("1.0", "one"), ["list.csv:1:"])]
+BROKEN += [("phrases.txt", "one phrase", lambda path: path.write_text("stir\n"), ["two"])]
 
 
 @pytest.mark.parametrize("file, fault, spoil, named", BROKEN,
@@ -179,7 +176,7 @@ MISFITS = [
     (["--lr 0.5", "config.json"], (*TRAIN, "run", "--resume", "--lr", "0.5"), 0),
     (["epochs"], (*TRAIN, "new", "--epochs", "0"), 0),
     (["--min-steps 9"], (*MEASURE, "--min-steps", "9"), 0),
-    (["proc"], (*TRAIN, "/proc/run"), 0), (["list.csv"], (*TRAIN, "list.csv/run"), 0),
+    (["proc"], (*TRAIN, "/proc/run"), 0), (["phrases.txt"], (*TRAIN, "phrases.txt/run"), 0),
     (["--split train"], ("evaluate.py", "--task", "features", "--videos", "coin", "--split",
                          "train"), 0), (["8 processes"], ("train.py", *TINY, "--out", "new"), 8),
     (["without torchrun"], ("train.py", "--stage", "finetune", "--init", "run", "--out", "new"), 8),

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import time
-from functools import partial
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from files.annotations import load_coin, load_features, load_text_embeddings
 from files.captions import Captions
 from files.video import Unreadable, duration, read_frames
 from support.command import BadInput
-from weights.checkpoint import load_model
+from weights.checkpoint import load_model, save_checkpoint
 
 CASES = {"captions": 60, "list": 30, "video": 16}      # of each kind; 12 of the others
 FUZZ = int(os.environ.get("FUZZ", 1))                  # times as many
@@ -122,47 +121,36 @@ def read_video(path):
     assert pictures.shape[:2] == (5, 3)
 
 
-def write_coin(name, folder):
-    """A file of commands.make_coin, as bytes."""
-    make_coin(folder)
-    return (folder / name).read_bytes()
+def write_video(path):
+    """A video of test_video.FILES."""
+    test_video.write(path, count=200, container={"fflags": "bitexact"},
+                     **test_video.FILES[path.name])
 
 
-def write_video(name, folder):
-    """A video of test_video.FILES, as bytes."""
-    return test_video.write(folder / name, count=200, container={"fflags": "bitexact"},
-                            **test_video.FILES[name]).read_bytes()
-
-
-def write_checkpoint(encoder, folder):
-    """A checkpoint of test_checkpoint, as bytes."""
-    model, arguments = test_checkpoint.build(encoder)
-    torch.save({"arguments": arguments, "model": model.state_dict()}, folder / "checkpoint.pt")
-    return (folder / "checkpoint.pt").read_bytes()
-
-
-# kind: (name of the file, its whole bytes, written to a folder, damage, reader)
-KINDS = {f"video {name}": (name, partial(write_video, name), flip, read_video) for name in (
+# kind: (name of the file, what writes it whole, damage, reader)
+KINDS = {f"video {name}": (name, write_video, flip, read_video) for name in (
     "b_frames.mp4", "open_gop.mkv", "vp8.webm", "mpeg4.avi", "mjpeg.mov")}
-KINDS |= {name: (name, partial(write_coin, name), damage, read) for name, damage, read in (
-    ("COIN.json", mutate, read_coin), ("features.npz", flip, read_features),
-    ("texts.npz", flip, read_texts))}
-KINDS |= {f"values {name}": ("checkpoint.pt", partial(write_checkpoint, encoder), change_checkpoint,
-                             read_checkpoint)
+KINDS |= {name: (name, lambda path: make_coin(path.parent), damage, read)
+          for name, damage, read in (("COIN.json", mutate, read_coin),
+                                     ("features.npz", flip, read_features),
+                                     ("texts.npz", flip, read_texts))}
+KINDS |= {f"values {name}": ("checkpoint.pt", lambda path, encoder=encoder: save_checkpoint(
+              path, *test_checkpoint.build(encoder)), change_checkpoint, read_checkpoint)
           for name, encoder in (("f", test_checkpoint.F), ("mvit", test_checkpoint.VIT),
                                 ("h", None))}
-KINDS |= {f"captions {name}": (name, lambda folder, text=text: text.encode(), mutate,
+KINDS |= {f"captions {name}": (name, lambda path, text=text: path.write_text(text), mutate,
                                read_captions) for name, text in test_captions.LAYOUTS.items()}
-KINDS |= {f"list {name}": ("list", lambda folder, text=text: text.encode(), mutate, read)
+KINDS |= {f"list {name}": ("list", lambda path, text=text: path.write_text(text), mutate, read)
           for name, (read, text) in test_listings.READERS.items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_files_end_in_data_or_one_line(kind, tmp_path):
     """Catches: a traceback, wrong data or a hang on damage nobody thought of."""
-    name, make, damage, read = KINDS[kind]
+    name, write, damage, read = KINDS[kind]
+    write(tmp_path / name)
     (tmp_path / "damaged").mkdir()
-    whole, path, refused = make(tmp_path), tmp_path / "damaged" / name, 0
+    whole, path, refused = (tmp_path / name).read_bytes(), tmp_path / "damaged" / name, 0
     for number in range(CASES.get(kind.split()[0], 12) * FUZZ):
         print(f"case {number} of {kind}")
         began = time.perf_counter()
