@@ -3,7 +3,6 @@ import json
 import re
 import reprlib
 import zlib
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -115,17 +114,14 @@ def load_texts_of(labels, path, annotation_file):
     return embeddings
 
 
-@dataclass(eq=False)
 class FeaturesFile:
-    """Embeddings of windows of videos, rows in any order."""
-    video: np.ndarray                  # (N,) str
-    middle: np.ndarray                 # (N,) float64, s
-    embedding: np.ndarray              # (N, D) float16 or float32, as stored
+    """Embeddings of windows of videos, rows in any order.
+    video: (N,) str; middle: (N,) float64, s; embedding: (N, D) float16 or float32, as stored."""
 
-    def __post_init__(self):
-        """Index the rows: by video, then by middle; those of equal middles as in the file."""
-        names, which, count = np.unique(self.video, return_inverse=True, return_counts=True)
-        order = np.lexsort((self.middle, which))       # (N,)
+    def __init__(self, video, middle, embedding):
+        self.video, self.middle, self.embedding = video, middle, embedding
+        names, which, count = np.unique(video, return_inverse=True, return_counts=True)
+        order = np.lexsort((middle, which))            # (N,) by video, middle, place
         self.rows = dict(zip(names.tolist(), np.split(order, np.cumsum(count[:-1]))))
 
     def nearest(self, name, times):
