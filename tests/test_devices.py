@@ -18,6 +18,7 @@ from commands import call, coin_flags, read_json
 from conftest import open_teacher
 from evaluation import embedding, forecasting, labeled, prediction, truth
 from pseudo_labels import Teacher
+from support import parallel
 from toy import render, source
 from training import finetune, pretrain, run
 from weights import checkpoint
@@ -43,14 +44,22 @@ COMMANDS = {
 
 class StandIns(modes.TorchDispatchMode):
     """Made-up results where a value is read: 1, 0 of integers, yes; all rows are different, all of
-    a mask is true. Collects the devices of linear layers."""
+    a mask is true. Collects the devices of linear layers, and what waits for the GPU: a value that
+    is read, a copy that blocks, a mask as an index."""
 
     def __init__(self):
         super().__init__()
-        self.devices = set()
+        self.devices, self.waits = set(), []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name, kwargs, x = func.overloadpacket.__name__, kwargs or {}, args[0] if args else None
+        places = [y.device.type for y in args if isinstance(y, torch.Tensor)]
+        places += [torch.device(kwargs["device"]).type] if kwargs.get("device") else []
+        copies = name in ("_to_copy", "copy_") and not kwargs.get("non_blocking")
+        if "cuda" in places and (copies and "cpu" in places or name in (
+                "_local_scalar_dense", "equal", "unique_dim") or name.startswith("index")
+                and any(y is not None and y.dtype == torch.bool for y in args[1])):
+            self.waits.append(name)
         if name == "_local_scalar_dense":              # item, tolist, float and bool
             return 1.0 if x.is_floating_point() else int(x.dtype == torch.bool)
         if name == "equal":
@@ -145,3 +154,23 @@ def test_a_command_on_a_gpu(name, stand_ins):
     assert stand_ins.devices == {"cuda"}
     if "--json" in COMMANDS[name]:
         assert read_json("o.json")["evaluated"] > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("clips, waits", [("clips", []), ("steps", ["_to_copy"] * 2)])
+def test_a_training_step_waits_for_no_gpu(clips, waits, stand_ins, monkeypatch):
+    """Catches: a copy that waits, a value read, a mask as an index, between two rows of metrics.
+    Without --clips clips a step waits for the likeliest phrases, and how sure f is of them."""
+    found = []
+
+    def give_gradients(optimizer):
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad = torch.zeros_like(p)
+    monkeypatch.setattr(parallel, "average_gradients", give_gradients)
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: stand_ins.waits.clear())    # of a step
+    monkeypatch.setattr(run.Run, "log", lambda *args, **terms: found.append([*stand_ins.waits]))
+    monkeypatch.setattr(run.Run, "record", lambda *args: None)
+    with fake.FakeTensorMode(allow_non_fake_inputs=True), stand_ins:
+        call(*TOY, "--sgd-epochs", "2", "--epochs", "0", "--clips", clips, "--missing", "2",
+             "--micro-batch", "3", "--device", GPU)
+    assert found == [waits] * 2

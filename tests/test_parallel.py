@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import data
 import test_loading
@@ -49,28 +47,19 @@ def build():
 
 
 class Tiny(pretrain.Pretraining):
-    """Pre-training of `build` on Source, without a teacher or a checkpoint to begin with."""
+    """One step of pre-training `build` on Source, without a teacher or a checkpoint."""
 
-    def __init__(self, settings, source, device, *stages):
-        self.source, self.device = source, device
-        with device:
-            run.Run.__init__(self, settings, build(), {}, stages, None)
-
-
-def train_tiny(settings, *args):
-    """train.py's main with Tiny(settings, *args) -> that run."""
-    made = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain, "Pretraining", lambda settings: made.append(
-            Tiny(settings, *args)) or made[0])
-        train.main(settings)
-    return made[0]
+    def __init__(self, settings, source):
+        self.source, self.device = source, torch.device("cpu")
+        stage = run.Stage("adamw", range(1), settings.batch, 1.0)
+        run.Run.__init__(self, settings, build(), {}, [stage], None)
 
 
 def gradients(out, batch, broken, micro_batch=None):
     """Losses, gradients and number of clips of the first step; the bytes that autograd keeps."""
     settings, held = TrainSettings(out=out, micro_batch=micro_batch, max_unreadable=1.0, missing=2,
-                                   device="cpu"), {}
+                                   batch=batch, device="cpu"), {}
+    done = Tiny(settings, Source(broken))
 
     def hold(x):
         held[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
@@ -78,8 +67,8 @@ def gradients(out, batch, broken, micro_batch=None):
     with torch.autograd.graph.saved_tensors_hooks(hold, lambda x: x), pytest.MonkeyPatch.context(
             ) as patch:
         patch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: None)   # it hides lengths
-        done = train_tiny(settings, Source(broken), torch.device("cpu"),
-                          run.Stage("adamw", range(1), batch, 1.0))
+        patch.setattr(pretrain, "Pretraining", lambda settings: done)
+        train.main(settings)
     values = {name: p.grad for name, p in done.model.named_parameters()}
     values |= {f"loss {name}": value.detach() for name, value in done.terms.items()}
     return values | {"clips": torch.tensor(float(done.clips))}, sum(held.values())
@@ -186,51 +175,3 @@ def test_the_micro_batch_follows_the_memory(monkeypatch):
     said = pretrain.plan_memory(settings, 2 ** 29, 3.0, 90, cpu)
     assert said.endswith(" of 90 clips at once, 512.0 MiB each; a step takes about 6 min; "
                          "faster are a GPU, or --size small")
-
-
-class Waits(TorchDispatchMode):
-    """Collects what waits for a GPU without reading a value: blocking copies, masks as an index."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs, name = kwargs or {}, func.overloadpacket.__name__
-        out = func(*args, **kwargs)
-        if name in ("_to_copy", "copy_") and not kwargs.get("non_blocking") and (
-                {x.device.type for x in (*args, out) if isinstance(x, torch.Tensor)}
-                == {"cpu", "cuda"}):
-            self.found.append((name, args))
-        if name in ("index", "index_put", "index_put_"):
-            self.found += [(name, args) for x in args[1] if x is not None and x.dtype == torch.bool]
-        return out
-
-
-@pytest.mark.filterwarnings("ignore:CUDA is not available")
-def test_a_step_waits_for_no_gpu(tmp_path, monkeypatch):
-    """Catches: a copy that waits, a value read, a mask as an index, between two rows of metrics.
-    Without --clips clips a step waits once, for the likeliest phrases."""
-    settings = TrainSettings(out=tmp_path, micro_batch=3, missing=2, clips="clips")
-    stages = [run.Stage("sgd", range(2), 6, 1.0), run.Stage("adamw", range(2, 4), 6, 1.0)]
-    items = [pretrain.load_step(Source(), settings, stages[step // 2], step) for step in range(4)]
-    parameters = []
-
-    def make_optimizer(self, stage):
-        """Not AdamW: it counts its steps in main memory, of which nothing is known here either."""
-        parameters[:] = self.model.parameters()
-        return torch.optim.SGD(parameters, lr=0.0)
-
-    def backward(loss):
-        """Not autograd's, which asks the driver for the GPU."""
-        for p in parameters:
-            p.grad = torch.zeros_like(p)
-    for owner, name, fake in (
-            (torch.nn.init, "trunc_normal_", lambda *args, **kwargs: None),
-            (torch.Tensor, "pin_memory", lambda self: self), (torch.Tensor, "backward", backward),
-            (run.Run, "record", lambda *args: None), (Tiny, "make_optimizer", make_optimizer),
-            (pretrain, "prefetch", lambda make, steps, workers: [items[step] for step in steps])):
-        monkeypatch.setattr(owner, name, fake)
-    with FakeTensorMode(allow_non_fake_inputs=True), Waits() as waits:
-        done = train_tiny(settings, Source(), torch.device("cuda"), *stages)
-    assert done.terms["mc"].device.type == "cuda" and not waits.found, waits.found
