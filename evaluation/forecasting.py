@@ -1,14 +1,13 @@
 """The forecast table around the rows of evaluate.py: baselines, temperature, next steps.
 
 Sec. 3.1, 3.3, 4.1, 4.2. M samples of a task, N = 8 observed clips, Q Monte Carlo samples, H steps
-ahead, V training videos, S steps (the label set), D embedding.
+ahead, S steps (the label set), D embedding.
 """
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch.nn import functional
-from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from data import CLIPS, classify_windows, forecast_samples, random_run
@@ -52,11 +51,10 @@ def baseline_scores(model, x, teacher, texts, settings, device):
         clips = model.encode(source.load(requests).clips.to(device))
         seen = score_texts(clips, texts, model.tau).argmax(-1).cpu()
         steps += seen.split([len(windows) for _, windows in requests])
-    steps = pad_sequence(steps, batch_first=True, padding_value=-1)            # (V, 9)
     counts = bigram_counts(steps, len(texts))
     posterior = score_texts(x[:, -1], texts, model.tau).exp().cpu()            # (M, S)
     nearest = functional.one_hot(posterior.argmax(1), len(texts))
-    seen = torch.bincount(steps[steps >= 0], minlength=len(texts))
+    seen = torch.bincount(torch.cat(steps), minlength=len(texts))
     return scores | {"unigram": seen.expand(len(x), -1),
                      "bigram": bigram_forecast(counts, nearest),
                      "bigram_soft": bigram_forecast(counts, posterior)}

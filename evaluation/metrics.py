@@ -1,8 +1,8 @@
 """Scores of forecasts: top-k, oracle, total variation, temperature, bigrams.
 
-M samples (forecasts), K steps or classes, R draws per sample, V videos of N clips. labels (M,)
-int64, the correct class, 0 to K - 1; draws (M, R) int64, the class of each sampled forecast. Ties
-are ranked by index, lowest first. They do happen: of COIN's 778 step texts 749 are distinct.
+M samples (forecasts), K steps or classes, R draws per sample. labels (M,) int64, the correct class,
+0 to K - 1; draws (M, R) int64, the class of each sampled forecast. Ties are ranked by index, lowest
+first. They do happen: of COIN's 778 step texts 749 are distinct.
 """
 import math
 
@@ -23,7 +23,7 @@ def topk_correct(scores, labels, k):
     own = scores.gather(1, labels[:, None])                              # (M, 1)
     lower = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
     ahead = (scores > own) | (scores == own) & lower                     # (M, K)
-    return ahead.sum(1) < min(k, scores.shape[1])
+    return ahead.sum(1) < k
 
 
 def by_class(correct, labels, K):
@@ -80,10 +80,8 @@ def fit_temperature(logits, target):
 
 
 def bigram_counts(sequences, K):
-    """[a, b]: how often b follows a in sequences (V, N) int64, -1 = padding -> (K, K) float64."""
-    first, second = sequences[:, :-1], sequences[:, 1:]                  # (V, N - 1)
-    both = (first >= 0) & (second >= 0)
-    pairs = first[both] * K + second[both]                               # one number per pair
+    """[a, b]: how often b follows a in a list of sequences, (n,) int64 each -> (K, K) float64."""
+    pairs = torch.cat([steps[:-1] * K + steps[1:] for steps in sequences])   # a number per pair
     return torch.bincount(pairs, minlength=K * K).view(K, K).double()
 
 

@@ -19,7 +19,6 @@ import evaluate
 import predict
 import train
 import training.run
-from data import Loaded
 from experiments import benchmark, charts, reproduce, simulate, tour
 from files import __main__ as files_commands, sources
 from files.annotations import training_split
@@ -74,21 +73,6 @@ def log_and_save_every(steps, patch):
     """A row of metrics and a checkpoint after every so many steps."""
     for name in ("LOG_EVERY", "SAVE_EVERY"):
         patch.setattr(training.run, name, steps)
-
-
-def cannot_read(monkeypatch, source, *names):
-    """From now on clips of these videos cannot be read. source: a class of sources."""
-    whole = source.load
-
-    def load(self, requests, rng=None):
-        good = [request for request in requests if self.videos[request[0]].name not in names]
-        failed = {self.videos[video].name: "cut off" for video, _ in requests
-                  if self.videos[video].name in names}
-        if not good:
-            return Loaded([], torch.empty(0), torch.empty(0), failed)
-        loaded = whole(self, good, rng)
-        return Loaded(loaded.requests, loaded.clips, loaded.views, failed | loaded.failed)
-    monkeypatch.setattr(source, "load", load)
 
 
 # --- Commands ---
