@@ -416,7 +416,7 @@ def test_a_folder_has_one_command_at_a_time():
 
 
 @pytest.mark.parametrize("error, said", [
-    (OSError(28, "No space left on device"), "device: .*checkpoint.pt"), (KeyboardInterrupt(), None)])
+    (OSError(28, "disk full"), "disk full: .*checkpoint.pt"), (KeyboardInterrupt(), None)])
 def test_the_old_file_survives_a_failed_write(tmp_path, error, said):
     """Catches: the last checkpoint lost because the next one did not fit on the disk; an error that
     torch.save raises after the disk's, in its place."""

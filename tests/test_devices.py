@@ -107,6 +107,7 @@ def real(make):
 @pytest.fixture
 def stand_ins(here, monkeypatch):
     """In this context a GPU seems to be there."""
+    torch.ones(1, requires_grad=True).backward()       # counts GPUs once; with any, no fork trains
     try:
         with fake.FakeTensorMode():
             real(torch.ones(1, device=GPU).size)()
