@@ -101,21 +101,6 @@ def random_run(windows, clips, rng):
     return windows[first:first + clips]
 
 
-def spoken_during(sentences, windows):
-    """Which sentences belong to each window: those whose middle lies in it, else the nearest one.
-
-    Args:    sentences [(start s, end s, text), ...]; windows (n, 2) s.
-    Returns: (n, m) float64, the share of each of the m sentences; rows sum to 1.
-    """
-    middle = np.array([(start + end) / 2 for start, end, _ in sentences])           # (m,)
-    inside = (windows[:, :1] <= middle) & (middle <= windows[:, 1:])                # (n, m)
-    distance = np.abs(middle - windows.mean(1, keepdims=True))
-    if len(sentences):
-        alone = ~inside.any(1)
-        inside[alone, distance[alone].argmin(1)] = True
-    return inside / np.maximum(inside.sum(1, keepdims=True), 1)
-
-
 def with_histories(windows):
     """Windows of steps (n, 2) s, then the 8 before each but the first: (9n - 8, 2)."""
     return np.concatenate([windows, forecast_windows(windows[:-1, 1]).reshape(-1, 2)])
@@ -215,12 +200,6 @@ def classify_windows(start, end, duration, views, seconds=CLIP_SECONDS):
     spare = max(end - start - seconds, 0.0)
     middles = (start + end) / 2 + spare * (np.arange(views) - (views - 1) / 2) / max(views - 1, 1)
     return np.array([window_around(m, m, seconds, duration) for m in middles])
-
-
-def random_window(start, end, seconds, rng):
-    """(1, 2) s: a window anywhere within (start, end), or around its middle if it is longer."""
-    middle = (start + end) / 2 + max(end - start - seconds, 0.0) * (rng.random() - 0.5)
-    return np.array([window_around(middle, middle, seconds, np.inf)])
 
 
 def frame_times(windows, frames, seconds=None):

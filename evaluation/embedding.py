@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from data import CLIP_SECONDS, Loaded, spoken_during, view_of, window_around
+from data import CLIP_SECONDS, Loaded, view_of, window_around
 from files.sources import open_folder
 from files.video import Unreadable
 from support.command import require
@@ -55,6 +55,21 @@ def encode_samples(model, source, samples, settings, device, title="encode"):
 
 
 # --- Whole videos ---
+def spoken_during(sentences, windows):
+    """Which sentences belong to each window: those whose middle lies in it, else the nearest one.
+
+    Args:    sentences [(start s, end s, text), ...]; windows (n, 2) s.
+    Returns: (n, m) float64, the share of each of the m sentences; rows sum to 1.
+    """
+    middle = np.array([(start + end) / 2 for start, end, _ in sentences])           # (m,)
+    inside = (windows[:, :1] <= middle) & (middle <= windows[:, 1:])                # (n, m)
+    distance = np.abs(middle - windows.mean(1, keepdims=True))
+    if len(sentences):
+        alone = ~inside.any(1)
+        inside[alone, distance[alone].argmin(1)] = True
+    return inside / np.maximum(inside.sum(1, keepdims=True), 1)
+
+
 def narration_features(source, requests):
     """The teacher's mean text feature of what is said during each clip: (C, D), length 1, or 0."""
     shares, texts = [], []

@@ -11,7 +11,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from commands import call, fails, measure, same_run
-from data import EPIC_SECONDS, View, classify_samples, random_window
+from data import EPIC_SECONDS, View, classify_samples
 from evaluation import tasks
 from files.listings import load_epic
 from files.sources import VideoSource
@@ -67,11 +67,11 @@ def test_action_samples_are_all_actions_of_all_videos():
 def test_a_random_window_lies_anywhere_in_the_action():
     """Catches: the middle alone, windows that leave a long action or do not surround a short."""
     rng = np.random.default_rng(0)
-    found = np.concatenate([random_window(10.0, 20.0, 2.0, rng) for _ in range(500)])
+    found = np.concatenate([finetune.random_window(10.0, 20.0, 2.0, rng) for _ in range(500)])
     assert np.allclose(found[:, 1] - found[:, 0], 2)
     assert 10 <= found.min() < 10.2 and 19.8 < found.max() <= 20
-    assert random_window(10.0, 11.0, 2.0, rng).tolist() == [[9.5, 11.5]]
-    assert random_window(0.0, 1.0, 2.0, rng).tolist() == [[0, 2]]
+    assert finetune.random_window(10.0, 11.0, 2.0, rng).tolist() == [[9.5, 11.5]]
+    assert finetune.random_window(0.0, 1.0, 2.0, rng).tolist() == [[0, 2]]
 
 
 def test_mixup_mixes_clips_and_labels_alike(monkeypatch):

@@ -9,6 +9,7 @@ import torch
 
 import data
 from data import Step, Video
+from evaluation import embedding
 from files.annotations import load_coin
 
 COIN = Path(__file__).resolve().parents[2] / "shared" / "coin" / "COIN_dev.json"
@@ -66,9 +67,9 @@ def test_sentences_of_a_window_by_hand():
     """Catches: a sentence of the next window, none in the window, the mean over all sentences."""
     sentences = [(0, 4, "a"), (3, 5, "b"), (20, 30, "c")]                # middles 2, 4, 25
     windows = np.array([[0, 9], [3, 9], [9, 16], [15, 24], [2, 25]], float)
-    assert data.spoken_during(sentences, windows).tolist() == [
+    assert embedding.spoken_during(sentences, windows).tolist() == [
         [.5, .5, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [1 / 3, 1 / 3, 1 / 3]]
-    assert data.spoken_during([], windows).shape == (5, 0)
+    assert embedding.spoken_during([], windows).shape == (5, 0)
 
 
 def slow_history(windows, end):

@@ -24,7 +24,7 @@ from torch.nn import functional
 from torchvision.transforms import v2
 from torchvision.tv_tensors import Video
 
-from data import EPIC_FRAMES, EPIC_SECONDS, random_window, samples_of
+from data import EPIC_FRAMES, EPIC_SECONDS, samples_of, window_around
 from evaluation.embedding import encode_samples, load_samples
 from evaluation.labeled import open_labeled, require_width
 from files import listings
@@ -117,6 +117,12 @@ def set_up(settings):
 
 
 # --- Steps ---
+def random_window(start, end, seconds, rng):
+    """(1, 2) s: a window anywhere within (start, end), or around its middle if it is longer."""
+    middle = (start + end) / 2 + max(end - start - seconds, 0.0) * (rng.random() - 0.5)
+    return np.array([window_around(middle, middle, seconds, np.inf)])
+
+
 def load_actions(source, samples, settings, step):
     """One step's clips, each from anywhere in its action, augmented, drawn from (seed, step):
     data.Loaded, and labels (B, 2) of the clips that could be read."""
