@@ -2,8 +2,9 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4 and appendix B.
 
-Times are seconds. N clips, P missing ones, n windows of one video, rng a numpy Generator. Clips of
-several videos are stacked, (C, ...). Where clips come from: toy/source.py and files/sources.py.
+Times are seconds. N clips, P missing ones, n windows of one video, S steps that they show, m rows,
+rng a numpy Generator. Clips of several videos are stacked, (C, ...). Where clips come from:
+toy/source.py and files/sources.py.
 """
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -158,6 +159,7 @@ def missing_rows(runs, steps, sure, most, rng, histories=False):
     Consecutive clips of a run with equal numbers in `steps` show one step. A row has N = 8 + P
     places; one clip of each of P consecutive steps is missing (the paper's P is 1). The third of
     all clips that f is least sure of, many of which show no step, is not asked for as a next one.
+    The paper hides one of nine consecutive clips instead: docs/differences.md.
 
     Args:    runs: [(n, 2) s, ...], the consecutive windows of each video, in time order;
              steps, sure: (C,) int and float: the likeliest phrase of each clip of all runs, and

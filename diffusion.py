@@ -12,10 +12,10 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eqs. 2-5) and 3.3 (
     -            noise         (B, P, D)   standard normal; zeros for the approximate inference
     B videos (or samples), P missing clips (the paper's 1), T = 4 levels, D embedding.
 
-Embeddings of f have length 1, so a coordinate has a variance below 1 / D, and noise of variance 1
-would bury it. So Eq. 2 is applied to standardized embeddings, as latent diffusion scales its
-latents: mean 0, and variance 1 on average over the coordinates. x_j^T is then drawn from N(0, I),
-as in the paper. t counts from 0: level t is the paper's t + 1.
+Embeddings of f have length 1, so their coordinates have on average a variance below 1 / D, and
+noise of variance 1 would bury them. So Eq. 2 is applied to standardized embeddings, as latent
+diffusion scales its latents: mean 0, and variance 1 on average over the coordinates. x_j^T is then
+drawn from N(0, I), as in the paper. t counts from 0: level t is the paper's t + 1.
 """
 import math
 
@@ -104,7 +104,7 @@ def sample(h, noise, alpha_bar):
         h:         callable, zt (B, P, D) and t (B,) int64 -> z_hat (B, P, D).
         noise:     (B, P, D) standard normal; zeros for the approximate inference.
         alpha_bar: (T,).
-    Returns: z_hat (B, P, D) of the last level.
+    Returns: z_hat (B, P, D) of the last pass, at the least noisy level.
     """
     zt = noise
     for t in reversed(range(len(alpha_bar))):

@@ -16,15 +16,15 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
 
 Where they come from. The clip j is hidden, so h gives its embedding a distribution p_theta, and
 through it its text: p_theta(y_j | {x_i}) = E_{x_j ~ p_theta} p(y_j | x_j). Appendix A bounds the
-negative log likelihood of Eq. 1 from above, in three parts (Eq. A):
+negative log likelihood of Eq. 1 from above, in three parts (Eq. A here; it is printed as L):
 
     sum_i -log p(y_i | x_i)                                                            -> L_XE
     -log p_theta(x_j^0 | {x_i})
         <= sum_t E KL( q(x_j^{t-1} | x_j^t, x_j^0) || p_theta(x_j^{t-1} | x_j^t, {x_i}) )  -> L_MSE
     -log p_theta(y_j | {x_i}) <= E_{x_j ~ p_theta} -log p(y_j | x_j)                   -> L_MC
 
-The second line is the bound of every diffusion model, the third is Jensen's inequality. Here is
-where the paper is loose:
+q is the noising of Eq. 2, and alpha_bar_t = alpha_1 ... alpha_t. The second line is the bound of
+every diffusion model, the third is Jensen's inequality. Here is where the paper is loose:
 - Eq. 1 has p(y_j | x_j) at the observed x_j, Eq. A its mean over p_theta. The third line bounds
   the latter, and with it the text of a forecast.
 - At t = 1 the term is a likelihood, -log p_theta(x_j^0 | x_j^1). The KL of the prior,
@@ -32,7 +32,7 @@ where the paper is loose:
 - For Gaussians of equal covariance the KL is a squared distance, with a weight for each level:
       1/2 (s_{t-1} - s_t) |x_j^0 - x_hat_j^0|^2,    s_t = alpha_bar_t / (1 - alpha_bar_t).
   Eq. 9 weighs all levels alike (as Tevet et al. 2022). The simple loss of Ho et al. 2020 weighs
-  them by s_t, which falls by 100 over the four levels of diffusion.py.
+  them by s_t, which falls by a factor of 100 over the four levels of diffusion.py.
 - Eqs. 8-10 have means where Eq. A has sums: over the clips, and over t.
 The code takes no draw from p_theta in L_MC: x_hat_j^0 is h's prediction from x_j^t, as in L_MSE.
 """

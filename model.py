@@ -32,7 +32,8 @@ class ProcedureModel(nn.Module):
         phrases: (K, D) float, embeddings of the phrase pool, of any length; (0, D) if unknown.
         encoder: f, a TimeSformer or MViT; None = clips are features already.
         denoiser: h, a Denoiser; None with order "none", unless `task` needs it.
-        order:   "diffusion", "mask" or "none".
+        order:   what stands for the missing clip in training: its noised copy, "diffusion", or
+                 zeros, "mask"; "none": there is no h.
         tau:     temperature of Eq. 6, for clips, forecasts and soft targets.
         pixels:  (mean, std) of pixels / 255 as f expects them; None without f.
         alpha_bar: T floats, the noise schedule; None: diffusion.noise_levels.
@@ -64,7 +65,8 @@ class ProcedureModel(nn.Module):
         """x_i = f(v_i): clips (C, F, 3, H, W) uint8, or features (C, D) -> (C, D), length 1.
 
         The encoder behind a features file was not trained with L_XE, so its features may not match
-        the texts. The mean text under its soft target takes a feature's place: sum_k p'_k y_k.
+        the texts. The mean text under its soft target takes a feature's place: sum_k p'_k y_k. This
+        departs from the paper: docs/differences.md.
         ValueError for other axes, sizes or types.
         """
         f = self.encoder
@@ -84,7 +86,10 @@ class ProcedureModel(nn.Module):
         return losses.match(x, self.phrases if texts is None else texts, self.tau)
 
     def h(self, zt, x, observed, j, t):
-        """Eq. 5: z_hat = h(z_j^t, {z_i}, t). x (B, N, D) as `encode` gives it; others: denoiser.py.
+        """Eq. 5: z_hat = h(z_j^t, {z_i}, t). x (B, N, D) as `encode` gives it.
+
+        zt (B, P, D) the noised missing clips, j (B, P) their places; observed (B, N) bool; t (B,)
+        their noise level.
 
         Returns: z_hat (B, P, D), in float32.
         """

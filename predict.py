@@ -3,8 +3,9 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
 
 The observed part is the last 68 s before --at, cut into 8 windows. A future is sampled step by
-step: the embedding that h predicts counts as observed, and h forecasts again. The parts of this
-command are in evaluation/prediction.py. `predict` and `table` do the same from Python.
+step: the embedding that h predicts counts as an observed clip of 9 s, the last 68 s are cut into 8
+windows again, and h forecasts again. The parts of this command are in evaluation/prediction.py.
+`predict` and `table` do the same from Python.
 """
 from dataclasses import dataclass, fields
 from numbers import Integral, Real

@@ -10,7 +10,7 @@ training/run.py; fine-tuning is in training/finetune.py. Every random choice of 
 support/parallel.py.
 
     paper          here           shape        meaning
-    v_i            batch.clips    (C, F, 3, H, W)  clips of B videos, a run of each
+    v_i            batch.clips    (C, F, 3, H, W)  consecutive clips of B videos
     -              batch.teacher  (C, D)       the teacher's features of the clips
     x_i            x              (C, D)       f(v_i)
     p'_i           targets        (C, K)       soft targets of the teacher, over the K phrases
@@ -48,7 +48,7 @@ def main(settings):
     for stage in run.stages:
         optimizer = run.make_optimizer(stage)              # SGD, then AdamW
         for step, batch in run.batches(stage, optimizer):
-            optimizer.param_groups[0]["lr"] = learning_rate(step, stage)
+            optimizer.param_groups[0]["lr"] = learning_rate(step, stage)   # up, then down to 0
             with mixed_precision(run.device):
                 x = run.encode(batch)                                  # x_i = f(v_i)
                 model.standardize.update(x)

@@ -5,7 +5,7 @@ MEANINGS = {
     "held_out": "% right, steps that no narration names", "tv_draws": "samples of each",
     "deviation": "of these percentages, over draws of the noise alone",
     "samples": "Monte Carlo samples of each forecast", "zero_noise": "the model, one forecast",
-    "expectation": "the model, mean of its samples", "oracle": "the model, best of its samples",
+    "expectation": "the model, mean p of its samples", "oracle": "the model, best of its samples",
     "oracle_softmax": "baseline of the oracle: draws of the zero-noise softmax",
     **dict.fromkeys(("ours", "verb", "noun", "action", "model"), "the model"),
     **dict.fromkeys(("random", "unigram", "bigram", "bigram_soft"), "baseline"),

@@ -192,7 +192,7 @@ def draw_noised(forecast, z, scales=None, reach=5, label="z_t, 200 copies"):
 
 def draw_predicted(forecast, z_hat):
     """The same panels of what h predicts from the copies, at the scale of z_0."""
-    return draw_noised(forecast, z_hat, 1, forecast.reach, "x_hat_0 of each copy")
+    return draw_noised(forecast, z_hat, 1, forecast.reach, "z_hat_0 of each copy")
 
 
 def draw_samples(forecast, predicted):

@@ -83,5 +83,5 @@ def read_tensors(path):
 
 def write_tensors(path, tensors, metadata=None):
     """Write such a file, whole or not at all."""
-    content = save(tensors, metadata)
+    content = save({name: value.contiguous() for name, value in tensors.items()}, metadata)
     write_atomically(path, lambda file: file.write(content))
