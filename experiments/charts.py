@@ -176,11 +176,13 @@ def plot_losses(points):
     return figure
 
 
-def load_steps(path):
-    """`by_class` of a JSON file of evaluate.py: % right or None. BadInput if it lacks them."""
-    need = "the JSON of a zero-shot evaluate.py in the embedded world"
-    values = read_json(path, need).get("by_class")
-    if (isinstance(values, list) and all(p is None or type(p) in (int, float) for p in values)):
+def load_steps(path, task, count):
+    """`by_class` of a JSON file of evaluate.py: % right or None, of `count` steps; else BadInput"""
+    need = f"the JSON of evaluate.py --task {task}, zero-shot in the embedded world"
+    content = read_json(path, need)
+    values, said = content.get("by_class"), [content.get(name) for name in ("data", "task")]
+    if (said == ["toy", task] and isinstance(values, list) and len(values) == count
+            and all(p is None or type(p) in (int, float) for p in values)):
         return values
     raise BadInput(f"{path}: not {need}")
 
@@ -192,8 +194,8 @@ def plot_steps(steps, novel, tasks):
         for kind, color in (("seen", BLUE), ("novel", ORANGE)):
             bars = {step: p for step, p in zip(steps, values)
                     if (step in novel) == (kind == "novel") and p is not None}
-            axes.bar([*bars], [*bars.values()], color=color,
-                     label=f"{kind} steps, mean {mean(bars.values()):.1f}")
+            average = f"mean {mean(bars.values()):.1f}" if bars else "none"
+            axes.bar([*bars], [*bars.values()], color=color, label=f"{kind} steps, {average}")
         axes.set(ylabel=f"{task}, % right", ylim=(0, 120), yticks=(0, 50, 100))
         axes.legend(ncols=2, loc="upper right")
         axes.tick_params("x", rotation=90)
@@ -300,9 +302,10 @@ def main(settings):
     """Draw one of them."""
     if settings.classify:
         from toy.grammar import HELD_OUT, STEPS
-        tasks = {"classification": settings.classify, "forecasting": settings.forecast}
+        count = len(STEPS)
         save(settings.out, plot_steps, STEPS, HELD_OUT, {
-            name: load_steps(path) for name, path in tasks.items()})
+            "classification": load_steps(settings.classify, "classify", count),
+            "forecasting": load_steps(settings.forecast, "forecast", count)})
     elif settings.forecast:
         save(settings.out, plot_losses, load_points(settings.forecast))
     elif settings.claims:

@@ -30,7 +30,7 @@ def make_missing(made, record_of, make, item):
             with suppress(BadInput, Unreadable):
                 found = record_of(target)
         if found is None or not found.startswith(f'["{made[0]}"'):
-            raise Unreadable(f"{target}: is in the way: no whole file of data.py {made[0]}")
+            raise Unreadable(f"{target}: is in the way: no whole file of python -m files {made[0]}")
         if found == wanted:
             return None
     return found is not None, make(path, target, wanted)

@@ -24,6 +24,7 @@ from files.listings import VIDEO_SUFFIXES
 from support.command import require, write_atomically
 
 SLACK = 1.0               # s outside the video in which its first or last frame still counts
+LONGEST = 1e5             # s of a video; a header that says more is damaged
 KEY_FRAME_GAP = 10.0      # s between key frames, assumed where no index tells
 JITTER = 256, 320         # short side before a crop of 224, pixels; 256 in evaluation
 
@@ -73,7 +74,8 @@ def open_video(path):
 
 def duration(path):
     """s from the start of the file to the end of its video, by its header, also if it is cut off;
-    mkv and webm give that of the whole file, a recorded webm none: all its packets are read."""
+    mkv and webm give that of the whole file, a recorded webm none: all its packets are read.
+    Unreadable if the header says more than LONGEST."""
     with open_video(path) as (container, stream):
         if (stream.duration or 0) > 0:
             end = ((stream.start_time or 0) + stream.duration) * stream.time_base
@@ -82,7 +84,10 @@ def duration(path):
         else:
             end = max((packet.pts + (packet.duration or 0) for packet in container.demux(stream)
                        if packet.pts is not None), default=0) * stream.time_base
-        return max(0.0, float(end) - (container.start_time or 0) / av.time_base)
+        seconds = float(end) - (container.start_time or 0) / av.time_base
+        if seconds > LONGEST:
+            raise Unreadable(f"{path}: lasts {seconds:g} s, as its header says: it is damaged")
+        return max(0.0, seconds)
 
 
 # --- Frames ---

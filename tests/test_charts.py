@@ -118,15 +118,21 @@ def test_where_the_points_are_lost(drawing, tmp_path, capsys):
 
 def test_steps_seen_and_novel(drawing, tmp_path):
     """Catches: a step's bar at another step, or a step that did not occur drawn as 0."""
-    for name, last in (("right", 1.0), ("bad", "x")):
-        (tmp_path / f"{name}.json").write_text(json.dumps({"by_class": [80, None, None, last]}))
-    values = charts.load_steps(tmp_path / "right.json")
+    file = tmp_path / "f.json"
+
+    def load(task="forecast", data="toy", last=1.0):
+        file.write_text(json.dumps({"data": data, "task": task, "by_class": [80, None, None, last]}))
+        return charts.load_steps(file, "forecast", 4)
+    values = load()
     axes = charts.plot_steps("abcd", "d", {"one": values, "other": values}).axes
     assert [bar.get_height() for bar in axes[0].patches] == [80, 1]
     assert texts(axes[1].get_xticklabels()) == ["a", "d"]
     assert texts(axes[0].get_legend().texts) == ["seen steps, mean 80.0", "novel steps, mean 1.0"]
-    with pytest.raises(BadInput, match="bad.json: not the JSON"):
-        charts.load_steps(tmp_path / "bad.json")
+    alone = charts.plot_steps("abcd", "", {"one": values, "other": values}).axes[0]
+    assert texts(alone.get_legend().texts)[1] == "novel steps, none"
+    for change in ({"last": "x"}, {"data": "coin"}, {"task": "classify"}):
+        with pytest.raises(BadInput, match="f.json: not the JSON of evaluate.py --task forecast"):
+            load(**change)
 
 
 def test_training_curves(drawing, tmp_path, capsys):

@@ -101,8 +101,11 @@ def test_help_is_there_at_once(script, flags, tmp_path):
 
 def test_the_experiments_are_listed():
     """Catches: a command without a line, a module that is none and ends with 0, as if it had run"""
-    listed, refused = (subprocess.run([sys.executable, "-m", f"experiments{name}"], cwd=ROOT,
-                                      text=True, capture_output=True) for name in ("", ".tables"))
+    listed, refused, more = (
+        subprocess.run([sys.executable, "-m", *name.split()], cwd=ROOT, text=True,
+                       capture_output=True)
+        for name in ("experiments", "experiments.tables", "experiments tour"))
+    assert more.returncode == 2 and more.stderr.startswith("experiments: error: takes no flags")
     assert [line.split()[0] for line in listed.stdout.splitlines()] == [*experiments.COMMANDS]
     assert refused.returncode == 2 and refused.stderr.startswith("tables: error: ")
 

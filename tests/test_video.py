@@ -366,14 +366,18 @@ def test_a_bug_is_not_the_files_fault(tmp_path, monkeypatch):
     assert count.all_closed()
 
 
-def test_a_length_is_never_negative(tmp_path):
-    """Catches: a damaged header's length, which turns into times before the start."""
+def test_a_length_is_neither_negative_nor_absurd(tmp_path):
+    """Catches: a damaged header's length: times before the start, or billions of windows."""
     path = write(tmp_path / "late.mkv", ticks=range(1000, 1100))
     data = bytearray(path.read_bytes())
     at = data.index(b"\x44\x89\x88") + 3               # Duration, 8 bytes, ms: now 0.1 s in all
     data[at:at + 8] = struct.pack(">d", 100.0)
     path.write_bytes(data)
     assert video.duration(path) == 0
+    data[at:at + 8] = struct.pack(">d", 5e9)           # 58 days
+    path.write_bytes(data)
+    with pytest.raises(Unreadable, match="late.mkv: lasts"):
+        video.duration(path)
 
 
 def test_find_videos(tmp_path, monkeypatch, capsys):
