@@ -122,7 +122,7 @@ class TrainSettings(RunSettings):
     text_embeddings: Path = opt("npz of the classes' text embeddings", None, DATA, data=COIN)
     targets: str = opt("soft targets of frames, speech, both", "vision", PAPER,
                        choices=("vision", "narration", "both"), data=NARRATED)
-    tau: float = opt("temperature of Eq. 6 [CLIP: 0.02, toy: 0.045]", None, PAPER, low=1e-6)
+    tau: float = opt("of Eq. 6 [CLIP .02, toy .045, coin estimated]", None, PAPER, low=1e-6)
     sgd_epochs: float = opt("epochs of SGD, first stage", 0.25, PAPER, low=0)
     epochs: float = opt("epochs of AdamW, second stage", 10.0, PAPER, low=0)
     missing: int = opt("most clips missing together", 1, PAPER, low=1, high=3,

@@ -116,6 +116,8 @@ def pictures_at(path, times, short_side=None):
     outside: s that the time is after the end (+) or before the first frame (-), else 0."""
     with open_video(path) as (container, stream):
         start, scaler, size = (container.start_time or 0) / av.time_base, VideoReformatter(), None
+        if "444" in (stream.codec_context.pix_fmt or ""):      # of the first frame FFmpeg learns
+            next(container.decode(stream), None)               # which x264 wrote it, and how
         frames = frame = after = None            # `after` was decoded last, `frame` is before it
         for time in times:
             time += start + 1e-6                         # rounding of floats must not miss a frame
