@@ -180,8 +180,9 @@ def load_steps(path, task, count):
     """`by_class` of a JSON file of evaluate.py: % right or None, of `count` steps; else BadInput"""
     need = f"the JSON of evaluate.py --task {task}, zero-shot in the embedded world"
     content = read_json(path, need)
-    values, said = content.get("by_class"), [content.get(name) for name in ("data", "task")]
-    if (said == ["toy", task] and isinstance(values, list) and len(values) == count
+    values = content.get("by_class")
+    said = [content.get(name) for name in ("data", "task", "setting")]
+    if (said == ["toy", task, "zero-shot"] and isinstance(values, list) and len(values) == count
             and all(p is None or type(p) in (int, float) for p in values)):
         return values
     raise BadInput(f"{path}: not {need}")

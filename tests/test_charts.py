@@ -120,8 +120,9 @@ def test_steps_seen_and_novel(drawing, tmp_path):
     """Catches: a step's bar at another step, or a step that did not occur drawn as 0."""
     file = tmp_path / "f.json"
 
-    def load(task="forecast", data="toy", last=1.0):
-        file.write_text(json.dumps({"data": data, "task": task, "by_class": [80, None, None, last]}))
+    def load(task="forecast", data="toy", setting="zero-shot", last=1.0):
+        file.write_text(json.dumps({"data": data, "task": task, "setting": setting,
+                                    "by_class": [80, None, None, last]}))
         return charts.load_steps(file, "forecast", 4)
     values = load()
     axes = charts.plot_steps("abcd", "d", {"one": values, "other": values}).axes
@@ -130,7 +131,8 @@ def test_steps_seen_and_novel(drawing, tmp_path):
     assert texts(axes[0].get_legend().texts) == ["seen steps, mean 80.0", "novel steps, mean 1.0"]
     alone = charts.plot_steps("abcd", "", {"one": values, "other": values}).axes[0]
     assert texts(alone.get_legend().texts)[1] == "novel steps, none"
-    for change in ({"last": "x"}, {"data": "coin"}, {"task": "classify"}):
+    for change in ({"last": "x"}, {"data": "coin"}, {"task": "classify"},
+                   {"setting": "fine-tuned"}):
         with pytest.raises(BadInput, match="f.json: not the JSON of evaluate.py --task forecast"):
             load(**change)
 
