@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-CLIPS = 9                     # N: clips in a row with one missing
+CLIPS = 9                     # N: places in a row of h when one clip is missing
 HISTORY, PIECES = 68.0, 8     # s of observed video in step forecasting, cut into so many clips
 CLIP_SECONDS = 9.0            # of a narrated clip, and of a clip to classify; as in the release
 EPIC_FRAMES, EPIC_SECONDS = 32, 2.0                # of a clip of an action: 16 frames/s
@@ -110,16 +110,17 @@ def with_histories(windows):
 def history_clips(windows, k):
     """The clips that stand for the history of clip k: (n, 2) s and k (m,) -> (m, 8) int64.
 
-    The history is up to 68 s that end with clip k - 1, cut in 8 as at inference. Each piece takes
-    the clip whose middle is nearest to its own, of those before k.
+    The history is up to 68 s that end with clip k - 1, but not before the first clip, cut in 8.
+    Each piece takes the clip whose middle is nearest to its own, of those before k.
     """
     pieces = forecast_windows(windows[k - 1, 1], start=windows[0, 0]).mean(2)       # (m, 8) s
-    nearest = np.abs(pieces[..., None] - windows.mean(1)).argmin(2)
-    return np.minimum(nearest, k[:, None] - 1)
+    distance = np.abs(pieces[..., None] - windows.mean(1))                          # (m, 8, n)
+    return np.where(np.arange(len(windows)) < k[:, None, None], distance, np.inf).argmin(2)
 
 
 def next_step_rows(windows, begin, drawn, asked, P, histories):
-    """Rows that ask what comes next: each asked clip of each step but the first is missing.
+    """Rows that ask what comes next: each asked clip is missing once, of all steps but the first
+    and the last P - 1.
 
     A row: 8 clips of the history before the clip's step, the clip, and a clip of each of the P - 1
     steps after it. The history is `history_clips`, or the clip's own 8: see `with_histories`.
@@ -168,12 +169,14 @@ def missing_rows(runs, steps, sure, most, rng, histories=False):
              histories: whether the clips of each run are those of `with_histories`.
     Returns: rows (R, N) int64, R > 0, which of the C clips of all runs stands where, -1 = padding;
              j (R, P) int64, the places of the missing ones.
-    Raises:  ValueError if a run has no window.
+    Raises:  ValueError if a run has no window, or there are more or fewer clips than windows.
     """
     if not all(map(len, runs)):
         raise ValueError("a run without windows; leave out videos in which nothing is said")
-    asked = sure >= np.quantile(sure, UNSURE)                        # (C,)
     sizes = [len(windows) + histories * PIECES * (len(windows) - 1) for windows in runs]
+    if len(steps) != sum(sizes):
+        raise ValueError(f"{len(steps)} clips, but the runs have {sum(sizes)}")
+    asked = sure >= np.quantile(sure, UNSURE)                        # (C,)
     starts = np.cumsum([0] + sizes[:-1])                             # the first clip of each run
     begins = [np.flatnonzero(np.diff(steps[start:start + len(windows)], prepend=-1))
               for start, windows in zip(starts, runs)]               # of each step of each run

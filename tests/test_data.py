@@ -189,6 +189,8 @@ def test_runs_that_give_few_rows_or_none():
         rows, j = data.missing_rows(runs, np.array(shown), sure, 3, rng)   # one step in each run
         assert len(rows) == len(runs) and (rows[:, 1:] == -1).all() and not j.any()
         assert rows.shape[1:] == (9,)
+    with pytest.raises(ValueError, match="1 clips, but the runs have 3"):
+        data.missing_rows([three], np.zeros(1), np.zeros(1), 1, rng)
     for runs in ([one[:0]], [one, one[:0]]):
         with pytest.raises(ValueError, match="without windows"):
             data.missing_rows(runs, np.zeros(1), np.zeros(1), 1, rng)

@@ -60,6 +60,17 @@ class Source:
         return 1000 + views
 
 
+def test_a_run_has_the_windows_that_were_read():
+    """Catches: rows of h that point to other clips, where captions go on after the video ends."""
+    class Cut(Source):
+        def load(self, requests, rng=None):
+            return super().load([(video, windows[:5]) for video, windows in requests], rng)
+    for number in range(10, 20):
+        loaded, runs = load_step(Cut(), MIDDLE, Stage("adamw", range(10, 99), 3, 1.0), number)
+        assert [windows.tolist() for _, windows in loaded.requests] == [*map(np.ndarray.tolist, runs)]
+        assert len(loaded.clips) == sum(map(len, runs))
+
+
 @WORKERS
 def test_prefetch_keeps_the_order(workers):
     """Catches: items in the order of being ready, one left out; BadInput lost in a worker."""

@@ -37,7 +37,7 @@ SIZES = {
               "denoiser": dict(layers=4, heads=4), "run": 16},
     "h only": {"encoder": None, "denoiser": dict(layers=1, heads=8, dropout=0.3), "run": 16},
 }
-MVIT = {                  # --encoder mvit: f of these two; 16 of 96 frames, as in the paper
+MVIT = {                  # --encoder mvit: f of these two; "paper" sees 16 of 96 frames (appendix D)
     "paper": dict(kind="mvit", image=224, frames=16, seconds=3.2),
     "small": dict(kind="mvit", image=32, frames=4, seconds=None, width=16, heads=1,
                   stages=[1, 1, 1], kv_stride=4),
@@ -160,7 +160,8 @@ def histories_apart(settings):
 
 def load_step(source, settings, stage, step, place=(0, 1)):
     """What f reads in one step, drawn from (seed, step): data.Loaded, and the run of windows of
-    each of its videos, without histories. place: this process, of how many that share the videos.
+    each of its videos, as they were read, without histories. place: this process, of how many that
+    share the videos.
     """
     rng = np.random.default_rng((settings.seed, 2, step))
     run = SIZES[size_of(settings)]["run"]
@@ -171,7 +172,7 @@ def load_step(source, settings, stage, step, place=(0, 1)):
     if place[0]:                                       # other views than the first process's
         rng = np.random.default_rng((settings.seed, 2, step, place[0]))
     loaded = source.load(parallel.share(requests, place), rng if settings.augment else None)
-    return loaded, [runs[video] for video, _ in loaded.requests]
+    return loaded, [windows[:len(runs[video])] for video, windows in loaded.requests]
 
 
 class Pretraining(Run):
