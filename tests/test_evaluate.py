@@ -177,7 +177,7 @@ def counts_by_hand(last):
         for step in steps:
             seen[step] += 1
         for a, b in zip(steps, steps[1:]):
-            follows[a, b] += 1
+            follows[a, b] += a != b                        # one step in two clips
     after = torch.tensor(np.array([row / row.sum() if row.sum() else follows.sum(0) / follows.sum()
                                    for row in follows]))
     posterior = p_of(last, TAU)
