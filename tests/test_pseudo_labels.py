@@ -142,6 +142,10 @@ def place(parts, tmp_path_factory):
     shutil.copy(folder / "clip" / "open_clip_config.json", folder / "bare")
     (folder / "x.safetensors").write_text("not weights\n" * 9)
     torch.save({"state_dict": Malice()}, folder / "malice.pt")
+    code = {"hf_tokenizer_name": "x", "tokenizer_kwargs": {"trust_remote_code": True}}
+    (folder / "code").mkdir()
+    (folder / "code" / "open_clip_config.json").write_text(json.dumps({"model_cfg": {
+        "text_cfg": code}}).replace("trust", "tr\\u0075st"))           # as JSON may spell it
     with warnings.catch_warnings(action="ignore"):     # TorchScript is deprecated
         torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), folder / "script.pt")
     return folder
@@ -196,6 +200,7 @@ def test_without_a_network_the_line_comes_at_once(monkeypatch, tmp_path):
     ("ViT-B-16-quickgelu", "openai", r"no network\).*fetch it elsewhere and give --clip-weights F"),
     ("local-dir:absent", None, "--clip local-dir:absent: FileNotFoundError: .* not found: absent"),
     ("local-dir:bare", None, "--clip local-dir:bare: .*; a file must be whole"),
+    ("local-dir:code", None, "open_clip_config.json asks for code of its own to be run, which is"),
     ("local-dir:absent", "openai", "--clip-weights openai: local-dir:absent has its own"),
     ("other-test", "weights.pt", "--clip other-test --clip-weights weights.pt: RuntimeError"),
     ("tiny-test", "x.safetensors", "--clip-weights x.safetensors: .*; a file must be whole"),

@@ -1,5 +1,7 @@
 """The teacher for real videos: a pre-trained image-language model of open_clip, by name."""
+import json
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
 
@@ -9,6 +11,12 @@ from pseudo_labels import Teacher
 from support.command import BadInput, check, quiet
 from support.device import require_finite
 from weights.names import fetching, require_whole
+
+
+def asks_for_code(file):
+    """Whether a JSON file has a key with which transformers would run code of the file's folder."""
+    with suppress(OSError, ValueError):                # no JSON: open_clip says what is wrong
+        return "trust_remote_code" in json.dumps(json.loads(Path(file).read_bytes()))
 
 
 def open_teacher(clip, weights=None, device="cpu"):
@@ -31,6 +39,8 @@ def open_teacher(clip, weights=None, device="cpu"):
     folder = Path(clip.removeprefix("local-dir:"))
     for file in (weights or "", *(folder.iterdir() if folder.is_dir() else ())):
         require_whole(file)
+        check(not asks_for_code(file), "clip", clip, f"{file} asks for code of its own to be run, "
+              "which is never done here; remove its trust_remote_code")
     try:
         with fetching() if tag else quiet():
             model = open_clip.create_model(clip, weights, require_pretrained=True)
