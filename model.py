@@ -72,7 +72,8 @@ class ProcedureModel(nn.Module):
         f = self.encoder
         need, axes = (("float features (C, D)", (self.dim,)) if f is None else
                       ("uint8 clips (C, F, 3, H, W)", (f.frames, 3, f.image, f.image)))
-        if clips.shape[1:] != axes or (clips.dtype == torch.uint8) != (f is not None):
+        good = clips.is_floating_point() if f is None else clips.dtype == torch.uint8
+        if clips.shape[1:] != axes or not good:
             raise ValueError(f"{tuple(clips.shape)} {clips.dtype} given; needed are {need}, here "
                              f"(C, {', '.join(map(str, axes))})")
         if f is None:
@@ -119,7 +120,13 @@ class ProcedureModel(nn.Module):
         return self.standardize.inverse(z_hat).unflatten(0, (-1, Q))
 
     def forecast_next(self, x, noise):
-        """`forecast` of the clip after all N: x (B, N, D), noise (B, Q, D) -> x_hat (B, Q, D)."""
+        """`forecast` of the clip after all N: x (B, N, D), noise (B, Q, D) -> x_hat (B, Q, D).
+
+        Raises: ValueError for other axes, no clip, or more clips than h was trained with.
+        """
+        if x.ndim != 3 or not 0 < x.shape[1] < self.denoiser.clips:
+            raise ValueError(f"x is {tuple(x.shape)}; needed is (B, N, D), N from 1 to "
+                             f"{self.denoiser.clips - 1} clips")
         B, N, D = x.shape
         observed = torch.arange(N + 1, device=x.device).expand(B, -1) < N
         return self.forecast(torch.cat([x, x.new_zeros(B, 1, D)], 1), observed,

@@ -125,7 +125,8 @@ def predict(video=None, **flags):
     for field in fields(PredictSettings):
         value, kind = given.get(field.name, field.default), field.type
         good = value is field.default or not isinstance(value, bool) and isinstance(
-            value, {int: Integral, float: Real, Path: (str, PathLike)}.get(kind, kind))
+            value, {int: Integral, float: Real, Path: (str, PathLike)}.get(kind, kind)
+            ) and "\0" not in str(value)
         if field.name == "steps" and isinstance(value, (list, tuple)):
             good = all(isinstance(step, str) and step.strip() for step in value)
         elif good and value is not None:               # also numpy's numbers

@@ -144,6 +144,8 @@ class TrainSettings(RunSettings):
               "has no effect with --epochs 0: it is AdamW's")
         check(self.clips != "annotated" or self.data == "toy", "clips", self.clips,
               "only the embedded world's narrated videos have annotated steps")
+        check(self.order != "none" or self.clips != "clips", "clips", self.clips,
+              "has no effect with --order none, where nothing is ordered")
         check(self.order != "none" or self.data != "coin", "order", "none",
               "--data coin trains h alone: without it there is nothing to train")
 

@@ -8,7 +8,7 @@ import torch
 
 from data import EPIC_FRAMES, PIECES, samples_of, view_of
 from files import listings
-from files.annotations import check_names, load_coin, load_text_embeddings
+from files.annotations import check_names, load_coin, load_text_embeddings, note_unnamed
 from files.sources import VideoSource, open_coin_features, require_videos
 from files.video import find_videos
 from pseudo_labels import Teacher
@@ -29,7 +29,7 @@ cached_texts = functools.lru_cache(maxsize=1)(Teacher.encode_phrases)
 def require_task(model, settings):
     """The checkpoint must be able to do the task of evaluate.py, zero-shot or fine-tuned for it."""
     path, epic = settings.checkpoint, settings.data == "epic"
-    finetune = f"python train.py --stage finetune --task {settings.task}" + " --data epic" * epic
+    finetune = f"python train.py --stage finetune --task {settings.task} --data {settings.data}"
     require(model.task or not (settings.task == "activity" or epic), f"{path}: is not fine-tuned, "
             f"and --task {settings.task} of --data {settings.data} needs that; run `{finetune}`")
     actions = bool(model.task) and len(model.classes) > 1
@@ -122,6 +122,8 @@ def open_labeled(settings, split, model, path, device, required=True, with_teach
         require(any(names), f"{settings.annotations}: a csv has no class names; add --steps "
                 "FILE or --text-embeddings FILE")
         check_names(file, names, settings.annotations, labels)
+        if required:
+            note_unnamed(names)
     source = VideoSource(videos, find_videos(settings.videos), view, of_clips)
     if required:
         require_videos(source, settings.videos)

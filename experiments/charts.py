@@ -79,7 +79,9 @@ class Picture:
 
 
 def folded(text, width=15, lines=2):
-    """Text on at most `lines` lines of `width` characters, ending in "..." if cut."""
+    """Text on at most `lines` lines of `width` characters, ending in "..." if cut; what cannot be
+    printed is escaped."""
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
     return "\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder=" ..."))
 
 
@@ -183,7 +185,7 @@ def load_steps(path, task, count):
     values = content.get("by_class")
     said = [content.get(name) for name in ("data", "task", "setting")]
     if (said == ["toy", task, "zero-shot"] and isinstance(values, list) and len(values) == count
-            and all(p is None or type(p) in (int, float) for p in values)):
+            and all(p is None or type(p) in (int, float) and 0 <= p <= 100 for p in values)):
         return values
     raise BadInput(f"{path}: not {need}")
 
@@ -223,8 +225,9 @@ def plot_forecast(content, pictures, painted):
                 for clip in clips]
     for i, step in enumerate(truth["clips"]):
         captions[i] += "\n" + folded(f"true: {step or 'none'}", 14)
-    plot_strip(parts[0], f"Observed: {Path(content['video']).name}, {clips[0]['start']:.0f} to "
-               f"{clips[-1]['end']:.0f} s", pictures, captions)
+    seen = f"{clips[0]['start']:.0f} to {clips[-1]['end']:.0f} s"
+    plot_strip(parts[0], f"Observed: {folded(Path(content['video']).name, 60)}, {seen}", pictures,
+               captions)
     if futures:
         bars, tree = parts[1].subplots(1, 2, width_ratios=sides)
         bars.set_title("Next step: share of the samples")

@@ -51,6 +51,8 @@ def coin_video(name, entry):
             "must be a finite number of seconds from 0")
     require(isinstance(steps, list), "annotation must be a list [{id, segment, label}, ...]")
     steps = [coin_step(step, f"step {i}") for i, step in enumerate(steps, start=1)]
+    require(len({step[:2] for step in steps}) == len(steps),
+            "two steps have the same segment; one label is needed")
     return Video(name, training_split(name) if subset == "training" else SUBSETS[subset],
                  activity, duration, tuple(sorted(steps, key=lambda step: step.start)))
 
@@ -67,6 +69,14 @@ def coin_step(step, where):
     start, end = map(float, segment)
     require_span(where, start, end)
     return Step(start, end, int(number) - 1)
+
+
+def note_unnamed(names):
+    """Print how many classes have no name."""
+    if "" in names:
+        print(f"unnamed: {names.count('')} of {len(names)} classes that no step has, the first id "
+              f"{names.index('') + 1}: they compete with an empty text; a file given to train.py "
+              "and evaluate.py as --steps names all")
 
 
 def take(item, keys, where):

@@ -57,10 +57,7 @@ def check_coin(settings):
         samples = samples_of(task, chosen)
         listed = {chosen[sample.video].name for sample in samples}
         result[task][split] = {"listed": len(samples), **count_videos(listed, paths, bad)}
-    if "" in names:
-        print(f"unnamed: {names.count('')} of {len(names)} classes that no step has, the first id "
-              f"{names.index('') + 1}: they compete with an empty text; a file given to train.py "
-              "and evaluate.py as --steps names all")
+    annotations.note_unnamed(names)
     return result | {"classes": len(names), "distinct_texts": len(set(names))}, bad
 
 

@@ -19,7 +19,7 @@ def load_released_csv(path, task):
     for another task (`step`, `next`, `task` to the authors) would give scores that look real."""
     columns = "path label duration" + (" start end" if task != "activity" else "")
     require(task != "infill", f"{path}: holds no whole videos; --task infill needs COIN.json")
-    rows, from_zero = [], set()
+    rows, from_zero, spans = [], set(), set()
     for where, line in read_lines(path):
         parts = line.split()
         require(len(parts) == len(columns.split()), f"{where}: {len(parts)} columns; to {task}, "
@@ -28,6 +28,10 @@ def load_released_csv(path, task):
         times = [seconds(where, text) for text in parts[2:]]
         duration, start, end = times if len(times) == 3 else (times[0], 0.0, times[0])
         require_span(where, start, end)
+        span = name if task == "activity" else (name, start, end)
+        require(span not in spans, f"{where}: {name} has a label for these times before; one is "
+                "needed")
+        spans.add(span)
         require(task != "forecast" or start == 0, f"{where}: starts at {start:g} s; in a list for "
                 "forecasting (`next`) all histories start at 0; is it the list of steps?")
         require(task != "classify" or start > 0 or name not in from_zero, f"{where}: {name} from "

@@ -112,10 +112,10 @@ def read_frames(path, times, short_side=None):
 
 
 def pictures_at(path, times, short_side=None):
-    """Yield (picture (H, W, 3), outside) for each of the sorted `times`, s; all of one size.
+    """Yield (picture (H, W, 3), outside) for each of the sorted `times`, s; all of one shape.
     outside: s that the time is after the end (+) or before the first frame (-), else 0."""
     with open_video(path) as (container, stream):
-        start, scaler, size = (container.start_time or 0) / av.time_base, VideoReformatter(), None
+        start, scaler, shape = (container.start_time or 0) / av.time_base, VideoReformatter(), None
         if "444" in (stream.codec_context.pix_fmt or ""):      # of the first frame FFmpeg learns
             next(container.decode(stream), None)               # which x264 wrote it, and how
         frames = frame = after = None            # `after` was decoded last, `frame` is before it
@@ -137,12 +137,16 @@ def pictures_at(path, times, short_side=None):
                 outside = max(0.0, time - frame.time - float(lasts))
             if picture.is_corrupt and abs(outside) <= SLACK:
                 raise Unreadable(f"{path}: damaged at {picture.time - start:.1f} s")
-            if size is None:
+            if shape is None:
                 sides = picture.width, picture.height
                 factor = min(1.0, (short_side or math.inf) / min(sides))
                 size = [max(2, round(side * factor)) for side in sides]
             rgb = scaler.reformat(picture, *size, "rgb24", threads=1).to_ndarray()
-            yield np.ascontiguousarray(np.rot90(rgb, round(picture.rotation / 90))), outside
+            upright = np.ascontiguousarray(np.rot90(rgb, round(picture.rotation / 90)))
+            shape = shape or upright.shape
+            if upright.shape != shape:
+                raise Unreadable(f"{path}: is turned on its side at {time - start:.1f} s")
+            yield upright, outside
 
 
 def key_frame_ahead(stream, time, reached):
@@ -265,8 +269,11 @@ def evaluation_view(frames, size):
 
 def read_clips(path, encoder, windows=None):
     """Clips of a video file as an encoder reads them: (n, F, 3, H, W) uint8; raises Unreadable.
-    windows: (n, 2) s; None: the observed part of a forecast at the end, 68 s in 8 windows."""
-    windows = forecast_windows(duration(path)) if windows is None else windows
+    windows: (n, 2) s, else a ValueError; None: the observed part of a forecast at the end, 68 s in
+    8 windows."""
+    windows = np.asarray(forecast_windows(duration(path)) if windows is None else windows, float)
+    if windows.shape[1:] != (2,) or not np.all(windows[:, 0] <= windows[:, 1]):
+        raise ValueError(f"windows must be (n, 2) s, each start before its end; they are {windows}")
     size, frames, seconds = view_of(encoder)
     pictures = read_frames(path, frame_times(windows, frames, seconds).flatten(),
                            short_side_for(size))

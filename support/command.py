@@ -116,7 +116,8 @@ class Settings:
                   or str(value) == "timm",             # --init downloads it
                   f.name, value, "no such file or folder; look at its name")
             parts = [path / part for part in RUN_FILES if f.metadata["folder"] or of_run]
-            for flag, theirs, beside in kept if written and value != f.default else ():
+            asked = value != f.default or f.metadata["file"] is not None and TOY != value.parent
+            for flag, theirs, beside in kept if written and asked else ():
                 ours = [path, *parts, *(() if beside else path.parents)]
                 check(not files_at(theirs) & files_at(ours), f.name, value, f"is what {flag} reads "
                       "or writes, or lies inside it; nothing is replaced: choose another place")

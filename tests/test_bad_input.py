@@ -102,7 +102,8 @@ BROKEN += [("run/checkpoint.pt", *row) for row in [
             ("dropout", -1.0)]),
     *((f"{name} {value}", content(lambda whole, changes={name: value}: whole["arguments"].update(
         changes)), ["checkpoint.pt", name]) for name, value in [
-            ("tau", 0), ("order", "other"), ("alpha_bar", 0.5), ("tau", None),
+            ("tau", 0), ("order", "other"), ("alpha_bar", 0.5), ("tau", None), ("alpha_bar", []),
+            ("alpha_bar", [.1, .5]), ("alpha_bar", [1, 1]),
             ("classes", [3]), ("witness", 5), ("pixels", [1.0])]),
     *((f"{value} weight", content(lambda whole, value=value: whole["model"][
         "denoiser.position.weight"][3].fill_(value)), ["denoiser.position.weight holds NaN"])

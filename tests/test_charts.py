@@ -85,6 +85,10 @@ def test_a_forecast_shows_its_numbers(drawing, truth, tmp_path):
     assert widths == [0.6, 0.3, 0.1] + ([0.1, 0.0, 0.9] if truth else [])
     assert texts(bars.get_yticklabels()) == ["a", "c", "b"]
     assert texts(bars.texts) == ["60%", "30%", "10%"] + ["10%", "0%", "90%"] * truth
+    clips = [clip | {"steps": [{"step": "ring\a \udcff", "p": 0.5}]} for clip in content["clips"]]
+    odd = charts.plot_forecast(content | {"clips": clips, "video": "x\udcff.mp4"}, pictures, {})
+    assert odd.axes[0].get_xlabel() == "ring\\x07\n\\udcff\n50%" + "\ntrue: a" * truth
+    charts.save(tmp_path / "a.png", lambda: odd)
     assert sorted(texts(tree.texts)) == ["a\n70%", "b\n30%", "b\n50%", "c\n20%", "c\n30%",
                                          "now"] + ["true: 25%"] * 3 * truth
     charts.save(tmp_path / "a.png", lambda: figure)
@@ -131,7 +135,7 @@ def test_steps_seen_and_novel(drawing, tmp_path):
     assert texts(axes[0].get_legend().texts) == ["seen steps, mean 80.0", "novel steps, mean 1.0"]
     alone = charts.plot_steps("abcd", "", {"one": values, "other": values}).axes[0]
     assert texts(alone.get_legend().texts)[1] == "novel steps, none"
-    for change in ({"last": "x"}, {"data": "coin"}, {"task": "classify"},
+    for change in ({"last": "x"}, {"last": -1}, {"last": 101}, {"last": float("nan")}, {"data": "coin"}, {"task": "classify"},
                    {"setting": "fine-tuned"}):
         with pytest.raises(BadInput, match="f.json: not the JSON of evaluate.py --task forecast"):
             load(**change)

@@ -194,6 +194,7 @@ READ = ("--videos", __file__, "--captions", __file__, "--phrases", __file__, "--
     (TrainSettings, ["--out", f"{__file__}/run"], "test_command.py is not a folder"),
     (EvaluateSettings, ["--checkpoint", ""], "--checkpoint '': is empty"),
     (TrainSettings, ["--out="], "'--out=': is empty"),
+    (TrainSettings, ["--order", "none", "--clips", "clips"], "--clips clips: has no effect"),
     (TrainSettings, ["--sgd-epochs", "1", "--epochs", "0", "--lr", "1e-3"], "--lr 0.001: has no"),
     *((cls, [], argv_of(cls)[0][:-2]) for cls in COMMANDS.values() if argv_of(cls))])
 def test_flags_that_do_not_fit_each_other(cls, argv, named, capsys):
@@ -264,6 +265,7 @@ def test_values_arrive_with_their_types():
     (COMMANDS["phrases"], "--captions in/COIN.json --spacy-model in/clip --out",
      ["in/COIN.json", "in/clip/meta.json"]),
     (COMMANDS["embed"], "--phrases in/steps.pdf --out", ["in/steps.pdf", "linked/steps.pdf"]),
+    (COMMANDS["embed"], "--phrases texts.npz --out", ["texts.npz"]),       # the default of --out
     (SimulateSettings, "--annotations in/COIN.json --text-embeddings in/steps.pdf --out",
      ["in/steps.pdf"])])
 def test_no_output_takes_the_place_of_an_input(cls, argv, refused, tmp_path, monkeypatch, capsys):
@@ -276,6 +278,7 @@ def test_no_output_takes_the_place_of_an_input(cls, argv, refused, tmp_path, mon
     Path("in/adopted/config.json").write_text(
         '{"settings": {"clip": "local-dir:in/clip", "clip_weights": null}}')
     Path("linked").symlink_to("in")
+    Path("texts.npz").write_text("stir\ncut\n")
     os.link("in/COIN.json", "hard")
     os.link("in/run/checkpoint.pt", "hard.pt")
     for place in refused:

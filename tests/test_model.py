@@ -130,9 +130,11 @@ def test_other_axes_types_and_numbers_are_refused():
             with pytest.raises(ValueError, match="uint8 clips .C, F, 3, H, W") as error:
                 encode_parts(model, wrong, part)
             assert str(error.value).startswith(f"{tuple(given.shape)} {wrong.dtype} given")
-    with pytest.raises(ValueError, match="6 clips per row, but h has positions for 5"):
-        model.forecast_next(draw(3, 5, D), draw(3, 2, D))
-    for wrong in (clips, torch.zeros(5, D + 1), torch.zeros(D), torch.zeros(5, D).byte()):
+    for wrong in (draw(3, 5, D), draw(3, 0, D), draw(4, D)):
+        with pytest.raises(ValueError, match=r"needed is \(B, N, D\), N from 1 to 4 clips"):
+            model.forecast_next(wrong, draw(3, 2, D))
+    for wrong in (clips, torch.zeros(5, D + 1), torch.zeros(D), torch.zeros(5, D).byte(),
+                  torch.zeros(5, D).long()):
         with pytest.raises(ValueError, match=f"float features .C, D., here .C, {D}."):
             build().encode(wrong)
 

@@ -225,7 +225,7 @@ def test_bad_input_is_one_line(argv, named, capsys):
 
 
 @pytest.mark.parametrize("name, values", [
-    ("video", [3, b"a.mp4", ["a.mp4"], True]), ("checkpoint", [None, 3, b"runs"]),
+    ("video", [3, b"a.mp4", ["a.mp4"], True, "a\0b"]), ("checkpoint", [None, 3, b"runs"]),
     ("steps", [3, b"a", [3], [b"a", b"b"], ["a", None], ["a", " "], {"a": 1}, True]),
     ("at", ["30", True, [30], float("nan"), 10 ** 9]), ("samples", [None, "5", 5.0, True, [5], 0]),
     ("horizon", [None, "3", 2.5, 10 ** 9]), ("seed", [None, "0", 1.5, -1]),
@@ -278,6 +278,9 @@ def test_clips_of_a_file_are_those_that_are_evaluated(view):
         assert torch.equal(clips, source.load([(0, windows)]).clips)
     with pytest.raises(Unreadable, match="broken.mp4"):
         read_clips("broken.mp4", encoder)
+    for wrong in ([[9, 0]], [[0, 9, 5]], [0, 9]):
+        with pytest.raises(ValueError, match=r"windows must be \(n, 2\) s"):
+            read_clips(VIDEO, encoder, wrong)
 
 
 @pytest.mark.parametrize("package, flags", [

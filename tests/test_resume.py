@@ -189,8 +189,9 @@ def test_damaged_rows_are_dropped_and_counted(runs, capsys):
     os.replace("run/checkpoint_before.pt", "run/checkpoint.pt")        # a step is left
     path, bad = Path("run", "metrics.jsonl"), [
         b"3", b"null", b'{"step": "1"}', b'{"step": NaN}', b'{"step": 1, "loss": "\xff"}',
-        b'{"step": 1, "l', b"["]
+        b'{"step": 1, "l', b"[",
+        b'{"step": ' + 5000 * b"9" + b', "loss": 1.0}']
     path.write_bytes(b"\n".join([*bad, path.read_bytes()]))
     call("train.py", *COIN, "--out", "run", "--resume")
     assert same_run("run", runs[COIN])
-    assert "7 damaged rows dropped" in capsys.readouterr().out
+    assert "8 damaged rows dropped" in capsys.readouterr().out

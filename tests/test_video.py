@@ -13,6 +13,7 @@ import av
 import numpy as np
 import pytest
 import torch
+from av.bitstream import BitStreamFilterContext
 from torchvision.transforms import v2
 
 from commands import flip
@@ -166,6 +167,21 @@ def test_rotation_is_applied(tmp_path):
     video.shrink(path, tmp_path / "copy.mp4", fps=5, short_side=24)
     copy = read_frames(tmp_path / "copy.mp4", [0.0])
     assert (copy - read_frames(path, [0.0], 24).float()).abs().mean() < 6
+
+
+def test_a_video_that_turns_on_its_side_is_unreadable(tmp_path):
+    """Catches: a traceback, which ends the command, for one of its videos."""
+    path, turn = write(tmp_path / "a.mp4"), "h264_metadata=display_orientation=insert:rotate=90"
+    with av.open(str(path)) as file, av.open(str(tmp_path / "b.mp4"), "w") as out:
+        stream = out.add_stream_from_template(file.streams.video[0])
+        turned = BitStreamFilterContext(turn, stream)          # until the next key frame
+        for packet in file.demux(video=0):
+            for part in turned.filter(packet) if packet.size else ():
+                part.stream = stream
+                out.mux(part)
+    assert read_frames(tmp_path / "b.mp4", [0.0]).shape == (1, 3, *SIZE[::-1])
+    with pytest.raises(Unreadable, match="b.mp4: is turned on its side at 3.5 s"):
+        read_frames(tmp_path / "b.mp4", [0.0, 3.5])
 
 
 @pytest.mark.parametrize("size, short, expected", [

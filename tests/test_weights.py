@@ -196,7 +196,7 @@ WIDE = dict(image=32, patch=16, width=128, frames=6, depth=3, heads=2)
 
 @pytest.mark.parametrize("sizes, dim, layers, config", [
     (dict(image=24, patch=6, width=40, frames=2, depth=1, heads=5), 48, 2, {"heads": 5}),
-    (WIDE, 16, 4, {}), (WIDE, 9, None, {"heads": "4"}), (WIDE, 9, None, {"heads": -1}),
+    (WIDE, 16, 4, {}), (WIDE, 9, None, {"heads": "4"}), (WIDE, 9, None, {"heads": -1}), (WIDE, 9, None, {"heads": True}),
     (WIDE | {"heads": 4}, 9, None, {"heads": 4}),
     (MVIT | {"width": 12, "stages": [1, 1, 2], "frames": 6}, 9, None, {})])
 def test_sizes_are_read_from_the_file(tmp_path, capsys, sizes, dim, layers, config):
@@ -239,6 +239,7 @@ def changed(name, value):
     (changed("norm.bias", torch.ones(31)), "missing or of another shape: encoder.norm.bias;"),
     (changed("norm.bias", torch.full((32,), math.nan)), "encoder.norm.bias holds NaN, infinity"),
     (changed("blocks.300.norm1.weight", torch.ones(32)), r"missing.*blocks.\*.temporal_norm1.w"),
+    (changed("module.norm.bias", torch.ones(32)), "holds norm.bias under two names"),
     (lambda: torch.jit.script(torch.nn.Linear(2, 2)), "TorchScript.*state_dict"),
     (lambda: released_names(published()[0]), "width 32, how many heads")])
 def test_what_cannot_be_evaluated_is_one_line(tmp_path, monkeypatch, recwarn, make, message):

@@ -44,8 +44,11 @@ def check_arguments(arguments, count):
                                                   one == 0 and name == "dropout")
                     for one in values)):
             raise ValueError(f"{name} is {reprlib.repr(value)}")
+    levels = arguments.get("alpha_bar")
     blocks = encoder.get("depth", 0) + sum(encoder.get("stages", ())) + denoiser.get("layers", 0)
     for good, names in ((blocks <= count, "depth, stages or layers"),
+                        (levels is None or [1, *levels, 0] == sorted({1, *levels, 0}, reverse=True)
+                         and levels, "alpha_bar"),
                         (arguments["order"] in ("diffusion", "mask", "none"), "order"),
                         (bool(arguments.get("task")) == bool(arguments.get("classes")), "classes"),
                         (len(arguments["pixels"] or ()) == 2 * bool(encoder), "pixels")):
@@ -149,7 +152,7 @@ def open_start(source):
                            "elsewhere and give the file") from None
     else:
         content = read_content(source)
-    tensors = tensors_of(content)
+    tensors = tensors_of(source, content)
     block = "encoder.blocks.0.{}.qkv.weight"
     if block.format("attn") not in tensors or block.format("temporal_attn") in tensors:
         return tensors
@@ -168,9 +171,9 @@ def save_checkpoint(path, model, arguments, before=None, **more):
 
 def convert_published(path, content, heads):
     """The content of a published file -> model, and its arguments; raises as `load_model`."""
-    w, config = tensors_of(content), content.get("config")
+    w, config = tensors_of(path, content), content.get("config")
     given = config.get("heads") if isinstance(config, dict) else None
-    heads = heads or (given if isinstance(given, int) and given > 0 else None)
+    heads = heads or (given if type(given) is int and given > 0 else None)
     try:
         tensors, classes = join_classifiers(w)
         arguments = published_arguments(tensors, classes, heads)

@@ -13,6 +13,7 @@ import json
 import math
 import re
 import zipfile
+from collections import Counter
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -119,18 +120,26 @@ def plain_tensors(content):
             and value.numel() * value.element_size() <= value.untyped_storage().nbytes()}
 
 
-def tensors_of(content):
-    """Floating-point tensors of a checkpoint's content, ours or the header's, under our names."""
+def renamed(path, tensors, old, new):
+    """{name: tensor} with the pattern `old` replaced in names; BadInput if two become one."""
+    names = [re.sub(old, new, name) for name in tensors]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    require(not twice, f"{path}: holds {', '.join(twice[:2])} under two names; keep one")
+    return dict(zip(names, tensors.values()))
+
+
+def tensors_of(path, content):
+    """Floating-point tensors of the file's content, ours or the header's, under our names."""
     for key in ("model_state", "state_dict", "model"):
         if isinstance(content.get(key), dict):
             content = content[key]
-    tensors = {re.sub(WRAPPER, "", name): value for name, value in plain_tensors(content).items()}
+    tensors = renamed(path, plain_tensors(content), WRAPPER, "")
     if any(re.match(r"encoder\.(patch_embed|body)\.|denoiser\.", name) for name in tensors):
         return tensors                                                      # ours
     if "pos_encoding.class_token" in tensors:                               # torchvision's MViT
         tensors = {f"video_encoder.{name}": value for name, value in tensors.items()}
     for old, new in RENAMES:
-        tensors = {re.sub(old, new, name): value for name, value in tensors.items()}
+        tensors = renamed(path, tensors, old, new)
     return {name: value.flatten() if name == TOKEN else value for name, value in tensors.items()
             if not name.startswith(LEFT_OUT)}
 
