@@ -65,8 +65,8 @@ class Denoiser(nn.Module):
         self.level = nn.Sequential(nn.Linear(dim // 4, dim), nn.GELU(), nn.Linear(dim, dim))
         self.dropout = nn.Dropout(dropout)
         self.transformer = Transformer(dim, layers, heads, act_layer=QuickGELU)
-        nn.init.normal_(self.role.weight)                               # as large as what they
-        nn.init.normal_(self.position.weight)                           # are added to
+        nn.init.normal_(self.role.weight)              # 1, as the embeddings that they are added to
+        nn.init.normal_(self.position.weight)
 
     def forward(self, zt, z, observed, j, t):
         """Shapes in the header -> z_hat (B, P, D).

@@ -115,5 +115,5 @@ def sample(h, noise, alpha_bar):
 
 
 def expectation(log_p):
-    """Eq. 11: the mean over Q Monte Carlo samples of p(y | x_j): (B, Q, ...) log -> (B, ...)."""
+    """Eq. 11: the mean over Q Monte Carlo samples: log p(y | x_j) (B, Q, ...) -> p (B, ...)."""
     return log_p.exp().mean(1)

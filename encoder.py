@@ -14,8 +14,8 @@ Model: Bertasius et al., ICML 2021 (arXiv:2102.05095): TimeSformer, divided spac
     e_(p,t)^pos          pos_embed           (1, 1 + P, width)     place: class token, then patches
                          time_embed          (1, F, width)         frame; the class token has none
     B clips, D = 512, F = 8 frames, H = W = 224 pixels, P = 196 patches of 16 x 16 pixels per frame,
-    width = 768; S sequences of L tokens in one attention. (Elsewhere B counts videos, and P is the
-    number of missing clips.)
+    width = 768; S sequences of L tokens in one attention. (Elsewhere B counts videos or rows, P
+    missing clips.)
 
 Parameters are named as in the released TimeSformer: released weights load under another prefix.
 The results equal the released forward's up to rounding. What is computed differently, for speed:
@@ -131,7 +131,7 @@ class Block(nn.Module):
 
 
 class TimeSformer(nn.Module):
-    """f: clips to unit vectors in the text space. Defaults: ViT-B/16, and F = 8 (appendix D).
+    """f: clips to unit vectors in the text space. Defaults: ViT-B/16 (release), and F = 8 (appendix D).
 
     New weights are normal with std .02, new biases zero, as in ViT. time_embed starts at zero, and
     so does temporal_fc except in block 0: the other blocks start as an image model.

@@ -16,7 +16,8 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
 
 Where they come from. The clip j is hidden, so h gives its embedding a distribution p_theta, and
 through it its text: p_theta(y_j | {x_i}) = E_{x_j ~ p_theta} p(y_j | x_j). Appendix A bounds the
-negative log likelihood of Eq. 1 from above, in three parts (Eq. A here; it is printed as L):
+negative log likelihood of Eq. 1 from above, in three parts (Eq. A here; it is printed as L, and
+called a lower bound):
 
     sum_i -log p(y_i | x_i)                                                            -> L_XE
     -log p_theta(x_j^0 | {x_i})
@@ -25,8 +26,8 @@ negative log likelihood of Eq. 1 from above, in three parts (Eq. A here; it is p
 
 q is the noising of Eq. 2, and alpha_bar_t = alpha_1 ... alpha_t. The second line is the bound of
 every diffusion model, the third is Jensen's inequality. Here is where the paper is loose:
-- Eq. 1 has p(y_j | x_j) at the observed x_j, Eq. A its mean over p_theta. The third line bounds
-  the latter, and with it the text of a forecast.
+- Eq. 1 has p(y_j | x_j) at the observed x_j, Eq. A the mean of its negative logarithm over p_theta.
+  That bounds -log p_theta(y_j | {x_i}), the text of a forecast.
 - At t = 1 the term is a likelihood, -log p_theta(x_j^0 | x_j^1). The KL of the prior,
   KL( q(x_j^T | x_j^0) || N(0, I) ), is dropped: nothing in it is learned.
 - For Gaussians of equal covariance the KL is a squared distance, with a weight for each level:

@@ -1,6 +1,6 @@
 """Forecast from one video (Sec. 3.3, Fig. 3): what is observed of it, the futures it may take.
 
-M Monte Carlo samples, each with a future of H steps; S steps to choose among, D embedding.
+Q Monte Carlo samples, each with a future of H steps; S steps to choose among, D embedding.
 """
 from collections import Counter
 from pathlib import Path
@@ -105,8 +105,8 @@ def rank_steps(p, names):
 
 def rank_next(p, picks, names):
     """[{"step", "p", "share"}, ...] of next steps, by share and then by p, the largest first.
-    p (S,): the mean of M samples (Eq. 11); share: how many of them have the step as their
-    likeliest, picks (M,)."""
+    p (S,): the mean of Q samples (Eq. 11); share: how many of them have the step as their
+    likeliest, picks (Q,)."""
     counts = Counter(picks.tolist())
     rows = [{"step": name, "p": value, "share": counts[step] / len(picks)}
             for step, (name, value) in enumerate(zip(names, p.tolist()))]
@@ -114,7 +114,7 @@ def rank_next(p, picks, names):
 
 
 def count_futures(picks, names):
-    """[{"steps", "share"}, ...] of futures (M, H): how many of the M took each, the most first."""
+    """[{"steps", "share"}, ...] of futures (Q, H): how many of the Q took each, the most first."""
     counts = Counter(map(tuple, picks.tolist())).most_common()
     return [{"steps": [names[step] for step in future], "share": count / len(picks)}
             for future, count in counts]

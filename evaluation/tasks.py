@@ -14,7 +14,7 @@ from evaluation.metrics import accuracy_rows, by_class, oracle_correct, percent,
 from toy import grammar
 
 VIEWS = 10                # clips of an action; the released configuration's
-PLACES = "prior", "current", "future"             # the first step of a video, the others, the last
+PLACES = "first", "middle", "last"                # of the steps of a video
 
 
 def classify(model, source, samples, x, teacher, texts, settings):

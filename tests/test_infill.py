@@ -76,8 +76,8 @@ def test_infill_reads_the_nine_steps_around_the_missing_one():
         assert read == [*range(read[0], read[0] + min(count, 9))]
         assert first <= read[0] and read[-1] < first + count and row[j] == first + k
         assert count != 12 or not 4 <= k <= 7 or j == 4                    # in the middle
-        assert tasks.PLACES[kind] == ("prior" if k == 0 else
-                                       "future" if k == count - 1 else "current")
+        assert tasks.PLACES[kind] == ("first" if k == 0 else
+                                       "last" if k == count - 1 else "middle")
 
 
 @pytest.mark.parametrize("failed", [0, 1])
