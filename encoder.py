@@ -131,7 +131,7 @@ class Block(nn.Module):
 
 
 class TimeSformer(nn.Module):
-    """f: clips to unit vectors in the text space. Defaults: ViT-B/16 (release), and F = 8 (appendix D).
+    """f: clips to unit vectors in the text space. Defaults: ViT-B/16 (release), F = 8 (appendix D).
 
     New weights are normal with std .02, new biases zero, as in ViT. time_embed starts at zero, and
     so does temporal_fc except in block 0: the other blocks start as an image model.

@@ -34,7 +34,7 @@ def baseline_scores(model, x, teacher, texts, settings, device):
         clip         the teacher on the observed clips, as the paper re-purposes it
 
     Counted are up to 9 clips of each training video, cut as in pre-training, without labels. In the
-    bigrams, consecutive clips that are nearest to one step count once.
+    bigrams, consecutive clips that are nearest to one step count as one.
     """
     scores = dict.fromkeys(("unigram", "clip", "bigram", "bigram_soft"))
     if teacher is not None:
@@ -52,7 +52,7 @@ def baseline_scores(model, x, teacher, texts, settings, device):
         clips = model.encode(source.load(requests).clips.to(device))
         seen = score_texts(clips, texts, model.tau).argmax(-1).cpu()
         steps += seen.split([len(windows) for _, windows in requests])
-    counts = bigram_counts([part.unique_consecutive() for part in steps], len(texts))
+    counts = bigram_counts(steps, len(texts)).fill_diagonal_(0)    # no step follows itself
     posterior = score_texts(x[:, -1], texts, model.tau).exp().cpu()            # (M, S)
     nearest = functional.one_hot(posterior.argmax(1), len(texts))
     seen = torch.bincount(torch.cat(steps), minlength=len(texts))

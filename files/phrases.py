@@ -38,7 +38,8 @@ def load_parser(name):
         import spacy
     except ImportError:
         raise BadInput("this needs spaCy, which is not installed: `pip install spacy`, then "
-                       "`python -m spacy download en_core_web_sm`; or take the release's list: docs/data.md") from None
+                       "`python -m spacy download en_core_web_sm`; or take the release's list: "
+                       "docs/data.md") from None
     try:
         nlp = spacy.load(name, exclude=["ner"])
     except (OSError, ImportError, ValueError) as error:

@@ -88,7 +88,8 @@ NAN, INF = float("nan"), float("inf")                  # json.dumps writes NaN a
     (entry(step(label=None)), "step 1: label is None"),
     (entry(step(label=" ")), "step 1: label is ' '"),
     (entry(step("1"), step("2")), "two steps have the same segment; one label"),
-    (entry(step(), step(segment=(3, 4), label="fry it")), "id 3 is 'fry it', but 'whisk the egg' before; one")])
+    (entry(step(), step(segment=(3, 4), label="fry it")),
+     "id 3 is 'fry it', but 'whisk the egg' before; one")])
 def test_coin_entry_at_fault_is_named(tmp_path, bad, message):
     """Catches: a bad value let through, or an error without the file, its line or the video."""
     path = write_coin(tmp_path, good=entry(step()), broken=bad)

@@ -135,8 +135,8 @@ def test_steps_seen_and_novel(drawing, tmp_path):
     assert texts(axes[0].get_legend().texts) == ["seen steps, mean 80.0", "novel steps, mean 1.0"]
     alone = charts.plot_steps("abcd", "", {"one": values, "other": values}).axes[0]
     assert texts(alone.get_legend().texts)[1] == "novel steps, none"
-    for change in ({"last": "x"}, {"last": -1}, {"last": 101}, {"last": float("nan")}, {"data": "coin"}, {"task": "classify"},
-                   {"setting": "fine-tuned"}):
+    for change in ({"last": "x"}, {"last": -1}, {"last": 101}, {"last": float("nan")},
+                   {"data": "coin"}, {"task": "classify"}, {"setting": "fine-tuned"}):
         with pytest.raises(BadInput, match="f.json: not the JSON of evaluate.py --task forecast"):
             load(**change)
 

@@ -119,7 +119,8 @@ def stand_ins(here, monkeypatch):
         teacher, known.tokenizer, render.MEAN, render.STD, device))
     for module in (labeled, prediction, pretrain):
         monkeypatch.setattr(module, "load_teacher", load_teacher)
-    monkeypatch.setitem(pretrain.SIZES, "small", {"encoder": F, "denoiser": H, "run": 4})
+    monkeypatch.setitem(pretrain.SIZES, "small", {**pretrain.SIZES["small"], "encoder": F,
+                                                    "denoiser": H, "run": 4})
     for owner, name, value in (
             (labeled, "ToySource", lambda split, count, *others: source.ToySource(
                 "train", 2, *others)),         # one split: fewer shapes to trace

@@ -64,7 +64,8 @@ class Source:
     def pretrain_windows(self, video, rng):
         if self.split == "train" and video == 1:
             return np.zeros((0, 2))
-        return np.array([step[:2] for step in self.videos[video].steps])[:9]
+        windows = np.array([step[:2] for step in self.videos[video].steps])
+        return windows.repeat(2, 0)[:9]                # two clips of each step
 
     def load(self, requests, rng=None):
         clips, views = (torch.cat([rows[video][windows.mean(-1).astype(int)]
@@ -173,7 +174,7 @@ def counts_by_hand(last):
     train, seen, follows = Source("train", 25), np.zeros(S), np.zeros((S, S))
     for v, video in enumerate(train.videos):
         steps = [int(p_of(train.ours[v][middle_of(step)], TAU).argmax())
-                 for step in video.steps[:9]] if v != 1 else []
+                 for step in video.steps for _ in range(2)][:9] if v != 1 else []
         for step in steps:
             seen[step] += 1
         for a, b in zip(steps, steps[1:]):

@@ -67,7 +67,8 @@ def test_a_run_has_the_windows_that_were_read():
             return super().load([(video, windows[:5]) for video, windows in requests], rng)
     for number in range(10, 20):
         loaded, runs = load_step(Cut(), MIDDLE, Stage("adamw", range(10, 99), 3, 1.0), number)
-        assert [windows.tolist() for _, windows in loaded.requests] == [*map(np.ndarray.tolist, runs)]
+        assert [windows.tolist() for _, windows in loaded.requests] == [
+            windows.tolist() for windows in runs]
         assert len(loaded.clips) == sum(map(len, runs))
 
 

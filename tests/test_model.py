@@ -147,7 +147,8 @@ def test_the_bar_shows_the_terms_and_once_the_time_left(monkeypatch, tmp_path, c
     monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=lambda: 6.0 * done))
     began = Run(given, model, {}, stages, None)
     for stage in stages:
-        optimizer = pretrain.Pretraining.make_optimizer(SimpleNamespace(model=model), stage)
+        optimizer = pretrain.Pretraining.make_optimizer(
+            SimpleNamespace(model=model, settings=given), stage)
         for step, _ in began.steps(stage, optimizer, iter):
             done = step + 1
             began.log(4, **{name: torch.tensor(value + done) for name, value in (
@@ -160,7 +161,7 @@ def test_the_bar_shows_the_terms_and_once_the_time_left(monkeypatch, tmp_path, c
 def test_sgd_comes_first_and_rates_rise_and_fall_within_a_stage(monkeypatch, tmp_path):
     """Catches: a stage of another optimizer, rate, length or part; a constant rate; eval mode."""
     monkeypatch.setattr(pretrain, "SGD_LR", .1)
-    monkeypatch.setattr(pretrain, "WEIGHT_DECAY", .4)
+    monkeypatch.setitem(pretrain.SIZES["small"], "decay", .4)
     given = TrainSettings(out=tmp_path, batch=4, sgd_epochs=2, epochs=1, lr=.2)
     stages = pretrain.plan_stages(given, 83)                             # 20 steps per epoch
     assert stages == [Stage("sgd", range(40), 4, .1, 2), Stage("adamw", range(40, 60), 4, .2, 1)]
@@ -168,7 +169,8 @@ def test_sgd_comes_first_and_rates_rise_and_fall_within_a_stage(monkeypatch, tmp
     assert alone == [Stage("adamw", range(20), 4, .2, 1)]
     model = build(F)
     for stage, kind, momentum in zip(stages, (torch.optim.SGD, torch.optim.AdamW), (.9, None)):
-        optimizer = pretrain.Pretraining.make_optimizer(SimpleNamespace(model=model.eval()), stage)
+        optimizer = pretrain.Pretraining.make_optimizer(
+            SimpleNamespace(model=model.eval(), settings=given), stage)
         group, = optimizer.param_groups
         assert type(optimizer) is kind
         assert [*map(id, group["params"])] == [*map(id, model.parameters())]

@@ -196,7 +196,8 @@ WIDE = dict(image=32, patch=16, width=128, frames=6, depth=3, heads=2)
 
 @pytest.mark.parametrize("sizes, dim, layers, config", [
     (dict(image=24, patch=6, width=40, frames=2, depth=1, heads=5), 48, 2, {"heads": 5}),
-    (WIDE, 16, 4, {}), (WIDE, 9, None, {"heads": "4"}), (WIDE, 9, None, {"heads": -1}), (WIDE, 9, None, {"heads": True}),
+    (WIDE, 16, 4, {}), (WIDE, 9, None, {"heads": "4"}), (WIDE, 9, None, {"heads": -1}),
+    (WIDE, 9, None, {"heads": True}),
     (WIDE | {"heads": 4}, 9, None, {"heads": 4}),
     (MVIT | {"width": 12, "stages": [1, 1, 2], "frames": 6}, 9, None, {})])
 def test_sizes_are_read_from_the_file(tmp_path, capsys, sizes, dim, layers, config):
@@ -415,7 +416,7 @@ def test_published_weights_are_evaluated(here, capsys):
 def test_training_starts_from_weights(here, capsys, monkeypatch):
     """Catches: --init read and not used, used again on --resume, or by mistake without it."""
     monkeypatch.setattr(pretrain, "SGD_LR", 1e-9)
-    monkeypatch.setattr(pretrain, "WEIGHT_DECAY", 0)
+    monkeypatch.setitem(pretrain.SIZES["small"], "decay", 0)
     save_released("start.pyth", published(pretrain.SIZES["small"]["encoder"], None)[0])
     flags = (*TINY, "--order", "none", "--lr", "1e-9")
     call("train.py", *flags, "--init", "start.pyth", "--out", "a")

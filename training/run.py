@@ -25,7 +25,7 @@ from weights.names import read_content
 NEWEST, BEFORE = "checkpoint.pt", "checkpoint_before.pt"         # the last two of a run
 MAY_CHANGE = "device", "out", "workers", "max_unreadable"        # when a run is resumed
 LOG_EVERY, SAVE_EVERY = 20, 500           # steps between two rows of metrics.jsonl, two checkpoints
-ROW = re.compile(rb'\{"step": (\d{1,9})(, "\w+": (null|[-+.\de]+))+\}\n')           # of metrics.jsonl
+ROW = re.compile(rb'\{"step": (\d{1,9})(, "\w+": (null|[-+.\de]+))+\}\n')       # of metrics.jsonl
 
 
 @dataclass(frozen=True)
