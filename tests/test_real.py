@@ -100,7 +100,7 @@ def test_targets_of_what_is_said():
     assert len({*losses}) == 5 and counts == 3 * [len(grammar.PHRASES)] + [3, 3]
 
 
-def test_coin_videos_and_a_released_list_are_evaluated(monkeypatch):
+def test_coin_videos_and_a_released_list_are_evaluated(monkeypatch, capsys):
     """Catches: samples or classes gone astray; prompts read twice; a csv's history cut wrongly."""
     opened, create = [], open_clip.create_model
     monkeypatch.setattr(open_clip, "create_model",
@@ -112,7 +112,10 @@ def test_coin_videos_and_a_released_list_are_evaluated(monkeypatch):
     steps = ("--steps", "ex/steps.txt")
     by_csv, forecast = (evaluate("--annotations", path, *steps)
                         for path in ("next.csv", "ex/COIN.json"))
+    assert "unnamed" not in capsys.readouterr().out
     classify = evaluate("--task", "classify")
+    shown = {step.label for video in TRAINED + TEST for step in video.steps}
+    assert f"unnamed: {40 - len(shown)} of 40 classes" in capsys.readouterr().out
     assert len(opened) == 1
     for result, listed in ((by_csv, STEPS - 3), (forecast, STEPS - 3), (classify, STEPS)):
         assert [result[key] for key in ("listed", "evaluated", "missing", "unreadable",
@@ -162,7 +165,7 @@ def test_missing_and_unreadable_videos_are_counted(capsys):
 def test_check_names_classes_without_a_step(capsys):
     """Catches: a class that nobody can be right about, without a word: COIN has one of 778."""
     for ids in (["1", "2"], ["2", "4"]):
-        steps = [{"id": number, "segment": [0, 9], "label": "stir"} for number in ids]
+        steps = [{"id": number, "segment": [int(number), 9], "label": "stir"} for number in ids]
         Path("few.json").write_text(json.dumps({"database": {"v": {
             "subset": "training", "recipe_type": 0, "annotation": steps}}}))
         call("files", "check", "--annotations", "few.json")
