@@ -119,8 +119,7 @@ def history_clips(windows, k):
 
 
 def next_step_rows(windows, begin, drawn, asked, P, histories):
-    """Rows that ask what comes next: each asked clip is missing once, of all steps but the first
-    and the last P - 1.
+    """Rows that ask what comes next, for each asked clip of all steps but the first and last P - 1.
 
     A row: 8 clips of the history before the clip's step, the clip, and a clip of each of the P - 1
     steps after it. The history is `history_clips`, or the clip's own 8: see `with_histories`.

@@ -72,8 +72,8 @@ class ProcedureModel(nn.Module):
         f = self.encoder
         need, axes = (("float features (C, D)", (self.dim,)) if f is None else
                       ("uint8 clips (C, F, 3, H, W)", (f.frames, 3, f.image, f.image)))
-        good = clips.is_floating_point() if f is None else clips.dtype == torch.uint8
-        if clips.shape[1:] != axes or not good:
+        if clips.shape[1:] != axes or not (clips.is_floating_point() if f is None else
+                                           clips.dtype == torch.uint8):
             raise ValueError(f"{tuple(clips.shape)} {clips.dtype} given; needed are {need}, here "
                              f"(C, {', '.join(map(str, axes))})")
         if f is None:
@@ -122,7 +122,7 @@ class ProcedureModel(nn.Module):
     def forecast_next(self, x, noise):
         """`forecast` of the clip after all N: x (B, N, D), noise (B, Q, D) -> x_hat (B, Q, D).
 
-        Raises: ValueError for other axes, no clip, or more clips than h was trained with.
+        ValueError for other axes, no clip, or more clips than h was trained with.
         """
         if x.ndim != 3 or not 0 < x.shape[1] < self.denoiser.clips:
             raise ValueError(f"x is {tuple(x.shape)}; needed is (B, N, D), N from 1 to "
