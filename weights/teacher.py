@@ -15,7 +15,7 @@ from weights.names import fetching, require_whole
 
 def asks_for_code(file):
     """Whether a JSON file has a key with which transformers would run code of the file's folder."""
-    with suppress(OSError, ValueError):                # no JSON: open_clip says what is wrong
+    with suppress(OSError, ValueError, RecursionError):    # no JSON: open_clip says what is wrong
         return "trust_remote_code" in json.dumps(json.loads(Path(file).read_bytes()))
 
 
