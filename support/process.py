@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
-class BadInput(ValueError):
-    """Invalid input: the program ends with this one line and status 2."""
+from support.errors import InputError as BadInput
 
 
 TORCHRUN = "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR"   # set by it

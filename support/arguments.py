@@ -1,0 +1,39 @@
+"""Flags that several commands share, for argparse."""
+import argparse
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line, without the usage."""
+
+    def __init__(self, description):
+        super().__init__(description=description, allow_abbrev=False,
+                         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+
+    def error(self, message):
+        """End with one line and status 2."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def positive(text):
+    """A number above 0."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def count(text):
+    """A whole number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def add_run_flags(parser):
+    """--seed and --device, of every command with a model; --workers and --max-unreadable."""
+    parser.add_argument("--seed", type=int, default=0, help="of all that is random")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
+    parser.add_argument("--workers", type=int, default=0, help="processes that read videos ahead")
+    parser.add_argument("--max-unreadable", type=float, default=0.05, metavar="SHARE",
+                        help="of the videos, that may be unreadable")
