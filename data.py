@@ -1,28 +1,26 @@
-"""What a sample is: which windows of a video are its clips, and what is to be predicted.
+"""What an example is: which windows of a video are its clips, and what is to be predicted.
 
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4 and appendix B.
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3, Sec. 4 and appendix B.
 
-Times are seconds. N clips, P missing ones, n windows of one video, S steps that they show, m rows,
-rng a numpy Generator. Clips of several videos are stacked, (C, ...). Where clips come from:
-toy/source.py and files/sources.py.
+Times are seconds. n windows of one video; C clips of all videos of a batch, numbered 0 to C - 1;
+R rows of nine clips for h; rng a numpy Generator. toy/source.py and files/sources.py give clips.
 """
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-CLIPS = 9                     # N: places in a row of h when one clip is missing
+CLIPS = 9                     # N: places in a row of h
 HISTORY, PIECES = 68.0, 8     # s of observed video in step forecasting, cut into so many clips
 CLIP_SECONDS = 9.0            # of a narrated clip, and of a clip to classify; as in the release
 EPIC_FRAMES, EPIC_SECONDS = 32, 2.0                # of a clip of an action: 16 frames/s
-MIN_WORDS = 12                # a shorter sentence is joined with its neighbors (release)
-STRIDE = 2                    # every second sentence gives a clip (release)
-AMONG = 3                     # every third step is also missing among the steps around it
-UNSURE = 1 / 3                # share of all clips, the least sure, not asked for as a next step
+MIN_WORDS, STRIDE = 12, 2     # shorter sentences are joined; every second gives a clip (release)
+KEPT = 3                      # every third row of `paper_rows` stands beside `forecast_rows`
+UNSURE = 1 / 3                # of a batch's clips, the least certain, are never asked for as next
 
 
-# --- Videos, samples, clips ---
 class Step(NamedTuple):
     """One annotated step, from `start` to `end` s. label: class; (verb, noun) of EPIC."""
     start: float
@@ -32,7 +30,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """One listed video. `name` is the stem of its file; None where a list does not say."""
+    """One listed video. `name` is the stem of its file; None if a list does not say."""
     name: str
     split: str | None = None           # "train", "validation" or "test"
     activity: int | None = None        # COIN's recipe_type, 0 to 179
@@ -53,7 +51,7 @@ def view_of(encoder):
 
 
 @dataclass(frozen=True)
-class Sample:
+class Example:
     """One thing to predict: what is observed of which video, and the right answer."""
     video: int                    # position in source.videos
     windows: np.ndarray           # (n, 2) s
@@ -64,12 +62,11 @@ class Sample:
 class Loaded(NamedTuple):         # a tuple, so that the DataLoader pins its tensors
     """What a source gives for some requests, [(video, windows (n, 2) s), ...]."""
     requests: list                # those that could be read
-    clips: torch.Tensor           # of all of them, (C, F, 3, H, W) uint8, or embeddings (C, D)
+    clips: torch.Tensor           # of all of them, (C, F, 3, H, W) uint8
     views: object                 # what the teacher sees: a tensor, or a list of one per video
     failed: dict                  # {id: reason} of the others
 
 
-# --- Pre-training ---
 def window_around(start, end, seconds, duration):
     """A window of `seconds` with the same middle as (start s, end s), moved into (0, duration)."""
     first = max(0.0, min((start + end - seconds) / 2, duration - seconds))
@@ -77,12 +74,10 @@ def window_around(start, end, seconds, duration):
 
 
 def sentence_windows(sentences, duration, rng):
-    """Pre-training windows of one narrated video: 9 s around every second sentence.
+    """9-s windows around every second sentence of a narrated video: (n, 2) float64.
 
     A sentence of fewer than 12 words is joined with the next, then the previous one, and so on.
-
-    Args:    sentences [(start s, end s, text), ...], by start, each with words.
-    Returns: (n, 2) float64; n = 0 where nothing is said.
+    sentences: [(start s, end s, text), ...], by start, each with words.
     """
     words = [len(text.split()) for _, _, text in sentences]
     windows = []
@@ -96,105 +91,94 @@ def sentence_windows(sentences, duration, rng):
     return np.array(windows).reshape(-1, 2)
 
 
-def random_run(windows, clips, rng):
+def consecutive_windows(windows, clips, rng):
     """At most `clips` consecutive windows, of (n, 2) s, the first drawn uniformly."""
     first = rng.integers(max(len(windows) - clips, 0) + 1)
     return windows[first:first + clips]
 
 
-def with_histories(windows):
-    """Windows of steps (n, 2) s, then the 8 before each but the first: (9n - 8, 2)."""
-    return np.concatenate([windows, forecast_windows(windows[:-1, 1]).reshape(-1, 2)])
+def paper_rows(videos, rng):
+    """Sec. 3: rows of up to nine consecutive clips; each clip of a video is missing in one.
 
+    In a longer video, its place among the nine is uniform, as far as the video's ends allow.
 
-def history_clips(windows, k):
-    """The clips that stand for the history of clip k: (n, 2) s and k (m,) -> (m, 8) int64.
-
-    The history is up to 68 s that end with clip k - 1, but not before the first clip, cut in 8.
-    Each piece takes the clip whose middle is nearest to its own, of those before k.
+    Args:    videos: [[clip, ...], ...], the numbers of each video's clips in time order.
+    Returns: [(row, j), ...]: nine numbers of clips, -1 = padding, and the missing one's place.
     """
-    pieces = forecast_windows(windows[k - 1, 1], start=windows[0, 0]).mean(2)       # (m, 8) s
-    distance = np.abs(pieces[..., None] - windows.mean(1))                          # (m, 8, n)
-    return np.where(np.arange(len(windows)) < k[:, None, None], distance, np.inf).argmin(2)
+    rows = []
+    for clips in videos:
+        for k in range(len(clips)):
+            first = max(0, min(k - int(rng.integers(CLIPS)), len(clips) - CLIPS))
+            row = clips[first:first + CLIPS]
+            rows.append((row + [-1] * (CLIPS - len(row)), k - first))
+    return rows
 
 
-def next_step_rows(windows, begin, drawn, asked, P, histories):
-    """Rows that ask what comes next, for each asked clip of all steps but the first and last P - 1.
+def steps_of(clips, phrases):
+    """Consecutive clips with one likeliest phrase are one step: [[clip, ...], ...], in order."""
+    return [list(step) for _, step in itertools.groupby(clips, lambda clip: phrases[clip])]
 
-    A row: 8 clips of the history before the clip's step, the clip, and a clip of each of the P - 1
-    steps after it. The history is `history_clips`, or the clip's own 8: see `with_histories`.
 
-    Args:    windows (n, 2) s; begin, drawn (S,): the first clip of each step, and one of its clips;
-             asked (n,) bool.
-    Returns: rows (m, 8 + P) of clips, j (m,): the place of the first missing one.
+def forecast_rows(windows, steps, confident):
+    """Rows that ask what comes next, for each confident clip of every step but a video's first.
+
+    The history is up to 68 s that end with the step before, cut into 8 pieces as at inference. For
+    each piece stands the clip whose middle is nearest to the piece's own.
+
+    Args:    windows (C, 2) s; steps: those of one video, by `steps_of`; confident (C,) bool.
+    Returns: [(row, j), ...] as `paper_rows`: eight clips of the history, then the missing one.
     """
-    n, S = len(windows), len(begin)
-    step = np.repeat(np.arange(S), np.diff(begin, append=n))         # (n,) of each clip
-    k = np.flatnonzero(asked & (step > 0) & (step <= S - P))         # (m,) the missing clips
-    if histories:
-        history = n + PIECES * (k[:, None] - 1) + np.arange(PIECES)  # (m, 8) behind the n windows
+    rows = []
+    for s in range(1, len(steps)):
+        first, last = steps[0][0], steps[s - 1][-1]
+        pieces = forecast_windows(windows[last, 1], start=windows[first, 0]).mean(1)       # (8,) s
+        middles = windows[first:last + 1].mean(1)                                          # (n,) s
+        history = first + np.abs(pieces[:, None] - middles).argmin(1)
+        rows += [(history.tolist() + [k], PIECES) for k in steps[s] if confident[k]]
+    return rows
+
+
+def missing_rows(windows, phrases, confidence, kind, rng):
+    """Which clips h reads in one update, and which one of each row is missing.
+
+        "paper"  `paper_rows` of all clips
+        "clips"  every third of these, and `forecast_rows` in which each clip is a step of its own
+        "steps"  every third of `paper_rows` of one clip of each step, and `forecast_rows` of steps
+
+    An example of "steps": one video of five clips, at 0-9, 8-17, 16-25, 24-33 and 32-41 s.
+        likeliest phrases   crack, crack, stir, pour, pour
+        steps               [0, 1], [2], [3, 4]
+        one clip of each    0, 2, 4 (drawn)
+        paper_rows          [?, 2, 4], [0, ?, 4], [0, 2, ?], each with six places of padding; one
+                            of the three is kept, so that most rows ask for what comes next
+        forecast_rows       to ask for 2, the only clip of step two: the history 0-17 s in 8 pieces,
+                            0 0 0 0 1 1 1 1, then ?; to ask for 3, and for 4: 0 0 0 1 1 2 2 2, ?
+    forecast_rows never asks for the third of the batch's clips that f is least certain of: many of
+    them show no step.
+
+    Args:    windows: [(n, 2) s, ...], the consecutive windows of each video, in time order;
+             phrases, confidence (C,): each clip's likeliest phrase, by number, and its log p.
+    Returns: rows (R, 9) int64, numbers of clips, -1 = padding; j (R,) int64, the missing places.
+    """
+    first = np.cumsum([0] + [len(part) for part in windows])
+    clips = [list(range(a, b)) for a, b in zip(first, first[1:])]              # of each video
+    if kind == "paper":
+        rows = paper_rows(clips, rng)
     else:
-        history = history_clips(windows, begin[step[k]])
-    after = drawn[step[k][:, None] + np.arange(1, P)]                # (m, P - 1)
-    return np.concatenate([history, k[:, None], after], 1), np.full(len(k), PIECES)
+        labels = phrases if kind == "steps" else range(first[-1])
+        steps = [steps_of(part, labels) for part in clips]
+        one_each = [[int(rng.choice(step)) for step in part] for part in steps]
+        confident = confidence >= np.quantile(confidence, UNSURE)
+        rows = paper_rows(one_each, rng)
+        rows = rows[int(rng.integers(min(KEPT, len(rows))))::KEPT]
+        for part in steps:
+            rows += forecast_rows(np.concatenate(windows), part, confident)
+    row, j = zip(*rows)
+    return torch.tensor(row), torch.tensor(j)
 
 
-def any_step_rows(drawn, P, rng):
-    """Rows that ask for a step among those around it: every third step is missing.
-
-    Args:    drawn (S,): a clip of each step.
-    Returns: rows (m, 8 + P), a clip of each of up to 8 + P consecutive steps, -1 = padding; j (m,):
-             the place of the first missing one, drawn.
-    """
-    S, N = len(drawn), PIECES + P
-    step = np.arange(rng.integers(np.clip(S - P + 1, 1, AMONG)), S - P + 1, AMONG)         # (m,)
-    first = np.clip(step - rng.integers(PIECES + 1, size=len(step)), 0, max(S - N, 0))
-    row = first[:, None] + np.arange(N)                              # (m, N) of steps
-    return np.where(row < S, drawn[np.minimum(row, S - 1)], -1), step - first
-
-
-def missing_rows(runs, steps, sure, most, rng, histories=False):
-    """Rows of clips for h: clips are missing as what comes next, and among the steps around them.
-
-    Consecutive clips of a run with equal numbers in `steps` show one step. A row has N = 8 + P
-    places; one clip of each of P consecutive steps is missing (the paper's P is 1). The third of
-    all clips that f is least sure of, many of which show no step, is not asked for as a next one.
-    The paper hides one of nine consecutive clips instead: docs/differences.md.
-
-    Args:    runs: [(n, 2) s, ...], the consecutive windows of each video, in time order;
-             steps, sure: (C,) int and float: the likeliest phrase of each clip of all runs, and
-             its probability, or anything that grows with it;
-             most: P is drawn from 1 to this, or to the steps of the longest run;
-             histories: whether the clips of each run are those of `with_histories`.
-    Returns: rows (R, N) int64, R > 0, which of the C clips of all runs stands where, -1 = padding;
-             j (R, P) int64, the places of the missing ones.
-    Raises:  ValueError if a run has no window, or there are more or fewer clips than windows.
-    """
-    if not all(map(len, runs)):
-        raise ValueError("a run without windows; leave out videos in which nothing is said")
-    sizes = [len(windows) + histories * PIECES * (len(windows) - 1) for windows in runs]
-    if len(steps) != sum(sizes):
-        raise ValueError(f"{len(steps)} clips, but the runs have {sum(sizes)}")
-    asked = sure >= np.quantile(sure, UNSURE)                        # (C,)
-    starts = np.cumsum([0] + sizes[:-1])                             # the first clip of each run
-    begins = [np.flatnonzero(np.diff(steps[start:start + len(windows)], prepend=-1))
-              for start, windows in zip(starts, runs)]               # of each step of each run
-    P = rng.integers(1, min(most, max(map(len, begins))) + 1)
-    rows, places = [], []
-    for start, windows, begin in zip(starts, runs, begins):
-        n = len(windows)
-        drawn = begin + rng.integers(np.diff(begin, append=n))       # (S,) a clip of each step
-        for part, j in (next_step_rows(windows, begin, drawn, asked[start:start + n], P, histories),
-                        any_step_rows(drawn, P, rng)):
-            rows.append(np.where(part < 0, -1, start + part))
-            places.append(j)
-    j = np.concatenate(places)[:, None] + np.arange(P)
-    return torch.from_numpy(np.concatenate(rows)), torch.from_numpy(j)
-
-
-# --- Windows of the tasks, and frames ---
 def forecast_windows(end, history=HISTORY, start=0.0):
-    """The last 68 s before `end` s, or all from `start`, cut in 8 windows: (...) -> (..., 8, 2)."""
+    """The last 68 s before `end`, not before `start`, cut into 8 windows: (...) -> (..., 8, 2)."""
     edges = np.linspace(np.maximum(start, end - history), end, PIECES + 1, axis=-1)
     return np.stack([edges[..., :-1], edges[..., 1:]], -1)
 
@@ -216,48 +200,47 @@ def frame_times(windows, frames, seconds=None):
     return windows[:, :1] + (windows[:, 1:] - windows[:, :1]) * part
 
 
-# --- Samples of the tasks ---
-def forecast_samples(videos, min_steps=2):
-    """One sample for every pair of consecutive steps: the history of one, the label of the next.
+def forecast_examples(videos, min_steps=2):
+    """One example for every pair of consecutive steps: the history of one, the label of the next.
 
     Left out are videos of fewer than min_steps steps, and steps that end at 0 s.
     """
-    return [Sample(i, forecast_windows(now.end), then.label, k)
+    return [Example(i, forecast_windows(now.end), then.label, k)
             for i, video in enumerate(videos) if len(video.steps) >= min_steps
             for k, (now, then) in enumerate(zip(video.steps, video.steps[1:]), start=1)
             if now.end > 0]
 
 
-def classify_samples(videos, views=3, seconds=CLIP_SECONDS):
-    """One sample for every annotated step, or action: see `classify_windows`."""
-    samples = []
+def classify_examples(videos, views=3, seconds=CLIP_SECONDS):
+    """One example for every annotated step, or action: see `classify_windows`."""
+    examples = []
     for i, video in enumerate(videos):
         duration = max([video.duration or 0.0] + [step.end for step in video.steps])
-        samples += [Sample(i, classify_windows(step.start, step.end, duration, views, seconds),
-                           step.label, k) for k, step in enumerate(video.steps)]
-    return samples
+        examples += [Example(i, classify_windows(step.start, step.end, duration, views, seconds),
+                             step.label, k) for k, step in enumerate(video.steps)]
+    return examples
 
 
-def samples_of(task, videos, min_steps=2):
-    """The samples of "classify", "forecast", "activity" or "infill".
+def examples_of(task, videos, min_steps=2):
+    """The examples of "classify", "forecast", "activity" (the whole video, cut into 8) or "infill".
 
-    To infill: a clip of every step, of the videos with min_steps and at least three of them. An
-    activity: the whole video, cut into 8.
+    To infill: a clip of every step, of the videos with min_steps and at least three of them.
     """
     if task == "forecast":
-        return forecast_samples(videos, min_steps)
+        return forecast_examples(videos, min_steps)
     if task == "classify":
-        return classify_samples(videos)
+        return classify_examples(videos)
     if task == "infill":
-        return [sample for sample in classify_samples(videos, 1)
-                if len(videos[sample.video].steps) >= max(min_steps, 3)]
+        return [example for example in classify_examples(videos, 1)
+                if len(videos[example.video].steps) >= max(min_steps, 3)]
     ends = [video.duration or max((step.end for step in video.steps), default=0.0)
             for video in videos]
-    return [Sample(i, forecast_windows(end, np.inf), video.activity, 0)        # all of it, in 8
+    return [Example(i, forecast_windows(end, np.inf), video.activity, 0)       # all of it, in 8
             for i, (video, end) in enumerate(zip(videos, ends))]
 
 
-def observed_steps(sample, video):
+def observed_steps(example, video):
     """Labels of the steps seen for 1 s or more; whether the video's first step is among them."""
-    observed = [k for k in range(sample.step) if video.steps[k].end - sample.windows[0, 0] >= 1]
+    start = example.windows[0, 0]
+    observed = [k for k in range(example.step) if video.steps[k].end - start >= 1]
     return [video.steps[k].label for k in observed], observed[0] == 0

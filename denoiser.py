@@ -6,19 +6,18 @@ Model: the Transformer of CLIP's text encoder (Radford et al. 2021) with bidirec
     paper          here       shape        meaning
     {x_i}, i != j  z          (B, N, D)    standardized embeddings of the clips (diffusion.py)
     -              observed   (B, N)       bool; False = missing, or padding
-    j              j          (B, P)       the missing clips, 0 to N - 1; the paper's P is 1
-    x_j^t          zt         (B, P, D)    noisy versions of the missing clips, standardized too
+    j              j          (B,)         the place of the missing clip, 0 to N - 1
+    x_j^t          zt         (B, D)       its noisy version, standardized too
     t              t          (B,)         noise level, 0 (least) to T - 1 (most)
-    h              Denoiser   nn.Module    predicts the clean missing clips
-    x_hat_j^0      z_hat      (B, P, D)    its prediction, standardized
-    B rows of clips, N clips in each, P missing ones, T levels, D embedding.
+    h              Denoiser   nn.Module    predicts the clean missing clip
+    x_hat_j^0      z_hat      (B, D)       its prediction, standardized
+    B rows of clips, N clips in each, T levels, D embedding.
 
-The N clips are N tokens, and x_j^t takes the place of clip j:
+The N clips are N tokens. x_j^t takes the place of clip j before anything reads it, so z may hold
+the true clip there:
 
-    tokens = where(missing, x_j^t, x_i) + role + position + level
+    tokens = where(i = j, x_j^t, x_i) + role + position + level
     x_hat_j^0 = Transformer(tokens)_j
-
-Published weights load into this class.
 """
 import math
 
@@ -44,12 +43,12 @@ def sinusoids(t, width):
 
 
 class Denoiser(nn.Module):
-    """h of Eq. 5: x_hat_j^0 = h(x_j^t, {x_i}_{i != j}, t).
+    """h of Eq. 5: x_hat_j^0 = h(x_j^t, {x_i}_{i != j}, t). Published weights load into it.
 
     Args:
         dim:    D, width of an embedding and of a token; a multiple of heads and of 16.
         layers, heads: of the Transformer; the paper has 4 layers.
-        clips:  the most clips a row can have, the missing ones included; the paper's 9.
+        clips:  the most clips a row can have, the missing one included; the paper's 9.
         dropout: share of the tokens' values that are set to zero in training.
     Raises: ValueError if dim is not such a multiple.
     """
@@ -69,23 +68,22 @@ class Denoiser(nn.Module):
         nn.init.normal_(self.position.weight)
 
     def forward(self, zt, z, observed, j, t):
-        """Shapes in the header -> z_hat (B, P, D).
-
-        Raises: ValueError if shapes do not match, or there are more clips than positions.
-        """
-        (B, N, D), P = z.shape, j.shape[-1]
+        """Shapes in the header -> z_hat (B, D). Raises: ValueError for others, or N > clips."""
+        B, N, D = z.shape
         if N > self.clips:
             raise ValueError(f"{N} clips per row, but h has positions for {self.clips}; "
                              f"give it at most {self.clips}")
-        if (observed.shape, j.shape, zt.shape, t.shape) != ((B, N), (B, P), (B, P, D), (B,)):
+        if (observed.shape, j.shape, zt.shape, t.shape) != ((B, N), (B,), (B, D), (B,)):
             raise ValueError(f"zt {tuple(zt.shape)}, observed {tuple(observed.shape)}, j "
                              f"{tuple(j.shape)}, t {tuple(t.shape)} do not fit z {tuple(z.shape)}; "
-                             "need (B, P, D), (B, N), (B, P), (B,)")
-        missing = torch.zeros_like(observed).scatter(1, j, True)                    # (B, N)
-        tokens = z.scatter(1, j[..., None].expand_as(zt), zt)                       # (B, N, D)
+                             "need (B, D), (B, N), (B,), (B,)")
+        row = torch.arange(B, device=z.device)
+        missing = torch.arange(N, device=z.device) == j[:, None]                    # (B, N)
+        tokens = z.clone()                                                          # (B, N, D)
+        tokens[row, j] = zt                            # the true clip j is overwritten here
         tokens = tokens + self.role(missing.long()) + self.position.weight[:N]
         tokens = tokens + self.level(sinusoids(t, self.level[0].in_features))[:, None]
         bias = torch.zeros(B, N, device=z.device).masked_fill(~(observed | missing), -torch.inf)
         bias = bias.repeat_interleave(self.heads, 0)[:, None].expand(-1, N, -1)     # hides padding
         tokens = self.transformer(self.dropout(tokens), bias)                       # (B, N, D)
-        return tokens.gather(1, j[..., None].expand_as(zt))                         # (B, P, D)
+        return tokens[row, j]                                                       # (B, D)

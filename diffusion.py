@@ -3,14 +3,14 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eqs. 2-5) and 3.3 (Eq. 11).
 
     paper        here          shape       meaning
-    x_j^0        z0            (B, P, D)   the missing clips f(v_j), standardized
-    x_j^t        zt            (B, P, D)   the same after noising to level t
+    x_j^0        z0            (B, D)      the missing clip f(v_j), standardized
+    x_j^t        zt            (B, D)      the same after noising to level t
     -            alpha_bar     (T,)        running product of alpha_t (Eq. 2): share of the signal's
                                            variance that is left at level t
     h            h             callable    (zt, t) -> z_hat (Eq. 5)
-    x_hat_j^0    z_hat         (B, P, D)   what h predicts, standardized
-    -            noise         (B, P, D)   standard normal; zeros for the approximate inference
-    B videos (or samples), P missing clips (the paper's 1), T = 4 levels, D embedding.
+    x_hat_j^0    z_hat         (B, D)      what h predicts, standardized
+    -            noise         (B, D)      standard normal; zeros for the approximate inference
+    B rows, each with one missing clip; T = 4 levels, D embedding.
 
 Embeddings of f have length 1, so their coordinates have on average a variance below 1 / D, and
 noise of variance 1 would bury them. So Eq. 2 is applied to standardized embeddings, as latent
@@ -39,14 +39,12 @@ class Standardizer(nn.Module):
 
     @torch.no_grad()
     def update(self, x):
-        """Average in the clips of a batch, x (C, D)."""
-        if len(x) < 2:                                     # one clip alone has no variance
-            return
+        """Average in the clips of a batch, x (C, D), C at least 2."""
         self.updates += 1
         rate = (1 / self.updates).clamp(min=self.rate)     # the mean of all, until 1 / rate batches
         self.mean.lerp_(x.mean(0), rate)
         variance = (x - self.mean).pow(2).mean()
-        self.variance.lerp_(variance.clamp(min=1e-8), rate)                # 0 if clips are equal
+        self.variance.lerp_(variance.clamp(min=1e-8), rate)                # 0 if all are equal
 
     def forward(self, x):
         """x -> z, (..., D)."""
@@ -65,8 +63,8 @@ def noise_levels(dim, levels=4, first=3.0, last=0.3):
     Standardized embeddings are about sqrt(2 D) apart, and noise along the line between two of them
     has deviation 1. The division by sqrt(D) makes a level equally hard at any D. At the last level
     the signal is almost gone, so x_j^T drawn from N(0, I) looks as in training. With D = 64,
-    alpha_bar is .123, .029, .0065, .0014: even the first level is mostly noise. The paper gives no
-    numbers.
+    alpha_bar is .123, .029, .0065, .0014: even the first level is mostly noise. The paper gives
+    T = 4, but no alpha_t.
     """
     steps = torch.arange(levels, dtype=torch.float64) / max(levels - 1, 1)
     ratio = first * (last / first) ** steps / math.sqrt(dim)     # (T,)
@@ -79,16 +77,16 @@ def add_noise(z0, noise, alpha_bar):
         x_j^t = sqrt(alpha_bar_t) x_j^0 + sqrt(1 - alpha_bar_t) noise
 
     Args:
-        z0:        (B, P, D). Clean embeddings.
-        noise:     (B, P, D). Standard normal, or zeros.
+        z0:        (B, D). Clean embeddings.
+        noise:     (B, D). Standard normal, or zeros.
         alpha_bar: (B,). Running product of alpha up to the level of each row; or a scalar tensor.
-    Returns: (B, P, D), a new tensor.
+    Returns: (B, D), a new tensor.
     Raises:  ValueError if noise and z0 differ in shape (broadcasting would hide it).
     Source:  Ho et al. 2020 (arXiv:2006.11239), Eq. 4.
     """
     if noise.shape != z0.shape:
         raise ValueError(f"noise is {tuple(noise.shape)}, z0 is {tuple(z0.shape)}; they must match")
-    signal = alpha_bar[..., None, None]
+    signal = alpha_bar[..., None]                                # (B, 1)
     return signal.sqrt() * z0 + (1 - signal).sqrt() * noise
 
 
@@ -101,10 +99,10 @@ def sample(h, noise, alpha_bar):
     The same noise is used at every level, as in the paper; mu and Sigma of Eq. 4 are not needed.
 
     Args:
-        h:         callable, zt (B, P, D) and t (B,) int64 -> z_hat (B, P, D).
-        noise:     (B, P, D) standard normal; zeros for the approximate inference.
+        h:         callable, zt (B, D) and t (B,) int64 -> z_hat (B, D).
+        noise:     (B, D) standard normal; zeros for the approximate inference.
         alpha_bar: (T,).
-    Returns: z_hat (B, P, D) of the last pass, at the least noisy level.
+    Returns: z_hat (B, D) of the last pass, at the least noisy level.
     """
     zt = noise
     for t in reversed(range(len(alpha_bar))):
@@ -115,5 +113,5 @@ def sample(h, noise, alpha_bar):
 
 
 def expectation(log_p):
-    """Eq. 11: the mean over Q Monte Carlo samples: log p(y | x_j) (B, Q, ...) -> p (B, ...)."""
+    """Eq. 11: the mean over Q Monte Carlo samples: log p(y | x_j) (B, Q, K) -> p (B, K)."""
     return log_p.exp().mean(1)

@@ -14,13 +14,11 @@ Model: Bertasius et al., ICML 2021 (arXiv:2102.05095): TimeSformer, divided spac
     e_(p,t)^pos          pos_embed           (1, 1 + P, width)     place: class token, then patches
                          time_embed          (1, F, width)         frame; the class token has none
     B clips, D = 512, F = 8 frames, H = W = 224 pixels, P = 196 patches of 16 x 16 pixels per frame,
-    width = 768; S sequences of L tokens in one attention. (Elsewhere B counts videos or rows, P
-    missing clips.)
+    width = 768; S sequences of L tokens in one attention. (Elsewhere B counts videos or rows.)
 
 Parameters are named as in the released TimeSformer: released weights load under another prefix.
 The results equal the released forward's up to rounding. What is computed differently, for speed:
-  - Patches and class token are two tensors. Patches are in (P, F) order, so that temporal attention
-    needs no copy.
+  - Patches, in (P, F) order, and class token are two tensors: temporal attention needs no copy.
   - The last block computes only the class token: nothing reads its patches. This gains the most.
 """
 from collections import OrderedDict
@@ -52,10 +50,7 @@ class PatchEmbed(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention.
-
-        proj(concat_h softmax(q_h k_h^T / sqrt(width / heads)) v_h)
-    """
+    """Multi-head self-attention: proj(concat_h softmax(q_h k_h^T / sqrt(width / heads)) v_h)."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -137,8 +132,7 @@ class TimeSformer(nn.Module):
     so does temporal_fc except in block 0: the other blocks start as an image model.
 
     Args:
-        image:  H = W, pixels; a multiple of patch.
-        patch:  side of a patch, pixels.
+        image, patch: sides of a frame (H = W, a multiple of patch) and of a patch, pixels.
         frames: F, frames per clip.
         width:  of a token; a multiple of heads.
         depth, heads: number of blocks, attention heads per block.
@@ -191,5 +185,6 @@ class TimeSformer(nn.Module):
         return self.norm(self.blocks[-1].class_token(cls, patches))
 
     def forward(self, clips):
-        """x_i = f(v_i): clips as in `class_token` -> (B, D), length 1."""
-        return functional.normalize(self.head(self.class_token(clips)), dim=-1)
+        """x_i = f(v_i): clips as in `class_token` -> (B, D), length 1, in the type of the clips."""
+        x = self.head(self.class_token(clips))
+        return functional.normalize(x.to(clips.dtype), dim=-1)     # bfloat16 is too coarse

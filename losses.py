@@ -1,7 +1,5 @@
 """Matching and the three terms: Eqs. 6 and 8-10, and the bound they come from (Eq. A).
 
-The loop in train.py adds the terms, unweighted (Eq. 7).
-
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
 
     paper                    here       shape            meaning
@@ -10,13 +8,13 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
     tau                      tau        float            temperature; the paper's 0.02
     p(y_i | x_i)             match      (..., K)         Eq. 6, as log probabilities
     p'_i                     targets    (..., K)         the teacher's soft targets, no gradient
-    x_j^0                    xj         (R, P, D)        the missing clips, f(v_j), no gradient
-    L_XE, L_MSE, L_MC        xe, mse, mc                 Eqs. 8, 9, 10; scalars
-    C clips, R rows with P missing clips each (the paper's 1), K phrases, D embedding.
+    x_j^0                    xj         (R, D)           the missing clips, f(v_j), no gradient
+    L_XE, L_MSE, L_MC        xe, mse, mc                 Eqs. 8, 9, 10; train.py sums them (Eq. 7)
+    C clips, R rows with one missing clip each, K phrases, D embedding.
 
 Where they come from. The clip j is hidden, so h gives its embedding a distribution p_theta, and
 through it its text: p_theta(y_j | {x_i}) = E_{x_j ~ p_theta} p(y_j | x_j). Appendix A bounds the
-negative log likelihood of Eq. 1 from above, in three parts (Eq. A, printed as L):
+negative log likelihood of Eq. 1 from above, in three parts (Eq. A; the paper prints L):
 
     sum_i -log p(y_i | x_i)                                                            -> L_XE
     -log p_theta(x_j^0 | {x_i})
@@ -64,9 +62,9 @@ def xe_loss(log_p, targets):
 
         L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i)),   H(p', p) = -sum_k p'_k log p_k
 
-    The mean over all clips of a batch, whichever are missing: each counts once.
+    Every clip is missing in turn, so each is observed equally often, and L_XE is the mean over all.
 
-    Args:    log_p, targets (C, K); log_p from `match`.
+    Args:    log_p (C, K) from `match`, of the clips that f encodes; targets (C, K).
     Returns: scalar.
     """
     return -(targets * log_p).sum(-1).mean()
@@ -75,8 +73,8 @@ def xe_loss(log_p, targets):
 def mse_loss(x_hat, xj):
     """L_MSE (Eq. 9): squared distance of the predicted and the true embedding.
 
-    Args:    x_hat, xj (R, P, D).
-    Returns: scalar: summed over D, averaged over the missing clips (the expectation over t).
+    Args:    x_hat, xj (R, D).
+    Returns: scalar: summed over D, averaged over the rows (the expectation over t).
     """
     return (x_hat - xj).pow(2).sum(-1).mean()
 
@@ -84,7 +82,9 @@ def mse_loss(x_hat, xj):
 def mc_loss(log_p, targets):
     """L_MC (Eq. 10): match each predicted embedding to the missing clip's soft target.
 
-    Args:    log_p, targets (R, P, K); log_p from `match`.
-    Returns: scalar: averaged over the missing clips (the expectation over t).
+    The formula is that of `xe_loss`; what differs is whose embedding is matched.
+
+    Args:    log_p (R, K) from `match`, of the embeddings that h predicts; targets (R, K).
+    Returns: scalar: averaged over the rows (the expectation over t).
     """
     return -(targets * log_p).sum(-1).mean()

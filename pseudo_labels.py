@@ -8,7 +8,6 @@ appendix B for the prompts.
     y^{1:K}      phrases                 (K, D)      the pool's embeddings, of any length
     -            Teacher.encode_frames   (n, D)      image features, unit length
     p'_i         soft_targets            (..., K)    softmax of cosines: the target of clip i
-    -            estimate_tau            float       its temperature where nothing else gives it
     n frames, m sentences, C clips, K phrases, D embedding.
 
 The teacher is any open_clip model: ViT-B/16 with OpenAI's weights for real videos
@@ -18,6 +17,8 @@ import torch
 from torch.nn import functional
 from torchvision.transforms.v2 import functional as transform
 from tqdm import tqdm
+
+from losses import match
 
 # 4 x 7 action templates (the paper's footnote: those of CLIP for Kinetics-700).
 PROMPTS = tuple(f"{what} of {how}" for what in ("a photo", "a video", "a example",    # CLIP's words
@@ -87,34 +88,12 @@ class Teacher:
 
 
 def soft_targets(features, phrases, tau):
-    """p': how well each phrase of the pool fits a clip: Eq. 6 with the teacher's features.
+    """p': how well each phrase of the pool fits a clip. It is Eq. 6 with the teacher's features.
 
     Args:
         features: (..., D) float. A clip's image features, averaged over its frames.
-        phrases:  (K, D) float. The pool's text embeddings. Both are normalized here.
+        phrases:  (K, D) float. The pool's text embeddings.
         tau:      float > 0, temperature.
     Returns: (..., K) float, rows sum to 1, without gradient.
     """
-    with torch.autocast(features.device.type, enabled=False):       # float32, as losses.match
-        cosine = functional.normalize(features, dim=-1) @ functional.normalize(phrases, dim=-1).T
-        return (cosine / tau).softmax(-1).detach()
-
-
-def estimate_tau(features, phrases, rounds=30):
-    """The temperature at which Eq. 6 is calibrated for given clip features, without labels.
-
-    A unit feature is taken as a y_k + noise of variance (1 - a^2) / D in each direction; then
-    p(k | x) is the softmax of cos(x, y_k) / tau with tau = (1 - a^2) / (D a). The cosine a of a
-    clip with its own text is not known, so it is estimated in turn with p (expectation
-    maximization). Used for features files, whose encoder is unknown.
-
-    Args:    features (C, D), phrases (K, D), any length.
-    Returns: float > 0.
-    """
-    x, D = functional.normalize(features.float(), dim=-1), features.shape[-1]
-    cosine = x @ functional.normalize(phrases, dim=-1).T                       # (C, K)
-    a = cosine.max(1).values.mean().clamp(0.01, 0.99)
-    for _ in range(rounds):
-        tau = (1 - a ** 2) / (D * a)
-        a = ((cosine / tau).softmax(1) * cosine).sum(1).mean().clamp(0.01, 0.99)
-    return float((1 - a ** 2) / (D * a))
+    return match(features, phrases, tau).exp().detach()

@@ -2,160 +2,254 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4.
 
-Pre-training is `main`: one loop with the whole objective, Eq. 7, by SGD and then by AdamW. In one
-update f encodes each clip once, and h is asked for many of them, a row each: data.missing_rows.
-Where batches come from, resuming, logging and interrupts are in training/pretrain.py and
-training/run.py; fine-tuning is in training/finetune.py. Every random choice of a step is drawn from
-(seed, step), so that a resumed run continues as if it had never stopped. Several GPUs share a step:
-support/parallel.py.
+Pre-training is one loop with the whole objective, Eq. 7, by SGD and then by AdamW. In one update f
+encodes each clip once, and h predicts many of them, one in each row: data.missing_rows. Every
+random choice of an update is drawn from (seed, step), so a resumed run ends as if it had never
+stopped. Fine-tuning is in training/finetune.py.
 
-    paper          here           shape        meaning
-    v_i            batch.clips    (C, F, 3, H, W)  consecutive clips of B videos
-    -              batch.teacher  (C, D)       the teacher's features of the clips
-    x_i            x              (C, D)       f(v_i)
-    p'_i           targets        (C, K)       soft targets of the teacher, over the K phrases
-    {x_i}          rows           (R, N)       clips of each row, by their numbers; -1 = padding
-    j              j, missing     (R, P)       places of the missing clips in their rows, and their
-                                               numbers; the paper's P is 1
-    {i != j}       observed       (R, N)       bool
-    x_j^0          xj, z0         (R, P, D)    the missing clips; standardized
-    x_j^t          zt             (R, P, D)    z0 noised to level t, counted from 0
-    x_hat_j^0      x_hat, z_hat   (R, P, D)    what h predicts; standardized
+    paper          here           shape             meaning
+    v_i            batch.clips    (C, F, 3, H, W)   consecutive clips of B videos
+    x_i            x              (C, D)            f(v_i)
+    p'_i           targets        (C, K)            soft targets of the teacher, over K phrases
+    {x_i}          rows           (R, N)            numbers of the clips of each row; -1 = padding
+    j              j, missing     (R,)              the place of the missing clip in its row, and
+                                                    its number
+    {i != j}       observed       (R, N)            bool
+    x_j^0          xj, z0         (R, D)            the missing clip; standardized (diffusion.py)
+    x_j^t          zt             (R, D)            z0 noised to level t, counted from 0
+    x_hat_j^0      x_hat, z_hat   (R, D)            what h predicts; standardized
 """
-import sys
-from dataclasses import dataclass
+import functools
+import time
 from pathlib import Path
 
-from support.command import DATA, PAPER, RUN, WHAT, Parser, check, opt, run
-from support.flags import COIN, FEATURES, FinetuneSettings, RunSettings
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import weights.checkpoint
+from data import CLIPS, View, missing_rows
+from diffusion import add_noise, noise_levels
+from files.lists import load_phrases
+from files.sources import open_folder
+from losses import match, mc_loss, mse_loss, xe_loss
+from model import encode_parts
+from pseudo_labels import soft_targets
+from support.arguments import Parser, add_run_flags, count, positive
+from support.device import limit_threads, mixed_precision, pick_device, send
+from support.errors import require, run
+from support.workers import prefetch
+from toy import grammar, render
+from toy.source import ToySource, load_teacher
+from training import finetune, parallel
+from training.batches import load_batch, teacher_features
+from training.run import (LOG_EVERY, SAVE_EVERY, keep_rows, learning_rate, load_state, log,
+                          note_unreadable, open_run, report_absent, save)
+from weights.names import PIXELS
+from weights.teacher import open_teacher
+
+TIMESFORMER = {           # f: "small" suits a CPU, "paper" is ViT-B/16
+    "small": dict(image=32, patch=16, frames=4, width=64, depth=2, heads=2),
+    "paper": dict(image=224, patch=16, frames=8, width=768, depth=12, heads=12)}
+MVIT = {                  # f with --encoder mvit: Table D, appendix D
+    "small": dict(kind="mvit", image=32, frames=4, seconds=None, width=16, heads=1,
+                  stages=[1, 1, 1], kv_stride=4),
+    "paper": dict(kind="mvit", image=224, frames=16, seconds=3.2)}
+DENOISER = {"small": dict(layers=4, heads=4), "paper": dict(layers=4, heads=8)}        # h
+PRESETS = {               # what --size implies; a flag overrides it
+    "small": dict(init="none", sgd_epochs=0.25, epochs=9, batch=8, lr=4e-3, micro_batch=0),
+    "paper": dict(init="timm", sgd_epochs=5, epochs=25, batch=128, lr=5e-5, micro_batch=24)}
+CONSECUTIVE = {"small": 16, "paper": CLIPS}            # most clips of one video in an update
+TAU = {"toy": 0.045, "howto100m": 0.02}                # of Eq. 6; the paper's with CLIP
+SGD_LR, WEIGHT_DECAY, BETAS = 5e-3, 1e-4, (0.9, 0.95)  # the release's; AdamW's betas are ours
 
 
-def main(settings):
+def open_data(args, view, device):
+    """The narrated videos with the frozen teacher, the pool's phrases, and f's pixel statistics."""
+    if args.data == "toy":
+        phrases = load_phrases(args.phrases) if args.phrases else grammar.PHRASES
+        source = ToySource("train", args.toy_videos, view.frames, load_teacher(device))
+        return source, phrases, (render.MEAN, render.STD)
+    for name in ("videos", "captions", "phrases"):
+        path = getattr(args, name)
+        require(path and path.exists(), f"--data howto100m needs --{name}; {path} does not exist")
+    teacher = open_teacher(args.clip, args.clip_weights, device)
+    source = open_folder(args.videos, args.captions, args.ids, view, teacher)
+    return source, load_phrases(args.phrases), PIXELS
+
+
+def make_optimizer(model, stage):
+    """SGD with momentum, then AdamW (paper, Sec. 4). The loop sets the learning rate."""
+    if stage == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9, weight_decay=WEIGHT_DECAY)
+    return torch.optim.AdamW(model.parameters(), lr=0.0, betas=BETAS, weight_decay=WEIGHT_DECAY,
+                             fused=True)
+
+
+def rows_of(batch, log_p, kind, rng):
+    """data.missing_rows of a batch -> rows (R, N) and j (R,) on the device of log_p (C, K)."""
+    confidence, phrase = log_p.detach().max(-1)            # (C,) of each clip's likeliest phrase
+    windows = [windows for _, windows in batch.requests]
+    rows, j = missing_rows(windows, phrase.cpu().numpy(), confidence.cpu().numpy(), kind, rng)
+    return send(rows, log_p.device), send(j, log_p.device)
+
+
+def pretrain(args):
     """Pre-training (Sec. 3.2): f and h together."""
-    import torch
+    # 1. Narrated videos with their frozen teacher, and the texts of the phrase pool.
+    device = parallel.start(pick_device(args.device))
+    rank, world = parallel.place()
+    require(args.batch >= world, f"--batch {args.batch}: {world} processes need a video each")
+    content = open_run(args)                               # of the run's checkpoint; {} at first
+    encoder = (MVIT if args.encoder == "mvit" else TIMESFORMER)[args.size]
+    limit_threads(encoder["image"], device)
+    start = None                                           # weights to start from
+    if args.init != "none" and not content:
+        start = weights.checkpoint.open_start(args.init)
+    view = View(encoder["image"], encoder["frames"], encoder.get("seconds"))
+    source, phrases, pixels = open_data(args, view, device)
+    report_absent(source, args)
+    embeddings = source.teacher.encode_phrases(phrases)                            # (K, D)
 
-    from diffusion import add_noise
-    from losses import match, mc_loss, mse_loss, xe_loss
-    from pseudo_labels import soft_targets
-    from support import parallel
-    from support.device import mixed_precision
-    from training.pretrain import Pretraining
-    from training.run import learning_rate
+    # 2. f and h, with the same weights in each process, and their optimizer.
+    torch.manual_seed(args.seed)
+    model = weights.checkpoint.build_model(
+        embeddings, encoder, DENOISER[args.size], order=args.order, tau=args.tau, pixels=pixels,
+        alpha_bar=noise_levels(embeddings.shape[1]).tolist(), witness=phrases[0])
+    if start is not None:
+        weights.checkpoint.fill(args.init, model, start)
+    model.to(device).train()
+    per_epoch = max(len(source) // args.batch, 1)
+    switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
+    steps = switch + round(args.epochs * per_epoch)
+    first = content.get("step", 0)
+    optimizer = make_optimizer(model, "sgd" if first <= switch else "adamw")
+    if content:
+        load_state(model, optimizer, content)
+        keep_rows(args, first)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(source)} videos, "
+          f"{switch} updates by SGD and {steps - switch} by AdamW, on {device}")
 
-    parallel.start(settings.device)
-    run = Pretraining(settings)                            # data, teacher, model, resuming
-    model, levels = run.model, len(run.model.alpha_bar)
-    for stage in run.stages:
-        optimizer = run.make_optimizer(stage)              # SGD, then AdamW
-        for step, batch in run.batches(stage, optimizer):
-            optimizer.param_groups[0]["lr"] = learning_rate(step, stage)   # up, then down to 0
-            with mixed_precision(run.device):
-                x = run.encode(batch)                                  # x_i = f(v_i)
-                model.standardize.update(x)
-                targets = soft_targets(batch.teacher, model.phrases, model.tau)
-                log_p = match(x, model.phrases, model.tau)             # Eq. 6
-                xe = xe_loss(log_p, targets)                           # Eq. 8
-                mse = mc = x.new_zeros(())
-                if model.denoiser is not None:                     # None with --order none
-                    sure, phrase = log_p.detach().max(-1)      # clips of one phrase: one step
-                    rows, j = run.missing_rows(batch, phrase, sure)
-                    missing, observed = rows.gather(1, j), (rows >= 0).scatter(1, j, False)
-                    xj = x[missing].detach()                                       # x_j^0
-                    z0 = model.standardize(xj)
-                    t = torch.randint(levels, j.shape[:1], device=x.device)  # t ~ U[1, T]
-                    zt = add_noise(z0, torch.randn_like(z0), model.alpha_bar[t])   # Eq. 2
-                    if settings.order == "mask":                   # h sees nothing of x_j
-                        zt, t = torch.zeros_like(zt), torch.full_like(t, levels - 1)
-                    z_hat = model.h(zt, x[rows], observed, j, t)       # Eq. 5; padding is hidden
-                    x_hat = model.standardize.inverse(z_hat)
-                    mse = mse_loss(x_hat, xj)                          # Eq. 9, of x and not of z
-                    mc = mc_loss(match(x_hat, model.phrases, model.tau),
-                                 targets[missing])                     # Eq. 10, of the same x_hat
-                loss = xe + mse + mc                                               # Eq. 7
-            model.zero_grad()
-            loss.backward()
-            parallel.average_gradients(optimizer)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            run.log(len(x), loss=loss, xe=xe, mse=mse, mc=mc)
+    # 3. Train: the objective of an update, Eq. 7, from top to bottom.
+    make = functools.partial(load_batch, source, args, CONSECUTIVE[args.size])
+    batches = prefetch(make, range(first, steps), args.workers)
+    encoded, began = 0, time.perf_counter()
+    bar = tqdm(batches, "pretrain", steps, initial=first, mininterval=1, disable=rank > 0)
+    for step, batch in enumerate(bar, first):
+        if step == switch:
+            optimizer = make_optimizer(model, "adamw")
+        stage = (0, switch, SGD_LR) if step < switch else (switch, steps, args.lr)
+        optimizer.param_groups[0]["lr"] = learning_rate(step, *stage)
+        torch.manual_seed((args.seed * 1_000_003 + step) * world + rank)
+        rng = np.random.default_rng((args.seed, 3, step, rank))            # of the rows
+        note_unreadable(batch.failed, source, args)
+        clips = send(batch.clips, device)                                  # (C, F, 3, H, W)
+        with mixed_precision(device):
+            features = send(teacher_features(source, batch, args.targets), device)     # (C, D)
+            x = encode_parts(model, clips, args.micro_batch or None)       # x_i = f(v_i)
+            model.standardize.update(x)
+            targets = soft_targets(features, model.phrases, model.tau)     # p'_i
+            log_p = match(x, model.phrases, model.tau)                     # Eq. 6
+            xe = xe_loss(log_p, targets)                                   # Eq. 8
+            mse = mc = x.new_zeros(())                     # with --order none, f learns alone
+            if args.order != "none":
+                rows, j = rows_of(batch, log_p, args.rows, rng)
+                missing = rows.gather(1, j[:, None])[:, 0]
+                observed = (rows >= 0).scatter(1, j[:, None], False)       # neither padding nor j
+                xj = x[missing].detach()                                   # x_j^0
+                z0 = model.standardize(xj)
+                t = torch.randint(len(model.alpha_bar), j.shape, device=device)    # t ~ U[1, T]
+                zt = add_noise(z0, torch.randn_like(z0), model.alpha_bar[t])       # Eq. 2
+                if args.order == "mask":                                   # h sees nothing of x_j
+                    zt, t = torch.zeros_like(zt), torch.full_like(t, len(model.alpha_bar) - 1)
+                z_hat = model.denoise(zt, x[rows], observed, j, t)         # Eq. 5
+                x_hat = model.standardize.inverse(z_hat)
+                mse = mse_loss(x_hat, xj)                                  # Eq. 9, of x, not of z
+                log_q = match(x_hat, model.phrases, model.tau)             # Eq. 6, of the forecast
+                mc = mc_loss(log_q, targets[missing])                      # Eq. 10
+            loss = xe + mse + mc                                           # Eq. 7
+        optimizer.zero_grad()
+        loss.backward()
+        parallel.average(model)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
 
-
-def finetune(settings):
-    """Fine-tuning, in training/finetune.py."""
-    from training import finetune
-    finetune.finetune(settings)
-
-
-# --- Flags: opt(help, default, heading in --help, limits) ---
-HOWTO, NARRATED = ("howto100m",), ("toy", "howto100m")         # kinds of --data with narrations
-
-
-@dataclass(frozen=True)
-class TrainSettings(RunSettings):
-    """Pre-train the encoder f and the denoiser h (paper, Sec. 3.2), without labels."""
-    stage: str = opt("finetune has its own flags", "pretrain", WHAT,
-                     choices=("pretrain", "finetune"))
-    order: str = opt("how h learns the order of steps", "diffusion", WHAT,
-                     choices=("diffusion", "mask", "none"))
-    encoder: str = opt("the encoder f; mvit: Table D", "timesformer", WHAT,
-                       choices=("timesformer", "mvit"), data=NARRATED)
-    size: str = opt("of f and h: ViT-B, or 32 pixels", "paper", WHAT,
-                    choices=("small", "paper"), data=HOWTO)
-    init: Path = opt("start from a run, checkpoint or weights", None, WHAT)
-    data: str = opt("toy: no files; coin: features, h alone", "toy",
-                    DATA, choices=("toy", "howto100m", "coin"))
-    toy_videos: int = opt("training videos of the embedded world", 6000, DATA, low=1, data=("toy",))
-    clips: str = opt("what h orders: steps as f sees them", "steps", DATA,
-                     choices=("steps", "clips", "annotated"), data=NARRATED,
-                     order=("diffusion", "mask"))
-    videos: Path = opt("folder of videos, ID.mp4 and the like", None, DATA, data=HOWTO)
-    captions: Path = opt("ID.csv, ID.srt or ID.vtt; or caption.json", None, DATA, data=HOWTO)
-    ids: Path = opt("use only these videos: an id per line", None, DATA, data=HOWTO)
-    phrases: Path = opt("pool, a phrase per line [that of toy/]", None, DATA, data=NARRATED)
-    clip: str = opt("teacher: open_clip model, or local-dir:DIR", "ViT-B-16-quickgelu", DATA,
-                    data=HOWTO)
-    clip_weights: str = opt("its weights: a tag, or a file [openai]", None, DATA, data=HOWTO)
-    teacher_features: Path = opt("of `python -m files teach`, where it has a video", None, DATA,
-                                 data=HOWTO, targets=("vision", "both"))
-    augment: bool = opt("random squares, half of them mirrored", True, DATA, data=HOWTO)
-    annotations: Path = opt("COIN.json", None, DATA, data=COIN)
-    features: Path = opt("npz of clip embeddings, one row per window", None, DATA, data=COIN)
-    text_embeddings: Path = opt("npz of the classes' text embeddings", None, DATA, data=COIN)
-    targets: str = opt("soft targets of frames, speech, both", "vision", PAPER,
-                       choices=("vision", "narration", "both"), data=NARRATED)
-    tau: float = opt("of Eq. 6 [CLIP .02, toy .045, coin estimated]", None, PAPER, low=1e-6)
-    sgd_epochs: float = opt("epochs of SGD, first stage", 0.25, PAPER, low=0)
-    epochs: float = opt("epochs of AdamW, second stage", 10.0, PAPER, low=0)
-    missing: int = opt("most clips missing together", 1, PAPER, low=1, high=3,
-                       order=("diffusion", "mask"))
-    batch: int = opt("videos per step; the paper's is 128", 8, PAPER, low=1)
-    lr: float = opt("peak rate of AdamW; release 5e-5", 4e-3, PAPER, above=0)
-    out: Path = opt("folder of the run's files", Path("runs/pretrain"), RUN, folder=True)
-    resume: bool = opt("continue from OUT/checkpoint.pt", False, RUN)
-    micro_batch: int = opt("clips f encodes at once [what memory allows]", None, RUN, low=1,
-                           data=NARRATED)
-
-    def __post_init__(self):
-        super().__post_init__()
-        check(self.teacher_features is None or self.teacher_features.is_dir(), "teacher_features",
-              self.teacher_features, "no such folder; `python -m files teach` makes one")
-        self.require({"toy": (), "howto100m": ("videos", "captions", "phrases"),
-                      "coin": FEATURES}[self.data], f"--data {self.data}")
-        check(self.epochs or self.lr == type(self).lr, "lr", self.lr,
-              "has no effect with --epochs 0: it is AdamW's")
-        check(self.clips != "annotated" or self.data == "toy", "clips", self.clips,
-              "only the embedded world's narrated videos have annotated steps")
-        check(self.order != "none" or self.data != "coin", "order", "none",
-              "--data coin trains h alone: without it there is nothing to train")
+        encoded += len(x) * world
+        if (step + 1) % LOG_EVERY == 0 or step + 1 == steps:               # waits for the GPU
+            if not torch.isfinite(norm):       # checked before saving: no weight is spoiled then
+                raise FloatingPointError(f"update {step + 1}: the gradient is not finite; the last "
+                                         f"checkpoint in {args.out} stays; try a smaller --lr")
+            teacher = targets.argmax(-1)                   # its likeliest phrase of each clip
+            order = None
+            if args.order != "none":
+                order = (log_q.argmax(-1) == teacher[missing]).float().mean()
+            log(args, bar, step=step + 1, epoch=(step + 1) / per_epoch, loss=loss, xe=xe, mse=mse,
+                mc=mc, match=(log_p.argmax(-1) == teacher).float().mean(), order=order,
+                lr=optimizer.param_groups[0]["lr"],
+                clips_per_s=encoded / (time.perf_counter() - began))
+        if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
+            save(args, model, optimizer, step + 1)
+    print(f"{args.out / 'checkpoint.pt'}: {steps} updates, {time.perf_counter() - began:.0f} s")
 
 
-def command_of(argv):
-    """The function and the flags that `--stage` chooses: both stages are one command."""
-    parser = Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--stage")
-    tuned = parser.parse_known_args(argv)[0].stage == "finetune"
-    return (finetune, FinetuneSettings) if tuned else (main, TrainSettings)
+def parse(argv=None):
+    """The command line. Where --size or --data gives the default, the flag's own is None."""
+    stage = Parser("", add_help=False)
+    stage.add_argument("--stage")
+    if stage.parse_known_args(argv)[0].stage == "finetune":
+        return finetune.parse(argv)
+    parser = Parser("Pre-train f and h without labels (paper, Sec. 3.2). `--stage finetune --help` "
+                    "shows the flags of fine-tuning.")
+    add = parser.add_argument
+    add("--stage", choices=["pretrain", "finetune"], default="pretrain")
+    add("--data", choices=["toy", "howto100m"], default="toy", help="toy: the embedded world, "
+        "without files; howto100m: videos with captions")
+    add("--toy-videos", type=count, default=6000, help="training videos of the embedded world")
+    add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
+    add("--captions", type=Path, help="folder of ID.csv, ID.srt or ID.vtt; or caption.json")
+    add("--ids", type=Path, help="use only these videos: an id per line")
+    add("--phrases", type=Path, help="the phrase pool, one phrase per line")
+    add("--clip", default="ViT-B-16-quickgelu", help="the teacher: a model of open_clip, or "
+        "local-dir:DIR")
+    add("--clip-weights", help="its weights: a tag of open_clip (default openai), or a file")
+    add("--no-augment", dest="augment", action="store_false", help="center crops of real videos, "
+        "in place of random ones, half of them mirrored")
+    add("--size", choices=["small", "paper"], help="of f and h: ViT-B on 8 frames of 224 pixels, "
+        "or 2 blocks on 4 frames of 32; it sets the defaults of --init to --micro-batch")
+    add("--encoder", choices=["timesformer", "mvit"], default="timesformer",
+        help="the video encoder f (Table D compares them)")
+    add("--order", choices=["diffusion", "mask", "none"], default="diffusion",
+        help="how h learns the order of steps; none: matching alone")
+    add("--rows", choices=["steps", "clips", "paper"], default="steps",
+        help="which clips h reads and predicts: data.missing_rows")
+    add("--targets", choices=["vision", "narration", "both"], default="vision",
+        help="soft targets of the teacher: of frames, of speech, or their mean")
+    add("--tau", type=positive, help="temperature of Eq. 6 (default: 0.02 with CLIP, 0.045 with "
+        "the embedded world's teacher)")
+    add("--init", help="start f and h from a run, a file, ImageNet's ViT (timm), or anew (none)")
+    add("--sgd-epochs", type=float, help="epochs of SGD, the first stage")
+    add("--epochs", type=float, help="epochs of AdamW, the second stage")
+    add("--batch", type=count, help="videos per update")
+    add("--lr", type=positive, help="peak learning rate of AdamW")
+    add("--micro-batch", type=int, help="clips that f encodes at once, to save memory; 0: all")
+    add("--out", type=Path, default=Path("runs/pretrain"), help="folder of the run")
+    add("--resume", action="store_true", help="go on from OUT/checkpoint.pt, if there is one")
+    add_run_flags(parser)
+    args = parser.parse_args(argv)
+    args.size = args.size or ("small" if args.data == "toy" else "paper")
+    for name, value in {**PRESETS[args.size], "tau": TAU[args.data]}.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return args
+
+
+def main(args):
+    """Pre-train, or fine-tune."""
+    if args.stage == "pretrain":
+        pretrain(args)
+    else:
+        finetune.finetune(args)
 
 
 if __name__ == "__main__":
-    run(*command_of(sys.argv[1:]))
+    run(main, parse)

@@ -1,44 +1,37 @@
 """Inference with a checkpoint (Sec. 3.3): clips and predictions of h -> log p over a label set.
 
-M samples, N clips of each, P missing, Q Monte Carlo samples, H steps ahead, S steps, D embedding.
+M examples, N clips of each, Q Monte Carlo samples, H steps ahead, S steps, D embedding.
 """
 import numpy as np
 import torch
 from torch.nn import functional
 
-import losses
 from data import CLIP_SECONDS, HISTORY
-
-
-def score_texts(x, texts, tau):
-    """log p over texts (Eq. 6), (..., D) -> (..., S); each text is matched once: equal ones tie."""
-    unique, index = torch.unique(texts, dim=0, return_inverse=True)            # (U, D), (S,)
-    log_p = losses.match(x, unique, tau)                                       # (..., U)
-    return (log_p - log_p[..., index].logsumexp(-1, keepdim=True))[..., index]
 
 
 def score_labels(model, x, texts):
     """log p over the label set, (..., D) -> (..., S): texts are matched, or classified if tuned."""
-    return model.classify(x)[0] if model.task else score_texts(x, texts, model.tau)
+    return model.classify(x)[0] if model.task else model.match(x, texts)
 
 
-def draw_noise(count, shape, seed):
-    """Standard normal (count, *shape). It depends on the seed, not on the batch."""
-    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed))
+def draw_noise(shape, seed):
+    """Standard normal numbers. They depend on the seed, not on the batch."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @torch.no_grad()
 def predict_missing(model, x, texts, noise, batch, where=()):
-    """log p of missing clips, once per noise (Sec. 3.3), `batch` samples at a time, on the CPU.
+    """log p of a missing clip, once per noise (Sec. 3.3), `batch` examples at a time, on the CPU.
 
-    x (M, N, D); texts (S, D), None once fine-tuned. Without `where`, the clip after N is missing:
-    noise (M, Q, D) -> (M, Q, S). With observed (M, N) and j (M, P), see ProcedureModel.forecast, P
-    clips are denoised together: noise (M, Q, P, D) -> (M, Q, P, S).
+    x (M, N, D); texts (S, D), None once fine-tuned; noise (M, Q, D) -> (M, Q, S). The clip after
+    the N is missing, or with where = (observed (M, N), j (M,)) clip j: ProcedureModel.forecast.
     """
     forecast = model.forecast if where else model.forecast_next
-    batches = zip(*(rows.split(batch) for rows in (x, *where, noise)))
-    return torch.cat([score_labels(model, forecast(*(rows.to(x.device) for rows in part)),
-                                   texts).cpu() for part in batches])
+    log_p = []
+    for part in zip(*(rows.split(batch) for rows in (x, *where, noise))):
+        x_hat = forecast(*(rows.to(x.device) for rows in part))                # (B, Q, D)
+        log_p.append(score_labels(model, x_hat, texts).cpu())
+    return torch.cat(log_p)
 
 
 def extend_history(x, seconds, step):
@@ -54,10 +47,12 @@ def extend_history(x, seconds, step):
     return torch.cat([x, step[:, None]], 1)[:, rows], covered
 
 
+@torch.no_grad()
 def sample_in_turn(model, x, seconds, texts, noise):
     """Q futures of H steps of a video, each sampled step by step (Sec. 3.3, repeated).
 
-    What h predicted then counts as observed: x_hat, at unit length. x (N, D), noise (H, Q, D).
+    What h predicted then counts as observed for 9 s: x_hat, at unit length. x (N, D), noise
+    (H, Q, D).
 
     Returns: first (Q, S), log p of the next step; picks (Q, H) int64, the likeliest steps.
     """

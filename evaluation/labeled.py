@@ -1,133 +1,113 @@
 """Labeled videos, the texts of their label set, and whether a checkpoint fits them.
 
-S steps, D embedding. Each check raises BadInput.
+S steps, D embedding. What does not fit is an InputError.
 """
-import functools
+from torch.nn import functional
 
-import torch
-
-from data import EPIC_FRAMES, PIECES, samples_of, view_of
-from files import listings
-from files.annotations import check_names, load_coin, load_text_embeddings, note_unnamed
-from files.sources import VideoSource, open_coin_features, require_videos
+from data import EPIC_FRAMES, examples_of, view_of
+from files import lists
+from files.sources import VideoSource, require_videos
 from files.video import find_videos
-from pseudo_labels import Teacher
-from support.command import require
+from support.errors import require
 from toy import grammar, render
 from toy.source import ToySource, load_teacher
-from weights.checkpoint import same_texts
 from weights.teacher import open_teacher
 
 
-# A forecast table reads several splits: the teacher of --clip is loaded once, and its embeddings of
-# the class names, (teacher, names as a tuple) -> (S, D), are made once: COIN's are 22,000 prompts.
-cached_teacher = functools.lru_cache(maxsize=1)(open_teacher)
-cached_texts = functools.lru_cache(maxsize=1)(Teacher.encode_phrases)
-
-
 # --- Does the checkpoint fit? ---
-def require_task(model, settings):
+def require_task(model, args):
     """The checkpoint must be able to do the task of evaluate.py, zero-shot or fine-tuned for it."""
-    path, epic = settings.checkpoint, settings.data == "epic"
-    finetune = f"python train.py --stage finetune --task {settings.task} --data {settings.data}"
-    require(model.task or not (settings.task == "activity" or epic), f"{path}: is not fine-tuned, "
-            f"and --task {settings.task} of --data {settings.data} needs that; run `{finetune}`")
-    actions = bool(model.task) and len(model.classes) > 1
-    require(not model.task or (model.task, actions) == (settings.task, epic), f"{path}: is tuned "
-            f"for {'verbs and nouns' if actions else f'--task {model.task}'}; run `{finetune}`")
-    require(settings.task not in ("forecast", "infill") or model.denoiser, f"{path}: trained with "
+    path, epic = args.checkpoint, args.data == "epic"
+    finetune = f"python train.py --stage finetune --task {args.task} --data {args.data}"
+    require(model.task or not (args.task == "activity" or epic), f"{path}: is not fine-tuned, and "
+            f"--task {args.task} of --data {args.data} needs that; run `{finetune}`")
+    actions = len(model.classes) > 1
+    require(not model.task or (model.task, actions) == (args.task, epic), f"{path}: is tuned for "
+            f"{'verbs and nouns' if actions else f'--task {model.task}'}; run `{finetune}`")
+    require(args.task not in ("forecast", "infill") or model.denoiser, f"{path}: trained with "
             "--order none; to forecast, train with --order diffusion or mask")
-    if settings.horizon > 1 and settings.data != "toy":          # which has the truth of futures
-        most = model.denoiser.clips - PIECES
-        require(settings.horizon <= most, f"--horizon {settings.horizon}: {path} was trained with "
-                f"at most {most} clips missing together; train with --missing {settings.horizon}")
 
 
 def require_teacher(teacher, model, path):
     """The checkpoint must have been trained with this teacher, which embeds its witness again."""
-    if model.witness is None:                          # published, or trained on a features file
+    if model.witness is None:                          # published
         return
-    now = teacher.encode_phrases([model.witness])      # of another width: see `require_width`
-    require(now.shape[1] != model.dim or same_texts(model.phrases[:1], now), f"{path}: was trained "
-            f"with another teacher, which embeds \"{model.witness}\" differently; give the same "
-            "--clip and --clip-weights (that of the embedded world is toy/teacher.safetensors)")
+    now = teacher.encode_phrases([model.witness]).to(model.phrases)
+    same = now.shape[1] == model.dim and functional.cosine_similarity(
+        now, model.phrases[:1]).item() > 0.999
+    require(same, f"{path}: was trained with another teacher, which embeds \"{model.witness}\" "
+            "differently; give the same --clip and --clip-weights (the embedded world's teacher is "
+            "toy/teacher.pt)")
 
 
-def require_width(model, given, path):
-    """Embeddings of the checkpoint must be as wide as those given, (.., D)."""
-    require(given.shape[1] == model.dim, f"{path}: embeddings of width {model.dim}, those given "
-            f"have {given.shape[1]}; give the --data, or the --clip, it was trained with")
-
-
-def require_fit(model, source, texts, settings):
-    """Widths must be equal, and a fine-tuned checkpoint must have as many classes as the data."""
-    path = settings.checkpoint
-    if settings.features:
-        require_width(model, source.features.embedding, path)
-    elif texts is not None and model.task != "classify":           # else no text is matched
-        require_width(model, texts, path)
-    if model.task is None or settings.data == "epic":
+def require_classes(model, source, texts, args):
+    """A fine-tuned checkpoint must have as many classes as the data."""
+    if model.task is None or args.data == "epic":
         return
-    count = len(texts) if texts is not None else model.classes[0]
-    largest = max((sample.label for sample in samples_of(settings.task, source.listed)), default=-1)
-    require(count == model.classes[0] and largest < count, f"{path}: is fine-tuned to "
+    largest = max((e.label for e in examples_of(args.task, source.listed)), default=-1)
+    count = len(texts) if texts is not None else max(model.classes[0], largest + 1)
+    require(count == model.classes[0] and largest < count, f"{args.checkpoint}: is fine-tuned to "
             f"{model.classes[0]} classes, there are {max(count, largest + 1)} here; give the "
             "--data it was fine-tuned on")
 
 
 # --- Videos and texts ---
-def open_labeled(settings, split, model, path, device, required=True, with_teacher=True):
-    """The videos of a split, and the text embeddings of its label set (S, D); None: no texts.
+def teacher_of(model, args, device):
+    """The teacher for real videos: --clip, or the one that the checkpoint was trained with."""
+    clip = args.clip or model.settings.get("clip") or "ViT-B-16-quickgelu"
+    return open_teacher(clip, args.clip_weights or model.settings.get("clip_weights"), device)
 
-    path: of the checkpoint; required: whether a split without a video is an error; with_teacher:
-    whether the source gives the teacher's features of clips.
+
+def list_videos(args, split):
+    """The annotated videos of COIN or EPIC, and the names of their classes, "" if unknown."""
+    path = args.annotations
+    if args.data == "epic":
+        return lists.load_epic(path), []
+    if path.suffix == ".csv":                          # a released list holds one split, no names
+        videos = lists.load_released_csv(path, args.task)
+        return videos, [""] * (1 + max(video.activity for video in videos))
+    videos, names = lists.load_coin(path)
+    return [video for video in videos if video.split == split and video.steps], names
+
+
+def class_names(args, labels):
+    """The names of the label set: of --steps, else of the annotations."""
+    if not args.steps:
+        require(any(labels), f"{args.annotations}: a csv has no class names; add --steps FILE")
+        return labels
+    names = lists.load_steps(args.steps)
+    lists.check_names(args.steps, names, args.annotations, labels)
+    return names
+
+
+def open_labeled(args, split, model, device, with_teacher=True):
+    """The videos of a split, and the text embeddings of its label set.
+
+    with_teacher: whether the source gives the teacher's features of clips.
+    Returns: a source, and (S, D) float on the device; None if the task matches no texts.
     """
-    require(bool(model.pixels) == (settings.features is None), f"--data {settings.data}: {path} "
-            f"reads {'frames' if model.pixels else 'features'}; give the --data it was trained on")
-    toy, epic = settings.data == "toy", settings.data == "epic"
-    named, teacher = settings.task != "activity" and not epic, None
-    if settings.features:
-        source, texts = open_coin_features(settings.annotations, settings.features,
-                                           settings.text_embeddings, split, required)
-        return source, texts if named else None
     view = view_of(model.encoder)
-    require(not toy or view.size == render.SIZE, f"--data toy: its pictures are {render.SIZE} "
-            f"pixels wide, the checkpoint reads {view.size}; give it --data coin")
-    if named and not settings.text_embeddings:
-        teacher = (load_teacher(device) if toy else
-                   cached_teacher(settings.clip, settings.clip_weights, device))
-        require_teacher(teacher, model, path)
-    of_clips = teacher if with_teacher else None
-    if toy:
-        source = ToySource(split, settings.toy_videos, view.frames, of_clips)
-        return source, cached_texts(teacher, grammar.STEPS) if named else None
-    if epic:
-        view, videos = view._replace(frames=EPIC_FRAMES), listings.load_epic(settings.annotations)
-        require(videos[0].steps[0].label != (None, None), f"{settings.annotations}: has no labels: "
-                "is it the test list? EPIC_100_train.csv or EPIC_100_validation.csv is needed")
-    elif settings.annotations.suffix == ".csv":        # it holds one split, and no names
-        videos = listings.load_released_csv(settings.annotations, settings.task)
-        labels = [""] * (1 + max(video.activity for video in videos))
-    else:
-        videos, labels = load_coin(settings.annotations)
-        videos = [video for video in videos if video.split == split and video.steps]
+    named = args.task != "activity" and args.data != "epic"
+    if args.data == "toy":
+        require(view.size == render.SIZE, f"--data toy: its pictures are {render.SIZE} pixels "
+                f"wide, the checkpoint reads {view.size}; give it --data coin")
+        teacher = load_teacher(device)
+        require_teacher(teacher, model, args.checkpoint)
+        texts = teacher.encode_phrases(grammar.STEPS).to(device) if named else None
+        teacher = teacher if with_teacher else None
+        return ToySource(split, args.toy_videos, view.frames, teacher), texts
+    require(args.annotations and args.videos,
+            f"--data {args.data} needs --annotations and --videos")
+    videos, labels = list_videos(args, split)
+    if args.data == "epic":
+        view = view._replace(frames=EPIC_FRAMES)
+    teacher = texts = None
     if named:
-        file, names = settings.text_embeddings or settings.steps or settings.annotations, labels
-        if settings.text_embeddings:
-            names, texts = load_text_embeddings(file)
-        elif settings.steps:
-            names = listings.load_steps(file)
-            require(not any(labels) or len(names) <= len(labels), f"{file}: {len(names)} names, "
-                    f"but {settings.annotations} has {len(labels)} classes; line i must be class i")
-        require(any(names), f"{settings.annotations}: a csv has no class names; add --steps "
-                "FILE or --text-embeddings FILE")
-        check_names(file, names, settings.annotations, labels)
-        if required:
-            note_unnamed(names)
-    source = VideoSource(videos, find_videos(settings.videos), view, of_clips)
-    if required:
-        require_videos(source, settings.videos)
-    if not named:
-        return source, None
-    texts = cached_texts(teacher, tuple(names)) if teacher else torch.from_numpy(texts)
-    return source, texts
+        names = class_names(args, labels)
+        teacher = teacher_of(model, args, device)
+        require_teacher(teacher, model, args.checkpoint)
+        texts = teacher.encode_phrases(names).to(device)
+        require(texts.shape[1] == model.dim, f"{args.checkpoint}: embeddings of width {model.dim}, "
+                f"--clip's have {texts.shape[1]}; give the --clip it was trained with")
+    source = VideoSource(videos, find_videos(args.videos), view, teacher if with_teacher else None)
+    return require_videos(source, args.videos), texts

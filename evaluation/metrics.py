@@ -1,42 +1,42 @@
-"""Scores of forecasts: top-k, oracle, total variation, temperature, bigrams.
+"""Scores of forecasts: top-k, best of several draws, total variation, likelihood, bigrams.
 
-M samples (forecasts), K steps or classes, R draws per sample. labels (M,) int64, the correct class,
-0 to K - 1; draws (M, R) int64, the class of each sampled forecast. Ties are ranked by index, lowest
-first. They do happen: of COIN's 778 step texts 749 are distinct.
+M examples (forecasts), K steps or classes, R draws per example. labels (M,) int64, the correct
+class, 0 to K - 1; draws (M, R) int64, the class of each sampled forecast. Ties are ranked by
+index, lowest first. They do happen: of COIN's 778 step texts 749 are distinct.
 """
-import math
-
 import torch
 
-from support.device import end_unless_finite
+TEMPERATURES = 0.5, 0.7, 1.0       # of a softmax baseline: the best of the three counts
+FLOOR = 0.001                      # least probability of a step that no draw shows, in `nll`
 
 
 def percent(hits):
-    """Mean of hits or of chances (M,) -> percent, unrounded; None where M = 0."""
+    """Mean of hits or of chances (M,) -> percent, unrounded; None if M = 0."""
     return 100 * float(hits.double().mean()) if len(hits) else None
 
 
 def topk_correct(scores, labels, k):
-    """Whether the correct class is among the k best of scores (M, K): (M,) bool; of k >= K always.
-    FloatingPointError unless all scores are finite."""
-    end_unless_finite("scores", scores)
+    """Whether the correct class is among the k best of scores (M, K): (M,) bool.
+
+    Raises: FloatingPointError unless all scores are finite.
+    """
+    if not scores.isfinite().all():
+        raise FloatingPointError("scores are not finite; the checkpoint's weights may be damaged")
     own = scores.gather(1, labels[:, None])                              # (M, 1)
     lower = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
     ahead = (scores > own) | (scores == own) & lower                     # (M, K)
     return ahead.sum(1) < k
 
 
+def accuracy_rows(columns, labels):
+    """{"top1": {name: percent}, "top5": ...} of {name: scores (M, K)}; None stays None."""
+    return {f"top{k}": {name: None if scores is None else percent(topk_correct(scores, labels, k))
+                        for name, scores in columns.items()} for k in (1, 5)}
+
+
 def by_class(correct, labels, K):
     """Percent correct of each of K classes, None if none occurs: (M,) bool, (M,) -> a list."""
-    size = torch.bincount(labels, minlength=K)
-    hits = torch.bincount(labels[correct], minlength=K)
-    return [100 * h / n if n else None for h, n in zip(hits.tolist(), size.tolist())]
-
-
-def accuracy_rows(columns):
-    """Rows top1 and top5, in percent: columns {name: (scores (M, K) or None, labels (M,))}."""
-    return {f"top{k}": {name: None if scores is None else percent(topk_correct(scores, y, k))
-                        for name, (scores, y) in columns.items()} for k in (1, 5)}
+    return [percent(correct[labels == k]) for k in range(K)]
 
 
 def oracle_correct(draws, labels):
@@ -49,34 +49,38 @@ def distinct(draws):
     return 1 + (draws.sort(1).values.diff() != 0).sum(1)
 
 
-def oracle_softmax(probabilities, labels, R):
-    """Chance that R draws from each row of probabilities (M, K) hit the label: 1 - (1 - p_y)^R."""
-    return 1 - (1 - probabilities.gather(1, labels[:, None])[:, 0].double()) ** R
+def softmax_at(log_p, temperature):
+    """The distribution of a forecast at a temperature: log p (M, K) -> (M, K) float64."""
+    return (log_p.double() / temperature).softmax(-1)
 
 
-def total_variation(draws, truth):
-    """Half the L1 distance of the histogram of draws (M, R) to the truth (M, K) -> (M,) float64."""
-    one = torch.full(draws.shape, 1 / draws.shape[1], dtype=torch.float64, device=draws.device)
-    histogram = torch.zeros_like(truth, dtype=torch.float64).scatter_add_(1, draws, one)    # (M, K)
-    return (histogram - truth).abs().sum(1) / 2
+def oracle_softmax(log_p, labels, R):
+    """Percent of forecasts that the best of R draws from their softmax gets right, in closed form.
 
-
-def fit_temperature(logits, target):
-    """The temperature T, 1e-3 to 1e3, with the least cross entropy of softmax(logits / T) (M, K).
-
-    The loss is convex in 1 / T: bisection of log T finds where its slope, the mean logit under the
-    softmax minus that under the target, crosses zero. target: (M, K), rows sum to 1, or labels.
+        mean of 1 - (1 - p_y)^R, at the best of TEMPERATURES
     """
-    logits = logits.double()
-    logits = logits - logits.max(1, keepdim=True).values                 # (M, K)  at most 0
-    wanted = (logits.gather(1, target[:, None]) if target.ndim == 1 else target * logits).sum()
-    low, high = math.log(1e-3), math.log(1e3)
-    for _ in range(45):                                                  # until 14 / 2^45 wide
-        middle = (low + high) / 2
-        p = (logits / math.exp(middle)).softmax(1)
-        too_flat = (p * logits).sum() <= wanted                          # T is too high
-        low, high = (low, middle) if too_flat else (middle, high)
-    return math.exp((low + high) / 2)
+    chances = []
+    for temperature in TEMPERATURES:
+        p = softmax_at(log_p, temperature).gather(1, labels[:, None])[:, 0]
+        chances.append(percent(1 - (1 - p) ** R))
+    return max(chances)
+
+
+def histogram(draws, K):
+    """Share of each class among R draws: (M, R) -> (M, K) float64."""
+    shares = torch.zeros(len(draws), K, dtype=torch.float64, device=draws.device)
+    return shares.scatter_add_(1, draws, torch.full_like(draws, 1 / draws.shape[1],
+                                                         dtype=torch.float64))
+
+
+def total_variation(p, truth):
+    """Half the L1 distance of two distributions (M, K) -> (M,) float64."""
+    return (p - truth).abs().sum(1) / 2
+
+
+def nll(p, labels):
+    """Mean of -log p(y), with p at least FLOOR: p (M, K), labels (M,) -> float."""
+    return float(-p.gather(1, labels[:, None]).clamp(min=FLOOR).log().mean())
 
 
 def bigram_counts(sequences, K):

@@ -1,24 +1,20 @@
-"""Forecast from one video (Sec. 3.3, Fig. 3): what is observed of it, the futures it may take.
+"""What predict.py needs: the observed part of a video, ranked steps, counted futures, the truth.
 
 Q Monte Carlo samples, each with a future of H steps; S steps to choose among, D embedding.
 """
 from collections import Counter
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from data import Sample, Video, forecast_windows, frame_times, observed_steps
-from evaluation.labeled import cached_teacher, cached_texts, require_teacher, require_width
-from files.annotations import load_text_embeddings
-from files.listings import load_steps
+from data import Example, Video, forecast_windows, frame_times, observed_steps
+from evaluation.labeled import require_teacher, teacher_of
+from files.lists import load_steps
 from files.video import Unreadable, duration, read_clips, read_frames
-from support.command import BadInput, check, require
-from support.flags import adopt_teacher
+from support.errors import InputError, require
 from toy import grammar, render
 from toy.source import load_teacher
-from weights.checkpoint import load_model
 
 
 class Observed(NamedTuple):
@@ -26,57 +22,39 @@ class Observed(NamedTuple):
     name: str
     windows: np.ndarray                    # (8, 2) s
     clips: torch.Tensor                    # (8, F, 3, S, S) uint8, the encoder's view
-    pictures: np.ndarray | None            # (8, 3, H, W) uint8, the middle of each window
+    pictures: np.ndarray                   # (8, 3, H, W) uint8, the middle of each window
     script: Video | None                   # of the embedded world: its steps are known
 
 
-# --- A model, a list of steps, a video ---
-def open_model(checkpoint, device):
-    """The checkpoint in eval mode, and whether it was trained on the embedded world."""
-    model = load_model(checkpoint)[0]
-    require(not model.task, f"{checkpoint}: is fine-tuned for --task {model.task}, to classes of "
-            "its own; give the checkpoint it was made from, which takes any steps")
-    require(model.encoder, f"{checkpoint}: was trained on features and has no encoder; one that "
-            "was trained on videos is needed")
-    return model.to(device), tuple(model.pixels) == (render.MEAN, render.STD)
+def of_embedded_world(model):
+    """Whether a checkpoint was trained on the embedded world."""
+    return tuple(model.pixels) == (render.MEAN, render.STD)
 
 
-def open_steps(settings, model, of_toy, device):
+def open_steps(steps, model, args, device):
     """The steps to choose among: S names, and their text embeddings (S, D) on the device."""
-    if settings.text_embeddings:
-        names, texts = load_text_embeddings(settings.text_embeddings)
-        texts = torch.from_numpy(texts)
-    else:
-        for name in ("clip", "clip_weights") if of_toy else ():
-            check(getattr(settings, name) is None, name, getattr(settings, name), "has no effect: "
-                  f"{settings.checkpoint} is of the embedded world, which has a teacher of its own")
-        adopt_teacher(settings, settings.checkpoint)
-        settings.check_files()                         # nor may what is written replace that one
-        names = grammar.STEPS if of_toy and settings.steps is None else settings.steps
-        require(names is not None, "--steps is missing: a file with a step per line, or "
-                "--text-embeddings FILE, is needed")
-        names = load_steps(names) if isinstance(names, Path) else tuple(names)
-        require(len(names) > 1, "--steps: nothing to choose from; two are needed")
-        teacher = (load_teacher(device) if of_toy else
-                   cached_teacher(settings.clip, settings.clip_weights, device))
-        require_teacher(teacher, model, settings.checkpoint)
-        texts = cached_texts(teacher, tuple(names))
-    require_width(model, texts, settings.checkpoint)
-    return list(names), texts.to(device)
+    toy = of_embedded_world(model)
+    if steps is None:
+        require(toy, "--steps is needed: a file with a step per line")
+        steps = grammar.STEPS
+    names = list(steps) if isinstance(steps, (list, tuple)) else load_steps(steps)
+    require(len(names) > 1, "--steps: one step: nothing to choose from; give two or more")
+    teacher = load_teacher(device) if toy else teacher_of(model, args, device)
+    require_teacher(teacher, model, args.checkpoint)
+    return names, teacher.encode_phrases(names).to(device)
 
 
-def observe_file(path, model, at, pictured):
-    """The last 68 s of a video file before `at` s -> Observed; pictured: whether with pictures."""
+def observe_file(path, model, at):
+    """The last 68 s of a video file before `at` s; None: before its end -> Observed."""
     try:
         length = duration(path)
-        end = at or length
-        check(0 < end <= length, "at", f"{end:g}",
-              f"{path} ends at {length:.1f} s, as its header says")
-        windows = forecast_windows(end)                                         # (8, 2)
+        end = length if at is None else at
+        require(0 < end <= length, f"--at {end:g}: {path} ends at {length:.1f} s")
+        windows = forecast_windows(end)                                        # (8, 2)
         clips = read_clips(path, model.encoder, windows)
-        pictures = read_frames(path, windows.mean(1), 512).numpy() if pictured else None
+        pictures = read_frames(path, windows.mean(1), 512).numpy()
     except Unreadable as error:
-        raise BadInput(f"{error}; if it is cut off, --at SECONDS names a moment before") from None
+        raise InputError(f"{error}; if it is cut off, --at names an earlier moment") from None
     return Observed(str(path), windows, clips, pictures, None)
 
 
@@ -84,9 +62,9 @@ def observe_toy(number, model, at, left):
     """A test video of the embedded world, until `at` s or `left` steps are left -> Observed."""
     script = grammar.make_video("test", number)
     ends = [step.end for step in script.steps]
-    end = at or ends[max(len(ends) - 1 - left, 0)]
-    check(end <= script.duration, "at", f"{end:g}",
-          f"{script.name} ends at {script.duration:.1f} s")
+    end = ends[max(len(ends) - 1 - left, 0)] if at is None else at
+    require(0 < end <= script.duration, f"--at {end:g}: {script.name} ends at "
+            f"{script.duration:.1f} s")
     windows, frames = forecast_windows(end), render.render(script)
 
     def frames_at(times):
@@ -105,8 +83,10 @@ def rank_steps(p, names):
 
 def rank_next(p, picks, names):
     """[{"step", "p", "share"}, ...] of next steps, by share and then by p, the largest first.
+
     p (S,): the mean of Q samples (Eq. 11); share: how many of them have the step as their
-    likeliest, picks (Q,)."""
+    likeliest, picks (Q,).
+    """
     counts = Counter(picks.tolist())
     rows = [{"step": name, "p": value, "share": counts[step] / len(picks)}
             for step, (name, value) in enumerate(zip(names, p.tolist()))]
@@ -121,10 +101,10 @@ def count_futures(picks, names):
 
 
 def truth_of(observed, futures):
-    """What the embedded world knows: steps observed, what follows, and the exact probabilities.
+    """What the embedded world knows: the steps observed, what follows, the exact probabilities.
 
     Returns: {"clips": [step or None, ...], "next": [{"step", "p"}], "futures": [{"steps",
-             "share"}], "follows": [step, ...]}; next and futures are empty once all were observed.
+             "share"}], "follows": [step, ...]}; next and futures are empty after the last step.
     """
     script, windows = observed.script, observed.windows
     begun = sum(step.start <= windows[-1, 1] - 1 for step in script.steps)
@@ -133,8 +113,8 @@ def truth_of(observed, futures):
     truth = {"clips": clips, "next": [], "futures": [],
              "follows": [grammar.STEPS[step.label] for step in script.steps[begun:]]}
     if truth["follows"]:
-        exact, sample = grammar.Grammar(), Sample(0, windows, -1, begun)
-        before = observed_steps(sample, script) if begun else ([], True)
+        exact = grammar.Grammar()
+        before = observed_steps(Example(0, windows, -1, begun), script) if begun else ([], True)
         rows = rank_steps(exact.next_step(*before), grammar.STEPS)
         truth["next"] = [row for row in rows if row["p"] > 0]
         for future in futures:

@@ -1,39 +1,104 @@
-"""How fast: `python -m experiments.benchmark --parts encoder,sampling,step,loader`: medians, s."""
-from dataclasses import dataclass
+"""How fast this machine is: `python -m experiments.benchmark`. All times are medians, in s.
+
+The table of a GPU in docs/training.md:
+    python -m experiments.benchmark --device cuda --batch 8 --page docs/training.md
+"""
+import time
 from pathlib import Path
 
-from support.command import WHAT, Settings, check, opt, run, write_json
+import numpy as np
+import torch
+from torch.nn import functional
 
-PARTS = ("encoder", "sampling", "step", "loader")
+from data import CLIPS, classify_windows, missing_rows
+from diffusion import noise_levels
+from experiments.tables import replace, text_table
+from files.video import read_clips
+from model import encode_parts
+from support.arguments import Parser, count
+from support.device import mixed_precision, pick_device
+from support.errors import run
+from support.write import write_text
+from weights.checkpoint import build_model
+from weights.names import PIXELS
+
+ROUNDS, PHRASES = 5, 9871                              # K of the paper
+WINDOWS = classify_windows(0, 72, 72, CLIPS)           # (9, 2) s of a video's clips
+SIZES = {                 # arguments of f and h; the classes' own defaults are the paper's sizes
+    "paper": dict(encoder=dict(image=224), denoiser=dict(layers=4)),
+    "small": dict(encoder=dict(image=32, frames=4, width=64, depth=2, heads=2),
+                  denoiser=dict(layers=4, heads=4))}
 
 
-@dataclass(frozen=True)
-class BenchmarkSettings(Settings):
-    """Measure speed on this machine."""
-    parts: str = opt(f"what to measure, separated by commas: {', '.join(PARTS)}", "loader", WHAT)
-    size: str = opt("of f and h: paper, ViT-B on 8 frames of 224 x 224; small, 4 frames of 32 x 32",
-                    "paper", WHAT, choices=("small", "paper"))
-    batch: int = opt("encoder: clips at once; step: videos", 1, WHAT, low=1)
-    device: str = opt("auto: a CUDA GPU if there is one", "auto")
-    json: Path = opt("also write the numbers here", None, file=())
+def measure(device, work, trained):
+    """The median time of work() over ROUNDS, after one; with gradients of a model, if one is."""
+    times = []
+    for _ in range(ROUNDS + 1):
+        began = time.perf_counter()
+        with mixed_precision(device), torch.set_grad_enabled(trained is not None):
+            y = work()
+        if trained is not None:
+            y.float().square().sum().backward()
+            trained.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return float(np.median(times[1:]))
 
 
-def main(settings):
-    """Measure the parts; each table is printed at once."""
-    check(set(settings.parts.split(",")) <= set(PARTS), "parts", settings.parts,
-          f"must be some of {', '.join(PARTS)}")
-    import torch
+def ways(args, device):
+    """What is measured, of a model of random numbers: {name: (function, model or None)}."""
+    D, B = 64 if args.size == "small" else 512, args.batch
+    model = build_model(torch.randn(PHRASES, D), **SIZES[args.size], order="diffusion", tau=0.02,
+                        pixels=PIXELS, alpha_bar=noise_levels(D).tolist()).to(device)
+    F, H = model.encoder.frames, model.encoder.image
+    clips = torch.randint(256, (CLIPS * B, F, 3, H, H), dtype=torch.uint8, device=device)
+    x = functional.normalize(torch.randn(len(clips), D, device=device), dim=-1)
+    noise = torch.randn(1, 50, D, device=device)
+    rows, j = missing_rows([WINDOWS] * B, np.arange(len(x)), np.zeros(len(x)), "clips",
+                           np.random.default_rng(0))
+    rows, j = rows.to(device), j.to(device)
+    observed = (rows >= 0).scatter(1, j[:, None], False)
+    zt, t = torch.randn(len(rows), D, device=device), torch.zeros_like(j)
+    found = {
+        f"f on {B} clips": (lambda: model.encode(clips[:B]), None),
+        f"f on {B} clips, with gradients": (lambda: model.encode(clips[:B]), model),
+        "forecast, zero noise": (lambda: model.forecast_next(x[None, :8], noise[:, :1]), None),
+        "forecast, 5 samples": (lambda: model.forecast_next(x[None, :8], noise[:, :5]), None),
+        "forecast, 50 samples": (lambda: model.forecast_next(x[None, :8], noise), None),
+        f"update of {B} videos, f": (lambda: encode_parts(model, clips, 24), model),
+        f"update of {B} videos, h on {len(rows)} rows":
+            (lambda: model.match(model.denoise(zt, x[rows], observed, j, t)), model)}
+    if args.video:
+        found["reading 8 clips"] = (lambda: read_clips(args.video, model.encoder), None)
+    return found
 
-    from experiments import speed
-    from experiments.tables import text_table
-    result = {"torch": torch.__version__, "threads": torch.get_num_threads(), "size": settings.size}
-    for part in settings.parts.split(","):
-        result[part] = getattr(speed, part)(settings)
-        for name, table in result[part].items():
-            rows = [[row, *(f"{n:.4g}" for n in kinds.values())] for row, kinds in table.items()]
-            print(text_table([f"{part}: {name}", "s", "clips/s"], rows), flush=True)
-    write_json(settings.json, result)
+
+def main(args):
+    """Measure, print a table, and write it into a page."""
+    device = pick_device(args.device)
+    machine = (torch.cuda.get_device_name() if device.type == "cuda" else
+               f"{torch.get_num_threads()} CPU threads")
+    rows = [[name, f"{measure(device, *way):.3g}"] for name, way in ways(args, device).items()]
+    table = text_table([f"{machine}, size {args.size}", "s"], rows)
+    print(table)
+    if args.page:
+        page = args.page.read_text(encoding="utf-8")
+        write_text(args.page, replace(page, f"speed-{device.type}", table + "\n"))
+
+
+def parse(argv=None):
+    """The command line."""
+    parser = Parser("Measure f, sampling, the parts of an update, and reading.")
+    add = parser.add_argument
+    add("--size", choices=[*SIZES], default="paper", help="of f and h")
+    add("--batch", type=count, default=1, help="clips that f encodes, and videos of an update")
+    add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
+    add("--video", type=Path, help="also read the last 68 s of this video, in 8 clips")
+    add("--page", type=Path, help="write the table into this page, between its marks "
+        "`<!-- table: speed-cuda -->`, or speed-cpu, and `<!-- end -->`")
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":
-    run(main, BenchmarkSettings)
+    run(main, parse)

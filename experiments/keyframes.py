@@ -1,70 +1,51 @@
 """Key frames: what a forecast step may look like, painted from the last observed frame.
 
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Fig. 3 (right) and appendix B, "Future Key Frame
-Generation": SDEdit (Meng et al. 2022, arXiv:2108.01073) with Stable Diffusion. SDEdit noises the
-frame up to STRENGTH of the noise levels, and denoises it from there with the step's text as the
-prompt, here with DDIM (Song et al. 2021). The paper gives none of the constants.
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Fig. 3 (right) and appendix B: SDEdit (Meng et
+al. 2022, arXiv:2108.01073): the frame is noised up to STRENGTH of the noise levels, and denoised
+from there by Stable Diffusion, with the step's text as the prompt. The constants are ours.
 """
 import re
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
-from support.command import BadInput, write_atomically
-from support.device import pick_device
+from support.errors import InputError
+from support.write import write_atomically
 
-# diffusers' defaults, except 0.8 for the first: up to about 0.6 the frame's layout survives.
-STRENGTH, LEVELS, GUIDANCE = 0.6, 50, 7.5
+STRENGTH, LEVELS, GUIDANCE = 0.6, 50, 7.5      # diffusers' defaults, but for the first, 0.8
 PAINTED = 3                                    # the likeliest steps are painted
 
 
-def open_painter(settings):
-    """The model of --keyframe-model -> an img2img pipeline of diffusers; runs no code of its files.
-    BadInput if diffusers is missing, or the model is not a Stable Diffusion in safetensors."""
+def open_painter(name, device):
+    """A Stable Diffusion model of diffusers, a folder or a name of the hub -> an img2img pipeline.
+    Raises: InputError if diffusers is not installed, or the model is not there in safetensors."""
     try:
-        import diffusers
-        import transformers
+        from diffusers import StableDiffusionImg2ImgPipeline as Pipeline
     except ImportError:
-        raise BadInput("--keyframes needs diffusers: pip install diffusers transformers") from None
-    for package in (diffusers, transformers):
-        package.utils.logging.set_verbosity_error()
-        package.utils.logging.disable_progress_bar()
+        raise InputError("key frames need diffusers: pip install diffusers transformers") from None
     try:
-        painter = diffusers.StableDiffusionImg2ImgPipeline.from_pretrained(
-            settings.keyframe_model, use_safetensors=True, safety_checker=None,
-            requires_safety_checker=False)
-        painter.scheduler = diffusers.DDIMScheduler.from_config(    # the last level gives a clean x
-            painter.scheduler.config, steps_offset=0, set_alpha_to_one=True, clip_sample=False)
-    except Exception as error:                 # their exceptions have no common base class
-        reason = str(error).strip().split("\n")[0][:200]
-        raise BadInput(f"--keyframe-model {settings.keyframe_model}: {type(error).__name__}: "
-                       f"{reason}; a Stable Diffusion model of diffusers in safetensors is needed, "
-                       "a folder or, with a network, a name of the hub") from None
-    painter.set_progress_bar_config(disable=True)
-    return painter.to(pick_device(settings.device))
+        painter = Pipeline.from_pretrained(name, use_safetensors=True, safety_checker=None)
+    except (OSError, ValueError) as error:
+        raise InputError(f"--keyframe-model {name}: {str(error).splitlines()[0]}; needed is a "
+                         "Stable Diffusion model of diffusers in safetensors") from None
+    return painter.to(device)
 
 
-def paint_steps(painter, picture, steps, settings):
-    """Paint each step from the picture (3, H, W), all with the same noise, into --keyframes, as
-    1_first_step.png and the like -> {step: (3, H', W') uint8 numpy}."""
+def paint_steps(painter, picture, steps, folder, seed):
+    """Paint the first PAINTED steps from picture (3, H, W) uint8, all with the same noise, into
+    `folder` -> {step: (3, H', W') uint8 numpy}, near the size that the painter knows."""
     from PIL import Image                      # installed with diffusers
-
-    def write(name, image):
-        write_atomically(settings.keyframes / f"{name}.png", lambda file: image.save(file, "PNG"))
-
-    settings.keyframes.mkdir(parents=True, exist_ok=True)
-    observed, painted = Image.fromarray(picture.transpose(1, 2, 0)), {}
-    write("observed", observed)
-    # The short side as in the model's training, both sides as its UNet needs them, in pixels.
+    folder.mkdir(parents=True, exist_ok=True)
     multiple = painter.vae_scale_factor * 2 ** (len(painter.unet.config.down_block_types) - 1)
     side = painter.unet.config.sample_size * painter.vae_scale_factor
-    scale = side / min(observed.size) / multiple
-    start = observed.resize([round(pixels * scale) * multiple for pixels in observed.size])
-    for i, step in enumerate(tqdm(steps, desc="paint", mininterval=1), start=1):
+    scale = side / min(picture.shape[1:]) / multiple
+    H, W = (round(pixels * scale) * multiple for pixels in picture.shape[1:])
+    start, painted = Image.fromarray(picture.transpose(1, 2, 0)).resize((W, H)), {}
+    for i, step in enumerate(list(dict.fromkeys(steps))[:PAINTED], start=1):
         image = painter(step, start, strength=STRENGTH, num_inference_steps=LEVELS,
                         guidance_scale=GUIDANCE,
-                        generator=torch.Generator().manual_seed(settings.seed)).images[0]
-        write(f"{i}_{re.sub(r'[^A-Za-z0-9]+', '_', step)[:60]}", image)
+                        generator=torch.Generator().manual_seed(seed)).images[0]
+        name = f"{i}_{re.sub(r'[^A-Za-z0-9]+', '_', step)[:60]}.png"
+        write_atomically(folder / name, lambda file: image.save(file, "PNG"))
         painted[step] = np.asarray(image).transpose(2, 0, 1)
     return painted

@@ -1,163 +1,191 @@
-"""The tables of README.md and docs/, written from the numbers of the runs: see reproduce.py.
+"""Make the runs of tables.toml, and write the tables: `python -m experiments.tables [NAME ...]`.
 
-A cell of ours is "RECIPE EVALUATION KEY", such as "mask forecast top1.oracle"; "gain classify KEY"
-is of gain.py. results.json holds {cell: {seed: number}}, and the digest of their embedded world.
+A run is trained, fine-tuned and evaluated once for all tables, in OUT/RECIPE-SEED; the command goes
+on where it was interrupted. After each run its numbers go to results.json, {cell: {seed: number}},
+and the tables of README.md and docs/ are written from it, between their marks
+`<!-- table: NAME -->` and `<!-- end -->`. Numbers of older code stay until they are deleted there.
 """
+import json
+import math
+import os
 import re
 import statistics
+import subprocess
+import sys
 import tomllib
-from contextlib import contextmanager
-from math import isfinite
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from experiments.gain import KINDS, gain
-from files.text import read_json
-from support.command import BadInput, require, write_json
-from toy import grammar
-from toy.teacher import digest
+from files.lists import read_text
+from support.arguments import Parser, count
+from support.errors import require, run
+from support.write import write_json, write_text
 
+ROOT = Path(__file__).resolve().parent.parent
 SPECIFIED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-JSON = "a JSON file of evaluate.py"
-RECIPES, EVALUATIONS, TABLES, CLAIMS = (
-    SPECIFIED[part] for part in ("recipes", "evaluations", "tables", "claims"))
-RESULTS = Path(__file__).with_name("results.json")
+RECIPES, EVALUATIONS, LABELS, TABLES, CLAIMS = (
+    SPECIFIED[part] for part in ("recipes", "evaluations", "labels", "tables", "claims"))
 
 
 # --- Cells ---
 def is_ours(cell):
-    """Whether a cell is a number of ours; the benchmark's cells are "benchmark PART KEY"."""
-    recipe, _, rest = str(cell).partition(" ")
-    return recipe in ("benchmark", "gain") or (
-        recipe in RECIPES and rest.split(" ")[0] in EVALUATIONS)
+    """Whether a cell is "RECIPE EVALUATION KEY"."""
+    words = str(cell).split(" ")
+    return len(words) > 2 and words[0] in RECIPES and words[1] in EVALUATIONS
 
 
-def our_cells(names):
-    """The cells of ours in the tables named, each once."""
-    return list(dict.fromkeys(cell for name in names for row in TABLES[name]["rows"] for cell in row
-                              if is_ours(cell)))
-
-
-def needs(names):
-    """{recipe: its evaluations}, of the tables named."""
-    needed = {}
-    for recipe, evaluation, _ in (cell.split(" ", 2) for cell in our_cells(names)):
-        if recipe in RECIPES and evaluation not in needed.setdefault(recipe, []):
-            needed[recipe].append(evaluation)
-    return needed
-
-
-@contextmanager
-def expecting(path):
-    """Within it, a value of another type than expected is a BadInput that names the file."""
-    try:
-        yield
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise BadInput(f"{path}: {error}; {JSON} is needed") from None
+def cells_of(names):
+    """The cells of ours in these tables, as [recipe, evaluation, key]; "A - B" is two of them."""
+    texts = [str(text) for name in names for row in TABLES[name]["rows"] for text in row[1:]]
+    return [cell.split(" ", 2) for text in texts for cell in text.split(" - ") if is_ours(cell)]
 
 
 def number_at(content, key):
-    """The number of a JSON object at a key, or None: "a.1" is content["a"][1]. "by_class.seen" and
-    "by_class.novel" are means over the embedded world's steps that occur, in the pool and not."""
+    """The number of a JSON object at a key, or None: "a.1" is content["a"][1]."""
     for part in key.split("."):
-        if part in ("seen", "novel"):
-            content = statistics.mean(
-                value for step, value in zip(grammar.STEPS, content)
-                if value is not None and (step not in grammar.HELD_OUT) == (part == "seen"))
-        else:
-            content = content[int(part)] if isinstance(content, list) else content.get(part)
-        if content is None:
-            return None
-    if type(content) not in (int, float) or not isfinite(content):
-        raise TypeError(f"{key} is no finite number")
+        content = content[int(part)] if isinstance(content, list) else (content or {}).get(part)
     return content
 
 
-def collect_gains(out):
-    """{cell of gain.py: {seed: number}} of the runs in `out`, one number for all seeds together."""
-    pairs = {}
-    for file in sorted(out.glob("diffusion-*/classify.json")):
-        seed = file.parent.name.removeprefix("diffusion-")
-        other = out / f"matching-{seed}" / file.name
-        pair = [read_json(path, JSON) for path in (file, other) if path.exists()]
-        if ["by_video" in content for content in pair] == [True, True]:
-            pairs[seed] = pair
-    return {f"gain classify {kind}.{i}": dict.fromkeys(pairs, number)
-            for kind, steps in KINDS.items() if pairs
-            for i, number in enumerate(gain(pairs.values(), steps))}
-
-
-def collect(out, path=None):
-    """Put the numbers of the runs in the folder `out` into results.json (path None: none) -> its
-    cells. BadInput if it holds numbers of another embedded world."""
-    results = read_json(path, JSON) if path and path.exists() else {"world": digest()}
-    world = str(results.pop("world", "unknown"))
-    require(world == digest(), f"{path}: numbers of another embedded world, {world[:12]}, where "
-            f"this is {digest()[:12]}; delete the file, and the runs will fill it again")
-    with expecting(path):
-        results = {cell: {seed: +number_at(values, seed) for seed in values}
-                   for cell, values in results.items()}
-    for cell in our_cells(TABLES):
-        recipe, evaluation, key = cell.split(" ", 2)
+def collect(out, path):
+    """Add the numbers of the runs in the folder `out` to results.json at `path` -> its content."""
+    results = json.loads(read_text(path))
+    for recipe, evaluation, key in cells_of(TABLES):
         for file in out.glob(f"{recipe}-*/{evaluation}.json"):
-            seed = file.parent.name.removeprefix(f"{recipe}-")         # "mask-1" of "coin-mask-1"
-            with expecting(file):
-                number = number_at(read_json(file, JSON), key) if seed.isdecimal() else None
-            if number is not None:
-                results.setdefault(cell, {})[seed] = number
-    with expecting(f"{out}/*/classify.json"):
-        results |= {cell: values for cell, values in collect_gains(out).items()
-                    if len(values) >= len(results.get(cell, ()))}      # not those of fewer seeds
-    if path:
-        write_json(path, {"world": world} | {
-            cell: dict(sorted(results[cell].items())) for cell in sorted(results)})
+            seed = file.parent.name.removeprefix(f"{recipe}-")
+            number = number_at(json.loads(read_text(file)), key)
+            if seed.isdecimal() and number is not None:
+                results.setdefault(f"{recipe} {evaluation} {key}", {})[seed] = number
+    write_json(path, {cell: dict(sorted(results[cell].items())) for cell in sorted(results)})
     return results
 
 
+# --- Runs ---
+def commands(recipe, seed, folder, evaluations, args):
+    """What makes these evaluations of a run: lists of arguments for python."""
+    if recipe == "coin":
+        coin = args.coin.resolve()
+        return [["-m", "experiments.coin", "--annotations", coin / "COIN.json", "--texts",
+                 coin / "texts.npz", "--seed", seed, "--json", folder / "forecast.json"]]
+    train = ["train.py", "--resume", "--seed", seed, "--device", args.device]
+    lines = [[*train, "--out", folder, *RECIPES[recipe].split()]]
+    for name in evaluations:
+        flags, checkpoint = EVALUATIONS[name].split(), folder
+        if name in LABELS:
+            checkpoint = folder / name
+            lines.append([*train, "--stage", "finetune", *flags, "--labels", LABELS[name], "--init",
+                          folder, "--out", checkpoint])
+        lines.append(["evaluate.py", *flags, "--checkpoint", checkpoint, "--device", args.device,
+                      "--json", folder / f"{name}.json"])
+    return lines
+
+
+def make(recipe, seed, args):
+    """Make what is not there of a run. InputError if a command fails; its output is in log.txt."""
+    folder = args.out.resolve() / f"{recipe}-{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    there = {name for name in EVALUATIONS if (folder / f"{name}.json").exists()}
+    needed = dict.fromkeys(cell[1] for cell in cells_of(args.tables) if cell[0] == recipe)
+    left = [name for name in needed if name not in there]
+    lines = commands(recipe, seed, folder, left, args) if left else []
+    for line in lines[1:] if there else lines:             # it is trained if one is there
+        with open(folder / "log.txt", "a", encoding="utf-8") as log:
+            ended = subprocess.run([sys.executable, *map(str, line)], cwd=ROOT, stdout=log,
+                                   stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        require(ended.returncode == 0, f"{folder}: {line[0]} ended with {ended.returncode}; see "
+                "its log.txt")
+
+
 # --- Tables ---
-def format_cell(values):
-    """{seed: number} as text: mean ± standard deviation over seeds, or "not run"."""
-    if not values:
-        return "not run"
-    mean = statistics.mean(values.values())
-    digits = 1 if abs(mean) >= 10 else 2 if abs(mean) >= 1 else 3
-    if len(set(values.values())) == 1:
-        return f"{mean:.{digits}f}"
-    return f"{mean:.{digits}f} ± {statistics.stdev(values.values()):.{digits}f}"
-
-
-def rows_of_claim(name):
-    """Title and rows of a claim's picture, [(label, [number of each seed, ...]), ...]; those that
-    have a run. BadInput if none has."""
-    results = read_json(RESULTS, JSON)
-    rows = [(label, [*results[cell].values()]) for label, cell in CLAIMS[name]["rows"]
-            if results.get(cell)]
-    require(rows, f"{RESULTS}: no run behind {name}; make it with experiments.reproduce")
-    return CLAIMS[name]["title"], rows
+def format_cell(text, results):
+    """A cell as the page shows it. Ours: the mean over seeds ± their standard deviation; of a
+    difference, ± its standard error."""
+    parts = str(text).split(" - ")
+    samples = [[*results.get(cell, {}).values()] for cell in parts]
+    if not all(map(is_ours, parts)) or not all(samples):
+        return "not run" if is_ours(parts[0]) else str(text)
+    means = [statistics.mean(sample) for sample in samples]
+    digits = 1 if abs(means[0]) >= 10 else 2 if abs(means[0]) >= 1 else 3
+    number = f"{means[0] - sum(means[1:]):.{digits}f}"
+    if min(map(len, samples)) == 1 or len(set(samples[0])) == 1:
+        return number
+    shares = [statistics.variance(one) / (len(one) if parts[1:] else 1) for one in samples]
+    return f"{number} ± {math.sqrt(sum(shares)):.{digits}f}"
 
 
 def text_table(header, rows):
-    """Aligned lines `| a | b |`, also Markdown. header (n,) and each row (n,): texts -> one text"""
+    """Aligned lines `| a | b |`, also Markdown, of texts: header (n,) and each row (n,)."""
     widths = [max(3, *map(len, column)) for column in zip(header, *rows)]
     lines = [header, ["-" * width for width in widths], *rows]
     return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
 
 
 def markdown(name, results):
-    """A table as Markdown: its title, its rows, and the seeds that it was made from."""
-    rows = [[format_cell(results.get(cell)) if is_ours(cell) else str(cell) for cell in row]
-            for row in TABLES[name]["rows"]]
-    text = f"**{TABLES[name]['title']}**\n\n{text_table(TABLES[name]['columns'], rows)}\n"
-    seeds, runs = {}, {}                   # {"mask forecast": its seeds}, {seeds: [those runs]}
-    for recipe, evaluation, cell in ((*cell.split(" ")[:2], cell) for cell in our_cells([name])):
-        if recipe != "benchmark":
-            seeds.setdefault(f"{recipe} {evaluation}", set()).update(results.get(cell, ()))
-    for run, found in seeds.items():
-        runs.setdefault(", ".join(sorted(found)) or "not run", []).append(run)
-    line = "; ".join(f"{', '.join(same)}: {found}" for found, same in runs.items())
-    return text + (f"\nRuns and their seeds: {line}.\n" if line else "")
+    """A table as Markdown: its title, its rows, and the seeds of the runs behind it."""
+    rows = [[format_cell(cell, results) for cell in row] for row in TABLES[name]["rows"]]
+    seeds = {}                                             # {"RECIPE EVALUATION": its seeds}
+    for recipe, evaluation, key in cells_of([name]):
+        found = seeds.setdefault(f"{recipe} {evaluation}", set())
+        found.update(results.get(f"{recipe} {evaluation} {key}", {}))
+    groups = {}                                            # {seeds: what was run with them}
+    for ran, found in seeds.items():
+        groups.setdefault(", ".join(sorted(found)) or "not run", []).append(ran)
+    line = "; ".join(f"{', '.join(same)}: {found}" for found, same in groups.items())
+    return (f"**{TABLES[name]['title']}**\n\n{text_table(TABLES[name]['columns'], rows)}\n\n"
+            f"Runs and their seeds: {line}.\n")
 
 
-def fill(page, results):
-    """The text of a page with each table between its marks written anew."""
-    return re.sub(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", lambda match:
-                  match[1] + markdown(match[2], results) + match[3], page, flags=re.DOTALL)
+def replace(page, name, text):
+    """A page with the text between the marks of a table written anew."""
+    pattern = rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- end -->)"
+    return re.sub(pattern, lambda match: match[1] + text + match[2], page, flags=re.DOTALL)
+
+
+def write_pages(out):
+    """Collect the numbers, and write all tables into README.md and the pages of docs/."""
+    results = collect(out, ROOT / "experiments/results.json")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        before = page = path.read_text(encoding="utf-8")
+        for name in TABLES:
+            page = replace(page, name, markdown(name, results))
+        if page != before:
+            write_text(path, page)
+
+
+def main(args):
+    """Make the runs that are not there; after each, write its numbers and the tables."""
+    for name in args.tables:
+        require(name in TABLES, f"{name}: no such table; there are {', '.join(TABLES)}")
+    write_pages(args.out)
+    recipes = dict.fromkeys(recipe for recipe, _, _ in cells_of(args.tables))
+    runs = [(recipe, seed) for seed in args.seeds for recipe in recipes
+            if args.coin or recipe != "coin"]
+    with ThreadPoolExecutor(args.jobs) as pool:            # a failure cancels those not begun
+        done = pool.map(lambda one: make(*one, args), runs)
+        for (recipe, seed), _ in zip(runs, done):
+            write_pages(args.out)
+            print(f"{recipe}-{seed}: done", flush=True)
+
+
+def numbers(text):
+    """"100,101" -> [100, 101]."""
+    return [int(part) for part in text.split(",")]
+
+
+def parse(argv=None):
+    """The command line."""
+    parser = Parser("Make the runs behind the tables, each once, and write the tables.")
+    add = parser.add_argument
+    add("tables", nargs="*", metavar="NAME", help="tables of tables.toml; without one all")
+    add("--seeds", type=numbers, default="100,101,102,103,104", help="of the runs")
+    add("--jobs", type=count, default=1, help="runs at a time, with one thread each")
+    add("--out", type=Path, default=Path("runs/tables"), help="folder of the runs")
+    add("--coin", type=Path, help="folder of COIN.json and texts.npz, for the runs of coin.py")
+    add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
+    args = parser.parse_args(argv)
+    args.tables = args.tables or [*TABLES]
+    return args
+
+
+if __name__ == "__main__":
+    run(main, parse)

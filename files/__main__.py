@@ -1,79 +1,124 @@
-"""The commands around data: `python -m files COMMAND`, each a class of flags; `start` runs it."""
-from dataclasses import dataclass
+"""Look at data before training: `check` counts it, `phrases` collects verb phrases from it."""
+import json
 from pathlib import Path
 
-from support.command import DATA, WHAT, Settings, dispatch, opt
-from support.flags import CLIP
+from data import Video, examples_of
+from files.captions import Captions
+from files.lists import NOUNS, VERBS, epic_split, load_coin, load_epic
+from files.phrases import collect
+from files.video import Unreadable, duration, find_videos, read_frames
+from support.arguments import Parser, count
+from support.errors import run
+from support.workers import prefetch
+from support.write import write_json
 
 
-@dataclass(frozen=True)
-class CheckSettings(Settings):
-    """Count what annotations or captions hold, and what of it is readable."""
-    data: str = opt("kind of list", "coin", DATA, choices=("coin", "epic", "howto100m"))
-    annotations: Path = opt("COIN.json, or EPIC's csv", None, DATA, data=("coin", "epic"))
-    captions: Path = opt("ID.csv, .srt or .vtt; or caption.json", None, DATA, data=("howto100m",))
-    videos: Path = opt("folder of videos; without it only the list is counted", None, DATA)
-    json: Path = opt("also write the counts here", None, file=())
-    workers: int = opt("processes that read videos", 0, low=0, high=256, videos=())
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.require(["captions" if self.data == "howto100m" else "annotations"], "the command")
+def reason_of(item):
+    """Why the first picture of (path, end) and that at `end` s, None: the last, cannot be read."""
+    path, end = item
+    try:
+        read_frames(path, [0.0, duration(path) if end is None else end], 32)
+    except Unreadable as error:
+        return str(error)
 
 
-@dataclass(frozen=True)
-class ShrinkSettings(Settings):
-    """Small all-key-frame copies of videos; existing copies that are whole are left as they are."""
-    videos: Path = opt("folder of videos", None, DATA, required=True)
-    out: Path = opt("folder for the copies, ID.mp4", None, required=True, folder=True)
-    fps: float = opt("frames per second of the copies", 1.0, low=0.001, high=1000)
-    short_side: int = opt("pixels", 256, low=2)
-    workers: int = opt("processes", 0, low=0, high=256)
+def look_up(folder, videos, workers):
+    """Return {id: path} of a folder, None without one, and {id: reason} of what is unreadable."""
+    if folder is None:
+        return None, {}
+    paths = find_videos(folder)
+    items = {video.name: (paths[video.name], max((step.end for step in video.steps), default=None))
+             for video in videos if video.name in paths}
+    reasons = prefetch(reason_of, list(items.values()), workers, "read")
+    return paths, {name: reason for name, reason in zip(items, reasons) if reason}
 
 
-@dataclass(frozen=True)
-class TeachSettings(Settings):
-    """Cache the teacher's features of videos, one row a second, for train.py --teacher-features."""
-    videos: Path = opt("folder of videos", None, DATA, required=True)
-    out: Path = opt("folder of ID.npz; those there are kept", None, required=True, folder=True)
-    clip: str = opt("the teacher: open_clip model, or local-dir:DIR", CLIP, DATA)
-    clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None, DATA)
-    device: str = opt("auto: a CUDA GPU if there is one", "auto")
-    workers: int = opt("processes that read videos ahead; 0: none", 0, low=0, high=256)
+def counts(listed, paths, unreadable):
+    """{"videos", "found", "absent", "unreadable"} of some ids; without paths three are None."""
+    listed, found = set(listed), (None, None, None)
+    if paths is not None:
+        found = [len(ids) for ids in (listed & paths.keys(), listed - paths.keys(),
+                                      listed & unreadable.keys())]
+    return dict(zip(("videos", "found", "absent", "unreadable"), (len(listed), *found)))
 
 
-@dataclass(frozen=True)
-class PhrasesSettings(Settings):
-    """Collect verb phrases from narrations, for the pool that clips are matched with."""
-    captions: Path = opt("ID.csv, ID.srt or ID.vtt; or caption.json", None, DATA, required=True)
-    top: int = opt("how many to keep, the most frequent; the paper's 9871", 9871, WHAT, low=2)
-    min_count: int = opt("leave out phrases that occur less often", 12, WHAT, low=1)
-    spacy_model: str = opt("name or folder of a spaCy model with a parser", "en_core_web_sm")
-    out: Path = opt("file to write: `phrase,count,` per line", Path("phrases.txt"), file=())
+def count_coin(videos, *found):
+    """What each task lists of each split of COIN.json. found: see `look_up`."""
+    result = {"classify": {}, "forecast": {}, "activity": {}}
+    for task in result:
+        for split in ("train", "validation", "test"):
+            chosen = [video for video in videos if video.split == split]
+            examples = examples_of(task, chosen)
+            listed = [chosen[example.video].name for example in examples]
+            result[task][split] = {"listed": len(examples), **counts(listed, *found)}
+    return result
 
 
-@dataclass(frozen=True)
-class EmbedSettings(Settings):
-    """Embed phrases, or step names, with CLIP: the mean over 28 prompts, not normalized."""
-    phrases: Path = opt("phrase per line, or phrase,count,concreteness", None, DATA, required=True)
-    clip: str = opt("the teacher: open_clip model, or local-dir:DIR", CLIP, DATA)
-    clip_weights: str = opt("open_clip's tag of its weights, or a file; default openai", None, DATA)
-    out: Path = opt("npz to write: names (K,) and embeddings (K, D)", Path("texts.npz"), file=())
-    device: str = opt("auto: a CUDA GPU if there is one", "auto")
+def check(args):
+    """Print what a list holds and, with --videos, what of it is there. args: see `parse`."""
+    wrong = {}                                         # {id: reason} of narrations
+    if args.data == "coin":
+        videos, names = load_coin(args.annotations)
+        videos = [video for video in videos if video.steps]
+        facts = {"classes": len(names), "distinct_texts": len(set(names))}
+    elif args.data == "epic":
+        videos = load_epic(args.annotations)
+        segments = sum(len(video.steps) for video in videos)
+        facts = {"segments": {epic_split(args.annotations): segments}, "verbs": VERBS,
+                 "nouns": NOUNS}
+    else:
+        captions = Captions(args.captions)
+        videos = [Video(name) for name in captions]
+        ends = [[end for _, end, _ in sentences] for _, sentences in captions.readable(wrong)]
+        hours = sum(max(times, default=0.0) for times in ends) / 3600
+        facts = {"captions": len(captions), "unreadable_captions": len(wrong),
+                 "sentences": sum(map(len, ends)), "hours": round(hours, 2)}
+    paths, unreadable = look_up(args.videos, videos, args.workers)
+    listed = [video.name for video in videos]
+    facts |= (count_coin(videos, paths, unreadable) if args.data == "coin" else
+              counts(listed, paths, unreadable))
+    absent = paths if paths is None else [name for name in listed if name not in paths]
+    facts |= {"absent_ids": absent, "unreadable_ids": wrong | unreadable}
+    if args.data == "howto100m":
+        silent = paths if paths is None else sorted(paths.keys() - captions.keys())
+        facts["without_captions_ids"] = silent
+    if args.json:
+        write_json(args.json, facts)
+    print(json.dumps(facts, indent=2))
 
 
-COMMANDS = {"check": CheckSettings, "shrink": ShrinkSettings, "teach": TeachSettings,
-            "phrases": PhrasesSettings, "embed": EmbedSettings}
+def parse(argv=None):
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.prog = "python -m files"
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    text = "count what annotations or captions hold, and what of it can be read"
+    flags = commands.add_parser("check", description=text, help=text)
+    flags.add_argument("--data", choices=["coin", "epic", "howto100m"], default="coin", help="kind")
+    flags.add_argument("--annotations", type=Path, help="COIN.json, or EPIC's csv")
+    flags.add_argument("--captions", type=Path, help="howto100m: folder, or caption.json")
+    flags.add_argument("--videos", type=Path, help="folder; without it only the list is counted")
+    flags.add_argument("--json", type=Path, help="also write the counts here")
+    flags.add_argument("--workers", type=int, default=0, help="processes that read videos")
+    text = "collect verb phrases from narrations, for the pool that clips are matched with"
+    flags = commands.add_parser("phrases", description=text, help=text)
+    flags.add_argument("--captions", type=Path, required=True, help="folder, or caption.json")
+    flags.add_argument("--out", type=Path, required=True, help="file to write: phrase,count,")
+    flags.add_argument("--top", type=count, default=9871, help="how many, the most frequent")
+    flags.add_argument("--min-count", type=count, default=12, help="leave out rarer phrases")
+    flags.add_argument("--spacy-model", default="en_core_web_sm", help="name or folder")
+    args = parser.parse_args(argv)
+    if args.command == "check":
+        needed = "captions" if args.data == "howto100m" else "annotations"
+        if getattr(args, needed) is None:
+            parser.error(f"check --data {args.data} needs --{needed}")
+    return args
 
 
-def start(settings):
-    """Run the command that has these flags."""
-    from files.check import report
-    from files.copies import encode_all, shrink_all, write_texts
-    from files.phrases import collect
-    {CheckSettings: report, ShrinkSettings: shrink_all, TeachSettings: encode_all,
-     PhrasesSettings: collect, EmbedSettings: write_texts}[type(settings)](settings)
+def main(args):
+    """Run a command."""
+    {"check": check, "phrases": collect}[args.command](args)
 
 
 if __name__ == "__main__":
-    dispatch(COMMANDS, start)
+    run(main, parse)

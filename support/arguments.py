@@ -1,13 +1,17 @@
 """Flags that several commands share, for argparse."""
 import argparse
+from pathlib import Path
+
+OWN = Path("runs/pretrain")                                    # the run of `python train.py`
+DEFAULT = Path(__file__).parents[1] / "toy" / "default.pt"     # the checkpoint beside the code
 
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line, without the usage."""
 
-    def __init__(self, description):
+    def __init__(self, description, **options):        # options: what add_subparsers gives
         super().__init__(description=description, allow_abbrev=False,
-                         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+                         formatter_class=argparse.ArgumentDefaultsHelpFormatter, **options)
 
     def error(self, message):
         """End with one line and status 2."""
@@ -37,3 +41,24 @@ def add_run_flags(parser):
     parser.add_argument("--workers", type=int, default=0, help="processes that read videos ahead")
     parser.add_argument("--max-unreadable", type=float, default=0.05, metavar="SHARE",
                         help="of the videos, that may be unreadable")
+
+
+def add_labeled_flags(parser):
+    """--data and what it reads, of the commands that read labeled videos."""
+    add = parser.add_argument
+    add("--data", choices=["toy", "coin", "epic"], default="toy", help="toy: the embedded world; "
+        "coin: COIN, or own videos in its layout; epic: EPIC-Kitchens-100, verbs and nouns")
+    add("--annotations", type=Path, help="COIN.json or a released csv, or EPIC's csv")
+    add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
+    add("--steps", type=Path, help="line i names class i (default: the names in COIN.json)")
+    add("--clip", help="the teacher that embeds the names: a model of open_clip, or local-dir:DIR "
+        "(default: the run's)")
+    add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
+
+
+def default_checkpoint():
+    """--checkpoint or --init if not given: runs/pretrain, else the one that comes with the code."""
+    if (OWN / "checkpoint.pt").exists():
+        return OWN
+    print(f"no {OWN}: the default checkpoint that comes with the code, of the embedded world")
+    return DEFAULT

@@ -20,12 +20,6 @@ def program_name():
     return path.parent.name if path.name == "__main__.py" else path.stem + path.suffix
 
 
-def last_line(error):
-    """An error in one line. From a worker process it comes with a traceback above it."""
-    line = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-    return line.removeprefix("support.errors.InputError: ")
-
-
 def advice(error):
     """What to do about a RuntimeError or MemoryError of torch, in words; None if it is a bug."""
     text = str(error).lower()
@@ -38,16 +32,17 @@ def advice(error):
 
 def run(main, parse):
     """Call main(parse()) and end: with status 2 for InputError, OSError and too little memory, 1
-    for FloatingPointError (a result that is not finite), 130 for Ctrl-C."""
+    for FloatingPointError (a result that is not finite), 130 for Ctrl-C. A bug has its traceback.
+    """
     try:
-        main(parse())
+        return main(parse())
     except KeyboardInterrupt:
         sys.exit(130)
-    except (InputError, OSError, FloatingPointError) as error:
-        print(f"{program_name()}: error: {last_line(error)}", file=sys.stderr)
-        sys.exit(1 if isinstance(error, FloatingPointError) else 2)
-    except (RuntimeError, MemoryError) as error:
-        if advice(error) is None:
+    except (InputError, OSError, FloatingPointError, RuntimeError, MemoryError) as error:
+        hint = advice(error)
+        if isinstance(error, (RuntimeError, MemoryError)) and hint is None:
             raise
-        print(f"{program_name()}: error: {last_line(error)}; {advice(error)}", file=sys.stderr)
-        sys.exit(2)
+        # An error of a worker process comes with its traceback above the last line.
+        line = str(error).strip().split("\n")[-1].removeprefix("support.errors.InputError: ")
+        print(f"{program_name()}: error: {line}{'; ' if hint else ''}{hint or ''}", file=sys.stderr)
+        sys.exit(1 if isinstance(error, FloatingPointError) else 2)

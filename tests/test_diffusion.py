@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import diffusion
-from commands import draw
+from slow import draw
 
 ALPHA_BAR = torch.tensor([0.9, 0.7, 0.3, 0.1], dtype=torch.float64)
 
@@ -13,17 +13,15 @@ ALPHA_BAR = torch.tensor([0.9, 0.7, 0.3, 0.1], dtype=torch.float64)
 def test_standardized_embeddings_by_loops():
     """Catches: a scale per coordinate, a sum for the mean, variance for deviation, no inverse."""
     space, D = diffusion.Standardizer(3, rate=0.3).double(), 3
-    mean, variance, step = [0.0] * D, 1.0, 0
-    for clips in (1, 5, 2, 1, 7, 4, 3, 6):             # one clip alone changes nothing
+    mean, variance = [0.0] * D, 1.0
+    for step, clips in enumerate((5, 2, 7, 4, 3, 6), start=1):
         x = 2 * draw(clips, D, seed=clips) + torch.tensor([3.0, 0.0, -1.0])
         space.update(x)
-        if clips > 1:
-            step += 1
-            rate = max(1 / step, 0.3)                  # the mean of all, then a running average
-            for d in range(D):
-                mean[d] += rate * (sum(clip[d].item() for clip in x) / clips - mean[d])
-            square = sum((clip[d].item() - mean[d]) ** 2 for clip in x for d in range(D))
-            variance += rate * (square / (D * clips) - variance)
+        rate = max(1 / step, 0.3)                      # the mean of all, then a running average
+        for d in range(D):
+            mean[d] += rate * (sum(clip[d].item() for clip in x) / clips - mean[d])
+        square = sum((clip[d].item() - mean[d]) ** 2 for clip in x for d in range(D))
+        variance += rate * (square / (D * clips) - variance)
         assert space.mean.tolist() == pytest.approx(mean)
         assert space.variance.item() == pytest.approx(variance)
     z, kept = space(x), x.clone()
@@ -31,47 +29,56 @@ def test_standardized_embeddings_by_loops():
         [(x[2, d].item() - mean[d]) / math.sqrt(variance) for d in range(D)])
     torch.testing.assert_close(space.inverse(z), x)
     assert torch.equal(x, kept) and len(space.state_dict()) == 3 and not [*space.parameters()]
-    blank = diffusion.Standardizer(D).double()
-    blank.update(x[:1].expand(4, -1))
-    assert blank(x).isfinite().all() and blank(x[:1]).abs().max() < 1e-6
+
+
+def test_clips_that_are_all_equal_can_be_standardized():
+    """Catches: a division by a variance of zero."""
+    space, x = diffusion.Standardizer(3).double(), draw(1, 3)
+    space.update(x.expand(4, -1))
+    assert space(draw(5, 3)).isfinite().all() and space(x).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("levels, dim", [(1, 64), (2, 64), (4, 64), (4, 512), (10, 9)])
-def test_schedule_falls_in_geometric_steps_of_the_signal_to_noise_ratio(levels, dim):
+def test_default_schedule_falls_in_geometric_steps_of_the_signal_to_noise_ratio(levels, dim):
     """Catches: alpha for alpha_bar, variances for deviations, ends exchanged, D left out."""
     alpha_bar = diffusion.noise_levels(dim, levels).tolist()
-    assert len(alpha_bar) == levels and len(diffusion.noise_levels(dim)) == 4
+    assert len(alpha_bar) == levels
     for t, a in enumerate(alpha_bar):
         share = t / max(levels - 1, 1)
         ratio = 3.0 ** (1 - share) * 0.3 ** share      # at D = 1
         assert math.sqrt(a / (1 - a)) == pytest.approx(ratio / math.sqrt(dim), rel=1e-5)
 
 
+def test_default_number_of_levels_is_the_papers_four():
+    """Catches: T taken from the number of layers, as in the release, or another."""
+    assert diffusion.noise_levels(64).shape == (4,)
+
+
 def test_eq2_closed_form_equals_noising_one_step_at_a_time():
-    """Catches: t off by one, alpha for alpha_bar, variance for deviation, another video's level."""
+    """Catches: t off by one, alpha for alpha_bar, variance for deviation, another row's level."""
     alpha = torch.tensor([0.9, 0.8, 0.7, 0.6], dtype=torch.float64)
     alpha_bar = alpha.cumprod(0)
-    z0, noise = draw(4, 2, 3), draw(4, 2, 3, seed=1)
-    together = diffusion.add_noise(z0, noise, alpha_bar)         # video t at level t
-    one, zero = torch.ones(1, 1, 1, dtype=torch.float64), torch.zeros(1, 1, 1, dtype=torch.float64)
+    z0, noise = draw(4, 3), draw(4, 3, seed=1)
+    together = diffusion.add_noise(z0, noise, alpha_bar)                 # row t at level t
+    one, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
     mean, var = one, zero                                                # x^0 is known exactly
     for t in range(len(alpha)):
         mean, var = alpha[t].sqrt() * mean, alpha[t] * var + 1 - alpha[t]    # Eq. 2, once
         torch.testing.assert_close(diffusion.add_noise(one, zero, alpha_bar[t]), mean)
         torch.testing.assert_close(diffusion.add_noise(zero, one, alpha_bar[t]) ** 2, var)
         torch.testing.assert_close(together[t], (mean * z0[t] + var.sqrt() * noise[t])[0])
-    with pytest.raises(ValueError, match=r"noise is \(3,\), z0 is \(4, 2, 3\)"):
-        diffusion.add_noise(z0, noise[0, 0], alpha_bar)                  # one for a whole batch
+    with pytest.raises(ValueError, match=r"noise is \(3,\), z0 is \(4, 3\)"):
+        diffusion.add_noise(z0, noise[0], alpha_bar)                     # one for a whole batch
 
 
 def made_up_h(zt, t):
-    """Some h: another result for every input, level, coordinate and clip missing together."""
+    """Some h: another result for every input, level and coordinate."""
     assert t.shape == zt.shape[:1] and t.dtype == torch.int64
-    return torch.sin(2 * zt + t[:, None, None] + torch.arange(zt.shape[-1]) + zt.sum(1, True))
+    return torch.sin(2 * zt + t[:, None] + torch.arange(zt.shape[-1]) + zt.sum(1, True))
 
 
 def slow_chain(noise):
-    """Sec. 3.3 for the noise of one sample (P, D), T = 4, written out; levels 1 to 4 as there."""
+    """Sec. 3.3 for one sample (D,), T = 4, written out, with levels 1 to 4 as in the paper."""
     def h(x, t):
         return made_up_h(x[None], torch.tensor([t - 1]))[0]
     bar = {t: float(ALPHA_BAR[t - 1]) for t in (1, 2, 3)}
@@ -83,8 +90,8 @@ def slow_chain(noise):
 
 @pytest.mark.parametrize("amount", [1.0, 0.0])
 def test_sec33_sampling_equals_the_chain_written_out(amount):
-    """Catches: a level skipped or asked twice, t off by one, new noise, samples or clips mixed."""
-    noise = amount * draw(3, 2, 4)
+    """Catches: a level skipped or asked twice, t off by one, new noise, samples mixed."""
+    noise = amount * draw(3, 4)
     kept = noise.clone()
     x_hat = diffusion.sample(made_up_h, noise, ALPHA_BAR)
     for b in range(3):

@@ -7,7 +7,7 @@ import torch
 
 import diffusion
 import losses
-from commands import draw
+from slow import draw, slow_entropy, slow_match
 
 TAU = 0.02                                             # the paper's
 
@@ -15,20 +15,6 @@ TAU = 0.02                                             # the paper's
 def soft(*shape, seed=0):
     """Random soft targets: rows sum to 1."""
     return (3 * draw(*shape, seed=seed)).softmax(-1)
-
-
-def slow_match(x, phrases, tau):
-    """Eq. 6 for one x (D,): softmax of x^T y / (tau |x| |y|), a list of K probabilities."""
-    def length(v):
-        return math.sqrt(sum(float(a) ** 2 for a in v))
-    scores = [sum(float(a * b) for a, b in zip(x, y)) / (tau * length(x) * length(y))
-              for y in phrases]
-    return [math.exp(s) / sum(math.exp(other) for other in scores) for s in scores]
-
-
-def slow_entropy(target, p):
-    """H(p', p) of one clip, lists of K."""
-    return -sum(float(a) * math.log(b) for a, b in zip(target, p))
 
 
 def test_eq6_match_equals_the_softmax_by_loops():
@@ -66,19 +52,19 @@ def test_eq8_xe_is_the_mean_over_the_observed_clips_by_loops():
 
 def test_eq9_mse_is_the_squared_length_averaged_over_the_missing_clips():
     """Catches: a mean over D, a sum over clips, the length without its square, another x_j^0."""
-    B, P, D = 3, 2, 4
-    x_hat, xj, expected = draw(B, P, D), draw(B, P, D, seed=1), 0.0
-    for b, p in itertools.product(range(B), range(P)):
-        expected += sum(float(x_hat[b, p, d] - xj[b, p, d]) ** 2 for d in range(D)) / (B * P)
+    R, D, expected = 3, 4, 0.0
+    x_hat, xj = draw(R, D), draw(R, D, seed=1)
+    for r in range(R):
+        expected += sum(float(x_hat[r, d] - xj[r, d]) ** 2 for d in range(D)) / R
     assert losses.mse_loss(x_hat, xj).item() == pytest.approx(expected)
 
 
 def test_eq10_mc_is_the_cross_entropy_averaged_over_the_missing_clips():
-    """Catches: a sum over clips, p and p' exchanged, the target of another video or clip."""
-    B, P, D, expected = 3, 2, 4, 0.0
-    x_hat, phrases, targets = draw(B, P, D), draw(5, D, seed=1), soft(B, P, 5, seed=2)
-    for b, p in itertools.product(range(B), range(P)):
-        expected += slow_entropy(targets[b, p], slow_match(x_hat[b, p], phrases, TAU)) / (B * P)
+    """Catches: a sum over clips, p and p' exchanged, the target of another row."""
+    R, D, expected = 3, 4, 0.0
+    x_hat, phrases, targets = draw(R, D), draw(5, D, seed=1), soft(R, 5, seed=2)
+    for r in range(R):
+        expected += slow_entropy(targets[r], slow_match(x_hat[r], phrases, TAU)) / R
     log_p = losses.match(x_hat, phrases, TAU)
     assert losses.mc_loss(log_p, targets).item() == pytest.approx(expected)
 
@@ -124,11 +110,10 @@ def test_eq_a_bounds_the_likelihood_of_a_small_chain_by_enumeration():
 
 def test_eq_a_a_level_weighs_the_squared_distance_by_the_fall_of_its_signal_to_noise_ratio():
     """The KL of q(x^t-1 | x^t, x^0) for x^0 and for x_hat^0: 1/2 (s_t-1 - s_t) L_MSE.
-    Posterior of a Gaussian chain: Ho et al. 2020, Eqs. 6-7."""
-    alpha_bar = diffusion.noise_levels(64).double()
-    x0, x_hat = draw(1, 1, 5), draw(1, 1, 5, seed=1)
+    Posterior of a Gaussian chain: Ho et al. 2020, Eqs. 6-7. Catches: another weight claimed."""
+    alpha_bar = torch.tensor([0.9, 0.7, 0.3, 0.1], dtype=torch.float64)
+    x0, x_hat = draw(1, 5), draw(1, 5, seed=1)
     ratio = alpha_bar / (1 - alpha_bar)
-    assert ratio[0] / ratio[-1] == pytest.approx(100)
     for t in range(1, len(alpha_bar)):
         beta = 1 - alpha_bar[t] / alpha_bar[t - 1]
         means = [alpha_bar[t - 1].sqrt() * beta / (1 - alpha_bar[t]) * x for x in (x0, x_hat)]
@@ -136,3 +121,10 @@ def test_eq_a_a_level_weighs_the_squared_distance_by_the_fall_of_its_signal_to_n
         kl = (means[0] - means[1]).square().sum() / (2 * variance)
         weight = (ratio[t - 1] - ratio[t]) / 2
         torch.testing.assert_close(kl, weight * losses.mse_loss(x_hat, x0))
+
+
+def test_default_simple_loss_would_weigh_the_first_level_100_times_the_last():
+    """Catches: a figure in the header of losses.py that the schedule does not have."""
+    alpha_bar = diffusion.noise_levels(64).double()
+    ratio = alpha_bar / (1 - alpha_bar)
+    assert ratio[0] / ratio[-1] == pytest.approx(100)

@@ -1,48 +1,48 @@
-"""MViT-v2 as the encoder: torchvision's own settings, the interface of TimeSformer, its frames."""
-import inspect
-
-import numpy as np
+"""MViT-v2 as the encoder: torchvision's own settings; the released names."""
 import pytest
 import torch
 from torchvision.models.video import mvit as theirs
 
-from data import Video, view_of
-from files import sources
+import weights
+from weights.checkpoint import build_model
 from weights.mvit import MViT
 
-TINY = dict(image=16, frames=4, seconds=None, width=8, heads=2, stages=(1, 2), kv_stride=2, dim=5)
+SLOWFAST = (("pos_encoding.class_token", "cls_token"), ("conv_proj", "patch_embed.proj"),
+            ("attn.project.0", "attn.proj"), (".pool.weight", ".weight"), ("mlp.0", "mlp.fc1"),
+            ("pool_q.norm_act.0", "norm_q"), ("pool_k.norm_act.0", "norm_k"), ("mlp.3", "mlp.fc2"),
+            ("pool_v.norm_act.0", "norm_v"), ("project", "proj"), ("encoder.body", "video_encoder"))
 
 
 def test_the_defaults_are_mvit_v2_s(monkeypatch):
-    """Catches: a stage too long, heads or strides of another stage, another stem or norm."""
-    made = []
+    """Catches: a stage too long, heads or strides of another stage, another stem or norm; 16 frames
+    at another stride than 6 of 30 a second."""
+    built = []
 
     def keep(self, spatial_size, temporal_size, block_setting, **flags):
         torch.nn.Module.__init__(self)
         flags.update(num_classes=1, stochastic_depth_prob=0.0)            # neither is of features
-        made.append((spatial_size, temporal_size, block_setting, flags))
+        built.append((spatial_size, temporal_size, block_setting, flags))
     monkeypatch.setattr(theirs.MViT, "__init__", keep)
     theirs.mvit_v2_s(weights=None)
-    MViT()
-    assert made[0] == made[1]
+    ours = MViT()
+    assert built[0] == built[1]
+    assert ours.seconds / ours.frames == pytest.approx(6 / 30)
 
 
-def test_what_does_not_fit_is_named():
-    """Catches: a crash deep inside, or a border of pixels left out."""
-    with pytest.raises(ValueError, match=r"need \(B, 3, 4, 16, 16\)"):
-        MViT(**TINY)(torch.zeros(2, 3, 8, 16, 16))
-    for wrong in ({"image": 20}, {"frames": 3}, {"heads": 3}):
-        with pytest.raises(ValueError, match="must be multiples of 8, 2 and heads"):
-            MViT(**{**TINY, **wrong})
-
-
-def test_sixteen_frames_have_a_stride_of_six(monkeypatch):
-    """Catches: 16 frames over the whole window; a short one widened; seconds that are lost."""
-    monkeypatch.setattr(sources, "read_frames", lambda path, times, short_side: None)
-    default = {name: p.default for name, p in inspect.signature(MViT).parameters.items()}
-    view = view_of(MViT(**{**TINY, "frames": default["frames"], "seconds": default["seconds"]}))
-    source = sources.VideoSource([Video("a")], {"a": "a.mp4"}, view)
-    long, short = source.read((0, np.array([[10., 19.], [4., 6.]])), 40)[1]
-    np.testing.assert_allclose(np.diff(long), 6 / 30)
-    assert len(long) == 16 and long.mean() == pytest.approx(14.5)
-    assert (short[0], short[-1]) == pytest.approx((4 + 1 / 16, 6 - 1 / 16))
+@torch.no_grad()
+def test_released_names(tmp_path, monkeypatch):
+    """Catches: a name of SlowFast given to another layer, a class token of another shape."""
+    monkeypatch.setattr(MViT.__init__, "__defaults__", (32, 4, None, 8, 2, [1, 2], 8, 512))
+    torch.manual_seed(0)
+    f = build_model(torch.zeros(0, 16), {"kind": "mvit"}, None, "none", tau=.02,
+                    pixels=(.45, .225), alpha_bar=[.5]).encoder.eval()
+    state = {}
+    for name, value in f.state_dict(prefix="encoder.").items():
+        value.normal_(0, .3)
+        for ours, released in SLOWFAST if "body" in name else [("encoder.", "")]:
+            name = name.replace(ours, released)
+        state["model." + name] = value.view(1, 1, -1) if name.endswith("cls_token") else value
+    torch.save({"model_state": state}, tmp_path / "x.pyth")
+    loaded = weights.load(tmp_path / "x.pyth")
+    clips = torch.randn(2, 3, 4, 32, 32)
+    assert torch.equal(loaded.encoder(clips), f(clips))

@@ -1,151 +1,230 @@
-"""The embedded world's properties and truth; `pytest -s tests/test_toy.py` prints numbers."""
-from collections import Counter, defaultdict
+"""The embedded world: its grammar and truth, pictures and narrations, its teacher, its files."""
+import csv
+import dataclasses
+from collections import defaultdict
 
+import av
 import numpy as np
+import open_clip
 import pytest
+import torch
 
-from data import forecast_samples, observed_steps
-from toy import grammar
+from commands import call, fails, read_json
+from data import frame_times
+from support.errors import InputError
+from toy import __main__, grammar, render, source, teacher
 from toy.grammar import PROCEDURES, STEP_ID, STEPS, Grammar, make_video
 
-GRAMMAR = Grammar()
-S = len(STEPS)
-ALL = [(p / len(PROCEDURES), tuple(STEP_ID[step] for step in steps))
-       for options in PROCEDURES.values() for p, steps in options]
-VIDEOS = [make_video("train", i) for i in range(20_000)]
-TEST = [make_video("test", i) for i in range(300)]
-SAMPLES = forecast_samples(TEST)
-OBSERVED = [(tuple(steps), from_start) for steps, from_start in
-            (observed_steps(sample, TEST[sample.video]) for sample in SAMPLES)]
+GRAMMAR, S = Grammar(), len(STEPS)
 
 
 def labels_of(video):
     return tuple(step.label for step in video.steps)
 
 
-def test_procedures_are_distributions_of_sequences_that_share_steps():
+# --- The grammar, and the truth about it ---
+def test_parts_of_a_procedure_have_their_probabilities():
     """Catches: weights that do not add up, an order counted twice, maybe(p) inverted."""
-    procedures = defaultdict(set)
-    for name, options in PROCEDURES.items():
+    for options in PROCEDURES.values():
         assert sum(p for p, _ in options) == pytest.approx(1, abs=1e-9)
-        for p, steps in options:
-            assert p > 0 and 5 <= len(steps) <= 9
-            assert all(a != b for a, b in zip(steps, steps[1:]))
-            for step in steps:
-                procedures[step].add(name)
-    assert S == 40 and sum(len(names) >= 2 for names in procedures.values()) >= S / 2
-    options = {steps: p for p, steps in grammar.any_order("a", "b", "c")}
-    assert options.pop(("a", "b", "c")) == .5
-    assert list(options.values()) == pytest.approx([.1] * 5)
+    orders = grammar.any_order("a", "b", "c")
+    assert orders[0] == (.5, ("a", "b", "c")) and len({steps for _, steps in orders}) == 6
+    assert [p for p, _ in orders[1:]] == pytest.approx([.1] * 5)
     assert grammar.maybe(.3, "a") == [(.7, ()), (.3, ("a",))]
 
 
-def test_held_out_steps_and_those_told_apart_by_motion():
-    """Catches: a held-out phrase in the pool, a word never taught; too many told by motion."""
-    verbs, objects = (set(words) for words in zip(*(p.split() for p in grammar.PHRASES)))
-    for step in grammar.HELD_OUT:
-        verb, thing = step.split()
-        assert step in STEPS and step not in grammar.PHRASES
-        assert verb in verbs and thing in objects
-    assert not set(grammar.OTHER_PHRASES) & set(STEPS) and len(grammar.PHRASES) == 60
-    steps = sum(grammar.MOTION_ONLY, ())
-    ids = {STEP_ID[step] for step in steps}
-    share = (sum(p * sum(s in ids for s in sequence) for p, sequence in ALL)
-             / sum(p * len(sequence) for p, sequence in ALL))
-    assert len(ids) == len(steps) <= S / 5 and share <= .2
-
-
-def test_difficulty():
-    """Catches: a grammar with which forecasting is trivial or hopeless, a truth too sure."""
-    label, last = np.array([(sample.label, steps[-1])
-                            for sample, (steps, _) in zip(SAMPLES, OBSERVED)]).T
-    p, follows = np.array([GRAMMAR.next_step(*observed) for observed in OBSERVED]), np.zeros((S, S))
-    for weight, steps in ALL:
-        for a, b in zip(steps, steps[1:]):
-            follows[a, b] += weight
-    own = p[np.arange(len(label)), label]
-    bayes, oracle = (p.argmax(1) == label).mean(), (1 - (1 - own) ** 5).mean()
-    pair = (follows.argmax(1)[last] == label).mean()
-    print(f"\n{len(label)} samples: Bayes {bayes:.4f}, oracle-5 {oracle:.4f}, bigram {pair:.4f}")
-    assert .55 <= bayes <= .70 and .85 <= oracle <= .95
-    assert bayes - pair >= .10
-    assert bayes == pytest.approx(p.max(1).mean(), abs=.04)       # 3 standard errors
-    assert oracle == pytest.approx((p * (1 - (1 - p) ** 5)).sum(1).mean(), abs=.03)
-
-
-def test_next_steps_equal_enumerating_all_sequences():
-    """Catches: one occurrence for all, `from_start` ignored, weights by number; 0 / 0."""
-    samples = sorted({*OBSERVED[:400]}) + [((), True)]
-    samples += [(steps[-n:], False) for steps, _ in samples[::4] for n in (1, 2) if len(steps) > n]
-    samples += [((STEP_ID["bake dough"],), False), ((STEP_ID["flip dough"],), True)]   # no next
-    for observed, from_start in samples:
-        n, one, two = len(observed), np.zeros(S), np.zeros((S, S))
-        for p, steps in ALL:
-            for i in [0] if from_start else range(1, len(steps)):
-                if steps[i:i + n] == observed and i + n < len(steps):
-                    one[steps[i + n]] += p
-                    if i + n + 1 < len(steps):
-                        two[steps[i + n], steps[i + n + 1]] += p
-        for forecast, mass in ((GRAMMAR.next_step, one), (GRAMMAR.next_two_steps, two)):
-            np.testing.assert_allclose(forecast(observed, from_start), mass / (mass.sum() or 1),
-                                       atol=1e-12)
+def test_next_step_and_chance_equal_a_search_of_all_sequences():
+    """Catches: one occurrence for all, `from_start` ignored, sequences that weigh the same; 0/0."""
+    sequences = [(p, (*map(STEP_ID.get, steps), S))                               # S: the end
+                 for options in PROCEDURES.values() for p, steps in options]
+    contexts = {((), True), ((STEP_ID["bake dough"],), False), ((STEP_ID["flip dough"],), True)}
+    for i in range(60):
+        steps = labels_of(make_video("test", i))
+        contexts |= {(steps[:2], True), (steps[:4], True), (steps[2:3], False), (steps[1:4], False)}
+    for observed, from_start in contexts:
+        n, two = len(observed), np.zeros((S, S + 1))                 # the next two steps
+        for p, steps in sequences:
+            for i in [0] if from_start else range(1, len(steps) - 1):
+                if steps[i:i + n] == observed and i + n < len(steps) - 1:
+                    two[steps[i + n], steps[i + n + 1]] += p
+        exact = GRAMMAR.next_step(observed, from_start)
+        np.testing.assert_allclose(exact, two.sum(1) / (two.sum() or 1), atol=1e-12)
+        for a, b in np.argwhere(two[:, :S])[:3]:
+            both = GRAMMAR.chance(observed, from_start, [a, b])
+            assert both == pytest.approx(exact[a] * two[a, b] / two[a, :S].sum())
     assert GRAMMAR.chance((), True, [S - 1]) > 0 == GRAMMAR.chance((), True, [-1])
 
 
 def test_videos_are_drawn_with_the_probabilities_of_the_grammar():
     """Catches: a truth of another grammar than `make_video` draws from."""
-    expected, n = Counter(), len(VIDEOS)
-    for p, steps in ALL:
-        for k in range(1, len(steps) + 1):
-            expected[steps[:k]] += p
-    counts = Counter(labels_of(video)[:k] for video in VIDEOS
-                     for k in range(1, len(video.steps) + 1))
-    frequent = [prefix for prefix, p in expected.items() if n * p > 100]
-    assert set(counts) <= set(expected) and len(frequent) > 80
-    for prefix in frequent:
-        p = expected[prefix]
-        assert abs(counts[prefix] - n * p) <= 4.5 * np.sqrt(n * p * (1 - p)), prefix
+    after = defaultdict(lambda: np.zeros(S))
+    for i in range(10_000):
+        steps = labels_of(make_video("train", i))
+        for k in range(len(steps)):
+            after[steps[:k]][steps[k]] += 1
+    for observed, drawn in after.items():
+        p, n = GRAMMAR.next_step(observed, True), drawn.sum()
+        assert not drawn[p == 0].any()
+        if n > 200:
+            assert np.all(abs(drawn - n * p) <= 4.5 * np.sqrt(n * p * (1 - p)))
 
 
-def test_videos_are_deterministic_ordered_in_time_and_of_one_split():
-    """Catches: a global random state, segments that overlap; splits that share seeds."""
-    videos, again = ([make_video(split, i) for split in grammar.SPLIT_SEEDS for i in range(300)]
-                     for _ in range(2))
-    assert videos == again
+def test_times_tell_nothing_about_the_step():
+    """Catches: a duration or gap that gives the step away; segments that overlap."""
+    seconds = defaultdict(list)                                    # of each step, and the gap after
+    for i in range(3_000):
+        video = make_video("train", i)
+        edges = [0, *(t for step in video.steps for t in step[:2]), video.duration]
+        assert edges == sorted(edges)
+        for step, after in zip(video.steps, video.steps[1:]):
+            seconds[step.label].append((step.end - step.start, after.start - step.end))
+    everything = np.concatenate([*seconds.values()])               # (n, 2)
+    for own in map(np.array, seconds.values()):
+        error = own.mean(0) - everything.mean(0)
+        assert np.all(abs(error) < 4 * everything.std(0) / len(own) ** .5)
+
+
+# --- Pictures and narrations ---
+def test_default_world_is_that_of_the_published_figures():
+    """Catches: another draw, with which no figure can be compared, but toy.teacher.VERSION kept."""
+    video = make_video("test", 0)
+    assert video.duration == 91.83 and labels_of(video) == (7, 22, 10, 34, 27, 0)
+    frames = render.render(video)
+    assert frames.dtype == np.uint8 and frames.shape == (46, 3, render.SIZE, render.SIZE)
+    assert frames.sum() == pytest.approx(13_217_950, rel=1e-5)    # another draw of noise: 5e-4
+    assert render.narrate(video)[2] == (9.12, 13.46, "and i'm gonna crack some egg just like that")
+    assert grammar.SPLIT_SEEDS == {"train": 0, "validation": 1_000_000, "test": 2_000_000}
+
+
+def test_nothing_but_the_step_itself_shows_which_step_it_is():
+    """Catches: one drawing for all; a background, or a place, that depends on the step."""
+    for i in range(5):
+        video = make_video("validation", i)
+        other = dataclasses.replace(video, activity=None, steps=tuple(
+            step._replace(label=STEP_ID["wash pan"]) for step in video.steps))
+        same = render.render(video) == render.render(other)
+        assert same.mean() < .95 and same[:, :, :4, :4].mean() > .9     # a corner that stays empty
+
+
+def test_only_motion_tells_the_declared_pairs_apart():
+    """Catches: a tool or color that gives a pair away in one frame; pairs that are not listed."""
+    def draw(phrase, progress):
+        thing, tool, backwards = (np.array([value]) for value in render.appearance(phrase))
+        return render.draw_frames(thing, tool, backwards, np.zeros(7, int), progress,
+                                  np.random.default_rng(0))
+    progress = np.linspace(0, 1, 7)
+    for first, second in grammar.MOTION_ONLY:
+        assert np.array_equal(draw(first, progress), draw(second, 1 - progress))
+        assert not np.array_equal(draw(first, progress), draw(second, progress))
+    assert len({render.appearance(step)[:2] for step in STEPS}) == S - len(grammar.MOTION_ONLY)
+
+
+def test_held_out_steps_are_never_named():
+    """Catches: a held-out pair in the pool, a narration or a caption; a word that nothing names."""
+    texts = [text for i in range(200) for _, _, text in render.narrate(make_video("train", i))]
+    assert any(render.PARAPHRASE["fry egg"] in text for text in texts)
+    texts += teacher.captioned_pictures(2000, np.random.default_rng(0))[1] + [*grammar.PHRASES]
+    words = [set(text.rstrip(".").split()) for text in texts]
+    for pair in (set(step.split()) for step in grammar.HELD_OUT):
+        assert not any(pair <= own for own in words) and pair <= set().union(*words)
+
+
+# --- The source and the teacher ---
+def test_clips_are_the_nearest_frames_of_their_video():
+    """Catches: half a frame's offset, another video's clips, features of other frames."""
+    known = source.load_teacher("cpu")
+    toy, rng = source.ToySource("train", 3, 4, known), np.random.default_rng(0)
+    assert (len(toy), toy.absent, toy.unreadable) == (3, [], {})
+    start = rng.uniform(-5, 100, (3, 5))
+    requests = [*zip((2, 0, 1), np.stack([start, start + rng.uniform(0, 20, (3, 5))], 2))]
+    loaded, clips = toy.load(requests), []
+    for i, windows in requests:
+        frames = torch.from_numpy(render.render(make_video("train", i)))
+        middles = (np.arange(len(frames)) + .5) / render.FPS
+        for times in frame_times(windows, 4):
+            clips.append(frames[np.abs(middles - times[:, None]).argmin(1)])
+    assert torch.equal(loaded.clips, torch.stack(clips))                            # (15, 4, ..)
+    features = known.encode_frames(torch.cat(clips)).unflatten(0, (15, 4)).mean(1)
+    torch.testing.assert_close(toy.teacher_features(loaded.views), features)
+    assert len(toy.pretrain_windows(0, rng)) > 1
+
+
+def test_the_teacher_knows_most_steps_from_single_pictures():
+    """Catches: weights or a normalization of another teacher (chance: 2.5 % of the pictures)."""
+    known, right = source.load_teacher("cpu"), []
+    texts = torch.nn.functional.normalize(known.encode_phrases(STEPS), dim=-1)
+    for i in range(10):
+        video = make_video("validation", i)
+        cosine = known.encode_frames(torch.from_numpy(render.render(video))) @ texts.T   # (n, S)
+        times = (np.arange(len(cosine)) + .5) / render.FPS
+        for start, end, label in video.steps:
+            right += (cosine[(start <= times) & (times < end)].argmax(1) == label).tolist()
+    assert np.mean(right) > .6
+
+
+def test_the_command_trains_a_teacher_and_writes_it(monkeypatch, tmp_path):
+    """Catches: training without effect, weights lost; a file of another version, or none."""
+    model, tokenizer = teacher.train_teacher(images=64, steps=30, batch_size=32)
+    monkeypatch.setattr(__main__, "train_teacher", lambda: (model, tokenizer))
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(source, "TEACHER_FILE", tmp_path / "teacher.pt")
+    with pytest.raises(InputError, match="teacher.pt: absent; `git checkout` restores it"):
+        source.load_teacher("cpu")
+    call("toy", "teacher", "--out", tmp_path / "teacher.pt")
+    loaded = source.load_teacher("cpu")
+    torch.testing.assert_close(dict(loaded.model.state_dict()), dict(model.state_dict()),
+                               rtol=1e-3, atol=1e-6)
+    pictures, captions = teacher.captioned_pictures(64, np.random.default_rng((0, 3)))
+    loaded.model.train()                               # few updates: not yet its running statistics
+    cosine = loaded.encode_frames(torch.from_numpy(pictures)) @ loaded.encode_sentences(captions).T
+    assert cosine.diag().mean() > cosine.mean() + .1
+    monkeypatch.setattr(source, "VERSION", teacher.VERSION + 1)
+    with pytest.raises(InputError, match="of version 1 .* needs 2; `python -m toy teacher`"):
+        source.load_teacher("cpu")
+
+
+# --- The world as files ---
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """The folder of an export of three videos, and the videos."""
+    out = tmp_path_factory.mktemp("export") / "world"
+    call("toy", "export", "--out", out, "--train", 2, "--test", 1, "--workers", 1)
+    return out, [make_video("train", 0), make_video("train", 1), make_video("test", 0)]
+
+
+def test_exported_videos_hold_the_very_pixels(world):
+    """Catches: a lossy format, or one whose first frame is read differently; times that drift."""
+    for video in world[1]:
+        frames = render.render(video).transpose(0, 2, 3, 1)
+        with av.open(str(world[0] / f"videos/{video.name}.mp4")) as container:
+            read = list(container.decode(video=0))
+        assert [frame.time for frame in read] == [i / render.FPS for i in range(len(frames))]
+        pictures = np.array([frame.to_ndarray(format="rgb24") for frame in read])
+        assert np.array_equal(pictures[:, 2:34, 2:34], frames)
+
+
+def test_exported_lists_are_those_of_the_world(world, capsys):
+    """Catches: ids from 0, a wrong split, a column too few; an export into a folder with files."""
+    out, videos = world
+    database = read_json(out / "COIN.json")["database"]
     for video in videos:
-        times = [0, *(t for step in video.steps for t in step[:2]), video.duration]
-        assert times == sorted(times) and times[1] > 0 and video.duration > times[-2]
-        options = list(PROCEDURES.values())[video.activity]
-        assert tuple(STEPS[label] for label in labels_of(video)) in {s for _, s in options}
-    for key in (grammar.seed_of, lambda video: video.name, lambda video: video.steps):
-        assert len(set(map(key, videos))) == 900
-    starts = sorted(grammar.SPLIT_SEEDS.values())
-    assert len(starts) == 3 and min(np.diff(starts)) >= 1_000_000     # room for as many videos
+        rows = csv.reader((out / f"captions/{video.name}.csv").read_text().splitlines())
+        assert next(rows) == ["start", "end", "text"]
+        assert [(float(a), float(b), text) for a, b, text in rows] == render.narrate(video)
+        entry = database[video.name]
+        assert entry["subset"] == {"train": "training", "test": "testing"}[video.split]
+        assert entry["recipe_type"] == video.activity and entry["duration"] == video.duration
+        assert [(*row["segment"], row["id"], row["label"]) for row in entry["annotation"]] == [
+            (start, end, str(label + 1), STEPS[label]) for start, end, label in video.steps]
+    for name, lines in ("steps", STEPS), ("phrases", grammar.PHRASES), ("train", [*database][:2]):
+        assert (out / f"{name}.txt").read_text(encoding="utf-8").splitlines() == list(lines)
+    assert "not empty; choose another" in fails(capsys, "toy", "export", "--out", out)
 
 
-def test_times_do_not_depend_on_the_step_nor_the_procedure():
-    """Catches: a duration, gap or intro that gives the step, the procedure or the order away."""
-    groups = defaultdict(lambda: defaultdict(list))         # what: of which: s, one per occurrence
-    for video in VIDEOS:
-        name, last = video.activity, len(video.steps) - 1
-        groups["intro"][name].append(video.steps[0].start)
-        groups["end"][name].append(video.duration - video.steps[-1].end)      # last gap, outro
-        for i, (a, b, step) in enumerate(video.steps):
-            for what, which in (("step", name), ("by step", step), ("by place", min(i, 6))):
-                groups[what][which].append(b - a)
-            if i < last:
-                for what, which in (("gap", name), ("gap after", step),
-                                    ("gap before", video.steps[i + 1].label)):
-                    groups[what][which].append(video.steps[i + 1].start - b)
-    assert len(groups) == 8
-    everything = {what: np.concatenate([*group.values()]) for what, group in groups.items()}
-    for what, group in groups.items():
-        mean, std = everything[what].mean(), everything[what].std()
-        assert len(group) >= 6
-        assert all(abs(np.mean(s) - mean) < 4 * std / np.sqrt(len(s)) for s in group.values()), what
-    intros, lengths, gaps = (everything[what] for what in ("intro", "step", "gap"))
-    assert (gaps > 0).mean() == pytest.approx(grammar.GAP_SHARE, abs=.01)
-    for times, (low, high) in ((lengths, grammar.STEP_SECONDS), (intros, grammar.INTRO_SECONDS),
-                               (gaps[gaps > 0], grammar.GAP_SECONDS)):
-        assert low - .02 <= times.min() and times.max() <= high + .02        # rounded to 0.01 s
-        assert times.mean() == pytest.approx((low + high) / 2, rel=.01)
+def test_open_clip_loads_the_exported_teacher(world):
+    """Catches: other weights, tensors left out, another normalization than the teacher's."""
+    model = open_clip.create_model(f"local-dir:{world[0]}/clip", require_pretrained=True).eval()
+    pixels, view = torch.from_numpy(render.render(world[1][0])), model.visual.preprocess_cfg
+    mean, std = (torch.tensor(view[name]).view(-1, 1, 1) for name in ("mean", "std"))
+    x = model.encode_image((pixels / 255 - mean) / std, normalize=True)
+    torch.testing.assert_close(x, source.load_teacher("cpu").encode_frames(pixels))

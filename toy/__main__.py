@@ -1,34 +1,38 @@
-"""The commands of the embedded world: `python -m toy COMMAND`, each a class of flags."""
-from dataclasses import dataclass
+"""Write the embedded world as real files (export), or train its teacher again (teacher)."""
 from pathlib import Path
 
-from support.command import Settings, dispatch, opt
+import torch
+
+from support.arguments import Parser, count
+from support.errors import run
+from toy.export import export
+from toy.teacher import TEACHER_FILE, train_teacher, write_weights
 
 
-@dataclass(frozen=True)
-class ExportSettings(Settings):
-    """The embedded world as real files: videos, captions, COIN.json, phrases and its teacher."""
-    out: Path = opt("folder, empty or new", None, required=True, folder=True)
-    train: int = opt("training videos; a tenth become validation, by their ids", 6000, low=0)
-    test: int = opt("test videos", 1000, low=0)
-    workers: int = opt("processes", 0, low=0, high=256)
+def parse(argv=None):
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.prog = "python -m toy"
+    commands = parser.add_subparsers(dest="command", required=True)
+    flags = commands.add_parser("export", description="Write the embedded world as real files.")
+    flags.add_argument("--out", type=Path, required=True, help="folder, empty or new")
+    flags.add_argument("--train", type=count, default=6000,
+                       help="training videos; a tenth become validation, by their ids")
+    flags.add_argument("--test", type=count, default=1000, help="test videos")
+    flags.add_argument("--workers", type=int, default=0, help="processes")
+    flags = commands.add_parser("teacher", description="Train the teacher: a minute on one core.")
+    flags.add_argument("--out", type=Path, default=TEACHER_FILE, help="file to write")
+    return parser.parse_args(argv)
 
 
-@dataclass(frozen=True)
-class TeacherSettings(Settings):
-    """Train the embedded world's teacher again: 200 steps on pictures, a minute on one CPU core."""
-    out: Path = opt("file to write", Path(__file__).with_name("teacher.safetensors"), file=())
-
-
-COMMANDS = {"export": ExportSettings, "teacher": TeacherSettings}
-
-
-def start(settings):
-    """Run the command that has these flags."""
-    from toy.export import export_toy
-    from toy.teacher import make
-    {ExportSettings: export_toy, TeacherSettings: make}[type(settings)](settings)
+def main(args):
+    """Run the command."""
+    if args.command == "export":
+        export(args.out, args.train, args.test, args.workers)
+    else:
+        torch.set_num_threads(1)                           # sums are added in one order
+        write_weights(args.out, train_teacher()[0])
 
 
 if __name__ == "__main__":
-    dispatch(COMMANDS, start)
+    run(main, parse)

@@ -1,9 +1,8 @@
 """The embedded world: cooking procedures from a small grammar, and exact inference on it.
 
 Every command uses this world by default: the method runs, and is measured against a known truth,
-without any data. Only the observed steps and their order tell what comes next.
-
-S = 40 steps, "verb object"; M samples (forecasts); N = 8 clips of an observed window; n nodes.
+without any data. Only the observed steps and their order tell what comes next. S = 40 steps, each
+"verb object".
 """
 from collections import defaultdict
 from itertools import permutations
@@ -125,50 +124,25 @@ def seed_of(video):
 
 
 class Grammar:
-    """All sequences of all procedures as one prefix tree: its nodes, the first the empty one, have
-    a last `step`, `parent`, `depth`, and `mass`, the probability that a video's steps begin so."""
+    """The exact distribution of the next step, over all sequences of all procedures."""
 
     def __init__(self):
-        mass = defaultdict(float, {(): 1.0})
-        for p, sequence in sum(PROCEDURES.values(), []):
-            for k in range(len(sequence)):
-                mass[sequence[:k + 1]] += p / len(PROCEDURES)
-        prefixes = sorted(mass, key=lambda prefix: (len(prefix), prefix))
-        index = {prefix: i for i, prefix in enumerate(prefixes)}
-        self.mass = np.array([mass[prefix] for prefix in prefixes])
-        self.depth = np.array([len(prefix) for prefix in prefixes])
-        self.step = np.array([STEP_ID[prefix[-1]] if prefix else -1 for prefix in prefixes])
-        self.parent = np.array([index[prefix[:-1]] if prefix else -1 for prefix in prefixes])
-        # (n, S): mass of the continuations of node n by each step; the rest of mass ends there.
-        self.next_mass = np.zeros((len(prefixes), len(STEPS)))
-        np.add.at(self.next_mass, (self.parent[1:], self.step[1:]), self.mass[1:])
+        # {(observed steps, from_start): (S,)}: how probable it is that each step comes after them
+        self.following = defaultdict(lambda: np.zeros(len(STEPS)))
+        for p, names in sum(PROCEDURES.values(), []):              # procedures are equally likely
+            steps = tuple(STEP_ID[name] for name in names)
+            for last in range(len(steps)):
+                for first in range(last + 1):
+                    self.following[steps[first:last], first == 0][steps[last]] += p
 
     def next_step(self, observed, from_start):
         """P(next step | observed step ids; procedure unknown, not ended): (S,), or zeros.
-
-        from_start: whether the first of them is the first of the video.
-        """
-        mass = self.next_mass[self.nodes_of(observed, from_start)].sum(0)
+        from_start: whether the first of them is the first of the video."""
+        mass = self.following.get((tuple(observed), from_start), np.zeros(len(STEPS)))
         return mass / (mass.sum() or 1.0)
-
-    def next_two_steps(self, observed, from_start):
-        """P(the next two steps | the same, and the video has two more): (S, S)."""
-        after = np.flatnonzero(np.isin(self.parent, self.nodes_of(observed, from_start)))
-        mass = np.zeros((len(STEPS), len(STEPS)))
-        np.add.at(mass, self.step[after], self.next_mass[after])
-        return mass / (mass.sum() or 1.0)
-
-    def nodes_of(self, observed, from_start):
-        """The nodes of all prefixes that end with the observed steps."""
-        n = len(observed)
-        nodes = node = np.flatnonzero(self.depth == n if from_start else self.depth > n)
-        for s in reversed(observed):                         # walk up from all candidates at once
-            same = self.step[node] == s
-            nodes, node = nodes[same], self.parent[node[same]]
-        return nodes
 
     def chance(self, observed, from_start, future):
-        """P(these steps follow in this order | the video has that many more); 0 with a step -1."""
+        """P(these steps follow in this order), each given that the video goes on; 0 with a -1."""
         p, observed = 1.0, list(observed)
         for step in future:
             p *= float(self.next_step(observed, from_start)[step]) if step >= 0 else 0.0

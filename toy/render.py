@@ -6,8 +6,6 @@ instance background, clutter, position, size, colors and brightness.
 
 n frames; m instances (segments of a video: one step, or background); k sprites.
 """
-import math
-
 import numpy as np
 
 from toy import grammar
@@ -151,7 +149,7 @@ def draw_frames(objects, tools, backwards, instance, progress, rng):
 def render(video):
     """All frames of a video: (ceil(duration * FPS), 3, SIZE, SIZE) uint8."""
     rng = np.random.default_rng((grammar.seed_of(video), 1))
-    times = (np.arange(math.ceil(video.duration * FPS)) + .5) / FPS   # (n,)  s
+    times = (np.arange(np.ceil(video.duration * FPS)) + .5) / FPS     # (n,)  s
     # Instances 0, 2, 4, .. are background (some of length 0), 1, 3, 5, .. the steps.
     edges = np.array([step[:2] for step in video.steps]).reshape(-1)  # (2 steps,)  s
     instance = np.searchsorted(edges, times, side="right")            # (n,)
@@ -171,7 +169,7 @@ def render(video):
 # A caption every 4.5 s: recognizers' captions of two real videos come every 4.4 and 2.5 s. Every
 # second one gives a window (data.py), so windows lie 8.6 s apart; pieces of a history are 8.5 s.
 SENTENCE_SECONDS = (3.9, 4.7)                      # s per sentence; one rate per video
-MISSING, MISALIGNED, MAX_SHIFT = .05, .2, 6.0      # shares of the sentences; shift in s
+DROPPED, MISALIGNED, MAX_SHIFT = .05, .2, 6.0      # shares of the sentences; shift in s
 PARAPHRASE = {                                     # of the held-out steps, never named directly
     "add onion": "throw in the chopped onion", "bake bread": "put the bread in the oven",
     "cut cheese": "slice up the cheese", "cut potato": "chop the potato up",
@@ -210,7 +208,7 @@ def narrate(video):
         text = sentence(step, middle < video.steps[0].start, rng)
         shift = rng.uniform(-MAX_SHIFT, MAX_SHIFT) if rng.random() < MISALIGNED else 0.0
         start = min(max(time + shift, 0.0), video.duration - length)
-        if rng.random() >= MISSING:
+        if rng.random() >= DROPPED:
             sentences.append((round(start, 2), round(start + length, 2), text))
         time += spacing
     return sorted(sentences)

@@ -3,40 +3,36 @@
 n frames of all videos, C clips, F frames of a clip, D embedding.
 """
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from tqdm import tqdm
 
 from data import Loaded, frame_times, sentence_windows
 from pseudo_labels import Teacher
-from support.command import require
-from support.device import read_tensors
-from toy import grammar, render, teacher as toy_teacher
-
-TEACHER_FILE = Path(__file__).with_name("teacher.safetensors")
+from support.errors import require
+from toy import grammar, render
+from toy.teacher import TEACHER_FILE, VERSION, build_teacher
 
 
 class ToySource:
-    """The first `count` videos of a split, in clips of F frames, as those of files/sources.py.
-    annotated: pre-training clips are the annotated steps, not windows around sentences."""
+    """The first `count` videos of a split, in clips of F frames, as those of files/sources.py."""
 
-    def __init__(self, split, count, frames, teacher=None, annotated=False):
-        self.teacher, self.frames_per_clip, self.annotated = teacher, frames, annotated
+    def __init__(self, split, count, frames, teacher=None):
+        self.teacher, self.frames_per_clip = teacher, frames
         self.videos = self.listed = [grammar.make_video(split, i) for i in range(count)]
-        self.missing, self.unreadable = [], {}
-        with ThreadPoolExecutor() as threads:              # NumPy draws noise in parallel
+        self.absent, self.unreadable = [], {}
+        self.narration = [render.narrate(video) for video in self.videos]
+        with ThreadPoolExecutor() as threads:              # one core each: NumPy and torch allow it
             parts = list(tqdm(threads.map(render.render, self.videos), f"render {split}", count,
                               mininterval=1, delay=2))
-        self.first = np.cumsum([0] + [len(part) for part in parts])         # of each video's frames
-        self.pixels = torch.from_numpy(np.concatenate(parts))               # (n, 3, H, W) uint8
-        self.narration = [render.narrate(video) for video in self.videos]
-        if teacher:
-            parts = tqdm(self.pixels.split(128), f"teacher on {split}", mininterval=1, delay=2)
-            self.frame_features = torch.cat([teacher.encode_frames(part).cpu() for part in parts])
+            self.first = np.cumsum([0] + [len(part) for part in parts])     # of each video's frames
+            self.pixels = torch.from_numpy(np.concatenate(parts))           # (n, 3, H, W) uint8
+            if teacher:
+                parts = self.pixels.split(128)
+                parts = tqdm(threads.map(teacher.encode_frames, parts), f"teacher on {split}",
+                             len(parts), mininterval=1, delay=2)
+                self.frame_features = torch.cat([part.cpu() for part in parts])
 
     def __len__(self):
         return len(self.videos)
@@ -50,13 +46,12 @@ class ToySource:
         return self.narration[video]
 
     def pretrain_windows(self, video, rng):
-        """Windows of one pass over a video: its annotated steps, or `sentence_windows`."""
-        if self.annotated:
-            return np.array([step[:2] for step in self.videos[video].steps])
+        """The windows (n, 2) s of one pass over a video: `sentence_windows` of its narration."""
         return sentence_windows(self.sentences(video), self.duration(video), rng)
 
     def load(self, requests, rng=None):
-        """The clips of some requests -> Loaded; views: rows of `pixels`, none without a teacher."""
+        """The clips of [(video, windows (n, 2) s), ...] -> Loaded: the frames nearest in time.
+        views: rows of `pixels`, (C, F); none without a teacher."""
         index = []
         for video, windows in requests:
             number = frame_times(windows, self.frames_per_clip) * render.FPS                # (n, F)
@@ -71,14 +66,13 @@ class ToySource:
 
 
 def load_teacher(device):
-    """The embedded world's pseudo_labels.Teacher; BadInput if its file is not that of this code."""
-    weights, said = {}, {}
-    with suppress(OSError, SafetensorError):
-        weights, said = read_tensors(TEACHER_FILE)
-    require(said.get("digest") == toy_teacher.digest(weights), f"{TEACHER_FILE}: missing, damaged, "
-            "or of another version of the world; `git checkout` restores it, `python -m toy "
-            "teacher` makes it again")
-    model, tokenizer = toy_teacher.build_teacher()
-    model.load_state_dict(weights, strict=False)       # all but the token embedding
-    model.to(memory_format=torch.channels_last)        # its convolutions: 0.7 of the time
+    """The world's pseudo_labels.Teacher. Raises InputError if absent, or of another version."""
+    require(TEACHER_FILE.is_file(), f"{TEACHER_FILE}: absent; `git checkout` restores it")
+    file = torch.load(TEACHER_FILE, map_location="cpu", weights_only=True)
+    require(file["version"] == VERSION, f"{TEACHER_FILE}: of version {file['version']} of the "
+            f"world; this code needs {VERSION}; `python -m toy teacher` trains it again")
+    model, tokenizer = build_teacher()
+    tokens = {"token_embedding.weight": model.token_embedding.weight}      # not in the file
+    model.load_state_dict({**file["model"], **tokens})
+    model.to(memory_format=torch.channels_last)        # its convolutions take 0.7 of the time
     return Teacher(model, tokenizer, render.MEAN, render.STD, device)

@@ -1,20 +1,22 @@
 """The embedded world's teacher (Sec. 3.2): a small open_clip.CLIP, trained on single pictures.
 
-Its weights come with the code, teacher.safetensors; `python -m toy teacher` makes that file again.
+Its weights come with the code, toy/teacher.pt; `python -m toy teacher` trains it again.
 """
 import math
+from pathlib import Path
 
 import numpy as np
 import open_clip
 import torch
 from tqdm import trange
 
-from support.device import digest_of, write_tensors
-from toy import grammar, render
+from support.write import write_atomically
+from toy import grammar
 from toy.render import MEAN, OBJECTS, SIZE, STD, TOOLS, appearance, draw_frames
 
 TAU = .045                                         # of Eq. 6 in this world: chosen on validation
-VERSION = 1                                        # of the code here, in render.py and grammar.py
+VERSION = 1                                        # of grammar.py, render.py and this file
+TEACHER_FILE = Path(__file__).with_name("teacher.pt")
 TEACHER_CONFIG = {                                 # as in open_clip's open_clip_config.json
     "model_cfg": {
         "embed_dim": 64, "init_logit_scale": math.log(1 / .03),
@@ -32,7 +34,7 @@ CAPTIONS = ("{}", "a photo of {}.", "a photo of a person {}.", "a video of a per
 
 
 def caption(verb, thing, rng):
-    """A caption of a picture of this phrase: a word may be missing or wrong."""
+    """A caption of a picture of this phrase: a word may be left out or wrong."""
     error = rng.random()
     if error < WRONG_WORD:
         if rng.random() < .5:
@@ -68,45 +70,29 @@ def build_teacher():
 
 
 def train_teacher(images=TEACHER_IMAGES, steps=TEACHER_STEPS, batch_size=TEACHER_BATCH):
-    """Contrastive training -> (model in eval mode, tokenizer); torch's random state is kept."""
+    """Contrastive training from torch's seed 0 -> (model in eval mode, tokenizer)."""
+    torch.manual_seed(0)
     pictures, captions = captioned_pictures(images, np.random.default_rng((0, 3)))
+    model, tokenizer = build_teacher()
+    pictures, tokens = torch.from_numpy(pictures), tokenizer(captions)
+    optimizer = torch.optim.AdamW(model.parameters(), TEACHER_LR, (.9, .98), weight_decay=.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, TEACHER_LR, steps)
     contrastive = open_clip.ClipLoss()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model, tokenizer = build_teacher()
-        pictures, tokens = torch.from_numpy(pictures), tokenizer(captions)
-        weights = [p for p in model.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(weights, lr=TEACHER_LR, weight_decay=.1, betas=(.9, .98))
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, TEACHER_LR, steps)
-        for _ in trange(steps, desc="teacher", mininterval=1):
-            batch = torch.randint(images, (batch_size,))
-            x = model.encode_image((pictures[batch] / 255 - MEAN) / STD, normalize=True)   # (B, 64)
-            y = model.encode_text(tokens[batch], normalize=True)                           # (B, 64)
-            loss = contrastive(x, y, model.logit_scale.exp().clamp(max=100))
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            schedule.step()
+    for _ in trange(steps, desc="teacher", mininterval=1):
+        batch = torch.randint(images, (batch_size,))
+        x = model.encode_image((pictures[batch] / 255 - MEAN) / STD, normalize=True)       # (B, 64)
+        y = model.encode_text(tokens[batch], normalize=True)                               # (B, 64)
+        loss = contrastive(x, y, model.logit_scale.exp().clamp(max=100))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
     return model.eval(), tokenizer
-
-
-def digest(weights=()):
-    """SHA-256 of this world's constants and of weights. A change of code alone raises VERSION."""
-    modules = {"grammar": vars(grammar), "render": vars(render), "teacher": globals()}
-    constants = {f"{module} {name}": value for module, names in modules.items()
-                 for name, value in names.items() if name.isupper() and name != "SHAPES"}
-    return digest_of(weights, constants)
 
 
 def write_weights(path, model):
     """Write the file of a trained teacher, in float16 for its size."""
     weights = {name: value.half() if value.is_floating_point() else value
                for name, value in model.state_dict().items() if name != "token_embedding.weight"}
-    write_tensors(path, weights, {"digest": digest(weights)})
-
-
-def make(settings):
-    """The command: train the teacher and write its file."""
-    torch.set_num_threads(1)                           # sums are added in one order
-    write_weights(settings.out, train_teacher()[0])
-    print(f"{settings.out}: written")
+    write_atomically(path, lambda file: torch.save({"version": VERSION, "model": weights}, file))
+    print(f"{path}: written")

@@ -1,1 +1,1 @@
-"""What train.py needs besides the method: batches, run folders, resuming, fine-tuning."""
+"""What train.py needs besides the method: batches, run folders, several GPUs, fine-tuning."""

@@ -1,9 +1,7 @@
 """The other video encoder f of the paper's ablation: MViT-v2, from torchvision.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), appendix, "Backbone Architecture of Video
-Encoder" and Table D. Model: Li et al., CVPR 2022 (arXiv:2112.01526). Its interface is that of
-TimeSformer. A token covers 2 frames of 4 x 4 pixels; stages halve the grid. B clips per batch,
-D = 512, F = 16 frames (of 96 consecutive ones: 3.2 s), H = W = 224 pixels.
+Encoder" and Table D. Model: Li et al., CVPR 2022 (arXiv:2112.01526). Interface: TimeSformer's.
 """
 from torch import nn
 from torch.nn import functional
@@ -24,18 +22,16 @@ def block_settings(stages, width, heads, kv_stride):
 
 class MViT(nn.Module):
     """f: clips to unit vectors in the text space. Defaults are MViT-v2-S (torchvision mvit_v2_s).
+
     image, frames: H = W, pixels, a multiple of 4 * 2^(stages - 1); F, even.
     seconds: most that a clip covers, around the middle of its window; None: all of it.
-    width, heads: of a token and of attention, in the first stage; heads divides width.
-    stages, dim: blocks in each stage; D, width of the text space.
-    kv_stride: of the pooling of keys and values in the first stage; halved in each later one."""
+    width, heads, kv_stride: of a token, of attention, of the pooling of keys and values, in the
+    first stage; heads divides width. stages, dim: blocks in each stage; D, width of the text space.
+    """
 
     def __init__(self, image=224, frames=16, seconds=3.2, width=96, heads=1, stages=(1, 2, 11, 2),
                  kv_stride=8, dim=512):
         super().__init__()
-        if image % (4 << (len(stages) - 1)) or frames % 2 or width % heads:
-            raise ValueError(f"image {image}, frames {frames}, width {width}: must be multiples of "
-                             f"{4 << (len(stages) - 1)}, 2 and heads {heads}; choose others")
         self.image, self.frames, self.seconds = image, frames, seconds
         self.body = mvit.MViT((image, image), frames,
                               block_settings(stages, width, heads, kv_stride), residual_pool=True,
@@ -48,10 +44,6 @@ class MViT(nn.Module):
 
     def class_token(self, clips):
         """(B, 3, F, H, W) float, RGB, normalized -> class token before the head, (B, its width)."""
-        F, H = self.frames, self.image
-        if clips.shape[1:] != (3, F, H, H):
-            raise ValueError(f"clips are {tuple(clips.shape)}, need (B, 3, {F}, {H}, {H}): clips, "
-                             "RGB, frames, height, width; sample and resize the frames to that")
         return self.body(clips)
 
     def forward(self, clips):

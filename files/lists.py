@@ -1,0 +1,200 @@
+"""Read annotations and lists: COIN.json, EPIC's and the released csv, step names, phrases, ids.
+
+Times are s. A file that cannot be used is an InputError that names it and the line, from 1.
+"""
+import csv
+import io
+import json
+import re
+import zlib
+from contextlib import contextmanager
+from math import inf
+from pathlib import Path
+
+from data import Step, Video
+from support.errors import InputError, require
+
+VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
+# COIN.json -> here; some copies of the file write "validation" instead of "testing".
+SUBSETS = {"training": "train", "testing": "test", "validation": "test"}
+COIN = ('needed is {"database": {id: {"subset": "training" or "testing", "recipe_type": 0, '
+        '"annotation": [{"id": "1", "segment": [start s, end s], "label": text}]}}}')
+VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100
+UNKNOWN = -1                  # label of a step whose class a list does not give
+PHRASE = re.compile(r'(?!\d+,)"?([^;\t"]*[^\W\d][^;\t"]*?)"?(?:,\s*[\d.]*){0,2}')
+
+
+# --- Text, csv, JSON ---
+def read_text(path):
+    """Return the text of a UTF-8 file; other bytes are replaced."""
+    text = Path(path).read_text("utf-8-sig", "replace")
+    require(text.strip() and "\0" not in text, f"{path}:1: no text, or not UTF-8")
+    return text
+
+
+def read_lines(path):
+    """Return [("file:line", text), ...] of the lines that hold text, stripped."""
+    lines = enumerate(read_text(path).split("\n"), start=1)
+    return [(f"{path}:{number}", line.strip()) for number, line in lines if line.strip()]
+
+
+def read_table(path, columns):
+    """Return [("file:line", {column: text}), ...] of a csv file whose first line names columns."""
+    reader = csv.DictReader(io.StringIO(read_text(path)))
+    require(set(columns) <= set(reader.fieldnames), f"{path}:1: the first line must name "
+            f"{','.join(columns)}; it is {','.join(reader.fieldnames)[:80]!r}")
+    rows = [(f"{path}:{reader.line_num}", row) for row in reader]
+    for where, row in rows:
+        require(None not in (*row, *row.values()), f"{where}: another number of columns than in "
+                "the first line; a text that holds a comma must be in quotes")
+    return rows
+
+
+@contextmanager
+def fields_of(where, need):
+    """Turn what a wrong or absent field raises into an InputError: "where: problem; need"."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{where}: {error!r}; {need}") from None
+
+
+def clock(text):
+    """HH:MM:SS.ss, MM:SS,ss or s -> s. Raises ValueError."""
+    seconds = 0.0
+    for part in text.replace(",", ".").split(":"):
+        seconds = 60 * seconds + float(part)
+    return seconds
+
+
+# --- Annotations ---
+def load_coin(path):
+    """Read COIN.json. A tenth of its training videos are our validation split.
+
+    Returns: [data.Video, ...]; [str, ...], the name of each class, "" if no step has it.
+    """
+    with fields_of(path, COIN):
+        database = json.loads(read_text(path))["database"].items()
+    videos, names = [], {}
+    for name, entry in database:
+        where, steps = f"{path}: video {name}", []
+        with fields_of(where, COIN):
+            for step in entry["annotation"]:
+                label = int(step["id"]) - 1
+                names.setdefault(label, step["label"].strip())
+                steps.append(Step(*map(float, step["segment"]), label))
+            split, activity = SUBSETS[entry["subset"]], int(entry["recipe_type"])
+        videos.append(Video(name, training_split(name) if split == "train" else split, activity,
+                            entry.get("duration"), in_order(steps, where)))
+    require(videos and min(names, default=0) >= 0, f"{path}: no videos, or an id of 0; {COIN}")
+    return videos, [names.get(label, "") for label in range(max(names, default=-1) + 1)]
+
+
+def in_order(steps, where):
+    """The steps by start. Those that do not end after it are skipped, and their number printed."""
+    kept = sorted((step for step in steps if step.start < step.end), key=lambda step: step.start)
+    if len(kept) < len(steps):
+        print(f"{where}: {len(steps) - len(kept)} steps do not end after their start: skipped")
+    return tuple(kept)
+
+
+def training_split(name):
+    """The split of a training video: "validation" for a tenth of them, by CRC-32, else "train"."""
+    return "validation" if zlib.crc32(name.encode()) % 10 == 0 else "train"
+
+
+def load_released_csv(path, task):
+    """Read a csv of ProcedureVRL or DistantSup: `path label duration start end`, without a header.
+
+    To classify, a line is a step. To forecast, [start, end] is the history, from 0 s, and the label
+    that of the next step. For activities there is no start and end. Returns [data.Video, ...].
+    """
+    columns = "path label duration" + (" start end" if task != "activity" else "")
+    require(task != "infill", f"{path}: a csv lists no whole videos; infill needs COIN.json")
+    videos, starts = [], []
+    for where, line in read_lines(path):
+        with fields_of(where, f"to {task}, `{columns}` is needed, separated by spaces"):
+            name, label, duration, *span = line.split()
+            label, duration = int(label), float(duration)
+            start, end = map(float, (0, duration, *span) if task == "activity" else span)
+        starts.append(start)
+        steps = {"activity": (), "classify": (Step(start, end, label),),
+                 "forecast": (Step(0.0, end, UNKNOWN), Step(end, end, label))}[task]
+        videos.append(Video(video_name(name), None, label, duration, steps))
+    require(task == "activity" or any(starts) == (task == "classify"), f"{path}:1: a list for "
+            "another task: to forecast (`next`) all histories start at 0 s, steps do not")
+    return videos
+
+
+def load_epic(path):
+    """Read EPIC_100_train.csv or the like: [data.Video, ...] of infinite length, as none is given.
+
+    The label of a step is (verb, noun), or (None, None) in the test list.
+    """
+    steps = {}
+    for where, row in read_table(path, ("video_id", "start_timestamp", "stop_timestamp")):
+        with fields_of(where, "times HH:MM:SS.ss, verb_class and noun_class are needed"):
+            label = None, None
+            if "verb_class" in row:
+                label = int(row["verb_class"]), int(row["noun_class"])
+            step = Step(clock(row["start_timestamp"]), clock(row["stop_timestamp"]), label)
+        steps.setdefault(row["video_id"], []).append(step)
+    return [Video(name, None, None, inf, in_order(of, f"{path}: video {name}"))
+            for name, of in steps.items()]
+
+
+def epic_split(path):
+    """Which split an official csv of EPIC-Kitchens-100 is, by its name; validation if unnamed."""
+    return next((split for split in ("train", "test") if split in path.name), "validation")
+
+
+# --- Names ---
+def load_steps(path):
+    """Return the names of the classes: line i is class i. Two may be equal (COIN has 29)."""
+    for number, (where, _) in enumerate(read_lines(path), start=1):
+        require(where == f"{path}:{number}", f"{path}:{number}: no text, so that later "
+                "lines may be other classes; remove the line, or name the class")
+    return load_phrases(path)
+
+
+def load_phrases(path):
+    """Return the phrases of a file of `phrase` or `phrase,count,concreteness` lines, in its order.
+
+    A phrase may hold commas: only numbers at the end are columns. A first line that names the
+    column `phrase` is left out.
+    """
+    phrases = []
+    for where, line in read_lines(path):
+        found = PHRASE.fullmatch(line)
+        require(found, f"{where}: {line[:80]!r} is not `phrase` or `phrase,count,concreteness`")
+        if phrases or not line.startswith("phrase,"):
+            phrases.append(found[1].strip())
+    require(len(phrases) > 1, f"{path}: at least two phrases are needed")
+    return phrases
+
+
+def load_ids(path):
+    """Return the video ids of a list, each once. Names of files are ids with a suffix."""
+    return list(dict.fromkeys(video_name(line) for _, line in read_lines(path)))
+
+
+def video_name(path):
+    """The name of a video's file without its suffix. An id may hold a dot."""
+    name = path.replace("\\", "/").rsplit("/", 1)[-1]
+    return name[:name.rfind(".")] if name.lower().endswith(VIDEO_SUFFIXES) else name
+
+
+def check_names(path, names, annotation_file, labels):
+    """Raise InputError if the names in `path` contradict the labels of the annotations.
+
+    A label is "" if it is not known. Of a csv none is: there may be more names than classes.
+    """
+    fits = len(names) == len(labels) or not any(labels) and len(names) > len(labels)
+    require(fits, f"{path}: {len(names)} names, but {annotation_file} has {len(labels)} classes; "
+            "line i must be class i")
+    for number, (name, label) in enumerate(zip(names, labels), start=1):
+        same = name.casefold().split() == label.casefold().split()
+        require(same or not label, f"{path}:{number}: class {number} is {name!r}, but {label!r} in "
+                f"{annotation_file}; line i must be class i")

@@ -1,0 +1,138 @@
+"""Slow, obvious versions of f, h and Eq. 6, one token and one number at a time; random tensors."""
+import math
+
+import torch
+
+
+def draw(*shape, seed=0):
+    """Standard normal numbers, float64."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def randomized(model, std):
+    """The model with every parameter random: no bias is 0, and no gain of a LayerNorm is 1."""
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=std)
+    return model
+
+
+# --- Parts of a Transformer: x (width,), and tokens, a list of such vectors ---
+def slow_norm(x, weights, name, eps=1e-6):
+    x = (x - x.mean()) / torch.sqrt(((x - x.mean()) ** 2).mean() + eps)
+    return x * weights[name + ".weight"] + weights[name + ".bias"]
+
+
+def slow_linear(x, weights, name):
+    return weights[name + ".weight"] @ x + weights[name + ".bias"]
+
+
+def slow_gelu(x):
+    return x * 0.5 * (1 + torch.erf(x / 2 ** 0.5))
+
+
+def slow_attention(tokens, weights, name, heads):
+    """Every token attends to all of the list, head by head."""
+    width = len(tokens[0])
+    size = width // heads
+    qkv = [slow_linear(token, weights, name + ".qkv") for token in tokens]
+    result = []
+    for query in qkv:
+        parts = []
+        for head in range(heads):
+            part = slice(head * size, (head + 1) * size)
+            q = query[:width][part]
+            scores = [q @ other[width:2 * width][part] / size ** 0.5 for other in qkv]
+            total = sum(score.exp() for score in scores)
+            parts.append(sum(score.exp() / total * other[2 * width:][part]
+                             for score, other in zip(scores, qkv, strict=True)))
+        result.append(slow_linear(torch.cat(parts), weights, name + ".proj"))
+    return result
+
+
+# --- f: TimeSformer ---
+def slow_mlp(x, weights, name):
+    hidden = slow_linear(slow_norm(x, weights, name + "norm2"), weights, name + "mlp.fc1")
+    return x + slow_linear(slow_gelu(hidden), weights, name + "mlp.fc2")
+
+
+def slow_block(cls, z, weights, name, heads):
+    """One block. z[p, t] is the token of patch p in frame t, cls the class token."""
+    P, F = 1 + max(p for p, _ in z), 1 + max(t for _, t in z)
+    z = dict(z)
+    for p in range(P):                                     # time: one patch, all frames
+        inputs = [slow_norm(z[p, t], weights, name + "temporal_norm1") for t in range(F)]
+        mixed = slow_attention(inputs, weights, name + "temporal_attn", heads)
+        for t in range(F):
+            z[p, t] = z[p, t] + slow_linear(mixed[t], weights, name + "temporal_fc")
+    cls_results = []
+    for t in range(F):                                     # space: class token, one frame
+        tokens = [cls] + [z[p, t] for p in range(P)]
+        inputs = [slow_norm(token, weights, name + "norm1") for token in tokens]
+        mixed = slow_attention(inputs, weights, name + "attn", heads)
+        cls_results.append(mixed[0])
+        for p in range(P):
+            z[p, t] = z[p, t] + mixed[1 + p]
+    cls = cls + sum(cls_results) / F
+    z = {place: slow_mlp(token, weights, name) for place, token in z.items()}
+    return slow_mlp(cls, weights, name), z
+
+
+def slow_timesformer(clip, weights, patch, heads, depth):
+    """One clip (3, F, H, W) -> (class token after the last norm, embedding of length 1)."""
+    _, F, H, W = clip.shape
+    z = {}
+    for t in range(F):
+        p = 0
+        for top in range(0, H, patch):
+            for left in range(0, W, patch):
+                pixels = clip[:, t, top:top + patch, left:left + patch]
+                kernel = weights["patch_embed.proj.weight"]
+                token = torch.stack([(kernel[c] * pixels).sum() for c in range(len(kernel))])
+                token = token + weights["patch_embed.proj.bias"]
+                z[p, t] = token + weights["pos_embed"][0, 1 + p] + weights["time_embed"][0, t]
+                p += 1
+    cls = weights["cls_token"][0, 0] + weights["pos_embed"][0, 0]
+    for i in range(depth):
+        cls, z = slow_block(cls, z, weights, f"blocks.{i}.", heads)
+    cls = slow_norm(cls, weights, "norm")
+    x = slow_linear(cls, weights, "head")
+    return cls, x / (x * x).sum().sqrt()
+
+
+# --- h: CLIP's text Transformer ---
+def slow_h(weights, heads, zt, z, observed, j, t):
+    """z_hat (D,) of one row, token by token: zt (D,), z (N, D), observed (N,), j and t int."""
+    w = {name.replace("in_proj_", "qkv.").replace("out_proj", "proj"): value
+         for name, value in weights.items()}
+    half, tokens = z.shape[1] // 8, {}
+    angle = [t / 10000 ** (k / (half - 1)) for k in range(half)]
+    wave = z.new_tensor([math.sin(a) for a in angle] + [math.cos(a) for a in angle])
+    level = slow_linear(slow_gelu(slow_linear(wave, w, "level.0")), w, "level.2")
+    for i in range(len(z)):
+        if i == j or observed[i]:                          # no token for padding
+            x = zt if i == j else z[i]
+            tokens[i] = x + w["role.weight"][int(i == j)] + w["position.weight"][i] + level
+    for block in range(sum(name.endswith("ln_1.weight") for name in w)):
+        block = f"transformer.resblocks.{block}."
+        inputs = [slow_norm(x, w, block + "ln_1", 1e-5) for x in tokens.values()]
+        for i, mixed in zip(tokens, slow_attention(inputs, w, block + "attn", heads), strict=True):
+            x = tokens[i] + mixed
+            y = slow_linear(slow_norm(x, w, block + "ln_2", 1e-5), w, block + "mlp.c_fc")
+            tokens[i] = x + slow_linear(y / (1 + (-1.702 * y).exp()), w, block + "mlp.c_proj")
+    return tokens[j]
+
+
+# --- Eq. 6, and the cross entropy of Eqs. 8 and 10 ---
+def slow_match(x, phrases, tau):
+    """Eq. 6 for one x (D,): softmax of x^T y / (tau |x| |y|), a list of K probabilities."""
+    def length(v):
+        return math.sqrt(sum(float(a) ** 2 for a in v))
+    scores = [sum(float(a * b) for a, b in zip(x, y, strict=True)) / (tau * length(x) * length(y))
+              for y in phrases]
+    return [math.exp(s) / sum(math.exp(other) for other in scores) for s in scores]
+
+
+def slow_entropy(target, p):
+    """H(p', p) of one clip, lists of K."""
+    return -sum(float(a) * math.log(b) for a, b in zip(target, p, strict=True))

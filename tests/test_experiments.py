@@ -1,0 +1,270 @@
+"""experiments/: runs made once, means over seeds, tables; charts, key frames, speed, COIN."""
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import evaluate
+import train
+from commands import call, fails, read_json
+from experiments import benchmark, charts, coin, keyframes, tables
+from experiments.tables import EVALUATIONS, RECIPES, TABLES
+from files.lists import load_phrases
+from support.errors import InputError
+from support.write import write_json
+from toy import grammar
+
+ROOT = Path(__file__).resolve().parents[1]
+PAPER = ROOT.parent / "shared" / "paper" / "paper.tex"
+PARSE = {"train.py": train.parse, "evaluate.py": evaluate.parse, "experiments.coin": coin.parse}
+
+
+# --- Runs and tables ---
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A project with a page of two tables, and no results. Commands only check their flags, make
+    their file, and are listed; they fail if there is a file "fail"."""
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments/results.json").write_text("{}")
+    (tmp_path / "README.md").write_text("a\n<!-- table: table-5 -->\nold\n<!-- end -->\nb\n"
+                                        "<!-- table: table-D -->\n<!-- end -->\n")
+    ran, made = [], []
+
+    def fake(line, **options):
+        script, *flags = line[2:] if line[1] == "-m" else line[1:]
+        given = PARSE[script](flags)
+        ran.append(script)
+        if script == "train.py":
+            assert given.seed == 3 and (given.stage == "pretrain" or given.init in made)
+            made.append(given.out)
+        else:
+            assert script == "experiments.coin" or given.checkpoint in made
+            top1 = {"zero_noise": 12.3, "oracle": 23.4, "ours": 34.5}
+            write_json(given.json, {"top1": top1})         # whole, as the pages are being written
+        return SimpleNamespace(returncode=7 if Path("fail").exists() else 0)
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(subprocess, "run", fake)
+    monkeypatch.chdir(tmp_path)
+    return ran
+
+
+def test_runs_are_made_once_and_fill_the_pages(here, capsys):
+    """Catches: a run or its training made again, one forgotten, a flag that a script refuses, a
+    checkpoint of another run, a cell of another, a page's text changed, a failure passed over."""
+    flags = "--seeds", "3", "--out", "out", "--coin", "folder"
+    call("experiments/tables.py", "table-5", "table-D", *flags)
+    page = Path("README.md").read_text()
+    assert {path.as_posix() for path in Path("out").glob("*/*.json")} == {
+        "out/mask-3/forecast.json", *(f"out/{recipe}-3/{task}.json" for task in (
+            "forecast", "classify") for recipe in ("diffusion", "mvit"))}
+    assert re.search(r"\| ours +\| 12\.3 +\| not run +\| 23\.4 +\|", page)
+    assert re.search(r"\| MViT +\| 34\.5 +\| 12\.3 +\|", page)
+    assert page.startswith("a\n") and "old" not in page and "<!-- end -->\nb\n" in page
+    del here[:]
+    call("experiments/tables.py", "infilling", "table-D", *flags)
+    assert here == 2 * ["evaluate.py"] and Path("README.md").read_text() == page
+    call("experiments/tables.py", *flags)
+    made = {(path.parent.name, path.stem) for path in Path("out").glob("*/*.json")}
+    assert made == {(f"{recipe}-3", name) for recipe, name, _ in tables.cells_of(TABLES)}
+    assert [len({*part}) for part in zip(*made)] == [len(RECIPES), len(EVALUATIONS)]
+    Path("fail").touch()
+    assert "diffusion-3: train.py ended with 7; see its log.txt" in fails(
+        capsys, "experiments/tables.py", *flags, "--out", "other")
+    assert "nothing: no such table" in fails(capsys, "experiments/tables.py", "nothing")
+
+
+def test_cells_are_means_over_seeds(tmp_path, monkeypatch):
+    """Catches: seeds of another recipe, a deviation of one seed, null counted as 0, a list's other
+    place, a difference without the error of both."""
+    row = ["mask", "mask classify top1.ours", "mask classify top1.teacher",
+           "mask infill by_position.1", "mask classify top1.ours - both classify top1.ours"]
+    monkeypatch.setitem(TABLES, "table-D", {"title": "T", "columns": list("abcde"), "rows": [row]})
+    for run, value in {"mask-1": 10.0, "mask-2": 20.0, "mask-30": 33.0, "mask-or-1": 99.0,
+                       "both-1": 4.0, "both-2": 6.0}.items():
+        (tmp_path / run).mkdir()
+        write_json(tmp_path / run / "classify.json", {"top1": {"ours": value, "teacher": None}})
+    (tmp_path / "mask-2/infill.json").write_text('{"by_position": [1, 0.25, 3]}')
+    (tmp_path / "results.json").write_text('{"mask infill by_position.0": {"9": 5}}')
+    results = tables.collect(tmp_path, tmp_path / "results.json")
+    assert results == read_json(tmp_path / "results.json")
+    assert results[row[1]] == {"1": 10.0, "2": 20.0, "30": 33.0} and row[2] not in results
+    assert results["mask infill by_position.0"] == {"2": 1, "9": 5}
+    text = tables.markdown("table-D", results)
+    assert [cell.strip() for cell in text.split("\n")[4].split("|")] == [
+        "", "mask", "21.0 ± 11.5", "not run", "0.250", "16.0 ± 6.7", ""]     # 11.5²/3 + 1.4²/2
+    assert text.endswith("mask classify: 1, 2, 30; mask infill: 2; both classify: 1, 2.\n")
+
+
+def test_tables_are_whole_and_on_the_pages():
+    """Catches: a row without a cell, a cell taken for text, a figure typed by hand, a page's table
+    that does not exist, or was measured again and not written."""
+    for table in TABLES.values():
+        assert {len(row) for row in table["rows"]} == {len(table["columns"])}
+        assert not any(tables.is_ours(row[0]) for row in table["rows"])
+        assert all(tables.is_ours(cell) for _, *cells in table["rows"] for text in cells
+                   for cell in str(text).split(" - ") if re.match("[a-z]", cell))
+    assert len(load_phrases(ROOT / "experiments/howto.txt")) == len(grammar.PHRASES)
+    shown = {cell for claim in tables.CLAIMS.values() for _, cell in claim["rows"]}
+    assert shown <= {" ".join(cell) for cell in tables.cells_of(TABLES)}
+    results = read_json(ROOT / "experiments/results.json")
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        for name in re.findall(r"<!-- table: (?!speed-)(\S+) -->", text):
+            assert tables.replace(text, name, tables.markdown(name, results)) == text, page
+
+
+@pytest.mark.skipif(not PAPER.is_file(), reason="no paper.tex")
+def test_the_papers_rows_are_the_papers():
+    """Catches: a digit mistyped, numbers of two rows mixed."""
+    text = re.sub(r" ?\n& ", " & ", PAPER.read_text(encoding="utf-8"))
+    lines = [" ".join(re.findall(r"\d+\.\d+", line)) for line in text.split("\n")]
+    rows = [row for name in TABLES if name != "table-5" for row in TABLES[name]["rows"]]
+    for numbers in [" ".join(map(str, row[1:])) for row in rows if row[0].startswith("paper: ")]:
+        assert any(numbers.replace("- ", "").replace(" -", "") in line for line in lines), numbers
+
+
+# --- Charts and key frames ---
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are saved."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from matplotlib.figure import Figure
+    figures, write = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: (
+        figures.append(figure), write(figure, *args, **kwargs)))
+    return figures
+
+
+def texts(items):
+    return [item.get_text() for item in items]
+
+
+@pytest.mark.parametrize("truth", [True, False])
+def test_a_forecast_is_drawn(drawn, tmp_path, truth):
+    """Catches: a wrong frame above a caption, forecast and truth exchanged, a true step left out,
+    shares that are not summed at a branch, a figure without futures that cannot be drawn."""
+    shares = {"a": .6, "b": .3, "c": .1, "d": 0., "e": 0., "f": 0.}
+    futures = {("a", "c"): .4, ("b", "b"): .3, ("a", "b"): .2, ("c", "c"): .1}
+    content = {"video": "a $x.mp4", "truth": None, "clips": [
+        {"start": i, "end": i + 1, "steps": [{"step": f"step {i}", "p": 0.5}]} for i in range(8)],
+        "next": [{"step": step, "share": share} for step, share in shares.items()],
+        "futures": [{"steps": [*steps], "share": share} for steps, share in futures.items()]}
+    if truth:
+        content["truth"] = {"clips": [None] * 3 + ["a"] + [None] * 4,
+                            "next": [{"step": "f", "p": .9}, {"step": "a", "p": .1}],
+                            "futures": [{"steps": ["a", "c"], "share": .25}]}
+    pictures = np.random.default_rng(0).integers(0, 256, (8, 3, 6, 8), dtype=np.uint8)
+    charts.save_forecast(tmp_path / "a.png", content, pictures, {"a": pictures[0]})
+    charts.save_forecast(tmp_path / "a.svg", content | {"next": [], "futures": []}, pictures, {})
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG") and len(drawn) == 2
+    strip, (bars, tree), below = drawn[0].axes[:8], drawn[0].axes[8:10], drawn[0].axes[10:]
+    assert all(np.array_equal(axes.images[0].get_array(), picture.transpose(1, 2, 0))
+               for axes, picture in zip(strip, pictures))
+    assert strip[3].get_xlabel() == "step 3\n50%" + "\ntrue: a" * truth
+    assert texts(bars.get_yticklabels()) == [*"abcde"] + ["f"] * truth
+    widths = [bar.get_width() for bar in bars.patches]
+    assert widths == [.6, .3, .1, 0, 0] + [0, .1, 0, 0, 0, 0, .9] * truth
+    assert sorted(texts(tree.texts)) == ["a\n60%", "b\n20%", "b\n30%", "b\n30%", "c\n10%", "c\n10%",
+                                         "c\n40%", "now"] + ["true: 25%"] * truth
+    assert [axes.get_xlabel() for axes in below] == ["a"]
+
+
+def test_claims_and_steps_are_bars(drawn, here, capsys):
+    """Catches: a number of another cell, one seed for their mean, a row without a run drawn, a
+    step's bar at another step, a step that did not occur drawn as 0."""
+    results = {claim["rows"][0][1]: {"1": 10.0 + 20 * i, "2": 20.0}
+               for i, claim in enumerate(tables.CLAIMS.values())}
+    Path("experiments/results.json").write_text(json.dumps(results))
+    call("experiments/charts.py", "--claims", ".")
+    assert [bar.get_width() for figure in drawn for bar in figure.axes[0].patches] == [15, 25, 35]
+    seen = next(step for step in grammar.STEPS if step not in grammar.HELD_OUT)
+    shown = {seen: 60.0, grammar.HELD_OUT[0]: 40.0}
+    Path("c.json").write_text(json.dumps({"by_class": [*map(shown.get, grammar.STEPS)]}))
+    call("experiments/charts.py", "--steps", "c.json", "a.pdf")
+    axes = drawn[-1].axes[0]
+    assert texts(axes.get_xticklabels()) == [*shown]
+    assert texts(axes.get_legend().texts) == ["seen steps, mean 60.0", "held-out steps, mean 40.0"]
+    Path("c.json").write_text("{}")
+    assert "evaluate.py" in fails(capsys, "experiments/charts.py", "--steps", "c.json", "a.pdf")
+
+
+def test_every_step_is_painted_from_the_same_frame_and_noise(tmp_path):
+    """Catches: a shared generator, settings not passed on, sides exchanged, odd file names."""
+    calls = []
+
+    def painter(prompt, image, generator, **flags):
+        calls.append((prompt, image.size, torch.rand(1, generator=generator), *flags.values()))
+        return SimpleNamespace(images=[image])
+    painter.vae_scale_factor = 8
+    painter.unet = SimpleNamespace(config=SimpleNamespace(sample_size=64, down_block_types="abcd"))
+    picture = np.zeros((3, 30, 40), np.uint8)
+    picture[0, :, 20:] = 255                                         # the right half is red
+    painted = keyframes.paint_steps(painter, picture, ["pour egg", "a/b: c?", "pour egg", *"de"],
+                                    tmp_path / "a", seed=3)
+    noise = torch.rand(1, generator=torch.Generator().manual_seed(3))
+    assert calls == [(step, (704, 512), noise, 0.6, 50, 7.5) for step in painted]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
+        "1_pour_egg.png", "2_a_b_c_.png", "3_d.png"]
+    pixels = painted["a/b: c?"]
+    assert pixels.shape == (3, 512, 704) and pixels.dtype == np.uint8
+    assert pixels[0, :, -1].min() == 255 and pixels[0, :, 0].max() == pixels[1:].max() == 0
+
+
+def test_promise_6_an_optional_package_that_is_absent(tmp_path, monkeypatch):
+    """Catches: a traceback in place of the pip line; weights loaded from a pickle, which can run
+    code; a traceback of diffusers for a model that it does not find."""
+    for name in ("matplotlib", "matplotlib.figure", "diffusers"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match="pip install matplotlib$"):
+        charts.save_forecast(tmp_path / "a.png", None, None, None)
+    with pytest.raises(InputError, match="pip install diffusers transformers$"):
+        keyframes.open_painter("here", "cpu")
+
+    def refuse(name, use_safetensors, **flags):
+        assert use_safetensors is True
+        raise OSError("no file named model.safetensors\nmore lines")
+    monkeypatch.setitem(sys.modules, "diffusers", SimpleNamespace(
+        StableDiffusionImg2ImgPipeline=SimpleNamespace(from_pretrained=refuse)))
+    with pytest.raises(InputError, match="^--keyframe-model here: no file [^\n]*; needed is "):
+        keyframes.open_painter("here", "cpu")
+
+
+# --- Speed, and h on COIN's orders ---
+def test_speed_fills_its_table(tmp_path, monkeypatch, capsys):
+    """Catches: a part that no longer fits the model, a table of another device."""
+    monkeypatch.setattr(benchmark, "ROUNDS", 1)
+    monkeypatch.setattr(benchmark, "PHRASES", 12)
+    page = tmp_path / "page.md"
+    text = "<!-- table: speed-cuda -->\n-\n<!-- end -->\n<!-- table: speed-cpu -->\n{}<!-- end -->"
+    page.write_text(text)
+    call("experiments/benchmark.py", "--size", "small", "--batch", "2", "--device", "cpu", "--page",
+         page)
+    table = capsys.readouterr().out
+    assert page.read_text() == text.format(table) and len(table.splitlines()) == 9
+    assert "update of 2 videos, h on 22 rows" in table               # 2 * (9 + 8)
+
+
+def test_coin_learns_an_order_without_labels(tmp_path):
+    """Catches: a history of another step, the clip that is asked for among what h reads, testing
+    videos in training, a number that the file lacks."""
+    database = {}
+    for i in range(60):                                    # the order of steps is 3, 1, 4, 2,
+        steps = [3, 1, 4, 5 if i >= 50 else 2]             # but tests end with another step
+        database[f"v{i}"] = {"subset": "testing" if i >= 50 else "training", "recipe_type": 0,
+                             "annotation": [{"id": str(step), "label": f"text {step}", "segment": [
+                                 20.0 * k, 20.0 * k + 20]} for k, step in enumerate(steps)]}
+    (tmp_path / "COIN.json").write_text(json.dumps({"database": database}))
+    np.savez(tmp_path / "t.npz", names=[f"text {k + 1}" for k in range(5)],
+             embeddings=np.random.default_rng(0).standard_normal((5, 32)).astype(np.float32))
+    call("experiments/coin.py", "--annotations", tmp_path / "COIN.json", "--texts",
+         tmp_path / "t.npz", "--sigma", "0.5", "--epochs", "40", "--json", tmp_path / "o.json")
+    found = read_json(tmp_path / "o.json")
+    assert found["evaluated"] == 30 and found["distinct"] >= 1
+    scores = [*found["top1"].values(), *found["baselines"].values()]
+    assert len(scores) == 7 and scores == pytest.approx([200 / 3] * 7, abs=0.01)

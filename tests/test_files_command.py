@@ -1,0 +1,126 @@
+"""`python -m files check` and `phrases`: counts, names, verb phrases of parses by hand."""
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from commands import call, fails, read_json
+from files import phrases
+from files.lists import load_phrases
+from test_video import write
+
+# Of each text: its tokens (text, part of speech, relation, its head's place, lemma if another), the
+# places of its noun chunks, its phrases.
+PARSES = {" ".join(token.split()[0] for token in tokens.split("|")): (tokens, chunks, found)
+          for tokens, chunks, found in [
+    ("Take VERB ROOT 0 take|off ADP prt 0|the DET det 3|covers NOUN dobj 0 cover",
+     [(2, 4)], ["take off the covers"]),
+    ("we PRON nsubj 1|put VERB ROOT 1|a DET det 3|link NOUN dobj 1|in ADP prep 1|the DET det 6|"
+     "Box NOUN pobj 4|for ADP prep 1|you PRON pobj 7",
+     [(0, 1), (2, 4), (5, 7), (8, 9)], ["put a link in the box"]),
+    ("stirring VERB ROOT 0 stir|it PRON dobj 0|gently ADV advmod 0", [(1, 2)], []),
+    ("chain VERB ROOT 0|one NUM dobj 0|and CCONJ cc 0|cut VERB conj 0|red ADJ amod 5|"
+     "onions NOUN dobj 3 onion", [(4, 6)], ["chain one", "cut red onions"]),
+    ("the DET det 1|egg NOUN nsubj 2|cooks VERB ROOT 2 cook|in ADP prep 2|butter NOUN pobj 3",
+     [(0, 2), (4, 5)], [])]}
+
+
+def parse(text):
+    """What the rule reads of a spacy Doc; of a text that is not known, no objects."""
+    unknown = "|".join(f"{word} X dep 0" for word in text.split())
+    words, chunks, _ = PARSES.get(text, (unknown, [], []))
+    words = [word.split() for word in words.split("|")]
+    tokens = [SimpleNamespace(i=i, text=word[0], pos_=word[1], dep_=word[2],
+                              lemma_=(word + word[:1])[4]) for i, word in enumerate(words)]
+    for token, word in zip(tokens, words):
+        token.head = tokens[int(word[3])]
+        token.children = [t for t, w in zip(tokens, words) if int(w[3]) == token.i != t.i]
+    doc = type("Doc", (list,), {})(tokens)
+    doc.noun_chunks = [SimpleNamespace(root=tokens[end - 1], text=" ".join(
+        token.text for token in tokens[begin:end])) for begin, end in chunks]
+    return doc
+
+
+@pytest.mark.parametrize("text", PARSES)
+def test_verb_phrases_of_parses_by_hand(text):
+    """Catches: a particle lost; the object as its lemma; a pronoun or subject; a preposition."""
+    assert phrases.verb_phrases(parse(text)) == PARSES[text][2]
+
+
+def narrate(folder, **videos):
+    """A folder of ID.csv, each with these texts."""
+    folder.mkdir()
+    for name, texts in videos.items():
+        rows = "".join(f"0,1,{text}\n" for text in texts)
+        (folder / f"{name}.csv").write_text("start,end,text\n" + rows)
+    return folder
+
+
+def test_phrases_are_counted_and_sorted(tmp_path, monkeypatch, capsys):
+    """Catches: counts per video, ties in another order, --top or --min-count not honored."""
+    take, chain, *_ = texts = "Take off the covers", "chain one and cut red onions", "stir it well"
+    captions = narrate(tmp_path / "captions", a=[*texts, take], b=[take], c=[])
+    monkeypatch.setattr(phrases, "load_parser",
+                        lambda name: SimpleNamespace(pipe=lambda texts: map(parse, texts)))
+    pool = tmp_path / "pool.txt"
+    flags = "phrases", "--captions", captions, "--out", pool
+    assert "lower --min-count" in fails(capsys, "files", *flags)
+    call("files", *flags, "--min-count", "1")
+    assert pool.read_text().split("\n") == [
+        "take off the covers,3,", "chain one,1,", "cut red onions,1,", ""]
+    call("files", *flags, "--min-count", "1", "--top", "2")
+    assert load_phrases(pool) == ["take off the covers", "chain one"]
+    (captions / "c.csv").write_text("no narration")    # promise 21: one of three is above 5 %
+    assert "3 narrations, 1 unreadable" in fails(capsys, "files", *flags, "--min-count", "1")
+
+
+def test_promise_6_spacy_is_not_installed(tmp_path, monkeypatch, capsys):
+    """Catches: ImportError, or spaCy's own error about a model, as a traceback."""
+    def no_model(name, exclude):
+        raise OSError(f"[E050] Can't find model '{name}'.\nmore lines")
+    captions = narrate(tmp_path / "captions", a=["add salt"])
+    for module, reason in ((None, "spacy"), (SimpleNamespace(load=no_model), "[E050] Can't find")):
+        monkeypatch.setitem(sys.modules, "spacy", module)
+        line = fails(capsys, "files", "phrases", "--captions", captions, "--out", "no.txt")
+        assert reason in line and "`pip install spacy` and `python -m spacy download" in line
+
+
+def test_check_names_what_cannot_be_used(tmp_path, capsys):
+    """Catches: a file at fault that ends the check, or is not named; a video without a caption."""
+    folder = narrate(tmp_path / "v", a=["add salt"], b=["stir", "cut"], c=["x"])
+    (folder / "c.csv").write_text("no narration")
+    (folder / "b.mp4").write_text("no video")
+    for name in ("a", "silent"):
+        write(folder / f"{name}.mp4")                  # 4 s
+    call("files", "check", "--data", "howto100m", "--captions", folder, "--videos", folder,
+         "--json", tmp_path / "o.json")
+    result = read_json(tmp_path / "o.json")
+    reasons = result.pop("unreadable_ids")
+    assert result == {"captions": 3, "unreadable_captions": 1, "sentences": 3, "hours": 0.0,
+                      "videos": 3, "found": 2, "absent": 1, "unreadable": 1, "absent_ids": ["c"],
+                      "without_captions_ids": ["silent"]}
+    assert "c.csv:1: " in reasons["c"] and "b.mp4: cannot be read" in reasons["b"]
+    steps = [{"id": i, "segment": [s, s + 2], "label": "stir"} for i, s in (("1", 0), ("3", 1.5))]
+    videos = {name: {"subset": subset, "recipe_type": 0, "annotation": steps}
+              for name, subset in (("a", "testing"), ("b", "testing"), ("gone", "testing"))}
+    (tmp_path / "COIN.json").write_text(json.dumps({"database": videos}))
+    for flags, found in ((["--videos", folder], [2, 1, 1]), ([], 3 * [None])):
+        call("files", "check", "--annotations", tmp_path / "COIN.json", *flags, "--json",
+             tmp_path / "o.json")
+        result = read_json(tmp_path / "o.json")
+        assert result["forecast"]["test"] == {"listed": 3, "videos": 3, **dict(
+            zip(("found", "absent", "unreadable"), found))}
+        assert (result["classes"], result["distinct_texts"]) == (3, 2)
+        assert result["absent_ids"] == (["gone"] if flags else None)
+        assert list(result["unreadable_ids"]) == (["b"] if flags else [])
+
+
+def test_promise_5_what_is_not_there(tmp_path, capsys):
+    """Catches: a traceback for a file or folder that does not exist, or for a flag left out."""
+    captions = narrate(tmp_path / "captions", a=["add salt"])
+    check = "check", "--data", "howto100m", "--captions"
+    for flags, reason in ((check[:3], "needs --captions"), ((*check, "nowhere"), "nowhere"),
+                          ((*check, captions, "--videos", "nowhere"), "nowhere: no such folder"),
+                          (("check", "--annotations", "no.json"), "no.json")):
+        assert reason in fails(capsys, "files", *flags)

@@ -1,0 +1,173 @@
+"""files/lists.py: each list in its real layout, each error with its line."""
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from data import Step, Video
+from files.lists import (UNKNOWN, check_names, load_coin, load_epic, load_ids, load_phrases,
+                         load_released_csv, load_steps, training_split, video_name)
+from support.errors import InputError
+
+REAL = Path(__file__).resolve().parents[2] / "shared"
+STEPS = "th2wZ0W8ulA.mp4 580 163.1434 59.0 65.0\n-INaRI8Nb_E 0 112.2917 0 1\n"
+NEXT = "th2wZ0W8ulA.mp4 581 130.0 0 65.0\nth2wZ0W8ulA.mp4 582 130.0 0 84.0\n"
+TASK = "coin/4bgWwnZQPaA.mkv 123 157.3572\n-INaRI8Nb_E 98 112.2917\n"
+EPIC = ("narration_id,participant_id,video_id,narration_timestamp,start_timestamp,stop_timestamp,"
+        "start_frame,stop_frame,narration,verb,verb_class,noun,noun_class,all_nouns,"
+        "all_noun_classes\n"
+        "P01_11_0,P01,P01_11,00:00:00.560,00:00:00.00,00:00:01.89,1,113,take plate,take,0,plate,2,"
+        "\"['plate', 'cup']\",\"[2, 13]\"\n"
+        "P01_11_1,P01,P01_11,,01:02:03.5,01:02:04,1,2,open tap,open,96,tap,299,['tap'],[0]\n")
+TEST = ("narration_id,participant_id,video_id,narration_timestamp,start_timestamp,stop_timestamp,"
+        "start_frame,stop_frame\nP01_12_0,P01,P01_12,00:00:01.000,00:00:01.50,00:00:02.00,1,2\n")
+PHRASES = "add water,2878,5.0\nuse a q - tip,50,\n"
+
+
+def written(folder, text):
+    """The path of a file with this text, or these bytes."""
+    (folder / "list").write_bytes(text if isinstance(text, bytes) else text.encode())
+    return folder / "list"
+
+
+def step(number="3", segment=(1.0, 2.5), label="whisk the egg"):
+    return {"id": number, "segment": list(segment), "label": label}
+
+
+def entry(*steps, subset="training", **changes):
+    return {"duration": 60.5, "class": "Omelette", "video_url": "u", "start": 1.0, "end": 9.0,
+            "subset": subset, "recipe_type": 7, "annotation": list(steps)} | changes
+
+
+def coin(folder, **videos):
+    return written(folder, json.dumps({"database": videos}))
+
+
+def test_promise_23_coin_in_its_spellings(tmp_path, capsys):
+    """Catches: labels off by one, unsorted steps, fields swapped; a spelling, no duration or a step
+    that ends before its start refused; such a step kept, or left out in silence."""
+    last = entry(step(label="Crack it "), step("4", (3, 4)), subset="validation")
+    del last["duration"]
+    path = coin(tmp_path, zz=entry(step("3", (5, 6)), step("1", (1.5, 2), "crack the egg"),
+                                   step("1", (9, 8)), step("1", (7, 7)), subset="testing"), aa=last)
+    assert load_coin(path) == (
+        [Video("zz", "test", 7, 60.5, (Step(1.5, 2.0, 0), Step(5.0, 6.0, 2))),
+         Video("aa", "test", 7, None, (Step(1.0, 2.5, 2), Step(3.0, 4.0, 3)))],
+        ["crack the egg", "", *2 * ["whisk the egg"]])
+    assert f"{path}: video zz: 2 steps do not end" in capsys.readouterr().out
+    marked = written(tmp_path, "\ufeff" + path.read_text())                 # as from Windows
+    assert len(load_coin(marked)[0]) == 2
+
+
+def test_the_validation_split_never_changes():
+    """Catches: another hash or modulus, which would move videos between train and validation."""
+    known = {"CtVhc09PXt8": "validation", "w3j1hVnKVpA": "validation", "ey402cxltus": "validation",
+             "eD6NEcqcCyc": "train", "JfuwHhfxN28": "train", "-egN4Fefi1u": "train"}
+    assert {name: training_split(name) for name in known} == known
+    share = sum(training_split(f"video {i}") == "validation" for i in range(20_000)) / 20_000
+    assert share == pytest.approx(0.1, abs=0.01)       # 0.002 is one standard deviation
+
+
+def test_released_lists(tmp_path):
+    """Catches: a path misread, columns exchanged; an id's dot taken for a suffix."""
+    assert load_released_csv(written(tmp_path, STEPS), "classify") == [
+        Video("th2wZ0W8ulA", None, 580, 163.1434, (Step(59, 65, 580),)),
+        Video("-INaRI8Nb_E", None, 0, 112.2917, (Step(0, 1, 0),))]
+    assert load_released_csv(written(tmp_path, NEXT), "forecast") == [
+        Video("th2wZ0W8ulA", None, 581, 130, (Step(0, 65, UNKNOWN), Step(65, 65, 581))),
+        Video("th2wZ0W8ulA", None, 582, 130, (Step(0, 84, UNKNOWN), Step(84, 84, 582)))]
+    assert load_released_csv(written(tmp_path, TASK), "activity") == [
+        Video("4bgWwnZQPaA", None, 123, 157.3572), Video("-INaRI8Nb_E", None, 98, 112.2917)]
+    assert [video_name(path) for path in ("a.mp4", "x/y.b.MKV", "c.d", "x\\e.mov")] == [
+        "a", "y.b", "c.d", "e"]
+
+
+def test_epic_lists(tmp_path, capsys):
+    """Catches: frame numbers for times, hours forgotten, quotes, verb and noun exchanged."""
+    assert load_epic(written(tmp_path, EPIC)) == [Video("P01_11", duration=math.inf, steps=(
+        Step(0, 1.89, (0, 2)), Step(3723.5, 3724, (96, 299))))]
+    assert load_epic(written(tmp_path, TEST)) == [
+        Video("P01_12", duration=math.inf, steps=(Step(1.5, 2, (None, None)),))]
+    load_epic(written(tmp_path, EPIC.replace("01:02:04", "01:02:03")))
+    assert "video P01_11: 1 steps do not end" in capsys.readouterr().out
+
+
+def test_names_phrases_and_ids(tmp_path):
+    """Catches: another order, equal names joined, a phrase's commas cut; a header in the pool."""
+    assert load_steps(written(tmp_path, "stir\nput honey, oil\nstir")) == [
+        "stir", "put honey, oil", "stir"]
+    assert load_phrases(written(tmp_path, PHRASES)) == ["add water", "use a q - tip"]
+    for text in ("add water,2878\nput honey, oil,5", "add water,1,nan\n\n put honey, oil \n",
+                 '"add water",1\n"put honey, oil",2',
+                 'phrase,count\nadd water,2878\n"put honey, oil",5'):
+        assert load_phrases(written(tmp_path, text))[1] == "put honey, oil"
+    assert load_ids(written(tmp_path, "\ufeff-a\r\nmy video.v2\nb.webm\n\n-a\nsub/c.MP4\n")) == [
+        "-a", "my video.v2", "b", "c"]
+
+
+READERS = {
+    "steps": (lambda path: load_released_csv(path, "classify"), STEPS),
+    "next": (lambda path: load_released_csv(path, "forecast"), NEXT),
+    "task": (lambda path: load_released_csv(path, "activity"), TASK),
+    "infill": (lambda path: load_released_csv(path, "infill"), STEPS),
+    "epic": (load_epic, EPIC), "epic test": (load_epic, TEST), "coin": (load_coin, None),
+    "step names": (load_steps, None), "phrases": (load_phrases, PHRASES), "ids": (load_ids, None)}
+
+
+@pytest.mark.parametrize("name, text, message", [
+    ("steps", STEPS + TASK, "list:3: .*; to classify, `path label duration start end` is needed"),
+    ("steps", "my video.mp4 1 9 0 3\n", "list:1: .*; to classify, `path label"),
+    ("steps", "a,1,9,3,4\n", "list:1: .*; to classify, .*separated by spaces"),
+    ("steps", "a 1 9 3 x\n", "list:1: .*'x'"),
+    ("steps", NEXT, "list:1: a list for another task"),
+    ("next", STEPS, "list:1: a list for another task"),
+    ("task", STEPS, "list:1: .*; to activity, `path label duration` is needed"),
+    ("infill", STEPS, "list: a csv lists no whole videos"),
+    ("epic", EPIC.replace("01:02:04", "01:62:x"), "list:3: .*; times HH:MM:SS.ss, verb_class and"),
+    ("epic", EPIC.replace("stop_timestamp", "stop"), "list:1: the first line must name video_id,"),
+    ("epic", EPIC.replace("noun_class,", "n,", 1), "list:2: KeyError.'noun_class'.; times"),
+    ("epic", EPIC.replace(",['tap'],", ","), "list:3: another number of columns than in the first"),
+    ("coin", '{"database":\n{', "list: .*line 2.*; needed is"),
+    *[("coin", json.dumps({"database": {"good": entry(step()), "bad": bad}}),
+       f"list: video bad: .*{message}.*; needed is") for bad, message in (
+           (entry(subset="dev"), "'dev'"), ({"subset": "training"}, "'annotation'"), ([], "list"),
+           (entry(recipe_type="x"), "'x'"), (entry(step("a")), "'a'"),
+           (entry(step(segment=(1,))), "unpack|argument"), (entry(step(label=None)), "NoneType"))],
+    ("coin", json.dumps({"database": {"v": entry(step("0"))}}), "list: .*an id of 0"),
+    ("step names", "stir\n\nfold\n", "list:2: no text, so that later"),
+    ("phrases", "stir\n", "list: at least two"), ("phrases", ",3,4.5\na\n", "list:1: ',3,4.5' is"),
+    ("phrases", "0,stir,3\n1,cut,2\n", "list:1: '0,stir,3' is not `phrase`"),
+    ("phrases", "stir\ncut\t2\n", "list:2: .* is not `phrase`"),
+    *[(name, text, "list:1: no text, or not UTF-8") for name in READERS if name != "infill"
+      for text in (" \n\r\n", "\ufeffstir\ncut\n".encode("utf-16-le"))]])
+def test_promise_4_a_list_at_fault_is_named_with_its_line(tmp_path, name, text, message):
+    """Catches: a bad value let through, an error without its line; a list for another task."""
+    with pytest.raises(InputError, match=message) as error:
+        READERS[name][0](written(tmp_path, text))
+    assert str(error.value).startswith(f"{tmp_path}/list:") and "\n" not in str(error.value)
+
+
+def test_promise_15_names_that_contradict_the_annotations():
+    """Catches: rows of other classes scored; spelling, or unnamed classes, refused."""
+    check_names("T", ["Stir ", "fold", "a"], "COIN.json", ["stir", "", "A"])
+    check_names("T", ["stir", "fold"], "list.csv", [""])
+    with pytest.raises(InputError, match="T:2: class 2 is 'fold', but 'fry' in COIN.json; line i"):
+        check_names("T", ["stir", "fold"], "COIN.json", ["stir", "fry"])
+    for names, labels in (("a", "ab"), ("ab", "a"), ("a", ["", ""])):
+        with pytest.raises(InputError, match=f"T: {len(names)} names, but C has {len(labels)} c"):
+            check_names("T", names, "C", labels)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="no shared")
+def test_real_lists():
+    """Catches: an action, one of 9,871 phrases or of COIN's 778 steps refused, lost or cut."""
+    videos = load_epic(REAL / "epic" / "EPIC_100_validation_head.csv")
+    assert {video.name for video in videos} == {f"P01_1{i}" for i in range(1, 5)}
+    assert sum(len(video.steps) for video in videos) == 400
+    assert Step(870.55, 882.72, (10, 45)) == videos[-1].steps[-1]
+    phrases = load_phrases(REAL / "phrases" / "ht100m_asr_verb_phrase.txt")
+    assert len(phrases) == 9871 and phrases[0] == "give up a thumbs"
+    assert not any("," in phrase for phrase in phrases)
+    steps = load_steps(REAL / "coin" / "steps.txt")
+    assert len(steps) == 778 and len(set(steps)) == 749

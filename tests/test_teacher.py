@@ -1,0 +1,99 @@
+"""The teacher for real videos: opened by name, from a folder or a file; nothing is downloaded."""
+import json
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from support.errors import InputError
+from weights.teacher import open_teacher
+
+MEAN, STD = (.3, .4, .5), (.2, .25, .3)
+OPENAI = open_clip.OPENAI_DATASET_MEAN, open_clip.OPENAI_DATASET_STD
+TINY = {"embed_dim": 16, "text_cfg": {"width": 32, "heads": 2, "layers": 1}, "vision_cfg": {
+    "image_size": 16, "layers": 1, "width": 32, "patch_size": 8, "head_width": 16}}
+
+
+class Malice:
+    """An object whose pickle, if it were executed, would make a file."""
+    def __reduce__(self):
+        return open, ("executed", "w")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a random CLIP as open_clip saves models, and with files that are none."""
+    folder = tmp_path_factory.mktemp("teacher")
+    for name, config in (("tiny-test", TINY), ("other-test", TINY | {"embed_dim": 32})):
+        (folder / f"{name}.json").write_text(json.dumps(config))
+        open_clip.add_model_config(folder / f"{name}.json")
+    code = {"hf_tokenizer_name": "x", "tokenizer_kwargs": {"trust_remote_code": True}}
+    for name, config in (("clip", TINY), ("bare", TINY), ("code", TINY | {"text_cfg": code})):
+        (folder / name).mkdir()
+        text = json.dumps({"model_cfg": config, "preprocess_cfg": {"mean": MEAN, "std": STD}})
+        (folder / name / "open_clip_config.json").write_text(
+            text.replace("trust_", "tr\\u0075st_"))                        # as JSON may spell it
+    weights = open_clip.CLIP(**TINY).state_dict()
+    save_file(weights, folder / "clip" / "open_clip_model.safetensors")
+    torch.save(weights, folder / "weights.pt")
+    torch.save({"state_dict": Malice()}, folder / "malice.pt")
+    (folder / "x.safetensors").write_text("not weights\n" * 9)
+    return folder
+
+
+@pytest.mark.parametrize("clip, weights, pixels", [
+    ("local-dir:clip", None, (MEAN, STD)), ("tiny-test", "weights.pt", OPENAI),
+    ("tiny-test", None, OPENAI)])
+def test_the_weights_are_those_that_were_named(place, monkeypatch, clip, weights, pixels):
+    """Catches: a file taken for a tag, weights left random; OpenAI's mean for a folder with its
+    own, a default tag that is not OpenAI's."""
+    monkeypatch.chdir(place)
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "tiny-test", {
+        "openai": {"url": "https://nowhere/openai.pt"}})
+    monkeypatch.setattr(open_clip.factory, "download_pretrained",
+                        lambda *args, **kwargs: "weights.pt")
+    teacher = open_teacher(clip, weights)
+    found, expected = teacher.model.state_dict(), torch.load("weights.pt", weights_only=True)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    for ours, theirs in zip((teacher.mean, teacher.std), pixels, strict=True):
+        assert ours.flatten().tolist() == pytest.approx(theirs)
+
+
+def test_promise_16_a_teacher_with_the_wrong_activation():
+    """Catches: OpenAI's weights with GELU, of which open_clip only warns."""
+    with pytest.raises(InputError, match="QuickGELU; use --clip ViT-B-16-quickgelu$"):
+        open_teacher("ViT-B-16", "openai")
+
+
+def test_promise_17_a_teacher_that_cannot_be_downloaded(monkeypatch):
+    """Catches: the hub's traceback; an error that does not say what to fetch, or which flag."""
+    def refuse(*args, **kwargs):
+        raise FileNotFoundError("Failed to download file (open_clip_model.safetensors) for "
+                                "timm/vit_base_patch16_clip_224.openai.\n(no network)")
+    monkeypatch.setattr(open_clip.factory, "download_pretrained", refuse)
+    with pytest.raises(InputError, match=r"--clip-weights openai.*timm/vit_base_patch16_clip_224"
+                       r".*fetch it elsewhere and give --clip-weights FILE$") as caught:
+        open_teacher("ViT-B-16-quickgelu")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("clip, weights, message", [
+    ("ViT-B/16", None, "--clip ViT-B/16: not in open_clip.list_models"),
+    ("ViT-B-16-quickgelu", "laion400m_e32", "--clip-weights laion400m_e32: .* is not a known tag"),
+    ("local-dir:absent", None, "open_clip_config.json"),
+    ("local-dir:bare", None, "--clip local-dir:bare .*; a file must be whole"),
+    ("local-dir:code", None, "open_clip_config.json asks for code of its own to be run"),
+    ("local-dir:clip", "openai", "--clip-weights openai: local-dir:clip has its own"),
+    ("other-test", "weights.pt", "--clip other-test --clip-weights weights.pt: Error.*size"),
+    ("tiny-test", "x.safetensors", "--clip-weights x.safetensors: .*; a file must be whole"),
+    ("tiny-test", "malice.pt", "--clip-weights malice.pt: .* load failed; a file"),
+])
+def test_promise_9_what_is_not_whole_or_needs_code(place, monkeypatch, clip, weights, message):
+    """Catches: a warning for an error, random weights, a pickle executed, a folder's code run."""
+    monkeypatch.chdir(place)
+    with pytest.raises((InputError, FileNotFoundError), match=message) as caught:
+        open_teacher(clip, weights)
+    assert "\n" not in str(caught.value) and not Path("executed").exists()

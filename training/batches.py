@@ -1,0 +1,80 @@
+"""What an update of pre-training reads: consecutive clips of videos, the teacher's features.
+
+B videos, C clips of them, m sentences, D embedding. Everything is drawn from (seed, step), so that
+a resumed run goes on as if it had never stopped.
+"""
+import numpy as np
+import torch
+from torch.nn import functional
+
+from data import consecutive_windows
+from support.errors import InputError
+from training import parallel
+
+ATTEMPTS = 20             # batches without a readable video before the run ends
+
+
+def videos_of(step, count, batch, seed):
+    """(batch,) int: which of `count` videos an update takes; every epoch has a new order."""
+    per_epoch = max(count // batch, 1)
+    epoch, place = divmod(step, per_epoch)
+    order = np.random.default_rng((seed, 1, epoch)).permutation(count)
+    return order[place * batch:(place + 1) * batch]
+
+
+def load_batch(source, args, clips, step):
+    """The clips of an update, at most `clips` consecutive ones of each video -> data.Loaded.
+
+    One of several processes takes its share of the videos. If none can be read, others are taken.
+    """
+    rank, world = parallel.place()
+    failed = {}
+    for attempt in range(ATTEMPTS):
+        rng = np.random.default_rng((args.seed, 2, step + attempt, rank))
+        videos = videos_of(step + attempt, len(source), args.batch, args.seed)[rank::world]
+        requests = [(video, consecutive_windows(source.pretrain_windows(video, rng), clips, rng))
+                    for video in videos]
+        requests = [(video, windows) for video, windows in requests if len(windows)]
+        loaded = source.load(requests, rng if args.augment else None)
+        failed |= loaded.failed
+        if loaded.requests:
+            return loaded._replace(failed=failed)
+    raise InputError(f"no video of {ATTEMPTS} batches can be read; the first: "
+                     f"{next(iter(failed.items()), 'nothing is said in them')}")
+
+
+def spoken_during(sentences, windows):
+    """Which sentences belong to each window: those whose middle lies in it, else the nearest one.
+
+    Args:    sentences [(start s, end s, text), ...], at least one; windows (n, 2) s.
+    Returns: (n, m) float64, the share of each of the m sentences; rows sum to 1.
+    """
+    middle = np.array([(start + end) / 2 for start, end, _ in sentences])           # (m,)
+    inside = (windows[:, :1] <= middle) & (middle <= windows[:, 1:])                # (n, m)
+    distance = np.abs(middle - windows.mean(1, keepdims=True))
+    alone = ~inside.any(1)
+    inside[alone, distance[alone].argmin(1)] = True
+    return inside / inside.sum(1, keepdims=True)
+
+
+def narration_features(source, requests):
+    """The teacher's mean text feature of what is said during each clip: (C, D), length 1."""
+    rows = []
+    for video, windows in requests:
+        sentences = source.sentences(video)
+        share = spoken_during(sentences, windows)                                   # (n, m)
+        spoken = np.flatnonzero(share.any(0))
+        features = source.teacher.encode_sentences([sentences[i][2] for i in spoken])
+        rows.append(torch.from_numpy(share[:, spoken]).float() @ features)          # (n, D)
+    return functional.normalize(torch.cat(rows), dim=-1)
+
+
+def teacher_features(source, loaded, targets):
+    """What soft targets are made of: features (C, D) of frames, of speech, or their mean."""
+    if targets == "narration":
+        return narration_features(source, loaded.requests)
+    vision = source.teacher_features(loaded.views)
+    if targets == "vision":
+        return vision
+    narration = narration_features(source, loaded.requests).to(vision.device)
+    return (functional.normalize(vision, dim=-1) + narration) / 2          # as in the release
