@@ -22,10 +22,11 @@ import weights
 from data import EPIC_SECONDS, classify_examples, examples_of
 from evaluation import tasks
 from evaluation.embedding import encode_examples, write_features
-from evaluation.labeled import open_labeled, require_classes, require_task
+from evaluation.labeled import (add_labeled_flags, open_labeled, require_classes,
+                                require_task)
 from evaluation.table import print_table
 from files.lists import epic_split
-from support.arguments import Parser, add_labeled_flags, add_run_flags, count, default_checkpoint
+from support.arguments import Parser, add_run_flags, count, default_checkpoint
 from support.device import limit_threads, pick_device
 from support.errors import require, run
 from support.write import write_json

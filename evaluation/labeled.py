@@ -2,6 +2,8 @@
 
 S steps, D embedding. What does not fit is an InputError.
 """
+from pathlib import Path
+
 from torch.nn import functional
 
 from data import EPIC_FRAMES, examples_of, view_of
@@ -52,6 +54,19 @@ def require_classes(model, source, texts, args):
 
 
 # --- Videos and texts ---
+def add_labeled_flags(parser):
+    """--data and what it reads, of the commands that read labeled videos."""
+    add = parser.add_argument
+    add("--data", choices=["toy", "coin", "epic"], default="toy", help="toy: the embedded world; "
+        "coin: COIN, or own videos in its layout; epic: EPIC-Kitchens-100, verbs and nouns")
+    add("--annotations", type=Path, help="COIN.json or a released csv, or EPIC's csv")
+    add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
+    add("--steps", type=Path, help="line i names class i (default: the names in COIN.json)")
+    add("--clip", help="the teacher that embeds the names: a model of open_clip, or local-dir:DIR "
+        "(default: the run's)")
+    add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
+
+
 def teacher_of(model, args, device):
     """The teacher for real videos: --clip, or the one that the checkpoint was trained with."""
     clip = args.clip or model.settings.get("clip") or "ViT-B-16-quickgelu"

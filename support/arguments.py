@@ -43,19 +43,6 @@ def add_run_flags(parser):
                         help="of the videos, that may be unreadable")
 
 
-def add_labeled_flags(parser):
-    """--data and what it reads, of the commands that read labeled videos."""
-    add = parser.add_argument
-    add("--data", choices=["toy", "coin", "epic"], default="toy", help="toy: the embedded world; "
-        "coin: COIN, or own videos in its layout; epic: EPIC-Kitchens-100, verbs and nouns")
-    add("--annotations", type=Path, help="COIN.json or a released csv, or EPIC's csv")
-    add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
-    add("--steps", type=Path, help="line i names class i (default: the names in COIN.json)")
-    add("--clip", help="the teacher that embeds the names: a model of open_clip, or local-dir:DIR "
-        "(default: the run's)")
-    add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
-
-
 def default_checkpoint():
     """--checkpoint or --init if not given: runs/pretrain, else the one that comes with the code."""
     if (OWN / "checkpoint.pt").exists():

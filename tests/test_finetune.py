@@ -14,7 +14,7 @@ from diffusion import noise_levels
 from toy import grammar
 from toy.export import export
 from training import finetune
-from weights.checkpoint import build_model, save
+from weights.checkpoint import build_model
 
 F = dict(image=32, patch=16, frames=4, width=32, depth=1, heads=2)
 TUNE = "--stage", "finetune", "--toy-videos", "8", "--batch", "8", "--device", "cpu"

@@ -1,6 +1,5 @@
 """Eqs. 6 to 10 against loops in float64, typed from the paper."""
 import itertools
-import math
 
 import pytest
 import torch

@@ -53,13 +53,15 @@ def test_what_the_pages_name_exists():
 def test_f_and_h_in_ten_lines(here):
     """Catches: a name that moved, axes that no longer fit, other pixels than predict.py's."""
     call("toy", "export", "--out", "world", "--train", "1", "--test", "1")
-    code = code_after("README.md", "import torch").replace("VIDEO.mp4", "world/videos/test_00000.mp4")
+    code = code_after("README.md", "import torch")
+    code = code.replace("VIDEO.mp4", "world/videos/test_00000.mp4")
     assert len(code.strip().splitlines()) <= 13
     checkpoint = str(ROOT / "toy/default.pt")
     exec(compile(code.replace("toy/default.pt", checkpoint), "README.md", "exec"), found := {})
     phrases = ["crack egg", "melt butter", "pour oil"]
     clips = predict("world/videos/test_00000.mp4", steps=phrases, checkpoint=checkpoint)["clips"]
-    for row, clip in zip(found["model"].match(found["x"], found["texts"]).exp(), clips, strict=True):
+    shown = found["model"].match(found["x"], found["texts"]).exp()
+    for row, clip in zip(shown, clips, strict=True):
         assert dict(zip(phrases, row.tolist())) == pytest.approx(
             {step["step"]: step["p"] for step in clip["steps"]}, abs=1e-4)
     assert len(found["x_hat"][0].unique(dim=0)) == 5

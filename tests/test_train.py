@@ -167,8 +167,10 @@ def test_default_of_real_videos_is_the_papers():
 
 def run_in_process(*argv, **popen):
     """A training as a process of its own, whose rows and checkpoints come every two updates."""
-    code = ("import train, training.run; from conftest import log_and_save_every as every\n"
-            "import pytest, sys; every(2, pytest.MonkeyPatch()); from support.errors import run\n"
+    # Ctrl-C is ignored in background jobs, unless Python is told otherwise.
+    code = ("import pytest, signal, train; from conftest import log_and_save_every as every\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "every(2, pytest.MonkeyPatch()); from support.errors import run\n"
             "run(train.main, train.parse)")
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
                         "OMP_NUM_THREADS": "1"}

@@ -29,10 +29,9 @@ from tqdm import tqdm
 import weights
 from data import EPIC_FRAMES, EPIC_SECONDS, classify_examples, examples_of, window_around
 from evaluation.embedding import encode_examples, load_examples
-from evaluation.labeled import open_labeled
+from evaluation.labeled import add_labeled_flags, open_labeled
 from files.lists import NOUNS, VERBS
-from support.arguments import (Parser, add_labeled_flags, add_run_flags, count,
-                               default_checkpoint, positive)
+from support.arguments import Parser, add_run_flags, count, default_checkpoint, positive
 from support.device import limit_threads, mixed_precision, pick_device, send
 from support.errors import require
 from support.workers import prefetch
