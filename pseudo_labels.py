@@ -91,7 +91,7 @@ def soft_targets(features, phrases, tau):
     """p': how well each phrase of the pool fits a clip. It is Eq. 6 with the teacher's features.
 
     Args:
-        features: (..., D) float. A clip's image features, averaged over its frames.
+        features: (..., D) float, the teacher's: of a clip's frames, averaged, or of what is said.
         phrases:  (K, D) float. The pool's text embeddings.
         tau:      float > 0, temperature.
     Returns: (..., K) float, rows sum to 1, without gradient.
