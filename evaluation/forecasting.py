@@ -16,7 +16,8 @@ from evaluation.metrics import (TEMPERATURES, accuracy_rows, bigram_counts, bigr
 from toy import grammar
 from toy.source import ToySource
 
-DRAWS, COMPARED = 200, 200     # draws of a forecast for its total variation; of so many forecasts
+DRAWS = 200                    # of a forecast, for its total variation
+COMPARED, SHARE = 200, 20      # forecasts that are drawn from: one in SHARE, at most COMPARED
 FUTURES = 100                  # forecasts whose futures are sampled step by step
 
 
@@ -98,7 +99,7 @@ def truth_rows(model, x, texts, examples, videos, zero, log_p, y, args):
     truth, S = true_distribution(examples, videos), zero.shape[1]
     generator = torch.Generator().manual_seed(args.seed)
     ideal = torch.multinomial(truth, DRAWS, replacement=True, generator=generator)     # (M, DRAWS)
-    compared = spread(len(x), COMPARED)
+    compared = spread(len(x), min(COMPARED, len(x) // SHARE + 1))
     picks = []
     for i, shape in enumerate(torch.ones(DRAWS).split(10)):
         noise = draw_noise((len(compared), len(shape), model.dim), args.seed * 1000 + 1 + i)

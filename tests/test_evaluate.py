@@ -104,6 +104,7 @@ def test_the_forecast_table_equals_counting(monkeypatch):
     clips for counts of steps, a truth of another video, a temperature that is no favor."""
     monkeypatch.setattr(forecasting, "ToySource", Source)
     monkeypatch.setattr(forecasting, "COMPARED", 10_000)
+    monkeypatch.setattr(forecasting, "SHARE", 1)       # all are compared
     monkeypatch.setattr(forecasting, "DRAWS", 20)
     read, model = read_of("forecast"), Model()
     rows = tasks.forecast(model, read, ARGS, "cpu")
