@@ -176,8 +176,7 @@ def finetune(args):
         make, loss_of = functools.partial(cached, x, y, args), cached_loss
         trained = [model.classifier] + [model.denoiser] * (args.task != "classify")
     model.requires_grad_(False)
-    for part in trained:
-        part.requires_grad_(True)
+    torch.nn.ModuleList(trained).requires_grad_(True)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.0,
                                   weight_decay=WEIGHT_DECAY)
     per_epoch = max(len(examples) // args.batch, 1)
