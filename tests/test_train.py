@@ -63,7 +63,7 @@ def terms_by_loops(model, batch, features, kind, mask, seed):
     torch.manual_seed(seed * 1_000_003)
     rows, places = missing_rows([windows for _, windows in batch.requests],
                                 np.array([int(q.argmax()) for q in p]),
-                                np.array([float(q.max().log()) for q in p]), kind,
+                                np.array([float(q.detach().max().log()) for q in p]), kind,
                                 np.random.default_rng((seed, 3, 0, 0)))
     T = len(model.alpha_bar)
     t, noise = torch.randint(T, places.shape), torch.randn(len(rows), model.dim).double()
