@@ -113,9 +113,12 @@ def pretrain(args):
 
     # 2. f and h, with the same weights in each process, and their optimizer.
     torch.manual_seed(args.seed)
+    alpha_bar = noise_levels(embeddings.shape[1]).tolist()
+    if content:
+        alpha_bar = content["arguments"]["alpha_bar"]      # a run keeps its schedule
     model = weights.checkpoint.build_model(
         embeddings, encoder, DENOISER[args.size], order=args.order, tau=args.tau, pixels=pixels,
-        alpha_bar=noise_levels(embeddings.shape[1]).tolist(), witness=phrases[0])
+        alpha_bar=alpha_bar, witness=phrases[0])
     if start is not None:
         weights.checkpoint.fill(args.init, model, start)
     model.to(device).train()

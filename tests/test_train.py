@@ -211,7 +211,8 @@ def test_promise_24_a_killed_run_is_resumed_to_the_same_bits(here, monkeypatch, 
 
 
 def test_promise_24_a_full_disk_leaves_the_last_checkpoint(here, capsys, monkeypatch, whole):
-    """Catches: a checkpoint cut off, a traceback; a resumed run that differs."""
+    """Catches: a checkpoint cut off, a traceback; a resumed run that differs, also if the source has
+    another noise schedule by then."""
     log_and_save_every(2, monkeypatch)
     save_file, saved = torch.save, []
 
@@ -225,6 +226,7 @@ def test_promise_24_a_full_disk_leaves_the_last_checkpoint(here, capsys, monkeyp
     assert "No space left" in fails(capsys, "train.py", *LONG, "--out", "run")
     assert torch.load("run/checkpoint.pt", weights_only=True)["step"] == 4
     assert len(list(Path("run").iterdir())) == 3       # no part of a file is left
+    monkeypatch.setattr(train, "noise_levels", lambda D: torch.tensor([.4, .3, .2, .1]))
     call("train.py", *LONG, "--out", "run", "--resume")
     assert same_run("run", whole)
 
