@@ -6,7 +6,6 @@ Times are seconds. n windows of one video; C clips of all videos of a batch, num
 R rows of nine clips for h; rng a numpy Generator. toy/source.py and files/sources.py give clips.
 """
 import itertools
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -28,10 +27,9 @@ class Step(NamedTuple):
     label: int
 
 
-@dataclass(frozen=True, slots=True)
-class Video:
-    """One listed video. `name` is the stem of its file; None if a list does not say."""
-    name: str
+class Video(NamedTuple):
+    """One listed video; None if a list does not say."""
+    name: str                          # the stem of its file
     split: str | None = None           # "train", "validation" or "test"
     activity: int | None = None        # COIN's recipe_type, 0 to 179
     duration: float | None = None      # s
@@ -50,8 +48,7 @@ def view_of(encoder):
     return View(encoder.image, encoder.frames, encoder.seconds)
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(NamedTuple):
     """One thing to predict: what is observed of which video, and the right answer."""
     video: int                    # position in source.videos
     windows: np.ndarray           # (n, 2) s
@@ -59,7 +56,7 @@ class Example:
     step: int                     # which step of the video: the labeled one
 
 
-class Loaded(NamedTuple):         # a tuple, so that the DataLoader pins its tensors
+class Loaded(NamedTuple):
     """What a source gives for some requests, [(video, windows (n, 2) s), ...]."""
     requests: list                # those that could be read
     clips: torch.Tensor           # of all of them, (C, F, 3, H, W) uint8
@@ -200,17 +197,6 @@ def frame_times(windows, frames, seconds=None):
     return windows[:, :1] + (windows[:, 1:] - windows[:, :1]) * part
 
 
-def forecast_examples(videos, min_steps=2):
-    """One example for every pair of consecutive steps: the history of one, the label of the next.
-
-    Left out are videos of fewer than min_steps steps, and steps that end at 0 s.
-    """
-    return [Example(i, forecast_windows(now.end), then.label, k)
-            for i, video in enumerate(videos) if len(video.steps) >= min_steps
-            for k, (now, then) in enumerate(zip(video.steps, video.steps[1:]), start=1)
-            if now.end > 0]
-
-
 def classify_examples(videos, views=3, seconds=CLIP_SECONDS):
     """One example for every annotated step, or action: see `classify_windows`."""
     examples = []
@@ -222,25 +208,33 @@ def classify_examples(videos, views=3, seconds=CLIP_SECONDS):
 
 
 def examples_of(task, videos, min_steps=2):
-    """The examples of "classify", "forecast", "activity" (the whole video, cut into 8) or "infill".
+    """The examples of a task.
 
-    To infill: a clip of every step, of the videos with min_steps and at least three of them.
+        "classify"  every annotated step, in three views
+        "forecast"  of every two consecutive steps, the history of one and the label of the next;
+                    left out are videos of fewer than min_steps steps, and steps that end at 0 s
+        "infill"    one clip of every step, of the videos with min_steps and at least three of them
+        "activity"  the whole video, cut into 8
     """
-    if task == "forecast":
-        return forecast_examples(videos, min_steps)
     if task == "classify":
         return classify_examples(videos)
     if task == "infill":
         return [example for example in classify_examples(videos, 1)
                 if len(videos[example.video].steps) >= max(min_steps, 3)]
-    ends = [video.duration or max((step.end for step in video.steps), default=0.0)
-            for video in videos]
-    return [Example(i, forecast_windows(end, np.inf), video.activity, 0)       # all of it, in 8
-            for i, (video, end) in enumerate(zip(videos, ends))]
+    examples = []
+    for i, video in enumerate(videos):
+        if task == "activity":
+            end = video.duration or max((step.end for step in video.steps), default=0.0)
+            examples.append(Example(i, forecast_windows(end, np.inf), video.activity, 0))
+        elif len(video.steps) >= min_steps:
+            pairs = enumerate(zip(video.steps, video.steps[1:]), start=1)
+            examples += [Example(i, forecast_windows(now.end), then.label, k)
+                         for k, (now, then) in pairs if now.end > 0]
+    return examples
 
 
 def observed_steps(example, video):
     """Labels of the steps seen for 1 s or more; whether the video's first step is among them."""
     start = example.windows[0, 0]
     observed = [k for k in range(example.step) if video.steps[k].end - start >= 1]
-    return [video.steps[k].label for k in observed], observed[0] == 0
+    return [video.steps[k].label for k in observed], 0 in observed

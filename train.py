@@ -43,8 +43,8 @@ from toy import grammar, render
 from toy.source import ToySource, load_teacher
 from training import finetune, parallel
 from training.batches import load_batch, teacher_features
-from training.run import (LOG_EVERY, SAVE_EVERY, keep_rows, learning_rate, load_state, log,
-                          note_unreadable, open_run, report_absent, save)
+from training.run import (LOG_EVERY, SAVE_EVERY, learning_rate, log, note_unreadable, open_run,
+                          report_absent, save)
 from weights.names import PIXELS
 from weights.teacher import open_teacher
 
@@ -128,8 +128,8 @@ def pretrain(args):
     first = content.get("step", 0)
     optimizer = make_optimizer(model, "sgd" if first <= switch else "adamw")
     if content:
-        load_state(model, optimizer, content)
-        keep_rows(args, first)
+        model.load_state_dict(content["model"])
+        optimizer.load_state_dict(content["optimizer"])
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(source)} videos, "
           f"{switch} updates by SGD and {steps - switch} by AdamW, on {device}")
 
@@ -179,14 +179,12 @@ def pretrain(args):
 
         encoded += len(x) * world
         if (step + 1) % LOG_EVERY == 0 or step + 1 == steps:               # waits for the GPU
-            if not torch.isfinite(norm):       # checked before saving: no weight is spoiled then
-                raise FloatingPointError(f"update {step + 1}: the gradient is not finite; the last "
-                                         f"checkpoint in {args.out} stays; try a smaller --lr")
             teacher = targets.argmax(-1)                   # its likeliest phrase of each clip
             order = None
             if args.order != "none":
                 order = (log_q.argmax(-1) == teacher[missing]).float().mean()
-            log(args, bar, step=step + 1, epoch=(step + 1) / per_epoch, loss=loss, xe=xe, mse=mse,
+            # It ends the run if the norm is not finite: before the weights are saved.
+            log(args, bar, step + 1, norm, epoch=(step + 1) / per_epoch, loss=loss, xe=xe, mse=mse,
                 mc=mc, match=(log_p.argmax(-1) == teacher).float().mean(), order=order,
                 lr=optimizer.param_groups[0]["lr"],
                 clips_per_s=encoded / (time.perf_counter() - began))

@@ -2,20 +2,22 @@
 import argparse
 from pathlib import Path
 
+from support.errors import InputError
+
 OWN = Path("runs/pretrain")                                    # the run of `python train.py`
 DEFAULT = Path(__file__).parents[1] / "toy" / "default.pt"     # the checkpoint beside the code
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, without the usage."""
+    """An ArgumentParser whose errors are InputErrors: one line, without the usage."""
 
     def __init__(self, description, **options):        # options: what add_subparsers gives
         super().__init__(description=description, allow_abbrev=False,
                          formatter_class=argparse.ArgumentDefaultsHelpFormatter, **options)
 
     def error(self, message):
-        """End with one line and status 2."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        """Raise InputError."""
+        raise InputError(message)
 
 
 def positive(text):

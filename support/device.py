@@ -17,23 +17,21 @@ def pick_device(name):
 
 
 def limit_threads(image, device):
-    """One thread on a CPU if pictures are small, as in the embedded world.
+    """One thread on a CPU if f's pictures are small: threads of small products wait for each other.
 
-    The threads of its small matrix products wait for each other: two gain a third on idle cores,
-    and lose a factor of four beside another busy process.
+    Two gain a third on idle cores, and lose a factor of four beside another busy process.
     """
-    if torch.device(device).type == "cpu" and image < 64:
+    if device.type == "cpu" and image < 64:
         torch.set_num_threads(1)
 
 
 def mixed_precision(device):
     """Within it matrix products run in bfloat16 on a GPU; elsewhere nothing changes."""
-    kind = torch.device(device).type
-    return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda")
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 def send(x, device):
     """A tensor to the device, from pinned memory, so that a GPU is not waited for."""
-    if torch.device(device).type == "cuda" and x.device.type == "cpu":
+    if device.type == "cuda" and x.device.type == "cpu":
         x = x.pin_memory()
     return x.to(device, non_blocking=True)

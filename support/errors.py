@@ -4,8 +4,7 @@ from pathlib import Path
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used. The message says what was given, what is needed, and what
-    to do; the program ends with it and status 2."""
+    """What the user gave cannot be used: what was given, what is needed, what to do."""
 
 
 def require(good, problem):
@@ -14,20 +13,12 @@ def require(good, problem):
         raise InputError(problem)
 
 
-def program_name():
-    """The program's name in its messages, such as train.py; of `python -m files`, files."""
+def fail(status, problem):
+    """End with the line `PROG: error: problem`; of `python -m files`, PROG is files."""
     path = Path(sys.argv[0])
-    return path.parent.name if path.name == "__main__.py" else path.stem + path.suffix
-
-
-def advice(error):
-    """What to do about a RuntimeError or MemoryError of torch, in words; None if it is a bug."""
-    text = str(error).lower()
-    if "dataloader worker" in text:
-        return "a worker process was killed, perhaps for its memory; use fewer --workers"
-    if isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text:
-        return "the memory is too small; use a smaller --micro-batch or --batch"
-    return None
+    program = path.parent.name if path.name == "__main__.py" else path.name
+    print(f"{program}: error: {problem}", file=sys.stderr)
+    sys.exit(status)
 
 
 def run(main, parse):
@@ -38,11 +29,18 @@ def run(main, parse):
         return main(parse())
     except KeyboardInterrupt:
         sys.exit(130)
-    except (InputError, OSError, FloatingPointError, RuntimeError, MemoryError) as error:
-        hint = advice(error)
-        if isinstance(error, (RuntimeError, MemoryError)) and hint is None:
-            raise
-        # An error of a worker process comes with its traceback above the last line.
-        line = str(error).strip().split("\n")[-1].removeprefix("support.errors.InputError: ")
-        print(f"{program_name()}: error: {line}{'; ' if hint else ''}{hint or ''}", file=sys.stderr)
-        sys.exit(1 if isinstance(error, FloatingPointError) else 2)
+    except FloatingPointError as error:
+        fail(1, error)
+    except (InputError, OSError) as error:
+        # One of a worker process comes with its traceback above the last line.
+        line = str(error).strip().split("\n")[-1]
+        fail(2, line.removeprefix("support.errors.InputError: "))
+    except (RuntimeError, MemoryError) as error:
+        text = str(error).lower()
+        if "dataloader worker (pid" in text:
+            fail(2, "a worker process was killed, perhaps for its memory; use fewer --workers")
+        if isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text:
+            first = str(error).split("\n")[0]
+            fail(2, f"{first}; the memory is too small; use a smaller --micro-batch or --batch, or "
+                 "fewer --workers")
+        raise

@@ -1,18 +1,17 @@
 """Whole files: a new one is complete, or the old one stays."""
 import json
-import os
 from pathlib import Path
 
 
 def write_atomically(path, write):
     """Call write(binary file beside `path`), then rename it to `path`."""
-    temporary = Path(f"{path}.{os.getpid()}.part")
+    part = Path(f"{path}.part")
     try:
-        with open(temporary, "wb") as file:
+        with open(part, "wb") as file:
             write(file)
-        os.replace(temporary, path)
+        part.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
 
 
 def write_text(path, text):

@@ -125,14 +125,12 @@ def slow_h(weights, heads, zt, z, observed, j, t):
 
 # --- Eq. 6, and the cross entropy of Eqs. 8 and 10 ---
 def slow_match(x, phrases, tau):
-    """Eq. 6 for one x (D,): softmax of x^T y / (tau |x| |y|), a list of K probabilities."""
-    def length(v):
-        return math.sqrt(sum(float(a) ** 2 for a in v))
-    scores = [sum(float(a * b) for a, b in zip(x, y, strict=True)) / (tau * length(x) * length(y))
-              for y in phrases]
-    return [math.exp(s) / sum(math.exp(other) for other in scores) for s in scores]
+    """Eq. 6 for one x (D,): softmax of x^T y / (tau |x| |y|), K probabilities in float64."""
+    x, phrases = x.double(), phrases.double()
+    scores = (phrases @ x / (phrases.norm(dim=1) * x.norm()) / tau).exp()
+    return scores / scores.sum()
 
 
 def slow_entropy(target, p):
-    """H(p', p) of one clip, lists of K."""
-    return -sum(float(a) * math.log(b) for a, b in zip(target, p, strict=True))
+    """H(p', p) of one clip, each (K,)."""
+    return -(target @ p.log())

@@ -202,8 +202,8 @@ def test_forecast_examples_are_consecutive_pairs():
     rows = [(s.video, s.label, s.step, s.windows[0, 0], s.windows[-1, 1])
             for s in data.examples_of("forecast", videos)]
     assert rows == [(1, 2, 1, 0, 10), (1, 1, 2, 22, 90)]         # of video 2 nothing is observed
-    assert [s.video for s in data.forecast_examples(videos, min_steps=3)] == [1, 1]
-    assert data.forecast_examples(videos, min_steps=4) == []
+    assert [s.video for s in data.examples_of("forecast", videos, min_steps=3)] == [1, 1]
+    assert data.examples_of("forecast", videos, min_steps=4) == []
 
 
 def test_classify_examples_are_all_steps():

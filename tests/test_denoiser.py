@@ -22,32 +22,22 @@ def tiny(**more):
 
 
 def question():
-    """zt, z, observed, j, t of three rows: another clip hidden, padding, all others observed."""
-    observed = torch.tensor([[1, 0, 0, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 1]]).bool()
+    """zt, z, observed, j, t of three rows: another clip hidden, padding, x_j called observed."""
+    observed = torch.tensor([[1, 0, 0, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
     return draw(3, D, seed=1), draw(3, N, D), observed, torch.tensor([1, 3, 0]), torch.tensor(
         [3, 0, 2])
 
 
 def test_eq5_h_equals_a_transformer_token_by_token():
-    """Catches: heads or rows mixed, x_j, a hidden clip or padding read, a part more or less."""
+    """Catches: heads or rows mixed, x_j, a hidden clip or padding read, a part more or less; x_j^t
+    written into z; NaN if no clip is seen."""
     h, (zt, z, observed, j, t) = tiny(), question()
     with torch.no_grad():
         fast = h(zt, z, observed, j, t)
         for b in range(3):
             slow = slow_h(h.state_dict(), HEADS, zt[b], z[b], observed[b], int(j[b]), int(t[b]))
             torch.testing.assert_close(fast[b], slow)
-
-
-def test_the_missing_clip_and_padding_are_not_read():
-    """Catches: x_j read if it is called observed; padding that matters; NaN if no clip is seen;
-    x_j^t written into z."""
-    h, (zt, z, observed, j, t) = tiny(), question()
-    z_hat, hidden = h(zt, z, observed, j, t), ~observed[..., None]
     assert torch.equal(z, question()[1])
-    torch.testing.assert_close(h(zt, z + 9 * hidden, observed, j, t), z_hat)
-    torch.testing.assert_close(h(zt, z, observed.scatter(1, j[:, None], True), j, t), z_hat)
-    torch.testing.assert_close(h(zt[1:2], z[1:2, :4], observed[1:2, :4], j[1:2], t[1:2]),
-                               z_hat[1:2])
     assert h(zt, z, torch.zeros_like(observed), j, t).isfinite().all()
 
 

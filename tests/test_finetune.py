@@ -2,19 +2,19 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
 
 import weights
 from commands import call, fails, read_json
-from data import Loaded, Step
 from diffusion import noise_levels
+from test_train import rows_of, same_run
 from toy import grammar
 from toy.export import export
 from training import finetune
-from weights.checkpoint import build_model
+from training.run import learning_rate
+from weights.checkpoint import build_model, save
 
 F = dict(image=32, patch=16, frames=4, width=32, depth=1, heads=2)
 TUNE = "--stage", "finetune", "--toy-videos", "8", "--batch", "8", "--device", "cpu"
@@ -64,22 +64,17 @@ def test_training_starts_from_the_zero_shot_model(task):
     torch.testing.assert_close(model.classify(x_hat)[0], expected, rtol=1e-4, atol=1e-4)
 
 
-@torch.no_grad()
-def test_without_h_the_class_token_is_classified():
-    """Catches: a layer on logits of other classes; texts as its start in another space."""
-    init = random_model(torch.zeros(0, 64), order="none", denoiser=None)
-    model = finetune.extend(init, args_of(), torch.randn(40, 64), [40]).eval()
-    frames = torch.randint(256, (2, 4, 3, 32, 32), dtype=torch.uint8)
-    tokens = init.encoder.class_token(init.normalize(frames))
-    torch.testing.assert_close(model.encode(frames), normalize(tokens, dim=-1))
-    assert not any(parameter.any() for parameter in model.classifier.parameters())
+def test_a_checkpoint_of_f_alone_is_refused(here, capsys):
+    """Catches: a classifier on logits of other classes, such as those of TimeSformer's head."""
+    save("f.pt", random_model(torch.zeros(0, 64), order="none", denoiser=None))
+    assert "ProcedureVRL" in fails(capsys, "train.py", *TUNE, "--init", "f.pt")
 
 
 def test_one_view_of_each_example_is_classified():
     """Catches: the first view alone, the same one of all examples, the mean of the views."""
     x, y = torch.randn(2, 3, 5).log_softmax(-1), torch.tensor([4, 1])
     model = SimpleNamespace(task="classify", classify=lambda x: [x])
-    found = {round(finetune.cached_loss(model, x, y).item(), 4) for _ in range(300)}
+    found = {round(finetune.frozen_loss(model, x, y).item(), 4) for _ in range(300)}
     assert found == {round(-(x[0, a, 4] + x[1, b, 1]).item() / 2, 4)
                      for a in range(3) for b in range(3)}
 
@@ -109,6 +104,23 @@ def test_fine_tuned_and_evaluated(trained, here, order, task):
     assert (Path("run") / "checkpoint.pt").read_bytes() == before
 
 
+def test_promise_24_fine_tuning_is_resumed_to_the_same_bits(trained, here, monkeypatch):
+    """Catches: momenta, a step or a row lost; another draw of examples or dropout."""
+    flags = *TUNE, "--task", "forecast", "--epochs", "1", "--init", trained / "diffusion"
+    call("train.py", *flags, "--out", "whole")
+
+    def interrupt(step, *stage):
+        if step == 3:
+            raise KeyboardInterrupt
+        return learning_rate(step, *stage)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(finetune, "learning_rate", interrupt)
+        call("train.py", *flags, "--out", "run")
+    assert len(rows_of("run")) == 3
+    call("train.py", *flags, "--out", "run", "--resume")
+    assert same_run("run", "whole")
+
+
 def test_actions_of_epic_train_f(trained, here, capsys):
     """Catches: frames of another rate, verbs and nouns exchanged, f frozen; another split."""
     export(here / "world", 2, 1, 0)
@@ -130,21 +142,3 @@ def test_actions_of_epic_train_f(trained, here, capsys):
     assert content["split"] == "validation"
     assert "needs that" in fails(capsys, "evaluate.py", *flags, "--checkpoint",
                                  trained / "diffusion")
-
-
-def test_random_windows_lie_within_long_actions(monkeypatch):
-    """Catches: a window beyond the action, always the same one; a short action cut."""
-    video = SimpleNamespace(name="a", steps=[Step(10., 30., (1, 2)), Step(50., 51., (3, 4))])
-    asked = []                                         # what is read
-    source = SimpleNamespace(videos=[video])
-
-    def load(source, drawn, rng):
-        asked.extend(drawn)
-        return Loaded([], torch.zeros(0), [], {}), []
-    monkeypatch.setattr(finetune, "load_examples", load)
-    examples = finetune.classify_examples([SimpleNamespace(duration=60., steps=video.steps)], 1, 2.)
-    for step in range(40):
-        finetune.load_actions(source, examples, SimpleNamespace(seed=0, batch=2), step)
-    starts = [e.windows[0, 0] for e in asked if e.step == 0]
-    assert min(starts) >= 10 and max(starts) <= 28 and np.std(starts) > 3
-    assert all(e.windows.tolist() == [[49.5, 51.5]] for e in asked if e.step == 1)

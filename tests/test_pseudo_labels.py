@@ -30,8 +30,8 @@ def test_eq6_soft_targets_equal_the_softmax_by_loops():
     p = soft_targets(features.requires_grad_(), phrases.requires_grad_(), tau)
     assert p.shape == (2, 3, 6) and not p.requires_grad
     for b, i in itertools.product(range(2), range(3)):
-        expected = torch.tensor(slow_match(features[b, i].detach(), phrases.detach(), tau))
-        torch.testing.assert_close(p[b, i], expected.double(), rtol=1e-5, atol=1e-12)
+        expected = slow_match(features[b, i].detach(), phrases.detach(), tau)
+        torch.testing.assert_close(p[b, i], expected, rtol=1e-5, atol=1e-12)
     with torch.autocast("cpu", torch.bfloat16):
         mixed = soft_targets(features.float(), phrases.float(), tau)
     torch.testing.assert_close(mixed, p.float(), rtol=1e-4, atol=1e-5)

@@ -1,6 +1,5 @@
 """The embedded world: its grammar and truth, pictures and narrations, its teacher, its files."""
 import csv
-import dataclasses
 from collections import defaultdict
 
 import av
@@ -100,7 +99,7 @@ def test_nothing_but_the_step_itself_shows_which_step_it_is():
     """Catches: one drawing for all; a background, or a place, that depends on the step."""
     for i in range(5):
         video = make_video("validation", i)
-        other = dataclasses.replace(video, activity=None, steps=tuple(
+        other = video._replace(activity=None, steps=tuple(
             step._replace(label=STEP_ID["wash pan"]) for step in video.steps))
         same = render.render(video) == render.render(other)
         assert same.mean() < .95 and same[:, :, :4, :4].mean() > .9     # a corner that stays empty

@@ -27,11 +27,10 @@ def load_batch(source, args, clips, step):
 
     One of several processes takes its share of the videos. If none can be read, others are taken.
     """
-    rank, world = parallel.place()
-    failed = {}
-    for attempt in range(ATTEMPTS):
-        rng = np.random.default_rng((args.seed, 2, step + attempt, rank))
-        videos = videos_of(step + attempt, len(source), args.batch, args.seed)[rank::world]
+    (rank, world), failed = parallel.place(), {}
+    for update in range(step, step + ATTEMPTS):
+        rng = np.random.default_rng((args.seed, 2, update, rank))
+        videos = videos_of(update, len(source), args.batch, args.seed)[rank::world]
         requests = [(video, consecutive_windows(source.pretrain_windows(video, rng), clips, rng))
                     for video in videos]
         requests = [(video, windows) for video, windows in requests if len(windows)]

@@ -15,19 +15,16 @@ N clips of an example, B examples per update, S classes, V verbs, U nouns, D emb
 """
 import functools
 import math
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch.nn import functional
+from torch.nn.functional import nll_loss, normalize
 from torchvision.transforms import v2
-from torchvision.tv_tensors import Video
 from tqdm import tqdm
 
 import weights
-from data import EPIC_FRAMES, EPIC_SECONDS, classify_examples, examples_of, window_around
+from data import EPIC_FRAMES, EPIC_SECONDS, classify_examples, examples_of
 from evaluation.embedding import encode_examples, load_examples
 from evaluation.labeled import add_labeled_flags, open_labeled
 from files.lists import NOUNS, VERBS
@@ -36,9 +33,9 @@ from support.device import limit_threads, mixed_precision, pick_device, send
 from support.errors import require
 from support.workers import prefetch
 from training.batches import videos_of
-from training.run import (LOG_EVERY, SAVE_EVERY, keep_rows, learning_rate, load_state, log,
-                          note_unreadable, open_run, report_absent, save)
-from weights.checkpoint import build_model
+from training.run import (LOG_EVERY, SAVE_EVERY, learning_rate, log, note_unreadable, open_run,
+                          report_absent, save)
+from weights.checkpoint import build_model, fill
 
 DROPOUT = 0.1             # of h's tokens
 MIXUP = 0.1               # alpha of MixUp, with actions; the released configuration's
@@ -46,109 +43,77 @@ WEIGHT_DECAY = 1e-2
 
 
 # --- Before the first update ---
-def extend(init, args, texts, classes):
-    """The checkpoint's model with a classifier, as the task needs it -> a new model.
-
-    TimeSformer's and DistantSup's heads are classifiers of their own: the class token before such a
-    head becomes the embedding. For EPIC, the embeddings of f's frames are repeated to 32. texts:
-    (S, D) or None; classes: sizes of the label sets.
-    """
-    state, phrases = init.state_dict(), init.phrases
-    arguments = {**init.arguments, "task": args.task, "classes": list(classes)}
-    matches_texts = init.denoiser is not None or len(init.phrases) > 0
-    if not matches_texts:
-        width = init.encoder.head.in_features
-        phrases = state["phrases"] = torch.zeros(0, width)
-        state["standardize.mean"] = torch.zeros(width)
-        state["encoder.head.weight"] = torch.eye(width)
-        state["encoder.head.bias"] = torch.zeros(width)
-    if arguments["denoiser"]:
-        arguments["denoiser"] = {**arguments["denoiser"], "dropout": DROPOUT}
-    if args.data == "epic":
-        arguments["encoder"] = {**arguments["encoder"], "frames": EPIC_FRAMES}
-        places = state["encoder.time_embed"].transpose(1, 2)                   # (1, width, F)
-        state["encoder.time_embed"] = functional.interpolate(places, EPIC_FRAMES).transpose(1, 2)
-    model = build_model(phrases, **arguments)
-    model.load_state_dict(state, strict=False)         # what is new: the classifier, perhaps h
-    with torch.no_grad():
-        model.classifier.weight.zero_()
-        model.classifier.bias.zero_()
-        if texts is not None and matches_texts:
-            model.classifier.weight.copy_(functional.normalize(texts, dim=-1))          # (S, D)
-    return model
-
-
 def labeled_examples(args, source):
     """The task's examples of --labels of the videos, drawn from the seed."""
-    examples = (classify_examples(source.videos, 1, EPIC_SECONDS) if args.data == "epic" else
-                examples_of(args.task, source.videos))
+    if args.data == "epic":
+        examples = classify_examples(source.videos, seconds=EPIC_SECONDS)
+    else:
+        examples = examples_of(args.task, source.videos)
     videos = sorted({example.video for example in examples})
+    require(videos, f"{args.annotations}: no labeled training example for --task {args.task}")
     order = np.random.default_rng((args.seed, 4)).permutation(videos)
     chosen = set(order[:math.ceil(args.labels * len(videos))].tolist())
-    require(chosen, f"{args.annotations}: no labeled training example for --task {args.task}")
     return [example for example in examples if example.video in chosen]
 
 
-def open_init(args):
-    """The model of --init, which must suit the task."""
-    init = weights.load(args.init)
-    require(not init.task, f"--init {args.init}: is fine-tuned already, for {init.task}; give a "
-            "checkpoint of --stage pretrain")
-    require(args.task == "classify" or init.arguments["denoiser"], f"--init {args.init}: holds no "
-            f"h; --task {args.task} trains one; give a checkpoint of train.py or ProcedureVRL")
-    return init
+def extend(init, args, texts, classes):
+    """The checkpoint's model with a classifier of `classes`, the sizes of its label sets.
+
+    It starts as the texts (S, D), or at zero if they are None. For EPIC, f reads 32 frames.
+    """
+    arguments = {**init.arguments, "task": args.task, "classes": list(classes)}
+    arguments["denoiser"] = {**init.arguments["denoiser"], "dropout": DROPOUT}
+    if args.data == "epic":
+        arguments["encoder"] = {**init.arguments["encoder"], "frames": EPIC_FRAMES}
+    model = build_model(init.phrases, **arguments)
+    fill(args.init, model, init.state_dict())          # all but the classifier, and a new h
+    model.load_state_dict(dict(init.named_buffers()), strict=False)
+    weight = torch.zeros(sum(classes), init.dim) if texts is None else normalize(texts, dim=-1)
+    model.classifier.load_state_dict({"weight": weight, "bias": torch.zeros(sum(classes))})
+    return model
 
 
 # --- Updates ---
-def load_actions(source, examples, args, step):
-    """An update's clips, each from anywhere in its action, augmented, drawn from (seed, step).
-
-    Returns: clips (B, F, 3, H, W) uint8 and labels (B, 2) int64 of those that could be read, and
-    {id: reason} of the unreadable videos.
-    """
-    rng, drawn = np.random.default_rng((args.seed, 2, step)), []
-    for place in videos_of(step, len(examples), args.batch, args.seed):
-        example = examples[place]
-        start, end, _ = source.videos[example.video].steps[example.step]
-        spare = max(end - start - EPIC_SECONDS, 0.0)
-        middle = (start + end) / 2 + spare * (rng.random() - 0.5)
-        window = window_around(middle, middle, EPIC_SECONDS, np.inf)
-        drawn.append(replace(example, windows=np.array([window])))
-    loaded, read = load_examples(source, drawn, rng)
-    with torch.random.fork_rng(devices=[]):            # torchvision draws from torch's generator
-        torch.manual_seed(int(rng.integers(2 ** 31)))
-        augment = v2.RandAugment()                     # one draw for all frames of a clip
-        clips = [augment(clip) for clip in loaded.clips]
-    labels = torch.tensor([example.label for example in read], dtype=torch.int64)
-    return torch.stack(clips) if read else loaded.clips, labels, loaded.failed
-
-
-def action_loss(model, clips, labels):
-    """Cross entropies of verb and noun, summed, after MixUp: each clip is mixed with another, in
-    shares drawn from Beta(MIXUP, MIXUP). clips (B, F, 3, H, W) uint8, labels (B, 2) -> scalar."""
-    target = torch.cat([functional.one_hot(label, size) for label, size in
-                        zip(labels.T, model.classes)], 1).float()              # (B, V + U)
-    mixup = v2.MixUp(alpha=MIXUP, labels_getter=lambda batch: batch[1])
-    clips, target = mixup(Video(clips.float()), target)
-    clips = clips.as_subclass(torch.Tensor).round().to(torch.uint8)
-    log_p = torch.cat(model.classify(model.encode(clips)), 1)                  # (B, V + U)
-    return -(target * log_p).sum(1).mean()
-
-
-def cached(x, y, args, step):
-    """An update's embeddings (B, N, D) and labels (B,) of f's frozen x (M, N, D) and y (M,)."""
-    chosen = videos_of(step, len(x), args.batch, args.seed)
-    return x[chosen], y[chosen], {}
-
-
-def cached_loss(model, x, labels):
+def frozen_loss(model, x, labels):
     """Cross entropy on embeddings x (B, N, D), one view drawn to classify, with labels (B,)."""
     B, N, D = x.shape
     if model.task == "classify":
         read = x[torch.arange(B), torch.randint(N, (B,))]                      # (B, D)
     else:
         read = model.forecast_next(x, x.new_zeros(B, 1, D))[:, 0]              # zero noise
-    return functional.nll_loss(model.classify(read)[0], labels)
+    return nll_loss(model.classify(read)[0], labels)
+
+
+def action_batch(source, examples, args, step):
+    """An update's clips, one view of each action, augmented, drawn from (seed, step).
+
+    Returns: clips (B, F, 3, H, W) uint8 and labels (B, 2) int64 of those that could be read, and
+    {id: reason} of the unreadable videos.
+    """
+    rng, drawn = np.random.default_rng((args.seed, 2, step)), []
+    for place in videos_of(step, len(examples), args.batch, args.seed):
+        windows = rng.permutation(examples[place].windows)[:1]
+        drawn.append(examples[place]._replace(windows=windows))
+    loaded, read = load_examples(source, drawn, rng)
+    clips, labels = loaded.clips, torch.tensor([example.label for example in read])
+    if read:
+        torch.manual_seed(int(rng.integers(2 ** 31)))  # RandAugment draws from torch's generator
+        augment = v2.RandAugment()                     # one draw for all frames of a clip
+        clips = torch.stack([augment(clip) for clip in clips])
+    return clips, labels, loaded.failed
+
+
+def action_loss(model, clips, labels):
+    """Cross entropies of verb and noun, summed: clips (B, F, 3, H, W) uint8, labels (B, 2).
+
+    MixUp: each clip, and its cross entropy, is mixed with another's, in shares drawn from
+    Beta(MIXUP, MIXUP).
+    """
+    share = torch.distributions.Beta(MIXUP, MIXUP).sample().item()
+    mixed = share * clips.float() + (1 - share) * clips.roll(1, 0)
+    log_p = model.classify(model.encode(mixed.round().to(torch.uint8)))        # [(B, V), (B, U)]
+    return sum(share * nll_loss(p, label) + (1 - share) * nll_loss(p, label.roll(1))
+               for p, label in zip(log_p, labels.T))
 
 
 def finetune(args):
@@ -156,59 +121,62 @@ def finetune(args):
     # 1. The checkpoint, labeled videos, the classifier.
     device, epic = pick_device(args.device), args.data == "epic"
     content = open_run(args)
-    init = open_init(args)
+    init = weights.load(args.init)
+    require(init.arguments["denoiser"] and not init.task, f"--init {args.init}: holds f alone, or "
+            "is fine-tuned; give a run of --stage pretrain, or ProcedureVRL's pre-trained file")
     limit_threads(init.encoder.image, device)
     args.checkpoint = args.init                            # whose teacher and texts must fit
     source, texts = open_labeled(args, "train", init, device, with_teacher=False)
     report_absent(source, args)
     examples = labeled_examples(args, source)
     torch.manual_seed(args.seed)
-    classes = [VERBS, NOUNS] if epic else [
-        len(texts) if texts is not None else 1 + max(v.activity for v in source.listed)]
+    classes = [VERBS, NOUNS]
+    if not epic:
+        classes = [1 + max(v.activity for v in source.listed) if texts is None else len(texts)]
     model = extend(init, args, texts, classes).to(device)
 
-    # 2. What is trained; the rest is frozen, and its clips are encoded once.
-    make, loss_of = functools.partial(load_actions, source, examples, args), action_loss
-    trained = [model.classifier, model.encoder]
-    if not epic:
+    # 2. What is trained: the classifier, and f or h. Each clip goes through a frozen f once.
+    model.requires_grad_(False)
+    model.classifier.requires_grad_(True)
+    if epic:
+        model.encoder.requires_grad_(True)
+        make, loss_of = functools.partial(action_batch, source, examples, args), action_loss
+    else:
+        if args.task != "classify":
+            model.denoiser.requires_grad_(True)
         x, _, examples = encode_examples(model.eval(), source, examples, args, device)
         y = torch.tensor([example.label for example in examples], device=device)
-        make, loss_of = functools.partial(cached, x, y, args), cached_loss
-        trained = [model.classifier] + [model.denoiser] * (args.task != "classify")
-    model.requires_grad_(False)
-    torch.nn.ModuleList(trained).requires_grad_(True)
+
+        def make(step):
+            chosen = videos_of(step, len(x), args.batch, args.seed)
+            return x[chosen], y[chosen], {}
+        loss_of = frozen_loss
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.0,
                                   weight_decay=WEIGHT_DECAY)
     per_epoch = max(len(examples) // args.batch, 1)
     steps, first = max(1, round(args.epochs * per_epoch)), content.get("step", 0)
     if content:
-        load_state(model, optimizer, content)
-        keep_rows(args, first)
+        model.load_state_dict(content["model"])
+        optimizer.load_state_dict(content["optimizer"])
     print(f"{len(examples)} examples, {steps} updates, on {device}")
 
     # 3. Train.
     batches = prefetch(make, range(first, steps), args.workers if epic else 0)
-    clips, began = 0, time.perf_counter()
     bar = tqdm(batches, "finetune", steps, initial=first, mininterval=1)
     model.train()
     for step, (inputs, labels, failed) in enumerate(bar, first):
         optimizer.param_groups[0]["lr"] = learning_rate(step, 0, steps, args.lr)
         torch.manual_seed(args.seed * 1_000_003 + step)
         note_unreadable(failed, source, args)
-        if len(labels):                                    # none if no action could be read
-            with mixed_precision(device):
-                loss = loss_of(model, send(inputs, device), send(labels, device))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            clips += len(labels)
+        require(len(labels), f"no example of update {step + 1} can be read; use a larger --batch")
+        with mixed_precision(device):
+            loss = loss_of(model, send(inputs, device), send(labels, device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
         if (step + 1) % LOG_EVERY == 0 or step + 1 == steps:
-            if not torch.isfinite(loss):
-                raise FloatingPointError(f"update {step + 1}: the loss is {float(loss)}; the last "
-                                         f"checkpoint in {args.out} stays; try a smaller --lr")
-            log(args, bar, step=step + 1, epoch=(step + 1) / per_epoch, loss=loss,
-                lr=optimizer.param_groups[0]["lr"],
-                clips_per_s=clips / (time.perf_counter() - began))
+            log(args, bar, step + 1, loss, epoch=(step + 1) / per_epoch, loss=loss,
+                lr=optimizer.param_groups[0]["lr"])
         if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
             save(args, model, optimizer, step + 1)
 

@@ -2,8 +2,8 @@
 
 Each process takes its share of an update's videos, and makes its own rows of h. After each backward
 pass one all-reduce averages the gradients and the standardizer's statistics, so that all processes
-keep the same model. Process 0 writes the files. DistributedDataParallel would expect one call of
-one module per update; here f is called once per micro-batch, and h and the matching after it.
+keep the same model; DistributedDataParallel would expect one call of one module per update. Process
+0 writes the files.
 """
 import os
 

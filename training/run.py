@@ -1,5 +1,6 @@
 """The folder of a training run: checkpoint.pt, config.json, metrics.jsonl, and who was skipped."""
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from support.write import write_atomically, write_json
 from training import parallel
 
 LOG_EVERY, SAVE_EVERY = 20, 500        # updates between two rows of metrics, and two checkpoints
-HIDDEN = "step", "epoch", "lr", "clips_per_s"          # of a row, not shown in the bar
 FREE = "out", "resume", "device", "workers", "max_unreadable", "micro_batch"   # may change
 
 
@@ -23,28 +23,29 @@ def settings_of(args):
 
 
 def open_run(args):
-    """Make the folder --out, or continue in it -> the content of its checkpoint, {} if new."""
-    path, settings = args.out / "checkpoint.pt", settings_of(args)
-    if path.exists():
+    """Make the folder --out, or continue in it -> the content of its checkpoint, {} if new.
+
+    Of metrics.jsonl only the rows until the checkpoint stay.
+    """
+    content, settings = {}, settings_of(args)
+    if (args.out / "checkpoint.pt").exists():
         require(args.resume, f"--out {args.out}: holds a checkpoint; continue it with --resume, or "
                 "choose another folder")
-        content = weights.checkpoint.read(path)
+        content = weights.checkpoint.read(args.out)
         before = content.get("settings", {})
         for name, value in settings.items():
             require(before.get(name) == value, f"--resume: the run in {args.out} has --"
                     f"{name.replace('_', '-')} {before.get(name)}, not {value}; give the same")
-        return content
     if parallel.place()[0] == 0:
         args.out.mkdir(parents=True, exist_ok=True)
         versions = {"python": sys.version.split()[0], "torch": torch.__version__}
         write_json(args.out / "config.json", {"settings": settings, "versions": versions})
-    return {}
-
-
-def load_state(model, optimizer, content):
-    """Take over the weights and the optimizer's state of a checkpoint of this run."""
-    model.load_state_dict(content["model"])
-    optimizer.load_state_dict(content["optimizer"])
+        metrics = args.out / "metrics.jsonl"
+        metrics.touch()
+        kept = math.ceil(content.get("step", 0) / LOG_EVERY)
+        rows = metrics.read_bytes().splitlines(keepends=True)[:kept]
+        write_atomically(metrics, lambda file: file.writelines(rows))
+    return content
 
 
 def report_absent(source, args):
@@ -64,21 +65,25 @@ def note_unreadable(failed, source, args):
         require_readable(source, args.max_unreadable)
 
 
-def keep_rows(args, step):
-    """Drop the rows of metrics.jsonl that were written after the checkpoint at `step`."""
-    path = args.out / "metrics.jsonl"
-    if parallel.place()[0] == 0 and path.exists():
-        rows = path.read_bytes().splitlines(keepends=True)[:step // LOG_EVERY]
-        write_atomically(path, lambda file: file.writelines(rows))
+def learning_rate(step, first, last, peak):
+    """Of an update in a stage [first, last): it rises over 5 % of the stage, then falls to 0."""
+    updates = last - first
+    return peak * min(1.0, (step - first + 1) / (0.05 * updates + 1),
+                      (last - step) / (0.95 * updates))
 
 
-def log(args, bar, **values):
-    """Write a row of metrics.jsonl, and its losses and shares to the bar."""
-    row = {name: value.item() if torch.is_tensor(value) else value
-           for name, value in values.items()}
-    shown = {name: f"{value:.3g}" for name, value in row.items()
-             if name not in HIDDEN and value is not None}
-    bar.set_postfix(shown, refresh=False)
+def log(args, bar, step, watched, **values):
+    """Write a row of metrics.jsonl, and its loss and shares to the bar.
+
+    Raises: FloatingPointError unless `watched` is finite: the loss, or the gradient's norm.
+    """
+    if not torch.isfinite(watched):
+        raise FloatingPointError(f"update {step}: the loss or its gradient is not finite; the last "
+                                 f"checkpoint in {args.out} stays; try a smaller --lr")
+    row = {"step": step, **values}
+    row = {name: value.item() if torch.is_tensor(value) else value for name, value in row.items()}
+    shown = [name for name in ("loss", "match", "order") if row.get(name) is not None]
+    bar.set_postfix({name: f"{row[name]:.3g}" for name in shown}, refresh=False)
     if parallel.place()[0] == 0:
         with open(args.out / "metrics.jsonl", "a", encoding="utf-8") as file:
             print(json.dumps(row), file=file)
@@ -89,10 +94,3 @@ def save(args, model, optimizer, step):
     if parallel.place()[0] == 0:
         weights.checkpoint.save(args.out / "checkpoint.pt", model, step=step,
                                 optimizer=optimizer.state_dict(), settings=settings_of(args))
-
-
-def learning_rate(step, first, last, peak):
-    """Of an update in a stage [first, last): it rises over 5 % of the stage, then falls to 0."""
-    updates = last - first
-    return peak * min(1.0, (step - first + 1) / (0.05 * updates + 1),
-                      (last - step) / (0.95 * updates))
