@@ -94,10 +94,11 @@ def consecutive_windows(windows, clips, rng):
     return windows[first:first + clips]
 
 
-def paper_rows(videos, rng):
+def paper_rows(videos, rng=None):
     """Sec. 3: rows of up to nine consecutive clips; each clip of a video is missing in one.
 
-    In a longer video, its place among the nine is uniform, as far as the video's ends allow.
+    In a longer video, its place among the nine is uniform, as far as the video's ends allow;
+    without rng it is the middle.
 
     Args:    videos: [[clip, ...], ...], the numbers of each video's clips in time order.
     Returns: [(row, j), ...]: nine numbers of clips, -1 = padding, and the missing one's place.
@@ -105,7 +106,8 @@ def paper_rows(videos, rng):
     rows = []
     for clips in videos:
         for k in range(len(clips)):
-            first = max(0, min(k - int(rng.integers(CLIPS)), len(clips) - CLIPS))
+            place = int(rng.integers(CLIPS)) if rng else CLIPS // 2
+            first = max(0, min(k - place, len(clips) - CLIPS))
             row = clips[first:first + CLIPS]
             rows.append((row + [-1] * (CLIPS - len(row)), k - first))
     return rows

@@ -165,7 +165,7 @@ class TimeSformer(nn.Module):
             nn.init.zeros_(block.temporal_fc.weight)
 
     def class_token(self, clips):
-        """The class token after the last norm, before the head: "encoder_cls" of a features file.
+        """The class token after the last norm, before the head.
 
         Args:    clips (B, 3, F, H, W) float: RGB, normalized as the weights expect.
         Returns: (B, width) float, of any length.

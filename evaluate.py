@@ -21,9 +21,8 @@ import torch
 import weights
 from data import EPIC_SECONDS, classify_examples, examples_of
 from evaluation import tasks
-from evaluation.embedding import encode_examples, write_features
-from evaluation.labeled import (add_labeled_flags, open_labeled, require_classes,
-                                require_task)
+from evaluation.labeled import (add_labeled_flags, encode_examples, open_labeled, require_task,
+                                write_features)
 from evaluation.table import print_table
 from files.lists import epic_split
 from support.arguments import Parser, add_run_flags, count, default_checkpoint
@@ -51,17 +50,17 @@ def evaluate(args):
     limit_threads(model.encoder.image, device)
     require_task(model, args)
     source, texts = open_labeled(args, args.split, model, device)              # texts: (S, D)
-    require_classes(model, source, texts, args)
     examples = examples_in(source.videos, args)
     require(examples, f"no {args.split} video to {args.task}; annotated steps are needed, to "
             f"forecast or infill --min-steps {args.min_steps} in a video")
 
     # 2. Their clips through f, and the task.
-    x, teacher, examples = encode_examples(model, source, examples, args, device)      # (M, N, D)
+    x, teacher, examples = encode_examples(model, source, examples, args, device)      # (M N, D)
+    x, teacher = (e if e is None else e.unflatten(0, (len(examples), -1)) for e in (x, teacher))
     labels = torch.tensor([example.label for example in examples])
     measure = tasks.actions if args.data == "epic" else ROWS[args.task]
     with torch.no_grad():
-        rows = measure(model, tasks.Read(source, examples, labels, x, teacher, texts), args, device)
+        rows = measure(model, tasks.Read(source, examples, labels, x, teacher, texts), args)
 
     # 3. The table.
     split = epic_split(args.annotations) if args.data == "epic" else args.split
@@ -91,7 +90,7 @@ def parse(argv=None):
     parser = Parser("Measure a checkpoint: forecasting, classification, infilling.")
     add = parser.add_argument
     add("--task", choices=[*ROWS, "features"], help="what to measure (default: forecast; with "
-        "--data epic classify); features: write embeddings of videos to --out")
+        "--data epic classify); features: write embeddings of --videos to --out")
     add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add_labeled_flags(parser)
@@ -102,8 +101,6 @@ def parse(argv=None):
         help="Monte Carlo samples per forecast (Eq. 11); the oracle counts the best of them")
     add("--horizon", type=count, default=1, help="also sample futures of so many steps")
     add("--json", type=Path, help="also write the numbers here")
-    add("--ids", type=Path, help="features: only these videos, an id per line")
-    add("--stride", type=float, default=4.0, help="features: s between two windows of 9 s")
     add("--out", type=Path, default=Path("features.npz"), help="features: the file to write")
     add("--batch", type=count, default=64, help="examples at once; no effect on the result")
     add_run_flags(parser)

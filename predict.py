@@ -14,20 +14,15 @@ import torch
 import weights
 from diffusion import expectation
 from evaluation.inference import draw_noise, sample_in_turn
-from evaluation.prediction import (count_futures, observe_file, observe_toy, of_embedded_world,
-                                   open_steps, rank_next, rank_steps, truth_of)
-from evaluation.table import TOP, print_forecast
+from evaluation.prediction import (count_futures, observe_file, observe_toy, open_steps, rank_steps,
+                                   truth_of)
 from support.arguments import Parser, count, default_checkpoint, positive
 from support.device import limit_threads, pick_device
 from support.errors import require, run
 from support.write import write_json
+from toy import render
 
-SHORT = 16.0              # s; of a shorter observed part a window has less than 2 s
-WARNINGS = {
-    "toy": "this checkpoint knows only the embedded world, rendered pictures of 32 pixels: on any "
-           "other video its answers mean nothing",
-    "order": "this checkpoint was trained without order: it recognizes steps, but forecasts none",
-    "short": "the observed part is short: a window has less than 2 s, and clips in training last 9"}
+TOP = 5                   # steps of a window in the JSON; next steps and futures that are printed
 
 
 def forecast(args):
@@ -38,9 +33,9 @@ def forecast(args):
     limit_threads(model.encoder.image, device)
     require(not model.task, f"{args.checkpoint}: is fine-tuned to classes of its own; give the "
             "checkpoint it was made from, which takes any steps")
-    toy = of_embedded_world(model)
+    toy = tuple(model.pixels) == (render.MEAN, render.STD)      # trained on the embedded world
     require(args.video or toy, f"VIDEO is needed: {args.checkpoint} was trained on real videos")
-    names, texts = open_steps(args.steps, model, args, device)                 # (S, D)
+    names, texts = open_steps(args, toy, model, device)                        # (S, D)
     observed = (observe_file(args.video, model, args.at) if args.video else
                 observe_toy(args.seed, model, args.at, args.horizon))
     seconds = float(observed.windows[-1, 1] - observed.windows[0, 0])
@@ -54,15 +49,20 @@ def forecast(args):
             noise = draw_noise((args.horizon, args.samples, model.dim), args.seed)     # (H, Q, D)
             log_p, picks = sample_in_turn(model, x, seconds, texts, noise.to(device))
             mean = expectation(log_p[None].cpu())[0]                           # Eq. 11        (S,)
-            following = rank_next(mean, picks[:, 0], names)
+            chosen = torch.bincount(picks[:, 0].cpu(), minlength=len(names))           # (S,)
+            following = rank_steps(names, mean, chosen.double() / args.samples)
             futures = count_futures(picks, names)
 
     # 3. What is handed over.
-    warnings = [WARNINGS[name] for name, holds in (
-        ("toy", toy and args.video), ("order", model.denoiser is None),
-        ("short", seconds < SHORT)) if holds]
+    warnings = []
+    if toy and args.video:
+        warnings.append("this checkpoint knows only the embedded world, rendered pictures of 32 "
+                        "pixels: on any other video its answers mean nothing")
+    if model.denoiser is None:
+        warnings.append("this checkpoint was trained without order: it recognizes steps, but "
+                        "forecasts none")
     content = {"video": observed.name,
-               "clips": [{"start": start, "end": end, "steps": rank_steps(row, names)[:TOP]}
+               "clips": [{"start": start, "end": end, "steps": rank_steps(names, row)[:TOP]}
                          for (start, end), row in zip(observed.windows.tolist(), p)],
                "next": following, "futures": futures, "warning": "; ".join(warnings) or None,
                "truth": truth_of(observed, futures) if observed.script else None}
@@ -87,6 +87,29 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
         video=video, steps=steps, checkpoint=checkpoint, at=at, samples=samples, horizon=horizon,
         seed=seed, device=device, clip=clip, clip_weights=clip_weights))
     return content
+
+
+def print_forecast(content):
+    """Print the windows, the first TOP of next steps and futures, and the truth if it is known."""
+    truth = content["truth"]
+    print(f"{content['video']}: the likeliest steps of each window")
+    for i, clip in enumerate(content["clips"]):
+        shown = ", ".join(f"{row['step']} {row['p']:.0%}" for row in clip["steps"][:2])
+        true = f"  (true: {truth['clips'][i] or 'no step'})" if truth else ""
+        print(f"  {clip['start']:6.1f} - {clip['end']:6.1f} s  {shown}{true}")
+    if content["next"]:
+        print("next steps: how many samples have them as their likeliest, and the mean of p")
+        for row in content["next"][:TOP]:
+            print(f"  {row['share']:4.0%} {row['p']:4.0%}  {row['step']}")
+        print("futures: how many samples took them")
+        for future in content["futures"][:TOP]:
+            print(f"  {future['share']:4.0%}  {', '.join(future['steps'])}")
+    if truth:
+        exact = ", ".join(f"{row['step']} {row['p']:.0%}" for row in truth["next"])
+        print(f"exact distribution of the next step: {exact or 'nothing follows'}")
+        print(f"what does follow: {', '.join(truth['follows']) or 'nothing'}")
+    if content["warning"]:
+        print(f"warning: {content['warning']}")
 
 
 def main(args):

@@ -1,59 +1,67 @@
-"""Labeled videos, the texts of their label set, and whether a checkpoint fits them.
+"""What is measured: labeled videos, the texts of their label set, and their clips through f.
 
-S steps, D embedding. What does not fit is an InputError.
+M examples of N windows, S steps, D embedding. What does not fit a checkpoint is an InputError.
 """
+import functools
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch.nn import functional
 
-from data import EPIC_FRAMES, examples_of, view_of
+import weights
+from data import CLIP_SECONDS, EPIC_FRAMES, Example, view_of, window_around
 from files import lists
-from files.sources import VideoSource, require_videos
-from files.video import find_videos
+from files.sources import VideoSource, open_folder, require_readable, require_videos
+from files.video import Unreadable, find_videos
+from support.device import pick_device, send
 from support.errors import require
+from support.workers import prefetch
+from support.write import write_atomically
 from toy import grammar, render
 from toy.source import ToySource, load_teacher
 from weights.teacher import open_teacher
 
+STRIDE, PART = 4.0, 8     # of a features file: s between two windows; windows that are read at once
 
-# --- Does the checkpoint fit? ---
+
 def require_task(model, args):
-    """The checkpoint must be able to do the task of evaluate.py, zero-shot or fine-tuned for it."""
-    path, epic = args.checkpoint, args.data == "epic"
-    finetune = f"python train.py --stage finetune --task {args.task} --data {args.data}"
-    require(model.task or not (args.task == "activity" or epic), f"{path}: is not fine-tuned, and "
-            f"--task {args.task} of --data {args.data} needs that; run `{finetune}`")
-    actions = len(model.classes) > 1
-    require(not model.task or (model.task, actions) == (args.task, epic), f"{path}: is tuned for "
-            f"{'verbs and nouns' if actions else f'--task {model.task}'}; run `{finetune}`")
+    """The checkpoint must be fine-tuned for the task; for most tasks it may also be zero-shot."""
+    epic, path = args.data == "epic", args.checkpoint
+    tuned = (model.task, len(model.classes) > 1) == (args.task, epic)
+    zero_shot = not model.task and args.task != "activity" and not epic
+    require(tuned or zero_shot, f"{path}: is fine-tuned for {model.task or 'nothing'}, not for "
+            f"--task {args.task} of --data {args.data}, which needs that; run `python train.py "
+            f"--stage finetune --task {args.task} --data {args.data}`")
     require(args.task not in ("forecast", "infill") or model.denoiser, f"{path}: trained with "
             "--order none; to forecast, train with --order diffusion or mask")
 
 
-def require_teacher(teacher, model, path):
-    """The checkpoint must have been trained with this teacher, which embeds its witness again."""
-    if model.witness is None:                          # published
-        return
-    now = teacher.encode_phrases([model.witness]).to(model.phrases)
-    same = now.shape[1] == model.dim and functional.cosine_similarity(
-        now, model.phrases[:1]).item() > 0.999
-    require(same, f"{path}: was trained with another teacher, which embeds \"{model.witness}\" "
-            "differently; give the same --clip and --clip-weights (the embedded world's teacher is "
-            "toy/teacher.pt)")
+# --- Texts and videos ---
+def open_texts(names, toy, model, args, device):
+    """The teacher that the checkpoint was trained with, or --clip's, and its embeddings (S, D) of a
+    label set, on the device. toy: whether the texts are those of the embedded world.
+
+    The teacher must embed the checkpoint's witness as before (a published one has none), and a
+    fine-tuned checkpoint must have as many classes.
+    """
+    path, settings = args.checkpoint, model.settings
+    require(not model.task or model.classes == [len(names)], f"{path}: is fine-tuned to "
+            f"{sum(model.classes)} classes, there are {len(names)} here; give the --data it was "
+            "fine-tuned on")
+    teacher = load_teacher(device) if toy else open_teacher(
+        args.clip or settings.get("clip") or "ViT-B-16-quickgelu",
+        args.clip_weights or settings.get("clip_weights"), device)
+    texts = teacher.encode_phrases(names).to(device)
+    same = texts.shape[1] == model.dim
+    if same and model.witness is not None:
+        now = teacher.encode_phrases([model.witness]).to(model.phrases)
+        same = functional.cosine_similarity(now, model.phrases[:1]).item() > 0.999
+    require(same, f"{path}: was trained with another teacher, which embeds texts differently; give "
+            "the same --clip and --clip-weights (the embedded world's teacher is toy/teacher.pt)")
+    return teacher, texts
 
 
-def require_classes(model, source, texts, args):
-    """A fine-tuned checkpoint must have as many classes as the data."""
-    if model.task is None or args.data == "epic":
-        return
-    largest = max((e.label for e in examples_of(args.task, source.listed)), default=-1)
-    count = len(texts) if texts is not None else max(model.classes[0], largest + 1)
-    require(count == model.classes[0] and largest < count, f"{args.checkpoint}: is fine-tuned to "
-            f"{model.classes[0]} classes, there are {max(count, largest + 1)} here; give the "
-            "--data it was fine-tuned on")
-
-
-# --- Videos and texts ---
 def add_labeled_flags(parser):
     """--data and what it reads, of the commands that read labeled videos."""
     add = parser.add_argument
@@ -67,62 +75,103 @@ def add_labeled_flags(parser):
     add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
 
 
-def teacher_of(model, args, device):
-    """The teacher for real videos: --clip, or the one that the checkpoint was trained with."""
-    clip = args.clip or model.settings.get("clip") or "ViT-B-16-quickgelu"
-    return open_teacher(clip, args.clip_weights or model.settings.get("clip_weights"), device)
-
-
 def list_videos(args, split):
-    """The annotated videos of COIN or EPIC, and the names of their classes, "" if unknown."""
+    """The annotated videos of COIN or EPIC, and the names of the classes; None without texts."""
     path = args.annotations
     if args.data == "epic":
-        return lists.load_epic(path), []
+        return lists.load_epic(path), None
     if path.suffix == ".csv":                          # a released list holds one split, no names
         videos = lists.load_released_csv(path, args.task)
-        return videos, [""] * (1 + max(video.activity for video in videos))
-    videos, names = lists.load_coin(path)
-    return [video for video in videos if video.split == split and video.steps], names
-
-
-def class_names(args, labels):
-    """The names of the label set: of --steps, else of the annotations."""
-    if not args.steps:
-        require(any(labels), f"{args.annotations}: a csv has no class names; add --steps FILE")
-        return labels
-    names = lists.load_steps(args.steps)
-    lists.check_names(args.steps, names, args.annotations, labels)
-    return names
+        labels = [""] * (1 + max(video.activity for video in videos))
+    else:
+        videos, labels = lists.load_coin(path)
+        videos = [video for video in videos if video.split == split and video.steps]
+    if args.task == "activity":
+        return videos, None
+    names = lists.load_steps(args.steps) if args.steps else labels
+    require(any(names), f"{path}: a csv has no class names; add --steps FILE")
+    lists.check_names(args.steps, names, path, labels)
+    return videos, names
 
 
 def open_labeled(args, split, model, device, with_teacher=True):
     """The videos of a split, and the text embeddings of its label set.
 
-    with_teacher: whether the source gives the teacher's features of clips.
+    with_teacher: whether the source gives the teacher's features of clips, if it embeds texts.
     Returns: a source, and (S, D) float on the device; None if the task matches no texts.
     """
-    view = view_of(model.encoder)
-    named = args.task != "activity" and args.data != "epic"
-    if args.data == "toy":
+    toy, view = args.data == "toy", view_of(model.encoder)
+    if toy:
         require(view.size == render.SIZE, f"--data toy: its pictures are {render.SIZE} pixels "
                 f"wide, the checkpoint reads {view.size}; give it --data coin")
-        teacher = load_teacher(device)
-        require_teacher(teacher, model, args.checkpoint)
-        texts = teacher.encode_phrases(grammar.STEPS).to(device) if named else None
-        teacher = teacher if with_teacher else None
+        names = grammar.STEPS if args.task != "activity" else None
+    else:
+        require(args.annotations and args.videos,
+                f"--data {args.data} needs --annotations and --videos")
+        videos, names = list_videos(args, split)
+    teacher, texts = open_texts(names, toy, model, args, device) if names else (None, None)
+    teacher = teacher if with_teacher else None
+    if toy:
         return ToySource(split, args.toy_videos, view.frames, teacher), texts
-    require(args.annotations and args.videos,
-            f"--data {args.data} needs --annotations and --videos")
-    videos, labels = list_videos(args, split)
     if args.data == "epic":
         view = view._replace(frames=EPIC_FRAMES)
-    teacher = texts = None
-    if named:
-        names = class_names(args, labels)
-        teacher = teacher_of(model, args, device)
-        require_teacher(teacher, model, args.checkpoint)
-        texts = teacher.encode_phrases(names).to(device)
-        require(texts.shape[1] == model.dim, f"{args.checkpoint}: embeddings of width {model.dim}, "
-                f"--clip's have {texts.shape[1]}; give the --clip it was trained with")
-    source = VideoSource(videos, find_videos(args.videos), view, teacher if with_teacher else None)
+    source = VideoSource(videos, find_videos(args.videos), view, teacher)
     return require_videos(source, args.videos), texts
+
+
+# --- Clips through f ---
+def load_examples(source, examples, rng=None):
+    """The clips of examples -> data.Loaded, and the examples that could be read."""
+    requests = [(example.video, example.windows) for example in examples]
+    loaded = source.load(requests, rng)
+    read = {id(windows) for _, windows in loaded.requests}
+    return loaded, [example for example in examples if id(example.windows) in read]
+
+
+@torch.no_grad()
+def encode_examples(model, source, examples, args, device):
+    """The examples' windows through f.
+
+    Returns: x (M N, D); the teacher's features (M N, D), None without a teacher; the M examples
+    that could be read. InputError if too many of the videos are unreadable.
+    """
+    x, teacher, readable = [], [], []
+    batches = [examples[i:i + args.batch] for i in range(0, len(examples), args.batch)]
+    make = functools.partial(load_examples, source)
+    for loaded, read in prefetch(make, batches, args.workers, "encode"):
+        source.unreadable |= loaded.failed
+        if read:
+            readable += read
+            x.append(model.encode(send(loaded.clips, device)))
+            if len(loaded.views):
+                teacher.append(source.teacher_features(loaded.views).to(device))
+    require_readable(source, args.max_unreadable)
+    return torch.cat(x), torch.cat(teacher) if teacher else None, readable
+
+
+def write_features(args):
+    """--task features: an npz with a row for each of R windows of 9 s, of all videos of a folder.
+
+    video (R,) str, start and end (R,) s, embedding (R, D) = x_i. The middles are STRIDE s apart.
+    """
+    require(args.videos, "--task features needs --videos")
+    device = pick_device(args.device)
+    model = weights.load(args.checkpoint).to(device)
+    source, examples = open_folder(args.videos, None, None, view_of(model.encoder)), []
+    for i, video in enumerate(source.videos):
+        try:
+            end = source.duration(i)
+        except Unreadable as error:
+            source.unreadable[video.name] = str(error)
+            continue
+        middles = np.arange(STRIDE / 2, max(end, STRIDE), STRIDE)
+        windows = np.array([window_around(m, m, CLIP_SECONDS, end) for m in middles])
+        for first in range(0, len(windows), PART):
+            examples.append(Example(i, windows[first:first + PART], 0, 0))
+    x, _, examples = encode_examples(model, source, examples, args, device)
+    windows = np.concatenate([example.windows for example in examples])
+    names = [source.videos[example.video].name for example in examples for _ in example.windows]
+    write_atomically(args.out, lambda file: np.savez(
+        file, video=names, start=windows[:, 0], end=windows[:, 1], embedding=x.cpu().numpy()))
+    print(f"{args.out}: {len(x)} windows; {len(source.unreadable)} of {len(source)} videos "
+          "unreadable")

@@ -9,12 +9,11 @@ import numpy as np
 import torch
 
 from data import Example, Video, forecast_windows, frame_times, observed_steps
-from evaluation.labeled import require_teacher, teacher_of
+from evaluation.labeled import open_texts
 from files.lists import load_steps
 from files.video import Unreadable, duration, read_clips, read_frames
 from support.errors import InputError, require
 from toy import grammar, render
-from toy.source import load_teacher
 
 
 class Observed(NamedTuple):
@@ -26,22 +25,16 @@ class Observed(NamedTuple):
     script: Video | None                   # of the embedded world: its steps are known
 
 
-def of_embedded_world(model):
-    """Whether a checkpoint was trained on the embedded world."""
-    return tuple(model.pixels) == (render.MEAN, render.STD)
+def open_steps(args, toy, model, device):
+    """The steps of --steps to choose among: S names, and their text embeddings (S, D).
 
-
-def open_steps(steps, model, args, device):
-    """The steps to choose among: S names, and their text embeddings (S, D) on the device."""
-    toy = of_embedded_world(model)
-    if steps is None:
-        require(toy, "--steps is needed: a file with a step per line")
-        steps = grammar.STEPS
-    names = list(steps) if isinstance(steps, (list, tuple)) else load_steps(steps)
+    toy: whether the checkpoint is of the embedded world, whose steps are the default.
+    """
+    names = grammar.STEPS if toy and args.steps is None else args.steps
+    require(names is not None, "--steps is needed: a file with a step per line")
+    names = list(names) if isinstance(names, (list, tuple)) else load_steps(names)
     require(len(names) > 1, "--steps: one step: nothing to choose from; give two or more")
-    teacher = load_teacher(device) if toy else teacher_of(model, args, device)
-    require_teacher(teacher, model, args.checkpoint)
-    return names, teacher.encode_phrases(names).to(device)
+    return names, open_texts(names, toy, model, args, device)[1]
 
 
 def observe_file(path, model, at):
@@ -61,10 +54,9 @@ def observe_file(path, model, at):
 def observe_toy(number, model, at, left):
     """A test video of the embedded world, until `at` s or `left` steps are left -> Observed."""
     script = grammar.make_video("test", number)
-    ends = [step.end for step in script.steps]
-    end = ends[max(len(ends) - 1 - left, 0)] if at is None else at
-    require(0 < end <= script.duration, f"--at {end:g}: {script.name} ends at "
-            f"{script.duration:.1f} s")
+    end = script.steps[max(len(script.steps) - 1 - left, 0)].end if at is None else at
+    require(0 < end <= script.duration,
+            f"--at {end:g}: {script.name} ends at {script.duration:.1f} s")
     windows, frames = forecast_windows(end), render.render(script)
 
     def frames_at(times):
@@ -75,22 +67,15 @@ def observe_toy(number, model, at, left):
 
 
 # --- What comes next ---
-def rank_steps(p, names):
-    """[{"step", "p"}, ...] of probabilities (S,), the largest first; equal ones as listed."""
-    pairs = sorted(zip(names, p.tolist()), key=lambda pair: -pair[1])
-    return [{"step": name, "p": value} for name, value in pairs]
+def rank_steps(names, p, share=None):
+    """[{"step", "p"}, ...] of probabilities (S,), the largest first; equal ones as listed.
 
-
-def rank_next(p, picks, names):
-    """[{"step", "p", "share"}, ...] of next steps, by share and then by p, the largest first.
-
-    p (S,): the mean of Q samples (Eq. 11); share: how many of them have the step as their
-    likeliest, picks (Q,).
+    With a share (S,), [{"step", "p", "share"}, ...], by share and then by p.
     """
-    counts = Counter(picks.tolist())
-    rows = [{"step": name, "p": value, "share": counts[step] / len(picks)}
-            for step, (name, value) in enumerate(zip(names, p.tolist()))]
-    return sorted(rows, key=lambda row: (-row["share"], -row["p"]))
+    rows = [{"step": name, "p": value} for name, value in zip(names, p.tolist())]
+    for row, value in zip(rows, [] if share is None else share.tolist()):
+        row["share"] = value
+    return sorted(rows, key=lambda row: (-row.get("share", 0), -row["p"]))
 
 
 def count_futures(picks, names):
@@ -106,16 +91,15 @@ def truth_of(observed, futures):
     Returns: {"clips": [step or None, ...], "next": [{"step", "p"}], "futures": [{"steps",
              "share"}], "follows": [step, ...]}; next and futures are empty after the last step.
     """
-    script, windows = observed.script, observed.windows
-    begun = sum(step.start <= windows[-1, 1] - 1 for step in script.steps)
+    script, windows, exact = observed.script, observed.windows, grammar.Grammar()
     clips = [next((grammar.STEPS[step.label] for step in script.steps
                    if step.start <= middle < step.end), None) for middle in windows.mean(1)]
-    truth = {"clips": clips, "next": [], "futures": [],
-             "follows": [grammar.STEPS[step.label] for step in script.steps[begun:]]}
-    if truth["follows"]:
-        exact = grammar.Grammar()
+    begun = sum(step.start <= windows[-1, 1] - 1 for step in script.steps)
+    follows = [grammar.STEPS[step.label] for step in script.steps[begun:]]
+    truth = {"clips": clips, "next": [], "futures": [], "follows": follows}
+    if follows:
         before = observed_steps(Example(0, windows, -1, begun), script) if begun else ([], True)
-        rows = rank_steps(exact.next_step(*before), grammar.STEPS)
+        rows = rank_steps(grammar.STEPS, exact.next_step(*before))
         truth["next"] = [row for row in rows if row["p"] > 0]
         for future in futures:
             steps = [grammar.STEP_ID.get(step, -1) for step in future["steps"]]

@@ -1,22 +1,27 @@
 """Rows of the tables of all tasks: see evaluate.py.
 
-M examples of a task, N clips of each, Q Monte Carlo samples, S steps (the label set), D embedding.
-Each task takes what evaluate.py has read, a Read, and returns the rows of its JSON.
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2. M examples of a task, N clips
+of each, Q Monte Carlo samples, H steps ahead, S steps (the label set), D embedding. Each task takes
+what evaluate.py has read, a Read, and returns the rows of its JSON.
 """
-from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.nn import functional
 
-from data import CLIPS
-from evaluation.forecasting import baseline_rows, future_rows, model_rows, truth_rows
-from evaluation.inference import draw_noise, predict_missing, score_labels
-from evaluation.metrics import accuracy_rows, by_class, percent, topk_correct
+from data import CLIPS, consecutive_windows, observed_steps, paper_rows
+from diffusion import expectation
+from evaluation.inference import draw_noise, predict_missing, sample_in_turn, score_labels
+from evaluation.metrics import (accuracy_rows, bigram_counts, bigram_forecast, distances, histogram,
+                                oracle_softmax, percent, softmaxes, topk_correct)
 from toy import grammar
+from toy.source import ToySource
 
-VIEWS = 10                # clips of an action; the released configuration's
-PLACES = "first", "middle", "last"                # of the steps of a video
+VIEWS = 10                     # clips of an action; the released configuration's
+DRAWS = 200                    # of a forecast, for its total variation; of a video's futures
+COMPARED, SHARE = 200, 20      # forecasts that are drawn from: one in SHARE, at most COMPARED
+FUTURES = 100                  # forecasts whose futures are sampled step by step
 
 
 class Read(NamedTuple):
@@ -25,51 +30,174 @@ class Read(NamedTuple):
     examples: list                 # (M)
     labels: torch.Tensor           # (M,) int64; (M, 2) verbs and nouns of EPIC
     x: torch.Tensor                # (M, N, D) f's embeddings of their clips
-    teacher: torch.Tensor | None   # (M, N, D) the teacher's features
+    teacher: torch.Tensor | None   # (M, N, D) the teacher's features; None if it embeds no texts
     texts: torch.Tensor | None     # (S, D) of the label set; None if the task matches no texts
 
 
-def forecast(model, read, args, device):
-    """Forecasting (Sec. 3.3): which step comes next, from the 8 clips before it."""
-    x, texts, y = read.x, read.texts, read.labels
-    noise = draw_noise((len(y), args.samples, model.dim), args.seed)           # (M, Q, D)
-    zero = predict_missing(model, x, texts, torch.zeros_like(noise[:, :1]), args.batch)[:, 0]
-    log_p = predict_missing(model, x, texts, noise, args.batch)                # (M, Q, S)
-    rows = model_rows(zero, log_p, y)
-    rows["baselines"] = baseline_rows(model, x, read.teacher, texts, y, args, device)
-    rows["truth"] = rows["futures"] = None
+# --- Forecasting ---
+def model_rows(zero, log_p, y):
+    """The model's own rows: zero noise (M, S), Monte Carlo samples (M, Q, S), labels y (M,)."""
+    picks = log_p.argmax(-1)                                                   # (M, Q)
+    rows = accuracy_rows({"zero_noise": zero, "expectation": expectation(log_p)}, y)   # Eq. 11
+    rows["top1"]["oracle"] = percent((picks == y[:, None]).any(1))
+    rows["top1"]["oracle_softmax"] = oracle_softmax(zero, y, log_p.shape[1])
+    return rows | {"distinct": float(np.mean([len(row.unique()) for row in picks]))}
+
+
+def baseline_rows(model, read, args):
+    """Percent right of the label-free baselines.
+
+        clip         the teacher on the observed clips, as the paper re-purposes it
+        unigram      how often f sees each step in the training videos
+        bigram       how often it follows the step that is nearest to the last observed clip
+        bigram_soft  the same with the clip's posterior instead of the nearest step
+
+    All but `clip` are None outside the embedded world. They count up to 9 clips of each of its
+    training videos, cut as in pre-training. In the bigrams, consecutive clips that are nearest to
+    one step count as one.
+    """
+    texts, S = read.texts, len(read.texts)
+    scores = dict.fromkeys(("unigram", "clip", "bigram", "bigram_soft"))
+    scores["clip"] = model.match(read.teacher.mean(1), texts).cpu()            # (M, S)
     if args.data == "toy":
-        videos = read.source.videos
-        rows["truth"] = truth_rows(model, x, texts, read.examples, videos, zero, log_p, y, args)
-        if args.horizon > 1:
-            rows["futures"] = future_rows(model, x, texts, read.examples, videos, args)
-    return rows
+        source, steps = ToySource("train", args.toy_videos, model.encoder.frames), []
+        rng = np.random.default_rng(args.seed)
+        for video in range(len(source)):
+            windows = consecutive_windows(source.pretrain_windows(video, rng), CLIPS, rng)
+            clips = source.load([(video, windows)]).clips.to(read.x.device)
+            steps.append(model.match(model.encode(clips), texts).argmax(-1).cpu())     # (n,)
+        counts = bigram_counts(steps, S).fill_diagonal_(0)                     # (S, S)
+        posterior = model.match(read.x[:, -1], texts).exp().cpu()              # (M, S)
+        nearest = functional.one_hot(posterior.argmax(1), S)
+        scores["unigram"] = torch.bincount(torch.cat(steps), minlength=S).expand(len(nearest), -1)
+        scores["bigram"] = bigram_forecast(counts, nearest)
+        scores["bigram_soft"] = bigram_forecast(counts, posterior)
+    return {"random": 100 / S} | {
+        name: None if p is None else percent(topk_correct(p, read.labels, 1))
+        for name, p in scores.items()}
 
 
-def classify(model, read, args, device):
-    """Step classification by the softmax averaged over 3 views x (M, 3, D), and the teacher's."""
+def truth_rows(model, read, zero, log_p, args):
+    """The forecasts against the exact distribution of the next step, given the steps observed.
+
+        bayes_top1     top-1 of the exact distribution, the most that one forecast can reach
+        ideal_oracle   best of Q draws from it
+        tv, tv_ideal   total variation from it, of DRAWS samples of the model, and of DRAWS draws
+        tv_softmax     total variation of the zero-noise softmax itself, without draws
+        nll            mean of -log p(y): of the share among the model's draws, and of the softmax
+        possible_next  [% of the likeliest steps that are possible, % of p on possible steps]
+
+    The softmax takes the best of TEMPERATURES for each figure, a favor to this baseline.
+    """
+    y, S, exact = read.labels, zero.shape[1], grammar.Grammar()
+    truth = torch.from_numpy(np.array([
+        exact.next_step(*observed_steps(example, read.source.videos[example.video]))
+        for example in read.examples]))                                        # (M, S) float64
+    generator = torch.Generator().manual_seed(args.seed)
+    ideal = torch.multinomial(truth, DRAWS, replacement=True, generator=generator)     # (M, DRAWS)
+    possible, of_possible = truth > 0, {}
+    for name, p in (("zero_noise", zero.exp()), ("expectation", expectation(log_p))):
+        best = possible.gather(1, p.argmax(-1, keepdim=True))                  # (M, 1)
+        of_possible[name] = [percent(best), percent((p * possible).sum(-1))]
+
+    # Distances are those of m of the M forecasts, whose draws are made ten at a time.
+    M, picks = len(y), []
+    chosen = torch.linspace(0, M - 1, min(M, COMPARED, M // SHARE + 1)).long()         # (m,)
+    for i in range(DRAWS // 10):
+        noise = draw_noise((len(chosen), 10, model.dim), args.seed * 1000 + 1 + i)
+        log_q = predict_missing(model, read.x[chosen], read.texts, noise, args.batch)
+        picks.append(log_q.argmax(-1))                                         # (m, 10)
+    forms = [histogram(torch.cat(picks, 1), S), histogram(ideal[chosen], S),
+             *softmaxes(zero[chosen])]
+    tv, nll = zip(*(distances(p, truth[chosen], y[chosen]) for p in forms))
+    return {"bayes_top1": percent(topk_correct(truth, y, 1)),
+            "ideal_oracle": percent((ideal[:, :log_p.shape[1]] == y[:, None]).any(1)),
+            "tv": tv[0], "tv_ideal": tv[1], "tv_softmax": min(tv[2:]),
+            "nll": {"draws": nll[0], "softmax": min(nll[2:])}, "possible_next": of_possible}
+
+
+def future_rows(model, read, args):
+    """Percent of DRAWS sampled futures of H steps, and of their first steps, that the grammar
+    allows given the true steps: {"possible": %, "first": %}.
+
+    They are those of FUTURES examples after which so many steps follow, None if there is none.
+    """
+    videos, H = read.source.videos, args.horizon
+    long = [i for i, e in enumerate(read.examples) if e.step + H <= len(videos[e.video].steps)]
+    if not long:
+        return None
+    exact, possible, first = grammar.Grammar(), [], []
+    spread = torch.linspace(0, len(long) - 1, min(len(long), FUTURES)).long()
+    for i in (long[place] for place in spread):
+        x, example = read.x[i], read.examples[i]
+        noise = draw_noise((H, DRAWS, model.dim), args.seed * 1000 + 500 + i)
+        seconds = example.windows[-1, 1] - example.windows[0, 0]
+        _, picks = sample_in_turn(model, x, seconds, read.texts, noise.to(x.device))   # (DRAWS, H)
+        before = observed_steps(example, videos[example.video])
+        possible += [exact.chance(*before, future) > 0 for future in picks.tolist()]
+        first += [exact.chance(*before, future[:1]) > 0 for future in picks.tolist()]
+    return {"possible": 100 * float(np.mean(possible)), "first": 100 * float(np.mean(first))}
+
+
+def forecast(model, read, args):
+    """Which step comes next, from the 8 clips before it (Sec. 3.3)."""
+    toy, noise = args.data == "toy", draw_noise((len(read.x), args.samples, model.dim), args.seed)
+    zeros = torch.zeros_like(noise[:, :1])
+    zero = predict_missing(model, read.x, read.texts, zeros, args.batch)[:, 0]         # (M, S)
+    log_p = predict_missing(model, read.x, read.texts, noise, args.batch)              # (M, Q, S)
+    return model_rows(zero, log_p, read.labels) | {
+        "baselines": baseline_rows(model, read, args),
+        "truth": truth_rows(model, read, zero, log_p, args) if toy else None,
+        "futures": future_rows(model, read, args) if toy and args.horizon > 1 else None}
+
+
+# --- Infilling ---
+def infill(model, read, args):
+    """Each step of a video from all the others; without videos that could be read in part alone."""
+    source, videos = read.source, {}
+    for i, example in enumerate(read.examples):        # one of each step
+        if source.videos[example.video].name not in source.unreadable:
+            videos.setdefault(example.video, []).append(i)
+    rows, j = map(torch.tensor, zip(*paper_rows(videos.values())))             # (M, 9), (M,)
+    missing = rows.gather(1, j[:, None])[:, 0]                                 # (M,)
+    x, y = read.x[rows, 0], read.labels[missing]                               # (M, 9, D), (M,)
+    where = (rows >= 0) & (torch.arange(CLIPS) != j[:, None]), j
+    noise = draw_noise((len(y), args.samples, model.dim), args.seed)
+    zeros = torch.zeros_like(noise[:, :1])
+    zero = predict_missing(model, x, read.texts, zeros, args.batch, where)[:, 0]       # (M, S)
+    log_p = predict_missing(model, x, read.texts, noise, args.batch, where)            # (M, Q, S)
+    first = torch.isin(missing, torch.tensor([clips[0] for clips in videos.values()]))
+    last = torch.isin(missing, torch.tensor([clips[-1] for clips in videos.values()]))
+    right = topk_correct(zero, y, 1)
+    return model_rows(zero, log_p, y) | {"evaluated": len(y), "by_position": [
+        percent(right[place]) for place in (first, ~first & ~last, last)]}
+
+
+# --- Classification ---
+def classify(model, read, args):
+    """Which step a clip shows: softmaxes averaged over 3 views x (M, 3, D), and the teacher's."""
     y = read.labels
-    p = {"ours": score_labels(model, read.x, read.texts).exp().mean(1).cpu(), "teacher": None}
-    if read.teacher is not None:
-        p["teacher"] = model.match(read.teacher, read.texts).exp().mean(1).cpu()       # (M, S)
+    p = {"ours": score_labels(model, read.x, read.texts).exp().mean(1).cpu(),          # (M, S)
+         "teacher": model.match(read.teacher, read.texts).exp().mean(1).cpu()}
+    right = {name: topk_correct(scores, y, 1) for name, scores in p.items()}           # (M,)
     rows = accuracy_rows(p, y)
-    hits = {name: topk_correct(scores, y, 1) for name, scores in p.items() if scores is not None}
     if args.data == "toy":
         kinds = {"held_out": grammar.HELD_OUT, "motion_only": sum(grammar.MOTION_ONLY, ())}
         for kind, steps in kinds.items():
             of_kind = torch.isin(y, torch.tensor([grammar.STEP_ID[step] for step in steps]))
-            rows[kind] = {name: percent(hit[of_kind]) for name, hit in hits.items()}
-    return rows | {"by_class": by_class(hits["ours"], y, p["ours"].shape[1])}
+            rows[kind] = {name: percent(hits[of_kind]) for name, hits in right.items()}
+    rows["by_class"] = [percent(right["ours"][y == k]) for k in range(p["ours"].shape[1])]
+    return rows
 
 
-def activity(model, read, args, device):
-    """Activity classification: the classifier on h's zero-noise prediction."""
+def activity(model, read, args):
+    """Which activity a video shows: the classifier on h's zero-noise prediction."""
     zeros = torch.zeros(len(read.x), 1, model.dim)
     log_p = predict_missing(model, read.x, None, zeros, args.batch)[:, 0]      # (M, S)
     return accuracy_rows({"ours": log_p}, read.labels)
 
 
-def actions(model, read, args, device):
+def actions(model, read, args):
     """Table 3: V verbs and U nouns, by softmaxes averaged over VIEWS clips of each action. An
     action is right if both are; its top 5 are the pairs with the largest p(verb) p(noun)."""
     verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(read.x))   # (M, V), (M, U)
@@ -83,36 +211,3 @@ def actions(model, read, args, device):
             hits.append(topk_correct(pairs, (i * len(q) + j)[None], k))
         rows[f"top{k}"]["action"] = percent(torch.cat(hits))
     return rows
-
-
-def infill_rows(counts):
-    """Which clips are read to infill each step of videos with so many steps: nine around it.
-
-    Returns: rows (M, 9) int64; real (M, 9) bool, False = padding; j (M,); kind (M,), of PLACES.
-    """
-    found, first = [], 0
-    for count in counts:
-        for k in range(count):
-            begin = min(max(k - CLIPS // 2, 0), max(count - CLIPS, 0))
-            place = begin + np.arange(CLIPS)
-            kind = 0 if k == 0 else 2 if k == count - 1 else 1
-            found.append((first + np.minimum(place, count - 1), place < count, k - begin, kind))
-        first += count
-    return tuple(torch.from_numpy(np.array(column)) for column in zip(*found))
-
-
-def infill(model, read, args, device):
-    """Each step of a video from all the others; without videos that could be read in part alone."""
-    names = [read.source.videos[example.video].name for example in read.examples]
-    whole = [i for i, name in enumerate(names) if name not in read.source.unreadable]
-    counts = Counter(read.examples[i].video for i in whole)
-    rows, real, j, kind = infill_rows(counts.values())
-    x, y = read.x[whole][rows, 0], read.labels[whole]                          # (M, 9, D), (M,)
-    where = real & (torch.arange(CLIPS) != j[:, None]), j
-    noise = draw_noise((len(y), args.samples, model.dim), args.seed)
-    zeros = torch.zeros_like(noise[:, :1])
-    zero = predict_missing(model, x, read.texts, zeros, args.batch, where)[:, 0]       # (M, S)
-    log_p = predict_missing(model, x, read.texts, noise, args.batch, where)            # (M, Q, S)
-    right = topk_correct(zero, y, 1)
-    return model_rows(zero, log_p, y) | {
-        "evaluated": len(y), "by_position": [percent(right[kind == k]) for k in range(len(PLACES))]}

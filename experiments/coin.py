@@ -16,10 +16,10 @@ from tqdm import trange
 from data import CLIPS, PIECES, forecast_windows
 from denoiser import Denoiser
 from diffusion import add_noise, noise_levels
-from evaluation.forecasting import model_rows
 from evaluation.inference import draw_noise, predict_missing
 from evaluation.metrics import accuracy_rows, bigram_counts, bigram_forecast, oracle_softmax
 from evaluation.table import print_rows
+from evaluation.tasks import model_rows
 from files.lists import check_names, load_coin
 from losses import mc_loss, mse_loss
 from model import ProcedureModel

@@ -9,16 +9,17 @@ from torch.nn.functional import normalize
 
 import weights
 from commands import call, fails, read_json
-from data import Loaded, examples_of
-from evaluation import forecasting, metrics, table, tasks
+from data import Loaded, examples_of, paper_rows
+from evaluation import metrics, tasks
 from evaluation.inference import extend_history, sample_in_turn
+from files.video import read_clips
 from losses import match
 from model import ProcedureModel
 from toy import grammar
 from toy.source import ToySource
 from weights.checkpoint import save
 
-S, D, Q, TAU = len(grammar.STEPS), 24, 3, 0.2
+S, D, Q, TAU = len(grammar.STEPS), 24, 3, 0.4
 
 
 def draw(*shape, seed=0):
@@ -51,16 +52,11 @@ class Model:
         return torch.stack(rows)
 
 
-def videos_of(split, count):
-    """Videos of the embedded world."""
-    return [grammar.make_video(split, i) for i in range(count)]
-
-
 class Source:
     """In place of ToySource: clips are the texts of the step at their middle, with noise."""
 
     def __init__(self, split, count, *_):
-        self.videos = self.listed = videos_of(split, count)
+        self.videos = self.listed = [grammar.make_video(split, i) for i in range(count)]
         self.absent, self.unreadable = [], {}
 
     def __len__(self):
@@ -80,14 +76,15 @@ class Source:
         return windows.repeat(2, 0)                    # two clips of each of its first steps
 
 
-def read_of(task, count=12):
-    """tasks.Read of a task on the fake source; the teacher's features are f's, halved."""
-    source = Source("test", count)
+def read_of(task, noise=0.0):
+    """tasks.Read of a task on the fake source. The teacher sees labels in much noise."""
+    source = Source("test", 12)
     examples = examples_of(task, source.videos)
     loaded = source.load([(e.video, e.windows) for e in examples])
     x = loaded.clips.unflatten(0, (len(examples), -1))
     labels = torch.tensor([e.label for e in examples])
-    return tasks.Read(source, examples, labels, x, x / 2 + 0.2 * draw(*x.shape, seed=9), TEXTS)
+    teacher = TEXTS[labels][:, None] + 0.5 * draw(*x.shape, seed=9)
+    return tasks.Read(source, examples, labels, x + noise * draw(*x.shape, seed=8), teacher, TEXTS)
 
 
 def p_of(x, temperature=1.0):
@@ -99,144 +96,145 @@ def p_of(x, temperature=1.0):
 ARGS = SimpleNamespace(samples=Q, seed=4, batch=7, data="toy", toy_videos=15, horizon=2)
 
 
-def test_the_forecast_table_equals_counting(monkeypatch):
-    """Catches: samples for zero noise, the mean of log p, another M in the closed form, counts of
-    clips for counts of steps, a truth of another video, a temperature that is no favor."""
-    monkeypatch.setattr(forecasting, "ToySource", Source)
-    monkeypatch.setattr(forecasting, "COMPARED", 10_000)
-    monkeypatch.setattr(forecasting, "SHARE", 1)       # all are compared
-    monkeypatch.setattr(forecasting, "DRAWS", 20)
-    read, model = read_of("forecast"), Model()
-    rows = tasks.forecast(model, read, ARGS, "cpu")
-    M, y = len(read.labels), read.labels.tolist()
-    noise = draw(M, Q, D, seed=4)
-    more = torch.cat([draw(M, 10, D, seed=4001), draw(M, 10, D, seed=4002)], 1)
-    last = [int((TEXTS @ x[-1]).argmax()) for x in read.x]
-    zero = [p_of(TEXTS[(s + 1) % S]) for s in last]
-    samples = [[p_of(TEXTS[(s + 1) % S] + 0.25 * e) for e in eps] for s, eps in zip(last, noise)]
-    drawn = [[p_of(TEXTS[(s + 1) % S] + 0.25 * e).argmax() for e in eps]
-             for s, eps in zip(last, more)]
-    mean = [np.mean(p, 0) for p in samples]
+def near(value):
+    """For an assertion: this number, or these numbers, but for rounding."""
+    return pytest.approx(value, rel=1e-4)
 
-    def percent(hits):
-        return pytest.approx(100 * sum(hits) / len(hits))
 
-    def in_top5(p):
-        return [label in np.argsort(-q)[:5] for q, label in zip(p, y)]
-    top = rows["top1"]
-    assert top["zero_noise"] == percent([p.argmax() == label for p, label in zip(zero, y)])
-    assert top["expectation"] == percent([p.argmax() == label for p, label in zip(mean, y)])
-    assert top["oracle"] == percent([label in [p.argmax() for p in row]
-                                     for row, label in zip(samples, y)])
-    softmax = {T: [p_of(TEXTS[(s + 1) % S], T) for s in last] for T in (.5, .7, 1.)}
-    assert top["oracle_softmax"] == pytest.approx(max(
+def percent(found, labels):
+    """How many of the guesses are right."""
+    return near(100 * np.mean([a == b for a, b in zip(found, labels, strict=True)]))
+
+
+@pytest.fixture(scope="module")
+def table():
+    """The forecast table on the fake source, all forecasts compared by 20 draws; by loops p (M, S)
+    of zero noise at each temperature, and `samples`, p (M, Q, S) of noise."""
+    read = read_of("forecast", 0.2)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("ToySource", Source), ("COMPARED", 999), ("SHARE", 1), ("DRAWS", 20)):
+            patch.setattr(tasks, name, value)
+        rows = tasks.forecast(Model(), read, ARGS)
+    answers = [TEXTS[(int((TEXTS @ x[-1]).argmax()) + 1) % S] for x in read.x]
+    return SimpleNamespace(
+        rows=rows, read=read, y=read.labels.tolist(),
+        softmax={T: [p_of(x, T) for x in answers] for T in (.5, .7, 1.)},
+        samples=lambda noise: [[p_of(x + 0.25 * e) for e in eps] for x, eps in zip(answers, noise)])
+
+
+def test_the_forecast_table_equals_counting(table):
+    """Catches: samples for zero noise, the mean of log p, another M in the closed form."""
+    y, top1 = table.y, table.rows["top1"]
+    samples = table.samples(draw(len(y), Q, D, seed=4))
+    for name, ps in {"zero_noise": table.softmax[1.],
+                     "expectation": [np.mean(p, 0) for p in samples]}.items():
+        assert top1[name] == percent([p.argmax() for p in ps], y)
+        five = [label in np.argsort(-p)[:5] for p, label in zip(ps, y)]
+        assert table.rows["top5"][name] == near(100 * np.mean(five))
+    picks = [{int(p.argmax()) for p in row} for row in samples]
+    assert top1["oracle"] == near(100 * np.mean([a in row for row, a in zip(picks, y)]))
+    assert top1["oracle_softmax"] == near(max(
         100 * np.mean([1 - (1 - p[label]) ** Q for p, label in zip(ps, y)])
-        for ps in softmax.values()), rel=1e-4)
-    assert rows["top5"]["zero_noise"] == percent(in_top5(zero))
-    assert rows["top5"]["expectation"] == percent(in_top5(mean))
-    assert rows["distinct"] == pytest.approx(np.mean([
-        len({p.argmax() for p in row}) for row in samples]))
-    # The bigrams count each step of a training video once, although it has two clips of each.
+        for ps in table.softmax.values()))
+    assert table.rows["distinct"] == near(np.mean([len(row) for row in picks]))
+
+
+def test_the_baselines_equal_counting(table):
+    """Catches: clips counted for steps, which have two each; the nearest step for the posterior."""
     counts, seen, train = np.zeros((S, S)), np.zeros(S), Source("train", 15)
     for video in range(15):
         middles = train.pretrain_windows(video, None).mean(1)
         shown = [int((TEXTS @ train.clip(video, float(m))).argmax()) for m in middles]
-        for one in shown:
-            seen[one] += 1
-        for before, after in zip(shown, shown[1:]):
-            counts[before, after] += before != after
+        for before, after in zip([None, *shown], shown):
+            seen[after] += 1
+            if before not in (None, after):
+                counts[before, after] += 1
     follows = np.array([row if row.any() else counts.sum(0) for row in counts])
     follows /= follows.sum(1, keepdims=True)
-    found = rows["baselines"]
-    posterior = [p_of(x[-1]) for x in read.x]
-    assert found["bigram"] == percent([
-        follows[p.argmax()].argmax() == label for p, label in zip(posterior, y)])
-    assert found["bigram_soft"] == percent([
-        (p @ follows).argmax() == label for p, label in zip(posterior, y)])
-    assert found["unigram"] == percent([seen.argmax() == label for label in y])
-    assert found["clip"] == percent([
-        p_of(x.mean(0)).argmax() == label for x, label in zip(read.teacher, y)])
+    last, found = [p_of(x[-1]) for x in table.read.x], table.rows["baselines"]
+    assert found["bigram"] == percent([follows[p.argmax()].argmax() for p in last], table.y)
+    assert found["bigram_soft"] == percent([(p @ follows).argmax() for p in last], table.y)
+    assert found["unigram"] == percent([seen.argmax()] * len(last), table.y)
+    assert found["clip"] == percent([p_of(x.mean(0)).argmax() for x in table.read.teacher], table.y)
     assert found["random"] == 100 / S
-    # The truth.
-    exact, truth = grammar.Grammar(), []
-    for e in read.examples:
-        steps = read.source.videos[e.video].steps
+    assert metrics.bigram_forecast(torch.zeros(2, 2).double(), torch.eye(2)).eq(.5).all()
+
+
+def test_the_truth_equals_counting(table):
+    """Catches: a truth of another video, or of steps not observed yet; a temperature that is no
+    favor; the table's own samples drawn again."""
+    exact, truth, y, found = grammar.Grammar(), [], table.y, table.rows["truth"]
+    for e in table.read.examples:
+        steps = table.read.source.videos[e.video].steps
         shown = [k for k in range(e.step) if steps[k].end - e.windows[0, 0] >= 1]
         truth.append(exact.next_step([steps[k].label for k in shown], shown[0] == 0))
-    found = rows["truth"]
-    assert found["bayes_top1"] == percent([p.argmax() == label for p, label in zip(truth, y)])
-    shares = [np.bincount(row, minlength=S) / 20 for row in drawn]
-    assert found["tv"] == pytest.approx(np.mean([
-        abs(p - q).sum() / 2 for p, q in zip(shares, truth)]), rel=1e-5)
-    assert found["tv_softmax"] == pytest.approx(min(np.mean([
-        abs(p - q).sum() / 2 for p, q in zip(ps, truth)]) for ps in softmax.values()), rel=1e-4)
-    assert found["nll"]["draws"] == pytest.approx(np.mean([
-        -math.log(max(p[label], .001)) for p, label in zip(shares, y)]), rel=1e-5)
-    assert found["nll"]["softmax"] == pytest.approx(min(np.mean([
-        -math.log(max(p[label], .001)) for p, label in zip(ps, y)]) for ps in softmax.values()),
-        rel=1e-4)
-    assert found["possible_next"]["zero_noise"] == pytest.approx([
+    noise = torch.cat([draw(len(y), 10, D, seed=seed) for seed in (4001, 4002)], 1)
+    shares = [np.bincount([p.argmax() for p in row], minlength=S) / 20
+              for row in table.samples(noise)]
+
+    def tv(ps):
+        return np.mean([abs(p - q).sum() / 2 for p, q in zip(ps, truth)])
+
+    def nll(ps):
+        return np.mean([-math.log(max(p[label], .001)) for p, label in zip(ps, y)])
+    assert found["bayes_top1"] == percent([p.argmax() for p in truth], y)
+    assert found["tv"] == near(tv(shares)) and found["nll"]["draws"] == near(nll(shares))
+    assert found["tv_softmax"] == near(min(map(tv, table.softmax.values())))
+    assert found["nll"]["softmax"] == near(min(map(nll, table.softmax.values())))
+    zero = table.softmax[1.]
+    assert found["possible_next"]["zero_noise"] == near([
         100 * np.mean([q[p.argmax()] > 0 for p, q in zip(zero, truth)]),
-        100 * np.mean([p[q > 0].sum() for p, q in zip(zero, truth)])], rel=1e-4)
+        100 * np.mean([p[q > 0].sum() for p, q in zip(zero, truth)])])
     assert 0 <= found["tv_ideal"] < 0.5 and found["ideal_oracle"] > found["bayes_top1"]
-    assert 0 <= rows["futures"]["possible"] <= rows["futures"]["first"] <= 100
+    assert 0 <= table.rows["futures"]["possible"] <= table.rows["futures"]["first"] <= 100
 
 
 def test_classify_equals_counting():
     """Catches: the mean of log p over views, a class counted elsewhere, held-out steps mixed."""
-    read = read_of("classify")
-    rows = tasks.classify(Model(), read, ARGS, "cpu")
+    read = read_of("classify", 0.4)
+    rows = tasks.classify(Model(), read, ARGS)
     for name, x in (("ours", read.x), ("teacher", read.teacher)):
-        p = [np.mean([p_of(view) for view in views], 0) for views in x]
-        hits = np.array([q.argmax() == label for q, label in zip(p, read.labels.tolist())])
-        assert rows["top1"][name] == pytest.approx(100 * hits.mean())
-        names = [grammar.STEPS[label] for label in read.labels]
+        found = [np.mean([p_of(view) for view in views], 0).argmax() for views in x]
+        assert rows["top1"][name] == percent(found, read.labels)
         for kind, steps in (("held_out", grammar.HELD_OUT),
                             ("motion_only", sum(grammar.MOTION_ONLY, ()))):
-            of_kind = np.array([step in steps for step in names])
-            assert rows[kind][name] == pytest.approx(100 * hits[of_kind].mean())
+            chosen = [i for i, k in enumerate(read.labels) if grammar.STEPS[k] in steps]
+            assert rows[kind][name] == percent([found[i] for i in chosen], read.labels[chosen])
     assert len(rows["by_class"]) == S
 
 
-def test_infill_reads_the_nine_steps_around_the_missing_one():
-    """Catches: steps of another video, j not at the missing step, prior and future exchanged."""
-    counts = [3, 12, 9]
-    steps = [(first, count, k) for first, count in zip((0, 3, 15), counts) for k in range(count)]
-    for (first, count, k), row, real, j, kind in zip(steps, *tasks.infill_rows(counts),
-                                                     strict=True):
-        read = row[real].tolist()
-        assert read == [*range(read[0], read[0] + min(count, 9))]
-        assert first <= read[0] and read[-1] < first + count and row[j] == first + k
-        assert count != 12 or not 4 <= k <= 7 or j == 4                    # in the middle
-        assert tasks.PLACES[kind] == ("first" if k == 0 else
-                                      "last" if k == count - 1 else "middle")
-
-
 def test_infill_equals_counting():
-    """Catches: another label, clip or position; a video that was read in part alone."""
-    read = read_of("infill")
+    """Catches: another label, clip or position; a video that was read in part alone; steps of
+    another video among the nine, or not those around the missing one."""
+    read, right, kinds = read_of("infill"), [], []
     read.source.unreadable = {read.source.videos[0].name: "cut off"}
-    rows, hits, kinds = tasks.infill(Model(), read, ARGS, "cpu"), [], []
-    for video in read.source.videos[1:]:
-        labels = [step.label for step in video.steps]
-        for k, label in enumerate(labels):
-            guess = labels[k - 1] + 1 if k else labels[1] - 1
-            hits.append(guess % S == label)
-            kinds.append(0 if k == 0 else 2 if k == len(labels) - 1 else 1)
-    assert rows["evaluated"] == len(hits)
-    assert rows["top1"]["zero_noise"] == pytest.approx(100 * np.mean(hits))
+    for i, e in enumerate(read.examples):              # labels as forecast, but for a third or two
+        steps, k = [step.label for step in read.source.videos[e.video].steps], e.step
+        wrong = e.video % 3 < 1 + (k == 0)
+        read.labels[i] = ((steps[k - 1] + 1 if k else steps[1] - 1) + wrong) % S
+        if e.video > 0:
+            right.append(not wrong)
+            kinds.append(0 if k == 0 else 2 if k == len(steps) - 1 else 1)
+    rows = tasks.infill(Model(), read, ARGS)
+    assert rows["evaluated"] == len(right)
+    assert rows["top1"]["zero_noise"] == near(100 * np.mean(right))
     for kind, value in enumerate(rows["by_position"]):
-        assert value == pytest.approx(100 * np.mean([h for h, k in zip(hits, kinds) if k == kind]))
+        assert value == near(100 * np.mean([hit for hit, k in zip(right, kinds) if k == kind]))
+    long = list(range(3, 15))
+    for (row, j), k in zip(paper_rows([[0, 1, 2], long]), [0, 1, 2, *long], strict=True):
+        first = 0 if k < 3 else min(max(k - 4, 3), 6)
+        nine = [0, 1, 2] + 6 * [-1] if k < 3 else [*range(first, first + 9)]
+        assert row == nine and row[j] == k
 
 
 def test_actions_need_verb_and_noun_and_rank_pairs():
     """Catches: an action right for its verb alone; pairs ranked by sums; views of log p."""
-    V, U, M = 4, 5, 30
-    log_p = [(2 * draw(M, 2, n, seed=n)).log_softmax(-1) for n in (V, U)]
+    V, U, M = 4, 5, 300
+    log_p = [(4 * draw(M, 2, n, seed=n)).log_softmax(-1) for n in (V, U)]
     model = SimpleNamespace(classify=lambda x: log_p)
     labels = torch.stack([torch.arange(M) % V, torch.arange(M) % U], 1)
     read = tasks.Read(None, [], labels, draw(M, 2, D), None, None)
-    rows = tasks.actions(model, read, ARGS, "cpu")
+    rows = tasks.actions(model, read, ARGS)
     verb, noun = (p.exp().mean(1).numpy() for p in log_p)
     for k in (1, 5):
         hits = []
@@ -244,9 +242,8 @@ def test_actions_need_verb_and_noun_and_rank_pairs():
             pairs = sorted(((a, b) for a in range(V) for b in range(U)),
                            key=lambda pair: -p[pair[0]] * q[pair[1]])
             hits.append((v, u) in pairs[:k])
-        assert rows[f"top{k}"]["action"] == pytest.approx(100 * np.mean(hits))
-    assert rows["top1"]["verb"] == pytest.approx(
-        100 * np.mean(verb.argmax(1) == labels[:, 0].numpy()))
+        assert rows[f"top{k}"]["action"] == near(100 * np.mean(hits))
+    assert rows["top1"]["verb"] == percent(verb.argmax(1), labels[:, 0].numpy())
 
 
 def test_futures_are_sampled_in_turn():
@@ -259,12 +256,25 @@ def test_futures_are_sampled_in_turn():
     x, step = draw(2, 8, 5), draw(2, 5, seed=1)
     for seconds in (20.0, 60.0, 68.0):
         longer, covered = extend_history(x, seconds, step)
-        total = seconds + 9
-        assert covered == min(total, 68)
+        assert covered == min(seconds + 9, 68)
         for i in range(8):
-            middle = total - covered + covered * (i + .5) / 8
+            middle = seconds + 9 - covered + covered * (i + .5) / 8
             old = step if middle >= seconds else x[:, int(middle // (seconds / 8))]
             assert torch.equal(longer[:, i], old)
+
+
+def test_futures_are_asked_for_where_so_many_steps_follow(monkeypatch):
+    """Catches: a future beyond the end of a video, which no forecast gets right."""
+    read = read_of("forecast", 0.4)
+
+    def know(model, x, seconds, texts, noise):
+        example = next(e for e, own in zip(read.examples, read.x) if torch.equal(own, x))
+        steps = read.source.videos[example.video].steps[example.step:example.step + len(noise)]
+        return None, torch.tensor([[step.label for step in steps]])
+    monkeypatch.setattr(tasks, "sample_in_turn", know)
+    for horizon in (3, 20):
+        rows = tasks.future_rows(Model(), read, SimpleNamespace(horizon=horizon, seed=0))
+        assert rows == ({"possible": 100, "first": 100} if horizon == 3 else None)
 
 
 def test_topk_equals_sorting_by_score_then_index():
@@ -279,18 +289,6 @@ def test_topk_equals_sorting_by_score_then_index():
         metrics.topk_correct(torch.tensor([[0., math.nan]]), torch.tensor([0]), 1)
 
 
-def test_bigram_forecast_equals_the_sum_over_the_last_step():
-    """Catches: columns normalized for rows, an unseen row as NaN, zero or uniform."""
-    counts = torch.tensor([[0, 3, 1], [2, 0, 0], [0, 0, 0]]).double()      # 2 is never followed
-    follows = [[0, 3 / 4, 1 / 4], [1, 0, 0], [2 / 6, 3 / 6, 1 / 6]]
-    posterior = torch.cat([torch.eye(3), (2 * draw(4, 3)).softmax(1)])
-    slow = [[sum(p[a] * follows[a][b] for a in range(3)) for b in range(3)]
-            for p in posterior.tolist()]
-    torch.testing.assert_close(metrics.bigram_forecast(counts, posterior),
-                               torch.tensor(slow).double())
-    assert metrics.bigram_forecast(torch.zeros(2, 2).double(), torch.eye(2)).eq(.5).all()
-
-
 # --- The command ---
 KEYS = ["task", "data", "split", "setting", "order", "listed", "evaluated", "absent", "unreadable",
         "classes", "samples"]
@@ -299,7 +297,7 @@ TRUTH = ["bayes_top1", "ideal_oracle", "tv", "tv_ideal", "tv_softmax", "nll", "p
 
 def test_the_forecast_json_is_the_contract(trained, here, monkeypatch):
     """Catches: a key renamed or lost; numbers that depend on the batch or on workers."""
-    monkeypatch.setattr(forecasting, "DRAWS", 20)
+    monkeypatch.setattr(tasks, "DRAWS", 20)
     flags = "--toy-videos", "4", "--checkpoint", trained / "diffusion", "--horizon", "2"
     call("evaluate.py", "--task", "forecast", "--oracle", "5", *flags, "--json", "a.json")
     call("evaluate.py", *flags, "--batch", "3", "--workers", "1", "--json", "b.json")
@@ -310,51 +308,47 @@ def test_the_forecast_json_is_the_contract(trained, here, monkeypatch):
     assert [*a["baselines"]] == ["random", "unigram", "clip", "bigram", "bigram_soft"]
     assert [*a["truth"]] == TRUTH and [*a["truth"]["nll"]] == ["draws", "softmax"]
     assert [*a["futures"]] == ["possible", "first"]
-    assert flat(a, "seconds") == pytest.approx(flat(b, "seconds"), rel=1e-4)
-
-
-def flat(content, without, name=""):
-    """The numbers of nested dicts and lists: {path: number}."""
-    if isinstance(content, (dict, list)):
-        pairs = content.items() if isinstance(content, dict) else enumerate(content)
-        return {path: value for key, part in pairs if key != without
-                for path, value in flat(part, without, f"{name}.{key}").items()}
-    return {name: content} if isinstance(content, (int, float)) else {}
+    for name in ("top1", "top5", "baselines", "futures"):
+        assert a[name] == near(b[name])
+    assert a["truth"]["tv"] == near(b["truth"]["tv"])
 
 
 @pytest.mark.parametrize("task, keys", [
     ("classify", ["ours", "teacher"]),
     ("infill", ["zero_noise", "expectation", "oracle", "oracle_softmax"])])
 def test_other_tasks_from_the_command(trained, here, capsys, task, keys):
-    """Catches: a task that ends in a traceback; a table without its headline first."""
+    """Catches: a task that ends in a traceback; a number that is not printed."""
     call("evaluate.py", "--task", task, "--toy-videos", "4", "--checkpoint", trained / "mask",
          "--json", "a.json")
-    content = read_json("a.json")
+    content, lines = read_json("a.json"), capsys.readouterr().out.splitlines()
     assert [*content["top1"]] == keys and content["evaluated"] == content["listed"] > 10
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"{task}, zero-shot, test: ") and lines[1].startswith("top1")
-    names = [line.split("  ")[1] for line in lines if line.startswith("  ")]
-    assert task == "infill" or len(names) == len(set(names)) + 6, names    # ours, teacher: 4 times
+    first = lines.index("top1") + 1
+    assert [line.split() for line in lines[first:first + len(keys)]] == [
+        [name, f"{content['top1'][name]:.2f}"] for name in keys]
+    assert ["evaluated", str(content["evaluated"])] in [line.split() for line in lines[:first]]
 
 
 def test_features_of_videos(trained, here):
-    """Catches: a window twice or not at all, embeddings of other windows, another layer."""
-    call("evaluate.py", "--task", "features", "--toy-videos", "3", "--checkpoint",
-         trained / "none", "--stride", "5", "--out", "f.npz")
-    file = np.load("f.npz")
-    assert {*file["video"]} == {f"test_0000{i}" for i in range(3)}
-    assert np.allclose(np.linalg.norm(file["embedding"], axis=1), 1, atol=1e-5)
-    assert (file["end"] - file["start"] <= 9 + 1e-6).all()
-    model = weights.load(trained / "none")
-    x = normalize(model.encoder.head(torch.from_numpy(file["encoder_cls"])), dim=-1)
-    torch.testing.assert_close(x.detach().numpy(), file["embedding"], rtol=1e-4, atol=1e-5)
+    """Catches: a window twice or not at all, embeddings of other windows or videos."""
+    call("toy", "export", "--out", "world", "--train", "1", "--test", "1")
+    call("evaluate.py", "--task", "features", "--videos", "world/videos", "--checkpoint",
+         trained / "none", "--out", "f.npz")
+    file, model = np.load("f.npz"), weights.load(trained / "none")
+    assert {*file["video"]} == {"train_00000", "test_00000"}
+    for name in {*file["video"]}:
+        rows = file["video"] == name
+        windows = np.stack([file["start"], file["end"]], 1)[rows]
+        clips = read_clips(here / f"world/videos/{name}.mp4", model.encoder, windows)
+        assert np.allclose(np.diff(windows.mean(1)[2:-2]), 4)
+        assert len(windows) == np.ceil((windows.max() - 2) / 4) > 8
+        np.testing.assert_allclose(model.encode(clips).detach(), file["embedding"][rows], atol=1e-5)
 
 
 def test_what_a_checkpoint_cannot_do_is_one_line(trained, here, capsys):
     """Catches: a traceback, or a score for a task that the checkpoint was not trained for."""
     for checkpoint, flags, words in (
             ("none", ("--task", "forecast"), "--order none"),
-            ("mask", ("--task", "activity"), "not fine-tuned"),
+            ("mask", ("--task", "activity"), "fine-tuned for nothing"),
             ("mask", ("--data", "coin"), "needs --annotations and --videos"),
             ("mask", ("--data", "epic", "--task", "infill"), "--data epic")):
         line = fails(capsys, "evaluate.py", *flags, "--checkpoint", trained / checkpoint)
@@ -393,9 +387,3 @@ def test_promise_5_what_does_not_exist_is_one_line(trained, here, capsys):
                   "--captions", "gone", "--phrases", "gone"), ("train.py", "--init", "gone"),
                  ("predict.py", "--steps", "gone.txt")):
         assert "gone" in fails(capsys, *argv)
-
-
-def test_a_rows_name_stands_once():
-    """Catches: `zero_noise` in four blocks of the printed table."""
-    names = [name for rows in table.UNDER.values() for name in rows.values()]
-    assert len(names) == len(set(names)) and not set(names) & set(table.MEANINGS)

@@ -25,8 +25,7 @@ from tqdm import tqdm
 
 import weights
 from data import EPIC_FRAMES, EPIC_SECONDS, classify_examples, examples_of
-from evaluation.embedding import encode_examples, load_examples
-from evaluation.labeled import add_labeled_flags, open_labeled
+from evaluation.labeled import add_labeled_flags, encode_examples, load_examples, open_labeled
 from files.lists import NOUNS, VERBS
 from support.arguments import Parser, add_run_flags, count, default_checkpoint, positive
 from support.device import limit_threads, mixed_precision, pick_device, send
@@ -146,6 +145,7 @@ def finetune(args):
             model.denoiser.requires_grad_(True)
         x, _, examples = encode_examples(model.eval(), source, examples, args, device)
         y = torch.tensor([example.label for example in examples], device=device)
+        x = x.unflatten(0, (len(y), -1))                   # (M, N, D)
 
         def make(step):
             chosen = videos_of(step, len(x), args.batch, args.seed)
