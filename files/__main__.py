@@ -35,11 +35,11 @@ def look_up(folder, videos, workers):
 
 def counts(listed, paths, unreadable):
     """{"videos", "found", "absent", "unreadable"} of some ids; without paths three are None."""
-    listed, found = set(listed), (None, None, None)
-    if paths is not None:
-        found = [len(ids) for ids in (listed & paths.keys(), listed - paths.keys(),
-                                      listed & unreadable.keys())]
-    return dict(zip(("videos", "found", "absent", "unreadable"), (len(listed), *found)))
+    ids = set(listed)
+    if paths is None:
+        return {"videos": len(ids), "found": None, "absent": None, "unreadable": None}
+    return {"videos": len(ids), "found": len(ids & paths.keys()),
+            "absent": len(ids - paths.keys()), "unreadable": len(ids & unreadable.keys())}
 
 
 def count_coin(videos, *found):
@@ -74,14 +74,13 @@ def check(args):
         facts = {"captions": len(captions), "unreadable_captions": len(wrong),
                  "sentences": sum(map(len, ends)), "hours": round(hours, 2)}
     paths, unreadable = look_up(args.videos, videos, args.workers)
-    listed = [video.name for video in videos]
+    listed, there = [video.name for video in videos], paths is not None
     facts |= (count_coin(videos, paths, unreadable) if args.data == "coin" else
               counts(listed, paths, unreadable))
-    absent = paths if paths is None else [name for name in listed if name not in paths]
-    facts |= {"absent_ids": absent, "unreadable_ids": wrong | unreadable}
+    facts["absent_ids"] = [name for name in listed if name not in paths] if there else None
+    facts["unreadable_ids"] = wrong | unreadable
     if args.data == "howto100m":
-        silent = paths if paths is None else sorted(paths.keys() - captions.keys())
-        facts["without_captions_ids"] = silent
+        facts["without_captions_ids"] = sorted(paths.keys() - captions.keys()) if there else None
     if args.json:
         write_json(args.json, facts)
     print(json.dumps(facts, indent=2))
@@ -92,21 +91,18 @@ def parse(argv=None):
     parser = Parser(__doc__)
     parser.prog = "python -m files"
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    text = "count what annotations or captions hold, and what of it can be read"
-    flags = commands.add_parser("check", description=text, help=text)
+    flags = commands.add_parser("check", description="count what annotations or captions hold, "
+                                "and what of it can be read")
     flags.add_argument("--data", choices=["coin", "epic", "howto100m"], default="coin", help="kind")
     flags.add_argument("--annotations", type=Path, help="COIN.json, or EPIC's csv")
     flags.add_argument("--captions", type=Path, help="howto100m: folder, or caption.json")
     flags.add_argument("--videos", type=Path, help="folder; without it only the list is counted")
     flags.add_argument("--json", type=Path, help="also write the counts here")
     flags.add_argument("--workers", type=int, default=0, help="processes that read videos")
-    text = "collect verb phrases from narrations, for the pool that clips are matched with"
-    flags = commands.add_parser("phrases", description=text, help=text)
+    flags = commands.add_parser("phrases", description="collect verb phrases from narrations")
     flags.add_argument("--captions", type=Path, required=True, help="folder, or caption.json")
     flags.add_argument("--out", type=Path, required=True, help="file to write: phrase,count,")
-    flags.add_argument("--top", type=count, default=9871, help="how many, the most frequent")
     flags.add_argument("--min-count", type=count, default=12, help="leave out rarer phrases")
-    flags.add_argument("--spacy-model", default="en_core_web_sm", help="name or folder")
     args = parser.parse_args(argv)
     if args.command == "check":
         needed = "captions" if args.data == "howto100m" else "annotations"

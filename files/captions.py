@@ -38,20 +38,35 @@ class Captions(dict):
 
     def sentences(self, name):
         """Return [(start s, end s, text), ...] of one video, by start. InputError: file and line.
+
+        Tags, sounds as [Music], padding, and what a cue repeats are removed.
         """
+        sentences = []
+        for where, start, end, text in self.rows(name):
+            text = " ".join(html.unescape(NOT_SPEECH.sub("", str(text))).split())
+            if text.lower() in ("nan", "none") or not any(map(str.isalnum, text)):
+                continue                               # pandas writes NaN where there is no text
+            with fields_of(where, "times must be numbers of s, or HH:MM:SS"):
+                start, end = clock(str(start)), clock(str(end))
+            require(0 <= start <= end, f"{where}: starts at {start:g} s and ends at {end:g} s")
+            sentences.append((start, end, text))
+        return unroll(sorted(sentences, key=lambda sentence: sentence[0]))
+
+    def rows(self, name):
+        """[("file:line", start, end, text), ...] of one video, as they are written."""
         if not self.path.is_dir():
             where, entry = f"{self.path}: video {name}", self[name]
             with fields_of(where, "lists start, end and text of one length are needed"):
-                rows = [(where, *row) for row in zip(*map(entry.get, COLUMNS), strict=True)]
-        elif self[name].suffix.lower() == ".csv":
-            table = read_table(self[name], COLUMNS)
-            rows = [(where, *map(row.get, COLUMNS)) for where, row in table]
-        else:
-            text = read_text(self[name])
-            rows = [(f"{self[name]}:{text.count(chr(10), 0, cue.start()) + 1}", *cue.groups())
-                    for cue in CUE.finditer(text)]
-            require(rows or text.startswith("WEBVTT"), f"{self[name]}:1: no srt and no vtt")
-        return unroll(clean(rows))
+                return [(where, *row) for row in zip(*map(entry.get, COLUMNS), strict=True)]
+        file = self[name]
+        if file.suffix.lower() == ".csv":
+            return [(where, *map(row.get, COLUMNS)) for where, row in read_table(file, COLUMNS)]
+        text, rows = read_text(file), []
+        for cue in CUE.finditer(text):
+            line = text.count("\n", 0, cue.start()) + 1
+            rows.append((f"{file}:{line}", *cue.groups()))
+        require(rows or text.startswith("WEBVTT"), f"{file}:1: no srt and no vtt")
+        return rows
 
     def readable(self, unreadable):
         """Yield (id, sentences) of each narration; put {id: reason} of the others into a dict."""
@@ -63,48 +78,32 @@ class Captions(dict):
 
 
 def list_folder(folder):
-    """{id: file}, sorted by id: of several files without a language, or in English, csv first."""
-    best = {}
+    """{id: file}, by id: of several files without a language, or in English, csv first."""
+    found = []
     for file in folder.iterdir():
         if file.suffix.lower() in SUFFIXES:
             name = LANGUAGE.sub("", file.stem)
             foreign = file.stem[len(name):][:3] not in ("", ".en")
-            rank = foreign, SUFFIXES.index(file.suffix.lower()), file.name, file
-            best[name] = min(rank, best.get(name, rank))
-    return {name: best[name][-1] for name in sorted(best)}
-
-
-def clean(rows):
-    """[(where, start, end, text), ...] -> [(start s, end s, text), ...], of those with words.
-
-    Tags, sounds as [Music] and padding are removed. pandas writes NaN where there is no text.
-    """
-    sentences = []
-    for where, start, end, text in rows:
-        text = " ".join(html.unescape(NOT_SPEECH.sub("", str(text))).split())
-        if text.lower() in ("nan", "none") or not any(map(str.isalnum, text)):
-            continue
-        with fields_of(where, "times must be numbers of s, or HH:MM:SS"):
-            start, end = clock(str(start)), clock(str(end))
-        require(0 <= start <= end, f"{where}: starts at {start:g} s and ends at {end:g} s")
-        sentences.append((start, end, text))
-    return sorted(sentences, key=lambda sentence: sentence[0])
+            found.append((name, foreign, SUFFIXES.index(file.suffix.lower()), file))
+    best = {}
+    for name, *_, file in sorted(found):
+        best.setdefault(name, file)
+    return best
 
 
 def unroll(sentences):
     """Remove the words by which a cue repeats the lines above it: YouTube's rolling captions.
 
-    A cue without new words makes the last sentence longer.
+    `above` is all lines on the screen, then fewer, at last the lowest. A cue without new words
+    makes the last sentence longer.
     """
-    unrolled, words = [], []                # words[i] are those of unrolled[i]
+    unrolled = []
     for start, end, text in sentences:
-        new = text.split()
-        above = words[-SHOWN:] if unrolled and start <= unrolled[-1][1] + ROLL else []
-        above = [sum(above[k:], []) for k in range(len(above))]    # all, ..., the last line
-        repeated = max((len(line) for line in above if new[:len(line)] == line), default=0)
-        if repeated < len(new):
-            words.append(new[repeated:])
-            unrolled.append((start, end, " ".join(words[-1])))
+        shown = unrolled[-SHOWN:] if unrolled and start <= unrolled[-1][1] + ROLL else []
+        above = [" ".join(line for *_, line in shown[k:]) for k in range(len(shown))]
+        repeated = next((lines for lines in above if f"{text} ".startswith(f"{lines} ")), "")
+        if repeated != text:
+            unrolled.append((start, end, text[len(repeated):].strip()))
         else:
             first, last, line = unrolled[-1]
             unrolled[-1] = first, max(last, end), line

@@ -9,7 +9,7 @@ import re
 import zlib
 from contextlib import contextmanager
 from math import inf
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from data import Step, Video
 from support.errors import InputError, require
@@ -106,23 +106,23 @@ def training_split(name):
 
 
 def load_released_csv(path, task):
-    """Read a csv of ProcedureVRL or DistantSup: `path label duration start end`, without a header.
+    """Read a csv of ProcedureVRL or DistantSup, without a header: [data.Video, ...], one a line.
 
-    To classify, a line is a step. To forecast, [start, end] is the history, from 0 s, and the label
-    that of the next step. For activities there is no start and end. Returns [data.Video, ...].
+    To classify, start and end are those of a step; to forecast, those of the history, from 0 s on,
+    and the label is the next step's.
     """
-    columns = "path label duration" + (" start end" if task != "activity" else "")
     require(task != "infill", f"{path}: a csv lists no whole videos; infill needs COIN.json")
+    columns = "path label duration" + (" start end" if task != "activity" else "")
     videos, starts = [], []
     for where, line in read_lines(path):
         with fields_of(where, f"to {task}, `{columns}` is needed, separated by spaces"):
-            name, label, duration, *span = line.split()
-            label, duration = int(label), float(duration)
-            start, end = map(float, (0, duration, *span) if task == "activity" else span)
+            row = dict(zip(columns.split(), line.split(), strict=True))
+            label, duration = int(row["label"]), float(row["duration"])
+            start, end = float(row.get("start", 0)), float(row.get("end", 0))
         starts.append(start)
         steps = {"activity": (), "classify": (Step(start, end, label),),
-                 "forecast": (Step(0.0, end, UNKNOWN), Step(end, end, label))}[task]
-        videos.append(Video(video_name(name), None, label, duration, steps))
+                 "forecast": (Step(start, end, UNKNOWN), Step(end, end, label))}[task]
+        videos.append(Video(video_name(row["path"]), None, label, duration, steps))
     require(task == "activity" or any(starts) == (task == "classify"), f"{path}:1: a list for "
             "another task: to forecast (`next`) all histories start at 0 s, steps do not")
     return videos
@@ -136,11 +136,11 @@ def load_epic(path):
     steps = {}
     for where, row in read_table(path, ("video_id", "start_timestamp", "stop_timestamp")):
         with fields_of(where, "times HH:MM:SS.ss, verb_class and noun_class are needed"):
+            start, end = clock(row["start_timestamp"]), clock(row["stop_timestamp"])
             label = None, None
             if "verb_class" in row:
                 label = int(row["verb_class"]), int(row["noun_class"])
-            step = Step(clock(row["start_timestamp"]), clock(row["stop_timestamp"]), label)
-        steps.setdefault(row["video_id"], []).append(step)
+        steps.setdefault(row["video_id"], []).append(Step(start, end, label))
     return [Video(name, None, None, inf, in_order(of, f"{path}: video {name}"))
             for name, of in steps.items()]
 
@@ -154,8 +154,8 @@ def epic_split(path):
 def load_steps(path):
     """Return the names of the classes: line i is class i. Two may be equal (COIN has 29)."""
     for number, (where, _) in enumerate(read_lines(path), start=1):
-        require(where == f"{path}:{number}", f"{path}:{number}: no text, so that later "
-                "lines may be other classes; remove the line, or name the class")
+        require(where == f"{path}:{number}", f"{path}:{number}: no text, so that later lines may "
+                "be other classes; remove the line, or name the class")
     return load_phrases(path)
 
 
@@ -182,8 +182,8 @@ def load_ids(path):
 
 def video_name(path):
     """The name of a video's file without its suffix. An id may hold a dot."""
-    name = path.replace("\\", "/").rsplit("/", 1)[-1]
-    return name[:name.rfind(".")] if name.lower().endswith(VIDEO_SUFFIXES) else name
+    path = PurePath(path)
+    return path.stem if path.suffix.lower() in VIDEO_SUFFIXES else path.name
 
 
 def check_names(path, names, annotation_file, labels):
@@ -191,10 +191,10 @@ def check_names(path, names, annotation_file, labels):
 
     A label is "" if it is not known. Of a csv none is: there may be more names than classes.
     """
+    need = f"{annotation_file}; line i must be class i"
     fits = len(names) == len(labels) or not any(labels) and len(names) > len(labels)
-    require(fits, f"{path}: {len(names)} names, but {annotation_file} has {len(labels)} classes; "
-            "line i must be class i")
+    require(fits, f"{path}: {len(names)} names, but {len(labels)} classes in {need}")
     for number, (name, label) in enumerate(zip(names, labels), start=1):
         same = name.casefold().split() == label.casefold().split()
-        require(same or not label, f"{path}:{number}: class {number} is {name!r}, but {label!r} in "
-                f"{annotation_file}; line i must be class i")
+        require(same or not label,
+                f"{path}:{number}: class {number} is {name!r}, but {label!r} in {need}")

@@ -9,6 +9,8 @@ from files.captions import Captions
 from support.errors import InputError, require
 from support.write import write_text
 
+MODEL = "en_core_web_sm"      # of spaCy, with a dependency parser
+TOP = 9871                    # phrases of the paper's pool
 UNREADABLE = 0.05             # share of the narrations that may be
 
 
@@ -34,20 +36,15 @@ def verb_phrases(doc):
     return phrases
 
 
-def load_parser(name):
-    """Load a spaCy model with a dependency parser. Raises InputError if it is not installed."""
+def collect(args):
+    """Write the file of phrases. args: see __main__.py. InputError if spaCy is not installed."""
     try:
         import spacy
-        return spacy.load(name, exclude=["ner"])
+        nlp = spacy.load(MODEL, exclude=["ner"])
     except (ImportError, OSError) as error:
-        raise InputError(f"--spacy-model {name}: {str(error).splitlines()[0]}; `pip install spacy` "
-                         f"and `python -m spacy download {name}`, or take the released list: "
-                         "docs/data.md") from None
-
-
-def collect(args):
-    """Write the file of phrases. args: see __main__.py."""
-    captions, nlp = Captions(args.captions), load_parser(args.spacy_model)
+        raise InputError(f"{str(error).splitlines()[0]}; `pip install spacy` and `python -m spacy "
+                         f"download {MODEL}`, or take the released list: docs/data.md") from None
+    captions = Captions(args.captions)
     counts, wrong = Counter(), {}
     texts = (text for _, sentences in captions.readable(wrong) for _, _, text in sentences)
     for doc in nlp.pipe(texts):
@@ -56,5 +53,5 @@ def collect(args):
     found = f"{len(captions)} narrations, {len(wrong)} unreadable: {len(counts)} phrases"
     require(len(wrong) <= UNREADABLE * len(captions), f"{found}; {next(iter(wrong.values()), '')}")
     require(len(kept) > 1, f"{found}, of which {len(kept)} occur often enough; lower --min-count")
-    write_text(args.out, "".join(f"{phrase},{-count},\n" for count, phrase in kept[:args.top]))
-    print(f"{found}; {args.out} has the {min(args.top, len(kept))} most frequent")
+    write_text(args.out, "".join(f"{phrase},{-count},\n" for count, phrase in kept[:TOP]))
+    print(f"{found}; {args.out} has the {min(TOP, len(kept))} most frequent")

@@ -43,12 +43,11 @@ class VideoSource:
         What is said after the end of the video is left out: captions may be of a longer cut.
         """
         try:
-            end = self.duration(i)
-            sentences = [sentence for sentence in self.sentences(i) if sentence[0] < end]
+            end, sentences = self.duration(i), self.sentences(i)
         except (Unreadable, InputError) as error:
             self.unreadable[self.videos[i].name] = str(error)
-            sentences = []
-        return sentence_windows(sentences, end, rng) if sentences else np.empty((0, 2))
+            return np.empty((0, 2))
+        return sentence_windows([spoken for spoken in sentences if spoken[0] < end], end, rng)
 
     def load(self, requests, rng=None):
         """Read the clips of requests [(i, windows (n, 2) s), ...], each from one opening of a file.

@@ -1,5 +1,5 @@
 """`python -m files check` and `phrases`: counts, names, verb phrases of parses by hand."""
-import json
+import re
 import sys
 from types import SimpleNamespace
 
@@ -8,6 +8,7 @@ import pytest
 from commands import call, fails, read_json
 from files import phrases
 from files.lists import load_phrases
+from test_lists import coin, entry
 from test_video import write
 
 # Of each text: its tokens (text, part of speech, relation, its head's place, lemma if another), the
@@ -27,9 +28,8 @@ PARSES = {" ".join(token.split()[0] for token in tokens.split("|")): (tokens, ch
 
 
 def parse(text):
-    """What the rule reads of a spacy Doc; of a text that is not known, no objects."""
-    unknown = "|".join(f"{word} X dep 0" for word in text.split())
-    words, chunks, _ = PARSES.get(text, (unknown, [], []))
+    """What the rule reads of a spacy Doc."""
+    words, chunks, _ = PARSES[text]
     words = [word.split() for word in words.split("|")]
     tokens = [SimpleNamespace(i=i, text=word[0], pos_=word[1], dep_=word[2],
                               lemma_=(word + word[:1])[4]) for i, word in enumerate(words)]
@@ -58,31 +58,30 @@ def narrate(folder, **videos):
 
 
 def test_phrases_are_counted_and_sorted(tmp_path, monkeypatch, capsys):
-    """Catches: counts per video, ties in another order, --top or --min-count not honored."""
-    take, chain, *_ = texts = "Take off the covers", "chain one and cut red onions", "stir it well"
-    captions = narrate(tmp_path / "captions", a=[*texts, take], b=[take], c=[])
-    monkeypatch.setattr(phrases, "load_parser",
-                        lambda name: SimpleNamespace(pipe=lambda texts: map(parse, texts)))
+    """Catches: counts per video, ties in another order, --min-count not honored; a narration that
+    cannot be read left out in silence."""
+    take, _, it, chain, nothing = PARSES
+    captions = narrate(tmp_path / "captions", a=[take, chain, nothing, take], b=[take, it], c=[])
+    monkeypatch.setitem(sys.modules, "spacy", SimpleNamespace(load=lambda name, exclude: (
+        SimpleNamespace(pipe=lambda texts: map(parse, texts)))))
     pool = tmp_path / "pool.txt"
     flags = "phrases", "--captions", captions, "--out", pool
     assert "lower --min-count" in fails(capsys, "files", *flags)
     call("files", *flags, "--min-count", "1")
     assert pool.read_text().split("\n") == [
         "take off the covers,3,", "chain one,1,", "cut red onions,1,", ""]
-    call("files", *flags, "--min-count", "1", "--top", "2")
-    assert load_phrases(pool) == ["take off the covers", "chain one"]
+    assert load_phrases(pool) == ["take off the covers", "chain one", "cut red onions"]
     (captions / "c.csv").write_text("no narration")    # promise 21: one of three is above 5 %
     assert "3 narrations, 1 unreadable" in fails(capsys, "files", *flags, "--min-count", "1")
 
 
-def test_promise_6_spacy_is_not_installed(tmp_path, monkeypatch, capsys):
+def test_promise_6_spacy_is_not_installed(monkeypatch, capsys):
     """Catches: ImportError, or spaCy's own error about a model, as a traceback."""
     def no_model(name, exclude):
         raise OSError(f"[E050] Can't find model '{name}'.\nmore lines")
-    captions = narrate(tmp_path / "captions", a=["add salt"])
     for module, reason in ((None, "spacy"), (SimpleNamespace(load=no_model), "[E050] Can't find")):
         monkeypatch.setitem(sys.modules, "spacy", module)
-        line = fails(capsys, "files", "phrases", "--captions", captions, "--out", "no.txt")
+        line = fails(capsys, "files", "phrases", "--captions", "x", "--out", "no.txt")
         assert reason in line and "`pip install spacy` and `python -m spacy download" in line
 
 
@@ -90,25 +89,25 @@ def test_check_names_what_cannot_be_used(tmp_path, capsys):
     """Catches: a file at fault that ends the check, or is not named; a video without a caption."""
     folder = narrate(tmp_path / "v", a=["add salt"], b=["stir", "cut"], c=["x"])
     (folder / "c.csv").write_text("no narration")
-    (folder / "b.mp4").write_text("no video")
-    for name in ("a", "silent"):
-        write(folder / f"{name}.mp4")                  # 4 s
+    for name in ("a.mp4", "silent.mp4"):
+        write(folder / name)                           # 4 s
+    whole = write(tmp_path / "b.mkv").read_bytes()
+    (folder / "b.mkv").write_bytes(whole[:len(whole) // 2])
+    file = tmp_path / "o.json"
     call("files", "check", "--data", "howto100m", "--captions", folder, "--videos", folder,
-         "--json", tmp_path / "o.json")
-    result = read_json(tmp_path / "o.json")
+         "--json", file)
+    result = read_json(file)
     reasons = result.pop("unreadable_ids")
     assert result == {"captions": 3, "unreadable_captions": 1, "sentences": 3, "hours": 0.0,
                       "videos": 3, "found": 2, "absent": 1, "unreadable": 1, "absent_ids": ["c"],
                       "without_captions_ids": ["silent"]}
-    assert "c.csv:1: " in reasons["c"] and "b.mp4: cannot be read" in reasons["b"]
-    steps = [{"id": i, "segment": [s, s + 2], "label": "stir"} for i, s in (("1", 0), ("3", 1.5))]
-    videos = {name: {"subset": subset, "recipe_type": 0, "annotation": steps}
-              for name, subset in (("a", "testing"), ("b", "testing"), ("gone", "testing"))}
-    (tmp_path / "COIN.json").write_text(json.dumps({"database": videos}))
+    assert "c.csv:1: " in reasons["c"] and re.search("b.mkv: (ends|damaged)", reasons["b"])
+    steps = ("1", [0, 2], "stir"), ("3", [1.5, 3.5], "stir")
+    videos = {name: entry(*steps, subset="testing") for name in ("a", "b", "gone")}
+    (tmp_path / "COIN.json").write_text(coin(**videos))
     for flags, found in ((["--videos", folder], [2, 1, 1]), ([], 3 * [None])):
-        call("files", "check", "--annotations", tmp_path / "COIN.json", *flags, "--json",
-             tmp_path / "o.json")
-        result = read_json(tmp_path / "o.json")
+        call("files", "check", "--annotations", tmp_path / "COIN.json", *flags, "--json", file)
+        result = read_json(file)
         assert result["forecast"]["test"] == {"listed": 3, "videos": 3, **dict(
             zip(("found", "absent", "unreadable"), found))}
         assert (result["classes"], result["distinct_texts"]) == (3, 2)

@@ -22,13 +22,11 @@ TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"
 def build_model(phrases, encoder, denoiser, order, task=None, **others):
     """A new ProcedureModel over phrases (K, D); all but these are its `arguments`, of plain types.
 
-    encoder: dict, arguments of TimeSformer, or with "kind": "mvit" of MViT; None: no f.
+    encoder: dict, arguments of TimeSformer, or with "kind": "mvit" of MViT.
     denoiser: dict, arguments of Denoiser. others: further ones of ProcedureModel.
     """
-    D, f, h = phrases.shape[1], None, None
-    if encoder:
-        sizes = {name: size for name, size in encoder.items() if name != "kind"}
-        f = (MViT if encoder.get("kind") == "mvit" else TimeSformer)(dim=D, **sizes)
+    D, sizes, h = phrases.shape[1], dict(encoder), None
+    f = (MViT if sizes.pop("kind", None) == "mvit" else TimeSformer)(dim=D, **sizes)
     if order != "none" or task in ("forecast", "activity"):
         h = Denoiser(dim=D, **denoiser)
     model = ProcedureModel(phrases, f, h, order, task=task, **others)
@@ -55,17 +53,16 @@ def read(path):
                          f"torch.save its state_dict alone ({type(error).__name__})") from None
 
 
-def load(path, heads=None):
+def load(path):
     """A checkpoint -> ProcedureModel in eval mode; its `settings` are the flags of the run.
 
     path: a run folder, a file of ours, or one of TimeSformer, DistantSup or ProcedureVRL.
-    heads: of a published TimeSformer, whose tensors do not tell them; None: 64 wide each.
     Raises InputError as `read`, and if tensors are absent, unexpected or of another shape.
     """
     content = read(path)
     try:
         if "arguments" not in content:
-            content = published(content, heads)
+            content = published(content)
         model = build_model(content["model"]["phrases"].float(), **content["arguments"])
         model.load_state_dict(content["model"])
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
@@ -120,10 +117,9 @@ def fill(source, model, tensors):
     require(any("blocks." in name for name in taken), f"{source}: none of its {len(tensors)} "
             "tensors fits a block of f or h; give a model of this --encoder and --size")
     model.load_state_dict(taken, strict=False)
-    for what, names in (("taken", taken), ("not in it", own.keys() - fitted.keys()),
-                        ("resized", [name for name in taken if taken[name] is not tensors[name]]),
-                        ("of another shape", fitted.keys() - taken.keys()),
-                        ("not used", tensors.keys() - model.state_dict().keys())):
+    resized = [name for name in taken if taken[name] is not tensors[name]]
+    for what, names in (("taken", taken), ("resized", resized),
+                        ("absent, or of another shape", own.keys() - taken.keys())):
         if names:
             kinds = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names})
             print(f"{source}: {len(names)} {what}: {shorten(', '.join(kinds), 200)}")

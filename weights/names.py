@@ -45,17 +45,18 @@ def tensors_of(content):
     return {name: value.flatten() if name == TOKEN else value for name, value in w.items()}
 
 
-def published(content, heads=None):
+def published(content):
     """The content of a published file -> that of the same checkpoint as a file of ours.
 
     The classifiers, one for each label set, become one. Its logits are divided by tau; in the
     release those of forecasts are not, so its weights are multiplied by it.
     """
-    w, heads = tensors_of(content), heads or content.get("config", {}).get("heads")
+    w = tensors_of(content)
     D, T, denoiser, encoder = len(w["encoder.head.weight"]), 4, None, {"kind": "mvit"}
     if "encoder.body.conv_proj.weight" not in w:       # MViT-v2 is published in one size
         width, _, patch, _ = w["encoder.patch_embed.proj.weight"].shape
-        require(heads or width % 64 == 0, f"width {width}: give weights.load(FILE, heads=N)")
+        heads = content.get("config", {}).get("heads")                     # no tensor tells
+        require(heads or width % 64 == 0, f'width {width}: save it with "config": {{"heads": N}}')
         side = round((w["encoder.pos_embed"].shape[1] - 1) ** 0.5)         # patches
         encoder = {"image": side * patch, "patch": patch, "width": width,
                    "frames": w["encoder.time_embed"].shape[1], "heads": heads or width // 64,
