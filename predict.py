@@ -107,7 +107,7 @@ def print_forecast(content):
     if truth:
         exact = ", ".join(f"{row['step']} {row['p']:.0%}" for row in truth["next"])
         print(f"exact distribution of the next step: {exact or 'nothing follows'}")
-        print(f"what does follow: {', '.join(truth['follows']) or 'nothing'}")
+        print(f"what follows in the video: {', '.join(truth['follows']) or 'nothing'}")
     if content["warning"]:
         print(f"warning: {content['warning']}")
 
