@@ -56,7 +56,7 @@ class Standardizer(nn.Module):
 
 
 def noise_levels(dim, levels=4, first=3.0, last=0.3):
-    """The schedule: alpha_bar (T,), with signal-to-noise ratios in geometric steps.
+    """The schedule: alpha_bar (T,), with ratios of signal to noise in geometric steps.
 
         sqrt(alpha_bar_t / (1 - alpha_bar_t)) = first / sqrt(D), ..., last / sqrt(D)
 

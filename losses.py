@@ -23,15 +23,16 @@ negative log likelihood of Eq. 1 from above, in three parts (Eq. A; the paper pr
 
 q is the noising of Eq. 2, and alpha_bar_t = alpha_1 ... alpha_t. The second line is the bound of
 every diffusion model, the third is Jensen's inequality. Here is where the paper is loose:
-- Eq. 1 has p(y_j | x_j) at the observed x_j, Eq. A the mean of its negative logarithm over p_theta.
+- Eq. 1 has p(y_j | x_j) at the true x_j, Eq. A the mean of its negative logarithm over p_theta.
   That bounds -log p_theta(y_j | {x_i}), the text of a forecast.
 - At t = 1 the term is a likelihood, -log p_theta(x_j^0 | x_j^1). The KL of the prior,
-  KL( q(x_j^T | x_j^0) || N(0, I) ), is dropped: nothing in it is learned.
+  KL( q(x_j^T | x_j^0) || N(0, I) ), is dropped: no parameter of h is in it.
 - For Gaussians of equal covariance the KL is a squared distance, with a weight for each level:
       1/2 (s_{t-1} - s_t) |x_j^0 - x_hat_j^0|^2,    s_t = alpha_bar_t / (1 - alpha_bar_t).
   Eq. 9 weighs all levels alike (as Tevet et al. 2022). The simple loss of Ho et al. 2020 weighs
   them by s_t, which falls by a factor of 100 over the four levels of diffusion.py.
-- Eqs. 8-10 have means where Eq. A has sums: over the clips, and over t.
+- Eq. 8 has a mean over the clips and Eq. 9 one over t, where Eq. A has sums. Eq. 10 adds a mean
+  over t, which the last line above lacks.
 The code takes no draw from p_theta in L_MC: x_hat_j^0 is h's prediction from x_j^t, as in L_MSE.
 """
 import torch
@@ -62,7 +63,8 @@ def xe_loss(log_p, targets):
 
         L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i)),   H(p', p) = -sum_k p'_k log p_k
 
-    Every clip is missing in turn, so each is observed equally often, and L_XE is the mean over all.
+    The paper takes the observed clips of one row. With each clip missing in turn, each is observed
+    equally often, so this is the mean over all clips of the batch, whichever rows h reads.
 
     Args:    log_p (C, K) from `match`, of the clips that f encodes; targets (C, K).
     Returns: scalar.

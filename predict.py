@@ -53,7 +53,7 @@ def forecast(args):
             following = rank_steps(names, mean, chosen.double() / args.samples)
             futures = count_futures(picks, names)
 
-    # 3. What is handed over.
+    # 3. The result.
     warnings = []
     if toy and args.video:
         warnings.append("this checkpoint knows only the embedded world, rendered pictures of 32 "

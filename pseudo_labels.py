@@ -8,7 +8,7 @@ appendix B for the prompts.
     y^{1:K}      phrases                 (K, D)      the pool's embeddings, of any length
     -            Teacher.encode_frames   (n, D)      image features, unit length
     p'_i         soft_targets            (..., K)    softmax of cosines: the target of clip i
-    n frames, m sentences, C clips, K phrases, D embedding.
+    n frames, m sentences, K phrases, D embedding.
 
 The teacher is any open_clip model: ViT-B/16 with OpenAI's weights for real videos
 (weights/teacher.py), a tiny one for the embedded world (toy/teacher.py).

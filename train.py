@@ -165,10 +165,11 @@ def pretrain(args):
                 zt = add_noise(z0, torch.randn_like(z0), model.alpha_bar[t])       # Eq. 2
                 if args.order == "mask":                                   # h sees nothing of x_j
                     zt, t = torch.zeros_like(zt), torch.full_like(t, len(model.alpha_bar) - 1)
+                # Padding, -1, reads the last clip; `observed` hides it.
                 z_hat = model.denoise(zt, x[rows], observed, j, t)         # Eq. 5
                 x_hat = model.standardize.inverse(z_hat)
                 mse = mse_loss(x_hat, xj)                                  # Eq. 9, of x, not of z
-                log_q = match(x_hat, model.phrases, model.tau)             # Eq. 6, of the forecast
+                log_q = match(x_hat, model.phrases, model.tau)             # Eq. 6, of what h predicts
                 mc = mc_loss(log_q, targets[missing])                      # Eq. 10
             loss = xe + mse + mc                                           # Eq. 7
         optimizer.zero_grad()
@@ -183,7 +184,7 @@ def pretrain(args):
             order = None
             if args.order != "none":
                 order = (log_q.argmax(-1) == teacher[missing]).float().mean()
-            # It ends the run if the norm is not finite: before the weights are saved.
+            # If the norm is not finite, it ends the run before the weights are saved.
             log(args, bar, step + 1, norm, epoch=(step + 1) / per_epoch, loss=loss, xe=xe, mse=mse,
                 mc=mc, match=(log_p.argmax(-1) == teacher).float().mean(), order=order,
                 lr=optimizer.param_groups[0]["lr"],
@@ -215,8 +216,9 @@ def parse(argv=None):
     add("--clip-weights", help="its weights: a tag of open_clip (default openai), or a file")
     add("--no-augment", dest="augment", action="store_false", help="center crops of real videos, "
         "in place of random ones, half of them mirrored")
-    add("--size", choices=["small", "paper"], help="of f and h: ViT-B on 8 frames of 224 pixels, "
-        "or 2 blocks on 4 frames of 32; it sets the defaults of --init to --micro-batch")
+    add("--size", choices=["small", "paper"], help="of f and h: 2 blocks on 4 frames of 32 "
+        "pixels, or ViT-B on 8 frames of 224; also the defaults of --init, --sgd-epochs, --epochs, "
+        "--batch, --lr and --micro-batch")
     add("--encoder", choices=["timesformer", "mvit"], default="timesformer",
         help="the video encoder f (Table D compares them)")
     add("--order", choices=["diffusion", "mask", "none"], default="diffusion",
