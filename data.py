@@ -71,7 +71,7 @@ def window_around(start, end, seconds, duration):
 
 
 def sentence_windows(sentences, duration, rng):
-    """9-s windows around every second sentence of a narrated video: (n, 2) float64.
+    """9-s windows around every second sentence of a video, from the first or second: (n, 2) float64.
 
     A sentence of fewer than 12 words is joined with the next, then the previous one, and so on.
     sentences: [(start s, end s, text), ...], by start, each with words.
@@ -121,8 +121,8 @@ def steps_of(clips, phrases):
 def forecast_rows(windows, steps, confident):
     """Rows that ask what comes next, for each confident clip of every step but a video's first.
 
-    The history is up to 68 s that end with the last clip of the step before, in 8 pieces as at inference. For
-    each piece stands the clip whose middle is nearest to the piece's own.
+    The history is up to 68 s that end with the last clip of the step before, cut into 8 pieces as
+    at inference. For each piece stands the clip whose middle is nearest to the piece's own.
 
     Args:    windows (C, 2) s; steps: those of one video, by `steps_of`; confident (C,) bool.
     Returns: [(row, j), ...] as `paper_rows`: eight clips of the history, then the missing one.
@@ -141,8 +141,9 @@ def missing_rows(windows, phrases, confidence, kind, rng):
     """Which clips h reads in one update, and which one of each row is missing.
 
         "paper"  `paper_rows` of all clips
-        "clips"  every third of these, from one drawn, and `forecast_rows` in which each clip is a step of its own
+        "clips"  every third of these, and `forecast_rows` in which each clip is a step of its own
         "steps"  every third of `paper_rows` of one clip of each step, and `forecast_rows` of steps
+    The first of every third is drawn.
 
     An example of "steps": one video of five clips, at 0-9, 8-17, 16-25, 24-33 and 32-41 s.
         likeliest phrases   crack, crack, stir, pour, pour

@@ -68,7 +68,7 @@ class Denoiser(nn.Module):
         nn.init.normal_(self.position.weight)
 
     def forward(self, zt, z, observed, j, t):
-        """Shapes in the header -> z_hat (B, D). Raises: ValueError for other shapes, or if N > clips."""
+        """Shapes in the header -> z_hat (B, D). ValueError for other shapes, or if N > clips."""
         B, N, D = z.shape
         if N > self.clips:
             raise ValueError(f"{N} clips per row, but h has positions for {self.clips}; "

@@ -169,7 +169,7 @@ def pretrain(args):
                 z_hat = model.denoise(zt, x[rows], observed, j, t)         # Eq. 5
                 x_hat = model.standardize.inverse(z_hat)
                 mse = mse_loss(x_hat, xj)                                  # Eq. 9, of x, not of z
-                log_q = match(x_hat, model.phrases, model.tau)             # Eq. 6, of what h predicts
+                log_q = match(x_hat, model.phrases, model.tau)             # Eq. 6, of x_hat
                 mc = mc_loss(log_q, targets[missing])                      # Eq. 10
             loss = xe + mse + mc                                           # Eq. 7
         optimizer.zero_grad()
