@@ -71,7 +71,7 @@ def window_around(start, end, seconds, duration):
 
 
 def sentence_windows(sentences, duration, rng):
-    """9-s windows around every second sentence of a video, from the first or second: (n, 2) float64.
+    """9-s windows around every second sentence of a video, the first drawn: (n, 2) float64.
 
     A sentence of fewer than 12 words is joined with the next, then the previous one, and so on.
     sentences: [(start s, end s, text), ...], by start, each with words.
