@@ -11,7 +11,7 @@ Model: the Transformer of CLIP's text encoder (Radford et al. 2021) with bidirec
     t              t          (B,)         noise level, 0 (least) to T - 1 (most)
     h              Denoiser   nn.Module    predicts the clean missing clip
     x_hat_j^0      z_hat      (B, D)       its prediction, standardized
-    B rows of clips, N clips in each, T levels, D embedding.
+    B rows of clips (R in train.py), N clips in each, T levels, D embedding.
 
 The N clips are N tokens. x_j^t takes the place of clip j before anything reads it, so z may hold
 the true clip there:

@@ -127,7 +127,7 @@ def main(args):
                                         args.seed)
     if args.figure:
         from experiments import charts
-        charts.save_forecast(args.figure, content, observed.pictures, painted)
+        charts.save(args.figure, charts.plot_forecast, content, observed.pictures, painted)
 
 
 def parse(argv=None):

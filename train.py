@@ -36,7 +36,7 @@ from losses import match, mc_loss, mse_loss, xe_loss
 from model import encode_parts
 from pseudo_labels import soft_targets
 from support.arguments import Parser, add_run_flags, count, positive
-from support.device import limit_threads, mixed_precision, pick_device, send
+from support.device import limit_threads, mixed_precision, pick_device
 from support.errors import require, run
 from support.workers import prefetch
 from toy import grammar, render
@@ -91,7 +91,7 @@ def rows_of(batch, log_p, kind, rng):
     confidence, phrase = log_p.detach().max(-1)            # (C,) of each clip's likeliest phrase
     windows = [windows for _, windows in batch.requests]
     rows, j = missing_rows(windows, phrase.cpu().numpy(), confidence.cpu().numpy(), kind, rng)
-    return send(rows, log_p.device), send(j, log_p.device)
+    return rows.to(log_p.device), j.to(log_p.device)
 
 
 def pretrain(args):
@@ -146,9 +146,9 @@ def pretrain(args):
         torch.manual_seed((args.seed * 1_000_003 + step) * world + rank)
         rng = np.random.default_rng((args.seed, 3, step, rank))            # of the rows
         note_unreadable(batch.failed, source, args)
-        clips = send(batch.clips, device)                                  # (C, F, 3, H, W)
+        clips = batch.clips.to(device)                                     # (C, F, 3, H, W)
         with mixed_precision(device):
-            features = send(teacher_features(source, batch, args.targets), device)     # (C, D)
+            features = teacher_features(source, batch, args.targets).to(device)        # (C, D)
             x = encode_parts(model, clips, args.micro_batch or None)       # x_i = f(v_i)
             model.standardize.update(x)
             targets = soft_targets(features, model.phrases, model.tau)     # p'_i

@@ -12,9 +12,9 @@ from torch.nn import functional
 import weights
 from data import CLIP_SECONDS, EPIC_FRAMES, Example, view_of, window_around
 from files import lists
-from files.sources import VideoSource, open_folder, require_readable, require_videos
+from files.sources import VideoSource, open_folder, require_readable
 from files.video import Unreadable, find_videos
-from support.device import pick_device, send
+from support.device import pick_device
 from support.errors import require
 from support.workers import prefetch
 from support.write import write_atomically
@@ -115,8 +115,7 @@ def open_labeled(args, split, model, device, with_teacher=True):
         return ToySource(split, args.toy_videos, view.frames, teacher), texts
     if args.data == "epic":
         view = view._replace(frames=EPIC_FRAMES)
-    source = VideoSource(videos, find_videos(args.videos), view, teacher)
-    return require_videos(source, args.videos), texts
+    return VideoSource(videos, find_videos(args.videos), view, teacher), texts
 
 
 # --- Clips through f ---
@@ -142,7 +141,7 @@ def encode_examples(model, source, examples, args, device):
         source.unreadable |= loaded.failed
         if read:
             readable += read
-            x.append(model.encode(send(loaded.clips, device)))
+            x.append(model.encode(loaded.clips.to(device)))
             if len(loaded.views):
                 teacher.append(source.teacher_features(loaded.views).to(device))
     require_readable(source, args.max_unreadable)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from data import CLIPS, classify_windows, missing_rows
 from diffusion import noise_levels
 from experiments.tables import replace, text_table
-from files.video import read_clips
+from losses import TAU
 from model import encode_parts
 from support.arguments import Parser, count
 from support.device import mixed_precision, pick_device
@@ -22,12 +22,9 @@ from support.write import write_text
 from weights.checkpoint import build_model
 from weights.names import PIXELS
 
-ROUNDS, PHRASES = 5, 9871                              # K of the paper
+ROUNDS, PHRASES, D = 5, 9871, 512                      # K and D of the paper
+ENCODER = {}                                           # of f: its defaults are the paper's, too
 WINDOWS = classify_windows(0, 72, 72, CLIPS)           # (9, 2) s of a video's clips
-SIZES = {                 # arguments of f and h; the classes' own defaults are the paper's sizes
-    "paper": dict(encoder=dict(image=224), denoiser=dict(layers=4)),
-    "small": dict(encoder=dict(image=32, frames=4, width=64, depth=2, heads=2),
-                  denoiser=dict(layers=4, heads=4))}
 
 
 def measure(device, work, trained):
@@ -48,10 +45,9 @@ def measure(device, work, trained):
 
 def ways(args, device):
     """What is measured, of a model of random numbers: {name: (function, model or None)}."""
-    D, B = 64 if args.size == "small" else 512, args.batch
-    model = build_model(torch.randn(PHRASES, D), **SIZES[args.size], order="diffusion", tau=0.02,
-                        pixels=PIXELS, alpha_bar=noise_levels(D).tolist()).to(device)
-    F, H = model.encoder.frames, model.encoder.image
+    model = build_model(torch.randn(PHRASES, D), ENCODER, {}, "diffusion", tau=TAU, pixels=PIXELS,
+                        alpha_bar=noise_levels(D).tolist()).to(device)
+    B, F, H = args.batch, model.encoder.frames, model.encoder.image
     clips = torch.randint(256, (CLIPS * B, F, 3, H, H), dtype=torch.uint8, device=device)
     x = functional.normalize(torch.randn(len(clips), D, device=device), dim=-1)
     noise = torch.randn(1, 50, D, device=device)
@@ -60,7 +56,7 @@ def ways(args, device):
     rows, j = rows.to(device), j.to(device)
     observed = (rows >= 0).scatter(1, j[:, None], False)
     zt, t = torch.randn(len(rows), D, device=device), torch.zeros_like(j)
-    found = {
+    return {
         f"f on {B} clips": (lambda: model.encode(clips[:B]), None),
         f"f on {B} clips, with gradients": (lambda: model.encode(clips[:B]), model),
         "forecast, zero noise": (lambda: model.forecast_next(x[None, :8], noise[:, :1]), None),
@@ -69,9 +65,6 @@ def ways(args, device):
         f"update of {B} videos, f": (lambda: encode_parts(model, clips, 24), model),
         f"update of {B} videos, h on {len(rows)} rows":
             (lambda: model.match(model.denoise(zt, x[rows], observed, j, t)), model)}
-    if args.video:
-        found["reading 8 clips"] = (lambda: read_clips(args.video, model.encoder), None)
-    return found
 
 
 def main(args):
@@ -80,7 +73,7 @@ def main(args):
     machine = (torch.cuda.get_device_name() if device.type == "cuda" else
                f"{torch.get_num_threads()} CPU threads")
     rows = [[name, f"{measure(device, *way):.3g}"] for name, way in ways(args, device).items()]
-    table = text_table([f"{machine}, size {args.size}", "s"], rows)
+    table = text_table([machine, "s"], rows)
     print(table)
     if args.page:
         page = args.page.read_text(encoding="utf-8")
@@ -89,12 +82,10 @@ def main(args):
 
 def parse(argv=None):
     """The command line."""
-    parser = Parser("Measure f, sampling, the parts of an update, and reading.")
+    parser = Parser("Measure f, sampling, and the parts of an update.")
     add = parser.add_argument
-    add("--size", choices=[*SIZES], default="paper", help="of f and h")
     add("--batch", type=count, default=1, help="clips that f encodes, and videos of an update")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
-    add("--video", type=Path, help="also read the last 68 s of this video, in 8 clips")
     add("--page", type=Path, help="write the table into this page, between its marks "
         "`<!-- table: speed-cuda -->`, or speed-cpu, and `<!-- end -->`")
     return parser.parse_args(argv)

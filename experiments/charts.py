@@ -75,11 +75,6 @@ def plot_steps(figure, content):
 
 
 # --- One forecast, as in Fig. 3: N windows, futures of H steps ---
-def save_forecast(path, content, pictures, painted):
-    """Write the figure of `plot_forecast`. Raises: InputError as `save`."""
-    save(path, plot_forecast, content, pictures, painted)
-
-
 def plot_forecast(figure, content, pictures, painted):
     """predict.py's JSON content: observed frames, next steps, futures, key frames. pictures (N, 3,
     height, width) uint8, of each window; painted {step: (3, height, width) uint8}, or {}."""

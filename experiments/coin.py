@@ -24,7 +24,7 @@ from files.lists import check_names, load_coin
 from losses import mc_loss, mse_loss
 from model import ProcedureModel
 from pseudo_labels import soft_targets
-from support.arguments import Parser, count, positive
+from support.arguments import Parser, positive
 from support.errors import run
 from support.write import write_json
 from training.batches import videos_of
@@ -88,10 +88,10 @@ def main(args):
     mean = functional.normalize(texts.mean(0, keepdim=True), dim=-1)
     a, rng = (1 + args.sigma ** 2) ** -0.5, torch.Generator().manual_seed(args.seed)
     tau = (1 - a ** 2) / (texts.shape[1] * a)      # calibrated; a: cosine of a clip with its text
-    videos = [v for v in videos if v.activity < args.tasks and len(v.steps) > 1]
+    videos = [video for video in videos if len(video.steps) > 1]
     seen = {v: simulate(v, texts, mean, args.sigma, tau, rng) for v in videos}
-    tests = [v for v in videos if v.split == args.split]
-    x, p = map(torch.cat, zip(*(seen[v] for v in videos if v.split not in ("test", args.split))))
+    tests = [v for v in videos if v.split == "test"]
+    x, p = map(torch.cat, zip(*(seen[v] for v in videos if v.split != "test")))
     x_test, p_test = map(torch.cat, zip(*(seen[v] for v in tests)))
     y = torch.tensor([step.label for v in tests for step in v.steps[1:]])              # (M,)
     noise = draw_noise((len(y), SAMPLES, texts.shape[1]), args.seed)
@@ -117,9 +117,7 @@ def parse(argv=None):
     add = parser.add_argument
     add("--annotations", type=Path, required=True, help="COIN.json")
     add("--texts", type=Path, required=True, help="npz of the classes: names and embeddings")
-    add("--tasks", type=count, default=180, help="only the first activities")
     add("--sigma", type=positive, default=2.95, help="norm of the noise")
-    add("--split", choices=["test", "validation"], default="test", help="to forecast in")
     add("--epochs", type=positive, default=7.0, help="times that each training example is read")
     add("--seed", type=int, default=0, help="of all that is random")
     add("--json", type=Path, help="also write the numbers here")

@@ -16,6 +16,7 @@ class VideoSource:
     videos: those that are there; absent: the ids of the others; unreadable: {id: reason}, filled by
     whoever reads. With captions (pre-training) a video needs a narration, too. paths: {id: path};
     view: data.View of f; teacher: pseudo_labels.Teacher, None if nobody asks for its features.
+    Raises InputError if none of the videos is there.
     """
 
     def __init__(self, videos, paths, view, teacher=None, captions=None):
@@ -25,6 +26,9 @@ class VideoSource:
         self.videos = [video for video in videos if video.name in present]
         self.absent = [video.name for video in videos if video.name not in present]
         self.unreadable = {}
+        name, file = next(iter(self.absent), None), next(iter(paths), None)
+        require(self.videos, f"--videos: no file of the {len(videos)} videos listed, or no "
+                f"narration: listed is {name!r}, a file is {file!r}; they must be equal")
 
     def __len__(self):
         return len(self.videos)
@@ -79,14 +83,6 @@ class VideoSource:
                           .unflatten(0, view.shape[:2]).mean(1) for view in views])
 
 
-def require_videos(source, folder):
-    """Return the source. Raises InputError if the folder holds none of its videos."""
-    name, file = next(iter(source.absent), None), next(iter(source.paths), None)
-    require(len(source), f"--videos {folder}: no file of the {len(source.listed)} videos listed, "
-            f"or no narration: listed is {name!r}, a file is {file!r}; they must be equal")
-    return source
-
-
 def require_readable(source, share):
     """Raise InputError if more than a share of a source's videos is unreadable, or all are."""
     failed = source.unreadable
@@ -103,5 +99,4 @@ def open_folder(folder, caption_path, ids, view, teacher=None):
     """
     captions, paths = Captions(caption_path) if caption_path else None, find_videos(folder)
     names = load_ids(ids) if ids else captions or sorted(paths)
-    source = VideoSource([Video(name) for name in names], paths, view, teacher, captions)
-    return require_videos(source, folder)
+    return VideoSource([Video(name) for name in names], paths, view, teacher, captions)

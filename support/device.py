@@ -28,10 +28,3 @@ def limit_threads(image, device):
 def mixed_precision(device):
     """Within it matrix products run in bfloat16 on a GPU; elsewhere nothing changes."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
-
-
-def send(x, device):
-    """A tensor to the device, from pinned memory, so that a GPU is not waited for."""
-    if device.type == "cuda" and x.device.type == "cpu":
-        x = x.pin_memory()
-    return x.to(device, non_blocking=True)

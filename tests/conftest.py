@@ -1,12 +1,9 @@
-"""Fixtures of all tests: one thread, a teacher that embeds a text once, tiny runs to evaluate."""
-import functools
-
+"""Fixtures of all tests: one thread, tiny runs to evaluate."""
 import pytest
 import torch
 
 import training.run
 from commands import call
-from pseudo_labels import Teacher
 
 TINY = ("--toy-videos", "16", "--batch", "4", "--sgd-epochs", "0.75", "--epochs", "0.75",
         "--device", "cpu")                             # 3 updates of each stage
@@ -16,21 +13,6 @@ TINY = ("--toy-videos", "16", "--batch", "4", "--sgd-epochs", "0.75", "--epochs"
 def one_thread():
     """Sums in the same order on every machine, and no threads that wait for each other."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def remembered_texts():
-    """The embedded world's texts are embedded once, and not by every command."""
-    encode = functools.lru_cache(maxsize=8)(lambda key, phrases, teacher: encode_phrases(
-        teacher, phrases))
-    encode_phrases = Teacher.encode_phrases
-
-    def remembered(teacher, phrases):
-        weights = teacher.model.text_projection.detach()
-        return encode(float(weights.double().sum()), tuple(phrases), teacher).clone()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Teacher, "encode_phrases", remembered)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,6 @@ def gpu(monkeypatch):
     monkeypatch.setattr(fake.FakeTensor, "numpy", lambda x: np.arange(x.numel()) % 2)
     monkeypatch.setattr(fake.FakeTensor, "tolist", lambda x: [.5] * x.numel())
     monkeypatch.setattr(fake.FakeTensor, "backward", lambda loss: None)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x)
     monkeypatch.setattr(torch.nn.init, "trunc_normal_", lambda x, std: x)      # it reads values
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
     monkeypatch.setattr(train.weights.checkpoint, "build_model", build_there)

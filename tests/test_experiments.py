@@ -160,8 +160,9 @@ def test_a_forecast_is_drawn(drawn, tmp_path, truth):
                             "next": [{"step": "f", "p": .9}, {"step": "a", "p": .1}],
                             "futures": [{"steps": ["a", "c"], "share": .25}]}
     pictures = np.random.default_rng(0).integers(0, 256, (8, 3, 6, 8), dtype=np.uint8)
-    charts.save_forecast(tmp_path / "a.png", content, pictures, {"a": pictures[0]})
-    charts.save_forecast(tmp_path / "a.svg", content | {"next": [], "futures": []}, pictures, {})
+    charts.save(tmp_path / "a.png", charts.plot_forecast, content, pictures, {"a": pictures[0]})
+    content |= {"next": [], "futures": []}
+    charts.save(tmp_path / "a.svg", charts.plot_forecast, content, pictures, {})
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG") and len(drawn) == 2
     strip, (bars, tree), below = drawn[0].axes[:8], drawn[0].axes[8:10], drawn[0].axes[10:]
     assert all(np.array_equal(axes.images[0].get_array(), picture.transpose(1, 2, 0))
@@ -222,7 +223,7 @@ def test_promise_6_an_optional_package_that_is_absent(tmp_path, monkeypatch):
     for name in ("matplotlib", "matplotlib.figure", "diffusers"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InputError, match="pip install matplotlib$"):
-        charts.save_forecast(tmp_path / "a.png", None, None, None)
+        charts.save(tmp_path / "a.png", None)
     with pytest.raises(InputError, match="pip install diffusers transformers$"):
         keyframes.open_painter("here", "cpu")
 
@@ -240,11 +241,11 @@ def test_speed_fills_its_table(tmp_path, monkeypatch, capsys):
     """Catches: a part that no longer fits the model, a table of another device."""
     monkeypatch.setattr(benchmark, "ROUNDS", 1)
     monkeypatch.setattr(benchmark, "PHRASES", 12)
+    monkeypatch.setattr(benchmark, "ENCODER", dict(image=32, frames=2, width=32, depth=1, heads=2))
     page = tmp_path / "page.md"
     text = "<!-- table: speed-cuda -->\n-\n<!-- end -->\n<!-- table: speed-cpu -->\n{}<!-- end -->"
     page.write_text(text)
-    call("experiments/benchmark.py", "--size", "small", "--batch", "2", "--device", "cpu", "--page",
-         page)
+    call("experiments/benchmark.py", "--batch", "2", "--device", "cpu", "--page", page)
     table = capsys.readouterr().out
     assert page.read_text() == text.format(table) and len(table.splitlines()) == 9
     assert "update of 2 videos, h on 22 rows" in table               # 2 * (9 + 8)

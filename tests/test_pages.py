@@ -1,8 +1,10 @@
 """README.md and docs/: what they name exists, their commands parse, their code runs."""
 import ast
 import importlib
+import json
 import re
 import shlex
+import sys
 import textwrap
 from pathlib import Path
 
@@ -81,3 +83,23 @@ def test_ten_lines_score_videos_of_ones_own(tmp_path):
     (tmp_path / "COIN.json").write_text(code_after("docs/data.md", '{"database"'), encoding="utf-8")
     videos, names = load_coin(tmp_path / "COIN.json")
     assert [len(video.steps) for video in videos] == [3] and len(names) == 3
+
+
+def test_the_notebook_runs_and_shows_what_it_stores(monkeypatch, capsys):
+    """Catches: a name that moved, a cell that needs a later one, outputs of another version of the
+    cells."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed").use("Agg")
+    from matplotlib import pyplot
+    cells = json.loads((ROOT / "docs/tour.ipynb").read_text(encoding="utf-8"))["cells"]
+    monkeypatch.chdir(ROOT / "docs")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    names = {}
+    with torch.no_grad(), pyplot.rc_context():             # afterwards both are as before
+        for cell in cells:
+            if cell["cell_type"] == "code":
+                pyplot.close("all")
+                exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+                printed = "".join("".join(output.get("text", "")) for output in cell["outputs"])
+                shown = [output for output in cell["outputs"] if "data" in output]
+                assert printed == capsys.readouterr().out, cell["id"]
+                assert len(shown) == len(pyplot.get_fignums()), cell["id"]

@@ -25,16 +25,13 @@ def teacher(parts):
 
 
 def test_eq6_soft_targets_equal_the_softmax_by_loops():
-    """Catches: tau left out, a side not normalized, a sum over clips; bfloat16 in autocast."""
+    """Catches: tau left out, a side not normalized, a sum over clips, a gradient."""
     features, phrases, tau = 5 * draw(2, 3, 4), draw(6, 4, seed=1), 0.03
     p = soft_targets(features.requires_grad_(), phrases.requires_grad_(), tau)
     assert p.shape == (2, 3, 6) and not p.requires_grad
     for b, i in itertools.product(range(2), range(3)):
         expected = slow_match(features[b, i].detach(), phrases.detach(), tau)
         torch.testing.assert_close(p[b, i], expected, rtol=1e-5, atol=1e-12)
-    with torch.autocast("cpu", torch.bfloat16):
-        mixed = soft_targets(features.float(), phrases.float(), tau)
-    torch.testing.assert_close(mixed, p.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_default_prompts_are_the_28_of_the_released_embeddings():

@@ -68,21 +68,6 @@ def test_videos_are_drawn_with_the_probabilities_of_the_grammar():
             assert np.all(abs(drawn - n * p) <= 4.5 * np.sqrt(n * p * (1 - p)))
 
 
-def test_times_tell_nothing_about_the_step():
-    """Catches: a duration or gap that gives the step away; segments that overlap."""
-    seconds = defaultdict(list)                                    # of each step, and the gap after
-    for i in range(3_000):
-        video = make_video("train", i)
-        edges = [0, *(t for step in video.steps for t in step[:2]), video.duration]
-        assert edges == sorted(edges)
-        for step, after in zip(video.steps, video.steps[1:]):
-            seconds[step.label].append((step.end - step.start, after.start - step.end))
-    everything = np.concatenate([*seconds.values()])               # (n, 2)
-    for own in map(np.array, seconds.values()):
-        error = own.mean(0) - everything.mean(0)
-        assert np.all(abs(error) < 4 * everything.std(0) / len(own) ** .5)
-
-
 # --- Pictures and narrations ---
 def test_default_world_is_that_of_the_published_figures():
     """Catches: another draw, with which no figure can be compared, but toy.teacher.VERSION kept."""

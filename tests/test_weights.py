@@ -9,6 +9,8 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn import functional
+from torchvision.models.video import mvit as theirs
 
 import diffusion
 import weights
@@ -16,12 +18,19 @@ from slow import randomized
 from support.errors import InputError
 from test_teacher import Malice
 from weights.checkpoint import TIMM, build_model, fill, open_start, read, save
+from weights.mvit import MViT
 
-TINY = Path(__file__).with_name("released_tiny.pt")    # in the released layout: D = 16, no classes
+# In the released layout, D = 16, no classes. Its numbers are by loops, one token at a time.
+TINY = Path(__file__).with_name("released_tiny.pt")
+OFFICIAL = TINY.parents[2] / "shared" / "official" / "released_layout_small.pt"    # the authors'
 STATE = torch.load(TINY, weights_only=True)["model_state"]
 D = 16
 F = dict(image=32, patch=8, width=32, frames=4, depth=2, heads=2)
 MVIT = dict(kind="mvit", image=32, frames=4, width=8, heads=2, stages=[1, 2], kv_stride=8)
+SLOWFAST = (("pos_encoding.class_token", "cls_token"), ("conv_proj", "patch_embed.proj"),
+            ("attn.project.0", "attn.proj"), (".pool.weight", ".weight"), ("mlp.0", "mlp.fc1"),
+            ("pool_q.norm_act.0", "norm_q"), ("pool_k.norm_act.0", "norm_k"), ("mlp.3", "mlp.fc2"),
+            ("pool_v.norm_act.0", "norm_v"), ("project", "proj"), ("encoder.body", "video_encoder"))
 
 
 def build(encoder=F, layers=3, task=None, classes=(), order="diffusion"):
@@ -99,6 +108,25 @@ def test_promise_8_published_files(tmp_path, key, prefix, heads, task):
         logits = x @ state[f"{prefix}head_{name}.weight"].T + state[f"{prefix}head_{name}.bias"]
         torch.testing.assert_close(log_p, (logits / (.02 if task == "classify" else 1)
                                            ).log_softmax(-1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("path", [TINY, pytest.param(OFFICIAL, marks=pytest.mark.skipif(
+    not OFFICIAL.is_file(), reason=f"no {OFFICIAL.name}"))], ids=["tiny", "official"])
+def test_released_weights_give_the_released_numbers(path):
+    """Catches: a parameter under another's name, other heads, no L2 norm, another schedule."""
+    content, model = torch.load(path, weights_only=True), weights.load(path)
+    clips = torch.cat([video.unflatten(1, (-1, content["config"]["frames"])).transpose(0, 1)
+                       for video in content["input"]])                          # (B N, 3, F, H, W)
+    x, noise = model.encoder(clips), content["noise"]
+    denoised, noisy = model.forecast_next(
+        x.unflatten(0, (len(noise), -1)),
+        torch.stack([torch.zeros_like(noise), noise], 1)).unbind(1)
+    cosine = functional.normalize(denoised, dim=-1) @ content["label_emb"].T    # as they come
+    for name, ours in {"encoder_cls": model.encoder.class_token(clips), "embedding": x,
+                       "denoised": denoised, "denoised_from_noise": noisy,
+                       "probs": (cosine / model.tau).softmax(-1)}.items():
+        assert (ours - content[name]).norm() < 1e-5 * content[name].norm(), name
 
 
 def test_promise_8_safetensors(tmp_path):
@@ -199,3 +227,39 @@ def test_promises_6_and_17_timm(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(InputError, match="timm is not installed; pip install timm"):
         open_start("timm")
+
+
+# --- MViT-v2 ---
+def test_the_defaults_are_mvit_v2_s(monkeypatch):
+    """Catches: a stage too long, heads or strides of another stage, another stem or norm; 16 frames
+    at another stride than 6 of 30 a second."""
+    built = []
+
+    def keep(self, spatial_size, temporal_size, block_setting, **flags):
+        torch.nn.Module.__init__(self)
+        flags.update(num_classes=1, stochastic_depth_prob=0.0)            # neither is of features
+        built.append((spatial_size, temporal_size, block_setting, flags))
+    monkeypatch.setattr(theirs.MViT, "__init__", keep)
+    theirs.mvit_v2_s(weights=None)
+    ours = MViT()
+    assert built[0] == built[1]
+    assert ours.seconds / ours.frames == pytest.approx(6 / 30)
+
+
+@torch.no_grad()
+def test_released_names(tmp_path, monkeypatch):
+    """Catches: a name of SlowFast given to another layer, a class token of another shape."""
+    monkeypatch.setattr(MViT.__init__, "__defaults__", (32, 4, None, 8, 2, [1, 2], 8, 512))
+    torch.manual_seed(0)
+    f = build_model(torch.zeros(0, 16), {"kind": "mvit"}, None, "none", tau=.02,
+                    pixels=(.45, .225), alpha_bar=[.5]).encoder.eval()
+    state = {}
+    for name, value in f.state_dict(prefix="encoder.").items():
+        value.normal_(0, .3)
+        for ours, released in SLOWFAST if "body" in name else [("encoder.", "")]:
+            name = name.replace(ours, released)
+        state["model." + name] = value.view(1, 1, -1) if name.endswith("cls_token") else value
+    torch.save({"model_state": state}, tmp_path / "x.pyth")
+    loaded = weights.load(tmp_path / "x.pyth")
+    clips = torch.randn(2, 3, 4, 32, 32)
+    assert torch.equal(loaded.encoder(clips), f(clips))

@@ -37,17 +37,13 @@ class ToySource:
     def __len__(self):
         return len(self.videos)
 
-    def duration(self, video):
-        """Length of a video, s."""
-        return self.videos[video].duration
-
     def sentences(self, video):
         """The narration of a video: [(start s, end s, text), ...]."""
         return self.narration[video]
 
     def pretrain_windows(self, video, rng):
         """The windows (n, 2) s of one pass over a video: `sentence_windows` of its narration."""
-        return sentence_windows(self.sentences(video), self.duration(video), rng)
+        return sentence_windows(self.narration[video], self.videos[video].duration, rng)
 
     def load(self, requests, rng=None):
         """The clips of [(video, windows (n, 2) s), ...] -> Loaded: the frames nearest in time.

@@ -28,7 +28,7 @@ from data import EPIC_FRAMES, EPIC_SECONDS, classify_examples, examples_of
 from evaluation.labeled import add_labeled_flags, encode_examples, load_examples, open_labeled
 from files.lists import NOUNS, VERBS
 from support.arguments import Parser, add_run_flags, count, default_checkpoint, positive
-from support.device import limit_threads, mixed_precision, pick_device, send
+from support.device import limit_threads, mixed_precision, pick_device
 from support.errors import require
 from support.workers import prefetch
 from training.batches import videos_of
@@ -170,7 +170,7 @@ def finetune(args):
         note_unreadable(failed, source, args)
         require(len(labels), f"no example of update {step + 1} can be read; use a larger --batch")
         with mixed_precision(device):
-            loss = loss_of(model, send(inputs, device), send(labels, device))
+            loss = loss_of(model, inputs.to(device), labels.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
