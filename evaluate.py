@@ -63,7 +63,9 @@ def evaluate(args):
         rows = measure(model, tasks.Read(source, examples, labels, x, teacher, texts), args)
 
     # 3. The table.
-    split = epic_split(args.annotations) if args.data == "epic" else args.split
+    split = args.split
+    if args.data == "epic":
+        split = epic_split(args.annotations)
     return {"task": args.task, "data": args.data, "split": split,
             "setting": "fine-tuned" if model.task else "zero-shot", "order": model.order,
             "listed": len(examples_in(source.listed, args)), "evaluated": len(examples),

@@ -16,7 +16,7 @@ from diffusion import expectation
 from evaluation.inference import draw_noise, sample_in_turn
 from evaluation.prediction import (count_futures, observe_file, observe_toy, open_steps, rank_steps,
                                    truth_of)
-from support.arguments import Parser, count, default_checkpoint, positive
+from support.arguments import Parser, count, default_checkpoint, natural, positive
 from support.device import limit_threads, pick_device
 from support.errors import require, run
 from support.write import write_json
@@ -80,7 +80,7 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
         at:         s, where the observed part ends; None: the end of the video.
         samples, horizon: Q Monte Carlo samples, and H steps of each future.
         clip, clip_weights: the teacher that embeds the steps; None: the run's.
-    Raises:  InputError, a ValueError, if the command would end with status 2.
+    Raises:  InputError or OSError, if the command would end with status 2.
     """
     checkpoint = checkpoint or default_checkpoint()
     content, _ = forecast(SimpleNamespace(
@@ -103,7 +103,7 @@ def print_forecast(content):
             print(f"  {row['share']:4.0%} {row['p']:4.0%}  {row['step']}")
         print("futures: how many samples took them")
         for future in content["futures"][:TOP]:
-            print(f"  {future['share']:4.0%}  {', '.join(future['steps'])}")
+            print(f"  {future['share']:4.0%}  {' > '.join(future['steps'])}")
     if truth:
         exact = ", ".join(f"{row['step']} {row['p']:.0%}" for row in truth["next"])
         print(f"exact distribution of the next step: {exact or 'nothing follows'}")
@@ -140,7 +140,8 @@ def parse(argv=None):
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add("--steps", type=Path, help="the steps to choose among, one per line (default: those of the "
         "embedded world)")
-    add("--at", type=positive, help="s: forecast from here (default: the end of the video)")
+    add("--at", type=positive, help="s: forecast from here (default: the end of the video; "
+        "without VIDEO, before its last --horizon steps)")
     add("--clip", help="the teacher that embeds the steps: a model of open_clip, or local-dir:DIR "
         "(default: the run's)")
     add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
@@ -152,7 +153,7 @@ def parse(argv=None):
         "frame, into this folder (needs diffusers and transformers)")
     add("--keyframe-model", default="stable-diffusion-v1-5/stable-diffusion-v1-5",
         help="a Stable Diffusion model of diffusers: a name of the hub, or a folder")
-    add("--seed", type=int, default=0, help="of the noise; which test video, without VIDEO")
+    add("--seed", type=natural, default=0, help="of the noise; which test video, without VIDEO")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
     args = parser.parse_args(argv)
     args.checkpoint = args.checkpoint or default_checkpoint()

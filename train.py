@@ -35,7 +35,7 @@ from files.sources import open_folder
 from losses import match, mc_loss, mse_loss, xe_loss
 from model import encode_parts
 from pseudo_labels import soft_targets
-from support.arguments import Parser, add_run_flags, count, positive
+from support.arguments import Parser, add_run_flags, count, natural, positive
 from support.device import limit_threads, mixed_precision, pick_device
 from support.errors import require, run
 from support.workers import prefetch
@@ -234,7 +234,7 @@ def parse(argv=None):
     add("--epochs", type=float, help="epochs of AdamW, the second stage")
     add("--batch", type=count, help="videos per update")
     add("--lr", type=positive, help="peak learning rate of AdamW")
-    add("--micro-batch", type=int, help="clips that f encodes at once, to save memory; 0: all")
+    add("--micro-batch", type=natural, help="clips that f encodes at once, to save memory; 0: all")
     add("--out", type=Path, default=Path("runs/pretrain"), help="folder of the run")
     add("--resume", action="store_true", help="go on from OUT/checkpoint.pt, if there is one")
     add_run_flags(parser)

@@ -30,9 +30,10 @@ def require_task(model, args):
     epic, path = args.data == "epic", args.checkpoint
     tuned = (model.task, len(model.classes) > 1) == (args.task, epic)
     zero_shot = not model.task and args.task != "activity" and not epic
-    require(tuned or zero_shot, f"{path}: is fine-tuned for {model.task or 'nothing'}, not for "
-            f"--task {args.task} of --data {args.data}, which needs that; run `python train.py "
-            f"--stage finetune --task {args.task} --data {args.data}`")
+    state = f"is fine-tuned for {model.task}" if model.task else "is not fine-tuned"
+    require(tuned or zero_shot, f"{path}: {state}; --task {args.task} of --data {args.data} needs "
+            f"a checkpoint of `python train.py --stage finetune --task {args.task} --data "
+            f"{args.data}`")
     require(args.task not in ("forecast", "infill") or model.denoiser, f"{path}: trained with "
             "--order none; to forecast, train with --order diffusion or mask")
 
@@ -49,6 +50,7 @@ def open_texts(names, toy, model, args, device):
     require(not model.task or model.classes == [len(names)], f"{path}: is fine-tuned to "
             f"{sum(model.classes)} classes, there are {len(names)} here; give the --data it was "
             "fine-tuned on")
+    toy = toy or settings.get("data") == "toy" and not args.clip
     teacher = load_teacher(device) if toy else open_teacher(
         args.clip or settings.get("clip") or "ViT-B-16-quickgelu",
         args.clip_weights or settings.get("clip_weights"), device)
@@ -79,13 +81,17 @@ def list_videos(args, split):
     """The annotated videos of COIN or EPIC, and the names of the classes; None without texts."""
     path = args.annotations
     if args.data == "epic":
-        return lists.load_epic(path), None
+        videos = lists.load_epic(path)
+        require(all(None not in step.label for video in videos for step in video.steps),
+                f"{path}: has no classes; give the csv of the train or validation split")
+        return videos, None
     if path.suffix == ".csv":                          # a released list holds one split, no names
         videos = lists.load_released_csv(path, args.task)
         labels = [""] * (1 + max(video.activity for video in videos))
     else:
         videos, labels = lists.load_coin(path)
         videos = [video for video in videos if video.split == split and video.steps]
+        require(videos, f"{path}: no video of subset {split} has steps")
     if args.task == "activity":
         return videos, None
     names = lists.load_steps(args.steps) if args.steps else labels

@@ -3,6 +3,7 @@
 Q Monte Carlo samples, each with a future of H steps; S steps to choose among, D embedding.
 """
 from collections import Counter
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +40,7 @@ def open_steps(args, toy, model, device):
 
 def observe_file(path, model, at):
     """The last 68 s of a video file before `at` s; None: before its end -> Observed."""
+    require(Path(path).is_file(), f"{path}: no such video")
     try:
         length = duration(path)
         end = length if at is None else at

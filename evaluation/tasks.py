@@ -15,6 +15,7 @@ from diffusion import expectation
 from evaluation.inference import draw_noise, predict_missing, sample_in_turn, score_labels
 from evaluation.metrics import (accuracy_rows, bigram_counts, bigram_forecast, distances, histogram,
                                 oracle_softmax, percent, softmaxes, topk_correct)
+from support.errors import require
 from toy import grammar
 from toy.source import ToySource
 
@@ -158,6 +159,7 @@ def infill(model, read, args):
     for i, example in enumerate(read.examples):        # one of each step
         if source.videos[example.video].name not in source.unreadable:
             videos.setdefault(example.video, []).append(i)
+    require(videos, "no video to infill could be read whole")
     rows, j = map(torch.tensor, zip(*paper_rows(videos.values())))             # (M, 9), (M,)
     missing = rows.gather(1, j[:, None])[:, 0]                                 # (M,)
     x, y = read.x[rows, 0], read.labels[missing]                               # (M, 9, D), (M,)

@@ -123,7 +123,7 @@ def plot_bars(axes, p, true):
     if true:
         axes.barh(places, [true.get(step, 0.0) for step in steps], 0.4, align="edge", label="true",
                   **TRUE)
-        axes.legend(loc="lower right")
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.02), ncols=2)
     for bars in axes.containers:
         axes.bar_label(bars, fmt="{:.0%}", padding=3)
     axes.set_yticks(places, [folded(step) for step in steps])

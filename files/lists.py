@@ -86,8 +86,9 @@ def load_coin(path):
                 names.setdefault(label, step["label"].strip())
                 steps.append(Step(*map(float, step["segment"]), label))
             split, activity = SUBSETS[entry["subset"]], int(entry["recipe_type"])
+            duration = float(entry["duration"]) if entry.get("duration") else None
         videos.append(Video(name, training_split(name) if split == "train" else split, activity,
-                            entry.get("duration"), in_order(steps, where)))
+                            duration, in_order(steps, where)))
     require(videos and min(names, default=0) >= 0, f"{path}: no videos, or an id of 0; {COIN}")
     return videos, [names.get(label, "") for label in range(max(names, default=-1) + 1)]
 
@@ -147,7 +148,8 @@ def load_epic(path):
 
 def epic_split(path):
     """Which split an official csv of EPIC-Kitchens-100 is, by its name; validation if unnamed."""
-    return next((split for split in ("train", "test") if split in path.name), "validation")
+    words = path.stem.split("_")
+    return next((split for split in ("train", "test") if split in words), "validation")
 
 
 # --- Names ---

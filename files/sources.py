@@ -14,8 +14,8 @@ class VideoSource:
     """Listed videos as files that are read on demand.
 
     videos: those that are there; absent: the ids of the others; unreadable: {id: reason}, filled by
-    whoever reads. With captions (pre-training) a video needs a narration, too. paths: {id: path};
-    view: data.View of f; teacher: pseudo_labels.Teacher, None if nobody asks for its features.
+    whoever calls `load`. With captions (pre-training) a video needs a narration, too. paths: {id:
+    path}; view: data.View of f; teacher: pseudo_labels.Teacher, None if no features are needed.
     Raises InputError if none of the videos is there.
     """
 
@@ -24,8 +24,9 @@ class VideoSource:
         self.listed, self.paths, self.view = videos, paths, view
         self.teacher, self.captions = teacher, captions
         self.videos = [video for video in videos if video.name in present]
-        self.absent = [video.name for video in videos if video.name not in present]
-        self.unreadable = {}
+        self.absent = [name for name in dict.fromkeys(video.name for video in videos)
+                       if name not in present]
+        self.unreadable, self.skipped = {}, {}         # skipped: by `pretrain_windows`
         name, file = next(iter(self.absent), None), next(iter(paths), None)
         require(self.videos, f"--videos: no file of the {len(videos)} videos listed, or no "
                 f"narration: listed is {name!r}, a file is {file!r}; they must be equal")
@@ -48,10 +49,13 @@ class VideoSource:
         """
         try:
             end, sentences = self.duration(i), self.sentences(i)
+            spoken = [sentence for sentence in sentences if sentence[0] < end]
+            require(2 * len(spoken) >= len(sentences), f"{len(spoken)} of {len(sentences)} "
+                    f"captions begin before the video ends, at {end:.1f} s: of another video?")
         except (Unreadable, InputError) as error:
-            self.unreadable[self.videos[i].name] = str(error)
+            self.skipped[self.videos[i].name] = str(error)
             return np.empty((0, 2))
-        return sentence_windows([spoken for spoken in sentences if spoken[0] < end], end, rng)
+        return sentence_windows(spoken, end, rng)
 
     def load(self, requests, rng=None):
         """Read the clips of requests [(i, windows (n, 2) s), ...], each from one opening of a file.
@@ -61,7 +65,7 @@ class VideoSource:
         """
         size, F, seconds = self.view
         short_side = short_side_for(max(size, self.teacher.size if self.teacher else 0))
-        readable, clips, views, failed = [], [], [], dict(self.unreadable)
+        readable, clips, views, failed = [], [], [], self.unreadable | self.skipped
         for i, windows in requests:
             name = self.videos[i].name
             times = frame_times(windows, F, seconds).flatten()                     # (n F,)

@@ -93,11 +93,11 @@ def frames_at(path, container, stream, times):
     shown = following = frames = None                  # `following` was decoded last
     for time in times + start + 1e-6:                  # rounding must not miss a frame
         if frames is None or time > (following or shown).time + AHEAD:
-            for target in (time, time - 1, start):     # a seek can end a few frames too late
+            for target in (time, time - 1, start):     # a seek can end too late, or amid frames
                 container.seek(int(max(target, start) / stream.time_base), stream=stream)
                 frames = (frame for frame in container.decode(stream) if frame.time is not None)
                 shown, following = None, next(frames, None)
-                if following is not None and following.time <= time:
+                if following is not None and following.time <= time and not following.is_corrupt:
                     break
         while following is not None and following.time <= time:
             shown, following = following, next(frames, None)

@@ -8,12 +8,20 @@ OWN = Path("runs/pretrain")                                    # the run of `pyt
 DEFAULT = Path(__file__).parents[1] / "toy" / "default.pt"     # the checkpoint beside the code
 
 
+class Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Help that shows a default only if it tells something."""
+
+    def _get_help_string(self, action):
+        shown = action.default not in (None, True, False)
+        return super()._get_help_string(action) if shown else action.help
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are InputErrors: one line, without the usage."""
 
     def __init__(self, description, **options):        # options: what add_subparsers gives
-        super().__init__(description=description, allow_abbrev=False,
-                         formatter_class=argparse.ArgumentDefaultsHelpFormatter, **options)
+        super().__init__(description=description, allow_abbrev=False, formatter_class=Help,
+                         **options)
 
     def error(self, message):
         """Raise InputError."""
@@ -28,6 +36,14 @@ def positive(text):
     return value
 
 
+def natural(text):
+    """A whole number of at least 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    return value
+
+
 def count(text):
     """A whole number of at least 1."""
     value = int(text)
@@ -38,9 +54,9 @@ def count(text):
 
 def add_run_flags(parser):
     """--seed and --device, of every command with a model; --workers and --max-unreadable."""
-    parser.add_argument("--seed", type=int, default=0, help="of all that is random")
+    parser.add_argument("--seed", type=natural, default=0, help="of all that is random")
     parser.add_argument("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
-    parser.add_argument("--workers", type=int, default=0, help="processes that read videos ahead")
+    parser.add_argument("--workers", type=natural, default=0, help="processes that read ahead")
     parser.add_argument("--max-unreadable", type=float, default=0.05, metavar="SHARE",
                         help="of the videos, that may be unreadable")
 

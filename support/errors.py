@@ -41,6 +41,6 @@ def run(main, parse):
             fail(2, "a worker process was killed, perhaps for its memory; use fewer --workers")
         if isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text:
             first = str(error).split("\n")[0]
-            fail(2, f"{first}; the memory is too small; use a smaller --micro-batch or --batch, or "
-                 "fewer --workers")
+            fail(2, f"{first}; the memory is too small; use a smaller --batch, fewer --workers, or "
+                 "in train.py a smaller --micro-batch")
         raise

@@ -4,8 +4,9 @@ from pathlib import Path
 
 
 def write_atomically(path, write):
-    """Call write(binary file beside `path`), then rename it to `path`."""
+    """Call write(binary file beside `path`), then rename it to `path`. Its folder may be new."""
     part = Path(f"{path}.part")
+    part.parent.mkdir(parents=True, exist_ok=True)
     try:
         with open(part, "wb") as file:
             write(file)

@@ -1,14 +1,18 @@
 """files/sources.py: clips of listed videos, from real files; what is absent or unreadable."""
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from commands import read_json
 from data import Video, View, frame_times, sentence_windows
 from files.captions import Captions
 from files.sources import VideoSource, open_folder, require_readable
 from files.video import evaluation_view, find_videos, read_frames, short_side_for, training_view
 from support.errors import InputError
 from test_video import write
+from training.run import note_unreadable
 
 SEED = 1                                               # starts with the first sentence
 TEXT = "word " * 12                                    # a sentence that is not joined with others
@@ -101,3 +105,16 @@ def test_promises_18_and_21_windows_of_narrations(folder):
     loaded = source.load([(0, windows[0]), (3, windows[3])])
     assert len(loaded.clips) == 2 and list(loaded.failed) == ["b", "bad"]
     assert "b.csv:2: " in loaded.failed["b"] and "bad.mp4: " in loaded.failed["bad"]
+    args = SimpleNamespace(out=folder, max_unreadable=0.05)
+    with pytest.raises(InputError, match="2 of 4 videos are unreadable"):
+        note_unreadable(loaded.failed, source, args)   # also without worker processes
+    assert read_json(folder / "unreadable.json") == loaded.failed
+
+
+def test_promise_19_captions_in_other_units(folder):
+    """Catches: training on the first sentence of each video, since all others seem to be later."""
+    rows = "".join(f"{4000 * i},{4000 * i + 3000},and then we stir it\n" for i in range(3))
+    (folder / "a.csv").write_text(f"start,end,text\n{rows}")
+    source = open_folder(folder, folder, None, View(32, 2))
+    assert len(source.pretrain_windows(0, np.random.default_rng(SEED))) == 0
+    assert "1 of 3 captions begin before the video ends" in source.skipped["a"]

@@ -24,6 +24,7 @@ from training.batches import load_batch, spoken_during, teacher_features
 from weights.checkpoint import build_model, save
 
 ROOT = Path(__file__).parents[1]
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)      # Windows has none
 ROW = ["step", "epoch", "loss", "xe", "mse", "mc", "match", "order", "lr", "clips_per_s"]
 ONE = "--toy-videos", "6", "--batch", "6", "--sgd-epochs", "1", "--epochs", "0"     # one update
 
@@ -185,7 +186,7 @@ def whole(tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill", "ctrl-c"])
+@pytest.mark.parametrize("number", [KILL, signal.SIGINT], ids=["kill", "ctrl-c"])
 def test_promise_24_a_killed_run_is_resumed_to_the_same_bits(here, monkeypatch, whole, number):
     """Catches: draws that depend on the past, momenta lost, a row twice; a worker left behind, a
     traceback or another status after Ctrl-C."""
@@ -269,7 +270,7 @@ def test_promise_10_and_11_memory_and_workers(here, capsys, monkeypatch):
 
     def killed(self, requests, rng=None):
         if torch.utils.data.get_worker_info():
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), KILL)
         return load(self, requests, rng)
     monkeypatch.setattr(ToySource, "load", killed)
     assert "--workers" in fails(capsys, "train.py", *ONE, "--workers", "1", "--out", "two")

@@ -14,7 +14,6 @@ from support.write import write_atomically
 from toy import grammar
 from toy.render import MEAN, OBJECTS, SIZE, STD, TOOLS, appearance, draw_frames
 
-TAU = .045                                         # of Eq. 6 in this world: chosen on validation
 VERSION = 1                                        # of grammar.py, render.py and this file
 TEACHER_FILE = Path(__file__).with_name("teacher.pt")
 TEACHER_CONFIG = {                                 # as in open_clip's open_clip_config.json

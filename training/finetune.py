@@ -15,6 +15,7 @@ N clips of an example, B examples per update, S classes, V verbs, U nouns, D emb
 """
 import functools
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -118,9 +119,14 @@ def action_loss(model, clips, labels):
 def finetune(args):
     """`python train.py --stage finetune`: --epochs times all examples, one update per batch."""
     # 1. The checkpoint, labeled videos, the classifier.
+    require("WORLD_SIZE" not in os.environ, "fine-tuning runs in one process; start it without "
+            "torchrun")
     device, epic = pick_device(args.device), args.data == "epic"
-    content = open_run(args)
     init = weights.load(args.init)
+    if init.settings.get("data") != "toy":                 # the teacher goes with the run
+        args.clip = args.clip or init.settings.get("clip")
+        args.clip_weights = args.clip_weights or init.settings.get("clip_weights")
+    content = open_run(args)
     require(init.arguments["denoiser"] and not init.task, f"--init {args.init}: holds f alone, or "
             "is fine-tuned; give a run of --stage pretrain, or ProcedureVRL's pre-trained file")
     limit_threads(init.encoder.image, device)
@@ -151,8 +157,8 @@ def finetune(args):
             chosen = videos_of(step, len(x), args.batch, args.seed)
             return x[chosen], y[chosen], {}
         loss_of = frozen_loss
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.0,
-                                  weight_decay=WEIGHT_DECAY)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.0, weight_decay=WEIGHT_DECAY)
     per_epoch = max(len(examples) // args.batch, 1)
     steps, first = max(1, round(args.epochs * per_epoch)), content.get("step", 0)
     if content:
@@ -175,7 +181,8 @@ def finetune(args):
         loss.backward()
         optimizer.step()
         if (step + 1) % LOG_EVERY == 0 or step + 1 == steps:
-            log(args, bar, step + 1, loss, epoch=(step + 1) / per_epoch, loss=loss,
+            norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+            log(args, bar, step + 1, norm, epoch=(step + 1) / per_epoch, loss=loss,
                 lr=optimizer.param_groups[0]["lr"])
         if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
             save(args, model, optimizer, step + 1)
