@@ -18,4 +18,4 @@ def print_table(content):
     print_rows({name: value for name, value in content.items() if name != "by_class"})
     M = content["evaluated"]
     print(f"standard error of a percentage of {M:,} examples: at most {50 / M ** 0.5:.1f}; "
-          "what the rows are: evaluation/tasks.py")
+          "what the rows are: docs/results.md, evaluation/tasks.py")

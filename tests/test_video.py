@@ -105,6 +105,7 @@ def test_real_videos(name):
     """Catches: what files written here do not have: sound, edit lists, other encoders."""
     frames = decode_all(REAL / name, limit=60)
     assert_shows(REAL / name, [*np.random.default_rng(1).uniform(0, frames[0][-1], 5)], frames)
+    assert len(read_frames(REAL / name, [5.5])) == 1   # a seek, amid frames that need earlier ones
     assert 10 < video.duration(REAL / name) <= 14
 
 
