@@ -48,9 +48,9 @@ def forecast(args):
         if model.denoiser is not None:
             noise = draw_noise((args.horizon, args.samples, model.dim), args.seed)     # (H, Q, D)
             log_p, picks = sample_in_turn(model, x, seconds, texts, noise.to(device))
-            mean = expectation(log_p[None].cpu())[0]       # Eq. 11; `share` ranks      (S,)
+            mean = expectation(log_p[None].cpu())[0]                           # Eq. 11        (S,)
             chosen = torch.bincount(picks[:, 0].cpu(), minlength=len(names))           # (S,)
-            following = rank_steps(names, mean, chosen.double() / args.samples)
+            following = rank_steps(names, mean, chosen.double() / args.samples)        # by share
             futures = count_futures(picks, names)
 
     # 3. The result.
