@@ -4,7 +4,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4.
 
 Pre-training is one loop with the whole objective, Eq. 7, by SGD and then by AdamW. In one update f
 encodes each clip once, and h predicts many of them, one in each row: data.missing_rows. Every
-random choice of an update is drawn from (seed, step), so a resumed run ends as if it had never
+random choice of an update is drawn from (seed, update), so a resumed run ends as if it had never
 stopped. Fine-tuning is in training/finetune.py.
 
     paper          here           shape             meaning
@@ -124,27 +124,27 @@ def pretrain(args):
     model.to(device).train()
     per_epoch = max(len(source) // args.batch, 1)
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
-    steps = switch + round(args.epochs * per_epoch)
+    updates = switch + round(args.epochs * per_epoch)
     first = content.get("step", 0)
     optimizer = make_optimizer(model, "sgd" if first <= switch else "adamw")
     if content:
         model.load_state_dict(content["model"])
         optimizer.load_state_dict(content["optimizer"])
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(source)} videos, "
-          f"{switch} updates by SGD and {steps - switch} by AdamW, on {device}")
+          f"{switch} updates by SGD and {updates - switch} by AdamW, on {device}")
 
     # 3. Train: the objective of an update, Eq. 7, from top to bottom.
     make = functools.partial(load_batch, source, args, CONSECUTIVE[args.size])
-    batches = prefetch(make, range(first, steps), args.workers)
+    batches = prefetch(make, range(first, updates), args.workers)
     encoded, began = 0, time.perf_counter()
-    bar = tqdm(batches, "pretrain", steps, initial=first, mininterval=1, disable=rank > 0)
-    for step, batch in enumerate(bar, first):
-        if step == switch:
+    bar = tqdm(batches, "pretrain", updates, initial=first, mininterval=1, disable=rank > 0)
+    for update, batch in enumerate(bar, first):
+        if update == switch:
             optimizer = make_optimizer(model, "adamw")
-        stage = (0, switch, SGD_LR) if step < switch else (switch, steps, args.lr)
-        optimizer.param_groups[0]["lr"] = learning_rate(step, *stage)
-        torch.manual_seed((args.seed * 1_000_003 + step) * world + rank)
-        rng = np.random.default_rng((args.seed, 3, step, rank))            # of the rows
+        stage = (0, switch, SGD_LR) if update < switch else (switch, updates, args.lr)
+        optimizer.param_groups[0]["lr"] = learning_rate(update, *stage)
+        torch.manual_seed((args.seed * 1_000_003 + update) * world + rank)
+        rng = np.random.default_rng((args.seed, 3, update, rank))          # of the rows
         note_unreadable(batch.failed, source, args)
         clips = batch.clips.to(device)                                     # (C, F, 3, H, W)
         with mixed_precision(device):
@@ -179,19 +179,19 @@ def pretrain(args):
         optimizer.step()
 
         encoded += len(x) * world
-        if (step + 1) % LOG_EVERY == 0 or step + 1 == steps:               # waits for the GPU
+        if (update + 1) % LOG_EVERY == 0 or update + 1 == updates:         # waits for the GPU
             teacher = targets.argmax(-1)                   # its likeliest phrase of each clip
             order = None
             if args.order != "none":
                 order = (log_q.argmax(-1) == teacher[missing]).float().mean()
             # If the norm is not finite, it ends the run before the weights are saved.
-            log(args, bar, step + 1, norm, epoch=(step + 1) / per_epoch, loss=loss, xe=xe, mse=mse,
-                mc=mc, match=(log_p.argmax(-1) == teacher).float().mean(), order=order,
+            log(args, bar, update + 1, norm, epoch=(update + 1) / per_epoch, loss=loss, xe=xe,
+                mse=mse, mc=mc, match=(log_p.argmax(-1) == teacher).float().mean(), order=order,
                 lr=optimizer.param_groups[0]["lr"],
                 clips_per_s=encoded / (time.perf_counter() - began))
-        if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
-            save(args, model, optimizer, step + 1)
-    print(f"{args.out / 'checkpoint.pt'}: {steps} updates, {time.perf_counter() - began:.0f} s")
+        if (update + 1) % SAVE_EVERY == 0 or update + 1 == updates:
+            save(args, model, optimizer, update + 1)
+    print(f"{args.out / 'checkpoint.pt'}: {updates} updates, {time.perf_counter() - began:.0f} s")
 
 
 def parse(argv=None):

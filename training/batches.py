@@ -1,7 +1,7 @@
 """What an update of pre-training reads: consecutive clips of videos, the teacher's features.
 
-B videos, C clips of them, m sentences, D embedding. Everything is drawn from (seed, step), so that
-a resumed run goes on as if it had never stopped.
+B videos, C clips of them, m sentences, D embedding. Everything is drawn from (seed, update), so
+that a resumed run goes on as if it had never stopped.
 """
 import numpy as np
 import torch
@@ -14,23 +14,23 @@ from training import parallel
 ATTEMPTS = 20             # batches without a readable video before the run ends
 
 
-def videos_of(step, count, batch, seed):
+def videos_of(update, count, batch, seed):
     """(batch,) int: which of `count` videos an update takes; every epoch has a new order."""
     per_epoch = max(count // batch, 1)
-    epoch, place = divmod(step, per_epoch)
+    epoch, place = divmod(update, per_epoch)
     order = np.random.default_rng((seed, 1, epoch)).permutation(count)
     return order[place * batch:(place + 1) * batch]
 
 
-def load_batch(source, args, clips, step):
+def load_batch(source, args, clips, update):
     """The clips of an update, at most `clips` consecutive ones of each video -> data.Loaded.
 
     One of several processes takes its share of the videos. If none can be read, others are taken.
     """
     (rank, world), failed = parallel.place(), {}
-    for update in range(step, step + ATTEMPTS):
-        rng = np.random.default_rng((args.seed, 2, update, rank))
-        videos = videos_of(update, len(source), args.batch, args.seed)[rank::world]
+    for attempt in range(update, update + ATTEMPTS):
+        rng = np.random.default_rng((args.seed, 2, attempt, rank))
+        videos = videos_of(attempt, len(source), args.batch, args.seed)[rank::world]
         requests = [(video, consecutive_windows(source.pretrain_windows(video, rng), clips, rng))
                     for video in videos]
         requests = [(video, windows) for video, windows in requests if len(windows)]

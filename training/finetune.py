@@ -84,14 +84,14 @@ def frozen_loss(model, x, labels):
     return nll_loss(model.classify(read)[0], labels)
 
 
-def action_batch(source, examples, args, step):
-    """An update's clips, one view of each action, augmented, drawn from (seed, step).
+def action_batch(source, examples, args, update):
+    """An update's clips, one view of each action, augmented, drawn from (seed, update).
 
     Returns: clips (B, F, 3, H, W) uint8 and labels (B, 2) int64 of those that could be read, and
     {id: reason} of the unreadable videos.
     """
-    rng, drawn = np.random.default_rng((args.seed, 2, step)), []
-    for place in videos_of(step, len(examples), args.batch, args.seed):
+    rng, drawn = np.random.default_rng((args.seed, 2, update)), []
+    for place in videos_of(update, len(examples), args.batch, args.seed):
         windows = rng.permutation(examples[place].windows)[:1]
         drawn.append(examples[place]._replace(windows=windows))
     loaded, read = load_examples(source, drawn, rng)
@@ -119,8 +119,8 @@ def action_loss(model, clips, labels):
 def finetune(args):
     """`python train.py --stage finetune`: --epochs times all examples, one update per batch."""
     # 1. The checkpoint, labeled videos, the classifier.
-    require("WORLD_SIZE" not in os.environ, "fine-tuning runs in one process; start it without "
-            "torchrun")
+    require(int(os.environ.get("WORLD_SIZE", 1)) == 1, "fine-tuning runs in one process; "
+            "start it without torchrun")
     device, epic = pick_device(args.device), args.data == "epic"
     init = weights.load(args.init)
     if init.settings.get("data") != "toy":                 # the teacher goes with the run
@@ -153,39 +153,39 @@ def finetune(args):
         y = torch.tensor([example.label for example in examples], device=device)
         x = x.unflatten(0, (len(y), -1))                   # (M, N, D)
 
-        def make(step):
-            chosen = videos_of(step, len(x), args.batch, args.seed)
+        def make(update):
+            chosen = videos_of(update, len(x), args.batch, args.seed)
             return x[chosen], y[chosen], {}
         loss_of = frozen_loss
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.0, weight_decay=WEIGHT_DECAY)
     per_epoch = max(len(examples) // args.batch, 1)
-    steps, first = max(1, round(args.epochs * per_epoch)), content.get("step", 0)
+    updates, first = max(1, round(args.epochs * per_epoch)), content.get("step", 0)
     if content:
         model.load_state_dict(content["model"])
         optimizer.load_state_dict(content["optimizer"])
-    print(f"{len(examples)} examples, {steps} updates, on {device}")
+    print(f"{len(examples)} examples, {updates} updates, on {device}")
 
     # 3. Train.
-    batches = prefetch(make, range(first, steps), args.workers if epic else 0)
-    bar = tqdm(batches, "finetune", steps, initial=first, mininterval=1)
+    batches = prefetch(make, range(first, updates), args.workers if epic else 0)
+    bar = tqdm(batches, "finetune", updates, initial=first, mininterval=1)
     model.train()
-    for step, (inputs, labels, failed) in enumerate(bar, first):
-        optimizer.param_groups[0]["lr"] = learning_rate(step, 0, steps, args.lr)
-        torch.manual_seed(args.seed * 1_000_003 + step)
+    for update, (inputs, labels, failed) in enumerate(bar, first):
+        optimizer.param_groups[0]["lr"] = learning_rate(update, 0, updates, args.lr)
+        torch.manual_seed(args.seed * 1_000_003 + update)
         note_unreadable(failed, source, args)
-        require(len(labels), f"no example of update {step + 1} can be read; use a larger --batch")
+        require(len(labels), f"no example of update {update + 1} can be read; use a larger --batch")
         with mixed_precision(device):
             loss = loss_of(model, inputs.to(device), labels.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if (step + 1) % LOG_EVERY == 0 or step + 1 == steps:
+        if (update + 1) % LOG_EVERY == 0 or update + 1 == updates:
             norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
-            log(args, bar, step + 1, norm, epoch=(step + 1) / per_epoch, loss=loss,
+            log(args, bar, update + 1, norm, epoch=(update + 1) / per_epoch, loss=loss,
                 lr=optimizer.param_groups[0]["lr"])
-        if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
-            save(args, model, optimizer, step + 1)
+        if (update + 1) % SAVE_EVERY == 0 or update + 1 == updates:
+            save(args, model, optimizer, update + 1)
 
 
 def parse(argv):

@@ -65,22 +65,22 @@ def note_unreadable(failed, source, args):
         require_readable(source, args.max_unreadable)
 
 
-def learning_rate(step, first, last, peak):
+def learning_rate(update, first, last, peak):
     """Of an update in a stage [first, last): it rises over 5 % of the stage, then falls to 0."""
     updates = last - first
-    return peak * min(1.0, (step - first + 1) / (0.05 * updates + 1),
-                      (last - step) / (0.95 * updates))
+    return peak * min(1.0, (update - first + 1) / (0.05 * updates + 1),
+                      (last - update) / (0.95 * updates))
 
 
-def log(args, bar, step, watched, **values):
+def log(args, bar, update, watched, **values):
     """Write a row of metrics.jsonl, and its loss and shares to the bar.
 
     Raises: FloatingPointError unless `watched` is finite: the loss, or the gradient's norm.
     """
     if not torch.isfinite(watched):
-        raise FloatingPointError(f"update {step}: the loss or its gradient is not finite; the last "
-                                 f"checkpoint in {args.out} stays; try a smaller --lr")
-    row = {"step": step, **values}
+        raise FloatingPointError(f"update {update}: the loss or its gradient is not finite; the "
+                                 f"last checkpoint in {args.out} stays; try a smaller --lr")
+    row = {"step": update, **values}
     row = {name: value.item() if torch.is_tensor(value) else value for name, value in row.items()}
     shown = [name for name in ("loss", "match", "order") if row.get(name) is not None]
     bar.set_postfix({name: f"{row[name]:.3g}" for name in shown}, refresh=False)
@@ -89,8 +89,8 @@ def log(args, bar, step, watched, **values):
             print(json.dumps(row), file=file)
 
 
-def save(args, model, optimizer, step):
+def save(args, model, optimizer, update):
     """Write checkpoint.pt: complete, or the one before stays."""
     if parallel.place()[0] == 0:
-        weights.checkpoint.save(args.out / "checkpoint.pt", model, step=step,
+        weights.checkpoint.save(args.out / "checkpoint.pt", model, step=update,
                                 optimizer=optimizer.state_dict(), settings=settings_of(args))
