@@ -313,7 +313,7 @@ def test_promise_25_and_two_processes(here, capsys, monkeypatch):
     assert [row["step"] for row in rows_of("two")] == [6]
     for name, value in {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    assert "runs in one process" in fails(capsys, "train.py", "--stage", "finetune", "--init", "one")
+    assert "in one process" in fails(capsys, "train.py", "--stage", "finetune", "--init", "one")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(train, "pick_device", lambda name: torch.device("cuda"))
     assert "1 GPUs" in fails(capsys, "train.py", *flags, "cpu", "--out", "three")
