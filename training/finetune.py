@@ -43,6 +43,20 @@ WEIGHT_DECAY = 1e-2
 
 
 # --- Before the first update ---
+def open_init(args):
+    """The pre-trained model of --init, whose teacher goes with the new run."""
+    require(int(os.environ.get("WORLD_SIZE", 1)) == 1, "fine-tuning runs in one process; start it "
+            "without torchrun")
+    init = weights.load(args.init)
+    require(init.arguments["denoiser"] and not init.task, f"--init {args.init}: holds f alone, or "
+            "is fine-tuned; give a run of --stage pretrain, or ProcedureVRL's pre-trained file")
+    args.checkpoint = args.init                            # whose teacher and texts must fit
+    if init.settings.get("data") != "toy":
+        args.clip = args.clip or init.settings.get("clip")
+        args.clip_weights = args.clip_weights or init.settings.get("clip_weights")
+    return init
+
+
 def labeled_examples(args, source):
     """The task's examples of --labels of the videos, drawn from the seed."""
     if args.data == "epic":
@@ -119,18 +133,10 @@ def action_loss(model, clips, labels):
 def finetune(args):
     """`python train.py --stage finetune`: --epochs times all examples, one update per batch."""
     # 1. The checkpoint, labeled videos, the classifier.
-    require(int(os.environ.get("WORLD_SIZE", 1)) == 1, "fine-tuning runs in one process; "
-            "start it without torchrun")
     device, epic = pick_device(args.device), args.data == "epic"
-    init = weights.load(args.init)
-    if init.settings.get("data") != "toy":                 # the teacher goes with the run
-        args.clip = args.clip or init.settings.get("clip")
-        args.clip_weights = args.clip_weights or init.settings.get("clip_weights")
+    init = open_init(args)
     content = open_run(args)
-    require(init.arguments["denoiser"] and not init.task, f"--init {args.init}: holds f alone, or "
-            "is fine-tuned; give a run of --stage pretrain, or ProcedureVRL's pre-trained file")
     limit_threads(init.encoder.image, device)
-    args.checkpoint = args.init                            # whose teacher and texts must fit
     source, texts = open_labeled(args, "train", init, device, with_teacher=False)
     report_absent(source, args)
     examples = labeled_examples(args, source)
@@ -186,6 +192,7 @@ def finetune(args):
                 lr=optimizer.param_groups[0]["lr"])
         if (update + 1) % SAVE_EVERY == 0 or update + 1 == updates:
             save(args, model, optimizer, update + 1)
+    print(f"{args.out / 'checkpoint.pt'}: {updates} updates")
 
 
 def parse(argv):
