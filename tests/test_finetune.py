@@ -8,6 +8,7 @@ from torch.nn.functional import normalize
 
 import weights
 from commands import call, fails, read_json
+from data import Video
 from diffusion import noise_levels
 from test_train import rows_of, same_run
 from toy import grammar
@@ -54,7 +55,8 @@ def test_training_starts_from_the_zero_shot_model(task):
     init, texts = random_model(), torch.randn(40, 64) * 3
     init.standardize.update(torch.randn(9, 64))
     named = task != "activity"
-    model = finetune.extend(init, args_of("--task", task), texts if named else None, [40])
+    videos = [Video("a", activity=39), Video("b", activity=2)]             # classes 0 to 39
+    model = finetune.extend(init, args_of("--task", task), texts if named else None, videos)
     assert model.denoiser.dropout.p == finetune.DROPOUT > 0
     x, noise = normalize(torch.randn(2, 8, 64), dim=-1), torch.randn(2, 3, 64)
     x_hat = init.forecast_next(x, noise)

@@ -70,11 +70,14 @@ def labeled_examples(args, source):
     return [example for example in examples if example.video in chosen]
 
 
-def extend(init, args, texts, classes):
-    """The checkpoint's model with a classifier of `classes`, the sizes of its label sets.
+def extend(init, args, texts, videos):
+    """The checkpoint's model with a classifier of the classes of the listed videos.
 
     It starts as the texts (S, D), or at zero if they are None. For EPIC, f reads 32 frames.
     """
+    classes = [VERBS, NOUNS]                               # the sizes of the label sets
+    if args.data != "epic":
+        classes = [1 + max(v.activity for v in videos) if texts is None else len(texts)]
     arguments = {**init.arguments, "task": args.task, "classes": list(classes)}
     arguments["denoiser"] = {**init.arguments["denoiser"], "dropout": DROPOUT}
     if args.data == "epic":
@@ -141,10 +144,7 @@ def finetune(args):
     report_absent(source, args)
     examples = labeled_examples(args, source)
     torch.manual_seed(args.seed)
-    classes = [VERBS, NOUNS]
-    if not epic:
-        classes = [1 + max(v.activity for v in source.listed) if texts is None else len(texts)]
-    model = extend(init, args, texts, classes).to(device)
+    model = extend(init, args, texts, source.listed).to(device)
 
     # 2. What is trained: the classifier, and f or h. Each clip goes through a frozen f once.
     model.requires_grad_(False)
