@@ -348,7 +348,7 @@ def test_what_a_checkpoint_cannot_do_is_one_line(trained, here, capsys):
     """Catches: a traceback, or a score for a task that the checkpoint was not trained for."""
     for checkpoint, flags, words in (
             ("none", ("--task", "forecast"), "--order none"),
-            ("mask", ("--task", "activity"), "fine-tuned for nothing"),
+            ("mask", ("--task", "activity"), "is not fine-tuned"),
             ("mask", ("--data", "coin"), "needs --annotations and --videos"),
             ("mask", ("--data", "epic", "--task", "infill"), "--data epic")):
         line = fails(capsys, "evaluate.py", *flags, "--checkpoint", trained / checkpoint)
