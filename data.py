@@ -106,7 +106,7 @@ def paper_rows(videos, rng=None):
     rows = []
     for clips in videos:
         for k in range(len(clips)):
-            place = int(rng.integers(CLIPS)) if rng else CLIPS // 2
+            place = CLIPS // 2 if rng is None else int(rng.integers(CLIPS))
             first = max(0, min(k - place, len(clips) - CLIPS))
             row = clips[first:first + CLIPS]
             rows.append((row + [-1] * (CLIPS - len(row)), k - first))

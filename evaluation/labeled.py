@@ -50,8 +50,8 @@ def open_texts(names, toy, model, args, device):
     require(not model.task or model.classes == [len(names)], f"{path}: is fine-tuned to "
             f"{sum(model.classes)} classes, there are {len(names)} here; give the --data it was "
             "fine-tuned on")
-    toy = toy or settings.get("data") == "toy" and not args.clip
-    teacher = load_teacher(device) if toy else open_teacher(
+    of_world = toy or settings.get("data") == "toy" and not args.clip
+    teacher = load_teacher(device) if of_world else open_teacher(
         args.clip or settings.get("clip") or "ViT-B-16-quickgelu",
         args.clip_weights or settings.get("clip_weights"), device)
     texts = teacher.encode_phrases(names).to(device)

@@ -12,8 +12,8 @@ class Help(argparse.ArgumentDefaultsHelpFormatter):
     """Help that shows a default only if it tells something."""
 
     def _get_help_string(self, action):
-        shown = action.default not in (None, True, False)
-        return super()._get_help_string(action) if shown else action.help
+        hidden = action.default is None or isinstance(action.default, bool)
+        return action.help if hidden else super()._get_help_string(action)
 
 
 class Parser(argparse.ArgumentParser):

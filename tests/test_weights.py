@@ -211,8 +211,8 @@ def test_a_start_that_fits_is_taken_whole(tmp_path, encoder, kind):
         body = source.encoder.body.state_dict()
         torch.save(body | {"head.1.weight": torch.ones(3, 16)}, tmp_path / "x.pt")
     fill("x", model, open_start(tmp_path / "x.pt"))
-    for (name, ours), theirs in zip(model.named_parameters(), source.parameters(), strict=True):
-        assert torch.equal(ours, theirs) == (kind == "run" or "body" in name), name
+    for (name, ours), given in zip(model.named_parameters(), source.parameters(), strict=True):
+        assert torch.equal(ours, given) == (kind == "run" or "body" in name), name
     assert torch.equal(model.phrases, phrases)
 
 

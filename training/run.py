@@ -72,12 +72,12 @@ def learning_rate(update, first, last, peak):
                       (last - update) / (0.95 * updates))
 
 
-def log(args, bar, update, watched, **values):
+def log(args, bar, update, norm, **values):
     """Write a row of metrics.jsonl, and its loss and shares to the bar.
 
-    Raises: FloatingPointError unless `watched` is finite: the loss, or the gradient's norm.
+    Raises: FloatingPointError unless the norm of the gradient is finite, as the loss then is.
     """
-    if not torch.isfinite(watched):
+    if not torch.isfinite(norm):
         raise FloatingPointError(f"update {update}: the loss or its gradient is not finite; the "
                                  f"last checkpoint in {args.out} stays; try a smaller --lr")
     row = {"step": update, **values}
