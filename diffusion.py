@@ -81,11 +81,8 @@ def add_noise(z0, noise, alpha_bar):
         noise:     (B, D). Standard normal, or zeros.
         alpha_bar: (B,). Running product of alpha up to the level of each row; or a scalar tensor.
     Returns: (B, D), a new tensor.
-    Raises:  ValueError if noise and z0 differ in shape (broadcasting would hide it).
     Source:  Ho et al. 2020 (arXiv:2006.11239), Eq. 4.
     """
-    if noise.shape != z0.shape:
-        raise ValueError(f"noise is {tuple(noise.shape)}, z0 is {tuple(z0.shape)}; they must match")
     signal = alpha_bar[..., None]                                # (B, 1)
     return signal.sqrt() * z0 + (1 - signal).sqrt() * noise
 

@@ -214,8 +214,6 @@ def parse(argv=None):
     add("--clip", default="ViT-B-16-quickgelu", help="the teacher: a model of open_clip, or "
         "local-dir:DIR")
     add("--clip-weights", help="its weights: a tag of open_clip (default openai), or a file")
-    add("--no-augment", dest="augment", action="store_false", help="center crops of real videos, "
-        "in place of random ones, half of them mirrored")
     add("--size", choices=["small", "paper"], help="of f and h: 2 blocks on 4 frames of 32 "
         "pixels, or ViT-B on 8 frames of 224; also the defaults of --init, --sgd-epochs, --epochs, "
         "--batch, --lr and --micro-batch")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from data import CLIPS, classify_windows, missing_rows
+from data import CLIPS
 from diffusion import noise_levels
 from experiments.tables import replace, text_table
 from losses import TAU
@@ -24,7 +24,6 @@ from weights.names import PIXELS
 
 ROUNDS, PHRASES, D = 5, 9871, 512                      # K and D of the paper
 ENCODER = {}                                           # of f: its defaults are the paper's, too
-WINDOWS = classify_windows(0, 72, 72, CLIPS)           # (9, 2) s of a video's clips
 
 
 def measure(device, work, trained):
@@ -51,10 +50,9 @@ def ways(args, device):
     clips = torch.randint(256, (CLIPS * B, F, 3, H, H), dtype=torch.uint8, device=device)
     x = functional.normalize(torch.randn(len(clips), D, device=device), dim=-1)
     noise = torch.randn(1, 50, D, device=device)
-    rows, j = missing_rows([WINDOWS] * B, np.arange(len(x)), np.zeros(len(x)), "clips",
-                           np.random.default_rng(0))
-    rows, j = rows.to(device), j.to(device)
-    observed = (rows >= 0).scatter(1, j[:, None], False)
+    rows = torch.arange(CLIPS * B, device=device).view(B, CLIPS).repeat(CLIPS, 1)  # --rows paper
+    j = torch.arange(CLIPS, device=device).repeat_interleave(B)
+    observed = torch.arange(CLIPS, device=device) != j[:, None]
     zt, t = torch.randn(len(rows), D, device=device), torch.zeros_like(j)
     return {
         f"f on {B} clips": (lambda: model.encode(clips[:B]), None),

@@ -1,15 +1,12 @@
 """files/captions.py: narrations in every layout, rolling text, each error with its line."""
 import json
 import pickle
-import shutil
-from pathlib import Path
 
 import pytest
 
 from files.captions import Captions, unroll
 from support.errors import InputError
 
-REAL = Path(__file__).resolve().parents[2] / "shared" / "captions"
 CSV = "start,end,text\n0.5,2,add the egg\n2,4.25,\"stir it, gently\"\n"
 SRT = ("1\n00:00:00,500 --> 00:00:02,000\nadd the egg\n\n"
        "2\n00:00:02,000 --> 00:00:04,250\nstir it,\ngently\n")
@@ -118,18 +115,3 @@ def test_promise_4_a_narration_at_fault_is_named_with_its_line(tmp_path, name, c
     with pytest.raises(InputError, match=message) as error:
         read(tmp_path, name, content)
     assert str(error.value).startswith(str(tmp_path)) and "\n" not in str(error.value)
-
-
-@pytest.mark.skipif(not REAL.is_dir(), reason="no shared/captions")
-@pytest.mark.parametrize("name", ["5sOPNTbFe6A", "L0MVdMNihGI"])
-def test_real_srt_and_csv_say_the_same(name, tmp_path):
-    """Catches: a cue lost, joined or shifted; the overlap of neighbors taken for repetition."""
-    sentences = []
-    for suffix in (".csv", ".srt"):
-        (tmp_path / suffix).mkdir()
-        shutil.copy(REAL / f"{name}{suffix}", tmp_path / suffix)
-        sentences.append(Captions(tmp_path / suffix).sentences(name))
-    assert [text for *_, text in sentences[0]] == [text for *_, text in sentences[1]]
-    assert len(sentences[0]) == (REAL / f"{name}.csv").read_text().count("\n") - 1
-    for one, two in zip(*sentences):
-        assert one[:2] == pytest.approx(two[:2], abs=0.006)

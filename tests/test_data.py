@@ -1,7 +1,5 @@
-"""data.py: each kind of window, row and example against a slow version; counts on the real COIN."""
-import json
+"""data.py: each kind of window, row and example against a slow version."""
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +9,6 @@ import torch
 import data
 from data import Example, Step, Video
 
-COIN = Path(__file__).resolve().parents[2] / "shared" / "coin" / "COIN_dev.json"
 FIRST = SimpleNamespace(integers=lambda high: 0)       # a Generator that draws the lowest number
 
 
@@ -236,16 +233,3 @@ def test_observed_steps_are_those_seen_for_a_second():
     for start, expected in (0, ([5, 6, 7], True)), (9.5, ([6, 7], False)), (29.5, ([7], False)):
         example = Example(0, data.forecast_windows(60.0, start=start), 8, 3)
         assert data.observed_steps(example, script) == expected
-
-
-@pytest.mark.skipif(not COIN.is_file(), reason="no shared/coin/COIN_dev.json")
-def test_examples_of_the_real_coin():
-    """Catches: any pair or step lost: the benchmark's counts are 24,493 pairs and 32,905 steps."""
-    database = json.loads(COIN.read_text(encoding="utf-8"))["database"]
-    videos = [video(*sorted((*one["segment"], int(one["id"])) for one in entry["annotation"]))
-              for entry in database.values()]
-    assert len(videos) == 8412 and len(data.examples_of("classify", videos)) == 32_905
-    assert len(data.examples_of("forecast", videos)) == 24_493
-    longer = len(data.examples_of("forecast", videos, min_steps=3))
-    assert longer == 24_493 - sum(len(v.steps) == 2 for v in videos)
-    assert abs(longer - 22_037) < 0.02 * 22_037        # the released list is about the same

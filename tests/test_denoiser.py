@@ -46,17 +46,3 @@ def test_dropout_acts_in_training_alone():
     h, given = tiny(dropout=0.5), question()
     torch.testing.assert_close(h.eval()(*given), tiny()(*given))
     assert (h.train()(*given) - tiny()(*given)).abs().max() > 1e-3
-
-
-def test_wrong_shapes_are_named():
-    """Catches: broadcasting; an index error for a clip too many; a width that cannot be split."""
-    h, (zt, z, observed, j, t) = tiny(), question()
-    with pytest.raises(ValueError, match=f"{N + 2} clips per row.*at most {N + 1}"):
-        h(zt, torch.zeros(3, N + 2, D), torch.ones(3, N + 2).bool(), j, t)
-    for wrong in ((zt[:, None], z, observed, j, t), (zt, z, observed[:1], j, t),
-                  (zt, z, observed, j[:1], t), (zt, z, observed, j, t[:, None])):
-        with pytest.raises(ValueError, match=r"do not fit z \(3, 5, 16\); need \(B, D\)"):
-            h(*wrong)
-    for dim, heads in ((33, 2), (24, 2), (16, 3)):
-        with pytest.raises(ValueError, match=f"width {dim}: not a multiple of heads {heads} and"):
-            Denoiser(dim, 1, heads, N)

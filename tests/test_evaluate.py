@@ -34,7 +34,7 @@ class Model:
     """A forecast of clip j is the text of the step whose number is one above that of the observed
     clip before it, or one below that of the clip after it; noise is added to it."""
     task, order, dim, classes = None, "diffusion", D, []
-    encoder, denoiser = SimpleNamespace(frames=1), SimpleNamespace(clips=9)
+    encoder = SimpleNamespace(frames=1)
     forecast_next = ProcedureModel.forecast_next
 
     def match(self, x, texts):

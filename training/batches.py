@@ -34,7 +34,7 @@ def load_batch(source, args, clips, update):
         requests = [(video, consecutive_windows(source.pretrain_windows(video, rng), clips, rng))
                     for video in videos]
         requests = [(video, windows) for video, windows in requests if len(windows)]
-        loaded = source.load(requests, rng if args.augment else None)
+        loaded = source.load(requests, rng)
         failed |= loaded.failed
         if loaded.requests:
             return loaded._replace(failed=failed)
