@@ -60,7 +60,7 @@ class Loaded(NamedTuple):
     """What a source gives for some requests, [(video, windows (n, 2) s), ...]."""
     requests: list                # those that could be read
     clips: torch.Tensor           # of all of them, (C, F, 3, H, W) uint8
-    views: object                 # what the teacher sees: a tensor, or a list of one per video
+    views: object                 # what the teacher sees: a tensor, or a list, one per request
     failed: dict                  # {id: reason} of the others
 
 
@@ -216,7 +216,7 @@ def examples_of(task, videos, min_steps=2):
         "classify"  every annotated step, in three views
         "forecast"  of every two consecutive steps, the history of one and the label of the next;
                     left out are videos of fewer than min_steps steps, and steps that end at 0 s
-        "infill"    one clip of every step, of the videos with min_steps and at least three of them
+        "infill"    one clip of every step, of videos with at least min_steps and three of them
         "activity"  the whole video, cut into 8
     """
     if task == "classify":

@@ -56,15 +56,15 @@ class Standardizer(nn.Module):
 
 
 def noise_levels(dim, levels=4, first=3.0, last=0.3):
-    """The schedule: alpha_bar (T,), with ratios of signal to noise in geometric steps.
+    """The schedule: alpha_bar (T,), with ratios of signal to noise that fall geometrically.
 
         sqrt(alpha_bar_t / (1 - alpha_bar_t)) = first / sqrt(D), ..., last / sqrt(D)
 
     Standardized embeddings are about sqrt(2 D) apart, and noise along the line between two of them
-    has deviation 1. The division by sqrt(D) makes a level equally hard at any D. At the last level
-    the signal is almost gone, so x_j^T drawn from N(0, I) looks as in training. With D = 64,
-    alpha_bar is .123, .029, .0065, .0014: even the first level is mostly noise. The paper gives
-    T = 4, but no alpha_t.
+    has standard deviation 1. The division by sqrt(D) makes a level equally hard at any D. At the
+    last level the signal is almost gone, so x_j^T drawn from N(0, I) looks as in training. With
+    D = 64, alpha_bar is .123, .029, .0065, .0014: even the first level is mostly noise. The paper
+    gives T = 4, but no alpha_t.
     """
     steps = torch.arange(levels, dtype=torch.float64) / max(levels - 1, 1)
     ratio = first * (last / first) ** steps / math.sqrt(dim)     # (T,)
@@ -72,7 +72,7 @@ def noise_levels(dim, levels=4, first=3.0, last=0.3):
 
 
 def add_noise(z0, noise, alpha_bar):
-    """Draw x_j^t from q(x_j^t | x_j^0): Eq. 2 up to level t, in closed form.
+    """Draw x_j^t given x_j^0: Eq. 2 up to level t, in closed form.
 
         x_j^t = sqrt(alpha_bar_t) x_j^0 + sqrt(1 - alpha_bar_t) noise
 

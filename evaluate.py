@@ -1,6 +1,6 @@
 """Measure a checkpoint, zero-shot or fine-tuned: `python evaluate.py --task forecast --oracle 5`.
 
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2, appendix C.
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and 4.4, appendix C.
 
     task                     measures                                            paper
     forecast                 which step comes next, from the clips before it     Tables 1, 4, 5

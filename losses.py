@@ -14,7 +14,8 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
 
 Where they come from. The clip j is hidden, so h gives its embedding a distribution p_theta, and
 through it its text: p_theta(y_j | {x_i}) = E_{x_j ~ p_theta} p(y_j | x_j). Appendix A bounds the
-negative log likelihood of Eq. 1 from above, in three parts (Eq. A; the paper prints L):
+negative log likelihood of Eq. 1 from above, in three parts (Eq. A here: the appendix's
+only equation):
 
     sum_i -log p(y_i | x_i)                                                            -> L_XE
     -log p_theta(x_j^0 | {x_i})
@@ -63,8 +64,8 @@ def xe_loss(log_p, targets):
 
         L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i)),   H(p', p) = -sum_k p'_k log p_k
 
-    The paper takes the observed clips of one row. With each clip missing in turn, each is observed
-    equally often, so this is the mean over all clips of the batch, whichever rows h reads.
+    The paper averages over the observed clips of one row, here it is over all clips of the batch,
+    whichever rows h reads. With nine clips, each missing in turn, the two are equal.
 
     Args:    log_p (C, K) from `match`, of the clips that f encodes; targets (C, K).
     Returns: scalar.

@@ -60,7 +60,7 @@ class Teacher:
         released embeddings. Eq. 6 normalizes the mean.
         """
         rows = []
-        for phrase in tqdm(phrases, desc="phrases", mininterval=1, delay=2):   # none if soon done
+        for phrase in tqdm(phrases, desc="phrases", mininterval=1, delay=2):   # no bar within 2 s
             tokens = self.tokenizer([prompt.format(phrase) for prompt in PROMPTS])
             rows.append(self.model.encode_text(tokens.to(self.device)).float().mean(0))
         return torch.stack(rows).cpu()

@@ -141,8 +141,8 @@ def pretrain(args):
     for update, batch in enumerate(bar, first):
         if update == switch:
             optimizer = make_optimizer(model, "adamw")
-        stage = (0, switch, SGD_LR) if update < switch else (switch, updates, args.lr)
-        optimizer.param_groups[0]["lr"] = learning_rate(update, *stage)
+        span = (0, switch, SGD_LR) if update < switch else (switch, updates, args.lr)
+        optimizer.param_groups[0]["lr"] = learning_rate(update, *span)
         torch.manual_seed((args.seed * 1_000_003 + update) * world + rank)
         rng = np.random.default_rng((args.seed, 3, update, rank))          # of the rows
         note_unreadable(batch.failed, source, args)
@@ -180,11 +180,11 @@ def pretrain(args):
 
         encoded += len(x) * world
         if (update + 1) % LOG_EVERY == 0 or update + 1 == updates:         # waits for the GPU
-            teacher = targets.argmax(-1)                   # its likeliest phrase of each clip
+            teacher = targets.argmax(-1)                   # its likeliest phrase for each clip
             order = None
             if args.order != "none":
                 order = (log_q.argmax(-1) == teacher[missing]).float().mean()
-            # If the norm is not finite, it ends the run before the weights are saved.
+            # If the norm is not finite, log ends the run before the weights are saved.
             log(args, bar, update + 1, norm, epoch=(update + 1) / per_epoch, loss=loss, xe=xe,
                 mse=mse, mc=mc, match=(log_p.argmax(-1) == teacher).float().mean(), order=order,
                 lr=optimizer.param_groups[0]["lr"],
@@ -225,8 +225,8 @@ def parse(argv=None):
         help="which clips h reads and predicts: data.missing_rows")
     add("--targets", choices=["vision", "narration", "both"], default="vision",
         help="soft targets of the teacher: of frames, of speech, or their mean")
-    add("--tau", type=positive, help="temperature of Eq. 6 (default: 0.02 with CLIP, 0.045 with "
-        "the embedded world's teacher)")
+    add("--tau", type=positive, help="temperature of Eq. 6 (default: 0.045 with --data toy, "
+        "else 0.02)")
     add("--init", help="start f and h from a run, a file, ImageNet's ViT (timm), or anew (none)")
     add("--sgd-epochs", type=float, help="epochs of SGD, the first stage")
     add("--epochs", type=float, help="epochs of AdamW, the second stage")

@@ -66,7 +66,7 @@ def note_unreadable(failed, source, args):
 
 
 def learning_rate(update, first, last, peak):
-    """Of an update in a stage [first, last): it rises over 5 % of the stage, then falls to 0."""
+    """Of an update in a stage [first, last): it rises over 5% of the stage, then falls to 0."""
     updates = last - first
     return peak * min(1.0, (update - first + 1) / (0.05 * updates + 1),
                       (last - update) / (0.95 * updates))
