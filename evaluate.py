@@ -49,7 +49,8 @@ def evaluate(args):
     model = weights.load(args.checkpoint).to(device)
     limit_threads(model.encoder.image, device)
     require_task(model, args)
-    source, texts = open_labeled(args, args.split, model, device)              # texts: (S, D)
+    source, texts = open_labeled(args, args.split, model, device,              # texts: (S, D)
+                                 with_teacher=args.task != "infill")
     examples = examples_in(source.videos, args)
     require(examples, f"no {args.split} video to {args.task}; annotated steps are needed, to "
             f"forecast or infill --min-steps {args.min_steps} in a video")

@@ -16,7 +16,7 @@ from diffusion import expectation
 from evaluation.inference import draw_noise, sample_in_turn
 from evaluation.prediction import (count_futures, observe_file, observe_toy, open_steps, rank_steps,
                                    truth_of)
-from support.arguments import Parser, count, default_checkpoint, natural, positive
+from support.arguments import Parser, count, default_checkpoint, positive
 from support.device import limit_threads, pick_device
 from support.errors import require, run
 from support.write import write_json
@@ -153,7 +153,7 @@ def parse(argv=None):
         "frame, into this folder (needs diffusers and transformers)")
     add("--keyframe-model", default="stable-diffusion-v1-5/stable-diffusion-v1-5",
         help="a Stable Diffusion model of diffusers: a name of the hub, or a folder")
-    add("--seed", type=natural, default=0, help="of the noise; which test video, without VIDEO")
+    add("--seed", type=int, default=0, help="of the noise; which test video, without VIDEO")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
     args = parser.parse_args(argv)
     args.checkpoint = args.checkpoint or default_checkpoint()

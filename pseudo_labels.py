@@ -71,8 +71,6 @@ class Teacher:
 
         A sentence longer than the model's context is truncated.
         """
-        if not sentences:
-            return torch.zeros(0, self.model.text_projection.shape[1])
         tokens = self.tokenizer(sentences).to(self.device)
         return functional.normalize(self.model.encode_text(tokens).float(), dim=-1).cpu()
 

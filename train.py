@@ -35,7 +35,7 @@ from files.sources import open_folder
 from losses import match, mc_loss, mse_loss, xe_loss
 from model import encode_parts
 from pseudo_labels import soft_targets
-from support.arguments import Parser, add_run_flags, count, natural, positive
+from support.arguments import Parser, add_run_flags, count, positive
 from support.device import limit_threads, mixed_precision, pick_device
 from support.errors import require, run
 from support.workers import prefetch
@@ -122,7 +122,7 @@ def pretrain(args):
     if start is not None:
         weights.checkpoint.fill(args.init, model, start)
     model.to(device).train()
-    per_epoch = max(len(source) // args.batch, 1)
+    per_epoch = max(len(source.videos) // args.batch, 1)
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
     updates = switch + round(args.epochs * per_epoch)
     first = content.get("step", 0)
@@ -130,8 +130,8 @@ def pretrain(args):
     if content:
         model.load_state_dict(content["model"])
         optimizer.load_state_dict(content["optimizer"])
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(source)} videos, "
-          f"{switch} updates by SGD and {updates - switch} by AdamW, on {device}")
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(source.videos)} "
+          f"videos, {switch} updates by SGD and {updates - switch} by AdamW, on {device}")
 
     # 3. Train: the objective of an update, Eq. 7, from top to bottom.
     make = functools.partial(load_batch, source, args, CONSECUTIVE[args.size])
@@ -232,7 +232,7 @@ def parse(argv=None):
     add("--epochs", type=float, help="epochs of AdamW, the second stage")
     add("--batch", type=count, help="videos per update")
     add("--lr", type=positive, help="peak learning rate of AdamW")
-    add("--micro-batch", type=natural, help="clips that f encodes at once, to save memory; 0: all")
+    add("--micro-batch", type=int, help="clips that f encodes at once, to save memory; 0: all")
     add("--out", type=Path, default=Path("runs/pretrain"), help="folder of the run")
     add("--resume", action="store_true", help="go on from OUT/checkpoint.pt, if there is one")
     add_run_flags(parser)

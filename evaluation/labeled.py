@@ -2,7 +2,6 @@
 
 M examples of N windows, S steps, D embedding. What does not fit a checkpoint is an InputError.
 """
-import functools
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import weights
 from data import CLIP_SECONDS, EPIC_FRAMES, Example, view_of, window_around
 from files import lists
 from files.sources import VideoSource, open_folder, require_readable
-from files.video import Unreadable, find_videos
+from files.video import Unreadable, duration, find_videos
 from support.device import pick_device
 from support.errors import require
 from support.workers import prefetch
@@ -81,10 +80,7 @@ def list_videos(args, split):
     """The annotated videos of COIN or EPIC, and the names of the classes; None without texts."""
     path = args.annotations
     if args.data == "epic":
-        videos = lists.load_epic(path)
-        require(all(None not in step.label for video in videos for step in video.steps),
-                f"{path}: has no classes; give the csv of the train or validation split")
-        return videos, None
+        return lists.load_epic(path), None
     if path.suffix == ".csv":                          # a released list holds one split, no names
         videos = lists.load_released_csv(path, args.task)
         labels = [""] * (1 + max(video.activity for video in videos))
@@ -94,7 +90,7 @@ def list_videos(args, split):
         require(videos, f"{path}: no video of subset {split} has steps")
     if args.task == "activity":
         return videos, None
-    names = lists.load_steps(args.steps) if args.steps else labels
+    names = lists.load_phrases(args.steps) if args.steps else labels
     require(any(names), f"{path}: a csv has no class names; add --steps FILE")
     lists.check_names(args.steps, names, path, labels)
     return videos, names
@@ -125,14 +121,6 @@ def open_labeled(args, split, model, device, with_teacher=True):
 
 
 # --- Clips through f ---
-def load_examples(source, examples, rng=None):
-    """The clips of examples -> data.Loaded, and the examples that could be read."""
-    requests = [(example.video, example.windows) for example in examples]
-    loaded = source.load(requests, rng)
-    read = {id(windows) for _, windows in loaded.requests}
-    return loaded, [example for example in examples if id(example.windows) in read]
-
-
 @torch.no_grad()
 def encode_examples(model, source, examples, args, device):
     """The examples' windows through f.
@@ -142,11 +130,10 @@ def encode_examples(model, source, examples, args, device):
     """
     x, teacher, readable = [], [], []
     batches = [examples[i:i + args.batch] for i in range(0, len(examples), args.batch)]
-    make = functools.partial(load_examples, source)
-    for loaded, read in prefetch(make, batches, args.workers, "encode"):
+    for loaded in prefetch(source.load, batches, args.workers, "encode"):
         source.unreadable |= loaded.failed
-        if read:
-            readable += read
+        if loaded.requests:
+            readable += loaded.requests
             x.append(model.encode(loaded.clips.to(device)))
             if len(loaded.views):
                 teacher.append(source.teacher_features(loaded.views).to(device))
@@ -165,7 +152,7 @@ def write_features(args):
     source, examples = open_folder(args.videos, None, None, view_of(model.encoder)), []
     for i, video in enumerate(source.videos):
         try:
-            end = source.duration(i)
+            end = duration(source.paths[video.name])
         except Unreadable as error:
             source.unreadable[video.name] = str(error)
             continue
@@ -178,5 +165,5 @@ def write_features(args):
     names = [source.videos[example.video].name for example in examples for _ in example.windows]
     write_atomically(args.out, lambda file: np.savez(
         file, video=names, start=windows[:, 0], end=windows[:, 1], embedding=x.cpu().numpy()))
-    print(f"{args.out}: {len(x)} windows; {len(source.unreadable)} of {len(source)} videos "
-          "unreadable")
+    print(f"{args.out}: {len(x)} windows; {len(source.unreadable)} of {len(source.videos)} "
+          "videos unreadable")

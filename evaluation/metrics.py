@@ -1,6 +1,6 @@
 """Scores of forecasts: top-k, distance from the truth, best of several draws, bigrams.
 
-M examples, K steps or classes, R draws of each. labels (M,) int64: the correct classes.
+M examples, K steps or classes, R draws. labels (M,) int64: the correct classes.
 """
 import torch
 
@@ -29,12 +29,6 @@ def accuracy_rows(columns, labels):
     """{"top1": {name: percent}, "top5": ...} of {name: scores (M, K)}."""
     return {f"top{k}": {name: percent(topk_correct(scores, labels, k))
                         for name, scores in columns.items()} for k in (1, 5)}
-
-
-def histogram(draws, K):
-    """Share of each class among R draws (M, R) int64: (M, K) float64."""
-    share = torch.full(draws.shape, 1 / draws.shape[1], dtype=torch.float64)
-    return torch.zeros(len(draws), K, dtype=torch.float64).scatter_add_(1, draws, share)
 
 
 def distances(p, truth, labels):

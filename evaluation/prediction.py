@@ -3,7 +3,6 @@
 Q Monte Carlo samples, each with a future of H steps; S steps to choose among, D embedding.
 """
 from collections import Counter
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +10,9 @@ import torch
 
 from data import Example, Video, forecast_windows, frame_times, observed_steps
 from evaluation.labeled import open_texts
-from files.lists import load_steps
-from files.video import Unreadable, duration, read_clips, read_frames
-from support.errors import InputError, require
+from files.lists import load_phrases
+from files.video import duration, read_clips, read_frames
+from support.errors import require
 from toy import grammar, render
 
 
@@ -33,23 +32,19 @@ def open_steps(args, toy, model, device):
     """
     names = grammar.STEPS if toy and args.steps is None else args.steps
     require(names is not None, "--steps is needed: a file with a step per line")
-    names = list(names) if isinstance(names, (list, tuple)) else load_steps(names)
+    names = list(names) if isinstance(names, (list, tuple)) else load_phrases(names)
     require(len(names) > 1, "--steps: one step: nothing to choose from; give two or more")
     return names, open_texts(names, toy, model, args, device)[1]
 
 
 def observe_file(path, model, at):
     """The last 68 s of a video file before `at` s; None: before its end -> Observed."""
-    require(Path(path).is_file(), f"{path}: no such video")
-    try:
-        length = duration(path)
-        end = length if at is None else at
-        require(0 < end <= length, f"--at {end:g}: {path} ends at {length:.1f} s")
-        windows = forecast_windows(end)                                        # (8, 2)
-        clips = read_clips(path, model.encoder, windows)
-        pictures = read_frames(path, windows.mean(1), 512).numpy()
-    except Unreadable as error:
-        raise InputError(f"{error}; if it is cut off, --at names an earlier moment") from None
+    length = duration(path)
+    end = length if at is None else at
+    require(0 < end <= length, f"--at {end:g}: {path} ends at {length:.1f} s")
+    windows = forecast_windows(end)                                            # (8, 2)
+    clips = read_clips(path, model.encoder, windows)
+    pictures = read_frames(path, windows.mean(1), 512).numpy()
     return Observed(str(path), windows, clips, pictures, None)
 
 

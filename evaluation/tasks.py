@@ -13,7 +13,7 @@ from torch.nn import functional
 from data import CLIPS, consecutive_windows, observed_steps, paper_rows
 from diffusion import expectation
 from evaluation.inference import draw_noise, predict_missing, sample_in_turn, score_labels
-from evaluation.metrics import (accuracy_rows, bigram_counts, bigram_forecast, distances, histogram,
+from evaluation.metrics import (accuracy_rows, bigram_counts, bigram_forecast, distances,
                                 oracle_softmax, percent, softmaxes, topk_correct)
 from support.errors import require
 from toy import grammar
@@ -36,13 +36,18 @@ class Read(NamedTuple):
 
 
 # --- Forecasting ---
-def model_rows(zero, log_p, y):
-    """The model's own rows: zero noise (M, S), Monte Carlo samples (M, Q, S), labels y (M,)."""
-    picks = log_p.argmax(-1)                                                   # (M, Q)
+def model_rows(model, x, texts, y, args, where=()):
+    """The model's own rows for labels y (M,), and log p of zero noise (M, S) and of Monte Carlo
+    samples (M, Q, S). x, texts, where: see `predict_missing`."""
+    noise = draw_noise((len(x), args.samples, model.dim), args.seed)
+    zero, log_p = (predict_missing(model, x, texts, eps, args.batch, where)
+                   for eps in (torch.zeros_like(noise[:, :1]), noise))
+    zero, picks = zero[:, 0], log_p.argmax(-1)                                 # (M, S), (M, Q)
     rows = accuracy_rows({"zero_noise": zero, "expectation": expectation(log_p)}, y)   # Eq. 11
     rows["top1"]["oracle"] = percent((picks == y[:, None]).any(1))
-    rows["top1"]["oracle_softmax"] = oracle_softmax(zero, y, log_p.shape[1])
-    return rows | {"distinct": float(np.mean([len(row.unique()) for row in picks]))}
+    rows["top1"]["oracle_softmax"] = oracle_softmax(zero, y, args.samples)
+    rows["distinct"] = float(np.mean([len(row.unique()) for row in picks]))
+    return rows, zero, log_p
 
 
 def baseline_rows(model, read, args):
@@ -63,7 +68,7 @@ def baseline_rows(model, read, args):
     if args.data == "toy":
         source, steps = ToySource("train", args.toy_videos, model.encoder.frames), []
         rng = np.random.default_rng(args.seed)
-        for video in range(len(source)):
+        for video in range(len(source.videos)):
             windows = consecutive_windows(source.pretrain_windows(video, rng), CLIPS, rng)
             clips = source.load([(video, windows)]).clips.to(read.x.device)
             steps.append(model.match(model.encode(clips), texts).argmax(-1).cpu())     # (n,)
@@ -108,8 +113,9 @@ def truth_rows(model, read, zero, log_p, args):
         noise = draw_noise((len(chosen), 10, model.dim), args.seed * 1000 + 1 + i)
         log_q = predict_missing(model, read.x[chosen], read.texts, noise, args.batch)
         picks.append(log_q.argmax(-1))                                         # (m, 10)
-    forms = [histogram(torch.cat(picks, 1), S), histogram(ideal[chosen], S),
-             *softmaxes(zero[chosen])]
+    shares = [functional.one_hot(draws, S).double().mean(1)                    # (m, S) each
+              for draws in (torch.cat(picks, 1), ideal[chosen])]
+    forms = shares + softmaxes(zero[chosen])
     tv, nll = zip(*(distances(p, truth[chosen], y[chosen]) for p in forms))
     return {"bayes_top1": percent(topk_correct(truth, y, 1)),
             "ideal_oracle": percent((ideal[:, :log_p.shape[1]] == y[:, None]).any(1)),
@@ -142,11 +148,9 @@ def future_rows(model, read, args):
 
 def forecast(model, read, args):
     """Which step comes next, from the 8 clips before it (Sec. 3.3)."""
-    toy, noise = args.data == "toy", draw_noise((len(read.x), args.samples, model.dim), args.seed)
-    zeros = torch.zeros_like(noise[:, :1])
-    zero = predict_missing(model, read.x, read.texts, zeros, args.batch)[:, 0]         # (M, S)
-    log_p = predict_missing(model, read.x, read.texts, noise, args.batch)              # (M, Q, S)
-    return model_rows(zero, log_p, read.labels) | {
+    toy = args.data == "toy"
+    rows, zero, log_p = model_rows(model, read.x, read.texts, read.labels, args)
+    return rows | {
         "baselines": baseline_rows(model, read, args),
         "truth": truth_rows(model, read, zero, log_p, args) if toy else None,
         "futures": future_rows(model, read, args) if toy and args.horizon > 1 else None}
@@ -164,14 +168,11 @@ def infill(model, read, args):
     missing = rows.gather(1, j[:, None])[:, 0]                                 # (M,)
     x, y = read.x[rows, 0], read.labels[missing]                               # (M, 9, D), (M,)
     where = (rows >= 0) & (torch.arange(CLIPS) != j[:, None]), j
-    noise = draw_noise((len(y), args.samples, model.dim), args.seed)
-    zeros = torch.zeros_like(noise[:, :1])
-    zero = predict_missing(model, x, read.texts, zeros, args.batch, where)[:, 0]       # (M, S)
-    log_p = predict_missing(model, x, read.texts, noise, args.batch, where)            # (M, Q, S)
+    scores, zero, _ = model_rows(model, x, read.texts, y, args, where)
     first = torch.isin(missing, torch.tensor([clips[0] for clips in videos.values()]))
     last = torch.isin(missing, torch.tensor([clips[-1] for clips in videos.values()]))
     right = topk_correct(zero, y, 1)
-    return model_rows(zero, log_p, y) | {"evaluated": len(y), "by_position": [
+    return scores | {"evaluated": len(y), "by_position": [
         percent(right[place]) for place in (first, ~first & ~last, last)]}
 
 
@@ -206,10 +207,7 @@ def actions(model, read, args):
     v, u = read.labels.T                                                       # (M,) each
     verbs, nouns = accuracy_rows({"verb": verb}, v), accuracy_rows({"noun": noun}, u)
     rows = {name: verbs[name] | nouns[name] for name in verbs}
-    for k in (1, 5):
-        hits = []
-        for p, q, i, j in zip(verb, noun, v, u):       # one action at a time: V U pairs each
-            pairs = torch.outer(p, q).flatten()[None]
-            hits.append(topk_correct(pairs, (i * len(q) + j)[None], k))
-        rows[f"top{k}"]["action"] = percent(torch.cat(hits))
+    pairs = [torch.outer(p, q).flatten().topk(5).indices for p, q in zip(verb, noun)]      # of V U
+    hits = torch.stack(pairs) == (v * noun.shape[1] + u)[:, None]              # (M, 5)
+    rows["top1"]["action"], rows["top5"]["action"] = percent(hits[:, 0]), percent(hits.any(1))
     return rows

@@ -3,12 +3,11 @@
 The table of a GPU in docs/training.md:
     python -m experiments.benchmark --device cuda --batch 8 --page docs/training.md
 """
-import time
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch.nn import functional
+from torch.utils.benchmark import Timer
 
 from data import CLIPS
 from diffusion import noise_levels
@@ -22,24 +21,20 @@ from support.write import write_text
 from weights.checkpoint import build_model
 from weights.names import PIXELS
 
-ROUNDS, PHRASES, D = 5, 9871, 512                      # K and D of the paper
+SECONDS, PHRASES, D = 5.0, 9871, 512                   # s per row; K and D of the paper
 ENCODER = {}                                           # of f: its defaults are the paper's, too
 
 
 def measure(device, work, trained):
-    """The median time of work() over ROUNDS, after one; with gradients of a model, if one is."""
-    times = []
-    for _ in range(ROUNDS + 1):
-        began = time.perf_counter()
+    """The median time of work() in SECONDS s; with gradients of a model, if one is trained."""
+    def once():
         with mixed_precision(device), torch.set_grad_enabled(trained is not None):
             y = work()
         if trained is not None:
             y.float().square().sum().backward()
             trained.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return float(np.median(times[1:]))
+    timer = Timer("once()", globals=locals(), num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=SECONDS).median
 
 
 def ways(args, device):

@@ -16,8 +16,7 @@ from tqdm import trange
 from data import CLIPS, PIECES, forecast_windows
 from denoiser import Denoiser
 from diffusion import add_noise, noise_levels
-from evaluation.inference import draw_noise, predict_missing
-from evaluation.metrics import accuracy_rows, bigram_counts, bigram_forecast, oracle_softmax
+from evaluation.metrics import bigram_counts, bigram_forecast, percent, topk_correct
 from evaluation.table import print_rows
 from evaluation.tasks import model_rows
 from files.lists import check_names, load_coin
@@ -30,7 +29,7 @@ from support.write import write_json
 from training.batches import videos_of
 from training.run import learning_rate
 
-SECONDS, SAMPLES = 4.0, 5                  # of a window of features; of a forecast
+SECONDS = 4.0                              # of a window of features
 BATCH, LR, WEIGHT_DECAY, DROPOUT = 48, 1e-3, 1e-2, 0.3
 
 
@@ -94,18 +93,13 @@ def main(args):
     x, p = map(torch.cat, zip(*(seen[v] for v in videos if v.split != "test")))
     x_test, p_test = map(torch.cat, zip(*(seen[v] for v in tests)))
     y = torch.tensor([step.label for v in tests for step in v.steps[1:]])              # (M,)
-    noise = draw_noise((len(y), SAMPLES, texts.shape[1]), args.seed)
-
-    def forecast(model, noise):
-        return predict_missing(model, x_test[:, :PIECES], texts, noise, 256)           # (M, Q, K)
-
-    model = train(x, p[:, 1], texts, tau, "diffusion", args)
-    rows = model_rows(forecast(model, 0 * noise[:, :1])[:, 0], forecast(model, noise), y)
-    mask = forecast(train(x, p[:, 1], texts, tau, "mask", args), noise[:, :1])[:, 0]
+    models = [train(x, p[:, 1], texts, tau, order, args) for order in ("diffusion", "mask")]
+    rows, mask = (model_rows(model, x_test[:, :PIECES], texts, y, args)[0] for model in models)
     counts = bigram_counts(p.argmax(-1), len(texts)).fill_diagonal_(0)                 # label-free
-    columns = {"mask": mask, "bigram": bigram_forecast(counts, p_test[:, 0])}
-    rows["baselines"] = {**accuracy_rows(columns, y)["top1"],
-                         "mask_softmax": oracle_softmax(mask, y, SAMPLES)}
+    bigram = bigram_forecast(counts, p_test[:, 0])
+    rows["baselines"] = {"mask": mask["top1"]["zero_noise"],
+                         "bigram": percent(topk_correct(bigram, y, 1)),
+                         "mask_softmax": mask["top1"]["oracle_softmax"]}
     print_rows(rows)
     if args.json:
         write_json(args.json, {"evaluated": len(y), **rows})
@@ -121,6 +115,7 @@ def parse(argv=None):
     add("--epochs", type=positive, default=7.0, help="times that each training example is read")
     add("--seed", type=int, default=0, help="of all that is random")
     add("--json", type=Path, help="also write the numbers here")
+    parser.set_defaults(samples=5, batch=256)
     return parser.parse_args(argv)
 
 

@@ -7,7 +7,7 @@ from files.captions import Captions
 from files.lists import NOUNS, VERBS, epic_split, load_coin, load_epic
 from files.phrases import collect
 from files.video import Unreadable, duration, find_videos, read_frames
-from support.arguments import Parser, count, natural
+from support.arguments import Parser, count
 from support.errors import run
 from support.workers import prefetch
 from support.write import write_json
@@ -98,7 +98,7 @@ def parse(argv=None):
     flags.add_argument("--captions", type=Path, help="howto100m: folder, or caption.json")
     flags.add_argument("--videos", type=Path, help="folder; without it only the list is counted")
     flags.add_argument("--json", type=Path, help="also write the counts here")
-    flags.add_argument("--workers", type=natural, default=0, help="processes that read videos")
+    flags.add_argument("--workers", type=int, default=0, help="processes that read videos")
     flags = commands.add_parser("phrases", description="collect verb phrases from narrations")
     flags.add_argument("--captions", type=Path, required=True, help="folder, or caption.json")
     flags.add_argument("--out", type=Path, required=True, help="file to write: phrase,count,")

@@ -71,7 +71,7 @@ def clock(text):
 
 # --- Annotations ---
 def load_coin(path):
-    """Read COIN.json. A tenth of its training videos are our validation split.
+    """Read COIN.json. A tenth of its training videos, by CRC-32, is our validation split.
 
     Returns: [data.Video, ...]; [str, ...], the name of each class, "" if no step has it.
     """
@@ -87,8 +87,9 @@ def load_coin(path):
                 steps.append(Step(*map(float, step["segment"]), label))
             split, activity = SUBSETS[entry["subset"]], int(entry["recipe_type"])
             duration = float(entry["duration"]) if entry.get("duration") else None
-        videos.append(Video(name, training_split(name) if split == "train" else split, activity,
-                            duration, in_order(steps, where)))
+        if split == "train" and zlib.crc32(name.encode()) % 10 == 0:
+            split = "validation"
+        videos.append(Video(name, split, activity, duration, in_order(steps, where)))
     require(videos and min(names, default=0) >= 0, f"{path}: no videos, or an id of 0; {COIN}")
     return videos, [names.get(label, "") for label in range(max(names, default=-1) + 1)]
 
@@ -99,11 +100,6 @@ def in_order(steps, where):
     if len(kept) < len(steps):
         print(f"{where}: {len(steps) - len(kept)} steps do not end after their start: skipped")
     return tuple(kept)
-
-
-def training_split(name):
-    """The split of a training video: "validation" for a tenth of them, by CRC-32, else "train"."""
-    return "validation" if zlib.crc32(name.encode()) % 10 == 0 else "train"
 
 
 def load_released_csv(path, task):
@@ -132,15 +128,13 @@ def load_released_csv(path, task):
 def load_epic(path):
     """Read EPIC_100_train.csv or the like: [data.Video, ...] of infinite length, as none is given.
 
-    The label of a step is (verb, noun), or (None, None) in the test list.
+    The label of a step is (verb, noun). The test list has none, so it is an InputError.
     """
     steps = {}
     for where, row in read_table(path, ("video_id", "start_timestamp", "stop_timestamp")):
         with fields_of(where, "times HH:MM:SS.ss, verb_class and noun_class are needed"):
             start, end = clock(row["start_timestamp"]), clock(row["stop_timestamp"])
-            label = None, None
-            if "verb_class" in row:
-                label = int(row["verb_class"]), int(row["noun_class"])
+            label = int(row["verb_class"]), int(row["noun_class"])
         steps.setdefault(row["video_id"], []).append(Step(start, end, label))
     return [Video(name, None, None, inf, in_order(of, f"{path}: video {name}"))
             for name, of in steps.items()]
@@ -153,24 +147,17 @@ def epic_split(path):
 
 
 # --- Names ---
-def load_steps(path):
-    """Return the names of the classes: line i is class i. Two may be equal (COIN has 29)."""
-    for number, (where, _) in enumerate(read_lines(path), start=1):
-        require(where == f"{path}:{number}", f"{path}:{number}: no text, so that later lines may "
-                "be other classes; remove the line, or name the class")
-    return load_phrases(path)
-
-
 def load_phrases(path):
-    """Return the phrases of a file of `phrase` or `phrase,count,concreteness` lines, in its order.
+    """Return the phrases, or names of classes, of lines `phrase` or `phrase,count,concreteness`.
 
-    A phrase may hold commas: only numbers at the end are columns. A first line that names the
-    column `phrase` is left out.
+    Line i is class i; two may be equal (COIN has 29). A phrase may hold commas: only numbers at the
+    end are columns. A first line that names the column `phrase` is left out.
     """
     phrases = []
-    for where, line in read_lines(path):
+    for number, (where, line) in enumerate(read_lines(path), start=1):
         found = PHRASE.fullmatch(line)
         require(found, f"{where}: {line[:80]!r} is not `phrase` or `phrase,count,concreteness`")
+        require(where == f"{path}:{number}", f"{path}:{number}: no text; remove the line")
         if phrases or not line.startswith("phrase,"):
             phrases.append(found[1].strip())
     require(len(phrases) > 1, f"{path}: at least two phrases are needed")

@@ -31,13 +31,6 @@ class VideoSource:
         require(self.videos, f"--videos: no file of the {len(videos)} videos listed, or no "
                 f"narration: listed is {name!r}, a file is {file!r}; they must be equal")
 
-    def __len__(self):
-        return len(self.videos)
-
-    def duration(self, i):
-        """The s of video i, as its file says. Raises video.Unreadable."""
-        return duration(self.paths[self.videos[i].name])
-
     def sentences(self, i):
         """The narration of video i, [(start s, end s, text), ...]. Raises InputError."""
         return self.captions.sentences(self.videos[i].name)
@@ -48,17 +41,17 @@ class VideoSource:
         What is said after the end of the video is left out: captions may be of a longer cut.
         """
         try:
-            end, sentences = self.duration(i), self.sentences(i)
+            end, sentences = duration(self.paths[self.videos[i].name]), self.sentences(i)
             spoken = [sentence for sentence in sentences if sentence[0] < end]
             require(2 * len(spoken) >= len(sentences), f"{len(spoken)} of {len(sentences)} "
                     f"captions begin before the video ends, at {end:.1f} s: of another video?")
-        except (Unreadable, InputError) as error:
+        except InputError as error:
             self.skipped[self.videos[i].name] = str(error)
             return np.empty((0, 2))
         return sentence_windows(spoken, end, rng)
 
     def load(self, requests, rng=None):
-        """Read the clips of requests [(i, windows (n, 2) s), ...], each from one opening of a file.
+        """Read the clips of [(i, windows (n, 2) s, ...), ...], each from one opening of a file.
 
         rng: of the squares that are cut; None: the middle ones. Returns data.Loaded; its views are
         what the teacher sees, (n, F, 3, H, W) uint8 of each request.
@@ -66,7 +59,8 @@ class VideoSource:
         size, F, seconds = self.view
         short_side = short_side_for(max(size, self.teacher.size if self.teacher else 0))
         readable, clips, views, failed = [], [], [], self.unreadable | self.skipped
-        for i, windows in requests:
+        for request in requests:
+            i, windows, *_ = request
             name = self.videos[i].name
             times = frame_times(windows, F, seconds).flatten()                     # (n F,)
             try:
@@ -74,7 +68,7 @@ class VideoSource:
             except Unreadable as error:
                 failed[name] = str(error)
                 continue
-            readable.append((i, windows))
+            readable.append(request)
             clips += [evaluation_view(clip, size) if rng is None else training_view(clip, size, rng)
                       for clip in frames.split(F)]
             if self.teacher:
@@ -89,9 +83,9 @@ class VideoSource:
 
 def require_readable(source, share):
     """Raise InputError if more than a share of a source's videos is unreadable, or all are."""
-    failed = source.unreadable
-    require(len(failed) <= share * len(source) and len(failed) < len(source),
-            f"{len(failed)} of {len(source)} videos are unreadable, more than --max-unreadable "
+    failed, count = source.unreadable, len(source.videos)
+    require(len(failed) <= share * count and len(failed) < count,
+            f"{len(failed)} of {count} videos are unreadable, more than --max-unreadable "
             f"{share}; times must be seconds, not milliseconds or frames; the first: "
             f"{next(iter(failed.values()), '')}")
 

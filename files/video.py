@@ -15,14 +15,14 @@ from torchvision.transforms.v2 import functional as transform
 
 from data import forecast_windows, frame_times, view_of
 from files.lists import VIDEO_SUFFIXES
-from support.errors import require
+from support.errors import InputError, require
 
 SLACK = 1.0               # s after the end in which the last frame still counts
 AHEAD = 10.0              # s up to which decoding goes on; x264 has a key frame each 250 frames
 JITTER = 256, 320         # short side before a crop of 224, pixels; 256 in evaluation
 
 
-class Unreadable(Exception):
+class Unreadable(InputError):
     """A file that cannot be opened or decoded, has no video, or ends before the requested time."""
 
 

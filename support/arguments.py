@@ -28,35 +28,24 @@ class Parser(argparse.ArgumentParser):
         raise InputError(message)
 
 
-def positive(text):
+def positive(text, kind=float):
     """A number above 0."""
-    value = float(text)
+    value = kind(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return value
 
 
-def natural(text):
-    """A whole number of at least 0."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0")
-    return value
-
-
 def count(text):
-    """A whole number of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
+    """A whole number above 0."""
+    return positive(text, int)
 
 
 def add_run_flags(parser):
     """--seed and --device, of every command with a model; --workers and --max-unreadable."""
-    parser.add_argument("--seed", type=natural, default=0, help="of all that is random")
+    parser.add_argument("--seed", type=int, default=0, help="of all that is random")
     parser.add_argument("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
-    parser.add_argument("--workers", type=natural, default=0, help="processes that read ahead")
+    parser.add_argument("--workers", type=int, default=0, help="processes that read ahead")
     parser.add_argument("--max-unreadable", type=float, default=0.05, metavar="SHARE",
                         help="of the videos, that may be unreadable")
 

@@ -6,7 +6,7 @@ import pytest
 
 from data import Step, Video
 from files.lists import (UNKNOWN, check_names, load_coin, load_epic, load_ids, load_phrases,
-                         load_released_csv, load_steps, training_split, video_name)
+                         load_released_csv, video_name)
 from support.errors import InputError
 
 STEPS = "th2wZ0W8ulA.mp4 580 163.1434 59.0 65.0\n-INaRI8Nb_E 0 112.2917 0 1\n"
@@ -18,8 +18,6 @@ EPIC = ("narration_id,participant_id,video_id,narration_timestamp,start_timestam
         "P01_11_0,P01,P01_11,00:00:00.560,00:00:00.00,00:00:01.89,1,113,take plate,take,0,plate,2,"
         "\"['plate', 'cup']\",\"[2, 13]\"\n"
         "P01_11_1,P01,P01_11,,01:02:03.5,01:02:04,1,2,open tap,open,96,tap,299,['tap'],[0]\n")
-TEST = ("narration_id,participant_id,video_id,narration_timestamp,start_timestamp,stop_timestamp,"
-        "start_frame,stop_frame\nP01_12_0,P01,P01_12,00:00:01.000,00:00:01.50,00:00:02.00,1,2\n")
 PHRASES = "add water,2878,5.0\nuse a q - tip,50,\n"
 
 
@@ -55,11 +53,12 @@ def test_promise_23_coin_in_its_spellings(tmp_path, capsys):
     assert f"{path}: video zz: 2 steps do not end" in capsys.readouterr().out
 
 
-def test_the_validation_split_never_changes():
+def test_the_validation_split_never_changes(tmp_path):
     """Catches: another hash or modulus, which would move videos between train and validation."""
     known = {"CtVhc09PXt8": "validation", "w3j1hVnKVpA": "validation", "ey402cxltus": "validation",
              "eD6NEcqcCyc": "train", "JfuwHhfxN28": "train", "-egN4Fefi1u": "train"}
-    assert {name: training_split(name) for name in known} == known
+    videos, _ = load_coin(written(tmp_path, coin(**dict.fromkeys(known, entry()))))
+    assert {video.name: video.split for video in videos} == known
 
 
 def test_released_lists(tmp_path):
@@ -80,18 +79,16 @@ def test_epic_lists(tmp_path, capsys):
     """Catches: frame numbers for times, hours forgotten, quotes, verb and noun exchanged."""
     assert load_epic(written(tmp_path, EPIC)) == [Video("P01_11", duration=math.inf, steps=(
         Step(0, 1.89, (0, 2)), Step(3723.5, 3724, (96, 299))))]
-    assert load_epic(written(tmp_path, TEST)) == [
-        Video("P01_12", duration=math.inf, steps=(Step(1.5, 2, (None, None)),))]
     load_epic(written(tmp_path, EPIC.replace("01:02:04", "01:02:03")))
     assert "video P01_11: 1 steps do not end" in capsys.readouterr().out
 
 
 def test_names_phrases_and_ids(tmp_path):
     """Catches: another order, equal names joined, a phrase's commas cut; a header in the pool."""
-    assert load_steps(written(tmp_path, "stir\nput honey, oil\nstir")) == [
+    assert load_phrases(written(tmp_path, "stir\nput honey, oil\nstir")) == [
         "stir", "put honey, oil", "stir"]
     assert load_phrases(written(tmp_path, PHRASES)) == ["add water", "use a q - tip"]
-    for text in ("add water,2878\nput honey, oil,5", "add water,1,nan\n\n put honey, oil \n",
+    for text in ("add water,2878\nput honey, oil,5", "add water,1,nan\n put honey, oil \n\n",
                  '"add water",1\n"put honey, oil",2',
                  'phrase,count\nadd water,2878\n"put honey, oil",5'):
         assert load_phrases(written(tmp_path, text))[1] == "put honey, oil"
@@ -104,8 +101,7 @@ READERS = {
     "next": lambda path: load_released_csv(path, "forecast"),
     "task": lambda path: load_released_csv(path, "activity"),
     "infill": lambda path: load_released_csv(path, "infill"),
-    "epic": load_epic, "coin": load_coin, "step names": load_steps,
-    "phrases": load_phrases, "ids": load_ids}
+    "epic": load_epic, "coin": load_coin, "phrases": load_phrases, "ids": load_ids}
 
 
 @pytest.mark.parametrize("name, text, message", [
@@ -119,13 +115,14 @@ READERS = {
     ("epic", EPIC.replace("01:02:04", "01:62:x"), "list:3: .*; times HH:MM:SS.ss, verb_class and"),
     ("epic", EPIC.replace("stop_timestamp", "stop"), "list:1: the first line must name video_id,"),
     ("epic", EPIC.replace(",['tap'],", ","), "list:3: another number of columns than in the first"),
+    ("epic", EPIC.replace("verb_class", "verb_id"), "list:2: .*'verb_class'.*; times HH:MM:SS"),
     ("coin", '{"database":\n{', "list: .*line 2.*; needed is"),
     ("coin", coin(bad=entry(subset="dev")), "list: video bad: .*'dev'.*; needed is"),
     ("coin", coin(bad={"subset": "training"}), "list: video bad: .*'annotation'.*; needed is"),
     ("coin", coin(bad=entry(("a", [1, 2], "x"))), "list: video bad: .*'a'.*; needed is"),
     ("coin", coin(bad=entry(("1", [1], "x"))), "list: video bad: .*argument.*; needed is"),
     ("coin", coin(bad=entry(("0", [1, 2], "x"))), "list: .*an id of 0"),
-    ("step names", "stir\n\nfold\n", "list:2: no text, so that later"),
+    ("phrases", "stir\n\nfold\n", "list:2: no text; remove the line"),
     ("phrases", "stir\n", "list: at least two"),
     ("phrases", ",3,4.5\na\n", "list:1: ',3,4.5' is"),
     ("phrases", "0,stir,3\n1,cut,2\n", "list:1: '0,stir,3' is not `phrase`"),

@@ -4,7 +4,6 @@ import itertools
 import pytest
 import torch
 
-import diffusion
 import losses
 from slow import draw, slow_entropy, slow_match
 
@@ -119,10 +118,3 @@ def test_eq_a_a_level_weighs_the_squared_distance_by_the_fall_of_its_signal_to_n
         kl = (means[0] - means[1]).square().sum() / (2 * variance)
         weight = (ratio[t - 1] - ratio[t]) / 2
         torch.testing.assert_close(kl, weight * losses.mse_loss(x_hat, x0))
-
-
-def test_default_simple_loss_would_weigh_the_first_level_100_times_the_last():
-    """Catches: a figure in the header of losses.py that the schedule does not have."""
-    alpha_bar = diffusion.noise_levels(64).double()
-    ratio = alpha_bar / (1 - alpha_bar)
-    assert ratio[0] / ratio[-1] == pytest.approx(100)

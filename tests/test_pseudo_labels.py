@@ -54,7 +54,6 @@ def test_phrases_are_the_mean_over_prompts_and_sentences_have_none(parts, teache
         torch.testing.assert_close(y[k], total / 28, rtol=1e-4, atol=1e-6)
         alone = model.encode_text(tokenizer([text]))[0]
         torch.testing.assert_close(sentences[k], alone / alone.norm())
-    assert teacher.encode_sentences([]).shape == (0, 64)
 
 
 @pytest.mark.parametrize("mean, std", [(MEAN, STD), (.4, .25)])

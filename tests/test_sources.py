@@ -95,7 +95,7 @@ def test_promises_18_and_21_windows_of_narrations(folder):
     """Catches: a bad caption file that ends the run, or is not counted; a window after the end of
     the video; a video that is shorter than a clip refused."""
     source = open_folder(folder, folder, None, View(32, 2))
-    assert len(source) == 4 and source.absent == ["gone"]
+    assert len(source.videos) == 4 and source.absent == ["gone"]
     windows = [source.pretrain_windows(i, np.random.default_rng(SEED)) for i in range(4)]
     sentences = Captions(folder).sentences("a")[:2]    # the third begins after the video
     same = sentence_windows(sentences, 4.0, np.random.default_rng(SEED))

@@ -4,9 +4,8 @@ from fractions import Fraction
 
 import av
 import numpy as np
-from safetensors.torch import save_file
+from safetensors.torch import save_model
 
-from support.errors import require
 from support.workers import prefetch
 from support.write import write_json, write_text
 from toy import grammar, render
@@ -45,8 +44,7 @@ def export_video(out, item):
 
 def export(out, train, test, workers):
     """The command: videos/, captions/, COIN.json, steps.txt, phrases.txt, train.txt (its ids) and
-    clip/, the teacher for open_clip. Raises InputError if the folder `out` is not empty."""
-    require(not out.exists() or not any(out.iterdir()), f"--out {out}: not empty; choose another")
+    clip/, the teacher for open_clip. Raises FileExistsError if a folder of these is there."""
     for folder in ("videos", "captions", "clip"):
         (out / folder).mkdir(parents=True)
     items = [("train", i) for i in range(train)] + [("test", i) for i in range(test)]
@@ -56,7 +54,5 @@ def export(out, train, test, workers):
     for name, lines in (("steps", grammar.STEPS), ("phrases", grammar.PHRASES), ("train", trained)):
         write_text(out / f"{name}.txt", "".join(f"{line}\n" for line in lines))
     write_json(out / "clip" / "open_clip_config.json", TEACHER_CONFIG)
-    weights = load_teacher("cpu").model.state_dict()
-    weights = {name: value.contiguous() for name, value in weights.items()}
-    save_file(weights, out / "clip" / "open_clip_model.safetensors")
+    save_model(load_teacher("cpu").model, out / "clip" / "open_clip_model.safetensors")
     print(f"{out}: {len(items)} videos")

@@ -34,9 +34,6 @@ class ToySource:
                              len(parts), mininterval=1, delay=2)
                 self.frame_features = torch.cat([part.cpu() for part in parts])
 
-    def __len__(self):
-        return len(self.videos)
-
     def sentences(self, video):
         """The narration of a video: [(start s, end s, text), ...]."""
         return self.narration[video]
@@ -46,10 +43,10 @@ class ToySource:
         return sentence_windows(self.narration[video], self.videos[video].duration, rng)
 
     def load(self, requests, rng=None):
-        """The clips of [(video, windows (n, 2) s), ...] -> Loaded: the frames nearest in time.
+        """The clips of [(video, windows (n, 2) s, ...), ...] -> Loaded: the frames nearest in time.
         views: rows of `pixels`, (C, F); none without a teacher."""
         index = []
-        for video, windows in requests:
+        for video, windows, *_ in requests:
             number = frame_times(windows, self.frames_per_clip) * render.FPS                # (n, F)
             first, end = self.first[video:video + 2]
             index.append(first + np.clip(number.astype(np.int64), 0, end - first - 1))

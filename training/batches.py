@@ -30,7 +30,7 @@ def load_batch(source, args, clips, update):
     (rank, world), failed = parallel.place(), {}
     for attempt in range(update, update + ATTEMPTS):
         rng = np.random.default_rng((args.seed, 2, attempt, rank))
-        videos = videos_of(attempt, len(source), args.batch, args.seed)[rank::world]
+        videos = videos_of(attempt, len(source.videos), args.batch, args.seed)[rank::world]
         requests = [(video, consecutive_windows(source.pretrain_windows(video, rng), clips, rng))
                     for video in videos]
         requests = [(video, windows) for video, windows in requests if len(windows)]

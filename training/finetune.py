@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 import weights
 from data import EPIC_FRAMES, EPIC_SECONDS, classify_examples, examples_of
-from evaluation.labeled import add_labeled_flags, encode_examples, load_examples, open_labeled
+from evaluation.labeled import add_labeled_flags, encode_examples, open_labeled
 from files.lists import NOUNS, VERBS
 from support.arguments import Parser, add_run_flags, count, default_checkpoint, positive
 from support.device import limit_threads, mixed_precision, pick_device
@@ -111,9 +111,9 @@ def action_batch(source, examples, args, update):
     for place in videos_of(update, len(examples), args.batch, args.seed):
         windows = rng.permutation(examples[place].windows)[:1]
         drawn.append(examples[place]._replace(windows=windows))
-    loaded, read = load_examples(source, drawn, rng)
-    clips, labels = loaded.clips, torch.tensor([example.label for example in read])
-    if read:
+    loaded = source.load(drawn, rng)
+    clips, labels = loaded.clips, torch.tensor([example.label for example in loaded.requests])
+    if len(clips):
         torch.manual_seed(int(rng.integers(2 ** 31)))  # RandAugment draws from torch's generator
         augment = v2.RandAugment()                     # one draw for all frames of a clip
         clips = torch.stack([augment(clip) for clip in clips])

@@ -42,10 +42,7 @@ class MViT(nn.Module):
         nn.init.trunc_normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
 
-    def class_token(self, clips):
-        """(B, 3, F, H, W) float, RGB, normalized -> class token before the head, (B, its width)."""
-        return self.body(clips)
-
     def forward(self, clips):
-        """x_i = f(v_i): clips as in `class_token` -> (B, D), length 1."""
-        return functional.normalize(self.head(self.class_token(clips)), dim=-1)
+        """x_i = f(v_i): clips (B, 3, F, H, W) float, RGB, normalized -> (B, D), length 1."""
+        x = self.head(self.body(clips))
+        return functional.normalize(x.to(clips.dtype), dim=-1)     # bfloat16 is too coarse
