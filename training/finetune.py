@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.nn.functional import nll_loss, normalize
-from torchvision.transforms import v2
 from tqdm import tqdm
 
 import weights
@@ -38,7 +37,6 @@ from training.run import (LOG_EVERY, SAVE_EVERY, learning_rate, log, note_unread
 from weights.checkpoint import build_model, fill
 
 DROPOUT = 0.1             # of h's tokens
-MIXUP = 0.1               # alpha of MixUp, with actions; the released configuration's
 WEIGHT_DECAY = 1e-2
 
 
@@ -91,18 +89,8 @@ def extend(init, args, texts, videos):
 
 
 # --- Updates ---
-def frozen_loss(model, x, labels):
-    """Cross entropy on embeddings x (B, N, D), one view drawn to classify, with labels (B,)."""
-    B, N, D = x.shape
-    if model.task == "classify":
-        read = x[torch.arange(B), torch.randint(N, (B,))]                      # (B, D)
-    else:
-        read = model.forecast_next(x, x.new_zeros(B, 1, D))[:, 0]              # zero noise
-    return nll_loss(model.classify(read)[0], labels)
-
-
 def action_batch(source, examples, args, update):
-    """An update's clips, one view of each action, augmented, drawn from (seed, update).
+    """An update's clips, one view of each action, drawn from (seed, update).
 
     Returns: clips (B, F, 3, H, W) uint8 and labels (B, 2) int64 of those that could be read, and
     {id: reason} of the unreadable videos.
@@ -112,25 +100,18 @@ def action_batch(source, examples, args, update):
         windows = rng.permutation(examples[place].windows)[:1]
         drawn.append(examples[place]._replace(windows=windows))
     loaded = source.load(drawn, rng)
-    clips, labels = loaded.clips, torch.tensor([example.label for example in loaded.requests])
-    if len(clips):
-        torch.manual_seed(int(rng.integers(2 ** 31)))  # RandAugment draws from torch's generator
-        augment = v2.RandAugment()                     # one draw for all frames of a clip
-        clips = torch.stack([augment(clip) for clip in clips])
-    return clips, labels, loaded.failed
+    return loaded.clips, torch.tensor([example.label for example in loaded.requests]), loaded.failed
 
 
-def action_loss(model, clips, labels):
-    """Cross entropies of verb and noun, summed: clips (B, F, 3, H, W) uint8, labels (B, 2).
-
-    MixUp: each clip, and its cross entropy, is mixed with another's, in shares drawn from
-    Beta(MIXUP, MIXUP).
-    """
-    share = torch.distributions.Beta(MIXUP, MIXUP).sample().item()
-    mixed = share * clips.float() + (1 - share) * clips.roll(1, 0)
-    log_p = model.classify(model.encode(mixed.round().to(torch.uint8)))        # [(B, V), (B, U)]
-    return sum(share * nll_loss(p, label) + (1 - share) * nll_loss(p, label.roll(1))
-               for p, label in zip(log_p, labels.T))
+def to_classify(model, inputs):
+    """What the classifier reads, (B, D): of clips (B, F, 3, H, W) f's embeddings; of embeddings
+    (B, N, D) one view, drawn for each example, or what h predicts after them."""
+    if inputs.ndim == 5:
+        return model.encode(inputs)
+    B, N, D = inputs.shape
+    if model.task == "classify":
+        return inputs[torch.arange(B), torch.randint(N, (B,))]
+    return model.forecast_next(inputs, inputs.new_zeros(B, 1, D))[:, 0]        # zero noise
 
 
 def finetune(args):
@@ -151,18 +132,17 @@ def finetune(args):
     model.classifier.requires_grad_(True)
     if epic:
         model.encoder.requires_grad_(True)
-        make, loss_of = functools.partial(action_batch, source, examples, args), action_loss
+        make = functools.partial(action_batch, source, examples, args)
     else:
         if args.task != "classify":
             model.denoiser.requires_grad_(True)
         x, _, examples = encode_examples(model.eval(), source, examples, args, device)
-        y = torch.tensor([example.label for example in examples], device=device)
+        y = torch.tensor([[example.label] for example in examples], device=device)     # (M, 1)
         x = x.unflatten(0, (len(y), -1))                   # (M, N, D)
 
         def make(update):
             chosen = videos_of(update, len(x), args.batch, args.seed)
             return x[chosen], y[chosen], {}
-        loss_of = frozen_loss
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.0, weight_decay=WEIGHT_DECAY)
     per_epoch = max(len(examples) // args.batch, 1)
@@ -182,7 +162,8 @@ def finetune(args):
         note_unreadable(failed, source, args)
         require(len(labels), f"no example of update {update + 1} can be read; use a larger --batch")
         with mixed_precision(device):
-            loss = loss_of(model, inputs.to(device), labels.to(device))
+            log_p = model.classify(to_classify(model, inputs.to(device)))
+            loss = sum(nll_loss(p, label) for p, label in zip(log_p, labels.to(device).T))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
