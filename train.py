@@ -67,12 +67,14 @@ SGD_LR, WEIGHT_DECAY, BETAS = 5e-3, 1e-4, (0.9, 0.95)  # the release's; AdamW's 
 def open_data(args, view, device):
     """The narrated videos with the frozen teacher, the pool's phrases, and f's pixel statistics."""
     if args.data == "toy":
+        require(not args.videos, "--data toy reads no --videos; add --data howto100m")
         phrases = load_phrases(args.phrases) if args.phrases else grammar.PHRASES
         source = ToySource("train", args.toy_videos, view.frames, load_teacher(device))
         return source, phrases, (render.MEAN, render.STD)
     for name in ("videos", "captions", "phrases"):
         path = getattr(args, name)
-        require(path and path.exists(), f"--data howto100m needs --{name}; {path} does not exist")
+        require(path and path.exists(), f"--data howto100m needs --{name}, which must exist; given "
+                f"is {path}")
     teacher = open_teacher(args.clip, args.clip_weights, device)
     source = open_folder(args.videos, args.captions, args.ids, view, teacher)
     return source, load_phrases(args.phrases), PIXELS
@@ -125,6 +127,8 @@ def pretrain(args):
     per_epoch = max(len(source.videos) // args.batch, 1)
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
     updates = switch + round(args.epochs * per_epoch)
+    require(0 <= switch <= updates and updates, f"--sgd-epochs {args.sgd_epochs} --epochs "
+            f"{args.epochs}: no update; there are {per_epoch} in an epoch")
     first = content.get("step", 0)
     optimizer = make_optimizer(model, "sgd" if first <= switch else "adamw")
     if content:

@@ -104,6 +104,7 @@ def open_labeled(args, split, model, device, with_teacher=True):
     """
     toy, view = args.data == "toy", view_of(model.encoder)
     if toy:
+        require(not args.videos, "--data toy reads no --videos; add --data coin or epic")
         require(view.size == render.SIZE, f"--data toy: its pictures are {render.SIZE} pixels "
                 f"wide, the checkpoint reads {view.size}; give it --data coin")
         names = grammar.STEPS if args.task != "activity" else None

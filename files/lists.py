@@ -82,8 +82,10 @@ def load_coin(path):
         where, steps = f"{path}: video {name}", []
         with fields_of(where, COIN):
             for step in entry["annotation"]:
-                label = int(step["id"]) - 1
-                names.setdefault(label, step["label"].strip())
+                label, text = int(step["id"]) - 1, step["label"].strip()
+                known = names.setdefault(label, text)
+                require(known.casefold() == text.casefold(), f"{where}: id {label + 1} is {text!r},"
+                        f" before it was {known!r}; an id is the same step in all videos")
                 steps.append(Step(*map(float, step["segment"]), label))
             split, activity = SUBSETS[entry["subset"]], int(entry["recipe_type"])
             duration = float(entry["duration"]) if entry.get("duration") else None

@@ -28,8 +28,9 @@ class VideoSource:
                        if name not in present]
         self.unreadable, self.skipped = {}, {}         # skipped: by `pretrain_windows`
         name, file = next(iter(self.absent), None), next(iter(paths), None)
-        require(self.videos, f"--videos: no file of the {len(videos)} videos listed, or no "
-                f"narration: listed is {name!r}, a file is {file!r}; they must be equal")
+        what = "no file" if captions is None else "no file with a narration"
+        require(self.videos, f"--videos: {what} of the {len(videos)} videos listed: listed is "
+                f"{name!r}, a file is {file!r}; they must be equal")
 
     def sentences(self, i):
         """The narration of video i, [(start s, end s, text), ...]. Raises InputError."""
@@ -86,8 +87,8 @@ def require_readable(source, share):
     failed, count = source.unreadable, len(source.videos)
     require(len(failed) <= share * count and len(failed) < count,
             f"{len(failed)} of {count} videos are unreadable, more than --max-unreadable "
-            f"{share}; times must be seconds, not milliseconds or frames; the first: "
-            f"{next(iter(failed.values()), '')}")
+            f"{share}; the first: {next(iter(failed.values()), '')} (if it ends too early: times "
+            "must be seconds, not milliseconds or frames)")
 
 
 def open_folder(folder, caption_path, ids, view, teacher=None):

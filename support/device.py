@@ -1,12 +1,17 @@
 """Devices: which one, how precise, how many threads."""
 import torch
 
+from support.errors import InputError
+
 
 def pick_device(name):
-    """"auto" -> cuda if there is one, else cpu; another name -> the device of this name."""
+    """"auto" -> cuda if there is one, else cpu; another name -> that device, or InputError."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    try:
+        return torch.empty(0, device=name).device
+    except (AssertionError, RuntimeError) as error:
+        raise InputError(f"--device {name}: {str(error).splitlines()[0]}") from None
 
 
 def limit_threads(image, device):

@@ -345,6 +345,7 @@ def test_what_a_checkpoint_cannot_do_is_one_line(trained, here, capsys):
             ("none", ("--task", "forecast"), "--order none"),
             ("mask", ("--task", "activity"), "is not fine-tuned"),
             ("mask", ("--data", "coin"), "needs --annotations and --videos"),
+            ("mask", ("--videos", "x"), "--data toy reads no --videos"),
             ("mask", ("--data", "epic", "--task", "infill"), "--data epic")):
         line = fails(capsys, "evaluate.py", *flags, "--checkpoint", trained / checkpoint)
         assert words in line

@@ -43,8 +43,9 @@ def test_promise_23_coin_in_its_spellings(tmp_path, capsys):
     that ends before its start refused; such a step kept, or left out in silence."""
     last = entry(("3", [1, 2.5], "fold "), ("4", [3, 4], "fold"), subset="validation")
     del last["duration"]
-    first = entry(("3", [5, 6], "fold"), ("1", [1.5, 2], "crack the egg"), ("1", [9, 8], "x"),
-                  ("1", [7, 7], "x"), subset="testing")
+    egg = "crack the egg"
+    first = entry(("3", [5, 6], "fold"), ("1", [1.5, 2], egg), ("1", [9, 8], egg.title()),
+                  ("1", [7, 7], egg), subset="testing")
     path = written(tmp_path, "\ufeff" + coin(zz=first, aa=last))             # as from Windows
     assert load_coin(path) == (
         [Video("zz", "test", 7, 60.5, (Step(1.5, 2.0, 0), Step(5.0, 6.0, 2))),
@@ -122,6 +123,8 @@ READERS = {
     ("coin", coin(bad=entry(("a", [1, 2], "x"))), "list: video bad: .*'a'.*; needed is"),
     ("coin", coin(bad=entry(("1", [1], "x"))), "list: video bad: .*argument.*; needed is"),
     ("coin", coin(bad=entry(("0", [1, 2], "x"))), "list: .*an id of 0"),
+    ("coin", coin(a=entry(("1", [1, 2], "x")), bad=entry(("1", [1, 2], "y"))),
+     "list: video bad: id 1 is 'y', before it was 'x'"),
     ("phrases", "stir\n\nfold\n", "list:2: no text; remove the line"),
     ("phrases", "stir\n", "list: at least two"),
     ("phrases", ",3,4.5\na\n", "list:1: ',3,4.5' is"),

@@ -73,7 +73,7 @@ def test_promises_1_2_and_19_the_absent_and_the_unreadable_are_named(folder):
     assert len(source.load([(0, now)]).clips) == 0
     source.unreadable |= loaded.failed
     require_readable(source, 0.7)
-    with pytest.raises(InputError, match="2 of 3 videos.*--max-unreadable 0.05; times must be sec"):
+    with pytest.raises(InputError, match="2 of 3 videos.*--max-unreadable 0.05; .*times must be"):
         require_readable(source, 0.05)
 
 

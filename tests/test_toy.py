@@ -202,7 +202,7 @@ def test_exported_lists_are_those_of_the_world(world, capsys):
             (start, end, str(label + 1), STEPS[label]) for start, end, label in video.steps]
     for name, lines in ("steps", STEPS), ("phrases", grammar.PHRASES), ("train", [*database][:2]):
         assert (out / f"{name}.txt").read_text(encoding="utf-8").splitlines() == list(lines)
-    assert "File exists" in fails(capsys, "toy", "export", "--out", out)
+    assert "not empty; choose another" in fails(capsys, "toy", "export", "--out", out)
 
 
 def test_open_clip_loads_the_exported_teacher(world):

@@ -237,6 +237,7 @@ def test_promise_12_and_13_a_run_is_not_mixed_with_another(trained, here, capsys
                  "--resume")
     assert "--lr 0.004, not 0.1" in line
     assert weights.load(out).order == "mask" and len(rows_of(out)) == 6
+    assert "no update" in fails(capsys, "train.py", *ONE[:4], "--sgd-epochs", "0", "--epochs", "0")
     Path("new").mkdir()
     Path("new/metrics.jsonl").write_text('{"step": 1}\n')
     call("train.py", *ONE, "--out", "new", "--resume")

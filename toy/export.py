@@ -6,6 +6,7 @@ import av
 import numpy as np
 from safetensors.torch import save_model
 
+from support.errors import require
 from support.workers import prefetch
 from support.write import write_json, write_text
 from toy import grammar, render
@@ -44,7 +45,8 @@ def export_video(out, item):
 
 def export(out, train, test, workers):
     """The command: videos/, captions/, COIN.json, steps.txt, phrases.txt, train.txt (its ids) and
-    clip/, the teacher for open_clip. Raises FileExistsError if a folder of these is there."""
+    clip/, the teacher for open_clip. Raises InputError if the folder `out` is not empty."""
+    require(not out.exists() or not any(out.iterdir()), f"--out {out}: not empty; choose another")
     for folder in ("videos", "captions", "clip"):
         (out / folder).mkdir(parents=True)
     items = [("train", i) for i in range(train)] + [("test", i) for i in range(test)]

@@ -199,6 +199,7 @@ def parse(argv):
     args = parser.parse_args(argv)
     require(args.data != "epic" or args.task == "classify", f"--task {args.task}: --data epic has "
             "actions to classify")
+    require(args.labels <= 1, f"--labels {args.labels}: is a share; 0.1 is a tenth")
     args.epochs = args.epochs or (60.0 if args.task == "activity" else 15.0)
     args.out = args.out or Path(f"runs/finetune-{args.task}")
     args.init = args.init or default_checkpoint()

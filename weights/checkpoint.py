@@ -67,8 +67,9 @@ def load(path):
         model.load_state_dict(content["model"])
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         lines = [shorten(line, 200) for line in str(error).splitlines()[:5]]
-        raise InputError(f"{path}: not a checkpoint of this code or of a release (image models are "
-                         f"for --init): {type(error).__name__}: {' '.join(lines)}") from None
+        raise InputError(f"{path}: does not fit the models of this code or of a release (image "
+                         f"models are for --init): {type(error).__name__}: {' '.join(lines)}"
+                         ) from None
     model.settings = content.get("settings", {})
     return model.eval()
 

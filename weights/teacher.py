@@ -19,6 +19,7 @@ def open_teacher(clip, clip_weights=None, device="cpu"):
     if clip.startswith("local-dir:"):
         require(clip_weights is None, f"--clip-weights {clip_weights}: {clip} has its own")
         config = Path(clip.removeprefix("local-dir:")) / "open_clip_config.json"
+        require(config.is_file(), f"--clip {clip}: no {config}")
         require("trust_remote_code" not in json.dumps(json.loads(config.read_bytes())),
                 f"{config} asks for code of its own to be run; remove its trust_remote_code")
     else:
