@@ -79,6 +79,15 @@ def test_one_view_of_each_example_is_classified():
     assert found == {(a, b) for a in (0, 1, 2) for b in (3, 4, 5)}
 
 
+def test_labels_are_learned(trained, here):
+    """Catches: a label of another example or step; training without effect."""
+    call("train.py", *TUNE, "--epochs", "40", "--lr", "0.1", "--init", trained / "diffusion",
+         "--out", "run")
+    call("evaluate.py", "--task", "classify", "--split", "train", "--toy-videos", "8",
+         "--checkpoint", "run", "--json", "a.json")
+    assert read_json("a.json")["top1"]["ours"] > 40          # chance: 2.5
+
+
 @pytest.mark.parametrize("order, task", [("diffusion", "classify"), ("diffusion", "forecast"),
                                          ("diffusion", "activity"), ("none", "forecast")])
 def test_fine_tuned_and_evaluated(trained, here, capsys, order, task):

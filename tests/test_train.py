@@ -126,6 +126,13 @@ def test_sentences_of_a_window_by_hand():
         [.5, .5, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [1 / 3, 1 / 3, 1 / 3]]
 
 
+def test_every_update_draws_other_clips():
+    """Catches: the same clips of a video in every epoch."""
+    source, args = ToySource("train", 1, 4), train.parse(["--batch", "1"])
+    starts = {load_batch(source, args, 4, update).requests[0][1][0, 0] for update in range(20)}
+    assert len(starts) > 3
+
+
 # --- Runs ---
 @pytest.mark.parametrize("order", ["diffusion", "mask", "none"])
 def test_a_run_folder_is_complete(trained, order):
