@@ -11,7 +11,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and append
 The classifier is one linear layer, its logits divided by tau; it starts as the embeddings of its
 classes, if they have texts. The loss is its cross entropy alone, and noise is zero, as in the
 release. Where f is frozen, each clip goes through it once. After `--order none` a new h is trained.
-N clips of an example, B examples per update, S classes, V verbs, U nouns, D embedding.
+N clips of an example, B examples per update, S classes, D embedding.
 """
 import functools
 import math
