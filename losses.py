@@ -64,8 +64,8 @@ def xe_loss(log_p, targets):
 
         L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i)),   H(p', p) = -sum_k p'_k log p_k
 
-    The paper averages over the observed clips of one row, here it is over all clips of the batch,
-    whichever rows h reads. With nine clips, each missing in turn, the two are equal.
+    The paper averages over the observed clips of one row. Here the mean is over all clips of the
+    batch, whichever rows h reads; for nine clips, each missing in turn, the two are equal.
 
     Args:    log_p (C, K) from `match`, of the clips that f encodes; targets (C, K).
     Returns: scalar.

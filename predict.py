@@ -16,6 +16,7 @@ from diffusion import expectation
 from evaluation.inference import draw_noise, sample_in_turn
 from evaluation.prediction import (count_futures, observe_file, observe_toy, open_steps, rank_steps,
                                    truth_of)
+from experiments import charts, keyframes
 from support.arguments import Parser, count, default_checkpoint, positive
 from support.device import limit_threads, pick_device
 from support.errors import require, run
@@ -120,13 +121,11 @@ def main(args):
         write_json(args.json, content)
     painted = {}
     if args.keyframes:
-        from experiments import keyframes
         painter = keyframes.open_painter(args.keyframe_model, pick_device(args.device))
         steps = [row["step"] for row in content["next"]]
         painted = keyframes.paint_steps(painter, observed.pictures[-1], steps, args.keyframes,
                                         args.seed)
     if args.figure:
-        from experiments import charts
         charts.save(args.figure, charts.plot_forecast, content, observed.pictures, painted)
 
 

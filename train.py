@@ -127,7 +127,7 @@ def pretrain(args):
     per_epoch = max(len(source.videos) // args.batch, 1)
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
     updates = switch + round(args.epochs * per_epoch)
-    require(0 <= switch <= updates and updates, f"--sgd-epochs {args.sgd_epochs} --epochs "
+    require(updates > 0 and 0 <= switch <= updates, f"--sgd-epochs {args.sgd_epochs} --epochs "
             f"{args.epochs}: no update; there are {per_epoch} in an epoch")
     first = content.get("step", 0)
     optimizer = make_optimizer(model, "sgd" if first <= switch else "adamw")

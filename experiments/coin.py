@@ -115,7 +115,7 @@ def parse(argv=None):
     add("--epochs", type=positive, default=7.0, help="times that each training example is read")
     add("--seed", type=int, default=0, help="of all that is random")
     add("--json", type=Path, help="also write the numbers here")
-    parser.set_defaults(samples=5, batch=256)
+    parser.set_defaults(samples=5, batch=256)              # of a forecast; forecasts at once
     return parser.parse_args(argv)
 
 

@@ -19,6 +19,7 @@ VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 SUBSETS = {"training": "train", "testing": "test", "validation": "test"}
 COIN = ('needed is {"database": {id: {"subset": "training" or "testing", "recipe_type": 0, '
         '"annotation": [{"id": "1", "segment": [start s, end s], "label": text}]}}}')
+EPIC = "video_id", "start_timestamp", "stop_timestamp", "verb_class", "noun_class"
 VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100
 UNKNOWN = -1                  # label of a step whose class a list does not give
 PHRASE = re.compile(r'(?!\d+,)"?([^;\t"]*[^\W\d][^;\t"]*?)"?(?:,\s*[\d.]*){0,2}')
@@ -130,11 +131,11 @@ def load_released_csv(path, task):
 def load_epic(path):
     """Read EPIC_100_train.csv or the like: [data.Video, ...] of infinite length, as none is given.
 
-    The label of a step is (verb, noun). The test list has none, so it is an InputError.
+    The label of a step is (verb, noun). The official test list has none: it is an InputError.
     """
     steps = {}
-    for where, row in read_table(path, ("video_id", "start_timestamp", "stop_timestamp")):
-        with fields_of(where, "times HH:MM:SS.ss, verb_class and noun_class are needed"):
+    for where, row in read_table(path, EPIC):
+        with fields_of(where, "times HH:MM:SS.ss, and numbers of classes, are needed"):
             start, end = clock(row["start_timestamp"]), clock(row["stop_timestamp"])
             label = int(row["verb_class"]), int(row["noun_class"])
         steps.setdefault(row["video_id"], []).append(Step(start, end, label))
@@ -143,9 +144,8 @@ def load_epic(path):
 
 
 def epic_split(path):
-    """Which split an official csv of EPIC-Kitchens-100 is, by its name; validation if unnamed."""
-    words = path.stem.split("_")
-    return next((split for split in ("train", "test") if split in words), "validation")
+    """Which split an official csv of EPIC-Kitchens-100 is, by its name."""
+    return "train" if "train" in path.stem.split("_") else "validation"
 
 
 # --- Names ---
@@ -156,10 +156,10 @@ def load_phrases(path):
     end are columns. A first line that names the column `phrase` is left out.
     """
     phrases = []
-    for number, (where, line) in enumerate(read_lines(path), start=1):
-        found = PHRASE.fullmatch(line)
-        require(found, f"{where}: {line[:80]!r} is not `phrase` or `phrase,count,concreteness`")
-        require(where == f"{path}:{number}", f"{path}:{number}: no text; remove the line")
+    for number, line in enumerate(read_text(path).rstrip().split("\n"), start=1):
+        found = PHRASE.fullmatch(line.strip())
+        require(found, f"{path}:{number}: {line[:80]!r} is not `phrase` or "
+                "`phrase,count,concreteness`")
         if phrases or not line.startswith("phrase,"):
             phrases.append(found[1].strip())
     require(len(phrases) > 1, f"{path}: at least two phrases are needed")

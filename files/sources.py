@@ -29,8 +29,8 @@ class VideoSource:
         self.unreadable, self.skipped = {}, {}         # skipped: by `pretrain_windows`
         name, file = next(iter(self.absent), None), next(iter(paths), None)
         what = "no file" if captions is None else "no file with a narration"
-        require(self.videos, f"--videos: {what} of the {len(videos)} videos listed: listed is "
-                f"{name!r}, a file is {file!r}; they must be equal")
+        require(self.videos, f"--videos: {what} of the {len(videos)} listed videos; listed is "
+                f"{name!r}, a file is {file!r}: they must be equal")
 
     def sentences(self, i):
         """The narration of video i, [(start s, end s, text), ...]. Raises InputError."""

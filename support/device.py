@@ -1,17 +1,17 @@
 """Devices: which one, how precise, how many threads."""
 import torch
 
-from support.errors import InputError
+from support.errors import require
 
 
 def pick_device(name):
     """"auto" -> cuda if there is one, else cpu; another name -> that device, or InputError."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return torch.empty(0, device=name).device
-    except (AssertionError, RuntimeError) as error:
-        raise InputError(f"--device {name}: {str(error).splitlines()[0]}") from None
+    there = torch.accelerator.current_accelerator(check_available=True)        # None without one
+    require(name == "cpu" or there and name.startswith(there.type), f"--device {name}: not "
+            "available here; use auto or cpu")
+    return torch.device(name)
 
 
 def limit_threads(image, device):

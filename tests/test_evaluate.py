@@ -381,5 +381,5 @@ def test_promise_5_what_does_not_exist_is_one_line(trained, here, capsys):
     for argv in (("evaluate.py", "--checkpoint", "gone"), ("predict.py", "gone.mp4"),
                  ("train.py", "--data", "howto100m", "--size", "small", "--videos", "gone",
                   "--captions", "gone", "--phrases", "gone"), ("train.py", "--init", "gone"),
-                 ("predict.py", "--steps", "gone.txt")):
+                 ("predict.py", "--steps", "gone.txt"), ("predict.py", "--device", "gone")):
         assert "gone" in fails(capsys, *argv)
