@@ -80,7 +80,7 @@ class Teacher:
 
         Frames of another size than the model's are resized and cropped: see `fit`.
         """
-        pixels = fit(frames.to(self.device, non_blocking=True).float(), self.size)
+        pixels = fit(frames.to(self.device).float(), self.size)
         pixels = (pixels / 255 - self.mean) / self.std
         return functional.normalize(self.model.encode_image(pixels).float(), dim=-1)
 
