@@ -53,7 +53,7 @@ def open_texts(names, toy, model, args, device):
             "fine-tuned on")
     of_world = toy or settings.get("data") == "toy" and not args.clip
     teacher = load_teacher(device) if of_world else open_teacher(
-        args.clip or settings.get("clip") or "ViT-B-16-quickgelu",
+        args.clip or settings.get("clip"),
         args.clip_weights or settings.get("clip_weights"), device)
     texts = teacher.encode_phrases(names).to(device)
     same = texts.shape[1] == model.dim

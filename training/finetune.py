@@ -39,6 +39,7 @@ from weights.checkpoint import build_model, fill
 
 DROPOUT = 0.1             # of h's tokens
 WEIGHT_DECAY = 1e-2
+LOG_EVERY = 20            # updates between two rows of metrics; of EPIC each is logged
 
 
 # --- Before the first update ---
@@ -212,7 +213,7 @@ def parse(argv):
     require(args.data != "epic" or args.task == "classify", f"--task {args.task}: --data epic has "
             "actions to classify")
     require(args.labels <= 1, f"--labels {args.labels}: is a share; 0.1 is a tenth")
-    args.log_every = 1 if args.data == "epic" else 20
+    args.log_every = 1 if args.data == "epic" else LOG_EVERY
     args.epochs = args.epochs or (60.0 if args.task == "activity" else 15.0)
     args.out = args.out or Path(f"runs/finetune-{args.task}")
     args.init = args.init or default_checkpoint()

@@ -14,7 +14,7 @@ from support.write import write_atomically, write_json
 from training import parallel
 
 SAVE_EVERY = 600.0        # s between two checkpoints
-FREE = "out", "resume", "device", "workers", "max_unreadable", "micro_batch"   # may change
+FREE = "out", "resume", "device", "workers", "max_unreadable", "micro_batch", "log_every"
 PATHS = "videos", "captions", "ids", "phrases", "annotations", "steps"         # may move
 
 
