@@ -117,7 +117,7 @@ def test_held_out_steps_are_never_named():
 def test_clips_are_the_nearest_frames_of_their_video():
     """Catches: half a frame's offset, another video's clips, features of other frames."""
     known = source.load_teacher("cpu")
-    toy, rng = source.ToySource("train", 3, 4, known), np.random.default_rng(0)
+    toy, rng = source.ToySource("train", 3, 4), np.random.default_rng(0)
     assert (toy.absent, toy.unreadable) == ([], {})
     start = rng.uniform(-5, 100, (3, 5))
     requests = [*zip((2, 0, 1), np.stack([start, start + rng.uniform(0, 20, (3, 5))], 2))]
@@ -129,7 +129,7 @@ def test_clips_are_the_nearest_frames_of_their_video():
             clips.append(frames[np.abs(middles - times[:, None]).argmin(1)])
     assert torch.equal(loaded.clips, torch.stack(clips))                            # (15, 4, ..)
     features = known.encode_frames(torch.cat(clips)).unflatten(0, (15, 4)).mean(1)
-    torch.testing.assert_close(toy.teacher_features(loaded.views), features)
+    torch.testing.assert_close(known.watch(toy).encode_clips(loaded.views), features)
     assert len(toy.pretrain_windows(0, rng)) > 1
 
 
