@@ -186,14 +186,19 @@ CHATTER = ("this is my favorite part of all", "i got this one from my grandma",
            "some people would {} at this point")
 
 
+def say(template, phrase, rng):
+    """A sentence that names a phrase with an article, or by its paraphrase if it is held out."""
+    verb, thing = phrase.split()
+    article = rng.choice(("the", "some", "our", "this"))
+    return str(template).format(PARAPHRASE.get(phrase, f"{verb} {article} {thing}"))
+
+
 def sentence(step, greet, rng):
     """One sentence of 4-14 words. step: the current phrase, or None in background."""
     other = step is None or rng.random() < .15         # then its phrase is independent of the step
     template = rng.choice((GREETINGS if greet else CHATTER) if other else STEP_SENTENCES)
     phrase = grammar.PHRASES[rng.integers(len(grammar.PHRASES))] if other else step
-    verb, thing = phrase.split()
-    article = rng.choice(("the", "some", "our", "this"))
-    return str(template).format(PARAPHRASE.get(phrase, f"{verb} {article} {thing}"))
+    return say(template, phrase, rng)
 
 
 def narrate(video):

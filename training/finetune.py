@@ -18,7 +18,6 @@ import math
 import os
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch.nn.functional import nll_loss, normalize
 from tqdm import tqdm
@@ -31,7 +30,7 @@ from support.arguments import Parser, add_run_flags, count, default_checkpoint, 
 from support.device import limit_threads, mixed_precision, pick_device
 from support.errors import require
 from support.workers import prefetch
-from training.batches import videos_of
+from training.batches import generator, seed_noise, videos_of
 from training.run import (LOG_EVERY, SAVE_EVERY, learning_rate, log, note_unreadable, open_run,
                           report_absent, save)
 from weights.checkpoint import build_model, fill
@@ -63,7 +62,7 @@ def labeled_examples(args, source):
         examples = examples_of(args.task, source.videos)
     videos = sorted({example.video for example in examples})
     require(videos, f"{args.annotations}: no labeled training example for --task {args.task}")
-    order = np.random.default_rng((args.seed, 4)).permutation(videos)
+    order = generator("labels", args.seed).permutation(videos)
     chosen = set(order[:math.ceil(args.labels * len(videos))].tolist())
     return [example for example in examples if example.video in chosen]
 
@@ -95,7 +94,7 @@ def action_batch(source, examples, args, update):
     Returns: clips (B, F, 3, H, W) uint8 and labels (B, 2) int64 of those that could be read, and
     {id: reason} of the unreadable videos.
     """
-    rng, drawn = np.random.default_rng((args.seed, 2, update)), []
+    rng, drawn = generator("clips", args.seed, update), []
     for place in videos_of(update, len(examples), args.batch, args.seed):
         windows = rng.permutation(examples[place].windows)[:1]
         drawn.append(examples[place]._replace(windows=windows))
@@ -158,7 +157,7 @@ def finetune(args):
     model.train()
     for update, (inputs, labels, failed) in enumerate(bar, first):
         optimizer.param_groups[0]["lr"] = learning_rate(update, 0, updates, args.lr)
-        torch.manual_seed(args.seed * 1_000_003 + update)
+        seed_noise(args.seed, update)
         note_unreadable(failed, source, args)
         require(len(labels), f"no example of update {update + 1} can be read; use a larger --batch")
         with mixed_precision(device):
