@@ -5,7 +5,6 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3, Sec. 4 and appendix B
 Times are seconds. n windows of one video; C clips of all videos of a batch, numbered 0 to C - 1;
 R rows of nine clips for h; rng a numpy Generator. toy/source.py and files/sources.py give clips.
 """
-import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +15,6 @@ HISTORY, PIECES = 68.0, 8     # s of observed video in step forecasting, cut int
 CLIP_SECONDS = 9.0            # of a narrated clip, and of a clip to classify; as in the release
 EPIC_FRAMES, EPIC_SECONDS = 32, 2.0                # of a clip of an action: 16 frames/s
 MIN_WORDS, STRIDE = 12, 2     # shorter sentences are joined; every second gives a clip (release)
-KEPT = 3                      # every third row of `paper_rows` stands beside `forecast_rows`
-UNSURE = 1 / 3                # of a batch's clips, the least certain, are never asked for as next
 
 
 class Step(NamedTuple):
@@ -70,21 +67,32 @@ def window_around(start, end, seconds, duration):
     return first, min(first + seconds, duration)
 
 
+def joined(sentences, i):
+    """First and last of the sentences that are joined with sentence i: of less than 12 words, the
+    next is added, then the one before, and so on, until there are 12 words or no more sentences."""
+    first = last = i
+    while sum(len(text.split()) for _, _, text in sentences[first:last + 1]) < MIN_WORDS:
+        before, after = first > 0, last + 1 < len(sentences)
+        if after and (last - i <= i - first or not before):
+            last += 1
+        elif before:
+            first -= 1
+        else:
+            break
+    return first, last
+
+
 def sentence_windows(sentences, duration, rng):
     """9-s windows around every second sentence of a video, the first drawn: (n, 2) float64.
 
-    A sentence of fewer than 12 words is joined with the next, then the previous one, and so on.
+    A short sentence is joined with its neighbors, and the window is around them all: `joined`.
     sentences: [(start s, end s, text), ...], by start, each with words.
     """
-    words = [len(text.split()) for _, _, text in sentences]
     windows = []
     for i in range(rng.integers(min(STRIDE, max(len(sentences), 1))), len(sentences), STRIDE):
-        first = last = i
-        while sum(words[first:last + 1]) < MIN_WORDS and (first > 0 or last < len(words) - 1):
-            after = last < len(words) - 1 and (last - i <= i - first or first == 0)
-            first, last = (first, last + 1) if after else (first - 1, last)
-        windows.append(window_around(sentences[first][0], sentences[last][1], CLIP_SECONDS,
-                                     duration))
+        first, last = joined(sentences, i)
+        start, end = sentences[first][0], sentences[last][1]
+        windows.append(window_around(start, end, CLIP_SECONDS, duration))
     return np.array(windows).reshape(-1, 2)
 
 
@@ -94,13 +102,15 @@ def consecutive_windows(windows, clips, rng):
     return windows[first:first + clips]
 
 
-def paper_rows(videos, rng=None):
+def paper_rows(videos, rng=None, hide_tail=False):
     """Sec. 3: rows of up to nine consecutive clips; each clip of a video is missing in one.
 
     In a longer video, its place among the nine is uniform, as far as the video's ends allow;
     without rng it is the middle.
 
-    Args:    videos: [[clip, ...], ...], the numbers of each video's clips in time order.
+    Args:    videos: [[clip, ...], ...], the numbers of each video's clips in time order;
+             hide_tail: as in the release, the clips from a place after the missing one on are
+             padding; the place is drawn. If the missing clip is the last, none is.
     Returns: [(row, j), ...]: nine numbers of clips, -1 = padding, and the missing one's place.
     """
     rows = []
@@ -108,73 +118,11 @@ def paper_rows(videos, rng=None):
         for k in range(len(clips)):
             place = CLIPS // 2 if rng is None else int(rng.integers(CLIPS))
             first = max(0, min(k - place, len(clips) - CLIPS))
-            row = clips[first:first + CLIPS]
-            rows.append((row + [-1] * (CLIPS - len(row)), k - first))
+            row, j = clips[first:first + CLIPS], k - first
+            if hide_tail and j + 1 < len(row):
+                row = row[:rng.integers(j + 1, len(row))]
+            rows.append((row + [-1] * (CLIPS - len(row)), j))
     return rows
-
-
-def steps_of(clips, phrases):
-    """Consecutive clips with one likeliest phrase are one step: [[clip, ...], ...], in order."""
-    return [list(step) for _, step in itertools.groupby(clips, lambda clip: phrases[clip])]
-
-
-def forecast_rows(windows, steps, confident):
-    """Rows that ask what comes next, for each confident clip of every step but a video's first.
-
-    The history is up to 68 s that end with the last clip of the step before, cut into 8 pieces as
-    at inference. For each piece stands the clip whose middle is nearest to the piece's own.
-
-    Args:    windows (C, 2) s; steps: those of one video, by `steps_of`; confident (C,) bool.
-    Returns: [(row, j), ...] as `paper_rows`: eight clips of the history, then the missing one.
-    """
-    rows = []
-    for s in range(1, len(steps)):
-        first, last = steps[0][0], steps[s - 1][-1]
-        pieces = forecast_windows(windows[last, 1], start=windows[first, 0]).mean(1)       # (8,) s
-        middles = windows[first:last + 1].mean(1)                                          # (n,) s
-        history = first + np.abs(pieces[:, None] - middles).argmin(1)
-        rows += [(history.tolist() + [k], PIECES) for k in steps[s] if confident[k]]
-    return rows
-
-
-def missing_rows(windows, phrases, confidence, kind, rng):
-    """Which clips h reads in one update, and which one of each row is missing.
-
-        "paper"  `paper_rows` of all clips
-        "clips"  every third of these, and `forecast_rows` in which each clip is a step of its own
-        "steps"  every third of `paper_rows` of one clip of each step, and `forecast_rows` of steps
-    The first of every third is drawn.
-
-    An example of "steps": one video of five clips, at 0-9, 8-17, 16-25, 24-33 and 32-41 s.
-        likeliest phrases   crack, crack, stir, pour, pour
-        steps               [0, 1], [2], [3, 4]
-        one clip of each    0, 2, 4 (drawn)
-        paper_rows          [?, 2, 4], [0, ?, 4], [0, 2, ?], each with six places of padding; one
-                            of the three is kept, so that most rows ask for what comes next
-        forecast_rows       to ask for 2, the only clip of step two: the history 0-17 s in 8 pieces,
-                            0 0 0 0 1 1 1 1, then ?; to ask for 3, and for 4: 0 0 0 1 1 2 2 2, ?
-    forecast_rows never asks for the third of the batch's clips that f is least certain of: many of
-    them show no step.
-
-    Args:    windows: [(n, 2) s, ...], the consecutive windows of each video, in time order;
-             phrases, confidence (C,): each clip's likeliest phrase, by number, and its log p.
-    Returns: rows (R, 9) int64, numbers of clips, -1 = padding; j (R,) int64, the missing places.
-    """
-    first = np.cumsum([0] + [len(part) for part in windows])
-    clips = [list(range(a, b)) for a, b in zip(first, first[1:])]              # of each video
-    if kind == "paper":
-        rows = paper_rows(clips, rng)
-    else:
-        labels = phrases if kind == "steps" else range(first[-1])
-        steps = [steps_of(part, labels) for part in clips]
-        one_each = [[int(rng.choice(step)) for step in part] for part in steps]
-        confident = confidence >= np.quantile(confidence, UNSURE)
-        rows = paper_rows(one_each, rng)
-        rows = rows[int(rng.integers(min(KEPT, len(rows))))::KEPT]
-        for part in steps:
-            rows += forecast_rows(np.concatenate(windows), part, confident)
-    row, j = zip(*rows)
-    return torch.tensor(row), torch.tensor(j)
 
 
 def forecast_windows(end, history=HISTORY, start=0.0):

@@ -22,16 +22,8 @@ the true clip there:
 import math
 
 import torch
-from open_clip.transformer import Transformer
+from open_clip.transformer import QuickGELU, Transformer
 from torch import nn
-from torch.nn import functional
-
-
-class QuickGELU(nn.Module):
-    """x sigmoid(1.702 x), the activation of OpenAI's CLIP, in fewer passes than open_clip's."""
-
-    def forward(self, x):
-        return functional.silu(1.702 * x) / 1.702
 
 
 def sinusoids(t, width):
@@ -60,8 +52,6 @@ class Denoiser(nn.Module):
         self.level = nn.Sequential(nn.Linear(dim // 4, dim), nn.GELU(), nn.Linear(dim, dim))
         self.dropout = nn.Dropout(dropout)
         self.transformer = Transformer(dim, layers, heads, act_layer=QuickGELU)
-        nn.init.normal_(self.role.weight)              # 1, as the embeddings that they are added to
-        nn.init.normal_(self.position.weight)
 
     def forward(self, zt, z, observed, j, t):
         """Shapes in the header, N at most `clips` -> z_hat (B, D)."""

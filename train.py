@@ -3,7 +3,7 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4.
 
 Pre-training is one loop with the whole objective, Eq. 7, by SGD and then by AdamW. In one update f
-encodes each clip once, and h predicts many of them, one in each row: data.missing_rows. Every
+encodes each clip once, and h predicts many of them, one in each row: training/rows.py. Every
 random choice of an update is drawn from (seed, update), so a resumed run ends as if it had never
 stopped. Fine-tuning is in training/finetune.py.
 
@@ -24,12 +24,11 @@ import math
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
 import weights.checkpoint
-from data import CLIPS, View, missing_rows
+from data import CLIPS, View
 from diffusion import add_noise, noise_levels
 from files.lists import load_phrases
 from files.sources import open_folder
@@ -43,24 +42,25 @@ from support.workers import prefetch
 from toy import grammar, render
 from toy.source import ToySource, load_teacher
 from training import finetune, parallel
-from training.batches import clip_features, load_batch
+from training.batches import clip_features, generator, load_batch, seed_noise
+from training.rows import missing_rows
 from training.run import (SAVE_EVERY, begin, judge_unreadable, last_checkpoint, learning_rate, log,
                           open_run, save, tell_minutes)
 from weights.names import PIXELS
 from weights.teacher import open_teacher
 
-TIMESFORMER = {           # f: "small" suits a CPU, "paper" is ViT-B/16
+TIMESFORMER = {           # f: "small" suits a CPU, "base" is ViT-B/16
     "small": dict(image=32, patch=16, frames=4, width=64, depth=2, heads=2),
-    "paper": dict(image=224, patch=16, frames=8, width=768, depth=12, heads=12)}
+    "base": dict(image=224, patch=16, frames=8, width=768, depth=12, heads=12)}
 MVIT = {                  # f with --encoder mvit: Table D, appendix D
     "small": dict(kind="mvit", image=32, frames=4, seconds=None, width=16, heads=1,
                   stages=[1, 1, 1], kv_stride=4),
-    "paper": dict(kind="mvit", image=224, frames=16, seconds=3.2)}
-DENOISER = {"small": dict(layers=4, heads=4), "paper": dict(layers=4, heads=8)}        # h
+    "base": dict(kind="mvit", image=224, frames=16, seconds=3.2)}
+DENOISER = {"small": dict(layers=4, heads=4), "base": dict(layers=4, heads=8)}        # h
 PRESETS = {               # what --size implies; a flag overrides it
     "small": dict(init="none", sgd_epochs=0.25, epochs=9, batch=8, lr=4e-3, log_every=20),
-    "paper": dict(init="timm", sgd_epochs=5, epochs=25, batch=128, lr=5e-5, log_every=1)}
-CONSECUTIVE = {"small": 16, "paper": CLIPS}            # most clips of one video in an update
+    "base": dict(init="timm", sgd_epochs=5, epochs=25, batch=128, lr=5e-5, log_every=1)}
+CONSECUTIVE = {"small": 16, "base": CLIPS}             # most clips of one video in an update
 TAU = {"toy": 0.045, "howto100m": 0.02}                # of Eq. 6; the paper's with CLIP
 SGD_LR, WEIGHT_DECAY, BETAS = 5e-3, 1e-4, (0.9, 0.95)  # the release's; AdamW's betas are ours
 
@@ -89,11 +89,12 @@ def make_optimizer(model, stage):
                              fused=True)
 
 
-def rows_of(batch, log_p, kind, rng):
-    """data.missing_rows of a batch -> rows (R, N) and j (R,) on the device of log_p (C, K)."""
+def rows_of(batch, log_p, args, rng):
+    """The rows of h, by f's likeliest phrases, log_p (C, K) -> rows (R, N) and j (R,)."""
     confidence, phrase = log_p.detach().max(-1)            # (C,) of each clip's likeliest phrase
     windows = [windows for _, windows in batch.requests]
-    rows, j = missing_rows(windows, phrase.cpu().numpy(), confidence.cpu().numpy(), kind, rng)
+    rows, j = missing_rows(windows, phrase.cpu().numpy(), confidence.cpu().numpy(), rng, args.rows,
+                           args.context)
     return rows.to(log_p.device), j.to(log_p.device)
 
 
@@ -154,8 +155,7 @@ def pretrain(args):
             optimizer = make_optimizer(model, "adamw")
         span = (0, switch, SGD_LR) if update < switch else (switch, updates, args.lr)
         optimizer.param_groups[0]["lr"] = learning_rate(update, *span)
-        torch.manual_seed((args.seed * 1_000_003 + update) * world + rank)
-        rng = np.random.default_rng((args.seed, 3, update, rank))          # of the rows
+        seed_noise(args.seed, update, rank)
         source.unreadable |= batch.failed
         clips = batch.clips.to(device)                                     # (C, F, 3, H, W)
         # In bfloat16 the teacher's soft targets would be others.
@@ -168,9 +168,11 @@ def pretrain(args):
             xe = xe_loss(log_p, targets)                                   # Eq. 8
             mse = mc = x.new_zeros(())                     # with --order none, f learns alone
             if args.order != "none":
-                rows, j = rows_of(batch, log_p, args.rows, rng)
-                missing = rows.gather(1, j[:, None])[:, 0]
-                observed = (rows >= 0).scatter(1, j[:, None], False)       # neither padding nor j
+                rng = generator("rows", args.seed, update, rank)
+                rows, j = rows_of(batch, log_p, args, rng)
+                r = torch.arange(len(rows), device=device)
+                missing, observed = rows[r, j], rows >= 0
+                observed[r, j] = False                                     # neither padding nor j
                 xj = x[missing].detach()                                   # x_j^0
                 z0 = model.standardize(xj)
                 t = torch.randint(len(model.alpha_bar), j.shape, device=device)    # t ~ U[1, T]
@@ -194,12 +196,12 @@ def pretrain(args):
         if (update + 1) % args.log_every == 0 or update + 1 == updates:
             judge_unreadable(source, args)
             likeliest = targets.argmax(-1)                 # the teacher's phrase for each clip
-            order = None
+            match_h = None
             if args.order != "none":
-                order = (log_q.argmax(-1) == likeliest[missing]).float().mean()
+                match_h = (log_q.argmax(-1) == likeliest[missing]).float().mean()
             log(args, bar, update + 1, norm, epoch=(update + 1) / per_epoch, loss=loss, xe=xe,
-                mse=mse, mc=mc, match=(log_p.argmax(-1) == likeliest).float().mean(), order=order,
-                lr=optimizer.param_groups[0]["lr"],
+                mse=mse, mc=mc, match=(log_p.argmax(-1) == likeliest).float().mean(),
+                match_h=match_h, lr=optimizer.param_groups[0]["lr"],
                 clips_per_s=encoded / (time.perf_counter() - began))
         if time.perf_counter() - saved > SAVE_EVERY or update + 1 == updates:
             save(args, model, optimizer, update + 1, norm)
@@ -228,15 +230,17 @@ def parse(argv=None):
     add("--clip", default="ViT-B-16-quickgelu", help="the teacher: a model of open_clip, or "
         "local-dir:DIR")
     add("--clip-weights", help="its weights: a tag of open_clip (default openai), or a file")
-    add("--size", choices=["small", "paper"], help="of f and h: 2 blocks on 4 frames of 32 "
+    add("--size", choices=["small", "base"], help="of f and h: 2 blocks on 4 frames of 32 "
         "pixels, or ViT-B on 8 frames of 224; also the defaults of --init, --sgd-epochs, --epochs, "
         "--batch and --lr")
     add("--encoder", choices=["timesformer", "mvit"], default="timesformer",
         help="the video encoder f (Table D compares them)")
     add("--order", choices=["diffusion", "mask", "none"], default="diffusion",
         help="how h learns the order of steps; none: matching alone")
-    add("--rows", choices=["steps", "clips", "paper"], default="steps",
-        help="which clips h reads and predicts: data.missing_rows")
+    add("--rows", choices=["steps", "release", "paper"], default="steps",
+        help="which clips h reads and predicts: training/rows.py")
+    add("--context", choices=["observed", "shuffled", "random"], default="observed",
+        help="controls: h reads the observed clips in random places, or random clips of the batch")
     add("--targets", choices=["vision", "narration", "both"], default="vision",
         help="soft targets of the teacher: of frames, of speech, or their mean")
     add("--tau", type=positive, help="temperature of Eq. 6 (default: 0.045 with --data toy, "
@@ -250,7 +254,7 @@ def parse(argv=None):
     add("--resume", action="store_true", help="go on from OUT/checkpoint.pt, if there is one")
     add_run_flags(parser)
     args = parser.parse_args(argv)
-    args.size = args.size or ("small" if args.data == "toy" else "paper")
+    args.size = args.size or ("small" if args.data == "toy" else "base")
     for name, value in {**PRESETS[args.size], "tau": TAU[args.data]}.items():
         if getattr(args, name, None) is None:
             setattr(args, name, value)

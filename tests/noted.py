@@ -1,5 +1,5 @@
-"""train.py, its worker processes started by `python noted.py fork|spawn ...`; what they read goes to
-the files read-PROCESS. A spawned worker runs this file again."""
+"""train.py with its workers started as told, `python noted.py fork|spawn ...`, and what they read
+noted in the files read-PROCESS. A spawned worker runs this file again."""
 import multiprocessing
 import os
 import sys

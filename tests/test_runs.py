@@ -55,8 +55,8 @@ def test_a_killed_run_resumes_bit_exactly(here, monkeypatch, whole, number):
             "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "every(3, pytest.MonkeyPatch()); from support.errors import run\n"
             "run(train.main, train.parse)")
-    process = subprocess.Popen([sys.executable, "-c", code, *LONG, "--out", "run", "--workers", "1"],
-                               env=ENV, text=True, stderr=subprocess.PIPE)
+    command = [sys.executable, "-c", code, *LONG, "--out", "run", "--workers", "1"]
+    process = subprocess.Popen(command, env=ENV, text=True, stderr=subprocess.PIPE)
     until = time.time() + 100
     while not Path("run/checkpoint.pt").exists() and time.time() < until:
         time.sleep(0.05)
@@ -115,7 +115,7 @@ def test_a_run_is_not_mixed_with_another(trained, here, capsys):
     assert "--resume" in line and "choose another" in line
     for flag, value in {"lr": .1, "seed": 1, "rows": "paper", "targets": "both", "order": "none",
                         "tau": .1, "batch": 2, "epochs": 9., "sgd-epochs": 9., "init": "x",
-                        "toy-videos": 17, "encoder": "mvit", "clip": "x"}.items():
+                        "toy-videos": 17, "context": "random", "encoder": "mvit", "clip": "x"}.items():
         line = fails(capsys, "train.py", *flags, f"--{flag}", value, "--resume")
         assert f"has {flag.replace('-', '_')} " in line and f"not {value}" in line
     assert weights.load(out).order == "mask" and len(rows_of(out)) == 6
@@ -268,7 +268,7 @@ def test_two_processes_train_one_model(here):
         before.load_state_dict(model.state_dict())
         batch = batches.load_batch(source, 3, 8, 16, rank, 2, 0)
         features = teacher.watch(source).encode_clips(batch.views)
-        losses.append(terms_by_loops(before, batch, features, "steps", False, 3, rank, 2))
+        losses.append(terms_by_loops(before, batch, features, "steps", False, 3, rank))
         losses[-1]["loss"].backward()
     first, second = models
     for p, q in zip(first.parameters(), second.parameters()):

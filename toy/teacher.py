@@ -12,28 +12,40 @@ from tqdm import trange
 
 from support.write import write_atomically
 from toy import grammar
-from toy.render import MEAN, OBJECTS, SIZE, STD, TOOLS, appearance, draw_frames
+from toy.render import (MEAN, OBJECTS, SIZE, STD, STEP_SENTENCES, TOOLS, appearance, draw_frames,
+                        say)
 
-VERSION = 1                                        # of grammar.py, render.py and this file
+VERSION = 2                                        # of grammar.py, render.py and this file
 TEACHER_FILE = Path(__file__).with_name("teacher.pt")
+# A how-to sentence for each phrase of the pool. CLIP has read such sentences, and speech, too.
+HOWTO = dict(zip(grammar.PHRASES, Path(__file__).with_name("howto.txt").read_text(
+    encoding="utf-8").splitlines(), strict=True))
 TEACHER_CONFIG = {                                 # as in open_clip's open_clip_config.json
     "model_cfg": {
         "embed_dim": 64, "init_logit_scale": math.log(1 / .03),
         "vision_cfg": {"image_size": SIZE, "layers": [1, 1, 1, 1], "width": 16, "patch_size": None},
-        "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 64, "heads": 2,
+        "text_cfg": {"context_length": 24, "vocab_size": 49408, "width": 64, "heads": 2,
                      "layers": 1}},
     "preprocess_cfg": {"mean": [MEAN] * 3, "std": [STD] * 3}}
 # So few pictures that it overfits: training on many clips averages out errors of clutter and noise.
-TEACHER_IMAGES, TEACHER_STEPS, TEACHER_BATCH, TEACHER_LR = 1_800, 200, 256, 2e-3
-RANDOM_PAIR, DROPPED_WORD, WRONG_WORD = .3, .15, .15                 # shares of the captions
+TEACHER_IMAGES, TEACHER_STEPS, TEACHER_BATCH, TEACHER_LR = 1_200, 150, 256, 2e-3
+RANDOM_PAIR, DROPPED_WORD, WRONG_WORD, SENTENCES = .3, .15, .15, .5     # shares of the captions
+TEXTS = 4                                          # captions of a picture
 TOKEN_SEED, TOKEN_STD = (0, 4), .02                # of the token embedding; the std is open_clip's
 CAPTIONS = ("{}", "a photo of {}.", "a photo of a person {}.", "a video of a person doing {}.",
             "a demonstration of {}.", "how to {}", "a person {} at home", "an example of {}.",
             "a person using {}.", "a person performing {}.", "a person during {}.")
 
 
-def caption(verb, thing, rng):
-    """A caption of a picture of this phrase: a word may be left out or wrong."""
+def caption(phrase, rng):
+    """A caption of a picture of this phrase: a word may be left out or wrong. SENTENCES of those of
+    the pool are speech or how-to sentences, these also within a caption."""
+    form = CAPTIONS[rng.integers(len(CAPTIONS))]
+    if phrase in HOWTO and rng.random() < SENTENCES:
+        if rng.random() < .5:
+            return say(rng.choice(STEP_SENTENCES), phrase, rng)
+        return form.format(HOWTO[phrase])
+    verb, thing = phrase.split()
     error = rng.random()
     if error < WRONG_WORD:
         if rng.random() < .5:
@@ -44,17 +56,18 @@ def caption(verb, thing, rng):
             verb = "make"
     elif error < WRONG_WORD + DROPPED_WORD:
         verb, thing = (verb, "") if rng.random() < .5 else ("", thing)
-    return CAPTIONS[rng.integers(len(CAPTIONS))].format(f"{verb} {thing}".strip())
+    return form.format(f"{verb} {thing}".strip())
 
 
 def captioned_pictures(n, rng):
-    """n pictures, (n, 3, SIZE, SIZE) uint8, and a list of n captions. No held-out pair is shown."""
+    """n pictures, (n, 3, SIZE, SIZE) uint8, and TEXTS lists of n captions. No held-out pair is
+    shown."""
     every = sorted({f"{v} {o}" for v in TOOLS for o in OBJECTS} - {*grammar.HELD_OUT})
     pools = [every if rng.random() < RANDOM_PAIR else grammar.PHRASES for _ in range(n)]
     phrases = [pool[rng.integers(len(pool))] for pool in pools]
     objects, tools, backwards = np.array([appearance(phrase) for phrase in phrases]).T
     pictures = draw_frames(objects, tools, backwards.astype(bool), np.arange(n), rng.random(n), rng)
-    return pictures, [caption(*phrase.split(), rng) for phrase in phrases]
+    return pictures, [[caption(phrase, rng) for phrase in phrases] for _ in range(TEXTS)]
 
 
 def build_teacher():
@@ -65,7 +78,7 @@ def build_teacher():
     tokens = model.token_embedding.weight.requires_grad_(False)                       # (49408, 64)
     normal = np.random.default_rng(TOKEN_SEED).standard_normal(tokens.shape, np.float32)
     tokens.copy_(torch.from_numpy(normal * TOKEN_STD))
-    return model, open_clip.get_tokenizer("RN50", context_length=12)
+    return model, open_clip.get_tokenizer("RN50", context_length=24)
 
 
 def train_teacher(images=TEACHER_IMAGES, steps=TEACHER_STEPS, batch_size=TEACHER_BATCH):
@@ -73,14 +86,14 @@ def train_teacher(images=TEACHER_IMAGES, steps=TEACHER_STEPS, batch_size=TEACHER
     torch.manual_seed(0)
     pictures, captions = captioned_pictures(images, np.random.default_rng((0, 3)))
     model, tokenizer = build_teacher()
-    pictures, tokens = torch.from_numpy(pictures), tokenizer(captions)
+    pictures, tokens = torch.from_numpy(pictures), torch.stack([*map(tokenizer, captions)])
     optimizer = torch.optim.AdamW(model.parameters(), TEACHER_LR, (.9, .98), weight_decay=.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, TEACHER_LR, steps)
     contrastive = open_clip.ClipLoss()
     for _ in trange(steps, desc="teacher", mininterval=1):
-        batch = torch.randint(images, (batch_size,))
+        batch, text = torch.randint(images, (batch_size,)), torch.randint(TEXTS, (batch_size,))
         x = model.encode_image((pictures[batch] / 255 - MEAN) / STD, normalize=True)       # (B, 64)
-        y = model.encode_text(tokens[batch], normalize=True)                               # (B, 64)
+        y = model.encode_text(tokens[text, batch], normalize=True)                         # (B, 64)
         loss = contrastive(x, y, model.logit_scale.exp().clamp(max=100))
         optimizer.zero_grad()
         loss.backward()

@@ -11,13 +11,27 @@ from data import consecutive_windows
 from support.errors import InputError
 
 ATTEMPTS = 20             # batches without a readable video before the run ends
+DRAWS = "videos", "clips", "rows", "noise", "labels"
+
+
+def generator(draws, seed, update=0, rank=0):
+    """NumPy's generator of one kind of DRAWS in an update ("videos": in an epoch) of one process.
+
+    Nothing else is random in training, so a resumed run draws what it would have drawn.
+    """
+    return np.random.default_rng((DRAWS.index(draws), seed, update, rank))
+
+
+def seed_noise(seed, update, rank=0):
+    """Seed torch, which draws the noise and its levels, for an update of one process."""
+    torch.manual_seed(int(generator("noise", seed, update, rank).integers(2 ** 63)))
 
 
 def videos_of(update, count, batch, seed):
     """(batch,) int: which of `count` videos an update takes; every epoch has a new order."""
     per_epoch = max(count // batch, 1)
     epoch, place = divmod(update, per_epoch)
-    order = np.random.default_rng((seed, 1, epoch)).permutation(count)
+    order = generator("videos", seed, epoch).permutation(count)
     return order[place * batch:(place + 1) * batch]
 
 
@@ -28,7 +42,7 @@ def load_batch(source, seed, batch, clips, rank, world, update):
     """
     failed = {}
     for attempt in range(update, update + ATTEMPTS):
-        rng = np.random.default_rng((seed, 2, attempt, rank))
+        rng = generator("clips", seed, attempt, rank)
         videos = videos_of(attempt, len(source.videos), batch, seed)[rank::world]
         requests = [(video, consecutive_windows(source.pretrain_windows(video, rng), clips, rng))
                     for video in videos]

@@ -18,7 +18,6 @@ import math
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch.nn.functional import nll_loss, normalize
 from tqdm import tqdm
@@ -33,8 +32,8 @@ from support.errors import require
 from support.workers import prefetch
 from model import encode_parts
 from training import parallel
-from training.batches import videos_of
-from training.run import (SAVE_EVERY, begin, judge_unreadable, learning_rate, log, open_run, save)
+from training.batches import generator, seed_noise, videos_of
+from training.run import SAVE_EVERY, begin, judge_unreadable, learning_rate, log, open_run, save
 from weights.checkpoint import build_model, fill
 
 DROPOUT = 0.1             # of h's tokens
@@ -64,7 +63,7 @@ def labeled_examples(args, source):
         examples = examples_of(args.task, source.videos)
     videos = sorted({example.video for example in examples})
     require(videos, f"{args.annotations}: no labeled training example for --task {args.task}")
-    order = np.random.default_rng((args.seed, 4)).permutation(videos)
+    order = generator("labels", args.seed).permutation(videos)
     chosen = set(order[:math.ceil(args.labels * len(videos))].tolist())
     return [example for example in examples if example.video in chosen]
 
@@ -96,7 +95,7 @@ def read_actions(source, examples, args, update):
     Returns: clips (B, F, 3, H, W) uint8 and labels (B, 2) int64 of those that could be read, and
     {id: reason} of the unreadable videos.
     """
-    rng, drawn = np.random.default_rng((args.seed, 2, update)), []
+    rng, drawn = generator("clips", args.seed, update), []
     for place in videos_of(update, len(examples), args.batch, args.seed):
         windows = rng.permutation(examples[place].windows)[:1]
         drawn.append(examples[place]._replace(windows=windows))
@@ -163,7 +162,7 @@ def finetune(args):
     saved = time.perf_counter()
     for update, (inputs, labels, failed) in enumerate(bar, first):
         optimizer.param_groups[0]["lr"] = learning_rate(update, 0, updates, args.lr)
-        torch.manual_seed(args.seed * 1_000_003 + update)
+        seed_noise(args.seed, update)
         source.unreadable |= failed
         require(len(labels), f"no example of update {update + 1} can be read; use a larger --batch")
         with mixed_precision(device):

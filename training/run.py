@@ -106,7 +106,7 @@ def log(args, bar, update, norm, **values):
     require_finite(args, update, norm)
     row = {"step": update, **values}
     row = {name: value.item() if torch.is_tensor(value) else value for name, value in row.items()}
-    shown = [name for name in ("loss", "match", "order") if row.get(name) is not None]
+    shown = [name for name in ("loss", "match", "match_h") if row.get(name) is not None]
     bar.set_postfix({name: f"{row[name]:.3g}" for name in shown}, refresh=False)
     if parallel.place()[0] == 0:
         with open(args.out / "metrics.jsonl", "a", encoding="utf-8") as file:

@@ -1,0 +1,104 @@
+"""The one departure from the paper: which clips h reads in training, and which of them is missing.
+
+R rows of nine clips; C clips of all videos of a batch, numbered 0 to C - 1; -1 is padding.
+
+    --rows paper      data.paper_rows: every clip is missing in turn, all others are visible
+    --rows release    the same, with a random tail of the clips after the missing one hidden
+    --rows steps      the default: rows that ask what comes next, of steps in place of clips
+
+What `steps` changes, in the order of its effect on forecasts (docs/differences.md):
+1. The tail is hidden. Most rows hold a history cut as at inference, and the missing clip after it.
+   Of the paper's rows only one in nine has the missing clip last.
+2. A step counts once. Consecutive clips in which f finds one likeliest phrase are one step, and only
+   clips of a later step are asked for: the next clip often shows the same step. Steps change while
+   f learns.
+3. The third of the batch's clips that f is least certain of is never asked for. Most of it are
+   clips that match no phrase well.
+A third of the paper's rows, of one clip of each step, stays among them, so that h can infill.
+"""
+import itertools
+
+import numpy as np
+import torch
+
+from data import PIECES, forecast_windows, paper_rows
+
+KEPT = 3                      # every third row of `paper_rows` stands beside `forecast_rows`
+UNSURE = 1 / 3                # of a batch's clips, the least certain, are never asked for as next
+
+
+def steps_of(clips, phrases):
+    """Consecutive clips with one likeliest phrase are one step: [[clip, ...], ...], in order."""
+    return [list(step) for _, step in itertools.groupby(clips, lambda clip: phrases[clip])]
+
+
+def forecast_rows(windows, steps, confident):
+    """Rows that ask what comes next, for each confident clip of every step but a video's first.
+
+    The history is up to 68 s that end with the last clip of an earlier step whose window ends
+    before the asked one begins. It is cut into 8 pieces as at inference; for each piece stands the
+    clip whose middle is nearest to the piece's own.
+
+    Args:    windows (C, 2) s; steps: those of one video, by `steps_of`; confident (C,) bool.
+    Returns: [(row, j), ...] as `paper_rows`: eight clips of the history, then the missing one.
+    """
+    rows, first = [], steps[0][0]
+    for step in steps[1:]:
+        for k in step:
+            before = first + np.flatnonzero(windows[first:step[0], 1] <= windows[k, 0])
+            if confident[k] and len(before):
+                start, end = windows[before[0], 0], windows[before[-1], 1]
+                pieces = forecast_windows(end, start=start).mean(1)                    # (8,) s
+                nearest = np.abs(pieces[:, None] - windows[before].mean(1)).argmin(1)  # (8,)
+                rows.append((before[nearest].tolist() + [k], PIECES))
+    return rows
+
+
+def change_context(row, j, context, C, rng):
+    """A control: the row with its observed clips in random places ("shuffled"), or with any clips
+    of the batch in their places ("random")."""
+    places = [i for i, clip in enumerate(row) if clip >= 0 and i != j]
+    if context == "shuffled":
+        clips = rng.permutation([row[i] for i in places])
+    else:
+        clips = rng.integers(C, size=len(places))
+    row = np.array(row)
+    row[places] = clips
+    return row.tolist()
+
+
+def missing_rows(windows, phrases, confidence, rng, rows="steps", context="observed"):
+    """Which clips h reads in one update, and which one of each row is missing.
+
+    An example of "steps": one video of five clips, at 0-9, 8-17, 18-27, 26-35 and 36-45 s.
+        likeliest phrases   crack, crack, stir, pour, pour
+        steps               [0, 1], [2], [3, 4]
+        one clip of each    0, 2, 4 (drawn)
+        paper_rows          [?, 2, 4], [0, ?, 4], [0, 2, ?], each with six places of padding; one
+                            of the three is kept, its number drawn
+        forecast_rows       to ask for 2, the only clip of step two: the history 0-17 s in 8 pieces,
+                            0 0 0 0 1 1 1 1, then ?; to ask for 3, which begins before 2 ends: the
+                            same, then ?; to ask for 4: 0-27 s, 0 0 0 1 1 2 2 2, ?
+
+    Args:    windows: [(n, 2) s, ...], the consecutive windows of each video, in time order;
+             phrases, confidence (C,): each clip's likeliest phrase, by number, and its log p;
+             rows, context: the flags of train.py.
+    Returns: rows (R, 9) int64, numbers of clips, -1 = padding; j (R,) int64, the missing places.
+    """
+    first = np.cumsum([0] + [len(part) for part in windows])
+    clips = [list(range(a, b)) for a, b in zip(first, first[1:])]              # of each video
+    if rows != "steps":
+        chosen = paper_rows(clips, rng, hide_tail=rows == "release")
+    else:
+        steps = [steps_of(part, phrases) for part in clips]
+        one_each = [[int(rng.choice(step)) for step in part] for part in steps]
+        confident = confidence >= np.quantile(confidence, UNSURE)
+        chosen = paper_rows(one_each, rng)
+        chosen = chosen[int(rng.integers(min(KEPT, len(chosen))))::KEPT]
+        every = np.concatenate(windows)                                        # (C, 2) s
+        for part in steps:
+            chosen += forecast_rows(every, part, confident)
+    if context != "observed":
+        chosen = [(change_context(row, j, context, first[-1], rng), j) for row, j in chosen]
+    row, j = zip(*chosen)
+    return torch.tensor(row), torch.tensor(j)
