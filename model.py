@@ -120,12 +120,10 @@ class ProcedureModel(nn.Module):
 def encode_parts(model, clips, size=None):
     """`model.encode`, `size` clips at a time: 0 = all, None = as many as have PICTURES of 224.
 
-    Where f is trained, activations are computed again for the gradients (checkpointing): the same
-    gradients, memory of one part, 4/3 of the time.
+    Training with checkpointing: the same gradients, memory of one part, 4/3 of the time.
     """
-    f = model.encoder
     if size is None:
-        size = max(1, PICTURES * 224 ** 2 // (f.frames * f.image ** 2))
+        size = max(1, PICTURES * 224 ** 2 // (model.encoder.frames * model.encoder.image ** 2))
     if size == 0 or size >= len(clips):
         return model.encode(clips)
     return torch.cat([checkpoint(model.encode, part, use_reentrant=False, preserve_rng_state=False)

@@ -26,8 +26,6 @@ PROMPTS = tuple(f"{what} of {how}" for what in ("a photo", "a video", "a example
                 for how in ("{}.", "a person {}.", "a person using {}.", "a person doing {}.",
                             "a person during {}.", "a person performing {}.",
                             "a person practicing {}."))
-PART = 16                 # clips that the teacher sees at once
-
 
 def fit(pixels, size):
     """(n, 3, H, W) float, 0-255 -> (n, 3, size, size) as CLIP does: short side resized, cropped."""
@@ -87,7 +85,7 @@ class Teacher:
 
     def encode_clips(self, clips):
         """Clips (C, F, 3, H, W) uint8 -> (C, D): the mean over their frames (Sec. 3.2), float32."""
-        parts = [self.encode_frames(part.flatten(0, 1)) for part in clips.split(PART)]
+        parts = [self.encode_frames(part.flatten(0, 1)) for part in clips.split(16)]
         return torch.cat(parts).unflatten(0, clips.shape[:2]).mean(1)
 
 

@@ -20,7 +20,6 @@ stopped. Fine-tuning is in training/finetune.py.
     x_hat_j^0      x_hat, z_hat   (R, D)            what h predicts; standardized
 """
 import functools
-import math
 import time
 from pathlib import Path
 
@@ -140,9 +139,8 @@ def pretrain(args):
           f"videos, {switch} updates by SGD and {updates - switch} by AdamW, on {device}")
 
     # 3. Train: the objective of an update, Eq. 7, from top to bottom.
-    most = math.ceil(args.batch / world) * CONSECUTIVE[args.size]          # clips of this process
-    if device.type == "cpu" and args.size == "base":
-        tell_minutes(model, most)
+    most = len(range(rank, args.batch, world)) * CONSECUTIVE[args.size]    # clips of this process
+    tell_minutes(model, most)
     make = functools.partial(load_batch, source, args.seed, args.batch, CONSECUTIVE[args.size],
                              rank, world)
     size = 3 * view.frames * most * (view.size ** 2 + teacher.size ** 2)   # bytes

@@ -13,8 +13,7 @@ SHARED = "/dev/shm"       # where Linux keeps what processes share
 
 
 class Made(Dataset):
-    """Item i is make(items[i]). A worker process itself puts its tensors into shared memory: an
-    error there reaches the command, which would wait for good if torch's queue met it."""
+    """Item i is make(items[i])."""
 
     def __init__(self, make, items):
         self.make, self.items = make, items
@@ -23,16 +22,16 @@ class Made(Dataset):
         return len(self.items)
 
     def __getitem__(self, i):
-        made = self.make(self.items[i])
-        if get_worker_info() and isinstance(made, tuple):
-            for tensor in filter(torch.is_tensor, made):
-                tensor.share_memory_()
-        return made
+        return self.make(self.items[i])
 
 
-def as_it_is(item):
-    """In place of torch's default, which makes tensors of NumPy's arrays."""
-    return item
+def hand_over(made):
+    """Put a worker's tensors into shared memory. If torch did so in its queue, and failed, the
+    command would wait for good; here it gets the error."""
+    if get_worker_info() and isinstance(made, tuple):
+        for tensor in filter(torch.is_tensor, made):
+            tensor.share_memory_()
+    return made
 
 
 def prefetch(make, items, workers, title=None, size=0):
@@ -48,7 +47,7 @@ def prefetch(make, items, workers, title=None, size=0):
         free = shutil.disk_usage(SHARED).free
         require(need <= free, f"{text}; {free / 2 ** 30:.2g} GiB are free in {SHARED}")
     loader = DataLoader(Made(make, items), batch_size=None, num_workers=workers,
-                        collate_fn=as_it_is, prefetch_factor=AHEAD if workers else None)
+                        collate_fn=hand_over, prefetch_factor=AHEAD if workers else None)
     try:
         yield from tqdm(loader, title, len(items), mininterval=1, disable=title is None)
     except RuntimeError as error:

@@ -29,6 +29,7 @@ def test_standardized_embeddings_by_loops():
         [(x[2, d].item() - mean[d]) / math.sqrt(variance) for d in range(D)])
     torch.testing.assert_close(space.inverse(z), x)
     assert torch.equal(x, kept) and len(space.state_dict()) == 3 and not [*space.parameters()]
+    assert diffusion.Standardizer(3).rate == 0.01      # results were measured with it
 
 
 def test_clips_that_are_all_equal_can_be_standardized():

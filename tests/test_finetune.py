@@ -36,8 +36,8 @@ def args_of(*flags):
 
 
 def test_a_share_of_the_labels_is_a_share_of_the_videos():
-    """Catches: a share of examples, which shows something of every video; a share without any; the first
-    videos in place of drawn ones."""
+    """Catches: a share of examples, which shows something of every video; a share without any; the
+    first videos in place of drawn ones."""
     source = SimpleNamespace(videos=[grammar.make_video("train", i) for i in range(20)])
     found = {}
     for share in (.01, .1, .5, 1.):

@@ -40,13 +40,12 @@ def build_model(phrases, encoder, denoiser, order, task=None, **others):
 def answers_of(model):
     """What f and h give for one fixed clip, {"f": (D,), "h": (D,) if there is one}, on the CPU."""
     F, H, training = model.encoder.frames, model.encoder.image, model.training
-    clips = torch.arange(F * 3 * H * H).remainder(251).byte().view(1, F, 3, H, H)
-    answers = {"f": model.eval().encode(clips)}                                # (1, D)
-    if model.denoiser:
-        noise = torch.linspace(-1, 1, model.dim, device=model.phrases.device)
-        answers["h"] = model.forecast_next(answers["f"][None], noise[None, None])[0]
+    clip = torch.arange(F * 3 * H * H).remainder(251).byte().view(1, F, 3, H, H)
+    x = model.eval().encode(clip)                                              # (1, D)
+    noise = torch.linspace(-1, 1, model.dim, device=x.device)
+    answers = {"f": x, "h": model.denoiser and model.forecast_next(x[None], noise[None, None])[0]}
     model.train(training)
-    return {name: x[0].cpu() for name, x in answers.items()}
+    return {name: x[0].cpu() for name, x in answers.items() if x is not None}
 
 
 def save(path, model, **more):
