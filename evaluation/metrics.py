@@ -2,6 +2,7 @@
 
 M examples, K steps or classes, R draws. labels (M,) int64: the correct classes.
 """
+import numpy as np
 import torch
 
 TEMPERATURES = 0.5, 0.7, 1.0       # of a softmax baseline: the best of the three counts
@@ -25,10 +26,15 @@ def topk_correct(scores, labels, k):
     return (best == labels[:, None]).any(1)
 
 
-def accuracy_rows(columns, labels):
+def accuracies(columns, labels):
     """{"top1": {name: percent}, "top5": ...} of {name: scores (M, K)}."""
     return {f"top{k}": {name: percent(topk_correct(scores, labels, k))
                         for name, scores in columns.items()} for k in (1, 5)}
+
+
+def distinct(log_p):
+    """How many steps are the likeliest of one of the Q samples, on average: log p (M, Q, K)."""
+    return float(np.mean([len(picks.unique()) for picks in log_p.argmax(-1)]))
 
 
 def distances(p, truth, labels):
