@@ -7,14 +7,16 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+import evaluate
 import weights
 from commands import call, fails, read_json
 from data import Loaded, examples_of, paper_rows
-from evaluation import metrics, tasks
+from evaluation import labeled, metrics, tasks
 from evaluation.inference import extend_history, sample_in_turn
 from files.video import read_clips
 from losses import match
 from model import ProcedureModel
+from test_lists import coin, entry
 from toy import grammar
 from toy.source import ToySource
 from weights.checkpoint import save
@@ -111,7 +113,7 @@ def table():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("ToySource", Source), ("COMPARED", 999), ("SHARE", 1), ("DRAWS", 20)):
             patch.setattr(tasks, name, value)
-        rows = tasks.forecast(Model(), read, ARGS)
+        rows = evaluate.forecast(Model(), read, ARGS)
     answers = [TEXTS[(int((TEXTS @ x[-1]).argmax()) + 1) % S] for x in read.x]
     return SimpleNamespace(
         rows=rows, read=read, y=read.labels.tolist(),
@@ -183,7 +185,33 @@ def test_the_truth_equals_counting(table):
         100 * np.mean([q[p.argmax()] > 0 for p, q in zip(zero, truth)]),
         100 * np.mean([p[q > 0].sum() for p, q in zip(zero, truth)])])
     assert 0 <= found["tv_ideal"] < 0.5 and found["ideal_oracle"] > found["bayes_top1"]
-    assert 0 <= table.rows["futures"]["possible"] <= table.rows["futures"]["first"] <= 100
+
+
+def test_the_futures_equal_counting(monkeypatch):
+    """Catches: futures without noise, or with that of another example; a first step for the whole;
+    other observed steps. The grammar here allows what makes a sum odd."""
+    def chance(observed, from_start, future):
+        return (sum(observed) + from_start + sum(future)) % 2
+
+    monkeypatch.setattr(tasks, "grammar", SimpleNamespace(
+        Grammar=lambda: SimpleNamespace(chance=chance)))
+    monkeypatch.setattr(tasks, "DRAWS", 20)
+    read, possible, first = read_of("forecast", 0.2), [], []
+    for i, e in enumerate(read.examples):
+        steps = read.source.videos[e.video].steps
+        if e.step + 2 <= len(steps):
+            shown = [k for k in range(e.step) if steps[k].end - e.windows[0, 0] >= 1]
+            before = [steps[k].label for k in shown], shown[0] == 0
+            for eps in draw(2, 20, D, seed=4500 + i).transpose(0, 1):          # of one future
+                x, future = read.x[i, -1], []
+                for noise in eps:
+                    x = TEXTS[(int((TEXTS @ x).argmax()) + 1) % S] + 0.25 * noise
+                    future.append(int((TEXTS @ x).argmax()))
+                possible.append(chance(*before, future))
+                first.append(chance(*before, future[:1]))
+    rows = tasks.futures(Model(), read, ARGS)
+    assert rows == {"possible": near(100 * np.mean(possible)), "first": near(100 * np.mean(first))}
+    assert 500 < sum(possible) != sum(first) and len(first) <= 20 * tasks.FUTURES
 
 
 def test_classify_equals_counting():
@@ -212,7 +240,7 @@ def test_infill_equals_counting():
         if e.video > 0:
             right.append(not wrong)
             kinds.append(0 if k == 0 else 2 if k == len(steps) - 1 else 1)
-    rows = tasks.infill(Model(), read, ARGS)
+    rows = evaluate.infill(Model(), read, ARGS)
     assert rows["evaluated"] == len(right)
     assert rows["top1"]["zero_noise"] == near(100 * np.mean(right))
     for kind, value in enumerate(rows["by_position"]):
@@ -243,6 +271,25 @@ def test_actions_need_verb_and_noun_and_rank_pairs():
     assert rows["top1"]["verb"] == percent(verb.argmax(1), labels[:, 0].numpy())
 
 
+def test_an_action_is_seen_in_ten_views():
+    """Catches: one view of an action, where the release averages ten."""
+    video = grammar.make_video("test", 0)
+    views = [len(example.windows) for example in evaluate.examples_in(
+        [video], SimpleNamespace(data="epic", task="classify"))]
+    assert views == [10] * len(video.steps)
+
+
+def test_a_split_of_coin_is_scored_alone(tmp_path):
+    """Catches: training videos among those of the test."""
+    path, steps = tmp_path / "COIN.json", [("1", [1, 2], "fold"), ("2", [3, 4], "cut")]
+    path.write_text(coin(a=entry(*steps), b=entry(*steps, subset="testing"),
+                         c=entry(*steps, subset="testing")))
+    args = SimpleNamespace(annotations=path, data="coin", task="forecast", steps=None)
+    for split, names in (("train", ["a"]), ("test", ["b", "c"])):
+        videos, _ = labeled.list_videos(args, split)
+        assert [video.name for video in videos] == names
+
+
 def test_futures_are_sampled_in_turn():
     """Catches: a forecast that is not observed afterwards, or for another time; picks of one step
     for another; another length of the history."""
@@ -261,17 +308,21 @@ def test_futures_are_sampled_in_turn():
 
 
 def test_futures_are_asked_for_where_so_many_steps_follow(monkeypatch):
-    """Catches: a future beyond the end of a video, which no forecast gets right."""
-    read = read_of("forecast", 0.4)
+    """Catches: a future beyond the end of a video, which no forecast gets right; short histories
+    that count as long ones."""
+    read, lengths = read_of("forecast", 0.4), set()
 
     def know(model, x, seconds, texts, noise):
         example = next(e for e, own in zip(read.examples, read.x) if torch.equal(own, x))
         steps = read.source.videos[example.video].steps[example.step:example.step + len(noise)]
+        assert seconds == min(68, example.windows[-1, 1])
+        lengths.add(seconds)
         return None, torch.tensor([[step.label for step in steps]])
     monkeypatch.setattr(tasks, "sample_in_turn", know)
     for horizon in (3, 20):
-        rows = tasks.future_rows(Model(), read, SimpleNamespace(horizon=horizon, seed=0))
+        rows = tasks.futures(Model(), read, SimpleNamespace(horizon=horizon, seed=0))
         assert rows == ({"possible": 100, "first": 100} if horizon == 3 else None)
+    assert len(lengths) > 10 and max(lengths) == 68
 
 
 def test_topk_equals_sorting_by_score_then_index():
