@@ -1,15 +1,16 @@
 """The embedded world: cooking procedures from a small grammar, and exact inference on it.
 
 Every command uses this world by default: the method runs, and is measured against a known truth,
-without any data. Only the observed steps and their order tell what comes next. S = 40 steps, each
-"verb object".
+without any data. What comes next depends on which steps were done, and in which order. S = 40
+steps, each "verb object".
 """
 from collections import defaultdict
-from itertools import permutations
 
 import numpy as np
 
 from data import Step, Video
+
+KEPT = .9                                          # see `pairs`
 
 
 # --- The grammar: a part is a step, or what these functions return, [(probability, steps), ...] ---
@@ -22,62 +23,64 @@ def block(*parts):
     return sequences
 
 
-def maybe(p, part):
+def either(first, second, p=.6):
+    """The first part with probability p, else the second."""
+    return [(p * q, s) for q, s in block(first)] + [((1 - p) * q, s) for q, s in block(second)]
+
+
+def maybe(part, p=.3):
     """The part with probability p, else nothing."""
-    return either((1 - p, block()), (p, part))
+    return either(part, block(), p)
 
 
-def either(*weighted):
-    """One of several: either((p, part), ...), the p summing to 1."""
-    return [(p * q, s) for p, part in weighted for q, s in block(part)]
+def pairs(*chain, ends, p=.5):
+    """Pairs (a, .., b), each as given or as (b, .., a), and then one of two ends.
 
-
-def any_order(*parts):
-    """All parts; the order given with probability 0.5, the other orders share the rest evenly."""
-    orders = list(permutations(parts))
-    shares = [0.5] + [0.5 / (len(orders) - 1)] * (len(orders) - 1)
-    return [(w * p, s) for w, order in zip(shares, orders) for p, s in block(*order)]
+    The first pair is as given with probability p. With probability KEPT, the next is turned as it
+    was: as given after a pair as given, else the other way. So are the ends: the first one follows
+    a pair as given. So it is the order in which a pair was done that tells what follows.
+    """
+    if not chain:
+        return either(*ends, p)
+    (a, *between, b), *rest = chain
+    return either(block(a, *between, b, pairs(*rest, ends=ends, p=KEPT)),
+                  block(b, *between, a, pairs(*rest, ends=ends, p=1 - KEPT)), p)
 
 
 PROCEDURES = {
     "omelette": block(
-        maybe(.4, "wash pan"),
-        any_order("crack egg", either((.5, "grate cheese"), (.5, "cut onion")),
-                  either((.6, "melt butter"), (.4, "pour oil"))),
-        either((.6, "stir egg"), (.4, "add salt")), "pour egg",
-        either((.5, "add cheese"), (.3, "flip egg"), (.2, "add onion")), maybe(.4, "fold egg")),
-    "fried potatoes": block(
-        "wash potato",
-        any_order(either((.6, "peel potato"), (.4, "cut potato")),
-                  either((.6, "pour oil"), (.4, "melt butter")),
-                  either((.5, "peel onion"), (.5, "cut onion"))),
-        either((.6, "fry potato"), (.4, "fry onion")), maybe(.5, "stir potato"),
-        either((.5, "add salt"), (.3, "add cheese"), (.2, "add onion"))),
-    "pizza": block(
-        either((.6, "stir dough"), (.4, "pour oil")),
-        any_order(either((.6, "open jar"), (.4, "spread tomato")), "fold dough",
-                  either((.6, "grate cheese"), (.4, "cut tomato"))),
-        maybe(.35, "close jar"), either((.5, "add cheese"), (.3, "add tomato"), (.2, "add onion")),
-        maybe(.4, "add salt"), "bake dough"),
-    "sandwich": block(
-        maybe(.3, "wash tomato"), either((.55, "cut bread"), (.45, "bake bread")),
-        any_order("cut tomato", either((.6, "spread butter"), (.4, "melt butter")),
-                  either((.6, "cut cheese"), (.4, "fry egg"))),
-        either((.6, "add tomato"), (.4, "add cheese")), maybe(.4, "add salt"),
-        maybe(.5, "flip bread")),
+        maybe("wash pan"),
+        pairs(("crack egg", either("melt butter", "pour oil")),
+              ("grate cheese", either("cut onion", "cut tomato")),
+              ("pour egg", maybe("add salt"), either("add cheese", "add onion")),
+              ends=(either("fold egg", "flip egg"), either("stir egg", "add salt")))),
+    "fried potatoes": pairs(
+        ("wash potato", either("pour oil", "melt butter")),
+        (either("peel potato", "cut potato"), maybe("add salt"), either("peel onion", "cut onion")),
+        ("fry onion", either("fry potato", "add cheese")),
+        ends=(either("stir potato", "add salt"), either("add cheese", "add onion"))),
+    "pizza": pairs(
+        ("stir dough", either("open jar", "pour oil")),
+        ("fold dough", maybe("add salt"), either("cut tomato", "grate cheese")),
+        (either("add tomato", "spread tomato"), "add cheese"),
+        ends=("bake dough", either("add salt", "close jar"))),
+    "sandwich": pairs(
+        ("wash tomato", either("cut bread", "bake bread")),
+        ("cut tomato", either("spread butter", "melt butter")),
+        ("add tomato", maybe("add salt"), either("add cheese", "cut cheese")),
+        ends=(either("flip bread", "fry egg"), "add salt")),
     "soup": block(
-        any_order(either((.6, "wash tomato"), (.4, "cut tomato")),
-                  either((.5, "peel onion"), (.5, "cut onion")),
-                  either((.6, "pour oil"), (.4, "melt butter"))),
-        either((.6, "fry onion"), (.4, "add tomato")),
-        either((.5, "pour milk"), (.3, "open jar"), (.2, "add salt")), maybe(.6, "stir soup"),
-        either((.6, "cut bread"), (.4, "pour soup"))),
+        pairs((either("wash tomato", "cut tomato"), either("peel onion", "cut onion")),
+              (either("pour oil", "melt butter"), maybe("add salt"),
+               either("pour milk", "open jar")),
+              ("fry onion", "add tomato"), ends=("stir soup", "add salt")),
+        either("pour soup", "cut bread")),
     "pancakes": block(
-        maybe(.4, "wash pan"),
-        any_order("crack egg", "pour milk", either((.6, "stir dough"), (.4, "add salt"))),
-        either((.6, "melt butter"), (.4, "pour oil")), "pour dough", "flip dough",
-        either((.5, "spread butter"), (.3, "open jar"), (.2, "fold dough")),
-        maybe(.3, "close jar")),
+        maybe("wash pan"),
+        pairs(("crack egg", either("pour milk", "open jar")),
+              ("stir dough", maybe("add salt"), either("melt butter", "pour oil")),
+              ("pour dough", either("flip dough", "add salt")),
+              ends=("spread butter", either("fold dough", "close jar")))),
 }
 
 STEPS = tuple(sorted({step for options in PROCEDURES.values() for _, s in options for step in s}))
@@ -123,22 +126,32 @@ def seed_of(video):
     return SPLIT_SEEDS[video.split] + int(video.name.removeprefix(f"{video.split}_"))
 
 
-class Grammar:
-    """The exact distribution of the next step, over all sequences of all procedures."""
+# What a forecast may know of the observed steps (from_start: whether from the video's first one).
+KNOWN = {"sequence": lambda steps, from_start: (steps, from_start),
+         "set": lambda steps, from_start: (frozenset(steps), from_start),
+         "last": lambda steps, from_start: steps[-1:]}
 
-    def __init__(self):
-        # {(observed steps, from_start): (S,)}: how probable it is that each step comes after them
+
+class Grammar:
+    """The exact distribution of the next step, over all sequences of all procedures.
+
+    known: of KNOWN; the sequence of the observed steps, the set of them, or the last one alone.
+    """
+
+    def __init__(self, known="sequence"):
+        self.known = KNOWN[known]
+        # {what is known: (S,)}: how probable it is that each step comes next
         self.following = defaultdict(lambda: np.zeros(len(STEPS)))
         for p, names in sum(PROCEDURES.values(), []):              # procedures are equally likely
             steps = tuple(STEP_ID[name] for name in names)
             for last in range(len(steps)):
                 for first in range(last + 1):
-                    self.following[steps[first:last], first == 0][steps[last]] += p
+                    self.following[self.known(steps[first:last], first == 0)][steps[last]] += p
 
     def next_step(self, observed, from_start):
-        """P(next step | observed step ids; procedure unknown, not ended): (S,), or zeros.
+        """P(next step | what is known of the observed step ids; the video goes on): (S,), or zeros.
         from_start: whether the first of them is the first of the video."""
-        mass = self.following.get((tuple(observed), from_start), np.zeros(len(STEPS)))
+        mass = self.following.get(self.known(tuple(observed), from_start), np.zeros(len(STEPS)))
         return mass / (mass.sum() or 1.0)
 
     def chance(self, observed, from_start, future):

@@ -10,7 +10,7 @@ import numpy as np
 
 from toy import grammar
 
-FPS = 0.5                                          # frames/s; frame i is taken at (i + 0.5) / FPS s
+FPS = 0.5                                          # frames/s; frame i is taken at i / FPS s
 SIZE = 32                                          # pixels, height and width
 SPRITE, MARGIN = 12, 8                             # pixels; sprites may cross the image's edge
 MEAN, STD = .4, .25                                # of pixels / 255, as the encoders expect them
@@ -149,7 +149,7 @@ def draw_frames(objects, tools, backwards, instance, progress, rng):
 def render(video):
     """All frames of a video: (ceil(duration * FPS), 3, SIZE, SIZE) uint8."""
     rng = np.random.default_rng((grammar.seed_of(video), 1))
-    times = (np.arange(np.ceil(video.duration * FPS)) + .5) / FPS     # (n,)  s
+    times = np.arange(np.ceil(video.duration * FPS)) / FPS            # (n,)  s
     # Instances 0, 2, 4, .. are background (some of length 0), 1, 3, 5, .. the steps.
     edges = np.array([step[:2] for step in video.steps]).reshape(-1)  # (2 steps,)  s
     instance = np.searchsorted(edges, times, side="right")            # (n,)
@@ -160,7 +160,7 @@ def render(video):
     tools, backwards = np.full(m, -1), np.zeros(m, bool)
     steps = [appearance(grammar.STEPS[step.label]) for step in video.steps]
     objects[1::2], tools[1::2], backwards[1::2] = np.array(steps).T
-    bounds = np.concatenate([[0], edges, [max(video.duration, times[-1]) + 1]])
+    bounds = np.concatenate([[0], edges, [video.duration + 1]])
     progress = (times - bounds[instance]) / np.diff(bounds)[instance]
     return draw_frames(objects, tools, backwards, instance, progress, rng)
 
