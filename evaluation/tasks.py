@@ -13,8 +13,8 @@ from torch.nn import functional
 from data import CLIPS, consecutive_windows, observed_steps, paper_rows
 from diffusion import expectation
 from evaluation.inference import draw_noise, predict_missing, sample_in_turn, score_labels
-from evaluation.metrics import (accuracies, bigram_counts, bigram_forecast, distances, percent,
-                                softmaxes, topk_correct)
+from evaluation.metrics import (accuracies, bigram_counts, bigram_forecast, percent, softmaxes,
+                                standard_error, surprise, topk_correct, total_variation)
 from support.errors import require
 from toy import grammar
 from toy.source import ToySource
@@ -69,25 +69,36 @@ def baselines(model, read, args):
         for name, p in scores.items()}
 
 
+def exact_next(known, before):
+    """P(next step | the "sequence", "set" or "last" of the steps `before`): (M, S) float64."""
+    world = grammar.Grammar(known)
+    return torch.from_numpy(np.array([world.next_step(*steps) for steps in before]))
+
+
 def truth(model, read, zero, log_p, args):
     """The forecasts against the exact distribution of the next step, given the steps observed.
 
-        bayes_top1     top-1 of the exact distribution, the most that one forecast can reach
+        bayes_top1     top-1 of the exact distribution, the most that one forecast can reach;
+        bayes_set, bayes_last: given only the set of the steps observed, or the last one alone
         ideal_oracle   best of Q draws from it
-        tv, tv_ideal   total variation from it, of DRAWS samples of the model, and of DRAWS draws
+        tv, tv_ideal   total variation from it, of DRAWS samples of the model, and of DRAWS draws;
+                       tv_error: standard error of tv over test videos, each of which has one of
+                       the forecasts that are drawn from, as a rule
         tv_softmax     total variation of the zero-noise softmax itself, without draws
         nll            mean of -log p(y): of the share among the model's draws, and of the softmax
         possible_next  [% of the likeliest steps that are possible, % of p on possible steps]
 
-    The softmax takes the best of TEMPERATURES for each figure, a favor to this baseline.
+    The softmax stands at the best of TEMPERATURES, chosen for each figure by these answers.
     """
-    y, S, exact = read.labels, zero.shape[1], grammar.Grammar()
-    truth = torch.from_numpy(np.array([
-        exact.next_step(*observed_steps(example, read.source.videos[example.video]))
-        for example in read.examples]))                                        # (M, S) float64
+    y, S = read.labels, zero.shape[1]
+    before = [observed_steps(example, read.source.videos[example.video])
+              for example in read.examples]
+    exact = exact_next("sequence", before)
+    bayes = {"bayes_top1": exact, "bayes_set": exact_next("set", before),
+             "bayes_last": exact_next("last", before)}
     generator = torch.Generator().manual_seed(args.seed)
-    ideal = torch.multinomial(truth, DRAWS, replacement=True, generator=generator)     # (M, DRAWS)
-    possible, of_possible = truth > 0, {}
+    ideal = torch.multinomial(exact, DRAWS, replacement=True, generator=generator)
+    possible, of_possible = exact > 0, {}
     for name, p in (("zero_noise", zero.exp()), ("expectation", expectation(log_p))):
         best = possible.gather(1, p.argmax(-1, keepdim=True))                  # (M, 1)
         of_possible[name] = [percent(best), percent((p * possible).sum(-1))]
@@ -99,14 +110,19 @@ def truth(model, read, zero, log_p, args):
         noise = draw_noise((len(chosen), 10, model.dim), args.seed * 1000 + 1 + i)
         log_q = predict_missing(model, read.x[chosen], read.texts, noise, args.batch)
         picks.append(log_q.argmax(-1))                                         # (m, 10)
-    shares = [functional.one_hot(draws, S).double().mean(1)                    # (m, S) each
-              for draws in (torch.cat(picks, 1), ideal[chosen])]
-    forms = shares + softmaxes(zero[chosen])
-    tv, nll = zip(*(distances(p, truth[chosen], y[chosen]) for p in forms))
-    return {"bayes_top1": percent(topk_correct(truth, y, 1)),
-            "ideal_oracle": percent((ideal[:, :log_p.shape[1]] == y[:, None]).any(1)),
-            "tv": tv[0], "tv_ideal": tv[1], "tv_softmax": min(tv[2:]),
-            "nll": {"draws": nll[0], "softmax": min(nll[2:])}, "possible_next": of_possible}
+    draws, ideal_draws = (functional.one_hot(of, S).double().mean(1)                   # (m, S)
+                          for of in (torch.cat(picks, 1), ideal[chosen]))
+    exact, y_chosen = exact[chosen], y[chosen]
+    variation = total_variation(draws, exact)                                   # (m,)
+    softmax = softmaxes(zero[chosen])
+    return {name: percent(topk_correct(p, y, 1)) for name, p in bayes.items()} | {
+        "ideal_oracle": percent((ideal[:, :log_p.shape[1]] == y[:, None]).any(1)),
+        "tv": float(variation.mean()), "tv_error": standard_error(variation),
+        "tv_ideal": float(total_variation(ideal_draws, exact).mean()),
+        "tv_softmax": min(float(total_variation(p, exact).mean()) for p in softmax),
+        "nll": {"draws": surprise(draws, y_chosen),
+                "softmax": min(surprise(p, y_chosen) for p in softmax)},
+        "possible_next": of_possible}
 
 
 def futures(model, read, args):

@@ -117,7 +117,7 @@ def table():
     answers = [TEXTS[(int((TEXTS @ x[-1]).argmax()) + 1) % S] for x in read.x]
     return SimpleNamespace(
         rows=rows, read=read, y=read.labels.tolist(),
-        softmax={T: [p_of(x, T) for x in answers] for T in (.5, .7, 1.)},
+        softmax={T: [p_of(x, T) for x in answers] for T in (.5, .7, 1., 1.4)},
         samples=lambda noise: [[p_of(x + 0.25 * e) for e in eps] for x, eps in zip(answers, noise)])
 
 
@@ -162,21 +162,33 @@ def test_the_baselines_equal_counting(table):
 def test_the_truth_equals_counting(table):
     """Catches: a truth of another video, or of steps not observed yet; a temperature that is no
     favor; the table's own samples drawn again."""
-    exact, truth, y, found = grammar.Grammar(), [], table.y, table.rows["truth"]
+    world = {name: grammar.Grammar(name) for name in ("sequence", "set", "last")}
+    known, y, found = {name: [] for name in world}, table.y, table.rows["truth"]
     for e in table.read.examples:
         steps = table.read.source.videos[e.video].steps
         shown = [k for k in range(e.step) if steps[k].end - e.windows[0, 0] >= 1]
-        truth.append(exact.next_step([steps[k].label for k in shown], shown[0] == 0))
+        for name in known:
+            known[name].append(world[name].next_step([steps[k].label for k in shown],
+                                                     shown[0] == 0))
     noise = torch.cat([draw(len(y), 10, D, seed=seed) for seed in (4001, 4002)], 1)
     shares = [np.bincount([p.argmax() for p in row], minlength=S) / 20
               for row in table.samples(noise)]
 
+    truth = known["sequence"]
+
+    def apart(ps):
+        return [abs(p - q).sum() / 2 for p, q in zip(ps, truth)]
+
     def tv(ps):
-        return np.mean([abs(p - q).sum() / 2 for p, q in zip(ps, truth)])
+        return np.mean(apart(ps))
 
     def nll(ps):
         return np.mean([-math.log(max(p[label], .001)) for p, label in zip(ps, y)])
-    assert found["bayes_top1"] == percent([p.argmax() for p in truth], y)
+    for name, ps in known.items():
+        key = "bayes_top1" if name == "sequence" else f"bayes_{name}"
+        assert found[key] == percent([p.argmax() for p in ps], y)
+    assert found["bayes_top1"] > found["bayes_set"] > found["bayes_last"]
+    assert found["tv_error"] == near(np.std(apart(shares), ddof=1) / len(y) ** 0.5)
     assert found["tv"] == near(tv(shares)) and found["nll"]["draws"] == near(nll(shares))
     assert found["tv_softmax"] == near(min(map(tv, table.softmax.values())))
     assert found["nll"]["softmax"] == near(min(map(nll, table.softmax.values())))
@@ -340,7 +352,8 @@ def test_topk_equals_sorting_by_score_then_index():
 # --- The command ---
 KEYS = ["task", "data", "split", "setting", "order", "listed", "evaluated", "absent", "unreadable",
         "classes", "samples"]
-TRUTH = ["bayes_top1", "ideal_oracle", "tv", "tv_ideal", "tv_softmax", "nll", "possible_next"]
+TRUTH = ["bayes_top1", "bayes_set", "bayes_last", "ideal_oracle", "tv", "tv_error", "tv_ideal",
+         "tv_softmax", "nll", "possible_next"]
 
 
 def test_the_forecast_json_is_the_contract(trained, here, monkeypatch):
