@@ -82,8 +82,7 @@ def forecast(model, read, args):
 
 
 def infill(model, read, args):
-    """Each step of a video from all the others: "by_position", the first, those between, the last.
-    """
+    """Each step of a video from all the others; by_position: first steps, those between, last."""
     x, y, where, position = tasks.hide_each_step(read)
     lines, zero, _ = score(model, x, read.texts, y, args, where)
     right = topk_correct(zero, y, 1)

@@ -25,10 +25,7 @@ class Observed(NamedTuple):
 
 
 def read_steps(steps, toy):
-    """The names to choose among: of a list or a file of them, else those of the embedded world.
-
-    toy: whether the checkpoint is of the embedded world, whose steps are the default.
-    """
+    """The names to choose among, of a list or a file; of the embedded world's if `toy` and None."""
     names = grammar.STEPS if toy and steps is None else steps
     require(names is not None, "--steps is needed: a file with a step per line")
     names = list(names) if isinstance(names, (list, tuple)) else load_phrases(names)
