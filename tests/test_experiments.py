@@ -13,7 +13,8 @@ import torch
 import evaluate
 import train
 from commands import call, fails, read_json
-from experiments import benchmark, charts, coin, keyframes, tables
+from evaluation import figures, keyframes
+from experiments import benchmark, coin, tables
 from experiments.tables import EVALUATIONS, RECIPES, TABLES
 from files.lists import load_phrases
 from support.errors import InputError
@@ -137,7 +138,8 @@ def texts(items):
 @pytest.mark.parametrize("truth", [True, False])
 def test_a_forecast_is_drawn(drawn, tmp_path, truth):
     """Catches: a wrong frame above a caption, forecast and truth exchanged, a true step left out,
-    shares that are not summed at a branch, a figure without futures that cannot be drawn."""
+    shares that are not summed at a branch, a figure without futures that cannot be drawn, bars of
+    steps that neither knows."""
     shares = {"a": .6, "b": .3, "c": .1, "d": 0., "e": 0., "f": 0.}
     futures = {("a", "c"): .4, ("b", "b"): .3, ("a", "b"): .2, ("c", "c"): .1}
     content = {"video": "a $x.mp4", "truth": None, "clips": [
@@ -149,17 +151,17 @@ def test_a_forecast_is_drawn(drawn, tmp_path, truth):
                             "next": [{"step": "f", "p": .9}, {"step": "a", "p": .1}],
                             "futures": [{"steps": ["a", "c"], "share": .25}]}
     pictures = np.random.default_rng(0).integers(0, 256, (8, 3, 6, 8), dtype=np.uint8)
-    charts.save(tmp_path / "a.png", charts.plot_forecast, content, pictures, {"a": pictures[0]})
+    figures.save(tmp_path / "a.png", figures.plot_forecast, content, pictures, {"a": pictures[0]})
     content |= {"next": [], "futures": []}
-    charts.save(tmp_path / "a.svg", charts.plot_forecast, content, pictures, {})
+    figures.save(tmp_path / "a.svg", figures.plot_forecast, content, pictures, {})
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG") and len(drawn) == 2
     strip, (bars, tree), below = drawn[0].axes[:8], drawn[0].axes[8:10], drawn[0].axes[10:]
     assert all(np.array_equal(axes.images[0].get_array(), picture.transpose(1, 2, 0))
                for axes, picture in zip(strip, pictures))
     assert strip[3].get_xlabel() == "step 3\n50%" + "\ntrue: a" * truth
-    assert texts(bars.get_yticklabels()) == [*"abcde"] + ["f"] * truth
+    assert texts(bars.get_yticklabels()) == [*"abc"] + ["f"] * truth
     widths = [bar.get_width() for bar in bars.patches]
-    assert widths == [.6, .3, .1, 0, 0] + [0, .1, 0, 0, 0, 0, .9] * truth
+    assert widths == [.6, .3, .1] + [0, .1, 0, 0, .9] * truth
     assert sorted(texts(tree.texts)) == ["a\n60%", "b\n20%", "b\n30%", "b\n30%", "c\n10%", "c\n10%",
                                          "c\n40%", "now"] + ["true: 25%"] * truth
     assert [axes.get_xlabel() for axes in below] == ["a"]
@@ -212,7 +214,7 @@ def test_promise_6_an_optional_package_that_is_absent(tmp_path, monkeypatch):
     for name in ("matplotlib", "matplotlib.figure", "diffusers"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InputError, match="pip install matplotlib$"):
-        charts.save(tmp_path / "a.png", None)
+        figures.save(tmp_path / "a.png", None)
     with pytest.raises(InputError, match="pip install diffusers transformers$"):
         keyframes.open_painter("here", "cpu")
 
