@@ -65,6 +65,9 @@ def train(x, targets, texts, tau, order, args):
         optimizer.param_groups[0]["lr"] = learning_rate(update, 0, updates, LR)
         chosen = videos_of(update, len(x), BATCH, args.seed)
         clips, xj = x[chosen], x[chosen, PIECES]                               # x_j^0    (B, D)
+        if args.context == "shuffled":                                         # a control
+            places = torch.rand(len(clips), PIECES).argsort(1)
+            clips[:, :PIECES] = clips[torch.arange(len(clips))[:, None], places]
         j = torch.full((len(clips),), PIECES)                                  # the ninth clip
         observed = torch.arange(CLIPS).expand(len(clips), -1) < PIECES
         z0, t = model.standardize(xj), torch.randint(len(model.alpha_bar), j.shape)
@@ -126,6 +129,8 @@ def parse(argv=None):
     add("--texts", type=Path, required=True, help="npz of the classes: names and embeddings")
     add("--sigma", type=positive, default=2.95, help="norm of the noise")
     add("--epochs", type=positive, default=7.0, help="times that each training example is read")
+    add("--context", choices=["observed", "shuffled"], default="observed",
+        help="shuffled: in training, the observed clips stand in random places")
     add("--seed", type=int, default=0, help="of all that is random")
     add("--json", type=Path, help="also write the numbers here")
     return parser.parse_args(argv)
