@@ -57,7 +57,7 @@ class Loaded(NamedTuple):
     """What a source gives for requests: tuples (video, windows (n, 2) s, ...), such as Examples."""
     requests: list                # those that could be read
     clips: torch.Tensor           # of all of them, (C, F, 3, H, W) uint8
-    views: object                 # what the teacher sees: a tensor, or a list, one per request
+    views: torch.Tensor           # what the teacher sees of them: Teacher.encode_clips takes it
     failed: dict                  # {id: reason} of the others
 
 

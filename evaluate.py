@@ -110,19 +110,20 @@ def evaluate(args):
     model = weights.load(args.checkpoint).to(device)
     limit_threads(model.encoder.image, device)
     require_task(model, args)
-    source, texts = open_labeled(args, args.split, model, device,              # texts: (S, D)
-                                 with_teacher=args.task != "infill")
+    source, teacher, texts = open_labeled(args, args.split, model, device,     # texts: (S, D)
+                                          with_teacher=args.task != "infill")
     examples = examples_in(source.videos, args)
     require(examples, f"no {args.split} video to {args.task}; annotated steps are needed, to "
             f"forecast or infill --min-steps {args.min_steps} in a video")
 
     # 2. Their clips through f, and the task.
-    x, teacher, examples = encode_examples(model, source, examples, args, device)      # (M N, D)
-    x, teacher = (e if e is None else e.unflatten(0, (len(examples), -1)) for e in (x, teacher))
+    x, seen, examples = encode_examples(model, teacher, source, examples, args, device)
+    x, seen = (e if e is None else e.unflatten(0, (len(examples), -1))     # (M, N, D)
+               for e in (x, seen))
     labels = torch.tensor([example.label for example in examples])
     measure = tasks.actions if args.data == "epic" else TASKS[args.task]
     with torch.no_grad():
-        lines = measure(model, tasks.Read(source, examples, labels, x, teacher, texts), args)
+        lines = measure(model, tasks.Read(source, examples, labels, x, seen, texts), args)
 
     # 3. The table.
     split = args.split

@@ -21,6 +21,8 @@ from torch.utils.checkpoint import checkpoint
 import diffusion
 import losses
 
+PICTURES = 128            # of 224 x 224 pixels, that f takes at once unless told otherwise
+
 
 class ProcedureModel(nn.Module):
     """The pair of a video encoder f and a denoiser h, with the texts they were trained on.
@@ -51,7 +53,8 @@ class ProcedureModel(nn.Module):
         self.register_buffer("alpha_bar", torch.tensor(alpha_bar), persistent=False)       # (T,)
 
     def normalize(self, clips):
-        """Clips (C, F, 3, H, W) uint8 -> pixels (C, 3, F, H, W) float, as f expects them.
+        """Clips (C, F, 3, H, W) uint8 -> pixels (C, 3, F, H, W) float, as f expects them and
+        on its device.
 
         Raises: ValueError for other axes, sizes or types.
         """
@@ -60,7 +63,8 @@ class ProcedureModel(nn.Module):
             raise ValueError(f"{tuple(clips.shape)} {clips.dtype} given; needed are uint8 clips "
                              f"(C, F, 3, H, W), here (C, {F}, 3, {H}, {H})")
         mean, std = self.pixels
-        pixels = clips.float().div_(255).sub_(mean).div_(std)          # in place: half the time
+        pixels = clips.to(self.phrases.device).float()
+        pixels.div_(255).sub_(mean).div_(std)              # in place: half the time
         return pixels.transpose(1, 2)
 
     def encode(self, clips):
@@ -113,12 +117,16 @@ class ProcedureModel(nn.Module):
             return [part.log_softmax(-1) for part in logits.split(self.classes, -1)]
 
 
-def encode_parts(model, clips, size):
-    """`model.encode`, `size` clips at a time, to train f with less memory; None: all at once.
+def encode_parts(model, clips, size=None):
+    """`model.encode`, `size` clips at a time: 0 = all, None = as many as have PICTURES of 224.
 
-    Activation checkpointing: the same gradients, memory of one part, 4/3 of the time.
+    Where f is trained, activations are computed again for the gradients (checkpointing): the same
+    gradients, memory of one part, 4/3 of the time.
     """
-    if size is None or size >= len(clips):
+    f = model.encoder
+    if size is None:
+        size = max(1, PICTURES * 224 ** 2 // (f.frames * f.image ** 2))
+    if size == 0 or size >= len(clips):
         return model.encode(clips)
     return torch.cat([checkpoint(model.encode, part, use_reentrant=False, preserve_rng_state=False)
                       for part in clips.split(size)])

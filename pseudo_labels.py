@@ -6,9 +6,9 @@ appendix B for the prompts.
     paper        here                    shape       meaning
     g            Teacher.encode_phrases  (K, D)      fixed text encoder, mean over 28 prompts
     y^{1:K}      phrases                 (K, D)      the pool's embeddings, of any length
-    -            Teacher.encode_frames   (n, D)      image features, unit length
+    -            Teacher.encode_clips    (C, D)      image features, mean over frames
     p'_i         soft_targets            (..., K)    softmax of cosines: the target of clip i
-    n frames, m sentences, K phrases, D embedding.
+    n frames, C clips, m sentences, K phrases, D embedding.
 
 The teacher is any open_clip model: ViT-B/16 with OpenAI's weights for real videos
 (weights/teacher.py), a tiny one for the embedded world (toy/teacher.py).
@@ -26,6 +26,7 @@ PROMPTS = tuple(f"{what} of {how}" for what in ("a photo", "a video", "a example
                 for how in ("{}.", "a person {}.", "a person using {}.", "a person doing {}.",
                             "a person during {}.", "a person performing {}.",
                             "a person practicing {}."))
+PART = 16                 # clips that the teacher sees at once
 
 
 def fit(pixels, size):
@@ -83,6 +84,11 @@ class Teacher:
         pixels = fit(frames.to(self.device).float(), self.size)
         pixels = (pixels / 255 - self.mean) / self.std
         return functional.normalize(self.model.encode_image(pixels).float(), dim=-1)
+
+    def encode_clips(self, clips):
+        """Clips (C, F, 3, H, W) uint8 -> (C, D): the mean over their frames (Sec. 3.2), float32."""
+        parts = [self.encode_frames(part.flatten(0, 1)) for part in clips.split(PART)]
+        return torch.cat(parts).unflatten(0, clips.shape[:2]).mean(1)
 
 
 def soft_targets(features, phrases, tau):

@@ -20,6 +20,7 @@ stopped. Fine-tuning is in training/finetune.py.
     x_hat_j^0      x_hat, z_hat   (R, D)            what h predicts; standardized
 """
 import functools
+import math
 import time
 from pathlib import Path
 
@@ -41,10 +42,10 @@ from support.workers import prefetch
 from toy import grammar, render
 from toy.source import ToySource, load_teacher
 from training import finetune, parallel
-from training.batches import generator, load_batch, seed_noise, teacher_features
-from training.run import (LOG_EVERY, SAVE_EVERY, learning_rate, log, note_unreadable, open_run,
-                          report_absent, save)
+from training.batches import clip_features, generator, load_batch, seed_noise
 from training.rows import missing_rows
+from training.run import (SAVE_EVERY, begin, judge_unreadable, last_checkpoint, learning_rate, log,
+                          open_run, save, tell_minutes)
 from weights.names import PIXELS
 from weights.teacher import open_teacher
 
@@ -57,27 +58,27 @@ MVIT = {                  # f with --encoder mvit: Table D, appendix D
     "base": dict(kind="mvit", image=224, frames=16, seconds=3.2)}
 DENOISER = {"small": dict(layers=4, heads=4), "base": dict(layers=4, heads=8)}        # h
 PRESETS = {               # what --size implies; a flag overrides it
-    "small": dict(init="none", sgd_epochs=0.25, epochs=9, batch=8, lr=4e-3, micro_batch=0),
-    "base": dict(init="timm", sgd_epochs=5, epochs=25, batch=128, lr=5e-5, micro_batch=24)}
-CONSECUTIVE = {"small": 16, "base": CLIPS}            # most clips of one video in an update
+    "small": dict(init="none", sgd_epochs=0.25, epochs=9, batch=8, lr=4e-3, log_every=20),
+    "base": dict(init="timm", sgd_epochs=5, epochs=25, batch=128, lr=5e-5, log_every=1)}
+CONSECUTIVE = {"small": 16, "base": CLIPS}             # most clips of one video in an update
 TAU = {"toy": 0.045, "howto100m": 0.02}                # of Eq. 6; the paper's with CLIP
 SGD_LR, WEIGHT_DECAY, BETAS = 5e-3, 1e-4, (0.9, 0.95)  # the release's; AdamW's betas are ours
 
 
 def open_data(args, view, device):
-    """The narrated videos with the frozen teacher, the pool's phrases, and f's pixel statistics."""
+    """The narrated videos, their frozen teacher, the pool's phrases, and f's pixel statistics."""
     if args.data == "toy":
         require(not args.videos, "--data toy reads no --videos; add --data howto100m")
         phrases = load_phrases(args.phrases) if args.phrases else grammar.PHRASES
-        source = ToySource("train", args.toy_videos, view.frames, load_teacher(device))
-        return source, phrases, (render.MEAN, render.STD)
+        source = ToySource("train", args.toy_videos, view.frames)
+        return source, load_teacher(device).watch(source), phrases, (render.MEAN, render.STD)
     for name in ("videos", "captions", "phrases"):
         path = getattr(args, name)
         require(path and path.exists(), f"--data howto100m needs --{name}, which must exist; given "
                 f"is {path}")
     teacher = open_teacher(args.clip, args.clip_weights, device)
-    source = open_folder(args.videos, args.captions, args.ids, view, teacher)
-    return source, load_phrases(args.phrases), PIXELS
+    source = open_folder(args.videos, args.captions, args.ids, view, teacher.size)
+    return source, teacher, load_phrases(args.phrases), PIXELS
 
 
 def make_optimizer(model, stage):
@@ -89,7 +90,7 @@ def make_optimizer(model, stage):
 
 
 def rows_of(batch, log_p, args, rng):
-    """The rows of h, by f's likeliest phrases, log_p (C, K) -> rows (R, N), j (R,) on its device."""
+    """The rows of h, by f's likeliest phrases, log_p (C, K) -> rows (R, N) and j (R,)."""
     confidence, phrase = log_p.detach().max(-1)            # (C,) of each clip's likeliest phrase
     windows = [windows for _, windows in batch.requests]
     rows, j = missing_rows(windows, phrase.cpu().numpy(), confidence.cpu().numpy(), rng, args.rows,
@@ -110,9 +111,9 @@ def pretrain(args):
     if args.init != "none" and not content:
         start = weights.checkpoint.open_start(args.init)
     view = View(encoder["image"], encoder["frames"], encoder.get("seconds"))
-    source, phrases, pixels = open_data(args, view, device)
-    report_absent(source, args)
-    embeddings = source.teacher.encode_phrases(phrases)                            # (K, D)
+    source, teacher, phrases, pixels = open_data(args, view, device)
+    begin(args, content, source, phrases=phrases)
+    embeddings = teacher.encode_phrases(phrases)                                   # (K, D)
 
     # 2. f and h, with the same weights in each process, and their optimizer.
     torch.manual_seed(args.seed)
@@ -139,9 +140,15 @@ def pretrain(args):
           f"videos, {switch} updates by SGD and {updates - switch} by AdamW, on {device}")
 
     # 3. Train: the objective of an update, Eq. 7, from top to bottom.
-    make = functools.partial(load_batch, source, args, CONSECUTIVE[args.size])
-    batches = prefetch(make, range(first, updates), args.workers)
+    most = math.ceil(args.batch / world) * CONSECUTIVE[args.size]          # clips of this process
+    if device.type == "cpu" and args.size == "base":
+        tell_minutes(model, most)
+    make = functools.partial(load_batch, source, args.seed, args.batch, CONSECUTIVE[args.size],
+                             rank, world)
+    size = 3 * view.frames * most * (view.size ** 2 + teacher.size ** 2)   # bytes
+    batches = prefetch(make, range(first, updates), args.workers, size=size)
     encoded, began = 0, time.perf_counter()
+    saved = began
     bar = tqdm(batches, "pretrain", updates, initial=first, mininterval=1, disable=rank > 0)
     for update, batch in enumerate(bar, first):
         if update == switch:
@@ -149,11 +156,12 @@ def pretrain(args):
         span = (0, switch, SGD_LR) if update < switch else (switch, updates, args.lr)
         optimizer.param_groups[0]["lr"] = learning_rate(update, *span)
         seed_noise(args.seed, update, rank)
-        note_unreadable(batch.failed, source, args)
+        source.unreadable |= batch.failed
         clips = batch.clips.to(device)                                     # (C, F, 3, H, W)
+        # In bfloat16 the teacher's soft targets would be others.
+        features = clip_features(teacher, source, batch, args.targets).to(device)      # (C, D)
         with mixed_precision(device):
-            features = teacher_features(source, batch, args.targets).to(device)        # (C, D)
-            x = encode_parts(model, clips, args.micro_batch or None)       # x_i = f(v_i)
+            x = encode_parts(model, clips, args.micro_batch)               # x_i = f(v_i)
             model.standardize.update(x)
             targets = soft_targets(features, model.phrases, model.tau)     # p'_i
             log_p = match(x, model.phrases, model.tau)                     # Eq. 6
@@ -185,18 +193,20 @@ def pretrain(args):
         optimizer.step()
 
         encoded += len(x) * world
-        if (update + 1) % LOG_EVERY == 0 or update + 1 == updates:         # waits for the GPU
-            teacher = targets.argmax(-1)                   # its likeliest phrase for each clip
+        if (update + 1) % args.log_every == 0 or update + 1 == updates:
+            judge_unreadable(source, args)
+            likeliest = targets.argmax(-1)                 # the teacher's phrase for each clip
             match_h = None
             if args.order != "none":
-                match_h = (log_q.argmax(-1) == teacher[missing]).float().mean()
-            # If the norm is not finite, log ends the run before the weights are saved.
+                match_h = (log_q.argmax(-1) == likeliest[missing]).float().mean()
             log(args, bar, update + 1, norm, epoch=(update + 1) / per_epoch, loss=loss, xe=xe,
-                mse=mse, mc=mc, match=(log_p.argmax(-1) == teacher).float().mean(),
+                mse=mse, mc=mc, match=(log_p.argmax(-1) == likeliest).float().mean(),
                 match_h=match_h, lr=optimizer.param_groups[0]["lr"],
                 clips_per_s=encoded / (time.perf_counter() - began))
-        if (update + 1) % SAVE_EVERY == 0 or update + 1 == updates:
-            save(args, model, optimizer, update + 1)
+        if time.perf_counter() - saved > SAVE_EVERY or update + 1 == updates:
+            save(args, model, optimizer, update + 1, norm)
+            saved = time.perf_counter()
+    parallel.end()
     print(f"{args.out / 'checkpoint.pt'}: {updates} updates, {time.perf_counter() - began:.0f} s")
 
 
@@ -222,7 +232,7 @@ def parse(argv=None):
     add("--clip-weights", help="its weights: a tag of open_clip (default openai), or a file")
     add("--size", choices=["small", "base"], help="of f and h: 2 blocks on 4 frames of 32 "
         "pixels, or ViT-B on 8 frames of 224; also the defaults of --init, --sgd-epochs, --epochs, "
-        "--batch, --lr and --micro-batch")
+        "--batch and --lr")
     add("--encoder", choices=["timesformer", "mvit"], default="timesformer",
         help="the video encoder f (Table D compares them)")
     add("--order", choices=["diffusion", "mask", "none"], default="diffusion",
@@ -240,24 +250,23 @@ def parse(argv=None):
     add("--epochs", type=float, help="epochs of AdamW, the second stage")
     add("--batch", type=count, help="videos per update")
     add("--lr", type=positive, help="peak learning rate of AdamW")
-    add("--micro-batch", type=int, help="clips that f encodes at once, to save memory; 0: all")
     add("--out", type=Path, default=Path("runs/pretrain"), help="folder of the run")
     add("--resume", action="store_true", help="go on from OUT/checkpoint.pt, if there is one")
     add_run_flags(parser)
     args = parser.parse_args(argv)
     args.size = args.size or ("small" if args.data == "toy" else "base")
     for name, value in {**PRESETS[args.size], "tau": TAU[args.data]}.items():
-        if getattr(args, name) is None:
+        if getattr(args, name, None) is None:
             setattr(args, name, value)
     return args
 
 
 def main(args):
     """Pre-train, or fine-tune."""
-    if args.stage == "pretrain":
-        pretrain(args)
-    else:
-        finetune.finetune(args)
+    try:
+        pretrain(args) if args.stage == "pretrain" else finetune.finetune(args)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(last_checkpoint(args)) from None
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from data import CLIP_SECONDS, EPIC_FRAMES, Example, view_of, window_around
 from files import lists
 from files.sources import VideoSource, open_folder, require_readable
 from files.video import Unreadable, duration, find_videos
+from model import encode_parts
 from support.arguments import count
-from support.device import pick_device
+from support.device import mixed_precision, pick_device
 from support.errors import require
 from support.workers import prefetch
 from support.write import write_atomically
@@ -22,7 +23,8 @@ from toy import grammar, render
 from toy.source import ToySource, load_teacher
 from weights.teacher import open_teacher
 
-STRIDE, PART = 4.0, 8     # of a features file: s between two windows; windows that are read at once
+READ = 64                 # windows that are read at once
+STRIDE, PART = 4.0, 8     # of a features file: s between two windows; windows of an example
 
 
 def require_task(model, args):
@@ -57,7 +59,7 @@ def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
     if toy:
         teacher = load_teacher(device)
     else:
-        teacher = open_teacher(clip or settings.get("clip") or "ViT-B-16-quickgelu",
+        teacher = open_teacher(clip or settings.get("clip"),
                                clip_weights or settings.get("clip_weights"), device)
     texts = teacher.encode_phrases(names).to(device)
     same = texts.shape[1] == model.dim
@@ -121,8 +123,8 @@ def list_videos(args, split):
 def open_labeled(args, split, model, device, with_teacher=True):
     """The videos of a split, and the text embeddings of its label set.
 
-    with_teacher: whether the source gives the teacher's features of clips, if it embeds texts.
-    Returns: a source, and (S, D) float on the device; None if the task matches no texts.
+    with_teacher: whether the teacher looks at the clips, too.
+    Returns: a source; its teacher; (S, D) float on the device. None where the task has none.
     """
     toy, view = args.data == "toy", view_of(model.encoder)
     if toy:
@@ -140,31 +142,38 @@ def open_labeled(args, split, model, device, with_teacher=True):
                                     args.clip_weights, device)
     teacher = teacher if with_teacher else None
     if toy:
-        return ToySource(split, args.toy_videos, view.frames, teacher), texts
+        source = ToySource(split, args.toy_videos, view.frames)
+        return source, teacher and teacher.watch(source), texts
     if args.data == "epic":
         view = view._replace(frames=EPIC_FRAMES)
-    return VideoSource(videos, find_videos(args.videos), view, teacher), texts
+    size = teacher.size if teacher else 0
+    return VideoSource(videos, find_videos(args.videos), view, size), teacher, texts
 
 
 # --- Clips through f ---
 @torch.no_grad()
-def encode_examples(model, source, examples, args, device):
-    """The examples' windows through f.
+def encode_examples(model, teacher, source, examples, args, device):
+    """The examples' windows through f and, if it is given, through the teacher.
 
-    Returns: x (M N, D); the teacher's features (M N, D), None without a teacher; the M examples
-    that could be read. InputError if too many of the videos are unreadable.
+    Returns: x (M N, D); the teacher's features (M N, D), or None; the M examples that could be
+    read. InputError if too many of the videos are unreadable.
     """
-    x, teacher, readable = [], [], []
-    batches = [examples[i:i + args.batch] for i in range(0, len(examples), args.batch)]
-    for loaded in prefetch(source.load, batches, args.workers, "encode"):
+    x, features, readable, view = [], [], [], view_of(model.encoder)
+    N = len(examples[0].windows)
+    count = max(READ // N, 1)                              # examples that are read at once
+    batches = [examples[i:i + count] for i in range(0, len(examples), count)]
+    pixels = view.size ** 2 + (teacher.size ** 2 if teacher else 0)
+    size = 3 * count * N * view.frames * pixels            # bytes
+    for loaded in prefetch(source.load, batches, args.workers, "encode", size):
         source.unreadable |= loaded.failed
         if loaded.requests:
             readable += loaded.requests
-            x.append(model.encode(loaded.clips.to(device)))
-            if len(loaded.views):
-                teacher.append(source.teacher_features(loaded.views).to(device))
+            with mixed_precision(device):
+                x.append(encode_parts(model, loaded.clips, args.micro_batch))
+            if teacher:
+                features.append(teacher.encode_clips(loaded.views).to(device))
     require_readable(source, args.max_unreadable)
-    return torch.cat(x), torch.cat(teacher) if teacher else None, readable
+    return torch.cat(x), torch.cat(features) if teacher else None, readable
 
 
 def write_features(args):
@@ -186,7 +195,7 @@ def write_features(args):
         windows = np.array([window_around(m, m, CLIP_SECONDS, end) for m in middles])
         for first in range(0, len(windows), PART):
             examples.append(Example(i, windows[first:first + PART], 0, 0))
-    x, _, examples = encode_examples(model, source, examples, args, device)
+    x, _, examples = encode_examples(model, None, source, examples, args, device)
     windows = np.concatenate([example.windows for example in examples])
     names = [source.videos[example.video].name for example in examples for _ in example.windows]
     write_atomically(args.out, lambda file: np.savez(

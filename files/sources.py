@@ -15,14 +15,14 @@ class VideoSource:
 
     videos: those that are there; absent: the ids of the others; unreadable: {id: reason}, filled by
     whoever calls `load`. With captions (pre-training) a video needs a narration, too. paths: {id:
-    path}; view: data.View of f; teacher: pseudo_labels.Teacher, None if no features are needed.
-    Raises InputError if none of the videos is there.
+    path}; view: data.View of f; teacher_size: side of the pictures that a teacher sees, pixels; 0:
+    no teacher looks. Raises InputError if none of the videos is there.
     """
 
-    def __init__(self, videos, paths, view, teacher=None, captions=None):
+    def __init__(self, videos, paths, view, teacher_size=0, captions=None):
         present = paths if captions is None else paths.keys() & captions.keys()
         self.listed, self.paths, self.view = videos, paths, view
-        self.teacher, self.captions = teacher, captions
+        self.teacher_size, self.captions = teacher_size, captions
         self.videos = [video for video in videos if video.name in present]
         self.absent = [name for name in dict.fromkeys(video.name for video in videos)
                        if name not in present]
@@ -54,11 +54,10 @@ class VideoSource:
     def load(self, requests, rng=None):
         """Read the clips of [(i, windows (n, 2) s, ...), ...], each from one opening of a file.
 
-        rng: of the squares that are cut; None: the middle ones. Returns data.Loaded; its views are
-        what the teacher sees, (n, F, 3, H, W) uint8 of each request.
+        rng: of the squares that are cut; None: the middle ones. Returns data.Loaded.
         """
         size, F, seconds = self.view
-        short_side = short_side_for(max(size, self.teacher.size if self.teacher else 0))
+        short_side = short_side_for(max(size, self.teacher_size))
         readable, clips, views, failed = [], [], [], self.unreadable | self.skipped
         for request in requests:
             i, windows, *_ = request
@@ -72,14 +71,10 @@ class VideoSource:
             readable.append(request)
             clips += [evaluation_view(clip, size) if rng is None else training_view(clip, size, rng)
                       for clip in frames.split(F)]
-            if self.teacher:
-                views.append(evaluation_view(frames, self.teacher.size).unflatten(0, (-1, F)))
-        return Loaded(readable, torch.stack(clips) if clips else torch.empty(0), views, failed)
-
-    def teacher_features(self, views):
-        """The teacher's features of clips: the mean over their frames (Sec. 3.2), (C, D)."""
-        return torch.cat([self.teacher.encode_frames(view.flatten(0, 1))
-                          .unflatten(0, view.shape[:2]).mean(1) for view in views])
+            if self.teacher_size:
+                views.append(evaluation_view(frames, self.teacher_size).unflatten(0, (-1, F)))
+        return Loaded(readable, torch.stack(clips) if clips else torch.empty(0),
+                      torch.cat(views) if views else torch.empty(0), failed)
 
 
 def require_readable(source, share):
@@ -91,11 +86,11 @@ def require_readable(source, share):
             "must be seconds, not milliseconds or frames)")
 
 
-def open_folder(folder, caption_path, ids, view, teacher=None):
+def open_folder(folder, caption_path, ids, view, teacher_size=0):
     """The VideoSource of a folder, whose videos are those of the list `ids`, if one is given.
 
     Else they are those with a narration, or all if caption_path is None. Raises InputError.
     """
     captions, paths = Captions(caption_path) if caption_path else None, find_videos(folder)
     names = load_ids(ids) if ids else captions or sorted(paths)
-    return VideoSource([Video(name) for name in names], paths, view, teacher, captions)
+    return VideoSource([Video(name) for name in names], paths, view, teacher_size, captions)

@@ -27,7 +27,9 @@ def run(main, parse):
     """
     try:
         return main(parse())
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        if str(stop):
+            print(stop, file=sys.stderr)
         sys.exit(130)
     except FloatingPointError as error:
         fail(1, error)
@@ -37,10 +39,8 @@ def run(main, parse):
         fail(2, line.removeprefix("support.errors.InputError: "))
     except (RuntimeError, MemoryError) as error:
         text = str(error).lower()
-        if "dataloader worker (pid" in text:
-            fail(2, "a worker process was killed, perhaps for its memory; use fewer --workers")
         if isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text:
             first = str(error).split("\n")[0]
-            fail(2, f"{first}; the memory is too small; use a smaller --batch, fewer --workers, or "
-                 "in train.py a smaller --micro-batch")
+            fail(2, f"{first}; the memory is too small; use a smaller --micro-batch or --batch, or "
+                 "fewer --workers")
         raise

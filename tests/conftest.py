@@ -2,7 +2,6 @@
 import pytest
 import torch
 
-import training.run
 from commands import call
 
 TINY = ("--toy-videos", "16", "--batch", "4", "--sgd-epochs", "0.75", "--epochs", "0.75",
@@ -27,12 +26,13 @@ def trained(tmp_path_factory):
 
 
 def log_and_save_every(updates, patch):
-    """A row of metrics and a checkpoint after every so many updates."""
+    """A row of metrics after every so many updates, a checkpoint after each."""
     import train
     from training import finetune
-    for module in (training.run, train, finetune):
-        patch.setattr(module, "LOG_EVERY", updates)
-        patch.setattr(module, "SAVE_EVERY", updates)
+    patch.setitem(train.PRESETS["small"], "log_every", updates)
+    patch.setattr(finetune, "LOG_EVERY", updates)
+    for module in (train, finetune):
+        patch.setattr(module, "SAVE_EVERY", 0.0)
 
 
 @pytest.fixture

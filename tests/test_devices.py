@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import train
-from data import Loaded
+from data import Loaded, Video
 from evaluation.inference import predict_missing
+from model import encode_parts
 from weights.checkpoint import build_model
 
 fake = pytest.importorskip("torch._subclasses.fake_tensor")
@@ -17,14 +18,20 @@ WINDOWS = np.array([[9. * k, 9. * k + 9] for k in range(5)])
 
 
 class Source:
-    """Two videos of five clips, in main memory; the teacher's features are on the GPU."""
-    videos, unreadable, absent = [None, None], {}, []
+    """Two videos of five clips, in main memory."""
+    videos = listed = [Video("a"), Video("b")]
+    unreadable, absent = {}, []
 
-    class teacher:
-        def encode_phrases(phrases):
-            return torch.zeros(5, 64, device=GPU)
 
-    def teacher_features(self, views):
+class Teacher:
+    """What a teacher gives; not in bfloat16."""
+    size = 32
+
+    def encode_phrases(self, phrases):
+        return torch.zeros(5, 64, device=GPU)
+
+    def encode_clips(self, views):
+        assert not torch.is_autocast_enabled("cpu")
         return torch.zeros(10, 64, device=GPU)
 
 
@@ -49,23 +56,23 @@ def build_there(*args, **sizes):
 
 @pytest.mark.parametrize("order", ["diffusion", "mask", "none"])
 def test_an_update_keeps_to_one_device(here, monkeypatch, gpu, order):
-    """Catches: a tensor of an update that is made on the CPU, or forgotten there."""
+    """Catches: a tensor of an update that is made on the CPU, or forgotten there; f in float32, or
+    the teacher in bfloat16."""
     clips = torch.zeros(10, 4, 3, 32, 32, dtype=torch.uint8)
     loaded = Loaded([(0, WINDOWS), (1, WINDOWS)], clips, None, {})
-    logged = []
+    logged, seen = [], []
     for name, value in {
             "pick_device": lambda name: GPU, "save": lambda *args: None,
-            "open_data": lambda *args: (Source(), ["a"] * 5, (.4, .25)),
-            "prefetch": lambda *args: [loaded, loaded],
-            "mixed_precision": lambda device: torch.autocast("cpu", enabled=False),
+            "open_data": lambda *args: (Source(), Teacher(), ["a"] * 5, (.4, .25)),
+            "mixed_precision": lambda device: torch.autocast("cpu", torch.bfloat16),
+            "prefetch": lambda *args, **options: [loaded, loaded],
+            "encode_parts": lambda *args: seen.append(torch.is_autocast_enabled("cpu")) or
+            encode_parts(*args),
             "log": lambda *args, **values: logged.append(values)}.items():
         monkeypatch.setattr(train, name, value)
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: torch.ones((), device=GPU))
-    monkeypatch.setattr(train, "make_optimizer", lambda model, stage: torch.optim.SGD(
-        [p for p in model.parameters()], lr=0.0))
     train.pretrain(train.parse(["--batch", "2", "--sgd-epochs", "1", "--epochs", "1", "--order",
                                 order, "--micro-batch", "4"]))
-    assert len(logged) == 2
+    assert len(logged) == 2 and seen == [True, True]
     for values in logged:
         assert all(values[name].device == GPU for name in ("loss", "xe", "mse", "mc", "match"))
 

@@ -36,7 +36,8 @@ def args_of(*flags):
 
 
 def test_a_share_of_the_labels_is_a_share_of_the_videos():
-    """Catches: a share of examples, which shows something of every video; a share without any."""
+    """Catches: a share of examples, which shows something of every video; a share without any; the first
+    videos in place of drawn ones."""
     source = SimpleNamespace(videos=[grammar.make_video("train", i) for i in range(20)])
     found = {}
     for share in (.01, .1, .5, 1.):
@@ -46,6 +47,8 @@ def test_a_share_of_the_labels_is_a_share_of_the_videos():
         assert len(examples) == sum(len(source.videos[i].steps) - 1 for i in found[share])
     assert [len(videos) for videos in found.values()] == [1, 2, 10, 20]
     assert found[.01] <= found[.1] <= found[.5]
+    other = finetune.labeled_examples(args_of("--labels", ".5", "--seed", "1"), source)
+    assert {*range(10)} != found[.5] != {example.video for example in other} != {*range(10)}
 
 
 @torch.no_grad()
@@ -74,9 +77,17 @@ def test_a_checkpoint_of_f_alone_is_refused(here, capsys):
 
 def test_one_view_of_each_example_is_classified():
     """Catches: the first view alone, the same one of all examples, the mean of the views."""
-    x, model = torch.arange(6.).view(2, 3, 1), SimpleNamespace(task="classify")
-    found = {tuple(finetune.to_classify(model, x)[:, 0].tolist()) for _ in range(300)}
+    x = torch.arange(6.).view(2, 3, 1)
+    found = {tuple(finetune.draw_views(x)[:, 0].tolist()) for _ in range(300)}
     assert found == {(a, b) for a in (0, 1, 2) for b in (3, 4, 5)}
+
+
+@torch.no_grad()
+def test_the_noise_of_fine_tuning_is_zero():
+    """Catches: random noise for zeros, another forecast than that of evaluation."""
+    model, x = random_model(), normalize(torch.randn(2, 8, 64), dim=-1)
+    expected = model.forecast_next(x, torch.zeros(2, 1, 64))[:, 0]
+    assert torch.equal(finetune.forecast(model, x), expected)
 
 
 def test_labels_are_learned(trained, here):
@@ -110,7 +121,7 @@ def test_fine_tuned_and_evaluated(trained, here, capsys, order, task):
     assert "is fine-tuned" in fails(capsys, "train.py", *TUNE, "--init", "run", "--out", "again")
 
 
-def test_promise_24_fine_tuning_is_resumed_to_the_same_bits(trained, here, monkeypatch):
+def test_promise_24_fine_tuning_is_resumed_to_the_same_bits(trained, here, monkeypatch, capsys):
     """Catches: momenta, a step or a row lost; another draw of examples or dropout."""
     flags = *TUNE, "--task", "forecast", "--epochs", "1", "--init", trained / "diffusion"
     call("train.py", *flags, "--out", "whole")
@@ -123,6 +134,7 @@ def test_promise_24_fine_tuning_is_resumed_to_the_same_bits(trained, here, monke
         patch.setattr(finetune, "learning_rate", interrupt)
         call("train.py", *flags, "--out", "run")
     assert len(rows_of("run")) == 3
+    assert "checkpoint.pt is of update 3; add --resume" in capsys.readouterr().err
     call("train.py", *flags, "--out", "run", "--resume")
     assert same_run("run", "whole")
 
@@ -137,7 +149,7 @@ def test_actions_of_epic_train_f(trained, here, capsys):
     Path("EPIC_100_validation.csv").write_text(head + "\n".join(rows) + "\n", encoding="utf-8")
     flags = "--data", "epic", "--annotations", "EPIC_100_validation.csv", "--videos", "world"
     call("train.py", "--stage", "finetune", *flags, "--epochs", "2", "--batch", "3", "--init",
-         trained / "diffusion", "--out", "run")
+         trained / "diffusion", "--out", "run", "--micro-batch", "2")
     model = weights.load("run")
     assert model.classes == [97, 300] and model.encoder.frames == 32
     assert not torch.equal(model.encoder.head.weight,

@@ -73,6 +73,9 @@ def test_encode_frames_is_the_unit_feature_of_the_pixels_as_the_model_wants_them
         torch.testing.assert_close(x[i], expected / expected.norm(), rtol=1e-4, atol=1e-5)
     larger = frames.repeat_interleave(2, -1).repeat_interleave(2, -2)
     assert teacher.encode_frames(larger).shape == (3, 64)
+    clips = frames.repeat(20, 1, 1, 1).flip(0).unflatten(0, (30, 2))       # more than at once
+    torch.testing.assert_close(teacher.encode_clips(clips), torch.stack(
+        [teacher.encode_frames(clip).mean(0) for clip in clips]))
 
 
 @pytest.mark.parametrize("shape", [(40, 56), (64, 48), (20, 24), (33, 33), (32, 32)])

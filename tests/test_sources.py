@@ -12,19 +12,10 @@ from files.sources import VideoSource, open_folder, require_readable
 from files.video import evaluation_view, find_videos, read_frames, short_side_for, training_view
 from support.errors import InputError
 from test_video import write
-from training.run import note_unreadable
+from training.run import judge_unreadable
 
 SEED = 1                                               # starts with the first sentence
 TEXT = "word " * 12                                    # a sentence that is not joined with others
-
-
-class Teacher:
-    """A frame as its mean and its first pixel, at a size of 4 x 4."""
-    size = 4
-
-    def encode_frames(self, frames):
-        flat = frames.flatten(1).float()
-        return torch.stack([flat.mean(1), flat[:, 0]], 1)
 
 
 @pytest.fixture
@@ -44,18 +35,16 @@ def test_clips_are_those_of_their_windows_and_videos(folder, seed):
     """Catches: clips of another window or video, views of other frames, a crop drawn twice."""
     rng, same = (seed and np.random.default_rng(seed) for _ in range(2))
     paths = find_videos(folder)
-    source = VideoSource([Video("b"), Video("a")], paths, View(32, 2), Teacher())
+    source = VideoSource([Video("b"), Video("a")], paths, View(32, 2), 4)
     requests = [(1, np.array([[0.0, 2.0], [1.0, 3.0]])), (0, np.array([[6.0, 9.0]]))]
     loaded = source.load(requests, rng)
     assert loaded.clips.shape == (3, 2, 3, 32, 32) and loaded.failed == {}
-    assert [view.shape for view in loaded.views] == [(2, 2, 3, 4, 4), (1, 2, 3, 4, 4)]
-    features = source.teacher_features(loaded.views)
+    assert loaded.views.shape == (3, 2, 3, 4, 4) and loaded.views.dtype == torch.uint8
     for row, (name, window) in enumerate([("a", [0, 2]), ("a", [1, 3]), ("b", [6, 9])]):
         clip = read_frames(paths[name], frame_times([window], 2)[0], short_side_for(32))
         assert torch.equal(loaded.clips[row], evaluation_view(clip, 32) if rng is None
                            else training_view(clip, 32, same))
-        torch.testing.assert_close(features[row], Teacher().encode_frames(
-            evaluation_view(clip, 4)).mean(0))
+        assert torch.equal(loaded.views[row], evaluation_view(clip, 4))
 
 
 def test_promises_1_2_and_19_the_absent_and_the_unreadable_are_named(folder):
@@ -67,7 +56,7 @@ def test_promises_1_2_and_19_the_absent_and_the_unreadable_are_named(folder):
     assert source.listed == listed and source.absent == ["gone"]
     now, later = np.array([[0.0, 2.0]]), np.array([[3000.0, 4000.0]])                 # ms
     loaded = source.load([(0, now), (1, now), (2, later)])
-    assert loaded.requests == [(1, now)] and len(loaded.clips) == 1 and loaded.views == []
+    assert loaded.requests == [(1, now)] and len(loaded.clips) == 1 and len(loaded.views) == 0
     assert list(loaded.failed) == ["bad", "short"] and "ends 3" in loaded.failed["short"]
     assert "bad.mp4: cannot be read" in loaded.failed["bad"]
     assert len(source.load([(0, now)]).clips) == 0
@@ -106,8 +95,9 @@ def test_promises_18_and_21_windows_of_narrations(folder):
     assert len(loaded.clips) == 2 and list(loaded.failed) == ["b", "bad"]
     assert "b.csv:2: " in loaded.failed["b"] and "bad.mp4: " in loaded.failed["bad"]
     args = SimpleNamespace(out=folder, max_unreadable=0.05)
+    source.unreadable |= loaded.failed                 # also without worker processes
     with pytest.raises(InputError, match="2 of 4 videos are unreadable"):
-        note_unreadable(loaded.failed, source, args)   # also without worker processes
+        judge_unreadable(source, args)
     assert read_json(folder / "unreadable.json") == loaded.failed
 
 

@@ -150,7 +150,7 @@ def test_held_out_steps_are_never_named():
 def test_clips_are_the_last_frames_taken_before():
     """Catches: a frame that is taken later, another video's clips, features of other frames."""
     known = source.load_teacher("cpu")
-    toy, rng = source.ToySource("train", 3, 4, known), np.random.default_rng(0)
+    toy, rng = source.ToySource("train", 3, 4), np.random.default_rng(0)
     assert (toy.absent, toy.unreadable) == ([], {})
     start = rng.uniform(0, 50, (3, 5))
     requests = [*zip((2, 0, 1), np.stack([start, start + rng.uniform(0, 20, (3, 5))], 2))]
@@ -161,7 +161,7 @@ def test_clips_are_the_last_frames_taken_before():
             clips.append(frames[max(k for k in range(len(frames)) if k / render.FPS <= time)])
     assert torch.equal(loaded.clips.flatten(0, 1), torch.stack(clips))              # (60, 3, ..)
     features = known.encode_frames(torch.stack(clips)).unflatten(0, (15, 4)).mean(1)
-    torch.testing.assert_close(toy.teacher_features(loaded.views), features)
+    torch.testing.assert_close(known.watch(toy).encode_clips(loaded.views), features)
     assert len(toy.pretrain_windows(0, rng)) > 1
 
 

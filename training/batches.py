@@ -9,7 +9,6 @@ from torch.nn import functional
 
 from data import consecutive_windows
 from support.errors import InputError
-from training import parallel
 
 ATTEMPTS = 20             # batches without a readable video before the run ends
 DRAWS = "videos", "clips", "rows", "noise", "labels"
@@ -36,15 +35,15 @@ def videos_of(update, count, batch, seed):
     return order[place * batch:(place + 1) * batch]
 
 
-def load_batch(source, args, clips, update):
-    """The clips of an update, at most `clips` consecutive ones of each video -> data.Loaded.
+def load_batch(source, seed, batch, clips, rank, world, update):
+    """The clips of an update of `batch` videos, at most `clips` consecutive ones of each -> Loaded.
 
-    One of several processes takes its share of the videos. If none can be read, others are taken.
+    Process `rank` of `world` takes its share of the videos. If none can be read, others are taken.
     """
-    (rank, world), failed = parallel.place(), {}
+    failed = {}
     for attempt in range(update, update + ATTEMPTS):
-        rng = generator("clips", args.seed, attempt, rank)
-        videos = videos_of(attempt, len(source.videos), args.batch, args.seed)[rank::world]
+        rng = generator("clips", seed, attempt, rank)
+        videos = videos_of(attempt, len(source.videos), batch, seed)[rank::world]
         requests = [(video, consecutive_windows(source.pretrain_windows(video, rng), clips, rng))
                     for video in videos]
         requests = [(video, windows) for video, windows in requests if len(windows)]
@@ -70,24 +69,24 @@ def spoken_during(sentences, windows):
     return inside / inside.sum(1, keepdims=True)
 
 
-def narration_features(source, requests):
+def narration_features(teacher, source, requests):
     """The teacher's mean text feature of what is said during each clip: (C, D), length 1."""
     rows = []
     for video, windows in requests:
         sentences = source.sentences(video)
         share = spoken_during(sentences, windows)                                   # (n, m)
         spoken = np.flatnonzero(share.any(0))
-        features = source.teacher.encode_sentences([sentences[i][2] for i in spoken])
+        features = teacher.encode_sentences([sentences[i][2] for i in spoken])
         rows.append(torch.from_numpy(share[:, spoken]).float() @ features)          # (n, D)
     return functional.normalize(torch.cat(rows), dim=-1)
 
 
-def teacher_features(source, loaded, targets):
+def clip_features(teacher, source, loaded, targets):
     """What soft targets are made of: features (C, D) of frames, of speech, or their mean."""
     if targets == "narration":
-        return narration_features(source, loaded.requests)
-    vision = source.teacher_features(loaded.views)
+        return narration_features(teacher, source, loaded.requests)
+    vision = teacher.encode_clips(loaded.views)
     if targets == "vision":
         return vision
-    narration = narration_features(source, loaded.requests).to(vision.device)
+    narration = narration_features(teacher, source, loaded.requests).to(vision.device)
     return (functional.normalize(vision, dim=-1) + narration) / 2          # as in the release

@@ -15,7 +15,7 @@ N clips of an example, B examples per update, S classes, D embedding.
 """
 import functools
 import math
-import os
+import time
 from pathlib import Path
 
 import torch
@@ -30,20 +30,21 @@ from support.arguments import Parser, add_run_flags, count, default_checkpoint, 
 from support.device import limit_threads, mixed_precision, pick_device
 from support.errors import require
 from support.workers import prefetch
+from model import encode_parts
+from training import parallel
 from training.batches import generator, seed_noise, videos_of
-from training.run import (LOG_EVERY, SAVE_EVERY, learning_rate, log, note_unreadable, open_run,
-                          report_absent, save)
+from training.run import SAVE_EVERY, begin, judge_unreadable, learning_rate, log, open_run, save
 from weights.checkpoint import build_model, fill
 
 DROPOUT = 0.1             # of h's tokens
 WEIGHT_DECAY = 1e-2
+LOG_EVERY = 20            # updates between two rows of metrics; of EPIC each is logged
 
 
 # --- Before the first update ---
 def open_init(args):
     """The pre-trained model of --init, whose teacher goes with the new run."""
-    require(int(os.environ.get("WORLD_SIZE", 1)) == 1, "fine-tuning runs in one process; start it "
-            "without torchrun")
+    require(parallel.processes() == 1, "fine-tuning runs in one process; start it without torchrun")
     init = weights.load(args.init)
     require(init.arguments["denoiser"] and not init.task, f"--init {args.init}: holds f alone, or "
             "is fine-tuned; give a run of --stage pretrain, or ProcedureVRL's pre-trained file")
@@ -88,7 +89,7 @@ def extend(init, args, texts, videos):
 
 
 # --- Updates ---
-def action_batch(source, examples, args, update):
+def read_actions(source, examples, args, update):
     """An update's clips, one view of each action, drawn from (seed, update).
 
     Returns: clips (B, F, 3, H, W) uint8 and labels (B, 2) int64 of those that could be read, and
@@ -102,15 +103,14 @@ def action_batch(source, examples, args, update):
     return loaded.clips, torch.tensor([example.label for example in loaded.requests]), loaded.failed
 
 
-def to_classify(model, inputs):
-    """What the classifier reads, (B, D): of clips (B, F, 3, H, W) f's embeddings; of embeddings
-    (B, N, D) one view, drawn for each example, or what h predicts after them."""
-    if inputs.ndim == 5:
-        return model.encode(inputs)
-    B, N, D = inputs.shape
-    if model.task == "classify":
-        return inputs[torch.arange(B), torch.randint(N, (B,))]
-    return model.forecast_next(inputs, inputs.new_zeros(B, 1, D))[:, 0]        # zero noise
+def draw_views(x):
+    """One of N views of each example: (B, N, D) -> (B, D)."""
+    return x[torch.arange(len(x)), torch.randint(x.shape[1], (len(x),))]
+
+
+def forecast(model, x):
+    """What h predicts after N clips, with zero noise: (B, N, D) -> (B, D)."""
+    return model.forecast_next(x, x.new_zeros(len(x), 1, model.dim))[:, 0]
 
 
 def finetune(args):
@@ -120,26 +120,30 @@ def finetune(args):
     init = open_init(args)
     content = open_run(args)
     limit_threads(init.encoder.image, device)
-    source, texts = open_labeled(args, "train", init, device, with_teacher=False)
-    report_absent(source, args)
+    source, _, texts = open_labeled(args, "train", init, device, with_teacher=False)
     examples = labeled_examples(args, source)
+    begin(args, content, source, examples=[
+        f"{source.videos[example.video].name} {example.step} {example.label}"
+        for example in examples])
     torch.manual_seed(args.seed)
     model = extend(init, args, texts, source.listed).to(device)
 
     # 2. What is trained: the classifier, and f or h. Each clip goes through a frozen f once.
     model.requires_grad_(False)
     model.classifier.requires_grad_(True)
+    workers = size = 0                                     # of what is read in each update
     if epic:
         model.encoder.requires_grad_(True)
-        make = functools.partial(action_batch, source, examples, args)
+        read = functools.partial(read_actions, source, examples, args)
+        workers, size = args.workers, 3 * args.batch * EPIC_FRAMES * model.encoder.image ** 2
     else:
         if args.task != "classify":
             model.denoiser.requires_grad_(True)
-        x, _, examples = encode_examples(model.eval(), source, examples, args, device)
+        x, _, examples = encode_examples(model.eval(), None, source, examples, args, device)
         y = torch.tensor([[example.label] for example in examples], device=device)     # (M, 1)
         x = x.unflatten(0, (len(y), -1))                   # (M, N, D)
 
-        def make(update):
+        def read(update):
             chosen = videos_of(update, len(x), args.batch, args.seed)
             return x[chosen], y[chosen], {}
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -152,26 +156,35 @@ def finetune(args):
     print(f"{len(examples)} examples, {updates} updates, on {device}")
 
     # 3. Train.
-    batches = prefetch(make, range(first, updates), args.workers if epic else 0)
+    batches = prefetch(read, range(first, updates), workers, size=size)
     bar = tqdm(batches, "finetune", updates, initial=first, mininterval=1)
     model.train()
+    saved = time.perf_counter()
     for update, (inputs, labels, failed) in enumerate(bar, first):
         optimizer.param_groups[0]["lr"] = learning_rate(update, 0, updates, args.lr)
         seed_noise(args.seed, update)
-        note_unreadable(failed, source, args)
+        source.unreadable |= failed
         require(len(labels), f"no example of update {update + 1} can be read; use a larger --batch")
         with mixed_precision(device):
-            log_p = model.classify(to_classify(model, inputs.to(device)))
+            if epic:
+                z = encode_parts(model, inputs, args.micro_batch)              # x = f(v), (B, D)
+            elif args.task == "classify":
+                z = draw_views(inputs)
+            else:
+                z = forecast(model, inputs)
+            log_p = model.classify(z)
             loss = sum(nll_loss(p, label) for p, label in zip(log_p, labels.to(device).T))
         optimizer.zero_grad()
         loss.backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
         optimizer.step()
-        if (update + 1) % LOG_EVERY == 0 or update + 1 == updates:
-            norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+        if (update + 1) % args.log_every == 0 or update + 1 == updates:
+            judge_unreadable(source, args)
             log(args, bar, update + 1, norm, epoch=(update + 1) / per_epoch, loss=loss,
                 lr=optimizer.param_groups[0]["lr"])
-        if (update + 1) % SAVE_EVERY == 0 or update + 1 == updates:
-            save(args, model, optimizer, update + 1)
+        if time.perf_counter() - saved > SAVE_EVERY or update + 1 == updates:
+            save(args, model, optimizer, update + 1, norm)
+            saved = time.perf_counter()
     print(f"{args.out / 'checkpoint.pt'}: {updates} updates")
 
 
@@ -199,6 +212,7 @@ def parse(argv):
     require(args.data != "epic" or args.task == "classify", f"--task {args.task}: --data epic has "
             "actions to classify")
     require(args.labels <= 1, f"--labels {args.labels}: is a share; 0.1 is a tenth")
+    args.log_every = 1 if args.data == "epic" else LOG_EVERY
     args.epochs = args.epochs or (60.0 if args.task == "activity" else 15.0)
     args.out = args.out or Path(f"runs/finetune-{args.task}")
     args.init = args.init or default_checkpoint()

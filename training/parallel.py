@@ -9,14 +9,21 @@ import os
 
 import torch
 import torch.distributed as dist
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from support.errors import require
 
 
+def processes():
+    """How many processes torchrun started; 1 without it."""
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    require(world == 1 or "LOCAL_RANK" in os.environ, f"WORLD_SIZE is {world}, but torchrun, which "
+            "says which process this is, did not start it; use torchrun, or unset WORLD_SIZE")
+    return world
+
+
 def start(device):
     """Join the other processes if torchrun started several -> the device of this one."""
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if processes() == 1:
         return device
     place = int(os.environ["LOCAL_RANK"])
     if device.type == "cuda":
@@ -27,6 +34,12 @@ def start(device):
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return device
+
+
+def end():
+    """Leave the other processes."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def place():
@@ -40,6 +53,16 @@ def average(model):
         return
     parameters = [p for p in model.parameters() if p.grad is not None]
     tensors = [p.grad for p in parameters] + list(model.standardize.buffers())
-    vector = parameters_to_vector(tensors)         # one message: gloo needs a millisecond for each
+    vector = torch.cat([tensor.flatten() for tensor in tensors])       # one message: gloo is slow
     dist.all_reduce(vector)
-    vector_to_parameters(vector / place()[1], tensors)
+    parts = (vector / place()[1]).split([tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts):
+        tensor.copy_(part.view_as(tensor))             # a view of `vector` would be saved with it
+
+
+def gather(value):
+    """The values of all processes, a list."""
+    values = [value] * place()[1]
+    if place()[1] > 1:
+        dist.all_gather_object(values, value)
+    return values

@@ -1,7 +1,8 @@
 """The folder of a training run: checkpoint.pt, config.json, metrics.jsonl, and who was skipped."""
+import hashlib
 import json
-import math
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -12,8 +13,9 @@ from support.errors import require
 from support.write import write_atomically, write_json
 from training import parallel
 
-LOG_EVERY, SAVE_EVERY = 20, 500        # updates between two rows of metrics, and two checkpoints
-FREE = "out", "resume", "device", "workers", "max_unreadable", "micro_batch"   # may change
+SAVE_EVERY = 600.0        # s between two checkpoints
+FREE = "out", "resume", "device", "workers", "max_unreadable", "micro_batch", "log_every"
+PATHS = "videos", "captions", "ids", "phrases", "annotations", "steps"         # may move
 
 
 def settings_of(args):
@@ -22,47 +24,67 @@ def settings_of(args):
             for name, value in vars(args).items() if name not in FREE}
 
 
-def open_run(args):
-    """Make the folder --out, or continue in it -> the content of its checkpoint, {} if new.
+def require_same(args, before, now):
+    """InputError unless the checkpoint's run has the settings {name: value} of now."""
+    for name, value in now.items():
+        require(before.get(name) == value, f"--resume: the run in {args.out} has {name} "
+                f"{before.get(name)}, not {value}; give the same")
 
-    Of metrics.jsonl only the rows until the checkpoint stay.
-    """
-    content, settings = {}, settings_of(args)
-    if (args.out / "checkpoint.pt").exists():
-        require(args.resume, f"--out {args.out}: holds a checkpoint; continue it with --resume, or "
-                "choose another folder")
-        content = weights.checkpoint.read(args.out)
-        before = content.get("settings", {})
-        for name, value in settings.items():
-            require(before.get(name) == value, f"--resume: the run in {args.out} has --"
-                    f"{name.replace('_', '-')} {before.get(name)}, not {value}; give the same")
-    if parallel.place()[0] == 0:
-        args.out.mkdir(parents=True, exist_ok=True)
-        versions = {"python": sys.version.split()[0], "torch": torch.__version__}
-        write_json(args.out / "config.json", {"settings": settings, "versions": versions})
-        metrics = args.out / "metrics.jsonl"
-        metrics.touch()
-        kept = math.ceil(content.get("step", 0) / LOG_EVERY)
-        rows = metrics.read_bytes().splitlines(keepends=True)[:kept]
-        write_atomically(metrics, lambda file: file.writelines(rows))
+
+def open_run(args):
+    """The content of the checkpoint in --out, to go on from; {} if there is none."""
+    if not (args.out / "checkpoint.pt").exists():
+        return {}
+    require(args.resume, f"--out {args.out}: holds a checkpoint; continue it with --resume, or "
+            "choose another folder")
+    content = weights.checkpoint.read(args.out)
+    require_same(args, content["settings"], {
+        name: value for name, value in settings_of(args).items() if name not in PATHS})
     return content
 
 
-def report_absent(source, args):
-    """Say how many listed videos are absent, and name them in the run folder."""
-    if source.absent and parallel.place()[0] == 0:
+def begin(args, content, source, **used):
+    """Make the folder --out, or continue in it: of metrics.jsonl the rows until the checkpoint
+    stay. InputError if the checkpoint's run used other videos, or other lists of lines `used`."""
+    used["videos"] = [video.name for video in source.videos]
+    args.used = {"processes": parallel.place()[1]}
+    for name, lines in used.items():
+        digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        args.used[f"list of {name}"] = f"{len(lines)} (sha256 {digest[:16]})"
+    if content:
+        require_same(args, content["settings"].get("used", {}), args.used)
+    if parallel.place()[0] > 0:
+        return
+    versions = {"python": sys.version.split()[0], "torch": torch.__version__}
+    write_json(args.out / "config.json", {"settings": settings_of(args), "versions": versions})
+    metrics = args.out / "metrics.jsonl"
+    metrics.touch()
+    rows = [row for row in metrics.read_bytes().splitlines(keepends=True) if row.endswith(b"\n")]
+    rows = [row for row in rows if json.loads(row)["step"] <= content.get("step", 0)]
+    write_atomically(metrics, lambda file: file.writelines(rows))
+    if source.absent:
         path = args.out / "absent.json"
         print(f"{len(source.absent)} of {len(source.listed)} videos are absent; see {path}")
         write_json(path, source.absent)
 
 
-def note_unreadable(failed, source, args):
-    """Add {id: reason} of videos to the source's. Raises InputError if there are too many."""
-    if not failed.keys() <= source.unreadable.keys():
+def tell_minutes(model, clips):
+    """Print how long a CPU takes for an update with so many clips, as measured on one."""
+    F, H = model.encoder.frames, model.encoder.image
+    began = time.perf_counter()
+    with torch.no_grad():
+        model.encode(torch.zeros(1, F, 3, H, H, dtype=torch.uint8))
+    minutes = 4 * clips * (time.perf_counter() - began) / 60   # f twice, and as much as two more
+    print(f"f is large for a CPU: about {minutes:.0f} minutes per update of {clips} clips")
+
+
+def judge_unreadable(source, args):
+    """Name the unreadable videos of all processes. InputError if there are too many."""
+    for failed in parallel.gather(source.unreadable):
         source.unreadable |= failed
-        if parallel.place()[0] == 0:
-            write_json(args.out / "unreadable.json", source.unreadable)
-        require_readable(source, args.max_unreadable)
+    if source.unreadable and parallel.place()[0] == 0:
+        write_json(args.out / "unreadable.json", source.unreadable)
+    require_readable(source, args.max_unreadable)
 
 
 def learning_rate(update, first, last, peak):
@@ -72,14 +94,16 @@ def learning_rate(update, first, last, peak):
                       (last - update) / (0.95 * updates))
 
 
-def log(args, bar, update, norm, **values):
-    """Write a row of metrics.jsonl, and its loss and shares to the bar.
-
-    Raises: FloatingPointError unless the norm of the gradient is finite, as the loss then is.
-    """
-    if not torch.isfinite(norm):
+def require_finite(args, update, norm):
+    """FloatingPointError unless the norm of the gradient is finite, as the loss then is."""
+    if not torch.isfinite(norm):                       # waits for the GPU
         raise FloatingPointError(f"update {update}: the loss or its gradient is not finite; the "
                                  f"last checkpoint in {args.out} stays; try a smaller --lr")
+
+
+def log(args, bar, update, norm, **values):
+    """Write a row of metrics.jsonl, and its loss and shares to the bar."""
+    require_finite(args, update, norm)
     row = {"step": update, **values}
     row = {name: value.item() if torch.is_tensor(value) else value for name, value in row.items()}
     shown = [name for name in ("loss", "match", "match_h") if row.get(name) is not None]
@@ -89,8 +113,17 @@ def log(args, bar, update, norm, **values):
             print(json.dumps(row), file=file)
 
 
-def save(args, model, optimizer, update):
+def save(args, model, optimizer, update, norm):
     """Write checkpoint.pt: complete, or the one before stays."""
+    require_finite(args, update, norm)
     if parallel.place()[0] == 0:
         weights.checkpoint.save(args.out / "checkpoint.pt", model, step=update,
                                 optimizer=optimizer.state_dict(), settings=settings_of(args))
+
+
+def last_checkpoint(args):
+    """A line that says of which update the checkpoint is."""
+    path = args.out / "checkpoint.pt"
+    if not path.exists():
+        return f"stopped; no {path} yet"
+    return f"stopped; {path} is of update {weights.checkpoint.read(path)['step']}; add --resume"

@@ -1,6 +1,7 @@
 """Checkpoints, ours and published: as models in eval mode, and as the start of a new model."""
 import math
 import re
+import sys
 from pathlib import Path
 from textwrap import shorten
 
@@ -16,6 +17,7 @@ from support.write import write_atomically
 from weights.mvit import MViT
 from weights.names import published, tensors_of
 
+PARTED = 0.01             # relative difference; that of machines and bfloat16 is smaller
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"
 
 
@@ -34,9 +36,23 @@ def build_model(phrases, encoder, denoiser, order, task=None, **others):
     return model
 
 
+@torch.no_grad()
+def answers_of(model):
+    """What f and h give for one fixed clip, {"f": (D,), "h": (D,) if there is one}, on the CPU."""
+    F, H, training = model.encoder.frames, model.encoder.image, model.training
+    clips = torch.arange(F * 3 * H * H).remainder(251).byte().view(1, F, 3, H, H)
+    answers = {"f": model.eval().encode(clips)}                                # (1, D)
+    if model.denoiser:
+        noise = torch.linspace(-1, 1, model.dim, device=model.phrases.device)
+        answers["h"] = model.forecast_next(answers["f"][None], noise[None, None])[0]
+    model.train(training)
+    return {name: x[0].cpu() for name, x in answers.items()}
+
+
 def save(path, model, **more):
     """Write a checkpoint for `load`, with `more` (tensors and plain types); it is never partial."""
-    content = {"arguments": model.arguments, "model": model.state_dict(), **more}
+    content = {"arguments": model.arguments, "model": model.state_dict(),
+               "answers": answers_of(model), **more}
     write_atomically(path, lambda file: torch.save(content, file))
 
 
@@ -71,6 +87,12 @@ def load(path):
                          f"models are for --init): {type(error).__name__}: {' '.join(lines)}"
                          ) from None
     model.settings = content.get("settings", {})
+    before = content.get("answers", {})                    # published files hold none
+    for name, x in answers_of(model).items() if before else ():
+        i = (x - before[name]).abs().argmax()
+        if (x - before[name]).norm() > PARTED * before[name].norm():
+            print(f"{path}: {name} gives {x[i]:.4f} where it was trained to give "
+                  f"{before[name][i]:.4f}: source and checkpoint have parted", file=sys.stderr)
     return model.eval()
 
 

@@ -12,10 +12,14 @@ from support.errors import InputError, require
 def open_teacher(clip, clip_weights=None, device="cpu"):
     """A pre-trained image-language model by name -> Teacher, with its own picture preprocessing.
 
-    clip: a model of open_clip, or "local-dir:DIR", with open_clip_config.json and weights.
+    clip: a model of open_clip, or "local-dir:DIR", with open_clip_config.json and weights; None:
+    the paper's, as is said.
     clip_weights: a tag of open_clip, by default "openai", or a file. A file does not tell whether
     it needs a -quickgelu model; OpenAI's do. InputError if they do not fit or cannot be read.
     """
+    if clip is None:
+        clip = "ViT-B-16-quickgelu"
+        print(f"the checkpoint names no teacher: OpenAI's {clip} is assumed; --clip takes another")
     if clip.startswith("local-dir:"):
         require(clip_weights is None, f"--clip-weights {clip_weights}: {clip} has its own")
         config = Path(clip.removeprefix("local-dir:")) / "open_clip_config.json"

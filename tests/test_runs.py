@@ -1,0 +1,307 @@
+"""The runs of train.py: stopped, resumed, refused; its worker processes and several processes."""
+import copy
+import functools
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import train
+import weights
+from commands import call, fails, read_json
+from conftest import TINY, log_and_save_every
+from data import Video
+from test_train import (ONE, START, assert_one_update, random_start, rows_of, same_run,
+                        terms_by_loops)
+from toy import grammar
+from toy.source import ToySource, load_teacher
+from training import batches, parallel, run
+
+ROOT = Path(__file__).parents[1]
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)      # Windows has none
+FORK = "fork" in multiprocessing.get_all_start_methods()
+METHODS = ["fork", "spawn"] if FORK else ["spawn"]
+LONG = "--toy-videos", "16", "--batch", "4", "--sgd-epochs", "1", "--epochs", "3"   # 16 updates
+ENV = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+                    "OMP_NUM_THREADS": "1"}
+
+
+# --- Stopped and resumed ---
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run of LONG, with a row of metrics for every third update."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        log_and_save_every(3, patch)
+        call("train.py", *LONG, "--out", out)
+    return out
+
+
+@pytest.mark.parametrize("number", [KILL, signal.SIGINT], ids=["kill", "ctrl-c"])
+def test_a_killed_run_resumes_bit_exactly(here, monkeypatch, whole, number):
+    """Catches: draws that depend on the past, momenta lost; a row twice, or of an update after the
+    checkpoint; a worker left behind, a traceback, another status or no last line after Ctrl-C."""
+    # Ctrl-C is ignored in background jobs, unless Python is told otherwise.
+    code = ("import pytest, signal, train; from conftest import log_and_save_every as every\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "every(3, pytest.MonkeyPatch()); from support.errors import run\n"
+            "run(train.main, train.parse)")
+    command = [sys.executable, "-c", code, *LONG, "--out", "run", "--workers", "1"]
+    process = subprocess.Popen(command, env=ENV, text=True, stderr=subprocess.PIPE)
+    until = time.time() + 100
+    while not Path("run/checkpoint.pt").exists() and time.time() < until:
+        time.sleep(0.05)
+    process.send_signal(number)
+    error = process.communicate(timeout=60)[1]
+    step = torch.load("run/checkpoint.pt", weights_only=True)["step"]
+    if number == signal.SIGINT:
+        assert process.returncode == 130 and "KeyboardInterrupt" not in error
+        assert f"checkpoint.pt is of update {step}; add --resume" in error.splitlines()[-1]
+    log_and_save_every(3, monkeypatch)
+    with open("run/metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(f'{{"step": {step + 1}}}\n{{"step": {step + 2}')        # killed while it wrote
+    call("train.py", *LONG, "--out", "run", "--resume")
+    assert same_run("run", whole)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(here, capsys, monkeypatch, whole):
+    """Catches: a checkpoint cut off, a traceback; a resumed run that differs, also if the source
+    has another noise schedule by then, or if it had ended."""
+    log_and_save_every(3, monkeypatch)
+    save_file, saved = torch.save, []
+
+    def fill(content, file):
+        saved.append(content["step"])
+        if len(saved) == 6:
+            file.write(b"part")
+            raise OSError(28, "No space left on device")
+        save_file(content, file)
+    monkeypatch.setattr(torch, "save", fill)
+    assert "No space left" in fails(capsys, "train.py", *LONG, "--out", "run")
+    assert torch.load("run/checkpoint.pt", weights_only=True)["step"] == 5
+    assert len(list(Path("run").iterdir())) == 3       # no part of a file is left
+    monkeypatch.setattr(train, "noise_levels", lambda D: torch.tensor([.4, .3, .2, .1]))
+    for _ in range(2):
+        call("train.py", *LONG, "--out", "run", "--resume")
+        assert same_run("run", whole)
+
+
+def test_checkpoints_come_by_the_clock(here, monkeypatch):
+    """Catches: a checkpoint of every update, or of the last alone."""
+    now, saved = iter(np.arange(0, 1e6, 100.)), []     # s, at each look at the clock
+    monkeypatch.setattr(train, "SAVE_EVERY", 600.0)
+    monkeypatch.setattr(train, "save", lambda args, model, optimizer, update, norm:
+                        saved.append(update))
+    monkeypatch.setattr(train.time, "perf_counter", lambda: next(now))
+    call("train.py", *LONG, "--out", "run")
+    assert 2 < len(saved) < 9 and saved[-1] == 16 and set(np.diff(saved[:-1])) < {2, 3, 4}
+
+
+def test_a_run_is_not_mixed_with_another(trained, here, capsys):
+    """Catches: a checkpoint overwritten, another run's settings taken; a run that cannot begin, or
+    keeps the rows of one that ended before its first checkpoint."""
+    out = trained / "mask"
+    flags = *TINY, "--order", "mask", "--out", out
+    line = fails(capsys, "train.py", *flags)
+    assert "--resume" in line and "choose another" in line
+    for flag, value in {"lr": .1, "seed": 1, "rows": "paper", "targets": "both", "order": "none",
+                        "tau": .1, "batch": 2, "epochs": 9., "sgd-epochs": 9., "init": "x",
+                        "toy-videos": 17, "context": "random", "encoder": "mvit", "clip": "x"}.items():
+        line = fails(capsys, "train.py", *flags, f"--{flag}", value, "--resume")
+        assert f"has {flag.replace('-', '_')} " in line and f"not {value}" in line
+    assert weights.load(out).order == "mask" and len(rows_of(out)) == 6
+    assert "no update" in fails(capsys, "train.py", *ONE[:4], "--sgd-epochs", "0", "--epochs", "0")
+    Path("new").mkdir()
+    Path("new/metrics.jsonl").write_text('{"step": 1}\n')
+    call("train.py", *ONE, "--out", "new", "--resume")
+    assert len(rows_of("new")) == 1
+
+
+def test_resume_compares_content_and_not_paths(here, capsys, monkeypatch):
+    """Catches: a pool or a list that was changed in place; data that moved refused; a run of two
+    processes that goes on with one."""
+    Path("a.txt").write_text("\n".join(grammar.PHRASES))
+    call("train.py", *ONE, "--out", "run", "--phrases", "a.txt")
+    Path("a.txt").rename("b.txt")
+    again = *ONE, "--out", "run", "--resume", "--phrases", "b.txt"
+    call("train.py", *again)
+    Path("b.txt").write_text("\n".join(reversed(grammar.PHRASES)))
+    assert "has list of phrases 60 (sha256" in fails(capsys, "train.py", *again)
+    Path("b.txt").write_text("\n".join(grammar.PHRASES))
+    args, content = train.parse([*again]), weights.checkpoint.read("run")
+    videos = [Video(f"train_{i:05d}") for i in range(6)]
+    source = SimpleNamespace(videos=videos, absent=[], listed=videos)
+    run.begin(args, content, source, phrases=grammar.PHRASES)
+    for others in videos + [Video("new")], videos[::-1], videos[:-1]:
+        source.videos = others
+        with pytest.raises(ValueError, match=f"has list of videos 6 .*, not {len(others)} "):
+            run.begin(args, content, source, phrases=grammar.PHRASES)
+    source.videos = videos
+    monkeypatch.setattr(parallel, "place", lambda: (0, 2))
+    with pytest.raises(ValueError, match="has processes 1, not 2"):
+        run.begin(args, content, source, phrases=grammar.PHRASES)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(here, capsys, monkeypatch):
+    """Catches: NaN in a checkpoint, also of an update without a row; training on; a status."""
+    calls = []
+
+    def broken(log_p, targets):
+        calls.append(1)
+        return log_p.sum() * (float("nan") if len(calls) == 3 else 1.0)
+    monkeypatch.setattr(train, "xe_loss", broken)
+    log_and_save_every(20, monkeypatch)
+    line = fails(capsys, "train.py", *LONG, "--out", "run", status=1)
+    assert "update 3" in line and "--lr" in line
+    content = torch.load("run/checkpoint.pt", weights_only=True)
+    assert content["step"] == 2
+    assert all(value.isfinite().all() for value in content["model"].values())
+
+
+def test_skipped_videos_are_counted_and_named(here, capsys, monkeypatch):
+    """Catches: an unreadable video that ends the run, or is not named; one of another process that
+    is not named, or not counted."""
+    broken, load = grammar.make_video("train", 0).name, ToySource.load
+
+    def load_some(self, requests, rng=None):
+        kept = [request for request in requests if self.videos[request[0]].name != broken]
+        failed = {broken: "cut off"} if len(kept) < len(requests) else {}
+        loaded = load(self, kept or [(1, np.array([[0., 9.]]))], rng)
+        return loaded._replace(failed=failed, requests=loaded.requests if kept else [])
+    monkeypatch.setattr(ToySource, "load", load_some)
+    flags = "--toy-videos", "8", "--batch", "1", "--sgd-epochs", "1", "--epochs", "0"
+    call("train.py", *flags, "--max-unreadable", "0.2", "--out", "run")
+    assert read_json("run/unreadable.json") == {broken: "cut off"} and len(rows_of("run")) == 8
+    monkeypatch.setattr(parallel, "gather", lambda failed: [failed, {"b": "no", "c": "video"}])
+    line = fails(capsys, "train.py", *flags, "--max-unreadable", "0.3", "--out", "two")
+    assert "of 8 videos are unreadable" in line
+    assert read_json("two/unreadable.json").keys() >= {"b", "c"}
+
+
+# --- Workers and memory ---
+@pytest.fixture
+def start_workers():
+    """A function that sets how worker processes start: "fork" or "spawn"."""
+    before = multiprocessing.get_start_method()
+    yield functools.partial(multiprocessing.set_start_method, force=True)
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.skipif(not FORK, reason="worker processes cannot be forked here")
+def test_too_little_memory_and_killed_workers_are_one_line(here, capsys, monkeypatch,
+                                                           start_workers):
+    """Catches: a traceback for too little memory, for a killed worker, or for one that cannot hand
+    over what it read; a run that waits for it for good; need that is not counted at the start."""
+    def full(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "encode_parts", full)
+        line = fails(capsys, "train.py", *ONE, "--out", "run")
+    assert "--micro-batch" in line and "--batch" in line
+    if os.path.isdir("/dev/shm"):
+        usage, size = shutil.disk_usage("/"), 5 * 6 * 16 * 4 * 3 * 2 * 32 * 32     # 2 workers
+        for free in size, size - 1:
+            with monkeypatch.context() as patch:
+                patch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free))
+                flags = *ONE, "--workers", "2", "--out", f"free-{free}"
+                if free == size:
+                    call("train.py", *flags)
+                else:
+                    assert "0.011 GiB of shared memory" in fails(capsys, "train.py", *flags)
+
+    def no_space(tensor):
+        raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
+    start_workers("fork")                              # what is patched holds in them
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "share_memory_", no_space)
+        line = fails(capsys, "train.py", *ONE, "--workers", "1", "--out", "three")
+    assert "--shm-size" in line and "GiB" in line and "--workers" in line
+    load = ToySource.load
+
+    def killed(self, requests, rng=None):
+        if torch.utils.data.get_worker_info():
+            os.kill(os.getpid(), KILL)
+        return load(self, requests, rng)
+    monkeypatch.setattr(ToySource, "load", killed)
+    assert "--workers" in fails(capsys, "train.py", *ONE, "--workers", "1", "--out", "two")
+
+
+# --- Processes ---
+def start_two(method, *argv):
+    """train.py by torchrun in two processes, with a worker each, started by "fork" or "spawn".
+
+    Returns: the numbers of the videos that all have read, sorted.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+               "2", ROOT / "tests" / "noted.py", method, *argv, "--workers", "1"]
+    done = subprocess.run(list(map(str, command)), env=ENV, capture_output=True, text=True,
+                          timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    read = [int(line) for path in Path().glob("read-*") for line in path.read_text().split()]
+    for path in Path().glob("read-*"):
+        path.unlink()
+    return sorted(read)
+
+
+def test_two_processes_train_one_model(here):
+    """Catches: shares that overlap, also in spawned workers; gradients summed, or of one process;
+    one noise or one standardizer's statistics for all; a checkpoint that holds other tensors."""
+    model, teacher = random_start("diffusion")
+    flags = *START, "--toy-videos", "9", "--batch", "8", "--device", "cpu"
+    for method in METHODS:
+        read = start_two(method, *flags, "--out", method)
+        assert len(read) == 8 and len({*read}) == 8    # each video of the update once
+    assert same_run("spawn", METHODS[0])
+    after, losses, args = weights.load("spawn"), [], train.parse(flags)
+    models = [copy.deepcopy(after).train() for _ in range(2)]
+    source = ToySource("train", 9, 4)
+    for rank, before in enumerate(models):
+        before.load_state_dict(model.state_dict())
+        batch = batches.load_batch(source, 3, 8, 16, rank, 2, 0)
+        features = teacher.watch(source).encode_clips(batch.views)
+        losses.append(terms_by_loops(before, batch, features, "steps", False, 3, rank))
+        losses[-1]["loss"].backward()
+    first, second = models
+    for p, q in zip(first.parameters(), second.parameters()):
+        p.grad = (p.grad + q.grad) / 2
+    row, = rows_of("spawn")
+    assert row["loss"] == pytest.approx(float(losses[0]["loss"].detach()), rel=1e-4)
+    assert_one_update(first, after, row["lr"])
+    for name, value in after.standardize.named_buffers():
+        mean = (first.standardize.get_buffer(name) + second.standardize.get_buffer(name)) / 2
+        torch.testing.assert_close(value, mean)
+    call("train.py", *flags, "--out", "one")
+    one, two = (Path(out, "checkpoint.pt").stat().st_size for out in ("one", "spawn"))
+    assert abs(one - two) < 0.01 * one
+
+
+def test_forked_and_spawned_workers_read_the_same(here, start_workers):
+    """Catches: a draw or a share that depends on how a worker started."""
+    call("train.py", *ONE, "--out", "without")
+    for method in METHODS:
+        start_workers(method)
+        call("train.py", *ONE, "--workers", "1", "--out", method)
+        assert same_run(method, "without")
+
+
+def test_processes_that_do_not_fit_are_one_line(here, capsys, monkeypatch, trained):
+    """Catches: a traceback for WORLD_SIZE of a cluster, fine-tuning in several processes, or more
+    processes than GPUs."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "unset WORLD_SIZE" in fails(capsys, "train.py", *ONE, "--out", "three")
+    for name in "LOCAL_RANK", "RANK":
+        monkeypatch.setenv(name, "1")
+    assert "in one process" in fails(capsys, "train.py", "--stage", "finetune", "--init",
+                                     trained / "mask")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(train, "pick_device", lambda name: torch.device("cuda"))
+    assert "1 GPUs" in fails(capsys, "train.py", *ONE, "--out", "three")
