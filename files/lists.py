@@ -23,7 +23,7 @@ COIN = ('needed is {"database": {id: {"subset": "training" or "testing", "recipe
 EPIC = "video_id", "start_timestamp", "stop_timestamp", "verb_class", "noun_class"
 VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100
 UNKNOWN = -1                  # label of a step whose class a list does not give
-PHRASE = re.compile(r'(?!\d+[\W_])"?([^;\t"_]*[^\W\d][^;\t"_]*?)"?(?:,\s*[\d.]*){0,2}')
+PHRASE = re.compile(r'(?!\d+[\W_])"?([^;\t"_]*[^\W\d_][^;\t"_]*?)"?(?:,\s*[\d.]*){0,2}')
 
 
 # --- Text, csv, JSON ---
