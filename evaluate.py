@@ -74,7 +74,8 @@ def score(model, x, texts, y, args, where=()):
 def forecast(model, read, args):
     """Which step comes next, from the 8 clips before it; beside it baselines and the truth."""
     lines, zero, log_p = score(model, read.x, read.texts, read.labels, args)
-    toy = args.data == "toy"
+    toy, right = args.data == "toy", topk_correct(zero, read.labels, 1)
+    lines["by_class"] = [percent(right[read.labels == k]) for k in range(zero.shape[1])]
     lines["baselines"] = tasks.baselines(model, read, args)
     lines["truth"] = tasks.truth(model, read, zero, log_p, args) if toy else None
     lines["futures"] = tasks.futures(model, read, args) if toy and args.horizon > 1 else None

@@ -105,10 +105,10 @@ def test_videos_are_drawn_with_the_probabilities_of_the_grammar():
 def test_default_world_is_that_of_the_published_figures():
     """Catches: another draw, with which no figure can be compared, but toy.teacher.VERSION kept."""
     video = make_video("test", 0)
-    assert video.duration == 91.83 and labels_of(video) == (7, 22, 10, 34, 27, 0)
+    assert video.duration == 113.18 and labels_of(video) == (7, 22, 21, 10, 27, 2, 1, 17)
     frames = render.render(video)
-    assert frames.dtype == np.uint8 and frames.shape == (46, 3, render.SIZE, render.SIZE)
-    assert frames.sum() == pytest.approx(13_217_950, rel=1e-5)    # another draw of noise: 5e-4
+    assert frames.dtype == np.uint8 and frames.shape == (57, 3, render.SIZE, render.SIZE)
+    assert frames.sum() == pytest.approx(17_635_348, rel=1e-5)    # another draw of noise: 5e-4
     assert render.narrate(video)[2] == (9.12, 13.46, "and i'm gonna crack some egg just like that")
     assert grammar.SPLIT_SEEDS == {"train": 0, "validation": 1_000_000, "test": 2_000_000}
 
