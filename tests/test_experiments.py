@@ -16,6 +16,7 @@ from commands import call, fails, read_json
 from evaluation import figures, keyframes
 from experiments import benchmark, coin, tables
 from experiments.tables import EVALUATIONS, RECIPES, TABLES
+from encoder import TimeSformer
 from files.lists import load_phrases
 from support.errors import InputError
 from support.write import write_json
@@ -124,7 +125,7 @@ def test_tables_are_whole_and_on_the_pages():
     results = read_json(ROOT / "experiments/results.json")
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         text = page.read_text(encoding="utf-8")
-        for name in re.findall(r"<!-- table: (?!speed-)(\S+) -->", text):
+        for name in re.findall(r"<!-- table: (?!speed-|memory)(\S+) -->", text):
             assert tables.replace(text, name, tables.markdown(name, results)) == text, page
 
 
@@ -246,6 +247,35 @@ def test_speed_fills_its_table(tmp_path, monkeypatch, capsys):
     table = capsys.readouterr().out
     assert page.read_text() == text.format(table) and len(table.splitlines()) == 9
     assert "update of 2 videos, h on 18 rows" in table
+
+
+def test_live_memory_is_parameters_gradients_and_moments():
+    """Catches: a storage counted twice, a freed one, none of a kind; a view taken for a tensor."""
+    f = TimeSformer(image=32, frames=2, width=32, depth=2, heads=2, dim=16)
+    clips = torch.rand(4, 3, 2, 32, 32)
+    with benchmark.Live([*f.parameters(), clips]) as live:
+        optimizer = torch.optim.AdamW(f.parameters(), fused=True)
+        f(clips).square().sum().backward()
+        optimizer.step()
+    sizes = [p.numel() for p in f.parameters()]            # weight, gradient, two moments; a step
+    kept = sum(4 * 4 * size + 4 for size in sizes) + 4 * clips.numel()
+    assert sum(live.storages.values()) == kept <= live.peak
+
+
+def test_memory_grows_with_the_micro_batch(monkeypatch, tmp_path):
+    """Catches: parts that keep their activations; a micro-batch that does not fit the card, or
+    another's memory; operations of two updates for those of one, attention or gradients left out."""
+    for name, value in dict(PHRASES=12, TEACHER=0, CARDS=(4,), ENCODER={"depth": 1}).items():
+        monkeypatch.setattr(benchmark, name, value)
+    command = 96, 8, benchmark.encode_parts, True
+    monkeypatch.setattr(benchmark, "COMMANDS", {"a": command})
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: memory -->\n<!-- end -->")
+    call("experiments/benchmark.py", "--memory", "--page", page)
+    peak = benchmark.rehearse(benchmark.make_model(), command, 64).peak / 2**30
+    products = 8 * 1568 * 768**2       # of a clip: pixels, 5 in time, 2 across; then 3 times again
+    tflop = 96 * 4 * 2 * products / 1e12
+    assert re.search(rf"\| a +\| 64: {peak:.1f} +\| {tflop:.0f} +\|\n", page.read_text())
 
 
 def test_coin_learns_an_order_without_labels(tmp_path):
