@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 
 from data import Step, Video
 from support.errors import InputError, require
+from toy.grammar import VERSION as WORLD
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 # COIN.json -> here; some copies of the file write "validation" instead of "testing".
@@ -78,7 +79,10 @@ def load_coin(path):
     Returns: [data.Video, ...]; [str, ...], the name of each class, "" if no step has it.
     """
     with fields_of(path, COIN):
-        database = json.loads(read_text(path))["database"].items()
+        content = json.loads(read_text(path))
+        database = content["database"].items()
+    require(content.get("world", WORLD) == WORLD, f"{path}: is of version {content.get('world')} "
+            f"of the embedded world; this code needs {WORLD}; `python -m toy export` again")
     videos, names = [], {}
     for name, entry in database:
         where, steps = f"{path}: video {name}", []
