@@ -10,8 +10,9 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and 4.4, a
     classify, --data epic    verb, noun and action, fine-tuned                   Table 3
     features                 writes embeddings of whole videos to a file         -
 
-The rows of a task are made in evaluation/tasks.py. Those of forecasting also hold baselines without
-labels and, in the embedded world, the exact distribution of the next step.
+Forecasts and infillings are made here; evaluation/tasks.py holds what stands beside them, baselines
+without labels and the truth of the embedded world, and the other tasks.
+M examples, N clips of each, Q Monte Carlo samples, S steps (the label set), D embedding.
 """
 import time
 from pathlib import Path
@@ -20,18 +21,79 @@ import torch
 
 import weights
 from data import EPIC_SECONDS, classify_examples, examples_of
+from diffusion import expectation
 from evaluation import tasks
-from evaluation.labeled import (add_labeled_flags, encode_examples, open_labeled, require_task,
-                                write_features)
-from evaluation.table import print_table
+from evaluation.inference import draw_noise, predict_missing
+from evaluation.labeled import (add_labeled_flags, add_score_flags, encode_examples, open_labeled,
+                                require_task, write_features)
+from evaluation.metrics import accuracies, distinct, oracle_softmax, percent, topk_correct
 from files.lists import epic_split
-from support.arguments import Parser, add_run_flags, count, default_checkpoint
+from support.arguments import Parser, add_run_flags, default_checkpoint
 from support.device import limit_threads, pick_device
 from support.errors import require, run
 from support.write import write_json
 
-ROWS = {"forecast": tasks.forecast, "classify": tasks.classify, "activity": tasks.activity,
-        "infill": tasks.infill}
+
+# --- Inference (Sec. 3.3): the clips x of M examples -> log p over the S texts of a label set ---
+def monte_carlo(model, x, texts, args, where=()):
+    """Q samples of the missing clip, each from a noise of its own.
+
+        log p(y | x_hat_j^0)  (Eq. 6) of x_hat_j^0, to which h denoises x_j^T ~ N(0, I)
+
+    x (M, N, D) and where, the place of the missing clip: see `predict_missing`. Returns: (M, Q, S);
+    `expectation` (Eq. 11) is the mean of p over the Q.
+    """
+    noise = draw_noise((len(x), args.samples, model.dim), args.seed)
+    return predict_missing(model, x, texts, noise, args.batch, where)
+
+
+def zero_noise(model, x, texts, args, where=()):
+    """The approximate inference: one forecast, from the peak of the Gaussian, x_j^T = 0: (M, S)."""
+    zeros = torch.zeros(len(x), 1, model.dim)
+    return predict_missing(model, x, texts, zeros, args.batch, where)[:, 0]
+
+
+def best_of(log_p, y):
+    """The oracle of Table 5: whether any of Q samples has the step y (M,) as its likeliest.
+
+    log_p (M, Q, S) -> (M,) bool. It knows the answer: it tells what the samples cover.
+    """
+    return (log_p.argmax(-1) == y[:, None]).any(1)
+
+
+def score(model, x, texts, y, args, where=()):
+    """The forecasts of y (M,) -> their lines of the table; log p of zero noise and of samples."""
+    log_p = monte_carlo(model, x, texts, args, where)                          # (M, Q, S)
+    zero = zero_noise(model, x, texts, args, where)                            # (M, S)
+    lines = accuracies({"zero_noise": zero, "expectation": expectation(log_p)}, y)     # Eq. 11
+    lines["top1"]["oracle"] = percent(best_of(log_p, y))
+    lines["top1"]["oracle_softmax"] = oracle_softmax(zero, y, args.samples)
+    return lines | {"distinct": distinct(log_p)}, zero, log_p
+
+
+def forecast(model, read, args):
+    """Which step comes next, from the 8 clips before it; beside it baselines and the truth."""
+    lines, zero, log_p = score(model, read.x, read.texts, read.labels, args)
+    toy, right = args.data == "toy", topk_correct(zero, read.labels, 1)
+    lines["by_class"] = [percent(right[read.labels == k]) for k in range(zero.shape[1])]
+    lines["baselines"] = tasks.baselines(model, read, args)
+    lines["truth"] = tasks.truth(model, read, zero, log_p, args) if toy else None
+    lines["futures"] = tasks.futures(model, read, args) if toy and args.horizon > 1 else None
+    return lines
+
+
+def infill(model, read, args):
+    """Each step of a video from all the others; by_position: first steps, those between, last."""
+    x, y, where, position = tasks.hide_each_step(read)
+    lines, zero, _ = score(model, x, read.texts, y, args, where)
+    right = topk_correct(zero, y, 1)
+    return lines | {"evaluated": len(y), "by_position": [
+        percent(right[position == kind]) for kind in range(3)]}
+
+
+# --- The command ---
+TASKS = {"forecast": forecast, "classify": tasks.classify, "activity": tasks.activity,
+         "infill": infill}
 
 
 def examples_in(videos, args):
@@ -60,9 +122,9 @@ def evaluate(args):
     x, seen = (e if e is None else e.unflatten(0, (len(examples), -1))     # (M, N, D)
                for e in (x, seen))
     labels = torch.tensor([example.label for example in examples])
-    measure = tasks.actions if args.data == "epic" else ROWS[args.task]
+    measure = tasks.actions if args.data == "epic" else TASKS[args.task]
     with torch.no_grad():
-        rows = measure(model, tasks.Read(source, examples, labels, x, seen, texts), args)
+        lines = measure(model, tasks.Read(source, examples, labels, x, seen, texts), args)
 
     # 3. The table.
     split = args.split
@@ -73,9 +135,29 @@ def evaluate(args):
             "listed": len(examples_in(source.listed, args)), "evaluated": len(examples),
             "absent": len(source.absent), "unreadable": len(source.unreadable),
             "classes": sum(model.classes) if texts is None else len(texts),
-            "samples": args.samples if args.task in ("forecast", "infill") else None, **rows,
+            "samples": args.samples if args.task in ("forecast", "infill") else None, **lines,
             "seed": args.seed, "checkpoint": str(args.checkpoint),
             "seconds": time.perf_counter() - began}
+
+
+def print_lines(content, indent=""):
+    """Print the numbers of a dict, nested ones indented; what does not apply, None, is left out."""
+    for name, value in content.items():
+        if isinstance(value, dict):
+            print(indent + name)
+            print_lines(value, indent + "  ")
+        elif value is not None:
+            numbers = value if isinstance(value, list) else [value]
+            text = ", ".join(f"{n:.2f}" if isinstance(n, float) else str(n) for n in numbers)
+            print(f"{indent + name:<20}{text}")
+
+
+def print_table(content):
+    """Print the content of --json, but for the long line of all classes."""
+    print_lines({name: value for name, value in content.items() if name != "by_class"})
+    M = content["evaluated"]
+    print(f"standard error of a percentage of {M:,} examples: at most {50 / M ** 0.5:.1f}; "
+          "what the lines are: docs/results.md, evaluation/tasks.py")
 
 
 def main(args):
@@ -92,21 +174,11 @@ def main(args):
 def parse(argv=None):
     """The command line."""
     parser = Parser("Measure a checkpoint: forecasting, classification, infilling.")
-    add = parser.add_argument
-    add("--task", choices=[*ROWS, "features"], help="what to measure (default: forecast; with "
-        "--data epic classify); features: write embeddings of --videos to --out")
-    add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
-        "(default: runs/pretrain, else the checkpoint that comes with the code)")
+    parser.add_argument("--task", choices=[*TASKS, "features"], help="what to measure (default: "
+                        "forecast; with --data epic classify); features: write embeddings of "
+                        "--videos to --out")
     add_labeled_flags(parser)
-    add("--split", choices=["test", "validation", "train"], default="test", help="which videos")
-    add("--toy-videos", type=count, default=1000, help="videos of the embedded world's split")
-    add("--min-steps", type=count, default=2, help="leave out videos with fewer annotated steps")
-    add("--samples", "--oracle", type=count, default=5, dest="samples",
-        help="Monte Carlo samples per forecast (Eq. 11); the oracle counts the best of them")
-    add("--horizon", type=count, default=1, help="also sample futures of so many steps")
-    add("--json", type=Path, help="also write the numbers here")
-    add("--out", type=Path, default=Path("features.npz"), help="features: the file to write")
-    add("--batch", type=count, default=64, help="examples at once; no effect on the result")
+    add_score_flags(parser)
     add_run_flags(parser)
     args = parser.parse_args(argv)
     args.task = args.task or ("classify" if args.data == "epic" else "forecast")

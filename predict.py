@@ -7,16 +7,16 @@ step: the embedding that h predicts counts as an observed clip of 9 s, the last 
 windows again, and h forecasts again. `predict` does the same from Python.
 """
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
 import weights
 from diffusion import expectation
+from evaluation import figures, keyframes
 from evaluation.inference import draw_noise, sample_in_turn
-from evaluation.prediction import (count_futures, observe_file, observe_toy, open_steps, rank_steps,
+from evaluation.labeled import open_texts
+from evaluation.prediction import (count_futures, observe_file, observe_toy, rank_steps, read_steps,
                                    truth_of)
-from experiments import charts, keyframes
 from support.arguments import Parser, count, default_checkpoint, positive
 from support.device import limit_threads, pick_device
 from support.errors import require, run
@@ -26,19 +26,20 @@ from toy import render
 TOP = 5                   # steps of a window in the JSON; next steps and futures that are printed
 
 
-def forecast(args):
-    """Forecast one video -> the JSON's content, a dict, and its Observed."""
+def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip, clip_weights):
+    """Forecast one video; the flags are those of `predict` -> its content, and the Observed."""
     # 1. The checkpoint, the steps to choose among, the video.
-    device = pick_device(args.device)
-    model = weights.load(args.checkpoint).to(device)
+    device, checkpoint = pick_device(device), checkpoint or default_checkpoint()
+    model = weights.load(checkpoint).to(device)
     limit_threads(model.encoder.image, device)
-    require(not model.task, f"{args.checkpoint}: is fine-tuned to classes of its own; give the "
-            "checkpoint it was made from, which takes any steps")
+    require(model.task in (None, "forecast"), f"{checkpoint}: is fine-tuned for {model.task}; give "
+            "the checkpoint it was made from, or one that is fine-tuned for forecast")
     toy = tuple(model.pixels) == (render.MEAN, render.STD)      # trained on the embedded world
-    require(args.video or toy, f"VIDEO is needed: {args.checkpoint} was trained on real videos")
-    names, texts = open_steps(args, toy, model, device)                        # (S, D)
-    observed = (observe_file(args.video, model, args.at) if args.video else
-                observe_toy(args.seed, model, args.at, args.horizon))
+    require(video or toy, f"VIDEO is needed: {checkpoint} was trained on real videos")
+    names = read_steps(steps, toy)
+    _, texts = open_texts(names, toy, model, checkpoint, clip, clip_weights, device)   # (S, D)
+    observed = (observe_file(video, model, at) if video else
+                observe_toy(seed, model, at, horizon))
     seconds = float(observed.windows[-1, 1] - observed.windows[0, 0])
 
     # 2. The step of each window, and what may come next.
@@ -47,16 +48,16 @@ def forecast(args):
         x = model.encode(observed.clips.to(device))                            # x_i = f(v_i) (8, D)
         p = model.match(x, texts).exp().cpu()                                  # Eq. 6        (8, S)
         if model.denoiser is not None:
-            noise = draw_noise((args.horizon, args.samples, model.dim), args.seed)     # (H, Q, D)
+            noise = draw_noise((horizon, samples, model.dim), seed)            # (H, Q, D)
             log_p, picks = sample_in_turn(model, x, seconds, texts, noise.to(device))
             mean = expectation(log_p[None].cpu())[0]                           # Eq. 11        (S,)
             chosen = torch.bincount(picks[:, 0].cpu(), minlength=len(names))           # (S,)
-            following = rank_steps(names, mean, chosen.double() / args.samples)        # by share
+            following = rank_steps(names, mean, chosen.double() / samples)             # by share
             futures = count_futures(picks, names)
 
     # 3. The result.
     warnings = []
-    if toy and args.video:
+    if toy and video:
         warnings.append("this checkpoint knows only the embedded world, rendered pictures of 32 "
                         "pixels: on any other video its answers mean nothing")
     if model.denoiser is None:
@@ -77,17 +78,15 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     Args:
         video:      path; None: test video number `seed` of the embedded world.
         steps:      list of texts, or the path of a file with one per line.
-        checkpoint: a run folder, a file of ours, or a published one; None: as the command.
+        checkpoint: a run folder, a file of ours, or a published one; None: as the command. If it is
+                    fine-tuned to forecast, the steps are its classes.
         at:         s, where the observed part ends; None: the end of the video.
         samples, horizon: Q Monte Carlo samples, and H steps of each future.
         clip, clip_weights: the teacher that embeds the steps; None: the run's.
     Raises:  InputError or OSError, if the command would end with status 2.
     """
-    checkpoint = checkpoint or default_checkpoint()
-    content, _ = forecast(SimpleNamespace(
-        video=video, steps=steps, checkpoint=checkpoint, at=at, samples=samples, horizon=horizon,
-        seed=seed, device=device, clip=clip, clip_weights=clip_weights))
-    return content
+    return forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
+                    clip_weights)[0]
 
 
 def print_forecast(content):
@@ -115,18 +114,20 @@ def print_forecast(content):
 
 def main(args):
     """Forecast, print, and write what was asked for."""
-    content, observed = forecast(args)
+    painter, painted = None, {}
+    if args.keyframes:
+        painter = keyframes.open_painter(args.keyframe_model, pick_device(args.device))
+    content, observed = forecast(args.video, args.steps, args.checkpoint, args.at, args.samples,
+                                 args.horizon, args.seed, args.device, args.clip, args.clip_weights)
     print_forecast(content)
     if args.json:
         write_json(args.json, content)
-    painted = {}
-    if args.keyframes:
-        painter = keyframes.open_painter(args.keyframe_model, pick_device(args.device))
+    if painter:
         steps = [row["step"] for row in content["next"]]
         painted = keyframes.paint_steps(painter, observed.pictures[-1], steps, args.keyframes,
                                         args.seed)
     if args.figure:
-        charts.save(args.figure, charts.plot_forecast, content, observed.pictures, painted)
+        figures.save(args.figure, figures.plot_forecast, content, observed.pictures, painted)
 
 
 def parse(argv=None):
@@ -155,7 +156,8 @@ def parse(argv=None):
     add("--seed", type=int, default=0, help="of the noise; which test video, without VIDEO")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
     args = parser.parse_args(argv)
-    args.checkpoint = args.checkpoint or default_checkpoint()
+    if args.figure:
+        figures.open_matplotlib(args.figure)               # refuse before the forecast, not after
     return args
 
 

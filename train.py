@@ -253,6 +253,7 @@ def parse(argv=None):
     add_run_flags(parser)
     args = parser.parse_args(argv)
     args.size = args.size or ("small" if args.data == "toy" else "base")
+    args.world = grammar.VERSION if args.data == "toy" else None
     for name, value in {**PRESETS[args.size], "tau": TAU[args.data]}.items():
         if getattr(args, name, None) is None:
             setattr(args, name, value)

@@ -14,6 +14,7 @@ from files import lists
 from files.sources import VideoSource, open_folder, require_readable
 from files.video import Unreadable, duration, find_videos
 from model import encode_parts
+from support.arguments import count
 from support.device import mixed_precision, pick_device
 from support.errors import require
 from support.workers import prefetch
@@ -29,10 +30,12 @@ STRIDE, PART = 4.0, 8     # of a features file: s between two windows; windows o
 def require_task(model, args):
     """The checkpoint must be fine-tuned for the task; for most tasks it may also be zero-shot."""
     epic, path = args.data == "epic", args.checkpoint
-    tuned = (model.task, len(model.classes) > 1) == (args.task, epic)
-    zero_shot = not model.task and args.task != "activity" and not epic
+    fits = args.task != "activity" and not epic            # zero-shot: texts are matched
+    if model.task:
+        of_actions = len(model.classes) > 1                # verbs and nouns
+        fits = model.task == args.task and of_actions == epic
     state = f"is fine-tuned for {model.task}" if model.task else "is not fine-tuned"
-    require(tuned or zero_shot, f"{path}: {state}; --task {args.task} of --data {args.data} needs "
+    require(fits, f"{path}: {state}; --task {args.task} of --data {args.data} needs "
             f"a checkpoint of `python train.py --stage finetune --task {args.task} --data "
             f"{args.data}`")
     require(args.task not in ("forecast", "infill") or model.denoiser, f"{path}: trained with "
@@ -40,28 +43,31 @@ def require_task(model, args):
 
 
 # --- Texts and videos ---
-def open_texts(names, toy, model, args, device):
+def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
     """The teacher that the checkpoint was trained with, or --clip's, and its embeddings (S, D) of a
     label set, on the device. toy: whether the texts are those of the embedded world.
 
     The teacher must embed the checkpoint's witness as before (a published one has none), and a
     fine-tuned checkpoint must have as many classes.
     """
-    path, settings = args.checkpoint, model.settings
-    require(not model.task or model.classes == [len(names)], f"{path}: is fine-tuned to "
-            f"{sum(model.classes)} classes, there are {len(names)} here; give the --data it was "
-            "fine-tuned on")
-    of_world = toy or settings.get("data") == "toy" and not args.clip
-    teacher = load_teacher(device) if of_world else open_teacher(
-        args.clip or settings.get("clip"),
-        args.clip_weights or settings.get("clip_weights"), device)
+    settings = model.settings
+    require(not model.task or model.classes == [len(names)], f"{checkpoint}: is fine-tuned to "
+            f"{sum(model.classes)} classes, there are {len(names)} here; give the --data or the "
+            "--steps it was fine-tuned on")
+    if settings.get("data") == "toy" and not clip:
+        toy = True                                         # the run's own teacher
+    if toy:
+        teacher = load_teacher(device)
+    else:
+        teacher = open_teacher(clip or settings.get("clip"),
+                               clip_weights or settings.get("clip_weights"), device)
     texts = teacher.encode_phrases(names).to(device)
     same = texts.shape[1] == model.dim
     if same and model.witness is not None:
         now = teacher.encode_phrases([model.witness]).to(model.phrases)
         same = functional.cosine_similarity(now, model.phrases[:1]).item() > 0.999
-    require(same, f"{path}: was trained with another teacher, which embeds texts differently; give "
-            "the same --clip and --clip-weights (the embedded world's teacher is toy/teacher.pt)")
+    require(same, f"{checkpoint}: was trained with another teacher, which embeds texts differently; "
+            "give the same --clip and --clip-weights (the embedded world's is toy/teacher.pt)")
     return teacher, texts
 
 
@@ -76,6 +82,22 @@ def add_labeled_flags(parser):
     add("--clip", help="the teacher that embeds the names: a model of open_clip, or local-dir:DIR "
         "(default: the run's)")
     add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
+
+
+def add_score_flags(parser):
+    """What evaluate.py scores of a checkpoint, and where the numbers go."""
+    add = parser.add_argument
+    add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
+        "(default: runs/pretrain, else the checkpoint that comes with the code)")
+    add("--split", choices=["test", "validation", "train"], default="test", help="which videos")
+    add("--toy-videos", type=count, default=1000, help="videos of the embedded world's split")
+    add("--min-steps", type=count, default=2, help="leave out videos with fewer annotated steps")
+    add("--samples", "--oracle", type=count, default=5, dest="samples",
+        help="Monte Carlo samples per forecast (Eq. 11); the oracle counts the best of them")
+    add("--horizon", type=count, default=1, help="also sample futures of so many steps")
+    add("--json", type=Path, help="also write the numbers here")
+    add("--out", type=Path, default=Path("features.npz"), help="features: the file to write")
+    add("--batch", type=count, default=64, help="examples at once; no effect on the result")
 
 
 def list_videos(args, split):
@@ -114,7 +136,10 @@ def open_labeled(args, split, model, device, with_teacher=True):
         require(args.annotations and args.videos,
                 f"--data {args.data} needs --annotations and --videos")
         videos, names = list_videos(args, split)
-    teacher, texts = open_texts(names, toy, model, args, device) if names else (None, None)
+    teacher, texts = None, None
+    if names:
+        teacher, texts = open_texts(names, toy, model, args.checkpoint, args.clip,
+                                    args.clip_weights, device)
     teacher = teacher if with_teacher else None
     if toy:
         source = ToySource(split, args.toy_videos, view.frames)

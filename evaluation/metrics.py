@@ -2,9 +2,10 @@
 
 M examples, K steps or classes, R draws. labels (M,) int64: the correct classes.
 """
+import numpy as np
 import torch
 
-TEMPERATURES = 0.5, 0.7, 1.0       # of a softmax baseline: the best of the three counts
+TEMPERATURES = 0.5, 0.7, 1.0, 1.4  # of a softmax that is drawn from: the best of them counts
 FLOOR = 0.001                      # least probability of a step that no draw shows, in -log p
 
 
@@ -25,22 +26,34 @@ def topk_correct(scores, labels, k):
     return (best == labels[:, None]).any(1)
 
 
-def accuracy_rows(columns, labels):
+def accuracies(columns, labels):
     """{"top1": {name: percent}, "top5": ...} of {name: scores (M, K)}."""
     return {f"top{k}": {name: percent(topk_correct(scores, labels, k))
                         for name, scores in columns.items()} for k in (1, 5)}
 
 
-def distances(p, truth, labels):
-    """Two means over forecasts p (M, K): their total variation from the truth (M, K), which is half
-    of the L1 distance, and -log p(y), with p at least FLOOR."""
-    variation = (p - truth).abs().sum(1) / 2                                   # (M,)
-    surprise = -p.gather(1, labels[:, None]).clamp(min=FLOOR).log()            # (M, 1)
-    return float(variation.mean()), float(surprise.mean())
+def distinct(log_p):
+    """How many steps are the likeliest of one of the Q samples, on average: log p (M, Q, K)."""
+    return float(np.mean([len(picks.unique()) for picks in log_p.argmax(-1)]))
+
+
+def total_variation(p, truth):
+    """Half of the L1 distance: p and truth (M, K) -> (M,), from 0 to 1."""
+    return (p - truth).abs().sum(1) / 2
+
+
+def standard_error(values):
+    """That of the mean of values (M,) from different videos; None of one value."""
+    return float(values.std() / len(values) ** 0.5) if len(values) > 1 else None
+
+
+def surprise(p, labels):
+    """Mean of -log p(y), with p (M, K) at least FLOOR."""
+    return float(-p.gather(1, labels[:, None]).clamp(min=FLOOR).log().mean())
 
 
 def softmaxes(log_p):
-    """The distributions at each of TEMPERATURES: log p (M, K) -> 3 times (M, K) float64."""
+    """The distributions at each of TEMPERATURES: log p (M, K) -> [(M, K) float64, ...]."""
     return [(log_p.double() / temperature).softmax(-1) for temperature in TEMPERATURES]
 
 

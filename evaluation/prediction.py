@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from data import Example, Video, forecast_windows, frame_times, observed_steps
-from evaluation.labeled import open_texts
 from files.lists import load_phrases
 from files.video import duration, read_clips, read_frames
 from support.errors import require
@@ -25,16 +24,13 @@ class Observed(NamedTuple):
     script: Video | None                   # of the embedded world: its steps are known
 
 
-def open_steps(args, toy, model, device):
-    """The steps of --steps to choose among: S names, and their text embeddings (S, D).
-
-    toy: whether the checkpoint is of the embedded world, whose steps are the default.
-    """
-    names = grammar.STEPS if toy and args.steps is None else args.steps
+def read_steps(steps, toy):
+    """The names to choose among, of a list or a file; of the embedded world's if `toy` and None."""
+    names = grammar.STEPS if toy and steps is None else steps
     require(names is not None, "--steps is needed: a file with a step per line")
     names = list(names) if isinstance(names, (list, tuple)) else load_phrases(names)
     require(len(names) > 1, "--steps: one step: nothing to choose from; give two or more")
-    return names, open_texts(names, toy, model, args, device)[1]
+    return names
 
 
 def observe_file(path, model, at):

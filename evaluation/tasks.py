@@ -1,8 +1,8 @@
-"""Rows of the tables of all tasks: see evaluate.py.
+"""What stands beside the forecasts of evaluate.py, and its other tasks.
 
-Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2. M examples of a task, N clips
-of each, Q Monte Carlo samples, H steps ahead, S steps (the label set), D embedding. Each task takes
-what evaluate.py has read, a Read, and returns the rows of its JSON.
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4.1, 4.2. M examples of a task, N clips of
+each, Q Monte Carlo samples, H steps ahead, S steps (the label set), D embedding. Each task takes
+what evaluate.py has read, a Read, and returns lines of its JSON.
 """
 from typing import NamedTuple
 
@@ -13,8 +13,8 @@ from torch.nn import functional
 from data import CLIPS, consecutive_windows, observed_steps, paper_rows
 from diffusion import expectation
 from evaluation.inference import draw_noise, predict_missing, sample_in_turn, score_labels
-from evaluation.metrics import (accuracy_rows, bigram_counts, bigram_forecast, distances,
-                                oracle_softmax, percent, softmaxes, topk_correct)
+from evaluation.metrics import (accuracies, bigram_counts, bigram_forecast, percent, softmaxes,
+                                standard_error, surprise, topk_correct, total_variation)
 from support.errors import require
 from toy import grammar
 from toy.source import ToySource
@@ -35,22 +35,8 @@ class Read(NamedTuple):
     texts: torch.Tensor | None     # (S, D) of the label set; None if the task matches no texts
 
 
-# --- Forecasting ---
-def model_rows(model, x, texts, y, args, where=()):
-    """The model's own rows for labels y (M,), and log p of zero noise (M, S) and of Monte Carlo
-    samples (M, Q, S). x, texts, where: see `predict_missing`."""
-    noise = draw_noise((len(x), args.samples, model.dim), args.seed)
-    zero, log_p = (predict_missing(model, x, texts, eps, args.batch, where)
-                   for eps in (torch.zeros_like(noise[:, :1]), noise))
-    zero, picks = zero[:, 0], log_p.argmax(-1)                                 # (M, S), (M, Q)
-    rows = accuracy_rows({"zero_noise": zero, "expectation": expectation(log_p)}, y)   # Eq. 11
-    rows["top1"]["oracle"] = percent((picks == y[:, None]).any(1))
-    rows["top1"]["oracle_softmax"] = oracle_softmax(zero, y, args.samples)
-    rows["distinct"] = float(np.mean([len(row.unique()) for row in picks]))
-    return rows, zero, log_p
-
-
-def baseline_rows(model, read, args):
+# --- Beside the forecasts ---
+def baselines(model, read, args):
     """Percent right of the label-free baselines.
 
         clip         the teacher on the observed clips, as the paper re-purposes it
@@ -83,25 +69,36 @@ def baseline_rows(model, read, args):
         for name, p in scores.items()}
 
 
-def truth_rows(model, read, zero, log_p, args):
+def exact_next(known, before):
+    """P(next step | the "sequence", "set" or "last" of the steps `before`): (M, S) float64."""
+    world = grammar.Grammar(known)
+    return torch.from_numpy(np.array([world.next_step(*steps) for steps in before]))
+
+
+def truth(model, read, zero, log_p, args):
     """The forecasts against the exact distribution of the next step, given the steps observed.
 
-        bayes_top1     top-1 of the exact distribution, the most that one forecast can reach
+        bayes_top1     top-1 of the exact distribution, the most that one forecast can reach;
+        bayes_set, bayes_last: given only the set of the steps observed, or the last one alone
         ideal_oracle   best of Q draws from it
-        tv, tv_ideal   total variation from it, of DRAWS samples of the model, and of DRAWS draws
+        tv, tv_ideal   total variation from it, of DRAWS samples of the model, and of DRAWS draws;
+                       tv_error: standard error of tv over test videos, each of which has one of
+                       the forecasts that are drawn from, as a rule
         tv_softmax     total variation of the zero-noise softmax itself, without draws
         nll            mean of -log p(y): of the share among the model's draws, and of the softmax
         possible_next  [% of the likeliest steps that are possible, % of p on possible steps]
 
-    The softmax takes the best of TEMPERATURES for each figure, a favor to this baseline.
+    The softmax stands at the best of TEMPERATURES, chosen for each figure by these answers.
     """
-    y, S, exact = read.labels, zero.shape[1], grammar.Grammar()
-    truth = torch.from_numpy(np.array([
-        exact.next_step(*observed_steps(example, read.source.videos[example.video]))
-        for example in read.examples]))                                        # (M, S) float64
+    y, S = read.labels, zero.shape[1]
+    before = [observed_steps(example, read.source.videos[example.video])
+              for example in read.examples]
+    exact = exact_next("sequence", before)
+    bayes = {"bayes_top1": exact, "bayes_set": exact_next("set", before),
+             "bayes_last": exact_next("last", before)}
     generator = torch.Generator().manual_seed(args.seed)
-    ideal = torch.multinomial(truth, DRAWS, replacement=True, generator=generator)     # (M, DRAWS)
-    possible, of_possible = truth > 0, {}
+    ideal = torch.multinomial(exact, DRAWS, replacement=True, generator=generator)
+    possible, of_possible = exact > 0, {}
     for name, p in (("zero_noise", zero.exp()), ("expectation", expectation(log_p))):
         best = possible.gather(1, p.argmax(-1, keepdim=True))                  # (M, 1)
         of_possible[name] = [percent(best), percent((p * possible).sum(-1))]
@@ -113,17 +110,22 @@ def truth_rows(model, read, zero, log_p, args):
         noise = draw_noise((len(chosen), 10, model.dim), args.seed * 1000 + 1 + i)
         log_q = predict_missing(model, read.x[chosen], read.texts, noise, args.batch)
         picks.append(log_q.argmax(-1))                                         # (m, 10)
-    shares = [functional.one_hot(draws, S).double().mean(1)                    # (m, S) each
-              for draws in (torch.cat(picks, 1), ideal[chosen])]
-    forms = shares + softmaxes(zero[chosen])
-    tv, nll = zip(*(distances(p, truth[chosen], y[chosen]) for p in forms))
-    return {"bayes_top1": percent(topk_correct(truth, y, 1)),
-            "ideal_oracle": percent((ideal[:, :log_p.shape[1]] == y[:, None]).any(1)),
-            "tv": tv[0], "tv_ideal": tv[1], "tv_softmax": min(tv[2:]),
-            "nll": {"draws": nll[0], "softmax": min(nll[2:])}, "possible_next": of_possible}
+    draws, ideal_draws = (functional.one_hot(of, S).double().mean(1)                   # (m, S)
+                          for of in (torch.cat(picks, 1), ideal[chosen]))
+    exact, y_chosen = exact[chosen], y[chosen]
+    variation = total_variation(draws, exact)                                   # (m,)
+    softmax = softmaxes(zero[chosen])
+    return {name: percent(topk_correct(p, y, 1)) for name, p in bayes.items()} | {
+        "ideal_oracle": percent((ideal[:, :log_p.shape[1]] == y[:, None]).any(1)),
+        "tv": float(variation.mean()), "tv_error": standard_error(variation),
+        "tv_ideal": float(total_variation(ideal_draws, exact).mean()),
+        "tv_softmax": min(float(total_variation(p, exact).mean()) for p in softmax),
+        "nll": {"draws": surprise(draws, y_chosen),
+                "softmax": min(surprise(p, y_chosen) for p in softmax)},
+        "possible_next": of_possible}
 
 
-def future_rows(model, read, args):
+def futures(model, read, args):
     """Percent of DRAWS sampled futures of H steps, and of their first steps, that the grammar
     allows given the true steps: {"possible": %, "first": %}.
 
@@ -146,34 +148,27 @@ def future_rows(model, read, args):
     return {"possible": 100 * float(np.mean(possible)), "first": 100 * float(np.mean(first))}
 
 
-def forecast(model, read, args):
-    """Which step comes next, from the 8 clips before it (Sec. 3.3)."""
-    toy = args.data == "toy"
-    rows, zero, log_p = model_rows(model, read.x, read.texts, read.labels, args)
-    return rows | {
-        "baselines": baseline_rows(model, read, args),
-        "truth": truth_rows(model, read, zero, log_p, args) if toy else None,
-        "futures": future_rows(model, read, args) if toy and args.horizon > 1 else None}
-
-
 # --- Infilling ---
-def infill(model, read, args):
-    """Each step of a video from all the others; without videos that could be read in part alone."""
+def hide_each_step(read):
+    """Rows of the steps of a video, each missing in one (Sec. 3.1), with up to eight around it.
+    Videos of which a step could not be read are left out.
+
+    Returns: x (M, 9, D); y (M,), labels; where: observed (M, 9) bool and j (M,) of
+    `predict_missing`; position (M,): 0 for the first step of a video, 2 for the last, 1 between.
+    """
     source, videos = read.source, {}
     for i, example in enumerate(read.examples):        # one of each step
         if source.videos[example.video].name not in source.unreadable:
             videos.setdefault(example.video, []).append(i)
     require(videos, "no video to infill could be read whole")
+    # If examples 4 to 7 are the steps of a video, the row in which the third is missing is
+    #     rows 4 5 6 7 -1 -1 -1 -1 -1;  j 2;  missing 6;  observed 1 1 0 1 0 0 0 0 0;  position 1
     rows, j = map(torch.tensor, zip(*paper_rows(videos.values())))             # (M, 9), (M,)
     missing = rows.gather(1, j[:, None])[:, 0]                                 # (M,)
-    x, y = read.x[rows, 0], read.labels[missing]                               # (M, 9, D), (M,)
-    where = (rows >= 0) & (torch.arange(CLIPS) != j[:, None]), j
-    scores, zero, _ = model_rows(model, x, read.texts, y, args, where)
-    first = torch.isin(missing, torch.tensor([clips[0] for clips in videos.values()]))
-    last = torch.isin(missing, torch.tensor([clips[-1] for clips in videos.values()]))
-    right = topk_correct(zero, y, 1)
-    return scores | {"evaluated": len(y), "by_position": [
-        percent(right[place]) for place in (first, ~first & ~last, last)]}
+    observed = (rows >= 0) & (rows != missing[:, None])                        # (M, 9)
+    ends = {clips[0]: 0 for clips in videos.values()} | {clips[-1]: 2 for clips in videos.values()}
+    position = torch.tensor([ends.get(clip, 1) for clip in missing.tolist()])
+    return read.x[rows, 0], read.labels[missing], (observed, j), position
 
 
 # --- Classification ---
@@ -183,7 +178,7 @@ def classify(model, read, args):
     p = {"ours": score_labels(model, read.x, read.texts).exp().mean(1).cpu(),          # (M, S)
          "teacher": model.match(read.teacher, read.texts).exp().mean(1).cpu()}
     right = {name: topk_correct(scores, y, 1) for name, scores in p.items()}           # (M,)
-    rows = accuracy_rows(p, y)
+    rows = accuracies(p, y)
     if args.data == "toy":
         kinds = {"held_out": grammar.HELD_OUT, "motion_only": sum(grammar.MOTION_ONLY, ())}
         for kind, steps in kinds.items():
@@ -197,7 +192,7 @@ def activity(model, read, args):
     """Which activity a video shows: the classifier on h's zero-noise prediction."""
     zeros = torch.zeros(len(read.x), 1, model.dim)
     log_p = predict_missing(model, read.x, None, zeros, args.batch)[:, 0]      # (M, S)
-    return accuracy_rows({"ours": log_p}, read.labels)
+    return accuracies({"ours": log_p}, read.labels)
 
 
 def actions(model, read, args):
@@ -205,7 +200,7 @@ def actions(model, read, args):
     action is right if both are; its top 5 are the pairs with the largest p(verb) p(noun)."""
     verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(read.x))   # (M, V), (M, U)
     v, u = read.labels.T                                                       # (M,) each
-    verbs, nouns = accuracy_rows({"verb": verb}, v), accuracy_rows({"noun": noun}, u)
+    verbs, nouns = accuracies({"verb": verb}, v), accuracies({"noun": noun}, u)
     rows = {name: verbs[name] | nouns[name] for name in verbs}
     pairs = [torch.outer(p, q).flatten().topk(5).indices for p, q in zip(verb, noun)]      # of V U
     hits = torch.stack(pairs) == (v * noun.shape[1] + u)[:, None]              # (M, 5)

@@ -1,16 +1,25 @@
-"""How fast this machine is: `python -m experiments.benchmark`. All times are medians, in s.
+"""How fast a machine is, and how much memory a card needs: `python -m experiments.benchmark`.
 
-The table of a GPU in docs/training.md:
+Times are medians, in s. Memory and operations are counted, without a GPU, on tensors that have a
+shape and no data. The tables of docs/training.md, one for a GPU:
     python -m experiments.benchmark --device cuda --batch 8 --page docs/training.md
+    python -m experiments.benchmark --memory --page docs/training.md
 """
+import copy
+import weakref
 from pathlib import Path
 
 import torch
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.benchmark import Timer
+from torch.utils.flop_counter import FlopCounterMode
 
-from data import CLIPS
+from data import CLIPS, EPIC_FRAMES
 from diffusion import noise_levels
+from evaluation.tasks import VIEWS
 from experiments.tables import replace, text_table
 from losses import TAU
 from model import encode_parts
@@ -21,10 +30,42 @@ from support.write import write_text
 from weights.checkpoint import build_model
 from weights.names import PIXELS
 
-SECONDS, PHRASES, D = 5.0, 9871, 512                   # s per row; K and D of the paper
+SECONDS, PHRASES, D = 5.0, 9871, 512                   # s per line; K and D of the paper
 ENCODER = {}                                           # of f: its defaults are the paper's, too
+CARDS, USED = (16, 24, 80), 0.9    # GB; the share that tensors may fill, beside CUDA and gaps
+TEACHER = 149_620_737                                  # parameters of CLIP ViT-B/16
+SIZES = 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640        # clips
 
 
+def make_model(**sizes):
+    """A model of random numbers, with f of these sizes."""
+    return build_model(torch.randn(PHRASES, D), {**ENCODER, **sizes}, {}, "diffusion", tau=TAU,
+                       pixels=PIXELS, alpha_bar=noise_levels(D).tolist())
+
+
+def predict_rows(model, x):
+    """log p (C, K) of each clip as h predicts it from its video's eight others: --rows paper."""
+    rows = torch.arange(len(x), device=x.device).view(-1, CLIPS).repeat_interleave(CLIPS, 0)
+    j = torch.arange(len(x), device=x.device) % CLIPS
+    observed = torch.arange(CLIPS, device=x.device) != j[:, None]
+    return model.match(model.denoise(torch.randn_like(x), x[rows], observed, j, j * 0))
+
+
+def update(model, clips, size):
+    """What the losses of an update of pre-training read, (2 C, K)."""
+    x = encode_parts(model, clips, size)
+    return torch.cat([model.match(x), predict_rows(model, x)])
+
+
+COMMANDS = {                       # {command: (clips at once, their frames, work, is it trained)}
+    "`train.py --data howto100m`": (128 * CLIPS, 8, update, True),
+    "`train.py --stage finetune --data epic`": (64, EPIC_FRAMES, encode_parts, True),
+    "`evaluate.py --task forecast`, `features`": (64 * 8, 8, encode_parts, False),
+    "`evaluate.py --task classify`": (64 * 3, 8, encode_parts, False),
+    "`evaluate.py --data epic`": (64 * VIEWS, EPIC_FRAMES, encode_parts, False)}
+
+
+# --- Speed ---
 def measure(device, work, trained):
     """The median time of work() in SECONDS s; with gradients of a model, if one is trained."""
     def once():
@@ -37,18 +78,13 @@ def measure(device, work, trained):
     return timer.blocked_autorange(min_run_time=SECONDS).median
 
 
-def ways(args, device):
-    """What is measured, of a model of random numbers: {name: (function, model or None)}."""
-    model = build_model(torch.randn(PHRASES, D), ENCODER, {}, "diffusion", tau=TAU, pixels=PIXELS,
-                        alpha_bar=noise_levels(D).tolist()).to(device)
-    B, F, H = args.batch, model.encoder.frames, model.encoder.image
+def ways(B, device):
+    """What is measured of B videos or clips: {name: (function, model or None)}."""
+    model = make_model().to(device)
+    F, H = model.encoder.frames, model.encoder.image
     clips = torch.randint(256, (CLIPS * B, F, 3, H, H), dtype=torch.uint8, device=device)
     x = functional.normalize(torch.randn(len(clips), D, device=device), dim=-1)
     noise = torch.randn(1, 50, D, device=device)
-    rows = torch.arange(CLIPS * B, device=device).view(B, CLIPS).repeat(CLIPS, 1)  # --rows paper
-    j = torch.arange(CLIPS, device=device).repeat_interleave(B)
-    observed = torch.arange(CLIPS, device=device) != j[:, None]
-    zt, t = torch.randn(len(rows), D, device=device), torch.zeros_like(j)
     return {
         f"f on {B} clips": (lambda: model.encode(clips[:B]), None),
         f"f on {B} clips, with gradients": (lambda: model.encode(clips[:B]), model),
@@ -56,31 +92,93 @@ def ways(args, device):
         "forecast, 5 samples": (lambda: model.forecast_next(x[None, :8], noise[:, :5]), None),
         "forecast, 50 samples": (lambda: model.forecast_next(x[None, :8], noise), None),
         f"update of {B} videos, f": (lambda: encode_parts(model, clips, 24), model),
-        f"update of {B} videos, h on {len(rows)} rows":
-            (lambda: model.match(model.denoise(zt, x[rows], observed, j, t)), model)}
+        f"update of {B} videos, h on {len(x)} rows": (lambda: predict_rows(model, x), model)}
+
+
+# --- Memory ---
+class Live(TorchDispatchMode):
+    """Within it, `storages` are those of the tensors that are alive, `peak` their bytes at most."""
+
+    def __init__(self, tensors):
+        super().__init__()
+        self.peak, self.storages = 0, weakref.WeakKeyDictionary()      # {storage: bytes}
+        self.add(tensors)
+
+    def add(self, tensors):
+        self.storages.update((t.untyped_storage(), t.untyped_storage().nbytes()) for t in tensors)
+        self.peak = max(self.peak, sum(self.storages.values()))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        outs = out if isinstance(out, (list, tuple)) else [out]
+        self.add(one for one in outs if isinstance(one, torch.Tensor))
+        return out
+
+
+def rehearse(real, command, size, counter=Live):
+    """Run a command's work on fake tensors: inference, or two updates, as the first makes AdamW's
+    moments. A CPU stands in for the card. Returns the mode that counted, counter(tensors)."""
+    (number, frames, work, trained), fake = command, FakeTensorMode()
+    with FakeCopyMode(fake):
+        model = copy.deepcopy(real)
+    with fake, counter(model.state_dict().values()) as counted:
+        clips = torch.empty(number, frames, 3, *2 * [real.encoder.image], dtype=torch.uint8)
+        teacher = torch.empty(TEACHER)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        for _ in range(1 + trained):
+            with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(trained):
+                y = work(model, clips, size)
+            if trained:
+                optimizer.zero_grad()
+                y.square().sum().backward()
+                optimizer.step()
+    del teacher                                            # it was there to take its place
+    return counted
+
+
+def memory_lines():
+    """For each command the largest micro-batch that fits each card, GiB, and the operations."""
+    for name, command in COMMANDS.items():
+        number, frames, _, trained = command
+        real, a, b = make_model(frames=frames), number // 3, number // 2
+        at_a, at_b = (rehearse(real, command, size).peak / 2**30 for size in (a, b))
+        gib = {size: at_a + (at_b - at_a) * (size - a) / (b - a)       # linear in the micro-batch
+               for size in SIZES if size <= number}
+        best = [max(size for size in gib if gib[size] <= USED * card) for card in CARDS]
+        with sdpa_kernel(SDPBackend.MATH):                 # of products that the counter knows
+            flop = rehearse(real, command, b, lambda _: FlopCounterMode(display=False))
+        yield [name, *(f"{size}: {gib[size]:.1f}" for size in best),
+               f"{flop.get_total_flops() / (1 + trained) / 1e12:.0f}"]
 
 
 def main(args):
-    """Measure, print a table, and write it into a page."""
-    device = pick_device(args.device)
-    machine = (torch.cuda.get_device_name() if device.type == "cuda" else
-               f"{torch.get_num_threads()} CPU threads")
-    rows = [[name, f"{measure(device, *way):.3g}"] for name, way in ways(args, device).items()]
-    table = text_table([machine, "s"], rows)
+    """Measure or count, print a table, and write it into a page."""
+    if args.memory:
+        name, lines = "memory", memory_lines()
+        header = ["micro-batch: GiB", *(f"{card} GB" for card in CARDS), "TFLOP"]
+    else:
+        device = pick_device(args.device)
+        machine = (torch.cuda.get_device_name() if device.type == "cuda" else
+                   f"{torch.get_num_threads()} CPU threads")
+        name, header = f"speed-{device.type}", [machine, "s"]
+        lines = ([way, f"{measure(device, *work):.3g}"]
+                 for way, work in ways(args.batch, device).items())
+    table = text_table(header, [*lines])
     print(table)
     if args.page:
         page = args.page.read_text(encoding="utf-8")
-        write_text(args.page, replace(page, f"speed-{device.type}", table + "\n"))
+        write_text(args.page, replace(page, name, table + "\n"))
 
 
 def parse(argv=None):
     """The command line."""
-    parser = Parser("Measure f, sampling, and the parts of an update.")
+    parser = Parser("Measure f, sampling, and the parts of an update; or count their memory.")
     add = parser.add_argument
+    add("--memory", action="store_true", help="count memory and operations; needs no GPU")
     add("--batch", type=count, default=1, help="clips that f encodes, and videos of an update")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
-    add("--page", type=Path, help="write the table into this page, between its marks "
-        "`<!-- table: speed-cuda -->`, or speed-cpu, and `<!-- end -->`")
+    add("--page", type=Path, help="write the table into this page, between its marks `<!-- table: "
+        "speed-cuda -->`, speed-cpu or memory, and `<!-- end -->`")
     return parser.parse_args(argv)
 
 

@@ -1,183 +1,49 @@
-"""Charts: a forecast as in Fig. 3, claims of results.md as bars, and steps one by one (Fig. A).
+"""Fig. A: % right step by step, those in the phrase pool beside those held out.
 
-    python -m experiments.charts --claims docs/figures --steps classify.json figure-A.png
+    python -m experiments.charts classify.json forecast.json --out docs/figures/figure-A.png
 """
 import json
-import textwrap
-from collections import Counter
 from pathlib import Path
 from statistics import mean
 
-from experiments import tables
+from evaluation.figures import BLUE, save
 from files.lists import read_text
 from support.arguments import Parser
-from support.errors import InputError, require, run
-from support.write import write_atomically
+from support.errors import require, run
 from toy.grammar import HELD_OUT, STEPS
 
-BLUE, ORANGE = "#0072B2", "#D55E00"            # Okabe and Ito's
-TRUE = {"facecolor": "white", "edgecolor": "black", "hatch": "/////", "linewidth": 0.6}
-STYLE = {"font.size": 8, "axes.titlelocation": "left", "axes.spines.top": False,
-         "axes.spines.right": False, "legend.frameon": False, "savefig.dpi": 125,
-         "svg.fonttype": "none", "text.parse_math": False}     # SVG with text; $ is no formula
-NEXT, LEAVES = 5, 7                            # next steps, and futures, that a figure shows
-BOX = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE, "linewidth": 0.8}
+ORANGE = "#D55E00"                             # Okabe and Ito's, as BLUE
 
 
-def save(path, draw, *args):
-    """Write the figure that draw(figure, *args) makes, in the format of the suffix.
-    Raises: InputError if matplotlib is not installed, or the suffix is another."""
-    try:
-        import matplotlib.figure
-    except ImportError:
-        raise InputError("figures need matplotlib: pip install matplotlib") from None
-    require(path.suffix in (".png", ".pdf", ".svg"), f"{path}: must end in .png, .pdf or .svg")
-    with matplotlib.rc_context(STYLE):
-        figure = matplotlib.figure.Figure(layout="constrained")
-        draw(figure, *args)
-        write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:]))
-
-
-def folded(text, width=15, lines=2):
-    """Text on at most `lines` lines of `width` characters, ending in "..." if cut."""
-    return "\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder=" ..."))
-
-
-# --- Results ---
-def plot_claim(figure, title, rows):
-    """Bars of means over seeds, with a dot for each: rows [(label, {seed: % right}), ...]; hatched
-    if the label begins with "exact"."""
-    figure.set_size_inches(5, 0.7 + 0.34 * len(rows))
-    figure.suptitle(title, x=0.01, ha="left")
-    axes = figure.subplots()
-    for place, (label, values) in enumerate(rows):
-        seeds, style = [*values.values()], {"color": BLUE, "alpha": 0.6}
-        axes.barh(place, mean(seeds), 0.62, **(TRUE if label.startswith("exact") else style))
-        axes.plot(seeds, [place] * len(seeds), "k.", markersize=4)
-        axes.text(max(seeds), place, f"   {mean(seeds):.1f}", va="center")
-    axes.set_yticks(range(len(rows)), [label for label, _ in rows])
-    axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="% right on test videos; a dot is a seed")
-    axes.margins(x=0.15)
-
-
-def plot_steps(figure, content):
-    """Fig. A: % right by step, of the JSON of a classification in the embedded world."""
-    figure.set_size_inches(8, 2.6)
-    axes = figure.subplots()
-    for kind, color in (("seen", BLUE), ("held-out", ORANGE)):
-        bars = {step: p for step, p in zip(STEPS, content["by_class"])
-                if p is not None and (step in HELD_OUT) == (kind == "held-out")}
-        axes.bar([*bars], [*bars.values()], color=color,
-                 label=f"{kind} steps, mean {mean(bars.values() or [0]):.1f}")
-    axes.set(ylabel="% right", ylim=(0, 120), yticks=(0, 50, 100))
-    axes.legend(ncols=2, loc="upper right")
-    axes.tick_params("x", rotation=90)
-
-
-# --- One forecast, as in Fig. 3: N windows, futures of H steps ---
-def plot_forecast(figure, content, pictures, painted):
-    """predict.py's JSON content: observed frames, next steps, futures, key frames. pictures (N, 3,
-    height, width) uint8, of each window; painted {step: (3, height, width) uint8}, or {}."""
-    clips, truth = content["clips"], content["truth"] or {"clips": [], "next": [], "futures": []}
-    futures, true = ({tuple(future["steps"]): future["share"] for future in answer["futures"]}
-                     for answer in (content, truth))
-    heights = [0.9 + 8 / len(clips) * pictures.shape[2] / pictures.shape[3]]   # inches
-    heights += [max(2.0, 0.3 + 0.5 * min(len(futures), LEAVES))] if futures else []
-    heights += [2.2] if painted else []
-    figure.set_size_inches(8, sum(heights))
-    parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    captions = [folded(clip["steps"][0]["step"], 14, 3) + f"\n{clip['steps'][0]['p']:.0%}"
-                for clip in clips]
-    for i, step in enumerate(truth["clips"]):
-        captions[i] += "\n" + folded(f"true: {step or 'none'}", 14)
-    title = f"Observed: {content['video']}, {clips[0]['start']:.0f} to {clips[-1]['end']:.0f} s"
-    plot_strip(parts[0], title, pictures, captions)
-    if futures:
-        bars, tree = parts[1].subplots(1, 2, width_ratios=(1, 2))
-        bars.set_title("Next step: share of the samples")
-        plot_bars(bars, {row["step"]: row["share"] for row in content["next"]},
-                  {row["step"]: row["p"] for row in truth["next"]})
-        plot_tree(tree, futures, true)
-    if painted:
-        plot_strip(parts[-1], "Painted from the last frame", painted.values(),
-                   [folded(step, 30) for step in painted])
-
-
-def plot_strip(figure, title, pictures, captions):
-    """Pictures (3, height, width) uint8 side by side, each above its caption."""
-    figure.suptitle(folded(title, 90), x=0.01, ha="left")
-    places = figure.subplots(1, len(captions), squeeze=False)[0]
-    for axes, picture, caption in zip(places, pictures, captions):
-        axes.imshow(picture.transpose(1, 2, 0))
-        axes.set(xticks=[], yticks=[], xlabel=caption)
-
-
-def plot_bars(axes, p, true):
-    """Bars of the largest of {step: p}; below each the true one, of {step: p} or {}. The two
-    likeliest true steps are shown, forecast or not."""
-    steps = sorted(p, key=lambda step: -p[step])[:NEXT]
-    steps += [step for step in sorted(true, key=lambda step: -true[step])[:2] if step not in steps]
-    places, height = range(len(steps)), -0.4 if true else 0.7
-    axes.barh(places, [p.get(step, 0.0) for step in steps], height, color=BLUE, label="forecast",
-              align="edge" if true else "center")
-    if true:
-        axes.barh(places, [true.get(step, 0.0) for step in steps], 0.4, align="edge", label="true",
-                  **TRUE)
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.02), ncols=2)
-    for bars in axes.containers:
-        axes.bar_label(bars, fmt="{:.0%}", padding=3)
-    axes.set_yticks(places, [folded(step) for step in steps])
-    axes.margins(x=0.2)
-    axes.set(xticks=[], ylim=(len(steps) - 0.4, -0.6))
-
-
-def plot_tree(axes, futures, true):
-    """The most frequent futures {steps (H,): share} as a tree, a row for each; lines are as wide as
-    the share of all futures that begin so. At the ends are the true shares, of such a dict."""
-    share = Counter()                                          # of each beginning
-    for steps in futures:
-        share.update({steps[:depth]: futures[steps] for depth in range(len(steps) + 1)})
-    rows = sorted(futures, key=lambda steps: -futures[steps])[:LEAVES]
-    rows.sort(key=lambda steps: [(-share[steps[:d]], steps[:d]) for d in range(len(steps) + 1)])
-
-    def row_of(begin):
-        return mean(i for i, steps in enumerate(rows) if steps[:len(begin)] == begin)
-
-    for begin in {steps[:depth] for steps in rows for depth in range(len(steps) + 1)}:
-        depth, row, text = len(begin), row_of(begin), "now"
-        if begin:
-            text = f"{folded(begin[-1])}\n{share[begin]:.0%}"
-            axes.plot([depth - 1, depth - 0.6, depth], [row_of(begin[:-1]), row, row], color=BLUE,
-                      alpha=0.45, linewidth=1 + 12 * share[begin], zorder=1)
-        axes.text(depth, row, text, ha="center", va="center", zorder=2, bbox=BOX)
-        if begin in true:
-            axes.text(depth + 0.45, row, f"true: {true[begin]:.0%}", va="center")
-    axes.set(xlim=(-0.25, max(map(len, rows)) + 1), ylim=(len(rows) - 0.4, -0.6),
-             title=f"Futures: share of the samples, {len(rows)} of {len(futures)} shown")
-    axes.axis("off")
+def plot_steps(figure, contents):
+    """Fig. A, of JSONs of evaluate.py in the embedded world, a panel each."""
+    figure.set_size_inches(8, 2.5 * len(contents))
+    panels = figure.subplots(len(contents), 1, squeeze=False)[:, 0]
+    for axes, content in zip(panels, contents):
+        for kind, color in (("in the pool", BLUE), ("held out", ORANGE)):
+            bars = {step: p for step, p in zip(STEPS, content["by_class"])
+                    if p is not None and (step in HELD_OUT) == (kind == "held out")}
+            axes.bar([*bars], [*bars.values()], color=color,
+                     label=f"{kind}, mean {mean(bars.values() or [0]):.1f}")
+        axes.set(title=content["task"], ylabel="% right", ylim=(0, 125), yticks=(0, 50, 100))
+        axes.legend(ncols=2, loc="upper right")
+        axes.tick_params("x", rotation=90)
 
 
 def main(args):
-    """Draw a PNG for each claim of tables.toml, Fig. A, or both."""
-    if args.steps:
-        content = json.loads(read_text(args.steps[0]))
-        require(len(content.get("by_class") or []) == len(STEPS), f"{args.steps[0]}: needed is the "
-                "JSON of evaluate.py --task classify, zero-shot in the embedded world")
-        save(args.steps[1], plot_steps, content)
-    if args.claims:
-        results = json.loads(read_text(tables.ROOT / "experiments/results.json"))
-        for name, claim in tables.CLAIMS.items():
-            rows = [(label, results[cell]) for label, cell in claim["rows"] if cell in results]
-            require(rows, f"results.json: no run behind {name}; make it with experiments.tables")
-            save(args.claims / f"{name}.png", plot_claim, claim["title"], rows)
+    """Draw the picture."""
+    contents = [json.loads(read_text(path)) for path in args.results]
+    for path, content in zip(args.results, contents):
+        require(len(content.get("by_class") or []) == len(STEPS), f"{path}: needed is the JSON of "
+                "evaluate.py --task classify or forecast, zero-shot in the embedded world")
+    save(args.out, plot_steps, contents)
 
 
 def parse(argv=None):
     """The command line."""
-    parser = Parser("Draw the claims of results.md, or Fig. A: % right by step.")
-    parser.add_argument("--claims", type=Path, help="folder to write them to")
-    parser.add_argument("--steps", type=Path, nargs=2, metavar=("JSON", "PICTURE"),
-                        help="the JSON of evaluate.py --task classify, and the file to write")
+    parser = Parser("Draw Fig. A: % right by step.")
+    parser.add_argument("results", type=Path, nargs="+", metavar="JSON", help="of evaluate.py")
+    parser.add_argument("--out", type=Path, default=Path("figure-A.png"), help="the picture")
     return parser.parse_args(argv)
 
 

@@ -6,6 +6,7 @@ label is read in training: soft targets p' come from the features. No f is train
 with texts, so the expected text takes the place of f(v_i): x_i = sum_k p'_k y_k.
 M examples of N = 9 clips, eight of a history and the next step; K texts, D embedding.
 """
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,10 @@ from tqdm import trange
 
 from data import CLIPS, PIECES, forecast_windows
 from denoiser import Denoiser
-from diffusion import add_noise, noise_levels
-from evaluation.metrics import bigram_counts, bigram_forecast, percent, topk_correct
-from evaluation.table import print_rows
-from evaluation.tasks import model_rows
+from diffusion import add_noise, expectation, noise_levels
+from evaluation.inference import draw_noise, predict_missing
+from evaluation.metrics import (accuracies, bigram_counts, bigram_forecast, distinct,
+                                oracle_softmax, percent, topk_correct)
 from files.lists import check_names, load_coin
 from losses import mc_loss, mse_loss
 from model import ProcedureModel
@@ -31,6 +32,7 @@ from training.run import learning_rate
 
 SECONDS = 4.0                              # of a window of features
 BATCH, LR, WEIGHT_DECAY, DROPOUT = 48, 1e-3, 1e-2, 0.3
+SAMPLES, AT_ONCE = 5, 256                  # of a forecast; forecasts at once
 
 
 def simulate(video, texts, mean, sigma, tau, rng):
@@ -63,6 +65,9 @@ def train(x, targets, texts, tau, order, args):
         optimizer.param_groups[0]["lr"] = learning_rate(update, 0, updates, LR)
         chosen = videos_of(update, len(x), BATCH, args.seed)
         clips, xj = x[chosen], x[chosen, PIECES]                               # x_j^0    (B, D)
+        if args.context == "shuffled":                                         # a control
+            places = torch.rand(len(clips), PIECES).argsort(1)
+            clips[:, :PIECES] = clips[torch.arange(len(clips))[:, None], places]
         j = torch.full((len(clips),), PIECES)                                  # the ninth clip
         observed = torch.arange(CLIPS).expand(len(clips), -1) < PIECES
         z0, t = model.standardize(xj), torch.randint(len(model.alpha_bar), j.shape)
@@ -76,6 +81,17 @@ def train(x, targets, texts, tau, order, args):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     return model.eval()
+
+
+def score(model, x, texts, y, args):
+    """Forecasts from histories x (M, 8, D), as evaluate.py makes them, for labels y (M,)."""
+    noise = draw_noise((len(x), SAMPLES, model.dim), args.seed)
+    log_p = predict_missing(model, x, texts, noise, AT_ONCE)                       # (M, Q, K)
+    zero = predict_missing(model, x, texts, torch.zeros_like(noise[:, :1]), AT_ONCE)[:, 0]
+    lines = accuracies({"zero_noise": zero, "expectation": expectation(log_p)}, y)  # Eq. 11
+    lines["top1"]["oracle"] = percent((log_p.argmax(-1) == y[:, None]).any(1))
+    lines["top1"]["oracle_softmax"] = oracle_softmax(zero, y, SAMPLES)
+    return lines | {"distinct": distinct(log_p)}
 
 
 def main(args):
@@ -94,15 +110,15 @@ def main(args):
     x_test, p_test = map(torch.cat, zip(*(seen[v] for v in tests)))
     y = torch.tensor([step.label for v in tests for step in v.steps[1:]])              # (M,)
     models = [train(x, p[:, 1], texts, tau, order, args) for order in ("diffusion", "mask")]
-    rows, mask = (model_rows(model, x_test[:, :PIECES], texts, y, args)[0] for model in models)
+    lines, mask = (score(model, x_test[:, :PIECES], texts, y, args) for model in models)
     counts = bigram_counts(p.argmax(-1), len(texts)).fill_diagonal_(0)                 # label-free
     bigram = bigram_forecast(counts, p_test[:, 0])
-    rows["baselines"] = {"mask": mask["top1"]["zero_noise"],
-                         "bigram": percent(topk_correct(bigram, y, 1)),
-                         "mask_softmax": mask["top1"]["oracle_softmax"]}
-    print_rows(rows)
+    lines["baselines"] = {"mask": mask["top1"]["zero_noise"],
+                          "bigram": percent(topk_correct(bigram, y, 1)),
+                          "mask_softmax": mask["top1"]["oracle_softmax"]}
+    print(json.dumps(lines, indent=2))
     if args.json:
-        write_json(args.json, {"evaluated": len(y), **rows})
+        write_json(args.json, {"evaluated": len(y), **lines})
 
 
 def parse(argv=None):
@@ -113,9 +129,10 @@ def parse(argv=None):
     add("--texts", type=Path, required=True, help="npz of the classes: names and embeddings")
     add("--sigma", type=positive, default=2.95, help="norm of the noise")
     add("--epochs", type=positive, default=7.0, help="times that each training example is read")
+    add("--context", choices=["observed", "shuffled"], default="observed",
+        help="shuffled: in training, the observed clips stand in random places")
     add("--seed", type=int, default=0, help="of all that is random")
     add("--json", type=Path, help="also write the numbers here")
-    parser.set_defaults(samples=5, batch=256)              # of a forecast; forecasts at once
     return parser.parse_args(argv)
 
 

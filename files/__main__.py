@@ -13,24 +13,26 @@ from support.workers import prefetch
 from support.write import write_json
 
 
-def reason_of(item):
-    """Why the first picture of (path, end) and that at `end` s, None: the last, cannot be read."""
+def look_at(item):
+    """(length s, None) of (path, end); (0, reason) if the first picture or that at `end` s, None:
+    the last, cannot be read."""
     path, end = item
     try:
-        read_frames(path, [0.0, duration(path) if end is None else end], 32)
+        length = duration(path)
+        read_frames(path, [0.0, length if end is None else end], 32)
+        return length, None
     except Unreadable as error:
-        return str(error)
+        return 0.0, str(error)
 
 
 def look_up(folder, videos, workers):
-    """Return {id: path} of a folder, None without one, and {id: reason} of what is unreadable."""
+    """{id: path} of a folder, None without one, and {id: what `look_at` returns} of the videos."""
     if folder is None:
         return None, {}
     paths = find_videos(folder)
     items = {video.name: (paths[video.name], max((step.end for step in video.steps), default=None))
              for video in videos if video.name in paths}
-    reasons = prefetch(reason_of, list(items.values()), workers, "read")
-    return paths, {name: reason for name, reason in zip(items, reasons) if reason}
+    return paths, dict(zip(items, prefetch(look_at, list(items.values()), workers, "read")))
 
 
 def counts(listed, paths, unreadable):
@@ -69,21 +71,30 @@ def check(args):
     else:
         captions = Captions(args.captions)
         videos = [Video(name) for name in captions]
-        ends = [[end for _, end, _ in sentences] for _, sentences in captions.readable(wrong)]
-        hours = sum(max(times, default=0.0) for times in ends) / 3600
+        spoken = dict(captions.readable(wrong))
+        ends = {name: max((end for _, end, _ in sentences), default=0.0)
+                for name, sentences in spoken.items()}
         facts = {"captions": len(captions), "unreadable_captions": len(wrong),
-                 "sentences": sum(map(len, ends)), "hours": round(hours, 2)}
-    paths, unreadable = look_up(args.videos, videos, args.workers)
+                 "sentences": sum(map(len, spoken.values())),
+                 "hours": round(sum(ends.values()) / 3600, 2)}
+    paths, found = look_up(args.videos, videos, args.workers)
+    unreadable = {name: reason for name, (_, reason) in found.items() if reason}
     listed, there = [video.name for video in videos], paths is not None
     facts |= (count_coin(videos, paths, unreadable) if args.data == "coin" else
               counts(listed, paths, unreadable))
     facts["absent_ids"] = [name for name in listed if name not in paths] if there else None
     facts["unreadable_ids"] = wrong | unreadable
     if args.data == "howto100m":
+        both = [name for name in ends if name in found and name not in unreadable]
+        said, shown = sum(ends[name] for name in both), sum(found[name][0] for name in both)
+        facts["video_hours"] = round(shown / 3600, 2) if there else None
         facts["without_captions_ids"] = sorted(paths.keys() - captions.keys()) if there else None
     if args.json:
         write_json(args.json, facts)
     print(json.dumps(facts, indent=2))
+    if args.data == "howto100m" and not 0.1 * shown <= said <= 2 * shown:
+        print(f"{len(both)} videos last {shown:.0f} s in all, their captions {said:.0f} s: are the "
+              "times of the captions seconds, and the captions of these videos?")
 
 
 def parse(argv=None):
@@ -103,6 +114,7 @@ def parse(argv=None):
     flags.add_argument("--captions", type=Path, required=True, help="folder, or caption.json")
     flags.add_argument("--out", type=Path, required=True, help="file to write: phrase,count,")
     flags.add_argument("--min-count", type=count, default=12, help="leave out rarer phrases")
+    flags.add_argument("--model", default="en_core_web_sm", help="of spaCy: a name, or a folder")
     args = parser.parse_args(argv)
     if args.command == "check":
         needed = "captions" if args.data == "howto100m" else "annotations"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from files.lists import clock, fields_of, read_table, read_text
+from files.lists import clock, fields_of, read_table, read_text, video_name
 from support.errors import InputError, require
 
 COLUMNS = ("start", "end", "text")
@@ -33,7 +33,8 @@ class Captions(dict):
         self.path = path = Path(path)
         need = "a folder of ID.csv, ID.srt or ID.vtt is needed, or {ID: {start, end, text}}"
         with fields_of(path, need):
-            super().__init__(list_folder(path) if path.is_dir() else json.loads(read_text(path)))
+            found = list_folder(path) if path.is_dir() else json.loads(read_text(path))
+            super().__init__({video_name(name): found[name] for name in found})
         require(self, f"{path}: no narrations; {need}")
 
     def sentences(self, name):

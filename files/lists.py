@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import unicodedata
 import zlib
 from contextlib import contextmanager
 from math import inf
@@ -13,6 +14,7 @@ from pathlib import Path, PurePath
 
 from data import Step, Video
 from support.errors import InputError, require
+from toy.grammar import VERSION as WORLD
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 # COIN.json -> here; some copies of the file write "validation" instead of "testing".
@@ -22,7 +24,7 @@ COIN = ('needed is {"database": {id: {"subset": "training" or "testing", "recipe
 EPIC = "video_id", "start_timestamp", "stop_timestamp", "verb_class", "noun_class"
 VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100
 UNKNOWN = -1                  # label of a step whose class a list does not give
-PHRASE = re.compile(r'(?!\d+,)"?([^;\t"]*[^\W\d][^;\t"]*?)"?(?:,\s*[\d.]*){0,2}')
+PHRASE = re.compile(r'(?!\d+[\W_])"?([^;\t"_]*[^\W\d_][^;\t"_]*?)"?(?:,\s*[\d.]*){0,2}')
 
 
 # --- Text, csv, JSON ---
@@ -77,7 +79,10 @@ def load_coin(path):
     Returns: [data.Video, ...]; [str, ...], the name of each class, "" if no step has it.
     """
     with fields_of(path, COIN):
-        database = json.loads(read_text(path))["database"].items()
+        content = json.loads(read_text(path))
+        database = content["database"].items()
+    require(content.get("world", WORLD) == WORLD, f"{path}: is of version {content.get('world')} "
+            f"of the embedded world; this code needs {WORLD}; `python -m toy export` again")
     videos, names = [], {}
     for name, entry in database:
         where, steps = f"{path}: video {name}", []
@@ -92,7 +97,7 @@ def load_coin(path):
             duration = float(entry["duration"]) if entry.get("duration") else None
         if split == "train" and zlib.crc32(name.encode()) % 10 == 0:
             split = "validation"
-        videos.append(Video(name, split, activity, duration, in_order(steps, where)))
+        videos.append(Video(video_name(name), split, activity, duration, in_order(steps, where)))
     require(videos and min(names, default=0) >= 0, f"{path}: no videos, or an id of 0; {COIN}")
     return videos, [names.get(label, "") for label in range(max(names, default=-1) + 1)]
 
@@ -159,7 +164,7 @@ def load_phrases(path):
     for number, line in enumerate(read_text(path).rstrip().split("\n"), start=1):
         found = PHRASE.fullmatch(line.strip())
         require(found, f"{path}:{number}: {line[:80]!r} is not `phrase` or "
-                "`phrase,count,concreteness`")
+                "`phrase,count,concreteness`; a phrase is words, without a number before them or _")
         if phrases or not line.startswith("phrase,"):
             phrases.append(found[1].strip())
     require(len(phrases) > 1, f"{path}: at least two phrases are needed")
@@ -172,8 +177,11 @@ def load_ids(path):
 
 
 def video_name(path):
-    """The name of a video's file without its suffix. An id may hold a dot."""
-    path = PurePath(path)
+    """The id of a video's file: its name without the suffix, which may hold a dot.
+
+    Accents are composed (NFC), since macOS writes them apart in names of files.
+    """
+    path = PurePath(unicodedata.normalize("NFC", str(path)))
     return path.stem if path.suffix.lower() in VIDEO_SUFFIXES else path.name
 
 

@@ -6,10 +6,10 @@ link in the box". The third column of the released file, concreteness, is empty 
 from collections import Counter
 
 from files.captions import Captions
+from files.lists import PHRASE
 from support.errors import InputError, require
 from support.write import write_text
 
-MODEL = "en_core_web_sm"      # of spaCy, with a dependency parser
 TOP = 9871                    # phrases of the paper's pool
 UNREADABLE = 0.05             # share of the narrations that may be
 
@@ -40,15 +40,15 @@ def collect(args):
     """Write the file of phrases. args: see __main__.py. InputError if spaCy is not installed."""
     try:
         import spacy
-        nlp = spacy.load(MODEL, exclude=["ner"])
+        nlp = spacy.load(args.model, exclude=["ner"])
     except (ImportError, OSError) as error:
         raise InputError(f"{str(error).splitlines()[0]}; `pip install spacy` and `python -m spacy "
-                         f"download {MODEL}`, or take the released list: docs/data.md") from None
+                         f"download {args.model}`, or the released list: docs/data.md") from None
     captions = Captions(args.captions)
     counts, wrong = Counter(), {}
     texts = (text for _, sentences in captions.readable(wrong) for _, _, text in sentences)
     for doc in nlp.pipe(texts):
-        counts.update(verb_phrases(doc))
+        counts.update(filter(PHRASE.fullmatch, verb_phrases(doc)))     # none with a quote or _
     kept = sorted((-count, phrase) for phrase, count in counts.items() if count >= args.min_count)
     found = f"{len(captions)} narrations, {len(wrong)} unreadable: {len(counts)} phrases"
     require(len(wrong) <= UNREADABLE * len(captions), f"{found}; {next(iter(wrong.values()), '')}")

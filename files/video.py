@@ -1,7 +1,7 @@
 """Read frames of video files at given times, and crop them to the encoder's size.
 
-Times are s from the start of the file. The picture at t is the last frame whose time stamp is at
-most t. n pictures of a file, F of a clip, H W pixels; uint8 RGB. A bad file is Unreadable.
+Times are s from the start of the file. The picture at t is the last one taken at or before t; up to
+1 s before the first, it is the first. n pictures of a file, F of a clip, H W pixels; uint8 RGB.
 """
 import os
 from contextlib import contextmanager
@@ -14,10 +14,10 @@ from av.video.reformatter import VideoReformatter
 from torchvision.transforms.v2 import functional as transform
 
 from data import forecast_windows, frame_times, view_of
-from files.lists import VIDEO_SUFFIXES
+from files.lists import VIDEO_SUFFIXES, video_name
 from support.errors import InputError, require
 
-SLACK = 1.0               # s after the end in which the last frame still counts
+SLACK = 1.0               # s for which the first picture counts before it, the last after its end
 AHEAD = 10.0              # s up to which decoding goes on; x264 has a key frame each 250 frames
 JITTER = 256, 320         # short side before a crop of 224, pixels; 256 in evaluation
 
@@ -28,11 +28,16 @@ class Unreadable(InputError):
 
 # --- Files ---
 def find_videos(folder):
-    """{stem: path} of all videos below a folder. Raises InputError if there is no such folder."""
+    """{id: path} of all videos below a folder. InputError if it is none, or an id has two files."""
     require(os.path.isdir(folder), f"{folder}: no such folder; a folder of videos is needed")
     paths = [Path(parent, name) for parent, _, names in os.walk(folder, followlinks=True)
              for name in names if name.lower().endswith(VIDEO_SUFFIXES)]
-    return {path.stem: path for path in sorted(paths, reverse=True)}       # of two the first stays
+    found = {}
+    for path in sorted(paths):
+        first = found.setdefault(video_name(path), path)
+        require(path == first or path.samefile(first), f"{first} and {path}: two files of one id, "
+                "the name without its suffix; rename one or move it elsewhere")
+    return found
 
 
 @contextmanager
@@ -104,6 +109,9 @@ def frames_at(path, container, stream, times):
         frame = shown or following
         if frame is None or frame.is_corrupt:
             raise Unreadable(f"{path}: damaged at {time - start:.1f} s")
+        if frame.time > time + SLACK:
+            raise Unreadable(f"{path}: begins {frame.time - time:.1f} s after the picture asked "
+                             f"for, at {time - start:.1f} s")
         end = frame.time + float(frame.duration * frame.time_base)
         if following is None and time > end + SLACK:   # a file that is cut off may not say so
             raise Unreadable(f"{path}: ends {time - end:.1f} s before the picture asked for, at "

@@ -82,17 +82,20 @@ def test_only_whole_lines_on_the_screen_are_repetitions(cues, texts):
 
 
 def test_a_folder_is_listed_by_the_names_of_videos(tmp_path):
-    """Catches: an id cut at a dot; other files; German before English; another order."""
+    """Catches: an id cut at a dot; other files; German before English; another order; accents of
+    an id left apart."""
     names = {"-a_1.csv": "-a_1", "b.srt": "b", "b.en.vtt": None, "b.steps.csv": None,
              "my.video.CSV": "my.video", "c.en-US.vtt": None, "c.csv": "c", "c.srt": None,
              "d.de.vtt": None, "d.en.vtt": "d", "Title [x_1].en-orig.vtt": "Title [x_1]",
-             "e.pt-BR.srt": "e", "readme.txt": None}
+             "e.pt-BR.srt": "e", "readme.txt": None, "cre\u0300me.en.vtt": "cr\u00e8me"}
     for name in names:
         (tmp_path / name).write_text("no narration")
     found = Captions(tmp_path)
     assert {id: file.name for id, file in found.items()} == {
         id: name for name, id in names.items() if id}
     assert list(found) == sorted(found)
+    (tmp_path / "c.json").write_text('{"cre\\u0300me": {"start": [], "end": [], "text": []}}')
+    assert Captions(tmp_path / "c.json").sentences("cr\u00e8me") == []
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty: no narrations; a folder of ID\.csv"):
         Captions(tmp_path / "empty")

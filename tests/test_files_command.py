@@ -1,6 +1,7 @@
 """`python -m files check` and `phrases`: counts, names, verb phrases of parses by hand."""
 import re
 import sys
+from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
@@ -63,9 +64,9 @@ def test_phrases_are_counted_and_sorted(tmp_path, monkeypatch, capsys):
     take, _, it, chain, nothing = PARSES
     captions = narrate(tmp_path / "captions", a=[take, chain, nothing, take], b=[take, it], c=[])
     monkeypatch.setitem(sys.modules, "spacy", SimpleNamespace(load=lambda name, exclude: (
-        SimpleNamespace(pipe=lambda texts: map(parse, texts)))))
+        {"de_core_news_sm": SimpleNamespace(pipe=lambda texts: map(parse, texts))}[name])))
     pool = tmp_path / "pool.txt"
-    flags = "phrases", "--captions", captions, "--out", pool
+    flags = "phrases", "--captions", captions, "--out", pool, "--model", "de_core_news_sm"
     assert "lower --min-count" in fails(capsys, "files", *flags)
     call("files", *flags, "--min-count", "1")
     assert pool.read_text().split("\n") == [
@@ -99,7 +100,8 @@ def test_check_names_what_cannot_be_used(tmp_path, capsys):
     result = read_json(file)
     reasons = result.pop("unreadable_ids")
     assert result == {"captions": 3, "unreadable_captions": 1, "sentences": 3, "hours": 0.0,
-                      "videos": 3, "found": 2, "absent": 1, "unreadable": 1, "absent_ids": ["c"],
+                      "video_hours": 0.0, "videos": 3, "found": 2, "absent": 1, "unreadable": 1,
+                      "absent_ids": ["c"],
                       "without_captions_ids": ["silent"]}
     assert "c.csv:1: " in reasons["c"] and re.search("b.mkv: (ends|damaged)", reasons["b"])
     steps = ("1", [0, 2], "stir"), ("3", [1.5, 3.5], "stir")
@@ -113,6 +115,25 @@ def test_check_names_what_cannot_be_used(tmp_path, capsys):
         assert (result["classes"], result["distinct_texts"]) == (3, 2)
         assert result["absent_ids"] == (["gone"] if flags else None)
         assert list(result["unreadable_ids"]) == (["b"] if flags else [])
+
+
+@pytest.mark.parametrize("scale", [1, 1000, 0.02])
+def test_captions_in_other_units_are_said(tmp_path, scale, capsys):
+    """Catches: milliseconds, or another unit, that only the hours of the videos show; a video
+    without a caption, or a caption without a video, that hides it."""
+    folder = tmp_path / "v"
+    folder.mkdir()
+    for name in ("a", "b", "silent"):
+        write(folder / f"{name}.mp4", ticks=range(20), base=Fraction(1))     # 20 s
+    for name in ("a", "b", "gone"):
+        (folder / f"{name}.csv").write_text(f"start,end,text\n0,{18 * scale},add salt\n")
+    call("files", "check", "--data", "howto100m", "--captions", folder, "--videos", folder,
+         "--json", tmp_path / "o.json")
+    warned = re.search(r"2 videos last [34][890] s in all, their captions (\d+) s: are the times",
+                       capsys.readouterr().out)
+    assert (warned and warned[1]) == (None if scale == 1 else f"{36 * scale:.0f}")
+    result = read_json(tmp_path / "o.json")
+    assert result["hours"] == round(3 * 18 * scale / 3600, 2) and result["video_hours"] == 0.01
 
 
 def test_promise_5_what_is_not_there(tmp_path, capsys):

@@ -85,9 +85,10 @@ def test_epic_lists(tmp_path, capsys):
 
 
 def test_names_phrases_and_ids(tmp_path):
-    """Catches: another order, equal names joined, a phrase's commas cut; a header in the pool."""
-    assert load_phrases(written(tmp_path, "stir\nput honey, oil\nstir")) == [
-        "stir", "put honey, oil", "stir"]
+    """Catches: another order, equal names joined, a phrase's commas cut; a header in the pool; an
+    id whose accents are apart taken for another."""
+    assert load_phrases(written(tmp_path, "stir\nput honey, oil\nstir\n3D-print it")) == [
+        "stir", "put honey, oil", "stir", "3D-print it"]
     assert load_phrases(written(tmp_path, PHRASES)) == ["add water", "use a q - tip"]
     for text in ("add water,2878\nput honey, oil,5", "add water,1,nan\n put honey, oil \n\n",
                  '"add water",1\n"put honey, oil",2',
@@ -95,6 +96,10 @@ def test_names_phrases_and_ids(tmp_path):
         assert load_phrases(written(tmp_path, text))[1] == "put honey, oil"
     assert load_ids(written(tmp_path, "\ufeff-a\r\nmy video.v2\nb.webm\n\n-a\nsub/c.MP4\n")) == [
         "-a", "my video.v2", "b", "c"]
+    apart = "cre\u0300me"                               # of macOS; composed, it is one letter less
+    assert load_ids(written(tmp_path, f"{apart}\ncr\u00e8me.mp4\n")) == ["cr\u00e8me"]
+    videos, _ = load_coin(written(tmp_path, coin(**{apart: entry()})))
+    assert videos[0].name == "cr\u00e8me"
 
 
 READERS = {
@@ -130,6 +135,9 @@ READERS = {
     ("phrases", ",3,4.5\na\n", "list:1: ',3,4.5' is"),
     ("phrases", "0,stir,3\n1,cut,2\n", "list:1: '0,stir,3' is not `phrase`"),
     ("phrases", "stir\ncut\t2\n", "list:2: .* is not `phrase`"),
+    ("phrases", "stir\n4 cut\n", "list:2: '4 cut' is .*; a phrase is words, without a number"),
+    ("phrases", "1. stir\ncut\n", "list:1: .* a number before them or _"),
+    ("phrases", "stir\nadd_kimchi\n", "list:2: 'add_kimchi' is .* a number before them or _"),
     *[(name, text, "list:1: no text, or not UTF-8") for name in READERS if name != "infill"
       for text in (" \n\r\n", "\ufeffstir\ncut\n".encode("utf-16-le"))]])
 def test_promise_4_a_list_at_fault_is_named_with_its_line(tmp_path, name, text, message):

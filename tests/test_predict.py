@@ -6,12 +6,15 @@ import torch
 
 import weights
 from commands import call, fails, read_json
+from evaluation.inference import draw_noise, sample_in_turn
+from evaluation.labeled import open_texts
 from evaluation.prediction import count_futures, observe_toy, rank_steps, truth_of
 from predict import predict
 from support.arguments import DEFAULT
 from toy import grammar
 from toy.export import write_video
 from toy.render import render
+from weights.checkpoint import build_model, save
 
 
 def test_futures_are_counted_and_steps_ranked():
@@ -39,7 +42,8 @@ def test_the_truth_is_that_of_the_steps_shown():
 
 
 def test_the_first_forecast_anyone_sees(here, capsys):
-    """Catches: a true step that is not printed; a warning, or none; keys renamed."""
+    """Catches: a true step that is not printed; a warning, or none; keys renamed; another length of
+    the history, noise of another seed, the mean of fewer samples."""
     call("predict.py", "--json", "a.json")
     out, content = capsys.readouterr().out, read_json("a.json")
     assert [*content] == ["video", "clips", "next", "futures", "warning", "truth"]
@@ -49,6 +53,14 @@ def test_the_first_forecast_anyone_sees(here, capsys):
     for row in content["truth"]["next"]:
         assert f"{row['step']} {row['p']:.0%}" in out
     assert predict() == content
+    model = weights.load(DEFAULT)
+    observed, steps = observe_toy(0, model, None, 3), grammar.STEPS
+    _, texts = open_texts(steps, True, model, DEFAULT, None, None, "cpu")
+    log_p, picks = sample_in_turn(model, model.encode(observed.clips), float(
+        observed.windows.max() - observed.windows.min()), texts, draw_noise((3, 50, model.dim), 0))
+    assert content["futures"] == count_futures(picks, steps)
+    assert {row["step"]: row["p"] for row in content["next"]} == pytest.approx(
+        dict(zip(steps, log_p.exp().mean(0).tolist())))
 
 
 def test_a_video_file_and_steps_of_ones_own(trained, here, capsys):
@@ -67,3 +79,29 @@ def test_a_video_file_and_steps_of_ones_own(trained, here, capsys):
     assert "without order" in content["warning"] and content["next"] == content["futures"] == []
     for argv in (("v.mp4", "--at", "500"), ("--seed", "3", "--at", "1e9")):
         assert "ends at" in fails(capsys, "predict.py", *argv, "--checkpoint", checkpoint)
+
+
+def test_a_model_that_is_fine_tuned_to_forecast(trained, here, capsys):
+    """Catches: texts matched in place of its classes; classes that are not the lines of --steps."""
+    start, steps = weights.load(trained / "diffusion"), ["crack egg", "pour oil"]
+    for task in ("forecast", "classify"):
+        model = build_model(start.phrases, **start.arguments | {"task": task, "classes": [2]})
+        model.load_state_dict(start.state_dict(), strict=False)
+        model.classifier.weight.data.zero_()
+        model.classifier.bias.data = torch.tensor([0., .5])
+        save(f"{task}.pt", model, settings=start.settings)
+    flags = dict(steps=steps, samples=4, horizon=2)
+    content = predict(checkpoint="forecast.pt", **flags)
+    assert content["futures"] == [{"steps": ["pour oil"] * 2, "share": 1.0}]
+    assert content["next"][0]["p"] == pytest.approx(torch.tensor(.5 / start.tau).sigmoid().item())
+    assert content["clips"] == predict(checkpoint=trained / "diffusion", **flags)["clips"]
+    line = fails(capsys, "predict.py", "--checkpoint", "forecast.pt")
+    assert f"fine-tuned to 2 classes, there are {len(grammar.STEPS)} here" in line
+    assert "is fine-tuned for classify" in fails(capsys, "predict.py", "--checkpoint",
+                                                 "classify.pt")
+
+
+def test_a_figure_that_cannot_be_drawn_is_refused_first(here, capsys):
+    """Catches: a forecast that is made and lost."""
+    line = fails(capsys, "predict.py", "--figure", "out.jpg", "--json", "a.json")
+    assert "out.jpg: must end in .png, .pdf or .svg" in line and not Path("a.json").exists()

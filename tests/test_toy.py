@@ -103,12 +103,12 @@ def test_videos_are_drawn_with_the_probabilities_of_the_grammar():
 
 # --- Pictures and narrations ---
 def test_default_world_is_that_of_the_published_figures():
-    """Catches: another draw, with which no figure can be compared, but toy.teacher.VERSION kept."""
+    """Catches: another draw, with which no figure can be compared, but grammar.VERSION kept."""
     video = make_video("test", 0)
-    assert video.duration == 91.83 and labels_of(video) == (7, 22, 10, 34, 27, 0)
+    assert video.duration == 113.18 and labels_of(video) == (7, 22, 21, 10, 27, 2, 1, 17)
     frames = render.render(video)
-    assert frames.dtype == np.uint8 and frames.shape == (46, 3, render.SIZE, render.SIZE)
-    assert frames.sum() == pytest.approx(13_217_950, rel=1e-5)    # another draw of noise: 5e-4
+    assert frames.dtype == np.uint8 and frames.shape == (57, 3, render.SIZE, render.SIZE)
+    assert frames.sum() == pytest.approx(17_635_348, rel=1e-5)    # another draw of noise: 5e-4
     assert render.narrate(video)[2] == (9.12, 13.46, "and i'm gonna crack some egg just like that")
     assert grammar.SPLIT_SEEDS == {"train": 0, "validation": 1_000_000, "test": 2_000_000}
 
@@ -222,7 +222,7 @@ def test_the_command_trains_a_teacher_and_writes_it(monkeypatch, tmp_path):
     loaded.model.train()                               # few updates: not yet its running statistics
     cosine = loaded.encode_frames(torch.from_numpy(pictures)) @ loaded.encode_sentences(captions[0]).T
     assert cosine.diag().mean() > cosine.mean() + .1
-    monkeypatch.setattr(source, "VERSION", teacher.VERSION + 1)
+    monkeypatch.setattr(grammar, "VERSION", 3)
     with pytest.raises(InputError, match="of version 2 .* needs 3; `python -m toy teacher`"):
         source.load_teacher("cpu")
 

@@ -10,8 +10,9 @@ from torchvision.transforms import v2
 
 from files import video
 from files.video import Unreadable, read_frames
+from support.errors import InputError
 
-FPS, SIZE, BLOCK = 25, (48, 64), 8                     # frames/s; H, W; pixels of a gray square
+FPS, SIZE, BLOCK, BITS = 25, (48, 64), 8, 18           # frames/s; H, W; pixels of a gray square
 H264 = {"options": {"preset": "ultrafast", "x264-params": "bframes=3:keyint=50:scenecut=0"}}
 MPEG4 = {"codec": "mpeg4", "options": {"sc_threshold": "1000000000", "g": "12"}}
 VP9 = {"codec": "libvpx-vp9", "options": {"deadline": "realtime", "cpu-used": "8", "g": "20"}}
@@ -21,7 +22,8 @@ VARIABLE = {"ticks": (np.cumsum([30, 40, 40, 500, 33, 33, 1700, 20, 20, 25] * 6)
 
 def write(path, codec="libx264", ticks=range(100), base=Fraction(1, FPS), options=None,
           container=None, size=SIZE, sound=0.0):
-    """A video whose picture i is shown from ticks[i] * base s on; `sound`: s of silence, from 0."""
+    """A video whose picture i is taken at ticks[i] * base s; its first squares are the bits of
+    ticks[i]. sound: s of silence, from 0."""
     rng = np.random.default_rng(0)
     with av.open(str(path), "w", options=container or {}) as file:
         stream = file.add_stream(codec, rate=FPS, options=options or H264["options"])
@@ -31,6 +33,7 @@ def write(path, codec="libx264", ticks=range(100), base=Fraction(1, FPS), option
             write_silence(file, sound)
         for tick in ticks:
             squares = rng.integers(0, 256, (size[0] // BLOCK, size[1] // BLOCK), np.uint8)
+            squares.flat[:BITS] = 255 * (tick >> np.arange(BITS) & 1)
             gray = squares.repeat(BLOCK, 0).repeat(BLOCK, 1)
             frame = av.VideoFrame.from_ndarray(gray[..., None].repeat(3, 2), "rgb24")
             frame.pts, frame.time_base = tick, base
@@ -93,6 +96,58 @@ def test_frames_at_times_equal_decoding_everything(tmp_path, name, monkeypatch):
     if "variable" not in name:                         # whose last frame's length a file may lack
         assert video.duration(path) == pytest.approx(frames[0][-1] + 1 / FPS, abs=0.09)
         assert_shows(path, [video.duration(path)], frames)
+
+
+def ticks_of(pictures):
+    """The ticks that pictures of `write` encode: (n, 3, H, W) -> (n,)."""
+    squares = pictures[:, 0, BLOCK // 2::BLOCK, BLOCK // 2::BLOCK].flatten(1)
+    return (squares[:, :BITS] > 127).numpy() @ (1 << np.arange(BITS))
+
+
+CLOCKS = {                                             # {file: how it is written, its start in s}
+    "1.mp4": ({"ticks": range(60), "base": Fraction(1)}, 0),
+    "24.mp4": ({"base": Fraction(1001, 24000)}, 0), "60.mkv": ({"base": Fraction(1, 60)}, 0),
+    "vp9.webm": ({**VP9, "base": Fraction(1, 30)}, 0), "mpeg4.avi": (MPEG4, 0),
+    "variable.mp4": (VARIABLE, 0), "variable.mkv": (VARIABLE, 0),
+    "late.mp4": ({"ticks": range(70, 170)}, 2.8), "late.mkv": ({"ticks": range(70, 170)}, 2.8),
+    "sound.mkv": ({"ticks": range(20, 120), "sound": 4.0}, 0)}
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+@pytest.mark.parametrize("ahead", [10.0, 0.1])         # one walk; many seeks
+def test_no_picture_is_of_later(tmp_path, name, ahead, monkeypatch):
+    """Catches: the nearest or the next picture for the last one at or before a time. A picture says
+    itself when it was taken; 1 ms is what mkv rounds a time to."""
+    options, start = CLOCKS[name]
+    monkeypatch.setattr(video, "AHEAD", ahead)
+    path, base = write(tmp_path / name, **options), float(options.get("base", Fraction(1, FPS)))
+    taken = np.array(options.get("ticks", range(100))) * base - start        # (n,) s
+    rng = np.random.default_rng(0)
+    for moved in (0.001, -0.001, rng.uniform(0, taken[-1], len(taken)) - taken):
+        times = np.maximum(taken + moved, 0.0)
+        clear = np.abs(times[:, None] - taken).min(1) > 0.0006
+        last = np.maximum(np.searchsorted(taken, times, "right") - 1, 0)     # before the first: it
+        shown = ticks_of(read_frames(path, times)) * base - start
+        assert shown[clear] == pytest.approx(taken[last][clear]), moved
+    if path.suffix == ".mp4":                          # whose time stamps are exact
+        assert ticks_of(read_frames(path, taken)) * base - start == pytest.approx(taken)
+
+
+def test_the_first_picture_stands_for_one_second_before_it(tmp_path):
+    """Catches: a picture from long after for a time at which there is none, also where the first
+    ones cannot be decoded."""
+    path = write(tmp_path / "a.mkv", ticks=range(50, 150), sound=4.0)        # from 2 s on
+    assert ticks_of(read_frames(path, [1.01, 2.0])).tolist() == [50, 50]
+    with pytest.raises(Unreadable, match=r"a\.mkv: begins 1\.5 s after .*, at 0\.5 s$"):
+        read_frames(path, [0.5, 3.0])
+    whole = write(tmp_path / "whole.mkv", options={"x264-params": "bframes=0:keyint=50:scenecut=0"})
+    with av.open(str(whole)) as old, av.open(str(tmp_path / "cut.mkv"), "w") as new:
+        stream = new.add_stream_from_template(old.streams.video[0])
+        for packet in list(old.demux(video=0))[1:-1]:
+            packet.stream = stream
+            new.mux(packet)
+    with pytest.raises(Unreadable, match="cut"):
+        read_frames(tmp_path / "cut.mkv", [0.5])
 
 
 def test_promise_22_a_phone_video_is_upright(tmp_path):
@@ -166,16 +221,20 @@ def test_promise_2_a_damaged_picture_is_not_returned(tmp_path):
         read_frames(path, [1.9, 1.93])
 
 
-def test_find_videos(tmp_path):
-    """Catches: other files taken, subfolders or capitals missed, an order that the disk decides."""
-    for name in ["b/x.mp4", "a/x.mkv", "P01/videos/P01_101.MP4", "-id.webm", "y.mp4.part", "z.txt",
-                 "c.v1.MoV", "d.avi", "no_extension"]:
+def test_the_videos_of_a_folder(tmp_path):
+    """Catches: other files taken, subfolders or capitals missed; one of two files of an id taken
+    unsaid, a link to the same file refused; accents apart from the same ones composed."""
+    for name in ["a/x.mkv", "P01/videos/P01_101.MP4", "-id.webm", "y.mp4.part", "z.txt",
+                 "c.v1.MoV", "d.avi", "no_extension", "cre\u0300me.mp4"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    found = {stem: path.relative_to(tmp_path).as_posix()
-             for stem, path in video.find_videos(tmp_path).items()}
-    assert found == {"x": "a/x.mkv", "P01_101": "P01/videos/P01_101.MP4", "-id": "-id.webm",
-                     "c.v1": "c.v1.MoV", "d": "d.avi"}
+    (tmp_path / "a/d.avi").hardlink_to(tmp_path / "d.avi")
+    found = {name: path.name for name, path in video.find_videos(tmp_path).items()}
+    assert found == {"x": "x.mkv", "P01_101": "P01_101.MP4", "-id": "-id.webm", "c.v1": "c.v1.MoV",
+                     "d": "d.avi", "cr\u00e8me": "cre\u0300me.mp4"}
+    (tmp_path / "x.mp4").touch()
+    with pytest.raises(InputError, match=r"x\.mkv and .*x\.mp4: two files of one id"):
+        video.find_videos(tmp_path)
 
 
 def ramp(frames=3, height=160, width=240):

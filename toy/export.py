@@ -51,7 +51,7 @@ def export(out, train, test, workers):
         (out / folder).mkdir(parents=True)
     items = [("train", i) for i in range(train)] + [("test", i) for i in range(test)]
     database = dict(prefetch(functools.partial(export_video, out), items, workers, "export"))
-    write_json(out / "COIN.json", {"database": database})
+    write_json(out / "COIN.json", {"world": grammar.VERSION, "database": database})
     trained = [name for name in database if name.startswith("train")]
     for name, lines in (("steps", grammar.STEPS), ("phrases", grammar.PHRASES), ("train", trained)):
         write_text(out / f"{name}.txt", "".join(f"{line}\n" for line in lines))

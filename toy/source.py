@@ -12,7 +12,7 @@ from data import Loaded, frame_times, sentence_windows
 from pseudo_labels import Teacher
 from support.errors import require
 from toy import grammar, render
-from toy.teacher import TEACHER_FILE, VERSION, build_teacher
+from toy.teacher import TEACHER_FILE, build_teacher
 
 
 class ToySource:
@@ -36,8 +36,8 @@ class ToySource:
         return sentence_windows(self.narration[video], self.videos[video].duration, rng)
 
     def load(self, requests, rng=None):
-        """The clips of [(video, windows (n, 2) s, ...), ...] -> Loaded: the frames nearest in time.
-        views: (C, F), their places in `pixels`."""
+        """The clips of [(video, windows (n, 2) s, ...), ...] -> Loaded. For a time stands the
+        last frame taken at or before it. views: (C, F), their places in `pixels`."""
         index = []
         for video, windows, *_ in requests:
             number = frame_times(windows, self.frames_per_clip) * render.FPS                # (n, F)
@@ -71,8 +71,8 @@ def load_teacher(device):
     """The world's WorldTeacher. Raises InputError if absent, or of another version."""
     require(TEACHER_FILE.is_file(), f"{TEACHER_FILE}: absent; `git checkout` restores it")
     file = torch.load(TEACHER_FILE, map_location="cpu", weights_only=True)
-    require(file["version"] == VERSION, f"{TEACHER_FILE}: of version {file['version']} of the "
-            f"world; this code needs {VERSION}; `python -m toy teacher` trains it again")
+    require(file["version"] == grammar.VERSION, f"{TEACHER_FILE}: of version {file['version']} of the "
+            f"world; this code needs {grammar.VERSION}; `python -m toy teacher` trains it again")
     model, tokenizer = build_teacher()
     tokens = {"token_embedding.weight": model.token_embedding.weight}      # not in the file
     model.load_state_dict({**file["model"], **tokens})

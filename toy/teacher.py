@@ -15,7 +15,6 @@ from toy import grammar
 from toy.render import (MEAN, OBJECTS, SIZE, STD, STEP_SENTENCES, TOOLS, appearance, draw_frames,
                         say)
 
-VERSION = 2                                        # of grammar.py, render.py and this file
 TEACHER_FILE = Path(__file__).with_name("teacher.pt")
 # A how-to sentence for each phrase of the pool. CLIP has read such sentences, and speech, too.
 HOWTO = dict(zip(grammar.PHRASES, Path(__file__).with_name("howto.txt").read_text(
@@ -106,5 +105,5 @@ def write_weights(path, model):
     """Write the file of a trained teacher, in float16 for its size."""
     weights = {name: value.half() if value.is_floating_point() else value
                for name, value in model.state_dict().items() if name != "token_embedding.weight"}
-    write_atomically(path, lambda file: torch.save({"version": VERSION, "model": weights}, file))
+    write_atomically(path, lambda file: torch.save({"version": grammar.VERSION, "model": weights}, file))
     print(f"{path}: written")

@@ -32,6 +32,7 @@ from support.errors import require
 from support.workers import prefetch
 from model import encode_parts
 from training import parallel
+from toy import grammar
 from training.batches import generator, seed_noise, videos_of
 from training.run import SAVE_EVERY, begin, judge_unreadable, learning_rate, log, open_run, save
 from weights.checkpoint import build_model, fill
@@ -216,4 +217,5 @@ def parse(argv):
     args.epochs = args.epochs or (60.0 if args.task == "activity" else 15.0)
     args.out = args.out or Path(f"runs/finetune-{args.task}")
     args.init = args.init or default_checkpoint()
+    args.world = grammar.VERSION if args.data == "toy" else None
     return args

@@ -14,6 +14,7 @@ from encoder import TimeSformer
 from model import ProcedureModel
 from support.errors import InputError, require
 from support.write import write_atomically
+from toy.grammar import VERSION as WORLD
 from weights.mvit import MViT
 from weights.names import published, tensors_of
 
@@ -86,6 +87,9 @@ def load(path):
                          f"models are for --init): {type(error).__name__}: {' '.join(lines)}"
                          ) from None
     model.settings = content.get("settings", {})
+    world = model.settings.get("world")
+    require(model.settings.get("data") != "toy" or world == WORLD, f"{path}: was trained in version "
+            f"{world or 1} of the embedded world; this code has {WORLD}; train it again")
     before = content.get("answers", {})                    # published files hold none
     for name, x in answers_of(model).items() if before else ():
         i = (x - before[name]).abs().argmax()

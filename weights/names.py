@@ -11,24 +11,32 @@ PIXELS = 0.45, 0.225           # of the release: mean and deviation of pixels / 
 PARTS = re.compile(r"encoder\.(cls_token|\w+_embed|blocks|norm|head|body\.(?!head))\b"
                    r"|denoiser\.(role|position|level|transformer)\b")     # not CLIP's text tower
 TOKEN = "encoder.body.pos_encoding.class_token"
-RENAMES = (                    # (regular expression, replacement), one after the other
-    (r"^((module|model|_orig_mod)\.)+", ""),   # of DataParallel, the release, torch.compile
-    # torchvision's ViT, as timm and TimeSformer name it
+RENAMES = (                    # (regular expression, replacement), one after the other; # examples
+    (r"^((module|model|_orig_mod)\.)+", ""),           # module.model.norm.bias -> encoder.norm.bias
+    # torchvision's ViT, as timm and TimeSformer name it: class_token -> encoder.cls_token
     ("^class_token$", "cls_token"), ("^encoder.pos_embedding$", "pos_embed"),
     ("^encoder.ln", "norm"), ("^encoder.layers.encoder_layer_", "blocks."),
     ("^conv_proj", "patch_embed.proj"), (r"^(blocks.\d+.)ln_", r"\1norm"),
+    # encoder.layers.encoder_layer_3.ln_1.bias -> encoder.blocks.3.norm1.bias
     ("self_attention.in_proj_", "attn.qkv."), ("self_attention.out_proj", "attn.proj"),
+    # encoder.layers.encoder_layer_3.self_attention.in_proj_bias -> encoder.blocks.3.attn.qkv.bias
     ("^(blocks.*mlp.)(0|linear_1)", r"\1fc1"), ("^(blocks.*mlp.)(3|linear_2)", r"\1fc2"),
-    # the release: h, new heads, MViT-v2; the rest is TimeSformer
+    # encoder.layers.encoder_layer_3.mlp.linear_1.bias -> encoder.blocks.3.mlp.fc1.bias
+    # the release; the rest is TimeSformer: order_tfm.type_embedding.weight -> denoiser.role.weight
     ("^order_tfm.", "denoiser."), ("type_embedding", "role"), ("temporalEmbedding", "position"),
     ("temporalModelling", "transformer"), ("time_mlp.1", "level.0"), ("time_mlp.3", "level.2"),
+    # order_tfm.time_mlp.3.bias -> denoiser.level.2.bias; head_cls.bias -> classifier.cls.bias
     ("^head_(cls|v|n)", r"classifier.\1"), ("^video_encoder.", "encoder.body."),
     ("^(?!encoder.|denoiser|classifier|phrases|standardize)", "encoder."),
-    # SlowFast's MViT-v2, as torchvision names it
+    # SlowFast's MViT-v2: video_encoder.cls_token -> encoder.body.pos_encoding.class_token
     ("^encoder.body.cls_token$", TOKEN), ("(body.)patch_embed.proj", r"\1conv_proj"),
+    # video_encoder.patch_embed.proj.bias -> encoder.body.conv_proj.bias
     (r"(body.blocks.\d+.)proj\.", r"\1project."), (r"(body.*attn.)proj\.", r"\1project.0."),
+    # video_encoder.blocks.3.attn.proj.bias -> encoder.body.blocks.3.attn.project.0.bias
     (r"(\.pool_[qkv]).weight$", r"\1.pool.weight"), (".norm_([qkv]).", r".pool_\1.norm_act.0."),
+    # video_encoder.blocks.3.attn.norm_q.bias -> encoder.body.blocks.3.attn.pool_q.norm_act.0.bias
     ("(body.*mlp.)fc1", r"\g<1>0"), ("(body.*mlp.)fc2", r"\g<1>3"))
+    # video_encoder.blocks.3.mlp.fc1.bias -> encoder.body.blocks.3.mlp.0.bias
 
 
 def tensors_of(content):
