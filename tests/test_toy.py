@@ -178,11 +178,11 @@ def test_a_forecast_is_shown_nothing_of_what_follows(monkeypatch, tmp_path):
     given, pixels, f = [], [], SimpleNamespace(image=render.SIZE, frames=4, seconds=None)
     for name, make in ("as it is", real), ("changed", changed):
         monkeypatch.setattr(grammar, "make_video", make)
-        toy = source.ToySource("test", 4, 4, known)
+        toy = source.ToySource("test", 4, 4)
         examples = [e for e in examples_of("forecast", toy.videos) if e.step <= at]
         loaded = toy.load(examples)
         pixels.append(toy.pixels)
-        given.append([loaded.clips, toy.teacher_features(loaded.views)])
+        given.append([loaded.clips, known.watch(toy).encode_clips(loaded.views)])
         export.export(tmp_path / name, 0, 4, 0)
         for example in examples[:4]:
             path = tmp_path / name / "videos" / f"{toy.videos[example.video].name}.mp4"
