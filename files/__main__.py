@@ -14,8 +14,7 @@ from support.write import write_json
 
 
 def look_at(item):
-    """(length s, None) of (path, end); (0, reason) if the first picture or that at `end` s, None:
-    the last, cannot be read."""
+    """(length s, None) of (path, end s, None: its end), or (0, why a picture cannot be read)."""
     path, end = item
     try:
         length = duration(path)
@@ -65,9 +64,8 @@ def check(args):
         facts = {"classes": len(names), "distinct_texts": len(set(names))}
     elif args.data == "epic":
         videos = load_epic(args.annotations)
-        segments = sum(len(video.steps) for video in videos)
-        facts = {"segments": {epic_split(args.annotations): segments}, "verbs": VERBS,
-                 "nouns": NOUNS}
+        segments = {epic_split(args.annotations): sum(len(video.steps) for video in videos)}
+        facts = {"segments": segments, "verbs": VERBS, "nouns": NOUNS}
     else:
         captions = Captions(args.captions)
         videos = [Video(name) for name in captions]

@@ -177,10 +177,7 @@ def load_ids(path):
 
 
 def video_name(path):
-    """The id of a video's file: its name without the suffix, which may hold a dot.
-
-    Accents are composed (NFC), since macOS writes them apart in names of files.
-    """
+    """The id of a video's file: its name without the suffix, with accents composed (NFC)."""
     path = PurePath(unicodedata.normalize("NFC", str(path)))
     return path.stem if path.suffix.lower() in VIDEO_SUFFIXES else path.name
 

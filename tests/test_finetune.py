@@ -96,7 +96,7 @@ def test_labels_are_learned(trained, here):
          "--out", "run")
     call("evaluate.py", "--task", "classify", "--split", "train", "--toy-videos", "8",
          "--checkpoint", "run", "--json", "a.json")
-    assert read_json("a.json")["top1"]["ours"] > 40          # chance: 2.5
+    assert read_json("a.json")["top1"]["ours"] > 25          # chance: 2.5
 
 
 @pytest.mark.parametrize("order, task", [("diffusion", "classify"), ("diffusion", "forecast"),

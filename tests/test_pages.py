@@ -14,6 +14,7 @@ import torch
 import denoiser
 import evaluate
 from commands import call
+from data import Step, Video
 from files.lists import load_coin
 from predict import predict
 
@@ -80,10 +81,14 @@ def test_another_h_fits_the_shapes():
 
 
 def test_ten_lines_score_videos_of_ones_own(tmp_path):
-    """Catches: an example of COIN.json that is not read."""
+    """Catches: an example of COIN.json, or of a loader, that is not read."""
     (tmp_path / "COIN.json").write_text(code_after("docs/data.md", '{"database"'), encoding="utf-8")
     videos, names = load_coin(tmp_path / "COIN.json")
     assert [len(video.steps) for video in videos] == [3] and len(names) == 3
+    (tmp_path / "v.csv").write_text("3,31,38.5\n1,12,20.5\n")
+    exec(code_after("docs/data.md", "def load_folder"), found := {"Step": Step, "Video": Video})
+    videos, _ = found["load_folder"](tmp_path, names)
+    assert videos == [Video("v", "test", 0, None, (Step(12, 20.5, 0), Step(31, 38.5, 2)))]
 
 
 def test_the_notebook_runs_and_shows_what_it_stores(monkeypatch, capsys):

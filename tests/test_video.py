@@ -1,5 +1,7 @@
 """files/video.py on real files that are written here, of which each picture is different."""
+import re
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 
 import av
@@ -131,6 +133,35 @@ def test_no_picture_is_of_later(tmp_path, name, ahead, monkeypatch):
         assert shown[clear] == pytest.approx(taken[last][clear]), moved
     if path.suffix == ".mp4":                          # whose time stamps are exact
         assert ticks_of(read_frames(path, taken)) * base - start == pytest.approx(taken)
+
+
+@pytest.mark.parametrize("name", ["24.mp4", "variable.mkv", "sound.mkv"])
+def test_a_small_copy_shows_no_picture_of_later(tmp_path, name):
+    """Catches: a filter on the page that takes the nearest picture, or moves the times of a file
+    whose sound begins first."""
+    options, base = CLOCKS[name][0], float(CLOCKS[name][0].get("base", Fraction(1, FPS)))
+    path = write(tmp_path / name, **options)
+    page = (Path(__file__).parent.parent / "docs/data.md").read_text(encoding="utf-8")
+    rate = re.search(r'-vf "(fps=[^,]+),scale', page)[1].removeprefix("fps=")
+    taken = np.array(options.get("ticks", range(100))) * base
+    graph, small = av.filter.Graph(), []
+    with av.open(str(path)) as file:
+        nodes = (graph.add_buffer(template=file.streams.video[0]), graph.add("fps", rate),
+                 graph.add("buffersink"))
+        graph.link_nodes(*nodes).configure()
+        for frame in [*file.decode(video=0), None]:
+            graph.push(frame)
+            while True:
+                try:
+                    small.append(graph.pull())
+                except (av.BlockingIOError, av.EOFError):
+                    break
+    pictures = torch.stack([torch.from_numpy(frame.to_ndarray(format="rgb24")) for frame in small])
+    shown = ticks_of(pictures.permute(0, 3, 1, 2)) * base
+    times = np.array([frame.time for frame in small])
+    assert times == pytest.approx(np.arange(len(times))) and len(times) > 2
+    last = np.maximum(np.searchsorted(taken, times + 1e-6, "right") - 1, 0)
+    assert shown == pytest.approx(taken[last])
 
 
 def test_the_first_picture_stands_for_one_second_before_it(tmp_path):
