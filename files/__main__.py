@@ -24,16 +24,6 @@ def look_at(item):
         return 0.0, str(error)
 
 
-def look_up(folder, videos, workers):
-    """{id: path} of a folder, None without one, and {id: what `look_at` returns} of the videos."""
-    if folder is None:
-        return None, {}
-    paths = find_videos(folder)
-    items = {video.name: (paths[video.name], max((step.end for step in video.steps), default=None))
-             for video in videos if video.name in paths}
-    return paths, dict(zip(items, prefetch(look_at, list(items.values()), workers, "read")))
-
-
 def counts(listed, paths, unreadable):
     """{"videos", "found", "absent", "unreadable"} of some ids; without paths three are None."""
     ids = set(listed)
@@ -44,7 +34,7 @@ def counts(listed, paths, unreadable):
 
 
 def count_coin(videos, *found):
-    """What each task lists of each split of COIN.json. found: see `look_up`."""
+    """What each task lists of each split of COIN.json. found: see `counts`."""
     result = {"classify": {}, "forecast": {}, "activity": {}}
     for task in result:
         for split in ("train", "validation", "test"):
@@ -69,13 +59,16 @@ def check(args):
     else:
         captions = Captions(args.captions)
         videos = [Video(name) for name in captions]
-        spoken = dict(captions.readable(wrong))
-        ends = {name: max((end for _, end, _ in sentences), default=0.0)
-                for name, sentences in spoken.items()}
+        ends, sentences = {}, 0
+        for name, spoken in captions.readable(wrong):
+            ends[name] = max((end for _, end, _ in spoken), default=0.0)
+            sentences += len(spoken)
         facts = {"captions": len(captions), "unreadable_captions": len(wrong),
-                 "sentences": sum(map(len, spoken.values())),
-                 "hours": round(sum(ends.values()) / 3600, 2)}
-    paths, found = look_up(args.videos, videos, args.workers)
+                 "sentences": sentences, "hours": round(sum(ends.values()) / 3600, 2)}
+    paths = find_videos(args.videos) if args.videos else None
+    items = {video.name: (paths[video.name], max((step.end for step in video.steps), default=None))
+             for video in videos if paths and video.name in paths}
+    found = dict(zip(items, prefetch(look_at, list(items.values()), args.workers, "read")))
     unreadable = {name: reason for name, (_, reason) in found.items() if reason}
     listed, there = [video.name for video in videos], paths is not None
     facts |= (count_coin(videos, paths, unreadable) if args.data == "coin" else
