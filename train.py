@@ -34,8 +34,8 @@ from files.sources import open_folder
 from losses import match, mc_loss, mse_loss, xe_loss
 from model import encode_parts
 from pseudo_labels import soft_targets
-from support.arguments import Parser, add_run_flags, count, positive
-from support.device import limit_threads, mixed_precision, pick_device
+from support.arguments import (Parser, add_run_flags, count, limit_threads, mixed_precision,
+                               pick_device, positive)
 from support.errors import require, run
 from support.workers import prefetch
 from toy import grammar, render

@@ -26,8 +26,8 @@ import weights
 from data import EPIC_FRAMES, EPIC_SECONDS, classify_examples, examples_of
 from evaluation.labeled import add_labeled_flags, encode_examples, open_labeled
 from files.lists import NOUNS, VERBS
-from support.arguments import Parser, add_run_flags, count, default_checkpoint, positive
-from support.device import limit_threads, mixed_precision, pick_device
+from support.arguments import (Parser, add_run_flags, count, default_checkpoint, limit_threads,
+                               mixed_precision, pick_device, positive)
 from support.errors import require
 from support.workers import prefetch
 from model import encode_parts
