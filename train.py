@@ -43,8 +43,7 @@ from toy.source import ToySource, load_teacher
 from training import finetune, parallel
 from training.batches import clip_features, generator, load_batch, seed_noise
 from training.rows import missing_rows
-from training.run import (SAVE_EVERY, begin, judge_unreadable, last_checkpoint, learning_rate, log,
-                          open_run, save, tell_minutes)
+from training.run import SAVE_EVERY, begin, learning_rate, log, open_run, save
 from weights.names import PIXELS
 from weights.teacher import open_teacher
 
@@ -88,15 +87,6 @@ def make_optimizer(model, stage):
                              fused=True)
 
 
-def rows_of(batch, log_p, args, rng):
-    """The rows of h, by f's likeliest phrases, log_p (C, K) -> rows (R, N) and j (R,)."""
-    confidence, phrase = log_p.detach().max(-1)            # (C,) of each clip's likeliest phrase
-    windows = [windows for _, windows in batch.requests]
-    rows, j = missing_rows(windows, phrase.cpu().numpy(), confidence.cpu().numpy(), rng, args.rows,
-                           args.context)
-    return rows.to(log_p.device), j.to(log_p.device)
-
-
 def pretrain(args):
     """Pre-training (Sec. 3.2): f and h together."""
     # 1. Narrated videos with their frozen teacher, and the texts of the phrase pool.
@@ -137,10 +127,11 @@ def pretrain(args):
         optimizer.load_state_dict(content["optimizer"])
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(source.videos)} "
           f"videos, {switch} updates by SGD and {updates - switch} by AdamW, on {device}")
+    if device.type == "cpu" and view.size > 64:
+        print("f is large for a CPU: an update takes minutes")
 
     # 3. Train: the objective of an update, Eq. 7, from top to bottom.
     most = len(range(rank, args.batch, world)) * CONSECUTIVE[args.size]    # clips of this process
-    tell_minutes(model, most)
     make = functools.partial(load_batch, source, args.seed, args.batch, CONSECUTIVE[args.size],
                              rank, world)
     size = 3 * view.frames * most * (view.size ** 2 + teacher.size ** 2)   # bytes
@@ -166,7 +157,9 @@ def pretrain(args):
             mse = mc = x.new_zeros(())                     # with --order none, f learns alone
             if args.order != "none":
                 rng = generator("rows", args.seed, update, rank)
-                rows, j = rows_of(batch, log_p, args, rng)
+                likely = [part.cpu().numpy() for part in log_p.detach().max(-1)]   # log p, phrase
+                rows, j = missing_rows(batch.requests, *likely, rng, args.rows, args.context)
+                rows, j = rows.to(device), j.to(device)
                 r = torch.arange(len(rows), device=device)
                 missing, observed = rows[r, j], rows >= 0
                 observed[r, j] = False                                     # neither padding nor j
@@ -191,13 +184,12 @@ def pretrain(args):
 
         encoded += len(x) * world
         if (update + 1) % args.log_every == 0 or update + 1 == updates:
-            judge_unreadable(source, args)
             likeliest = targets.argmax(-1)                 # the teacher's phrase for each clip
             match_h = None
             if args.order != "none":
                 match_h = (log_q.argmax(-1) == likeliest[missing]).float().mean()
-            log(args, bar, update + 1, norm, epoch=(update + 1) / per_epoch, loss=loss, xe=xe,
-                mse=mse, mc=mc, match=(log_p.argmax(-1) == likeliest).float().mean(),
+            log(args, bar, source, update + 1, norm, epoch=(update + 1) / per_epoch, loss=loss,
+                xe=xe, mse=mse, mc=mc, match=(log_p.argmax(-1) == likeliest).float().mean(),
                 match_h=match_h, lr=optimizer.param_groups[0]["lr"],
                 clips_per_s=encoded / (time.perf_counter() - began))
         if time.perf_counter() - saved > SAVE_EVERY or update + 1 == updates:
@@ -264,7 +256,7 @@ def main(args):
     try:
         pretrain(args) if args.stage == "pretrain" else finetune.finetune(args)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(last_checkpoint(args)) from None
+        raise KeyboardInterrupt(f"stopped; --resume goes on from the last checkpoint in {args.out}")
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def test_promise_24_fine_tuning_is_resumed_to_the_same_bits(trained, here, monke
         patch.setattr(finetune, "learning_rate", interrupt)
         call("train.py", *flags, "--out", "run")
     assert len(rows_of("run")) == 3
-    assert "checkpoint.pt is of update 3; add --resume" in capsys.readouterr().err
+    assert "--resume goes on from the last checkpoint in run" in capsys.readouterr().err
     call("train.py", *flags, "--out", "run", "--resume")
     assert same_run("run", "whole")
 

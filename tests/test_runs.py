@@ -66,7 +66,7 @@ def test_a_killed_run_resumes_bit_exactly(here, monkeypatch, whole, number):
     step = torch.load("run/checkpoint.pt", weights_only=True)["step"]
     if number == signal.SIGINT:
         assert process.returncode == 130 and "KeyboardInterrupt" not in error
-        assert f"checkpoint.pt is of update {step}; add --resume" in error.splitlines()[-1]
+        assert "--resume goes on from the last checkpoint in run" in error.splitlines()[-1]
     log_and_save_every(3, monkeypatch)
     with open("run/metrics.jsonl", "a", encoding="utf-8") as file:
         file.write(f'{{"step": {step + 1}}}\n{{"step": {step + 2}')        # killed while it wrote

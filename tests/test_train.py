@@ -50,9 +50,9 @@ def terms_by_loops(model, batch, features, kind, mask, seed, rank=0):
     targets = [slow_match(row, model.phrases, model.tau) for row in features]
     xe = [slow_entropy(target, q) for target, q in zip(targets, p)]
     seed_noise(seed, 0, rank)
-    rows, places = missing_rows([windows for _, windows in batch.requests],
-                                np.array([int(q.argmax()) for q in p]),
+    rows, places = missing_rows(batch.requests,
                                 np.array([float(q.detach().max().log()) for q in p]),
+                                np.array([int(q.argmax()) for q in p]),
                                 generator("rows", seed, 0, rank), kind, "observed")
     T = len(model.alpha_bar)
     t, noise = torch.randint(T, places.shape), torch.randn(len(rows), model.dim).double()

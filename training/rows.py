@@ -9,9 +9,8 @@ R rows of nine clips; C clips of all videos of a batch, numbered 0 to C - 1; -1 
 What `steps` changes, in the order of its effect on forecasts (docs/differences.md):
 1. The tail is hidden. Most rows hold a history cut as at inference, and the missing clip after it.
    Of the paper's rows only one in nine has the missing clip last.
-2. A step counts once. Consecutive clips in which f finds one likeliest phrase are one step, and only
-   clips of a later step are asked for: the next clip often shows the same step. Steps change while
-   f learns.
+2. A step counts once: the next clip often shows the same one. Consecutive clips in which f finds
+   one likeliest phrase are one step, and only clips of a later step are asked for.
 3. The third of the batch's clips that f is least certain of is never asked for. Most of it are
    clips that match no phrase well.
 A third of the paper's rows, of one clip of each step, stays among them, so that h can infill.
@@ -57,17 +56,13 @@ def forecast_rows(windows, steps, confident):
 def change_context(row, j, context, C, rng):
     """A control: the row with its observed clips in random places ("shuffled"), or with any clips
     of the batch in their places ("random")."""
-    places = [i for i, clip in enumerate(row) if clip >= 0 and i != j]
-    if context == "shuffled":
-        clips = rng.permutation([row[i] for i in places])
-    else:
-        clips = rng.integers(C, size=len(places))
-    row = np.array(row)
-    row[places] = clips
+    row, places = np.array(row), [i for i, clip in enumerate(row) if clip >= 0 and i != j]
+    row[places] = (rng.permutation(row[places]) if context == "shuffled" else
+                   rng.integers(C, size=len(places)))
     return row.tolist()
 
 
-def missing_rows(windows, phrases, confidence, rng, rows="steps", context="observed"):
+def missing_rows(requests, confidence, phrases, rng, rows="steps", context="observed"):
     """Which clips h reads in one update, and which one of each row is missing.
 
     An example of "steps": one video of five clips, at 0-9, 8-17, 18-27, 26-35 and 36-45 s.
@@ -80,11 +75,12 @@ def missing_rows(windows, phrases, confidence, rng, rows="steps", context="obser
                             0 0 0 0 1 1 1 1, then ?; to ask for 3, which begins before 2 ends: the
                             same, then ?; to ask for 4: 0-27 s, 0 0 0 1 1 2 2 2, ?
 
-    Args:    windows: [(n, 2) s, ...], the consecutive windows of each video, in time order;
-             phrases, confidence (C,): each clip's likeliest phrase, by number, and its log p;
+    Args:    requests: [(video, windows (n, 2) s), ...]: each video's consecutive clips;
+             confidence, phrases (C,): log p of each clip's likeliest phrase, and its number;
              rows, context: the flags of train.py.
     Returns: rows (R, 9) int64, numbers of clips, -1 = padding; j (R,) int64, the missing places.
     """
+    windows = [windows for _, windows in requests]
     first = np.cumsum([0] + [len(part) for part in windows])
     clips = [list(range(a, b)) for a, b in zip(first, first[1:])]              # of each video
     if rows != "steps":
