@@ -81,10 +81,10 @@ def open_data(args, view, device):
 
 def make_optimizer(model, stage):
     """SGD with momentum, then AdamW (paper, Sec. 4). The loop sets the learning rate."""
+    options = dict(lr=0.0, weight_decay=WEIGHT_DECAY)
     if stage == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9, weight_decay=WEIGHT_DECAY)
-    return torch.optim.AdamW(model.parameters(), lr=0.0, betas=BETAS, weight_decay=WEIGHT_DECAY,
-                             fused=True)
+        return torch.optim.SGD(model.parameters(), momentum=0.9, **options)
+    return torch.optim.AdamW(model.parameters(), betas=BETAS, fused=True, **options)
 
 
 def pretrain(args):
@@ -222,8 +222,7 @@ def parse(argv=None):
     add("--size", choices=["small", "base"], help="of f and h: 2 blocks on 4 frames of 32 "
         "pixels, or ViT-B on 8 frames of 224; also the defaults of --init, --sgd-epochs, --epochs, "
         "--batch and --lr")
-    add("--encoder", choices=["timesformer", "mvit"], default="timesformer",
-        help="the video encoder f (Table D compares them)")
+    add("--encoder", choices=["timesformer", "mvit"], default="timesformer", help="f (Table D)")
     add("--order", choices=["diffusion", "mask", "none"], default="diffusion",
         help="how h learns the order of steps; none: matching alone")
     add("--rows", choices=["steps", "release", "paper"], default="steps",

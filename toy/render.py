@@ -1,8 +1,7 @@
 """Frames and narrations of the embedded world.
 
 A step "verb object" shows the object's sprite, and that of a tool that moves on an arc. All else is
-drawn independently of the steps: for every frame occluders, noise and the tool's place, for every
-instance background, clutter, position, size, colors and brightness.
+drawn independently of the steps.
 
 n frames; m instances (segments of a video: one step, or background); k sprites.
 """
