@@ -73,12 +73,12 @@ def joined(sentences, i):
     first = last = i
     while sum(len(text.split()) for _, _, text in sentences[first:last + 1]) < MIN_WORDS:
         before, after = first > 0, last + 1 < len(sentences)
+        if not (before or after):
+            break
         if after and (last - i <= i - first or not before):
             last += 1
-        elif before:
-            first -= 1
         else:
-            break
+            first -= 1
     return first, last
 
 
@@ -150,8 +150,9 @@ def classify_examples(videos, views=3, seconds=CLIP_SECONDS):
     examples = []
     for i, video in enumerate(videos):
         duration = max([video.duration or 0.0] + [step.end for step in video.steps])
-        examples += [Example(i, classify_windows(step.start, step.end, duration, views, seconds),
-                             step.label, k) for k, step in enumerate(video.steps)]
+        for k, step in enumerate(video.steps):
+            windows = classify_windows(step.start, step.end, duration, views, seconds)
+            examples.append(Example(i, windows, step.label, k))
     return examples
 
 

@@ -96,9 +96,6 @@ def pretrain(args):
     content = open_run(args)                               # of the run's checkpoint; {} at first
     encoder = (MVIT if args.encoder == "mvit" else TIMESFORMER)[args.size]
     limit_threads(encoder["image"], device)
-    start = None                                           # weights to start from
-    if args.init != "none" and not content:
-        start = weights.checkpoint.open_start(args.init)
     view = View(encoder["image"], encoder["frames"], encoder.get("seconds"))
     source, teacher, phrases, pixels = open_data(args, view, device)
     begin(args, content, source, phrases=phrases)
@@ -112,8 +109,8 @@ def pretrain(args):
     model = weights.checkpoint.build_model(
         embeddings, encoder, DENOISER[args.size], order=args.order, tau=args.tau, pixels=pixels,
         alpha_bar=alpha_bar, witness=phrases[0])
-    if start is not None:
-        weights.checkpoint.fill(args.init, model, start)
+    if args.init != "none" and not content:
+        weights.checkpoint.fill(args.init, model, weights.checkpoint.open_start(args.init))
     model.to(device).train()
     per_epoch = max(len(source.videos) // args.batch, 1)
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
@@ -205,23 +202,19 @@ def parse(argv=None):
     stage.add_argument("--stage")
     if stage.parse_known_args(argv)[0].stage == "finetune":
         return finetune.parse(argv)
-    parser = Parser("Pre-train f and h without labels (paper, Sec. 3.2). `--stage finetune --help` "
-                    "shows the flags of fine-tuning.")
+    parser = Parser("Pre-train f and h (Sec. 3.2). See also --stage finetune --help.")
     add = parser.add_argument
     add("--stage", choices=["pretrain", "finetune"], default="pretrain")
-    add("--data", choices=["toy", "howto100m"], default="toy", help="toy: the embedded world, "
-        "without files; howto100m: videos with captions")
+    add("--data", choices=["toy", "howto100m"], default="toy", help="howto100m: narrated videos")
     add("--toy-videos", type=count, default=6000, help="training videos of the embedded world")
     add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
     add("--captions", type=Path, help="folder of ID.csv, ID.srt or ID.vtt; or caption.json")
     add("--ids", type=Path, help="use only these videos: an id per line")
     add("--phrases", type=Path, help="the phrase pool, one phrase per line")
-    add("--clip", default="ViT-B-16-quickgelu", help="the teacher: a model of open_clip, or "
-        "local-dir:DIR")
+    add("--clip", default="ViT-B-16-quickgelu", help="teacher: open_clip's model or local-dir:DIR")
     add("--clip-weights", help="its weights: a tag of open_clip (default openai), or a file")
-    add("--size", choices=["small", "base"], help="of f and h: 2 blocks on 4 frames of 32 "
-        "pixels, or ViT-B on 8 frames of 224; also the defaults of --init, --sgd-epochs, --epochs, "
-        "--batch and --lr")
+    add("--size", choices=["small", "base"], help="of f and h: 2 blocks on 4 frames of 32 pixels, "
+        "or ViT-B on 8 of 224; with defaults of --init, --sgd-epochs, --epochs, --batch and --lr")
     add("--encoder", choices=["timesformer", "mvit"], default="timesformer", help="f (Table D)")
     add("--order", choices=["diffusion", "mask", "none"], default="diffusion",
         help="how h learns the order of steps; none: matching alone")
@@ -231,8 +224,7 @@ def parse(argv=None):
         help="controls: h reads the observed clips in random places, or random clips of the batch")
     add("--targets", choices=["vision", "narration", "both"], default="vision",
         help="soft targets of the teacher: of frames, of speech, or their mean")
-    add("--tau", type=positive, help="temperature of Eq. 6 (default: 0.045 with --data toy, "
-        "else 0.02)")
+    add("--tau", type=positive, help="temperature of Eq. 6 (default: toy 0.045, howto100m 0.02)")
     add("--init", help="start f and h from a run, a file, ImageNet's ViT (timm), or anew (none)")
     add("--sgd-epochs", type=float, help="epochs of SGD, the first stage")
     add("--epochs", type=float, help="epochs of AdamW, the second stage")

@@ -38,7 +38,7 @@ def coin(**videos):
     return json.dumps({"database": videos})
 
 
-def test_promise_23_coin_in_its_spellings(tmp_path, capsys):
+def test_coin_in_its_spellings(tmp_path, capsys):
     """Catches: labels off by one, unsorted steps, fields swapped; a spelling, no duration or a step
     that ends before its start refused; such a step kept, or left out in silence."""
     last = entry(("3", [1, 2.5], "fold "), ("4", [3, 4], "fold"), subset="validation")
@@ -140,14 +140,14 @@ READERS = {
     ("phrases", "stir\nadd_kimchi\n", "list:2: 'add_kimchi' is .* a number before them or _"),
     *[(name, text, "list:1: no text, or not UTF-8") for name in READERS if name != "infill"
       for text in (" \n\r\n", "\ufeffstir\ncut\n".encode("utf-16-le"))]])
-def test_promise_4_a_list_at_fault_is_named_with_its_line(tmp_path, name, text, message):
+def test_a_list_at_fault_is_named_with_its_line(tmp_path, name, text, message):
     """Catches: a bad value let through, an error without its line; a list for another task."""
     with pytest.raises(InputError, match=message) as error:
         READERS[name](written(tmp_path, text))
     assert str(error.value).startswith(f"{tmp_path}/list:") and "\n" not in str(error.value)
 
 
-def test_promise_15_names_that_contradict_the_annotations():
+def test_names_that_contradict_the_annotations():
     """Catches: rows of other classes scored; spelling, or unnamed classes, refused."""
     check_names("T", ["Stir ", "fold", "a"], "COIN.json", ["stir", "", "A"])
     check_names("T", ["stir", "fold"], "list.csv", [""])

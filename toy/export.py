@@ -35,8 +35,7 @@ def export_video(out, item):
     rows = "".join(f"{start},{end},{text}\n" for start, end, text in render.narrate(video))
     write_text(out / "captions" / f"{video.name}.csv", f"start,end,text\n{rows}")
     return video.name, {
-        "duration": video.duration, "class": list(grammar.PROCEDURES)[video.activity],
-        "recipe_type": video.activity, "video_url": "", "start": 0, "end": video.duration,
+        "duration": video.duration, "recipe_type": video.activity,
         "subset": "testing" if video.split == "test" else "training",
         "annotation": [{"id": str(label + 1), "segment": [start, end],       # COIN counts from 1
                         "label": grammar.STEPS[label]} for start, end, label in video.steps]}

@@ -70,8 +70,8 @@ def captioned_pictures(n, rng):
 def build_teacher():
     """The teacher, untrained, and its tokenizer. Its input is (pixels / 255 - MEAN) / STD."""
     model = open_clip.CLIP(**TEACHER_CONFIG["model_cfg"])
-    # 49,408 rows, about 50 in use: most of the optimizer's time, and no better trained than random.
-    # NumPy draws them, the same on every machine, so that no file need hold them (12 MB).
+    # 49,408 rows, about 50 in use: no better trained than random. NumPy draws them, the same on
+    # every machine, so that no file need hold them (12 MB).
     tokens = model.token_embedding.weight.requires_grad_(False)                       # (49408, 64)
     normal = np.random.default_rng(TOKEN_SEED).standard_normal(tokens.shape, np.float32)
     tokens.copy_(torch.from_numpy(normal * TOKEN_STD))

@@ -1,7 +1,6 @@
 """What an update of pre-training reads: consecutive clips of videos, the teacher's features.
 
-B videos, C clips of them, m sentences, D embedding. Everything is drawn from (seed, update), so
-that a resumed run goes on as if it had never stopped.
+C clips of all videos, m sentences, D embedding. Everything is drawn from (seed, update).
 """
 import numpy as np
 import torch

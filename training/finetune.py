@@ -41,10 +41,8 @@ WEIGHT_DECAY = 1e-2
 LOG_EVERY = 20            # updates between two rows of metrics; of EPIC each is logged
 
 
-# --- Before the first update ---
 def open_init(args):
     """The pre-trained model of --init, whose teacher goes with the new run."""
-    require(parallel.processes() == 1, "fine-tuning runs in one process; start it without torchrun")
     init = weights.load(args.init)
     require(init.arguments["denoiser"] and not init.task, f"--init {args.init}: holds f alone, or "
             "is fine-tuned; give a run of --stage pretrain, or ProcedureVRL's pre-trained file")
@@ -86,14 +84,12 @@ def extend(init, args, texts, videos):
     return model
 
 
-# --- Updates ---
 def read_actions(source, examples, args, update):
-    """An update's clips (B, F, 3, H, W), one drawn view of each action, labels (B, 2) int64 of those
-    that could be read, and {id: reason} of the unreadable videos."""
-    rng, drawn = generator("clips", args.seed, update), []
-    for place in videos_of(update, len(examples), args.batch, args.seed):
-        windows = rng.permutation(examples[place].windows)[:1]
-        drawn.append(examples[place]._replace(windows=windows))
+    """An update's clips (B, F, 3, H, W), one drawn view of each action, labels (B, 2) int64, both
+    of what could be read, and {id: reason} of the unreadable videos."""
+    rng = generator("clips", args.seed, update)
+    chosen = [examples[i] for i in videos_of(update, len(examples), args.batch, args.seed)]
+    drawn = [example._replace(windows=rng.permutation(example.windows)[:1]) for example in chosen]
     loaded = source.load(drawn, rng)
     return loaded.clips, torch.tensor([example.label for example in loaded.requests]), loaded.failed
 
@@ -112,8 +108,8 @@ def finetune(args):
     """`python train.py --stage finetune`: --epochs times all examples, one update per batch."""
     # 1. The checkpoint, labeled videos, the classifier.
     device, epic = pick_device(args.device), args.data == "epic"
-    init = open_init(args)
-    content = open_run(args)
+    require(parallel.processes() == 1, "fine-tuning runs in one process; start it without torchrun")
+    init, content = open_init(args), open_run(args)
     limit_threads(init.encoder.image, device)
     source, _, texts = open_labeled(args, "train", init, device, with_teacher=False)
     examples = labeled_examples(args, source)
@@ -188,13 +184,12 @@ def parse(argv):
     add("--stage", choices=["pretrain", "finetune"], default="finetune")
     add("--task", choices=["classify", "forecast", "activity"], default="classify", help="classify "
         "trains the classifier alone; forecast and activity h, too; --data epic f, too")
-    add("--init", type=Path, help="start from this checkpoint: a run folder or a file, also a "
-        "published one (default: runs/pretrain, else the checkpoint that comes with the code)")
+    add("--init", type=Path, help="start from a run folder or a file, also a published one "
+        "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add_labeled_flags(parser)
     add("--toy-videos", type=count, default=6000, help="training videos of the embedded world")
     add("--labels", type=positive, default=1.0, help="share of the labeled videos that is used")
-    add("--epochs", type=positive, help="times each example is seen (default: 15; 60 for activity, "
-        "where a whole video is one example)")
+    add("--epochs", type=positive, help="times each example is seen (default: 15; activity: 60)")
     add("--batch", type=count, default=64, help="examples per update; the paper's 64")
     add("--lr", type=positive, default=1e-3, help="peak learning rate of AdamW")
     add("--out", type=Path, help="folder of the run (default: runs/finetune-TASK)")

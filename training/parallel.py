@@ -1,8 +1,8 @@
 """One model on several GPUs: `torchrun --nproc-per-node 8 train.py ...`, a process for each.
 
 Each process takes its share of an update's videos, and makes its own rows of h. After each backward
-pass one all-reduce averages the gradients and the standardizer's statistics, so that all processes
-keep the same model; DistributedDataParallel would expect one call of one module per update.
+pass one all-reduce averages the gradients and the standardizer's statistics;
+DistributedDataParallel would expect one call of one module per update.
 """
 import os
 

@@ -7,12 +7,10 @@ R rows of nine clips; C clips of all videos of a batch, numbered 0 to C - 1; -1 
     --rows steps      the default: rows that ask what comes next, of steps in place of clips
 
 What `steps` changes, in the order of its effect on forecasts (docs/differences.md):
-1. The tail is hidden. Most rows hold a history cut as at inference, and the missing clip after it.
-   Of the paper's rows only one in nine has the missing clip last.
-2. A step counts once: the next clip often shows the same one. Consecutive clips in which f finds
-   one likeliest phrase are one step, and only clips of a later step are asked for.
-3. The third of the batch's clips that f is least certain of is never asked for. Most of it are
-   clips that match no phrase well.
+1. Most rows hold a history cut as at inference, and the missing clip after it: the tail is hidden.
+2. Consecutive clips in which f finds one likeliest phrase are one step, and only clips of a later
+   step are asked for: the next clip often shows the same one.
+3. The third of the batch's clips that f is least certain of is never asked for.
 A third of the paper's rows, of one clip of each step, stays among them, so that h can infill.
 """
 import itertools
@@ -35,8 +33,7 @@ def forecast_rows(windows, steps, confident):
     """Rows that ask what comes next, for each confident clip of every step but a video's first.
 
     The history is up to 68 s that end with the last clip of an earlier step whose window ends
-    before the asked one begins. It is cut into 8 pieces as at inference; for each piece stands the
-    clip whose middle is nearest to the piece's own.
+    before the asked one begins, in 8 pieces; for each stands the clip of the nearest middle.
 
     Args:    windows (C, 2) s; steps: those of one video, by `steps_of`; confident (C,) bool.
     Returns: [(row, j), ...] as `paper_rows`: eight clips of the history, then the missing one.
