@@ -101,7 +101,7 @@ def test_windows_of_narrations(folder):
     assert read_json(folder / "unreadable.json") == loaded.failed
 
 
-def test_captions_in_other_units(folder):
+def test_captions_in_other_units_are_unreadable(folder):
     """Catches: training on the first sentence of each video, since all others seem to be later."""
     rows = "".join(f"{4000 * i},{4000 * i + 3000},and then we stir it\n" for i in range(3))
     (folder / "a.csv").write_text(f"start,end,text\n{rows}")
