@@ -74,10 +74,8 @@ def clock(text):
 
 # --- Annotations ---
 def load_coin(path):
-    """Read COIN.json. A tenth of its training videos, by CRC-32, is our validation split.
-
-    Returns: [data.Video, ...]; [str, ...], the name of each class, "" if no step has it.
-    """
+    """Read COIN.json -> [data.Video, ...]; [str, ...], each class's name, "" if no step has it.
+    A tenth of its training videos, by CRC-32, is our validation split."""
     with fields_of(path, COIN):
         content = json.loads(read_text(path))
         database = content["database"].items()
@@ -178,10 +176,8 @@ def video_name(path):
 
 
 def check_names(path, names, annotation_file, labels):
-    """Raise InputError if the names in `path` contradict the labels of the annotations.
-
-    A label is "" if it is not known. Of a csv none is: there may be more names than classes.
-    """
+    """InputError if the names in `path` contradict the labels of the annotations, "" where unknown.
+    Of a csv none is known: there may be more names than classes."""
     need = f"{annotation_file}; line i must be class i"
     fits = len(names) == len(labels) or not any(labels) and len(names) > len(labels)
     require(fits, f"{path}: {len(names)} names, but {len(labels)} classes in {need}")
