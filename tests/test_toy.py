@@ -49,13 +49,14 @@ def test_next_step_and_chance_equal_a_search_of_all_sequences():
     contexts = {(steps[:2], True), (steps[:4], True), (steps[2:3], False), (steps[1:4], False),
                 ((STEP_ID["bake dough"],), False), ((STEP_ID["flip dough"],), True)}
     mass = {(known, context): np.zeros(S + 1) for known in see for context in contexts}
+    wanted = [(known, see[known](*context), row) for (known, context), row in mass.items()]
     for p, names in sum(PROCEDURES.values(), []):
         steps = (*map(STEP_ID.get, names), S)                      # S: the end
         for first, last in combinations(range(len(steps)), 2):     # steps[first:last] were observed
-            for known, key in see.items():
-                seen = key(steps[first:last], first == 0)
-                for context in contexts:
-                    mass[known, context][steps[last]] += p * (seen == key(*context))
+            seen = {known: key(steps[first:last], first == 0) for known, key in see.items()}
+            for known, same, row in wanted:
+                if seen[known] == same:
+                    row[steps[last]] += p
     for (known, (observed, from_start)), row in mass.items():
         exact = Grammar(known)
         p = exact.next_step(observed, from_start)

@@ -57,8 +57,8 @@ class WorldTeacher(Teacher):
         return self
 
     def encode_clips(self, views):
-        """The views (C, F) of the source -> (C, D), as those of Teacher."""
-        return self.features[views].mean(1)
+        """The views (C, F) of the source, or pictures from files as in Teacher, -> (C, D)."""
+        return self.features[views].mean(1) if views.ndim == 2 else super().encode_clips(views)
 
 
 def in_threads(function, items, title):
