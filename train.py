@@ -156,9 +156,8 @@ def pretrain(args):
         seed_noise(args.seed, update, rank)
         source.unreadable |= batch.failed
         clips = batch.clips.to(device)                                     # (C, F, 3, H, W)
-        # In bfloat16 the teacher's soft targets would be others.
         features = clip_features(teacher, source, batch, args.targets).to(device)      # (C, D)
-        with mixed_precision(device):
+        with mixed_precision(device):                      # in bfloat16 the teacher's p' would move
             x = encode_parts(model, clips, args.micro_batch)               # x_i = f(v_i)
             model.standardize.update(x)
             targets = soft_targets(features, model.phrases, model.tau)     # p'_i

@@ -46,7 +46,7 @@ def add_run_flags(parser):
     parser.add_argument("--seed", type=int, default=0, help="of all that is random")
     parser.add_argument("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
     parser.add_argument("--micro-batch", type=int, metavar="CLIPS", help="that f takes at once, to "
-                        "save memory; 0: all (default: 128 pictures of 224 pixels, or as much)")
+                        "save memory; 0: all (default: 24 of 8 frames of 224 pixels, or as much)")
     parser.add_argument("--workers", type=int, default=0, help="processes that read ahead")
     parser.add_argument("--max-unreadable", type=float, default=0.05, metavar="SHARE",
                         help="of the videos, that may be unreadable")

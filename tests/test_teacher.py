@@ -65,7 +65,7 @@ def test_promise_16_a_teacher_with_the_wrong_activation():
         open_teacher("ViT-B-16", "openai")
 
 
-def test_promise_17_a_teacher_that_cannot_be_downloaded(monkeypatch):
+def test_promise_17_a_teacher_that_cannot_be_downloaded(monkeypatch, capsys):
     """Catches: the hub's traceback; an error that does not say what to fetch, or which flag."""
     def refuse(*args, **kwargs):
         raise FileNotFoundError("Failed to download file (open_clip_model.safetensors) for "
@@ -73,7 +73,8 @@ def test_promise_17_a_teacher_that_cannot_be_downloaded(monkeypatch):
     monkeypatch.setattr(open_clip.factory, "download_pretrained", refuse)
     with pytest.raises(InputError, match=r"--clip-weights openai.*timm/vit_base_patch16_clip_224"
                        r".*fetch it elsewhere and give --clip-weights FILE$") as caught:
-        open_teacher("ViT-B-16-quickgelu")
+        open_teacher(None)                             # as of a published file
+    assert "OpenAI's ViT-B-16-quickgelu is assumed; --clip" in capsys.readouterr().out
     assert "\n" not in str(caught.value)
 
 

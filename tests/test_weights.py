@@ -14,6 +14,8 @@ from torchvision.models.video import mvit as theirs
 
 import diffusion
 import weights
+from encoder import TimeSformer
+from model import ProcedureModel
 from slow import randomized
 from support.errors import InputError
 from test_teacher import Malice
@@ -58,6 +60,30 @@ def test_a_checkpoint_comes_back(tmp_path, encoder, order, task, classes):
     half = {name: value.half() for name, value in before.items()}
     torch.save({"arguments": model.arguments, "model": half}, tmp_path / "h.pt")
     assert {w.dtype for w in weights.load(tmp_path / "h.pt").state_dict().values()} == {torch.float}
+
+
+@pytest.mark.parametrize("owner, name, change, told", [
+    (ProcedureModel, "denoise",                        # h now gives the noise
+     lambda real: lambda model, zt, *given: zt - real(model, zt, *given), "h"),
+    (TimeSformer, "forward", lambda real: lambda f, clips: real(f, 1.1 * clips), "f")])
+def test_source_and_checkpoint_that_have_parted_are_told(tmp_path, monkeypatch, capsys, owner,
+                                                         name, change, told):
+    """Catches: a changed model that loads earlier weights in silence; a line about an unchanged
+    one, or about a file that holds no answers; train mode or random numbers that are lost."""
+    model = build(order="diffusion").train()
+    state = torch.get_rng_state()
+    save(tmp_path / "x.pt", model)
+    assert model.training and torch.equal(torch.get_rng_state(), state)
+    weights.load(tmp_path / "x.pt")
+    weights.load(TINY)
+    assert "parted" not in capsys.readouterr().err
+    monkeypatch.setattr(owner, name, change(getattr(owner, name)))
+    weights.load(tmp_path / "x.pt")
+    lines = capsys.readouterr().err.splitlines()
+    words = rf"x.pt: {told} gives -?\d.* where it was trained to give -?\d.*: source and check"
+    assert any(re.search(words, line) for line in lines)
+    weights.load(TINY)
+    assert "parted" not in capsys.readouterr().err
 
 
 def test_a_checkpoint_keeps_its_schedule_when_the_source_changes(monkeypatch):

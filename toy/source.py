@@ -71,8 +71,8 @@ def load_teacher(device):
     """The world's WorldTeacher. Raises InputError if absent, or of another version."""
     require(TEACHER_FILE.is_file(), f"{TEACHER_FILE}: absent; `git checkout` restores it")
     file = torch.load(TEACHER_FILE, map_location="cpu", weights_only=True)
-    require(file["version"] == grammar.VERSION, f"{TEACHER_FILE}: of version {file['version']} of the "
-            f"world; this code needs {grammar.VERSION}; `python -m toy teacher` trains it again")
+    require(file["version"] == grammar.VERSION, f"{TEACHER_FILE}: of version {file['version']} of "
+            f"the world; this code needs {grammar.VERSION}; `python -m toy teacher` trains it anew")
     model, tokenizer = build_teacher()
     tokens = {"token_embedding.weight": model.token_embedding.weight}      # not in the file
     model.load_state_dict({**file["model"], **tokens})

@@ -88,8 +88,8 @@ def load(path):
                          ) from None
     model.settings = content.get("settings", {})
     world = model.settings.get("world")
-    require(model.settings.get("data") != "toy" or world == WORLD, f"{path}: was trained in version "
-            f"{world or 1} of the embedded world; this code has {WORLD}; train it again")
+    require(model.settings.get("data") != "toy" or world == WORLD, f"{path}: was trained in "
+            f"version {world or 1} of the embedded world; this code has {WORLD}; train it again")
     before = content.get("answers", {})                    # published files hold none
     for name, x in answers_of(model).items() if before else ():
         i = (x - before[name]).abs().argmax()
