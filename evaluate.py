@@ -24,11 +24,11 @@ from data import EPIC_SECONDS, classify_examples, examples_of
 from diffusion import expectation
 from evaluation import tasks
 from evaluation.inference import draw_noise, predict_missing
-from evaluation.labeled import (add_labeled_flags, add_score_flags, encode_examples, open_labeled,
-                                require_task, write_features)
+from evaluation.labeled import (add_labeled_flags, encode_examples, open_labeled, require_task,
+                                write_features)
 from evaluation.metrics import accuracies, distinct, oracle_softmax, percent, topk_correct
 from files.lists import epic_split
-from support.arguments import Parser, add_run_flags, default_checkpoint
+from support.arguments import Parser, add_run_flags, count, default_checkpoint
 from support.device import limit_threads, pick_device
 from support.errors import require, run
 from support.write import write_json
@@ -127,10 +127,8 @@ def evaluate(args):
         lines = measure(model, tasks.Read(source, examples, labels, x, seen, texts), args)
 
     # 3. The table.
-    split = args.split
-    if args.data == "epic":
-        split = epic_split(args.annotations)
-    return {"task": args.task, "data": args.data, "split": split,
+    return {"task": args.task, "data": args.data,
+            "split": epic_split(args.annotations) if args.data == "epic" else args.split,
             "setting": "fine-tuned" if model.task else "zero-shot", "order": model.order,
             "listed": len(examples_in(source.listed, args)), "evaluated": len(examples),
             "absent": len(source.absent), "unreadable": len(source.unreadable),
@@ -141,23 +139,15 @@ def evaluate(args):
 
 
 def print_lines(content, indent=""):
-    """Print the numbers of a dict, nested ones indented; what does not apply, None, is left out."""
+    """Print the numbers of a dict, nested ones indented, but for None and the long `by_class`."""
     for name, value in content.items():
         if isinstance(value, dict):
             print(indent + name)
             print_lines(value, indent + "  ")
-        elif value is not None:
+        elif value is not None and name != "by_class":
             numbers = value if isinstance(value, list) else [value]
             text = ", ".join(f"{n:.2f}" if isinstance(n, float) else str(n) for n in numbers)
             print(f"{indent + name:<20}{text}")
-
-
-def print_table(content):
-    """Print the content of --json, but for the long line of all classes."""
-    print_lines({name: value for name, value in content.items() if name != "by_class"})
-    M = content["evaluated"]
-    print(f"standard error of a percentage of {M:,} examples: at most {50 / M ** 0.5:.1f}; "
-          "what the lines are: docs/results.md, evaluation/tasks.py")
 
 
 def main(args):
@@ -166,7 +156,10 @@ def main(args):
         write_features(args)
         return
     content = evaluate(args)
-    print_table(content)
+    M = content["evaluated"]
+    print_lines(content)
+    print(f"standard error of a percentage of {M:,} examples: at most {50 / M ** 0.5:.1f}; "
+          "what the lines are: docs/results.md, evaluation/tasks.py")
     if args.json:
         write_json(args.json, content)
 
@@ -174,11 +167,21 @@ def main(args):
 def parse(argv=None):
     """The command line."""
     parser = Parser("Measure a checkpoint: forecasting, classification, infilling.")
-    parser.add_argument("--task", choices=[*TASKS, "features"], help="what to measure (default: "
-                        "forecast; with --data epic classify); features: write embeddings of "
-                        "--videos to --out")
+    add = parser.add_argument
+    add("--task", choices=[*TASKS, "features"], help="what to measure (default: forecast; with "
+        "--data epic classify); features: write embeddings of --videos to --out")
+    add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
+        "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add_labeled_flags(parser)
-    add_score_flags(parser)
+    add("--split", choices=["test", "validation", "train"], default="test", help="which videos")
+    add("--toy-videos", type=count, default=1000, help="videos of the embedded world's split")
+    add("--min-steps", type=count, default=2, help="leave out videos with fewer annotated steps")
+    add("--samples", "--oracle", type=count, default=5, dest="samples",
+        help="Monte Carlo samples per forecast (Eq. 11); the oracle counts the best of them")
+    add("--horizon", type=count, default=1, help="also sample futures of so many steps")
+    add("--json", type=Path, help="also write the numbers here")
+    add("--out", type=Path, default=Path("features.npz"), help="features: the file to write")
+    add("--batch", type=count, default=64, help="examples at once; no effect on the result")
     add_run_flags(parser)
     args = parser.parse_args(argv)
     args.task = args.task or ("classify" if args.data == "epic" else "forecast")

@@ -14,7 +14,6 @@ from files import lists
 from files.sources import VideoSource, open_folder, require_readable
 from files.video import Unreadable, duration, find_videos
 from model import encode_parts
-from support.arguments import count
 from support.device import mixed_precision, pick_device
 from support.errors import require
 from support.workers import prefetch
@@ -82,22 +81,6 @@ def add_labeled_flags(parser):
     add("--clip", help="the teacher that embeds the names: a model of open_clip, or local-dir:DIR "
         "(default: the run's)")
     add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
-
-
-def add_score_flags(parser):
-    """What evaluate.py scores of a checkpoint, and where the numbers go."""
-    add = parser.add_argument
-    add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
-        "(default: runs/pretrain, else the checkpoint that comes with the code)")
-    add("--split", choices=["test", "validation", "train"], default="test", help="which videos")
-    add("--toy-videos", type=count, default=1000, help="videos of the embedded world's split")
-    add("--min-steps", type=count, default=2, help="leave out videos with fewer annotated steps")
-    add("--samples", "--oracle", type=count, default=5, dest="samples",
-        help="Monte Carlo samples per forecast (Eq. 11); the oracle counts the best of them")
-    add("--horizon", type=count, default=1, help="also sample futures of so many steps")
-    add("--json", type=Path, help="also write the numbers here")
-    add("--out", type=Path, default=Path("features.npz"), help="features: the file to write")
-    add("--batch", type=count, default=64, help="examples at once; no effect on the result")
 
 
 def list_videos(args, split):
