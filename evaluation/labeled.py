@@ -61,7 +61,7 @@ def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
     if same and model.witness is not None:
         now = teacher.encode_phrases([model.witness]).to(model.phrases)
         same = functional.cosine_similarity(now, model.phrases[:1]).item() > 0.999
-    require(same, f"{checkpoint}: was trained with another teacher, which embeds texts differently; "
+    require(same, f"{checkpoint}: was trained with another teacher, which embeds texts otherwise; "
             "give the same --clip and --clip-weights (the embedded world's is toy/teacher.pt)")
     return teacher, texts
 

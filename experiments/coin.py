@@ -2,8 +2,8 @@
 
 COIN's videos cannot be shared, so features are simulated: a window of 4 s has CLIP's text embedding
 of the step at its middle, or outside of steps the mean text, plus Gaussian noise of norm sigma. No
-label is read in training: soft targets p' come from the features. No f is trained to match these
-with texts, so the expected text takes the place of f(v_i): x_i = sum_k p'_k y_k.
+label is read in training: soft targets p' come from the features. There is no f: the expected text
+takes its place, x_i = sum_k p'_k y_k.
 M examples of N = 9 clips, eight of a history and the next step; K texts, D embedding.
 """
 import json

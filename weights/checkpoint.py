@@ -25,8 +25,8 @@ TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"
 def build_model(phrases, encoder, denoiser, order, task=None, **others):
     """A new ProcedureModel over phrases (K, D); all but these are its `arguments`, of plain types.
 
-    encoder: dict, arguments of TimeSformer, or with "kind": "mvit" of MViT.
-    denoiser: dict, arguments of Denoiser. others: further ones of ProcedureModel.
+    encoder: arguments of TimeSformer, or with "kind": "mvit" of MViT; denoiser: of Denoiser;
+    others: of ProcedureModel.
     """
     D, sizes, h = phrases.shape[1], dict(encoder), None
     f = (MViT if sizes.pop("kind", None) == "mvit" else TimeSformer)(dim=D, **sizes)
