@@ -38,8 +38,7 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
     require(video or toy, f"VIDEO is needed: {checkpoint} was trained on real videos")
     names = read_steps(steps, toy)
     _, texts = open_texts(names, toy, model, checkpoint, clip, clip_weights, device)   # (S, D)
-    observed = (observe_file(video, model, at) if video else
-                observe_toy(seed, model, at, horizon))
+    observed = observe_file(video, model, at) if video else observe_toy(seed, model, at, horizon)
     seconds = float(observed.windows[-1, 1] - observed.windows[0, 0])
 
     # 2. The step of each window, and what may come next.
@@ -73,16 +72,14 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
 
 def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizon=3, seed=0,
             device="auto", clip=None, clip_weights=None):
-    """The command as a function -> the JSON's content.
+    """The command as a function -> the JSON's content. None is as without the flag.
 
     Args:
         video:      path; None: test video number `seed` of the embedded world.
-        steps:      list of texts, or the path of a file with one per line.
-        checkpoint: a run folder, a file of ours, or a published one; None: as the command. If it is
-                    fine-tuned to forecast, the steps are its classes.
-        at:         s, where the observed part ends; None: the end of the video.
+        steps:      list of texts, or the path of a file with one per line; of a checkpoint that is
+                    fine-tuned to forecast, its classes.
+        at:         s, where the observed part ends.
         samples, horizon: Q Monte Carlo samples, and H steps of each future.
-        clip, clip_weights: the teacher that embeds the steps; None: the run's.
     Raises:  InputError or OSError, if the command would end with status 2.
     """
     return forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
@@ -142,15 +139,14 @@ def parse(argv=None):
         "embedded world)")
     add("--at", type=positive, help="s: forecast from here (default: the end of the video; "
         "without VIDEO, before its last --horizon steps)")
-    add("--clip", help="the teacher that embeds the steps: a model of open_clip, or local-dir:DIR "
-        "(default: the run's)")
+    add("--clip", help="the teacher that embeds the steps, as in evaluate.py (default: the run's)")
     add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
     add("--samples", type=count, default=50, help="Monte Carlo samples (Eq. 11): so many futures")
     add("--horizon", type=count, default=3, help="steps of a future; the paper forecasts one")
     add("--json", type=Path, help="also write the forecast here")
     add("--figure", type=Path, help="also draw it: FILE.png, .pdf or .svg (needs matplotlib)")
-    add("--keyframes", type=Path, help="also paint the likeliest next steps from the last observed "
-        "frame, into this folder (needs diffusers and transformers)")
+    add("--keyframes", type=Path, help="also paint the likeliest next steps into this folder, from "
+        "the last observed frame (needs diffusers and transformers)")
     add("--keyframe-model", default="stable-diffusion-v1-5/stable-diffusion-v1-5",
         help="a Stable Diffusion model of diffusers: a name of the hub, or a folder")
     add("--seed", type=int, default=0, help="of the noise; which test video, without VIDEO")
