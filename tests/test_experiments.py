@@ -215,7 +215,7 @@ def test_every_step_is_painted_from_the_same_frame_and_noise(tmp_path):
     assert pixels[0, :, -1].min() == 255 and pixels[0, :, 0].max() == pixels[1:].max() == 0
 
 
-def test_promise_6_an_optional_package_that_is_absent(tmp_path, monkeypatch):
+def test_an_optional_package_that_is_absent_is_one_line(tmp_path, monkeypatch):
     """Catches: a traceback in place of the pip line; weights loaded from a pickle, which can run
     code; a traceback of diffusers for a model that it does not find."""
     for name in ("matplotlib", "matplotlib.figure", "diffusers"):

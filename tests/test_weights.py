@@ -99,7 +99,7 @@ def test_a_checkpoint_keeps_its_schedule_when_the_source_changes(monkeypatch):
     (True, "encoder.norm.bias", torch.ones(31), r"encoder.norm.bias.*\[31\]"),
     (False, "model.time_embed", None, "image models are for --init.*encoder.time_embed"),
     (False, "temporal_attn", None, r"Missing key.*temporal_attn.*\[\.\.\.\]$")])
-def test_promise_7_a_checkpoint_of_another_model(tmp_path, ours, name, value, message):
+def test_a_checkpoint_of_another_model_is_refused(tmp_path, ours, name, value, message):
     """Catches: weights left random, in ours or in a release; a traceback; too many names."""
     model = build()
     w = model.state_dict() if ours else STATE
@@ -116,7 +116,7 @@ def test_promise_7_a_checkpoint_of_another_model(tmp_path, ours, name, value, me
     ("model_state", "model.", dict(v=5, n=6), "classify"),
     ("state_dict", "module.model.", dict(cls=7), "forecast"),
     ("model", "_orig_mod.module.", dict(cls=180), "activity"), ("model", "", {}, None)])
-def test_promise_8_published_files(tmp_path, key, prefix, heads, task):
+def test_published_files_load_under_any_wrapping(tmp_path, key, prefix, heads, task):
     """Catches: a prefix left on, weights left random; head_cls taken for the projection, verbs and
     nouns swapped, tau added or absent."""
     state = {prefix + name.removeprefix("model."): value for name, value in STATE.items()
@@ -163,7 +163,7 @@ def test_examples_of_names_are_true():
     assert [*found] == [ours for _, ours in examples] and len(examples) == 13
 
 
-def test_promise_8_safetensors(tmp_path):
+def test_safetensors_load_as_the_same_tensors(tmp_path):
     """Catches: a file of tensors alone refused; a number of heads that is guessed."""
     save_file(STATE, tmp_path / "x.safetensors")
     found, expected = open_start(tmp_path / "x.safetensors"), open_start(TINY)
@@ -174,7 +174,7 @@ def test_promise_8_safetensors(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")                  # TorchScript is deprecated
-def test_promise_9_what_needs_code_or_is_cut_off(tmp_path, monkeypatch):
+def test_what_needs_code_or_is_cut_off_is_refused(tmp_path, monkeypatch):
     """Catches: a pickle executed, a traceback."""
     monkeypatch.chdir(tmp_path)
     torch.save({"model_state": {}, "cfg": Malice()}, "pickle.pt")
@@ -215,7 +215,7 @@ def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path, monkeypat
 
 
 @torch.no_grad()
-def test_promise_8_other_frames_and_sizes(capsys):
+def test_other_frames_and_sizes_are_resized_and_said(capsys):
     """Catches: the class token's place interpolated, rows and columns mixed up, linear; silence."""
     model = build(F | dict(image=16, patch=4, frames=3, width=8))
     fill("x", model, open_start(TINY))
@@ -250,7 +250,7 @@ def test_a_start_that_fits_is_taken_whole(tmp_path, encoder, kind):
     assert torch.equal(model.phrases, phrases)
 
 
-def test_promises_6_and_17_timm(monkeypatch):
+def test_timm_absent_or_offline_is_one_line(monkeypatch):
     """Catches: the traceback of an import or of the hub."""
     def refuse(name, pretrained):
         raise OSError("no network\nand no file in the cache")
