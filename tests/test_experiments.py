@@ -237,9 +237,9 @@ def test_an_optional_package_that_is_absent_is_one_line(tmp_path, monkeypatch):
 # --- Speed, and h on COIN's orders ---
 def test_speed_fills_its_table(tmp_path, monkeypatch, capsys):
     """Catches: a part that no longer fits the model, a table of another device."""
-    monkeypatch.setattr(benchmark, "SECONDS", 0.01)
-    monkeypatch.setattr(benchmark, "PHRASES", 12)
-    monkeypatch.setattr(benchmark, "ENCODER", dict(image=32, frames=2, width=32, depth=1, heads=2))
+    tiny = dict(image=32, frames=2, width=32, depth=1, heads=2)
+    for name, value in dict(SECONDS=0.01, PHRASES=12, D=64, ENCODER=tiny).items():
+        monkeypatch.setattr(benchmark, name, value)
     page = tmp_path / "page.md"
     text = "<!-- table: speed-cuda -->\n-\n<!-- end -->\n<!-- table: speed-cpu -->\n{}<!-- end -->"
     page.write_text(text)
