@@ -301,13 +301,8 @@ def test_a_split_of_coin_is_scored_alone(tmp_path):
         assert [video.name for video in videos] == names
 
 
-def test_futures_are_sampled_in_turn():
-    """Catches: a forecast that is not observed afterwards, or for another time; picks of one step
-    for another; another length of the history."""
-    x = torch.stack([TEXTS[k] for k in (5, 5, 6, 6, 7, 7, 8, 8)])
-    first, picks = sample_in_turn(Model(), x, 68.0, TEXTS, torch.zeros(3, 2, D))
-    assert picks.tolist() == [[9, 10, 11]] * 2
-    torch.testing.assert_close(first[0], match(TEXTS[9], TEXTS, TAU))
+def test_a_forecast_enters_the_history_as_nine_seconds():
+    """Catches: a forecast that is not observed afterwards, or for another time; another length."""
     x, step = draw(2, 8, 5), draw(2, 5, seed=1)
     for seconds in (20.0, 60.0, 68.0):
         longer, covered = extend_history(x, seconds, step)

@@ -46,8 +46,7 @@ def here(tmp_path, monkeypatch):
             made.append(given.out)
         else:
             assert script == "experiments.coin" or given.checkpoint in made
-            top1 = {"zero_noise": 12.3, "oracle": 23.4, "ours": 34.5}
-            write_json(given.json, {"top1": top1})         # whole, as the pages are being written
+            write_json(given.json, {"top1": {"zero_noise": 12.3, "oracle": 23.4, "ours": 34.5}})
         return SimpleNamespace(returncode=7 if Path("fail").exists() else 0)
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     monkeypatch.setattr(subprocess, "run", fake)
@@ -151,7 +150,7 @@ def test_a_forecast_is_drawn(drawn, tmp_path, truth):
     shares that are not summed at a branch, a figure without futures that cannot be drawn, bars of
     steps that neither knows."""
     shares = {"a": .6, "b": .3, "c": .1, "d": 0., "e": 0., "f": 0.}
-    futures = {("a", "c"): .4, ("b", "b"): .3, ("a", "b"): .2, ("c", "c"): .1}
+    futures = {"ac": .4, "bb": .3, "ab": .2, "cc": .1}
     content = {"video": "a $x.mp4", "truth": None, "clips": [
         {"start": i, "end": i + 1, "steps": [{"step": f"step {i}", "p": 0.5}]} for i in range(8)],
         "next": [{"step": step, "share": share} for step, share in shares.items()],
