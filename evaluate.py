@@ -36,12 +36,11 @@ from support.write import write_json
 
 # --- Inference (Sec. 3.3): the clips x of M examples -> log p over the S texts of a label set ---
 def monte_carlo(model, x, texts, args, where=()):
-    """Q samples of the missing clip, each from a noise of its own.
+    """Q samples of the missing clip, each from a noise of its own: (M, Q, S).
 
         log p(y | x_hat_j^0)  (Eq. 6) of x_hat_j^0, to which h denoises x_j^T ~ N(0, I)
 
-    x (M, N, D) and where, the place of the missing clip: see `predict_missing`. Returns: (M, Q, S);
-    `expectation` (Eq. 11) is the mean of p over the Q.
+    x (M, N, D) and where, the place of the missing clip, are `predict_missing`'s.
     """
     noise = draw_noise((len(x), args.samples, model.dim), args.seed)
     return predict_missing(model, x, texts, noise, args.batch, where)
@@ -54,10 +53,8 @@ def zero_noise(model, x, texts, args, where=()):
 
 
 def best_of(log_p, y):
-    """The oracle of Table 5: whether any of Q samples has the step y (M,) as its likeliest.
-
-    log_p (M, Q, S) -> (M,) bool. It knows the answer: it tells what the samples cover.
-    """
+    """The oracle of Table 5: whether any of Q samples, log_p (M, Q, S), has the step y (M,) as its
+    likeliest, (M,) bool. It knows the answer: it tells what the samples cover."""
     return (log_p.argmax(-1) == y[:, None]).any(1)
 
 
@@ -153,8 +150,7 @@ def print_lines(content, indent=""):
 def main(args):
     """Score, print, and write the JSON if asked for; or write a features file."""
     if args.task == "features":
-        write_features(args)
-        return
+        return write_features(args)
     content = evaluate(args)
     M = content["evaluated"]
     print_lines(content)

@@ -122,8 +122,8 @@ def open_labeled(args, split, model, device, with_teacher=True):
         return source, teacher and teacher.watch(source), texts
     if args.data == "epic":
         view = view._replace(frames=EPIC_FRAMES)
-    size = teacher.size if teacher else 0
-    return VideoSource(videos, find_videos(args.videos), view, size), teacher, texts
+    source = VideoSource(videos, find_videos(args.videos), view, teacher.size if teacher else 0)
+    return source, teacher, texts
 
 
 # --- Clips through f ---
@@ -151,10 +151,8 @@ def encode_examples(model, teacher, source, examples, args, device):
 
 
 def write_features(args):
-    """--task features: an npz with a row for each of R windows of 9 s, of all videos of a folder.
-
-    video (R,) str, start and end (R,) s, embedding (R, D) = x_i. The middles are STRIDE s apart.
-    """
+    """--task features: an npz of R windows of 9 s, STRIDE s apart, of all videos of a folder:
+    video (R,) str, start and end (R,) s, embedding (R, D) = x_i."""
     require(args.videos, "--task features needs --videos")
     device = pick_device(args.device)
     model = weights.load(args.checkpoint).to(device)

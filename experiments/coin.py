@@ -113,12 +113,12 @@ def main(args):
     lines, mask = (score(model, x_test[:, :PIECES], texts, y, args) for model in models)
     counts = bigram_counts(p.argmax(-1), len(texts)).fill_diagonal_(0)                 # label-free
     bigram = bigram_forecast(counts, p_test[:, 0])
-    lines["baselines"] = {"mask": mask["top1"]["zero_noise"],
-                          "bigram": percent(topk_correct(bigram, y, 1)),
-                          "mask_softmax": mask["top1"]["oracle_softmax"]}
+    lines |= {"evaluated": len(y), "baselines": {
+        "mask": mask["top1"]["zero_noise"], "mask_softmax": mask["top1"]["oracle_softmax"],
+        "bigram": percent(topk_correct(bigram, y, 1))}}
     print(json.dumps(lines, indent=2))
     if args.json:
-        write_json(args.json, {"evaluated": len(y), **lines})
+        write_json(args.json, lines)
 
 
 def parse(argv=None):
