@@ -52,18 +52,16 @@ def zero_noise(model, x, texts, args, where=()):
     return predict_missing(model, x, texts, zeros, args.batch, where)[:, 0]
 
 
-def best_of(log_p, y):
-    """The oracle of Table 5: whether any of Q samples, log_p (M, Q, S), has the step y (M,) as its
-    likeliest, (M,) bool. It knows the answer: it tells what the samples cover."""
-    return (log_p.argmax(-1) == y[:, None]).any(1)
-
-
 def score(model, x, texts, y, args, where=()):
-    """The forecasts of y (M,) -> their lines of the table; log p of zero noise and of samples."""
+    """The forecasts of y (M,) -> their lines of the table; log p of zero noise and of samples.
+
+    The oracle of Table 5 is right if any of the Q samples has the step y as its likeliest. It knows
+    the answer: it tells what the samples cover.
+    """
     log_p = monte_carlo(model, x, texts, args, where)                          # (M, Q, S)
     zero = zero_noise(model, x, texts, args, where)                            # (M, S)
     lines = accuracies({"zero_noise": zero, "expectation": expectation(log_p)}, y)     # Eq. 11
-    lines["top1"]["oracle"] = percent(best_of(log_p, y))
+    lines["top1"]["oracle"] = percent((log_p.argmax(-1) == y[:, None]).any(1))
     lines["top1"]["oracle_softmax"] = oracle_softmax(zero, y, args.samples)
     return lines | {"distinct": distinct(log_p)}, zero, log_p
 

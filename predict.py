@@ -2,9 +2,8 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
 
-The observed part is the last 68 s before --at, cut into 8 windows. A future is sampled step by
-step: the embedding that h predicts counts as an observed clip of 9 s, the last 68 s are cut into 8
-windows again, and h forecasts again. `predict` does the same from Python.
+The observed part is the last 68 s before --at, cut into 8 windows. Futures are sampled step by step
+(evaluation/inference.py). `predict` does the same from Python.
 """
 from pathlib import Path
 
@@ -111,15 +110,15 @@ def print_forecast(content):
 
 def main(args):
     """Forecast, print, and write what was asked for."""
-    painter, painted = None, {}
-    if args.keyframes:
+    painted = {}
+    if args.keyframes:                                     # it may fail, so it comes first
         painter = keyframes.open_painter(args.keyframe_model, pick_device(args.device))
     content, observed = forecast(args.video, args.steps, args.checkpoint, args.at, args.samples,
                                  args.horizon, args.seed, args.device, args.clip, args.clip_weights)
     print_forecast(content)
     if args.json:
         write_json(args.json, content)
-    if painter:
+    if args.keyframes:
         steps = [row["step"] for row in content["next"]]
         painted = keyframes.paint_steps(painter, observed.pictures[-1], steps, args.keyframes,
                                         args.seed)
