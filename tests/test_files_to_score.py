@@ -17,12 +17,14 @@ def spawned():
 
 def test_scores_of_files_are_those_of_memory(here, spawned):
     """Catches: pictures, captions or annotations that a file tells otherwise; another teacher or
-    order of the clips; workers that need what only the command has."""
+    order of the clips; --ids ignored; workers that need what only the command has."""
     call("toy", "export", "--out", "world", "--train", "24", "--test", "6")
     call("train.py", "--data", "howto100m", "--size", "small", "--videos", "world/videos",
          "--captions", "world/captions", "--phrases", "world/phrases.txt", "--ids",
          "world/train.txt", "--clip", "local-dir:world/clip", "--tau", "0.045", "--epochs", "4",
          "--workers", "2", "--device", "cpu", "--out", "run")
+    used = read_json("run/config.json")["settings"]["used"]
+    assert used["list of videos"].startswith("24 (")           # of 30: --ids
     files = ("--data", "coin", "--annotations", "world/COIN.json", "--steps", "world/steps.txt",
              "--videos", "world/videos")
     for task in "forecast", "classify":

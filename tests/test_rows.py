@@ -1,4 +1,4 @@
-"""training/rows.py and data.paper_rows: each kind of row, and the controls, against slow versions."""
+"""training/rows.py and data.paper_rows: each kind of row, and the controls, by loops."""
 from collections import Counter
 
 import numpy as np
@@ -27,7 +27,7 @@ def slow_steps(clips, phrases):
 
 
 def slow_history(windows, clips, k):
-    """The 8 of these clips that stand for what precedes clip k; [] if none ends before it begins."""
+    """The 8 of these clips that stand for what precedes clip k; [] if none ends before it."""
     clips = [i for i in clips if windows[i][1] <= windows[k][0]]
     row, last = [], max((windows[i][1] for i in clips), default=0)
     begin = max(last - 68, windows[clips[0]][0]) if clips else 0
@@ -51,8 +51,8 @@ def as_list(rows, j):
 @pytest.mark.parametrize("kind, phrases", [("paper", 4), ("steps", 2), ("steps", 4)])
 def test_missing_rows_by_loops(kind, phrases):
     """Catches: a history of another length or video; one that ends after the missing clip begins,
-    or holds a clip of its step; an uncertain clip asked for; two clips of a step in a row of `paper_rows`; a place or a clip that
-    is never missing, or missing twice; padding before the end."""
+    or holds a clip of its step; an uncertain clip asked for; two clips of a step in a row of
+    `paper_rows`; a place or a clip that is never missing, or twice; padding before the end."""
     rng, windows = np.random.default_rng(phrases), [np.arange(12)[:, None] * 4. + [20, 29]]
     for n in (1, 16, 2, 3, 5, 9, 10, 4):
         middles = 5 + rng.uniform(1, 30, n).cumsum()
@@ -69,7 +69,8 @@ def test_missing_rows_by_loops(kind, phrases):
     step_of = {clip: s for part in steps for s, step in enumerate(part) for clip in step}
     seen, missing = [set() for _ in videos], set()
     for _ in range(300):
-        found, asked = as_list(*missing_rows([*enumerate(windows)], confidence, phrase, rng, kind)), []
+        asked, given = [], ([*enumerate(windows)], confidence, phrase, rng, kind)
+        found = as_list(*missing_rows(*given))
         among = len(found) - expected.total()              # these are rows of `paper_rows`
         assert Counter(found[among:]) == expected
         for row, j in found[:among]:
@@ -125,7 +126,8 @@ def test_controls_change_the_observed_clips_alone(kind):
             assert [i < 0 for i in a] == [i < 0 for i in b] == [i < 0 for i in c]
             assert sorted(a) == sorted(b)
             seen.update(i for place, i in enumerate(c) if place != j)
-        assert plain != shuffled and all({*a} != {*c} for (a, _), (c, _) in zip(plain[-3:], other[-3:]))
+        assert plain != shuffled
+        assert all({*a} != {*c} for (a, _), (c, _) in zip(plain[-3:], other[-3:]))
     assert seen == {-1, *range(18)} if kind == "paper" else seen >= {*range(18)}
 
 

@@ -22,7 +22,6 @@ from data import Video
 from test_train import (ONE, START, assert_one_update, random_start, rows_of, same_run,
                         terms_by_loops)
 from toy import grammar
-from toy.export import export
 from toy.source import ToySource
 from training import batches, parallel, run
 
@@ -179,22 +178,6 @@ def test_skipped_videos_are_counted_and_named(here, capsys, monkeypatch):
     line = fails(capsys, "train.py", *flags, "--max-unreadable", "0.3", "--out", "two")
     assert "of 8 videos are unreadable" in line
     assert read_json("two/unreadable.json").keys() >= {"b", "c"}
-
-
-def test_a_run_on_files_reads_the_listed_videos(here, capsys):
-    """Catches: --ids ignored, another teacher than --clip's, or none; a narration of no use."""
-    export(here / "world", 4, 0, 0)
-    Path("ids.txt").write_text("train_00001\ntrain_00003\n")
-    flags = ("--data", "howto100m", "--size", "small", "--videos", "world/videos", "--captions",
-             "world/captions", "--phrases", "world/phrases.txt", "--ids", "ids.txt", "--clip",
-             "local-dir:world/clip", "--tau", "0.045", "--batch", "2", "--sgd-epochs", "1",
-             "--epochs", "0")
-    call("train.py", *flags, "--out", "run", "--workers", "1")
-    used = read_json("run/config.json")["settings"]["used"]
-    assert used["list of videos"].startswith("2 (") and len(rows_of("run")) == 1
-    assert "2 videos, 1 updates" in capsys.readouterr().out
-    call("train.py", *flags, "--targets", "narration", "--out", "spoken")
-    assert rows_of("run")[0]["xe"] != rows_of("spoken")[0]["xe"]
 
 
 # --- Workers and memory ---
