@@ -46,8 +46,8 @@ def test_next_step_and_chance_equal_a_search_of_all_sequences():
     see = {"sequence": lambda steps, start: (steps, start), "last": lambda steps, start: steps[-1:],
            "set": lambda steps, start: (sorted({*steps}), start)}
     steps = labels_of(make_video("test", 0))
-    contexts = {(steps[:2], True), (steps[:4], True), (steps[2:3], False), (steps[1:4], False),
-                ((STEP_ID["bake dough"],), False), ((STEP_ID["flip dough"],), True)}
+    contexts = {(steps[:4], True), (steps[1:4], False), ((STEP_ID["bake dough"],), False),
+                ((STEP_ID["flip dough"],), True)}
     mass = {(known, context): np.zeros(S + 1) for known in see for context in contexts}
     wanted = [(known, see[known](*context), row) for (known, context), row in mass.items()]
     for p, names in sum(PROCEDURES.values(), []):
