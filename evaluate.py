@@ -28,8 +28,7 @@ from evaluation.labeled import (add_labeled_flags, add_score_flags, encode_examp
                                 require_task, write_features)
 from evaluation.metrics import accuracies, distinct, oracle_softmax, percent, topk_correct
 from files.lists import epic_split
-from support.arguments import Parser, add_run_flags, default_checkpoint
-from support.device import limit_threads, pick_device
+from support.arguments import Parser, add_run_flags, default_checkpoint, limit_threads, pick_device
 from support.errors import require, run
 from support.write import write_json
 
