@@ -24,23 +24,23 @@ from data import EPIC_SECONDS, classify_examples, examples_of
 from diffusion import expectation
 from evaluation import tasks
 from evaluation.inference import draw_noise, predict_missing
-from evaluation.labeled import (add_labeled_flags, add_score_flags, encode_examples, open_labeled,
-                                require_task, write_features)
+from evaluation.labeled import (add_labeled_flags, encode_examples, open_labeled, require_task,
+                                write_features)
 from evaluation.metrics import accuracies, distinct, oracle_softmax, percent, topk_correct
 from files.lists import epic_split
-from support.arguments import Parser, add_run_flags, default_checkpoint, limit_threads, pick_device
+from support.arguments import (Parser, add_run_flags, count, default_checkpoint, limit_threads,
+                               pick_device)
 from support.errors import require, run
 from support.write import write_json
 
 
 # --- Inference (Sec. 3.3): the clips x of M examples -> log p over the S texts of a label set ---
 def monte_carlo(model, x, texts, args, where=()):
-    """Q samples of the missing clip, each from a noise of its own.
+    """Q samples of the missing clip, each from a noise of its own: (M, Q, S).
 
         log p(y | x_hat_j^0)  (Eq. 6) of x_hat_j^0, to which h denoises x_j^T ~ N(0, I)
 
-    x (M, N, D) and where, the place of the missing clip: see `predict_missing`. Returns: (M, Q, S);
-    `expectation` (Eq. 11) is the mean of p over the Q.
+    x (M, N, D) and where, the place of the missing clip, are `predict_missing`'s.
     """
     noise = draw_noise((len(x), args.samples, model.dim), args.seed)
     return predict_missing(model, x, texts, noise, args.batch, where)
@@ -52,20 +52,16 @@ def zero_noise(model, x, texts, args, where=()):
     return predict_missing(model, x, texts, zeros, args.batch, where)[:, 0]
 
 
-def best_of(log_p, y):
-    """The oracle of Table 5: whether any of Q samples has the step y (M,) as its likeliest.
-
-    log_p (M, Q, S) -> (M,) bool. It knows the answer: it tells what the samples cover.
-    """
-    return (log_p.argmax(-1) == y[:, None]).any(1)
-
-
 def score(model, x, texts, y, args, where=()):
-    """The forecasts of y (M,) -> their lines of the table; log p of zero noise and of samples."""
+    """The forecasts of y (M,) -> their lines of the table; log p of zero noise and of samples.
+
+    The oracle of Table 5 is right if any of the Q samples has the step y as its likeliest. It knows
+    the answer: it tells what the samples cover.
+    """
     log_p = monte_carlo(model, x, texts, args, where)                          # (M, Q, S)
     zero = zero_noise(model, x, texts, args, where)                            # (M, S)
     lines = accuracies({"zero_noise": zero, "expectation": expectation(log_p)}, y)     # Eq. 11
-    lines["top1"]["oracle"] = percent(best_of(log_p, y))
+    lines["top1"]["oracle"] = percent((log_p.argmax(-1) == y[:, None]).any(1))
     lines["top1"]["oracle_softmax"] = oracle_softmax(zero, y, args.samples)
     return lines | {"distinct": distinct(log_p)}, zero, log_p
 
@@ -126,10 +122,8 @@ def evaluate(args):
         lines = measure(model, tasks.Read(source, examples, labels, x, seen, texts), args)
 
     # 3. The table.
-    split = args.split
-    if args.data == "epic":
-        split = epic_split(args.annotations)
-    return {"task": args.task, "data": args.data, "split": split,
+    return {"task": args.task, "data": args.data,
+            "split": epic_split(args.annotations) if args.data == "epic" else args.split,
             "setting": "fine-tuned" if model.task else "zero-shot", "order": model.order,
             "listed": len(examples_in(source.listed, args)), "evaluated": len(examples),
             "absent": len(source.absent), "unreadable": len(source.unreadable),
@@ -140,32 +134,26 @@ def evaluate(args):
 
 
 def print_lines(content, indent=""):
-    """Print the numbers of a dict, nested ones indented; what does not apply, None, is left out."""
+    """Print the numbers of a dict, nested ones indented, but for None and the long `by_class`."""
     for name, value in content.items():
         if isinstance(value, dict):
             print(indent + name)
             print_lines(value, indent + "  ")
-        elif value is not None:
+        elif value is not None and name != "by_class":
             numbers = value if isinstance(value, list) else [value]
             text = ", ".join(f"{n:.2f}" if isinstance(n, float) else str(n) for n in numbers)
             print(f"{indent + name:<20}{text}")
 
 
-def print_table(content):
-    """Print the content of --json, but for the long line of all classes."""
-    print_lines({name: value for name, value in content.items() if name != "by_class"})
-    M = content["evaluated"]
-    print(f"standard error of a percentage of {M:,} examples: at most {50 / M ** 0.5:.1f}; "
-          "what the lines are: docs/results.md, evaluation/tasks.py")
-
-
 def main(args):
     """Score, print, and write the JSON if asked for; or write a features file."""
     if args.task == "features":
-        write_features(args)
-        return
+        return write_features(args)
     content = evaluate(args)
-    print_table(content)
+    M = content["evaluated"]
+    print_lines(content)
+    print(f"standard error of a percentage of {M:,} examples: at most {50 / M ** 0.5:.1f}; "
+          "what the lines are: docs/results.md, evaluation/tasks.py")
     if args.json:
         write_json(args.json, content)
 
@@ -173,11 +161,21 @@ def main(args):
 def parse(argv=None):
     """The command line."""
     parser = Parser("Measure a checkpoint: forecasting, classification, infilling.")
-    parser.add_argument("--task", choices=[*TASKS, "features"], help="what to measure (default: "
-                        "forecast; with --data epic classify); features: write embeddings of "
-                        "--videos to --out")
+    add = parser.add_argument
+    add("--task", choices=[*TASKS, "features"], help="what to measure (default: forecast; with "
+        "--data epic classify); features: write embeddings of --videos to --out")
+    add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
+        "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add_labeled_flags(parser)
-    add_score_flags(parser)
+    add("--split", choices=["test", "validation", "train"], default="test", help="which videos")
+    add("--toy-videos", type=count, default=1000, help="videos of the embedded world's split")
+    add("--min-steps", type=count, default=2, help="leave out videos with fewer annotated steps")
+    add("--samples", "--oracle", type=count, default=5, dest="samples",
+        help="Monte Carlo samples per forecast (Eq. 11); the oracle counts the best of them")
+    add("--horizon", type=count, default=1, help="also sample futures of so many steps")
+    add("--json", type=Path, help="also write the numbers here")
+    add("--out", type=Path, default=Path("features.npz"), help="features: the file to write")
+    add("--batch", type=count, default=64, help="examples at once; no effect on the result")
     add_run_flags(parser)
     args = parser.parse_args(argv)
     args.task = args.task or ("classify" if args.data == "epic" else "forecast")

@@ -2,9 +2,8 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
 
-The observed part is the last 68 s before --at, cut into 8 windows. A future is sampled step by
-step: the embedding that h predicts counts as an observed clip of 9 s, the last 68 s are cut into 8
-windows again, and h forecasts again. `predict` does the same from Python.
+The observed part is the last 68 s before --at, cut into 8 windows. Futures are sampled step by step
+(evaluation/inference.py). `predict` does the same from Python.
 """
 from pathlib import Path
 
@@ -17,8 +16,9 @@ from evaluation.inference import draw_noise, sample_in_turn
 from evaluation.labeled import open_texts
 from evaluation.prediction import (count_futures, observe_file, observe_toy, rank_steps, read_steps,
                                    truth_of)
-from support.arguments import (Parser, count, default_checkpoint, limit_threads, pick_device,
-                               positive)
+from model import encode_parts
+from support.arguments import (Parser, count, default_checkpoint, limit_threads, mixed_precision,
+                               pick_device, positive)
 from support.errors import require, run
 from support.write import write_json
 from toy import render
@@ -38,14 +38,14 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
     require(video or toy, f"VIDEO is needed: {checkpoint} was trained on real videos")
     names = read_steps(steps, toy)
     _, texts = open_texts(names, toy, model, checkpoint, clip, clip_weights, device)   # (S, D)
-    observed = (observe_file(video, model, at) if video else
-                observe_toy(seed, model, at, horizon))
+    observed = observe_file(video, model, at) if video else observe_toy(seed, model, at, horizon)
     seconds = float(observed.windows[-1, 1] - observed.windows[0, 0])
 
     # 2. The step of each window, and what may come next.
     following, futures = [], []
     with torch.no_grad():
-        x = model.encode(observed.clips.to(device))                            # x_i = f(v_i) (8, D)
+        with mixed_precision(device):
+            x = encode_parts(model, observed.clips)                            # x_i = f(v_i) (8, D)
         p = model.match(x, texts).exp().cpu()                                  # Eq. 6        (8, S)
         if model.denoiser is not None:
             noise = draw_noise((horizon, samples, model.dim), seed)            # (H, Q, D)
@@ -58,8 +58,8 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
     # 3. The result.
     warnings = []
     if toy and video:
-        warnings.append("this checkpoint knows only the embedded world, rendered pictures of 32 "
-                        "pixels: on any other video its answers mean nothing")
+        warnings.append("this checkpoint knows only the embedded world: on any other video its "
+                        "answers mean nothing")
     if model.denoiser is None:
         warnings.append("this checkpoint was trained without order: it recognizes steps, but "
                         "forecasts none")
@@ -73,16 +73,14 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
 
 def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizon=3, seed=0,
             device="auto", clip=None, clip_weights=None):
-    """The command as a function -> the JSON's content.
+    """The command as a function -> the JSON's content. None is as without the flag.
 
     Args:
         video:      path; None: test video number `seed` of the embedded world.
-        steps:      list of texts, or the path of a file with one per line.
-        checkpoint: a run folder, a file of ours, or a published one; None: as the command. If it is
-                    fine-tuned to forecast, the steps are its classes.
-        at:         s, where the observed part ends; None: the end of the video.
+        steps:      list of texts, or the path of a file with one per line; of a checkpoint that is
+                    fine-tuned to forecast, its classes.
+        at:         s, where the observed part ends.
         samples, horizon: Q Monte Carlo samples, and H steps of each future.
-        clip, clip_weights: the teacher that embeds the steps; None: the run's.
     Raises:  InputError or OSError, if the command would end with status 2.
     """
     return forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
@@ -114,15 +112,15 @@ def print_forecast(content):
 
 def main(args):
     """Forecast, print, and write what was asked for."""
-    painter, painted = None, {}
-    if args.keyframes:
+    painted = {}
+    if args.keyframes:                                     # it may fail, so it comes first
         painter = keyframes.open_painter(args.keyframe_model, pick_device(args.device))
     content, observed = forecast(args.video, args.steps, args.checkpoint, args.at, args.samples,
                                  args.horizon, args.seed, args.device, args.clip, args.clip_weights)
     print_forecast(content)
     if args.json:
         write_json(args.json, content)
-    if painter:
+    if args.keyframes:
         steps = [row["step"] for row in content["next"]]
         painted = keyframes.paint_steps(painter, observed.pictures[-1], steps, args.keyframes,
                                         args.seed)
@@ -142,15 +140,14 @@ def parse(argv=None):
         "embedded world)")
     add("--at", type=positive, help="s: forecast from here (default: the end of the video; "
         "without VIDEO, before its last --horizon steps)")
-    add("--clip", help="the teacher that embeds the steps: a model of open_clip, or local-dir:DIR "
-        "(default: the run's)")
+    add("--clip", help="the teacher that embeds the steps, as in evaluate.py (default: the run's)")
     add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
     add("--samples", type=count, default=50, help="Monte Carlo samples (Eq. 11): so many futures")
     add("--horizon", type=count, default=3, help="steps of a future; the paper forecasts one")
     add("--json", type=Path, help="also write the forecast here")
     add("--figure", type=Path, help="also draw it: FILE.png, .pdf or .svg (needs matplotlib)")
-    add("--keyframes", type=Path, help="also paint the likeliest next steps from the last observed "
-        "frame, into this folder (needs diffusers and transformers)")
+    add("--keyframes", type=Path, help="also paint the likeliest next steps into this folder, from "
+        "the last observed frame (needs diffusers and transformers)")
     add("--keyframe-model", default="stable-diffusion-v1-5/stable-diffusion-v1-5",
         help="a Stable Diffusion model of diffusers: a name of the hub, or a folder")
     add("--seed", type=int, default=0, help="of the noise; which test video, without VIDEO")

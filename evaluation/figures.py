@@ -16,8 +16,7 @@ BOX = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": BLUE, "l
 
 
 def open_matplotlib(path):
-    """matplotlib, to draw the file `path`.
-    Raises: InputError if it is not installed, or the suffix is not one of three."""
+    """matplotlib, to draw the file `path`; InputError without it, or for another suffix."""
     require(path.suffix in (".png", ".pdf", ".svg"), f"{path}: must end in .png, .pdf or .svg")
     try:
         import matplotlib.figure
@@ -51,8 +50,8 @@ def plot_forecast(figure, content, pictures, painted):
     heights += [2.2] if painted else []
     figure.set_size_inches(8, sum(heights))
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    captions = [folded(clip["steps"][0]["step"], 14, 3) + f"\n{clip['steps'][0]['p']:.0%}"
-                for clip in clips]
+    best = [clip["steps"][0] for clip in clips]
+    captions = [f"{folded(row['step'], 14, 3)}\n{row['p']:.0%}" for row in best]
     for i, step in enumerate(truth["clips"]):
         captions[i] += "\n" + folded(f"true: {step or 'none'}", 14)
     title = f"Observed: {content['video']}, {clips[0]['start']:.0f} to {clips[-1]['end']:.0f} s"
@@ -80,8 +79,8 @@ def plot_strip(figure, title, pictures, captions):
 def plot_bars(axes, p, true):
     """Bars of the largest of {step: p}; below each the true one, of {step: p} or {}. The two
     likeliest true steps are shown, forecast or not; no other step that would read 0%."""
-    steps = [step for step in sorted(p, key=lambda step: -p[step])[:NEXT] if p[step] >= 0.005]
-    steps += [step for step in sorted(true, key=lambda step: -true[step])[:2] if step not in steps]
+    steps = [step for step in sorted(p, key=p.get, reverse=True)[:NEXT] if p[step] >= 0.005]
+    steps += [step for step in sorted(true, key=true.get, reverse=True)[:2] if step not in steps]
     places, height = range(len(steps)), -0.4 if true else 0.7
     axes.barh(places, [p.get(step, 0.0) for step in steps], height, color=BLUE, label="forecast",
               align="edge" if true else "center")

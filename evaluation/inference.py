@@ -51,10 +51,8 @@ def extend_history(x, seconds, step):
 def sample_in_turn(model, x, seconds, texts, noise):
     """Q futures of H steps of a video, each sampled step by step (Sec. 3.3, repeated).
 
-    What h predicted then counts as observed for 9 s: x_hat, at unit length. x (N, D), noise
-    (H, Q, D).
-
-    Returns: first (Q, S), log p of the next step; picks (Q, H) int64, the likeliest steps.
+    What h predicted, x_hat at unit length, then counts as observed for 9 s. x (N, D), noise
+    (H, Q, D) -> (Q, S), log p of the next step, and (Q, H) int64, the likeliest steps.
     """
     log_p, x = [], x.expand(noise.shape[1], -1, -1)                                      # (Q, N, D)
     for eps in noise:

@@ -17,8 +17,8 @@ PAINTED = 3                                    # the likeliest steps are painted
 
 
 def open_painter(name, device):
-    """A Stable Diffusion model of diffusers, a folder or a name of the hub -> an img2img pipeline.
-    Raises: InputError if diffusers is not installed, or the model is not there in safetensors."""
+    """A folder or a name of the hub -> an img2img pipeline of diffusers. InputError without
+    diffusers, or if the model is not there in safetensors."""
     try:
         from diffusers import StableDiffusionImg2ImgPipeline as Pipeline
     except ImportError:

@@ -14,7 +14,7 @@ from files import lists
 from files.sources import VideoSource, open_folder, require_readable
 from files.video import Unreadable, duration, find_videos
 from model import encode_parts
-from support.arguments import count, mixed_precision, pick_device
+from support.arguments import mixed_precision, pick_device
 from support.errors import require
 from support.workers import prefetch
 from support.write import write_atomically
@@ -29,14 +29,13 @@ STRIDE, PART = 4.0, 8     # of a features file: s between two windows; windows o
 def require_task(model, args):
     """The checkpoint must be fine-tuned for the task; for most tasks it may also be zero-shot."""
     epic, path = args.data == "epic", args.checkpoint
+    flags = f"--task {args.task} --data {args.data}"
     fits = args.task != "activity" and not epic            # zero-shot: texts are matched
-    if model.task:
-        of_actions = len(model.classes) > 1                # verbs and nouns
-        fits = model.task == args.task and of_actions == epic
+    if model.task:                                         # of several classes: verbs and nouns
+        fits = model.task == args.task and epic == (len(model.classes) > 1)
     state = f"is fine-tuned for {model.task}" if model.task else "is not fine-tuned"
-    require(fits, f"{path}: {state}; --task {args.task} of --data {args.data} needs "
-            f"a checkpoint of `python train.py --stage finetune --task {args.task} --data "
-            f"{args.data}`")
+    require(fits, f"{path}: {state}; {flags} needs a checkpoint of `python train.py --stage "
+            f"finetune {flags}`")
     require(args.task not in ("forecast", "infill") or model.denoiser, f"{path}: trained with "
             "--order none; to forecast, train with --order diffusion or mask")
 
@@ -44,11 +43,8 @@ def require_task(model, args):
 # --- Texts and videos ---
 def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
     """The teacher that the checkpoint was trained with, or --clip's, and its embeddings (S, D) of a
-    label set, on the device. toy: whether the texts are those of the embedded world.
-
-    The teacher must embed the checkpoint's witness as before (a published one has none), and a
-    fine-tuned checkpoint must have as many classes.
-    """
+    label set. toy: whether the texts are those of the embedded world. InputError if it embeds the
+    checkpoint's witness otherwise, or a fine-tuned checkpoint has not S classes."""
     settings = model.settings
     require(not model.task or model.classes == [len(names)], f"{checkpoint}: is fine-tuned to "
             f"{sum(model.classes)} classes, there are {len(names)} here; give the --data or the "
@@ -58,14 +54,14 @@ def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
     if toy:
         teacher = load_teacher(device)
     else:
-        teacher = open_teacher(clip or settings.get("clip"),
-                               clip_weights or settings.get("clip_weights"), device)
+        clip_weights = clip_weights or settings.get("clip_weights")
+        teacher = open_teacher(clip or settings.get("clip"), clip_weights, device)
     texts = teacher.encode_phrases(names).to(device)
     same = texts.shape[1] == model.dim
     if same and model.witness is not None:
         now = teacher.encode_phrases([model.witness]).to(model.phrases)
         same = functional.cosine_similarity(now, model.phrases[:1]).item() > 0.999
-    require(same, f"{checkpoint}: was trained with another teacher, which embeds texts differently; "
+    require(same, f"{checkpoint}: was trained with another teacher, which embeds texts otherwise; "
             "give the same --clip and --clip-weights (the embedded world's is toy/teacher.pt)")
     return teacher, texts
 
@@ -81,22 +77,6 @@ def add_labeled_flags(parser):
     add("--clip", help="the teacher that embeds the names: a model of open_clip, or local-dir:DIR "
         "(default: the run's)")
     add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
-
-
-def add_score_flags(parser):
-    """What evaluate.py scores of a checkpoint, and where the numbers go."""
-    add = parser.add_argument
-    add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
-        "(default: runs/pretrain, else the checkpoint that comes with the code)")
-    add("--split", choices=["test", "validation", "train"], default="test", help="which videos")
-    add("--toy-videos", type=count, default=1000, help="videos of the embedded world's split")
-    add("--min-steps", type=count, default=2, help="leave out videos with fewer annotated steps")
-    add("--samples", "--oracle", type=count, default=5, dest="samples",
-        help="Monte Carlo samples per forecast (Eq. 11); the oracle counts the best of them")
-    add("--horizon", type=count, default=1, help="also sample futures of so many steps")
-    add("--json", type=Path, help="also write the numbers here")
-    add("--out", type=Path, default=Path("features.npz"), help="features: the file to write")
-    add("--batch", type=count, default=64, help="examples at once; no effect on the result")
 
 
 def list_videos(args, split):
@@ -120,11 +100,8 @@ def list_videos(args, split):
 
 
 def open_labeled(args, split, model, device, with_teacher=True):
-    """The videos of a split, and the text embeddings of its label set.
-
-    with_teacher: whether the teacher looks at the clips, too.
-    Returns: a source; its teacher; (S, D) float on the device. None where the task has none.
-    """
+    """The videos of a split: a source; the teacher that looks at them; the text embeddings (S, D)
+    of the label set. None where the task has none, or without with_teacher."""
     toy, view = args.data == "toy", view_of(model.encoder)
     if toy:
         require(not args.videos, "--data toy reads no --videos; add --data coin or epic")
@@ -145,17 +122,15 @@ def open_labeled(args, split, model, device, with_teacher=True):
         return source, teacher and teacher.watch(source), texts
     if args.data == "epic":
         view = view._replace(frames=EPIC_FRAMES)
-    size = teacher.size if teacher else 0
-    return VideoSource(videos, find_videos(args.videos), view, size), teacher, texts
+    source = VideoSource(videos, find_videos(args.videos), view, teacher.size if teacher else 0)
+    return source, teacher, texts
 
 
 # --- Clips through f ---
 @torch.no_grad()
 def encode_examples(model, teacher, source, examples, args, device):
-    """The examples' windows through f and, if it is given, through the teacher.
-
-    Returns: x (M N, D); the teacher's features (M N, D), or None; the M examples that could be
-    read. InputError if too many of the videos are unreadable.
+    """The examples' windows through f and the teacher -> x (M N, D); the teacher's features
+    (M N, D), None without one; the M examples that could be read: InputError if they are too few.
     """
     x, features, readable, view = [], [], [], view_of(model.encoder)
     N = len(examples[0].windows)
@@ -176,10 +151,8 @@ def encode_examples(model, teacher, source, examples, args, device):
 
 
 def write_features(args):
-    """--task features: an npz with a row for each of R windows of 9 s, of all videos of a folder.
-
-    video (R,) str, start and end (R,) s, embedding (R, D) = x_i. The middles are STRIDE s apart.
-    """
+    """--task features: an npz of R windows of 9 s, STRIDE s apart, of all videos of a folder:
+    video (R,) str, start and end (R,) s, embedding (R, D) = x_i."""
     require(args.videos, "--task features needs --videos")
     device = pick_device(args.device)
     model = weights.load(args.checkpoint).to(device)

@@ -17,8 +17,8 @@ def percent(hits):
 def topk_correct(scores, labels, k):
     """Whether the correct class is among the k best of scores (M, K): (M,) bool.
 
-    Equal scores are ranked by index, lowest first. They do happen: of COIN's 778 step texts 749 are
-    distinct. Raises: FloatingPointError unless all scores are finite.
+    Equal scores are ranked by index: of COIN's 778 step texts 749 are distinct.
+    Raises: FloatingPointError unless all scores are finite.
     """
     if not scores.isfinite().all():
         raise FloatingPointError("scores are not finite; the checkpoint's weights may be damaged")
@@ -42,11 +42,6 @@ def total_variation(p, truth):
     return (p - truth).abs().sum(1) / 2
 
 
-def standard_error(values):
-    """That of the mean of values (M,) from different videos; None of one value."""
-    return float(values.std() / len(values) ** 0.5) if len(values) > 1 else None
-
-
 def surprise(p, labels):
     """Mean of -log p(y), with p (M, K) at least FLOOR."""
     return float(-p.gather(1, labels[:, None]).clamp(min=FLOOR).log().mean())
@@ -58,10 +53,8 @@ def softmaxes(log_p):
 
 
 def oracle_softmax(log_p, labels, R):
-    """Percent of forecasts that the best of R draws from their softmax gets right, in closed form.
-
-        mean of 1 - (1 - p_y)^R, at the best of TEMPERATURES
-    """
+    """Percent of forecasts that the best of R draws from their softmax gets right: the mean of
+    1 - (1 - p_y)^R, at the best of TEMPERATURES."""
     return max(percent(1 - (1 - p.gather(1, labels[:, None])) ** R) for p in softmaxes(log_p))
 
 

@@ -62,12 +62,10 @@ def observe_toy(number, model, at, left):
 # --- What comes next ---
 def rank_steps(names, p, share=None):
     """[{"step", "p"}, ...] of probabilities (S,), the largest first; equal ones as listed.
-
-    With a share (S,), [{"step", "p", "share"}, ...], by share and then by p.
-    """
+    With a share (S,), [{"step", "p", "share"}, ...], by share and then by p."""
     rows = [{"step": name, "p": value} for name, value in zip(names, p.tolist())]
-    for row, value in zip(rows, [] if share is None else share.tolist()):
-        row["share"] = value
+    if share is not None:
+        rows = [row | {"share": value} for row, value in zip(rows, share.tolist())]
     return sorted(rows, key=lambda row: (-row.get("share", 0), -row["p"]))
 
 
@@ -79,11 +77,9 @@ def count_futures(picks, names):
 
 
 def truth_of(observed, futures):
-    """What the embedded world knows: the steps observed, what follows, the exact probabilities.
-
-    Returns: {"clips": [step or None, ...], "next": [{"step", "p"}], "futures": [{"steps",
-             "share"}], "follows": [step, ...]}; next and futures are empty after the last step.
-    """
+    """What the embedded world knows: {"clips": [step or None, ...], "next": [{"step", "p"}],
+    "futures": [{"steps", "share"}], "follows": [step, ...]}; after the last step, next and futures
+    are empty."""
     script, windows, exact = observed.script, observed.windows, grammar.Grammar()
     clips = [next((grammar.STEPS[step.label] for step in script.steps
                    if step.start <= middle < step.end), None) for middle in windows.mean(1)]

@@ -14,7 +14,7 @@ from data import CLIPS, consecutive_windows, observed_steps, paper_rows
 from diffusion import expectation
 from evaluation.inference import draw_noise, predict_missing, sample_in_turn, score_labels
 from evaluation.metrics import (accuracies, bigram_counts, bigram_forecast, percent, softmaxes,
-                                standard_error, surprise, topk_correct, total_variation)
+                                surprise, topk_correct, total_variation)
 from support.errors import require
 from toy import grammar
 from toy.source import ToySource
@@ -44,9 +44,8 @@ def baselines(model, read, args):
         bigram       how often it follows the step that is nearest to the last observed clip
         bigram_soft  the same with the clip's posterior instead of the nearest step
 
-    All but `clip` are None outside the embedded world. They count up to 9 clips of each of its
-    training videos, cut as in pre-training. In the bigrams, consecutive clips that are nearest to
-    one step count as one.
+    All but `clip` are None outside the embedded world. They count up to 9 clips of each training
+    video, cut as in pre-training; in bigrams, consecutive clips nearest to one step count as one.
     """
     texts, S = read.texts, len(read.texts)
     scores = dict.fromkeys(("unigram", "clip", "bigram", "bigram_soft"))
@@ -81,9 +80,8 @@ def truth(model, read, zero, log_p, args):
         bayes_top1     top-1 of the exact distribution, the most that one forecast can reach;
         bayes_set, bayes_last: given only the set of the steps observed, or the last one alone
         ideal_oracle   best of Q draws from it
-        tv, tv_ideal   total variation from it, of DRAWS samples of the model, and of DRAWS draws;
-                       tv_error: standard error of tv over test videos, each of which has one of
-                       the forecasts that are drawn from, as a rule
+        tv, tv_ideal   total variation from it, of DRAWS samples of the model, and of DRAWS draws
+        tv_error       standard error of tv, of forecasts in different videos, as a rule
         tv_softmax     total variation of the zero-noise softmax itself, without draws
         nll            mean of -log p(y): of the share among the model's draws, and of the softmax
         possible_next  [% of the likeliest steps that are possible, % of p on possible steps]
@@ -113,11 +111,11 @@ def truth(model, read, zero, log_p, args):
     draws, ideal_draws = (functional.one_hot(of, S).double().mean(1)                   # (m, S)
                           for of in (torch.cat(picks, 1), ideal[chosen]))
     exact, y_chosen = exact[chosen], y[chosen]
-    variation = total_variation(draws, exact)                                   # (m,)
-    softmax = softmaxes(zero[chosen])
+    variation, softmax = total_variation(draws, exact), softmaxes(zero[chosen])        # (m,)
+    error = float(variation.std() / len(chosen) ** 0.5) if len(chosen) > 1 else None
     return {name: percent(topk_correct(p, y, 1)) for name, p in bayes.items()} | {
         "ideal_oracle": percent((ideal[:, :log_p.shape[1]] == y[:, None]).any(1)),
-        "tv": float(variation.mean()), "tv_error": standard_error(variation),
+        "tv": float(variation.mean()), "tv_error": error,
         "tv_ideal": float(total_variation(ideal_draws, exact).mean()),
         "tv_softmax": min(float(total_variation(p, exact).mean()) for p in softmax),
         "nll": {"draws": surprise(draws, y_chosen),
@@ -127,15 +125,13 @@ def truth(model, read, zero, log_p, args):
 
 def futures(model, read, args):
     """Percent of DRAWS sampled futures of H steps, and of their first steps, that the grammar
-    allows given the true steps: {"possible": %, "first": %}.
-
-    They are those of FUTURES examples after which so many steps follow, None if there is none.
+    allows given the true steps; of FUTURES examples after which so many follow, None without one.
     """
     videos, H = read.source.videos, args.horizon
     long = [i for i, e in enumerate(read.examples) if e.step + H <= len(videos[e.video].steps)]
     if not long:
         return None
-    exact, possible, first = grammar.Grammar(), [], []
+    exact, hits = grammar.Grammar(), []                    # whether the future, its first step is
     spread = torch.linspace(0, len(long) - 1, min(len(long), FUTURES)).long()
     for i in (long[place] for place in spread):
         x, example = read.x[i], read.examples[i]
@@ -143,9 +139,9 @@ def futures(model, read, args):
         seconds = example.windows[-1, 1] - example.windows[0, 0]
         _, picks = sample_in_turn(model, x, seconds, read.texts, noise.to(x.device))   # (DRAWS, H)
         before = observed_steps(example, videos[example.video])
-        possible += [exact.chance(*before, future) > 0 for future in picks.tolist()]
-        first += [exact.chance(*before, future[:1]) > 0 for future in picks.tolist()]
-    return {"possible": 100 * float(np.mean(possible)), "first": 100 * float(np.mean(first))}
+        hits += [[exact.chance(*before, steps) > 0 for steps in (future, future[:1])]
+                 for future in picks.tolist()]
+    return dict(zip(("possible", "first"), (100 * np.mean(hits, 0)).tolist()))
 
 
 # --- Infilling ---
@@ -180,8 +176,8 @@ def classify(model, read, args):
     right = {name: topk_correct(scores, y, 1) for name, scores in p.items()}           # (M,)
     rows = accuracies(p, y)
     if args.data == "toy":
-        kinds = {"held_out": grammar.HELD_OUT, "motion_only": sum(grammar.MOTION_ONLY, ())}
-        for kind, steps in kinds.items():
+        for kind, steps in (("held_out", grammar.HELD_OUT),
+                            ("motion_only", sum(grammar.MOTION_ONLY, ()))):
             of_kind = torch.isin(y, torch.tensor([grammar.STEP_ID[step] for step in steps]))
             rows[kind] = {name: percent(hits[of_kind]) for name, hits in right.items()}
     rows["by_class"] = [percent(right["ours"][y == k]) for k in range(p["ours"].shape[1])]

@@ -38,7 +38,7 @@ SIZES = 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640 
 
 def make_model(**sizes):
     """A model of random numbers, with f of these sizes."""
-    return build_model(torch.randn(PHRASES, D), {**ENCODER, **sizes}, {}, "diffusion", tau=TAU,
+    return build_model(torch.randn(PHRASES, D), ENCODER | sizes, {}, "diffusion", tau=TAU,
                        pixels=PIXELS, alpha_bar=noise_levels(D).tolist())
 
 
@@ -66,7 +66,7 @@ COMMANDS = {                       # {command: (clips at once, their frames, wor
 
 # --- Speed ---
 def measure(device, work, trained):
-    """The median time of work() in SECONDS s; with gradients of a model, if one is trained."""
+    """The median time of work(); with the gradients of a model, if one is trained."""
     def once():
         with mixed_precision(device), torch.set_grad_enabled(trained is not None):
             y = work()
@@ -118,11 +118,11 @@ def rehearse(real, command, size, counter=Live):
     """Run a command's work on fake tensors: inference, or two updates, as the first makes AdamW's
     moments. A CPU stands in for the card. Returns the mode that counted, counter(tensors)."""
     (number, frames, work, trained), fake = command, FakeTensorMode()
+    H = real.encoder.image
     with FakeCopyMode(fake):
         model = copy.deepcopy(real)
     with fake, counter(model.state_dict().values()) as counted:
-        clips = torch.empty(number, frames, 3, *2 * [real.encoder.image], dtype=torch.uint8)
-        teacher = torch.empty(TEACHER)
+        clips = torch.empty(number, frames, 3, H, H, dtype=torch.uint8)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         for _ in range(1 + trained):
             with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(trained):
@@ -131,7 +131,6 @@ def rehearse(real, command, size, counter=Live):
                 optimizer.zero_grad()
                 y.square().sum().backward()
                 optimizer.step()
-    del teacher                                            # it was there to take its place
     return counted
 
 
@@ -140,7 +139,8 @@ def memory_lines():
     for name, command in COMMANDS.items():
         number, frames, _, trained = command
         real, a, b = make_model(frames=frames), number // 3, number // 2
-        at_a, at_b = (rehearse(real, command, size).peak / 2**30 for size in (a, b))
+        at_a, at_b = ((rehearse(real, command, size).peak + 4 * TEACHER) / 2**30
+                      for size in (a, b))
         gib = {size: at_a + (at_b - at_a) * (size - a) / (b - a)       # linear in the micro-batch
                for size in SIZES if size <= number}
         best = [max(size for size in gib if gib[size] <= USED * card) for card in CARDS]
@@ -176,8 +176,7 @@ def parse(argv=None):
     add("--memory", action="store_true", help="count memory and operations; needs no GPU")
     add("--batch", type=count, default=1, help="clips that f encodes, and videos of an update")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
-    add("--page", type=Path, help="write the table into this page, between its marks `<!-- table: "
-        "speed-cuda -->`, speed-cpu or memory, and `<!-- end -->`")
+    add("--page", type=Path, help="write the table into this page, between its marks")
     return parser.parse_args(argv)
 
 

@@ -33,9 +33,8 @@ def plot_steps(figure, contents):
 def main(args):
     """Draw the picture."""
     contents = [json.loads(read_text(path)) for path in args.results]
-    for path, content in zip(args.results, contents):
-        require(len(content.get("by_class") or []) == len(STEPS), f"{path}: needed is the JSON of "
-                "evaluate.py --task classify or forecast, zero-shot in the embedded world")
+    require(all(len(content.get("by_class") or []) == len(STEPS) for content in contents), "needed "
+            "are JSONs of evaluate.py --task classify or forecast in the embedded world")
     save(args.out, plot_steps, contents)
 
 

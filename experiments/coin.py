@@ -2,8 +2,8 @@
 
 COIN's videos cannot be shared, so features are simulated: a window of 4 s has CLIP's text embedding
 of the step at its middle, or outside of steps the mean text, plus Gaussian noise of norm sigma. No
-label is read in training: soft targets p' come from the features. No f is trained to match these
-with texts, so the expected text takes the place of f(v_i): x_i = sum_k p'_k y_k.
+label is read in training: soft targets p' come from the features. There is no f: the expected text
+takes its place, x_i = sum_k p'_k y_k.
 M examples of N = 9 clips, eight of a history and the next step; K texts, D embedding.
 """
 import json
@@ -113,12 +113,12 @@ def main(args):
     lines, mask = (score(model, x_test[:, :PIECES], texts, y, args) for model in models)
     counts = bigram_counts(p.argmax(-1), len(texts)).fill_diagonal_(0)                 # label-free
     bigram = bigram_forecast(counts, p_test[:, 0])
-    lines["baselines"] = {"mask": mask["top1"]["zero_noise"],
-                          "bigram": percent(topk_correct(bigram, y, 1)),
-                          "mask_softmax": mask["top1"]["oracle_softmax"]}
+    lines |= {"evaluated": len(y), "baselines": {
+        "mask": mask["top1"]["zero_noise"], "mask_softmax": mask["top1"]["oracle_softmax"],
+        "bigram": percent(topk_correct(bigram, y, 1))}}
     print(json.dumps(lines, indent=2))
     if args.json:
-        write_json(args.json, {"evaluated": len(y), **lines})
+        write_json(args.json, lines)
 
 
 def parse(argv=None):

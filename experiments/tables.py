@@ -6,7 +6,6 @@ and the tables of README.md and docs/ are written from it, between their marks
 `<!-- table: NAME -->` and `<!-- end -->`. Numbers of older code stay until they are deleted there.
 """
 import json
-import math
 import os
 import re
 import statistics
@@ -43,22 +42,16 @@ def cells_of(names):
     return [cell.split(" ", 2) for cell in cells if is_ours(cell)]
 
 
-def number_at(content, key):
-    """The number of a JSON object at a key, or None: "a.1" is content["a"][1]."""
-    for part in key.split("."):
-        content = content[int(part)] if isinstance(content, list) else (content or {}).get(part)
-    return content
-
-
 def collect(out, path):
     """Add the numbers of the runs in the folder `out` to results.json at `path` -> its content."""
     results = json.loads(read_text(path))
     for recipe, evaluation, key in cells_of(TABLES):
         for file in out.glob(f"{recipe}-*/{evaluation}.json"):
-            seed = file.parent.name.removeprefix(f"{recipe}-")
-            number = number_at(json.loads(read_text(file)), key)
-            if seed.isdecimal() and number is not None:
-                results.setdefault(f"{recipe} {evaluation} {key}", {})[seed] = number
+            seed, at = file.parent.name.removeprefix(f"{recipe}-"), json.loads(read_text(file))
+            for part in key.split("."):                    # "a.1" is ["a"][1]
+                at = at[int(part)] if isinstance(at, list) else (at or {}).get(part)
+            if seed.isdecimal() and at is not None:
+                results.setdefault(f"{recipe} {evaluation} {key}", {})[seed] = at
     write_json(path, {cell: dict(sorted(results[cell].items())) for cell in sorted(results)})
     return results
 
@@ -98,14 +91,14 @@ def make(recipe, seed, args):
                                    stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
         require(ended.returncode == 0, f"{folder}: {line[0]} ended with {ended.returncode}; see "
                 "its log.txt")
+    return folder
 
 
 # --- Tables ---
 def format_cell(text, results):
     """A cell as the page shows it. Ours: the mean over seeds ± their standard deviation; of a
     difference, ± its standard error. A verdict: whether the difference is above twice its standard
-    error, over seeds and over test videos; with one seed of one of the two, the larger seed error
-    is taken for both."""
+    error, of seeds, the larger of the two, and of test videos."""
     parts = str(text).removeprefix(VERDICT).split(" - ")
     samples = [[*results.get(cell, {}).values()] for cell in parts]
     if not all(map(is_ours, parts)) or not all(samples):
@@ -114,14 +107,14 @@ def format_cell(text, results):
     number = means[0] - sum(means[1:])
     spread = [statistics.variance(one) if len(one) > 1 else 0.0 for one in samples]
     if str(text).startswith(VERDICT):
-        seeds = sum(max(spread) / len(one) for one in samples)
-        sure = abs(number) > 2 * math.sqrt(seeds + len(samples) * ERROR ** 2)
-        return ("held" if number > 0 else "not held") if sure else "undecided"
+        error = sum(max(spread) / len(one) + ERROR ** 2 for one in samples) ** 0.5
+        verdict = "held" if number > 0 else "not held"
+        return verdict if abs(number) > 2 * error else "undecided"
     digits = 1 if abs(means[0]) >= 10 else 2 if abs(means[0]) >= 1 else 3
     if min(map(len, samples)) == 1 or not any(spread):
         return f"{number:.{digits}f}"
     shares = [of / (len(one) if parts[1:] else 1) for of, one in zip(spread, samples)]
-    return f"{number:.{digits}f} ± {math.sqrt(sum(shares)):.{digits}f}"
+    return f"{number:.{digits}f} ± {sum(shares) ** 0.5:.{digits}f}"
 
 
 def text_table(header, rows):
@@ -134,11 +127,10 @@ def text_table(header, rows):
 def markdown(name, results):
     """A table as Markdown: its title, its rows, and the seeds of the runs behind it."""
     rows = [[format_cell(cell, results) for cell in row] for row in TABLES[name]["rows"]]
-    seeds = {}                                             # {"RECIPE EVALUATION": its seeds}
+    seeds, groups = {}, {}         # {"RECIPE EVALUATION": seeds}, {seeds: what was run with them}
     for recipe, evaluation, key in cells_of([name]):
         found = seeds.setdefault(f"{recipe} {evaluation}", set())
         found.update(results.get(f"{recipe} {evaluation} {key}", {}))
-    groups = {}                                            # {seeds: what was run with them}
     for ran, found in seeds.items():
         groups.setdefault(", ".join(sorted(found)) or "not run", []).append(ran)
     line = "; ".join(f"{', '.join(same)}: {found}" for found, same in groups.items())
@@ -156,11 +148,10 @@ def write_pages(out):
     """Collect the numbers, and write all tables into README.md and the pages of docs/."""
     results = collect(out, ROOT / "experiments/results.json")
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        before = page = path.read_text(encoding="utf-8")
+        page = path.read_text(encoding="utf-8")
         for name in TABLES:
             page = replace(page, name, markdown(name, results))
-        if page != before:
-            write_text(path, page)
+        write_text(path, page)
 
 
 def main(args):
@@ -172,15 +163,9 @@ def main(args):
     runs = [(recipe, seed) for seed in args.seeds for recipe in recipes
             if args.coin or not recipe.startswith("coin")]
     with ThreadPoolExecutor(args.jobs) as pool:            # a failure cancels those not begun
-        done = pool.map(lambda one: make(*one, args), runs)
-        for (recipe, seed), _ in zip(runs, done):
+        for done in pool.map(lambda one: make(*one, args), runs):
             write_pages(args.out)
-            print(f"{recipe}-{seed}: done", flush=True)
-
-
-def numbers(text):
-    """"100,101" -> [100, 101]."""
-    return [int(part) for part in text.split(",")]
+            print(f"{done}: done", flush=True)
 
 
 def parse(argv=None):
@@ -188,13 +173,13 @@ def parse(argv=None):
     parser = Parser("Make the runs behind the tables, each once, and write the tables.")
     add = parser.add_argument
     add("tables", nargs="*", metavar="NAME", help="tables of tables.toml; without one all")
-    add("--seeds", type=numbers, default="100,101,102,103,104", help="of the runs")
+    add("--seeds", default="100,101,102,103,104", help="of the runs")
     add("--jobs", type=count, default=1, help="runs at a time, with one thread each")
     add("--out", type=Path, default=Path("runs/tables"), help="folder of the runs")
     add("--coin", type=Path, help="folder of COIN.json and texts.npz, for the runs of coin.py")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
     args = parser.parse_args(argv)
-    args.tables = args.tables or [*TABLES]
+    args.tables, args.seeds = args.tables or [*TABLES], args.seeds.split(",")
     return args
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import denoiser
-import evaluate
 from commands import call
 from data import Step, Video
 from files.lists import load_coin
@@ -109,12 +108,3 @@ def test_the_notebook_runs_and_shows_what_it_stores(monkeypatch, capsys):
                 shown = [output for output in cell["outputs"] if "data" in output]
                 assert printed == capsys.readouterr().out, cell["id"]
                 assert len(shown) == len(pyplot.get_fignums()), cell["id"]
-
-
-def test_help_shows_the_defaults_that_tell_something(capsys):
-    """Catches: "(default: None)", and a default of 0 or 1 taken for False or True."""
-    with pytest.raises(SystemExit):
-        evaluate.parse(["--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert "of all that is random (default: 0)" in text
-    assert "so many steps (default: 1)" in text and "default: None" not in text

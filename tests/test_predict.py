@@ -8,7 +8,7 @@ import weights
 from commands import call, fails, read_json
 from evaluation.inference import draw_noise, sample_in_turn
 from evaluation.labeled import open_texts
-from evaluation.prediction import count_futures, observe_toy, rank_steps, truth_of
+from evaluation.prediction import count_futures, observe_toy, rank_steps
 from predict import predict
 from support.arguments import DEFAULT
 from toy import grammar
@@ -28,22 +28,9 @@ def test_futures_are_counted_and_steps_ranked():
     assert [(row["step"], row["share"]) for row in rows] == [("a", .75), ("c", .25), ("b", 0)]
 
 
-def test_the_truth_is_that_of_the_steps_shown():
-    """Catches: steps that are not observed yet; the futures of another video."""
-    observed, exact = observe_toy(0, weights.load(DEFAULT), None, 3), grammar.Grammar()
-    labels = [step.label for step in observed.script.steps]
-    follows = [grammar.STEPS[label] for label in labels[-3:]]
-    truth = truth_of(observed, [{"steps": follows, "share": 1.0}])
-    assert truth["follows"] == follows
-    p = exact.next_step(labels[:-3], True)
-    assert {row["step"]: row["p"] for row in truth["next"]} == {
-        grammar.STEPS[k]: p[k] for k in p.nonzero()[0]}
-    assert truth["futures"][0]["share"] == exact.chance(labels[:-3], True, labels[-3:])
-
-
 def test_the_first_forecast_anyone_sees(here, capsys):
     """Catches: a true step that is not printed; a warning, or none; keys renamed; another length of
-    the history, noise of another seed, the mean of fewer samples."""
+    the history, noise of another seed, the mean of fewer samples; a truth of other steps."""
     call("predict.py", "--json", "a.json")
     out, content = capsys.readouterr().out, read_json("a.json")
     assert [*content] == ["video", "clips", "next", "futures", "warning", "truth"]
@@ -61,6 +48,14 @@ def test_the_first_forecast_anyone_sees(here, capsys):
     assert content["futures"] == count_futures(picks, steps)
     assert {row["step"]: row["p"] for row in content["next"]} == pytest.approx(
         dict(zip(steps, log_p.exp().mean(0).tolist())))
+    exact, labels = grammar.Grammar(), [step.label for step in observed.script.steps]
+    p = exact.next_step(labels[:-3], True)
+    assert {row["step"]: row["p"] for row in content["truth"]["next"]} == {
+        steps[k]: p[k] for k in p.nonzero()[0]}
+    assert content["truth"]["follows"] == [steps[label] for label in labels[-3:]]
+    for future in content["truth"]["futures"]:
+        named = [steps.index(step) for step in future["steps"]]
+        assert future["share"] == exact.chance(labels[:-3], True, named)
 
 
 def test_a_video_file_and_steps_of_ones_own(trained, here, capsys):
@@ -71,7 +66,7 @@ def test_a_video_file_and_steps_of_ones_own(trained, here, capsys):
     assert content["clips"][-1]["end"] == 40 and content["truth"] is None
     assert {row["step"] for row in content["next"]} == {*steps}
     assert "embedded world" in content["warning"]
-    Path("steps.txt").write_text("crack egg\npour oil\n", encoding="utf-8")
+    Path("steps.txt").write_text("crack egg\npour oil\n")
     call("predict.py", "v.mp4", "--steps", "steps.txt", "--checkpoint", checkpoint, "--samples",
          "4", "--horizon", "2", "--at", "40", "--json", "a.json")
     assert read_json("a.json") == content and "warning: " in capsys.readouterr().out

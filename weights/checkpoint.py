@@ -25,8 +25,8 @@ TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"
 def build_model(phrases, encoder, denoiser, order, task=None, **others):
     """A new ProcedureModel over phrases (K, D); all but these are its `arguments`, of plain types.
 
-    encoder: dict, arguments of TimeSformer, or with "kind": "mvit" of MViT.
-    denoiser: dict, arguments of Denoiser. others: further ones of ProcedureModel.
+    encoder: arguments of TimeSformer, or with "kind": "mvit" of MViT; denoiser: of Denoiser;
+    others: of ProcedureModel.
     """
     D, sizes, h = phrases.shape[1], dict(encoder), None
     f = (MViT if sizes.pop("kind", None) == "mvit" else TimeSformer)(dim=D, **sizes)
@@ -70,11 +70,9 @@ def read(path):
 
 
 def load(path):
-    """A checkpoint -> ProcedureModel in eval mode; its `settings` are the flags of the run.
-
-    path: a run folder, a file of ours, or one of TimeSformer, DistantSup or ProcedureVRL.
-    Raises InputError as `read`, and if tensors are absent, unexpected or of another shape.
-    """
+    """A run folder, a file of ours, or one of TimeSformer, DistantSup or ProcedureVRL -> a
+    ProcedureModel in eval mode; its `settings` are the flags of the run. InputError as `read`, and
+    if tensors are absent, unexpected or of another shape."""
     content = read(path)
     try:
         if "arguments" not in content:
@@ -82,10 +80,9 @@ def load(path):
         model = build_model(content["model"]["phrases"].float(), **content["arguments"])
         model.load_state_dict(content["model"])
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        lines = [shorten(line, 200) for line in str(error).splitlines()[:5]]
+        lines = " ".join(shorten(line, 200) for line in str(error).splitlines()[:5])
         raise InputError(f"{path}: does not fit the models of this code or of a release (image "
-                         f"models are for --init): {type(error).__name__}: {' '.join(lines)}"
-                         ) from None
+                         f"models are for --init): {type(error).__name__}: {lines}") from None
     model.settings = content.get("settings", {})
     world = model.settings.get("world")
     require(model.settings.get("data") != "toy" or world == WORLD, f"{path}: was trained in "
@@ -113,10 +110,8 @@ def download():
 
 
 def open_start(source):
-    """{name of ours: tensor} of a run, a file or "timm", for `fill`.
-
-    An image model has no temporal attention: it and its norm copy the spatial ones.
-    """
+    """{name of ours: tensor} of a run, a file or "timm", for `fill`. An image model has no temporal
+    attention: it and its norm copy the spatial ones."""
     w = tensors_of(download() if str(source) == "timm" else read(source))
     if "encoder.pos_embed" not in w or any("temporal_attn" in name for name in w):
         return w

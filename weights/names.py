@@ -54,11 +54,9 @@ def tensors_of(content):
 
 
 def published(content):
-    """The content of a published file -> that of the same checkpoint as a file of ours.
-
-    The classifiers, one for each label set, become one. Its logits are divided by tau; in the
-    release those of forecasts are not, so its weights are multiplied by it.
-    """
+    """The content of a published file -> that of a file of ours. The classifiers, one per label
+    set, become one. Its logits are divided by tau; in the release those of forecasts are not, so
+    its weights are multiplied by it."""
     w = tensors_of(content)
     D, T, denoiser, encoder = len(w["encoder.head.weight"]), 4, None, {"kind": "mvit"}
     if "encoder.body.conv_proj.weight" not in w:       # MViT-v2 is published in one size
@@ -74,9 +72,9 @@ def published(content):
         denoiser = {"layers": T, "heads": 8, "clips": len(w["denoiser.position.weight"])}
     sets = [name for name in ("cls", "v", "n") if f"classifier.{name}.weight" in w]
     classes = [len(w[f"classifier.{name}.weight"]) for name in sets]
-    task = "forecast" if denoiser else "classify"
-    if denoiser and classes == [180]:                  # COIN's activities
-        task = "activity"
+    task = "classify"
+    if denoiser:
+        task = "activity" if classes == [180] else "forecast"      # COIN's activities
     tensors = {name: value for name, value in w.items() if PARTS.match(name)}
     tensors |= {"phrases": torch.zeros(0, D), **Standardizer(D).state_dict(prefix="standardize.")}
     for part in ("weight", "bias") if sets else ():

@@ -10,12 +10,11 @@ from support.errors import InputError, require
 
 
 def open_teacher(clip, clip_weights=None, device="cpu"):
-    """A pre-trained image-language model by name -> Teacher, with its own picture preprocessing.
+    """A pre-trained image-language model -> Teacher, with its own picture preprocessing.
 
     clip: a model of open_clip, or "local-dir:DIR", with open_clip_config.json and weights; None:
-    the paper's, as is said.
-    clip_weights: a tag of open_clip, by default "openai", or a file. A file does not tell whether
-    it needs a -quickgelu model; OpenAI's do. InputError if they do not fit or cannot be read.
+    the paper's, as is said. clip_weights: a tag of open_clip, by default "openai", or a file, which
+    does not tell whether it needs a -quickgelu model. InputError if they do not fit.
     """
     if clip is None:
         clip = "ViT-B-16-quickgelu"
