@@ -73,20 +73,19 @@ def joined(sentences, i):
     first = last = i
     while sum(len(text.split()) for _, _, text in sentences[first:last + 1]) < MIN_WORDS:
         before, after = first > 0, last + 1 < len(sentences)
+        if not (before or after):
+            break
         if after and (last - i <= i - first or not before):
             last += 1
-        elif before:
-            first -= 1
         else:
-            break
+            first -= 1
     return first, last
 
 
 def sentence_windows(sentences, duration, rng):
-    """9-s windows around every second sentence of a video, the first drawn: (n, 2) float64.
+    """9-s windows around every second sentence, or what is `joined` with it: (n, 2) float64.
 
-    A short sentence is joined with its neighbors, and the window is around them all: `joined`.
-    sentences: [(start s, end s, text), ...], by start, each with words.
+    The first is drawn. sentences: [(start s, end s, text), ...], by start, each with words.
     """
     windows = []
     for i in range(rng.integers(min(STRIDE, max(len(sentences), 1))), len(sentences), STRIDE):
@@ -105,12 +104,10 @@ def consecutive_windows(windows, clips, rng):
 def paper_rows(videos, rng=None, hide_tail=False):
     """Sec. 3: rows of up to nine consecutive clips; each clip of a video is missing in one.
 
-    In a longer video, its place among the nine is uniform, as far as the video's ends allow;
-    without rng it is the middle.
+    In a longer video its place is uniform, as far as its ends allow; without rng the middle.
+    hide_tail: as in the release, the clips from a drawn place after the missing one on are padding.
 
-    Args:    videos: [[clip, ...], ...], the numbers of each video's clips in time order;
-             hide_tail: as in the release, the clips from a place after the missing one on are
-             padding; the place is drawn. If the missing clip is the last, none is.
+    Args:    videos: [[clip, ...], ...], the numbers of each video's clips in time order.
     Returns: [(row, j), ...]: nine numbers of clips, -1 = padding, and the missing one's place.
     """
     rows = []
@@ -153,18 +150,18 @@ def classify_examples(videos, views=3, seconds=CLIP_SECONDS):
     examples = []
     for i, video in enumerate(videos):
         duration = max([video.duration or 0.0] + [step.end for step in video.steps])
-        examples += [Example(i, classify_windows(step.start, step.end, duration, views, seconds),
-                             step.label, k) for k, step in enumerate(video.steps)]
+        for k, step in enumerate(video.steps):
+            windows = classify_windows(step.start, step.end, duration, views, seconds)
+            examples.append(Example(i, windows, step.label, k))
     return examples
 
 
 def examples_of(task, videos, min_steps=2):
-    """The examples of a task.
+    """The examples of a task; to forecast and infill, of videos with at least min_steps steps.
 
         "classify"  every annotated step, in three views
-        "forecast"  of every two consecutive steps, the history of one and the label of the next;
-                    left out are videos of fewer than min_steps steps, and steps that end at 0 s
-        "infill"    one clip of every step, of videos with at least min_steps and three of them
+        "forecast"  of every two consecutive steps, the history of one and the label of the next
+        "infill"    one clip of every step, of videos with at least three of them
         "activity"  the whole video, cut into 8
     """
     if task == "classify":

@@ -61,10 +61,9 @@ def noise_levels(dim, levels=4, first=3.0, last=0.3):
         sqrt(alpha_bar_t / (1 - alpha_bar_t)) = first / sqrt(D), ..., last / sqrt(D)
 
     Standardized embeddings are about sqrt(2 D) apart, and noise along the line between two of them
-    has standard deviation 1. The division by sqrt(D) makes a level equally hard at any D. At the
-    last level the signal is almost gone, so x_j^T drawn from N(0, I) looks as in training. With
-    D = 64, alpha_bar is .123, .029, .0065, .0014: even the first level is mostly noise. The paper
-    gives T = 4, but no alpha_t.
+    has standard deviation 1: the division by sqrt(D) makes a level equally hard at any D. At the
+    last level the signal is almost gone, so x_j^T drawn from N(0, I) looks as in training: with
+    D = 64, alpha_bar is .123, .029, .0065, .0014. The paper gives T = 4, but no alpha_t.
     """
     steps = torch.arange(levels, dtype=torch.float64) / max(levels - 1, 1)
     ratio = first * (last / first) ** steps / math.sqrt(dim)     # (T,)
@@ -76,10 +75,7 @@ def add_noise(z0, noise, alpha_bar):
 
         x_j^t = sqrt(alpha_bar_t) x_j^0 + sqrt(1 - alpha_bar_t) noise
 
-    Args:
-        z0:        (B, D). Clean embeddings.
-        noise:     (B, D). Standard normal, or zeros.
-        alpha_bar: (B,). Running product of alpha up to the level of each row; or a scalar tensor.
+    Args:    z0, noise (B, D); alpha_bar (B,), of the level of each row, or a scalar tensor.
     Returns: (B, D), a new tensor.
     Source:  Ho et al. 2020 (arXiv:2006.11239), Eq. 4.
     """
@@ -95,10 +91,8 @@ def sample(h, noise, alpha_bar):
 
     The same noise is used at every level, as in the paper; mu and Sigma of Eq. 4 are not needed.
 
-    Args:
-        h:         callable, zt (B, D) and t (B,) int64 -> z_hat (B, D).
-        noise:     (B, D) standard normal; zeros for the approximate inference.
-        alpha_bar: (T,).
+    Args:    h: zt (B, D) and t (B,) int64 -> z_hat (B, D); noise (B, D), standard normal, or zeros
+             for the approximate inference; alpha_bar (T,).
     Returns: z_hat (B, D) of the last pass, at the least noisy level.
     """
     zt = noise

@@ -31,10 +31,7 @@ EPS = 1e-6                                             # of every LayerNorm, as 
 
 
 class PatchEmbed(nn.Module):
-    """E and b: cut each frame into patches and map each patch's pixels to a token.
-
-    Patches do not overlap, so the released convolution is one matrix product.
-    """
+    """E and b: a patch's pixels -> its token: the released convolution, as one matrix product."""
 
     def __init__(self, patch, width):
         super().__init__()
@@ -133,10 +130,8 @@ class TimeSformer(nn.Module):
 
     Args:
         image, patch: sides of a frame (H = W, a multiple of patch) and of a patch, pixels.
-        frames: F, frames per clip.
-        width:  of a token; a multiple of heads.
-        depth, heads: number of blocks, attention heads per block.
-        dim:    D, width of the text space.
+        frames, dim: F, frames per clip; D, width of the text space.
+        width, depth, heads: of a token, a multiple of heads; of blocks; of heads per block.
     """
 
     def __init__(self, image=224, patch=16, frames=8, width=768, depth=12, heads=12, dim=512):
@@ -160,11 +155,7 @@ class TimeSformer(nn.Module):
             nn.init.zeros_(block.temporal_fc.weight)
 
     def class_token(self, clips):
-        """The class token after the last norm, before the head.
-
-        Args:    clips (B, 3, F, H, W) float: RGB, normalized as the weights expect.
-        Returns: (B, width) float, of any length.
-        """
+        """The class token before the head: clips (B, 3, F, H, W) float -> (B, width)."""
         place = self.pos_embed[0, 1:, None] + self.time_embed      # (P, F, width)
         patches = self.patch_embed(clips) + place                  # (B, P, F, width)
         cls = (self.cls_token[0] + self.pos_embed[0, :1]).expand(clips.shape[0], -1)   # (B, width)

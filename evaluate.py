@@ -28,8 +28,8 @@ from evaluation.labeled import (add_labeled_flags, encode_examples, open_labeled
                                 write_features)
 from evaluation.metrics import accuracies, distinct, oracle_softmax, percent, topk_correct
 from files.lists import epic_split
-from support.arguments import Parser, add_run_flags, count, default_checkpoint
-from support.device import limit_threads, pick_device
+from support.arguments import (Parser, add_run_flags, count, default_checkpoint, limit_threads,
+                               pick_device)
 from support.errors import require, run
 from support.write import write_json
 

@@ -74,9 +74,8 @@ def xe_loss(log_p, targets):
 
 
 def mse_loss(x_hat, xj):
-    """L_MSE (Eq. 9): squared distance of the predicted and the true embedding.
+    """L_MSE (Eq. 9): squared distance of the predicted and the true embedding, x_hat and xj (R, D).
 
-    Args:    x_hat, xj (R, D).
     Returns: scalar: summed over D, averaged over the rows (the expectation over t).
     """
     return (x_hat - xj).pow(2).sum(-1).mean()
@@ -84,8 +83,6 @@ def mse_loss(x_hat, xj):
 
 def mc_loss(log_p, targets):
     """L_MC (Eq. 10): match each predicted embedding to the missing clip's soft target.
-
-    The formula is that of `xe_loss`; what differs is whose embedding is matched.
 
     Args:    log_p (R, K) from `match`, of the embeddings that h predicts; targets (R, K).
     Returns: scalar: averaged over the rows (the expectation over t).

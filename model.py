@@ -53,11 +53,8 @@ class ProcedureModel(nn.Module):
         self.register_buffer("alpha_bar", torch.tensor(alpha_bar), persistent=False)       # (T,)
 
     def normalize(self, clips):
-        """Clips (C, F, 3, H, W) uint8 -> pixels (C, 3, F, H, W) float, as f expects them and
-        on its device.
-
-        Raises: ValueError for other axes, sizes or types.
-        """
+        """Clips (C, F, 3, H, W) uint8 -> pixels (C, 3, F, H, W) float, as f expects them, on its
+        device. ValueError for other axes, sizes or types."""
         F, H = self.encoder.frames, self.encoder.image
         if clips.shape[1:] != (F, 3, H, H) or clips.dtype != torch.uint8:
             raise ValueError(f"{tuple(clips.shape)} {clips.dtype} given; needed are uint8 clips "
@@ -108,10 +105,7 @@ class ProcedureModel(nn.Module):
         return self.forecast(torch.cat([x, x.new_zeros(B, 1, D)], 1), observed, j, noise)
 
     def classify(self, x):
-        """The classifier's log softmax((W x + b) / tau): (..., D) -> [(..., S), ...], float32.
-
-        x as `encode` or `forecast` returns it; one tensor for each label set.
-        """
+        """log softmax((W x + b) / tau): x (..., D) -> [(..., S), ...], float32, by label set."""
         with torch.autocast(x.device.type, enabled=False):
             logits = self.classifier(x.float()) / self.tau
             return [part.log_softmax(-1) for part in logits.split(self.classes, -1)]

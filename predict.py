@@ -16,8 +16,8 @@ from evaluation.inference import draw_noise, sample_in_turn
 from evaluation.labeled import open_texts
 from evaluation.prediction import (count_futures, observe_file, observe_toy, rank_steps, read_steps,
                                    truth_of)
-from support.arguments import Parser, count, default_checkpoint, positive
-from support.device import limit_threads, pick_device
+from support.arguments import (Parser, count, default_checkpoint, limit_threads, pick_device,
+                               positive)
 from support.errors import require, run
 from support.write import write_json
 from toy import render

@@ -27,6 +27,7 @@ PROMPTS = tuple(f"{what} of {how}" for what in ("a photo", "a video", "a example
                             "a person during {}.", "a person performing {}.",
                             "a person practicing {}."))
 
+
 def fit(pixels, size):
     """(n, 3, H, W) float, 0-255 -> (n, 3, size, size) as CLIP does: short side resized, cropped."""
     pixels = transform.resize(pixels, [size], transform.InterpolationMode.BICUBIC)
@@ -47,17 +48,13 @@ class Teacher:
         self.model, self.tokenizer = model.eval().requires_grad_(False).to(device), tokenizer
         self.mean, self.std = (torch.tensor(value, device=device).view(-1, 1, 1)
                                for value in (mean, std))
-        self.device = torch.device(device)
-        size = model.visual.image_size
+        size, self.device = model.visual.image_size, torch.device(device)
         self.size = size if isinstance(size, int) else size[0]              # side, pixels
 
     @torch.no_grad()
     def encode_phrases(self, phrases):
-        """g: K texts -> (K, D) float32, on the CPU.
-
-        The mean over the 28 prompts of the text features, none of them normalized, as in the
-        released embeddings. Eq. 6 normalizes the mean.
-        """
+        """g: K texts -> (K, D) float32, on the CPU: the mean over the 28 prompts of the text
+        features, none of them normalized, as in the released embeddings."""
         rows = []
         for phrase in tqdm(phrases, desc="phrases", mininterval=1, delay=2):   # no bar within 2 s
             tokens = self.tokenizer([prompt.format(phrase) for prompt in PROMPTS])
@@ -67,18 +64,13 @@ class Teacher:
     @torch.no_grad()
     def encode_sentences(self, sentences):
         """g without prompts, for narrations: m texts -> (m, D) float32, unit length, on the CPU.
-
-        A sentence longer than the model's context is truncated.
-        """
+        The tokenizer truncates what is longer than the model's context."""
         tokens = self.tokenizer(sentences).to(self.device)
         return functional.normalize(self.model.encode_text(tokens).float(), dim=-1).cpu()
 
     @torch.no_grad()
     def encode_frames(self, frames):
-        """Frames (n, 3, H, W) uint8 -> (n, D) float32, unit length, on `device`.
-
-        Frames of another size than the model's are resized and cropped: see `fit`.
-        """
+        """Frames (n, 3, H, W) uint8 of any size -> (n, D) float32, unit length, on `device`."""
         pixels = fit(frames.to(self.device).float(), self.size)
         pixels = (pixels / 255 - self.mean) / self.std
         return functional.normalize(self.model.encode_image(pixels).float(), dim=-1)
@@ -90,12 +82,9 @@ class Teacher:
 
 
 def soft_targets(features, phrases, tau):
-    """p': how well each phrase of the pool fits a clip. It is Eq. 6 with the teacher's features.
+    """p': how well each phrase of the pool fits a clip: Eq. 6 with the teacher's features.
 
-    Args:
-        features: (..., D) float, the teacher's: of a clip's frames, averaged, or of what is said.
-        phrases:  (K, D) float. The pool's text embeddings.
-        tau:      float > 0, temperature.
+    Args:    features (..., D), of a clip's frames, averaged, or of what is said; phrases (K, D).
     Returns: (..., K) float, rows sum to 1, without gradient.
     """
     return match(features, phrases, tau).exp().detach()

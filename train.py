@@ -34,8 +34,8 @@ from files.sources import open_folder
 from losses import match, mc_loss, mse_loss, xe_loss
 from model import encode_parts
 from pseudo_labels import soft_targets
-from support.arguments import Parser, add_run_flags, count, positive
-from support.device import limit_threads, mixed_precision, pick_device
+from support.arguments import (Parser, add_run_flags, count, limit_threads, mixed_precision,
+                               pick_device, positive)
 from support.errors import require, run
 from support.workers import prefetch
 from toy import grammar, render
@@ -43,8 +43,7 @@ from toy.source import ToySource, load_teacher
 from training import finetune, parallel
 from training.batches import clip_features, generator, load_batch, seed_noise
 from training.rows import missing_rows
-from training.run import (SAVE_EVERY, begin, judge_unreadable, last_checkpoint, learning_rate, log,
-                          open_run, save, tell_minutes)
+from training.run import SAVE_EVERY, begin, learning_rate, log, open_run, save
 from weights.names import PIXELS
 from weights.teacher import open_teacher
 
@@ -82,19 +81,10 @@ def open_data(args, view, device):
 
 def make_optimizer(model, stage):
     """SGD with momentum, then AdamW (paper, Sec. 4). The loop sets the learning rate."""
+    options = dict(lr=0.0, weight_decay=WEIGHT_DECAY)
     if stage == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9, weight_decay=WEIGHT_DECAY)
-    return torch.optim.AdamW(model.parameters(), lr=0.0, betas=BETAS, weight_decay=WEIGHT_DECAY,
-                             fused=True)
-
-
-def rows_of(batch, log_p, args, rng):
-    """The rows of h, by f's likeliest phrases, log_p (C, K) -> rows (R, N) and j (R,)."""
-    confidence, phrase = log_p.detach().max(-1)            # (C,) of each clip's likeliest phrase
-    windows = [windows for _, windows in batch.requests]
-    rows, j = missing_rows(windows, phrase.cpu().numpy(), confidence.cpu().numpy(), rng, args.rows,
-                           args.context)
-    return rows.to(log_p.device), j.to(log_p.device)
+        return torch.optim.SGD(model.parameters(), momentum=0.9, **options)
+    return torch.optim.AdamW(model.parameters(), betas=BETAS, fused=True, **options)
 
 
 def pretrain(args):
@@ -106,9 +96,6 @@ def pretrain(args):
     content = open_run(args)                               # of the run's checkpoint; {} at first
     encoder = (MVIT if args.encoder == "mvit" else TIMESFORMER)[args.size]
     limit_threads(encoder["image"], device)
-    start = None                                           # weights to start from
-    if args.init != "none" and not content:
-        start = weights.checkpoint.open_start(args.init)
     view = View(encoder["image"], encoder["frames"], encoder.get("seconds"))
     source, teacher, phrases, pixels = open_data(args, view, device)
     begin(args, content, source, phrases=phrases)
@@ -122,8 +109,8 @@ def pretrain(args):
     model = weights.checkpoint.build_model(
         embeddings, encoder, DENOISER[args.size], order=args.order, tau=args.tau, pixels=pixels,
         alpha_bar=alpha_bar, witness=phrases[0])
-    if start is not None:
-        weights.checkpoint.fill(args.init, model, start)
+    if args.init != "none" and not content:
+        weights.checkpoint.fill(args.init, model, weights.checkpoint.open_start(args.init))
     model.to(device).train()
     per_epoch = max(len(source.videos) // args.batch, 1)
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
@@ -137,10 +124,11 @@ def pretrain(args):
         optimizer.load_state_dict(content["optimizer"])
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(source.videos)} "
           f"videos, {switch} updates by SGD and {updates - switch} by AdamW, on {device}")
+    if device.type == "cpu" and view.size > 64:
+        print("f is large for a CPU: an update takes minutes")
 
     # 3. Train: the objective of an update, Eq. 7, from top to bottom.
     most = len(range(rank, args.batch, world)) * CONSECUTIVE[args.size]    # clips of this process
-    tell_minutes(model, most)
     make = functools.partial(load_batch, source, args.seed, args.batch, CONSECUTIVE[args.size],
                              rank, world)
     size = 3 * view.frames * most * (view.size ** 2 + teacher.size ** 2)   # bytes
@@ -166,7 +154,9 @@ def pretrain(args):
             mse = mc = x.new_zeros(())                     # with --order none, f learns alone
             if args.order != "none":
                 rng = generator("rows", args.seed, update, rank)
-                rows, j = rows_of(batch, log_p, args, rng)
+                likely = [part.cpu().numpy() for part in log_p.detach().max(-1)]   # log p, phrase
+                rows, j = missing_rows(batch.requests, *likely, rng, args.rows, args.context)
+                rows, j = rows.to(device), j.to(device)
                 r = torch.arange(len(rows), device=device)
                 missing, observed = rows[r, j], rows >= 0
                 observed[r, j] = False                                     # neither padding nor j
@@ -191,13 +181,12 @@ def pretrain(args):
 
         encoded += len(x) * world
         if (update + 1) % args.log_every == 0 or update + 1 == updates:
-            judge_unreadable(source, args)
             likeliest = targets.argmax(-1)                 # the teacher's phrase for each clip
             match_h = None
             if args.order != "none":
                 match_h = (log_q.argmax(-1) == likeliest[missing]).float().mean()
-            log(args, bar, update + 1, norm, epoch=(update + 1) / per_epoch, loss=loss, xe=xe,
-                mse=mse, mc=mc, match=(log_p.argmax(-1) == likeliest).float().mean(),
+            log(args, bar, source, update + 1, norm, epoch=(update + 1) / per_epoch, loss=loss,
+                xe=xe, mse=mse, mc=mc, match=(log_p.argmax(-1) == likeliest).float().mean(),
                 match_h=match_h, lr=optimizer.param_groups[0]["lr"],
                 clips_per_s=encoded / (time.perf_counter() - began))
         if time.perf_counter() - saved > SAVE_EVERY or update + 1 == updates:
@@ -213,25 +202,20 @@ def parse(argv=None):
     stage.add_argument("--stage")
     if stage.parse_known_args(argv)[0].stage == "finetune":
         return finetune.parse(argv)
-    parser = Parser("Pre-train f and h without labels (paper, Sec. 3.2). `--stage finetune --help` "
-                    "shows the flags of fine-tuning.")
+    parser = Parser("Pre-train f and h (Sec. 3.2). See also --stage finetune --help.")
     add = parser.add_argument
     add("--stage", choices=["pretrain", "finetune"], default="pretrain")
-    add("--data", choices=["toy", "howto100m"], default="toy", help="toy: the embedded world, "
-        "without files; howto100m: videos with captions")
+    add("--data", choices=["toy", "howto100m"], default="toy", help="howto100m: narrated videos")
     add("--toy-videos", type=count, default=6000, help="training videos of the embedded world")
     add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
     add("--captions", type=Path, help="folder of ID.csv, ID.srt or ID.vtt; or caption.json")
     add("--ids", type=Path, help="use only these videos: an id per line")
     add("--phrases", type=Path, help="the phrase pool, one phrase per line")
-    add("--clip", default="ViT-B-16-quickgelu", help="the teacher: a model of open_clip, or "
-        "local-dir:DIR")
+    add("--clip", default="ViT-B-16-quickgelu", help="teacher: open_clip's model or local-dir:DIR")
     add("--clip-weights", help="its weights: a tag of open_clip (default openai), or a file")
-    add("--size", choices=["small", "base"], help="of f and h: 2 blocks on 4 frames of 32 "
-        "pixels, or ViT-B on 8 frames of 224; also the defaults of --init, --sgd-epochs, --epochs, "
-        "--batch and --lr")
-    add("--encoder", choices=["timesformer", "mvit"], default="timesformer",
-        help="the video encoder f (Table D compares them)")
+    add("--size", choices=["small", "base"], help="of f and h: 2 blocks on 4 frames of 32 pixels, "
+        "or ViT-B on 8 of 224; with defaults of --init, --sgd-epochs, --epochs, --batch and --lr")
+    add("--encoder", choices=["timesformer", "mvit"], default="timesformer", help="f (Table D)")
     add("--order", choices=["diffusion", "mask", "none"], default="diffusion",
         help="how h learns the order of steps; none: matching alone")
     add("--rows", choices=["steps", "release", "paper"], default="steps",
@@ -240,8 +224,7 @@ def parse(argv=None):
         help="controls: h reads the observed clips in random places, or random clips of the batch")
     add("--targets", choices=["vision", "narration", "both"], default="vision",
         help="soft targets of the teacher: of frames, of speech, or their mean")
-    add("--tau", type=positive, help="temperature of Eq. 6 (default: 0.045 with --data toy, "
-        "else 0.02)")
+    add("--tau", type=positive, help="temperature of Eq. 6 (default: toy 0.045, howto100m 0.02)")
     add("--init", help="start f and h from a run, a file, ImageNet's ViT (timm), or anew (none)")
     add("--sgd-epochs", type=float, help="epochs of SGD, the first stage")
     add("--epochs", type=float, help="epochs of AdamW, the second stage")
@@ -264,7 +247,7 @@ def main(args):
     try:
         pretrain(args) if args.stage == "pretrain" else finetune.finetune(args)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(last_checkpoint(args)) from None
+        raise KeyboardInterrupt(f"stopped; --resume goes on from the last checkpoint in {args.out}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from files import lists
 from files.sources import VideoSource, open_folder, require_readable
 from files.video import Unreadable, duration, find_videos
 from model import encode_parts
-from support.device import mixed_precision, pick_device
+from support.arguments import mixed_precision, pick_device
 from support.errors import require
 from support.workers import prefetch
 from support.write import write_atomically

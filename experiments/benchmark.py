@@ -23,8 +23,7 @@ from evaluation.tasks import VIEWS
 from experiments.tables import replace, text_table
 from losses import TAU
 from model import encode_parts
-from support.arguments import Parser, count
-from support.device import mixed_precision, pick_device
+from support.arguments import Parser, count, mixed_precision, pick_device
 from support.errors import run
 from support.write import write_text
 from weights.checkpoint import build_model

@@ -26,18 +26,17 @@ def look_at(item):
 
 def counts(listed, paths, unreadable):
     """{"videos", "found", "absent", "unreadable"} of some ids; without paths three are None."""
-    ids = set(listed)
-    if paths is None:
-        return {"videos": len(ids), "found": None, "absent": None, "unreadable": None}
-    return {"videos": len(ids), "found": len(ids & paths.keys()),
-            "absent": len(ids - paths.keys()), "unreadable": len(ids & unreadable.keys())}
+    ids, found = set(listed), [None] * 3
+    if paths is not None:
+        found = [len(ids & paths.keys()), len(ids - paths.keys()), len(ids & unreadable.keys())]
+    return dict(zip(("videos", "found", "absent", "unreadable"), (len(ids), *found)))
 
 
 def count_coin(videos, *found):
     """What each task lists of each split of COIN.json. found: see `counts`."""
     result = {"classify": {}, "forecast": {}, "activity": {}}
     for task in result:
-        for split in ("train", "validation", "test"):
+        for split in "train", "validation", "test":
             chosen = [video for video in videos if video.split == split]
             examples = examples_of(task, chosen)
             listed = [chosen[example.video].name for example in examples]
@@ -90,8 +89,7 @@ def check(args):
 
 def parse(argv=None):
     """The command line."""
-    parser = Parser(__doc__)
-    parser.prog = "python -m files"
+    parser = Parser(__doc__, prog="python -m files")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     flags = commands.add_parser("check", description="count what annotations or captions hold, "
                                 "and what of it can be read")

@@ -38,10 +38,8 @@ class Captions(dict):
         require(self, f"{path}: no narrations; {need}")
 
     def sentences(self, name):
-        """Return [(start s, end s, text), ...] of one video, by start. InputError: file and line.
-
-        Tags, sounds as [Music], padding, and what a cue repeats are removed.
-        """
+        """Return [(start s, end s, text), ...] of one video, by start, without tags, sounds as
+        [Music], padding, and what a cue repeats. InputError: file and line."""
         sentences = []
         for where, start, end, text in self.rows(name):
             text = " ".join(html.unescape(NOT_SPEECH.sub("", str(text))).split())
@@ -94,10 +92,7 @@ def list_folder(folder):
 
 def unroll(sentences):
     """Remove the words by which a cue repeats the lines above it: YouTube's rolling captions.
-
-    `above` is all lines on the screen, then fewer, at last the lowest. A cue without new words
-    makes the last sentence longer.
-    """
+    A cue without new words prolongs the last one."""
     unrolled = []
     for start, end, text in sentences:
         shown = unrolled[-SHOWN:] if unrolled and start <= unrolled[-1][1] + ROLL else []

@@ -74,10 +74,8 @@ def clock(text):
 
 # --- Annotations ---
 def load_coin(path):
-    """Read COIN.json. A tenth of its training videos, by CRC-32, is our validation split.
-
-    Returns: [data.Video, ...]; [str, ...], the name of each class, "" if no step has it.
-    """
+    """Read COIN.json -> [data.Video, ...]; [str, ...], each class's name, "" if no step has it.
+    A tenth of its training videos, by CRC-32, is our validation split."""
     with fields_of(path, COIN):
         content = json.loads(read_text(path))
         database = content["database"].items()
@@ -111,11 +109,8 @@ def in_order(steps, where):
 
 
 def load_released_csv(path, task):
-    """Read a csv of ProcedureVRL or DistantSup, without a header: [data.Video, ...], one a line.
-
-    To classify, start and end are those of a step; to forecast, those of the history, from 0 s on,
-    and the label is the next step's.
-    """
+    """Read a csv of ProcedureVRL or DistantSup, without a header: [data.Video, ...], one a line. To
+    forecast, start and end are those of the history, and the label is the next step's."""
     require(task != "infill", f"{path}: a csv lists no whole videos; infill needs COIN.json")
     columns = "path label duration" + (" start end" if task != "activity" else "")
     videos, starts = [], []
@@ -134,10 +129,8 @@ def load_released_csv(path, task):
 
 
 def load_epic(path):
-    """Read EPIC_100_train.csv or the like: [data.Video, ...] of infinite length, as none is given.
-
-    The label of a step is (verb, noun). The official test list has none: it is an InputError.
-    """
+    """Read EPIC_100_train.csv or the like: [data.Video, ...] of infinite length, as none is given,
+    with labels (verb, noun). The official test list has none: it is an InputError."""
     steps = {}
     for where, row in read_table(path, EPIC):
         with fields_of(where, "times HH:MM:SS.ss, and numbers of classes, are needed"):
@@ -157,8 +150,8 @@ def epic_split(path):
 def load_phrases(path):
     """Return the phrases, or names of classes, of lines `phrase` or `phrase,count,concreteness`.
 
-    Line i is class i; two may be equal (COIN has 29). A phrase may hold commas: only numbers at the
-    end are columns. A first line that names the column `phrase` is left out.
+    Line i is class i; two may be equal. A phrase may hold commas: only numbers at the end are
+    columns. A first line that names the column `phrase` is left out.
     """
     phrases = []
     for number, line in enumerate(read_text(path).rstrip().split("\n"), start=1):
@@ -183,10 +176,8 @@ def video_name(path):
 
 
 def check_names(path, names, annotation_file, labels):
-    """Raise InputError if the names in `path` contradict the labels of the annotations.
-
-    A label is "" if it is not known. Of a csv none is: there may be more names than classes.
-    """
+    """InputError if the names in `path` contradict the labels of the annotations, "" where unknown.
+    Of a csv none is known: there may be more names than classes."""
     need = f"{annotation_file}; line i must be class i"
     fits = len(names) == len(labels) or not any(labels) and len(names) > len(labels)
     require(fits, f"{path}: {len(names)} names, but {len(labels)} classes in {need}")

@@ -15,11 +15,9 @@ UNREADABLE = 0.05             # share of the narrations that may be
 
 
 def verb_phrases(doc):
-    """Return the phrases [str, ...] of a parsed text (spacy Doc), in lower case, without commas.
-
-    Each direct object that is not a pronoun gives one: its verb's lemma and particle, and its noun
-    chunk; then the verb's first preposition that has an object, and that one's noun chunk.
-    """
+    """Return the phrases [str, ...] of a parsed text (spacy Doc), in lower case, without commas:
+    of each direct object that is no pronoun, its verb's lemma and particle, and its noun chunk;
+    then the verb's first preposition that has an object, and that one's noun chunk."""
     chunks = {chunk.root.i: chunk.text for chunk in doc.noun_chunks}
     phrases = []
     for token in doc:

@@ -11,12 +11,11 @@ from support.errors import InputError, require
 
 
 class VideoSource:
-    """Listed videos as files that are read on demand.
+    """Listed videos as files that are read on demand. InputError if none of them is there.
 
     videos: those that are there; absent: the ids of the others; unreadable: {id: reason}, filled by
     whoever calls `load`. With captions (pre-training) a video needs a narration, too. paths: {id:
-    path}; view: data.View of f; teacher_size: side of the pictures that a teacher sees, pixels; 0:
-    no teacher looks. Raises InputError if none of the videos is there.
+    path}; view: data.View of f; teacher_size: side of a teacher's pictures, pixels; 0: none looks.
     """
 
     def __init__(self, videos, paths, view, teacher_size=0, captions=None):
@@ -37,10 +36,8 @@ class VideoSource:
         return self.captions.sentences(self.videos[i].name)
 
     def pretrain_windows(self, i, rng):
-        """Windows (n, 2) s of one pass over a narrated video; n = 0 if it is unreadable.
-
-        What is said after the end of the video is left out: captions may be of a longer cut.
-        """
+        """Windows (n, 2) s of one pass over a narrated video, of what is said before its end; n = 0
+        if it is unreadable."""
         try:
             end, sentences = duration(self.paths[self.videos[i].name]), self.sentences(i)
             spoken = [sentence for sentence in sentences if sentence[0] < end]
@@ -52,10 +49,8 @@ class VideoSource:
         return sentence_windows(spoken, end, rng)
 
     def load(self, requests, rng=None):
-        """Read the clips of [(i, windows (n, 2) s, ...), ...], each from one opening of a file.
-
-        rng: of the squares that are cut; None: the middle ones. Returns data.Loaded.
-        """
+        """The clips of [(i, windows (n, 2) s, ...), ...] -> data.Loaded. rng: of the squares that
+        are cut; None: the middle ones."""
         size, F, seconds = self.view
         short_side = short_side_for(max(size, self.teacher_size))
         readable, clips, views, failed = [], [], [], self.unreadable | self.skipped
@@ -87,10 +82,8 @@ def require_readable(source, share):
 
 
 def open_folder(folder, caption_path, ids, view, teacher_size=0):
-    """The VideoSource of a folder, whose videos are those of the list `ids`, if one is given.
-
-    Else they are those with a narration, or all if caption_path is None. Raises InputError.
-    """
+    """The VideoSource of a folder: of the list `ids`, else of all with a narration, or of all
+    videos if caption_path is None."""
     captions, paths = Captions(caption_path) if caption_path else None, find_videos(folder)
     names = load_ids(ids) if ids else captions or sorted(paths)
     return VideoSource([Video(name) for name in names], paths, view, teacher_size, captions)

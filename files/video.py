@@ -55,10 +55,8 @@ def open_video(path):
 
 
 def duration(path):
-    """Return the s from the start of the file to the end of its video. Raises Unreadable.
-
-    The header tells, also that of a file that is cut off. A recorded webm is read to its end.
-    """
+    """Return the s from the start of the file to the end of its video, as its header tells, also if
+    it is cut off. A recorded webm is read to its end. Raises Unreadable."""
     with open_video(path) as (container, stream):
         if stream.duration:
             end = ((stream.start_time or 0) + stream.duration) * stream.time_base
@@ -148,7 +146,6 @@ def read_clips(path, encoder, windows=None):
     windows: (n, 2) s; None: the last 68 s in 8 windows, as in a forecast at the end.
     """
     windows = forecast_windows(duration(path)) if windows is None else windows
-    size, frames, seconds = view_of(encoder)
-    times = frame_times(windows, frames, seconds).flatten()
-    return evaluation_view(read_frames(path, times, short_side_for(size)), size).unflatten(
-        0, (-1, frames))
+    size, F, seconds = view_of(encoder)
+    frames = read_frames(path, frame_times(windows, F, seconds).flatten(), short_side_for(size))
+    return evaluation_view(frames, size).unflatten(0, (-1, F))

@@ -1,8 +1,10 @@
-"""Flags that several commands share, for argparse."""
+"""Flags that several commands share, and what --device means."""
 import argparse
 from pathlib import Path
 
-from support.errors import InputError
+import torch
+
+from support.errors import InputError, require
 
 OWN = Path("runs/pretrain")                                    # the run of `python train.py`
 DEFAULT = Path(__file__).parents[1] / "toy" / "default.pt"     # the checkpoint beside the code
@@ -43,13 +45,14 @@ def count(text):
 
 def add_run_flags(parser):
     """Of the commands that read clips and run f."""
-    parser.add_argument("--seed", type=int, default=0, help="of all that is random")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
-    parser.add_argument("--micro-batch", type=int, metavar="CLIPS", help="that f takes at once, to "
-                        "save memory; 0: all (default: 24 of 8 frames of 224 pixels, or as much)")
-    parser.add_argument("--workers", type=int, default=0, help="processes that read ahead")
-    parser.add_argument("--max-unreadable", type=float, default=0.05, metavar="SHARE",
-                        help="of the videos, that may be unreadable")
+    add = parser.add_argument
+    add("--seed", type=int, default=0, help="of all that is random")
+    add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
+    add("--micro-batch", type=int, metavar="CLIPS", help="that f takes at once, to save memory; "
+        "0: all (default: 128 pictures of 224 pixels, or as much)")
+    add("--workers", type=int, default=0, help="processes that read ahead")
+    add("--max-unreadable", type=float, default=0.05, metavar="SHARE",
+        help="of the videos, that may be unreadable")
 
 
 def default_checkpoint():
@@ -58,3 +61,25 @@ def default_checkpoint():
         return OWN
     print(f"no {OWN}: the default checkpoint that comes with the code, of the embedded world")
     return DEFAULT
+
+
+def pick_device(name):
+    """"auto" -> cuda if there is one, else cpu; another name -> that device, or InputError."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    there = torch.accelerator.current_accelerator(check_available=True)        # None without one
+    require(name == "cpu" or there and name.startswith(there.type), f"--device {name}: not "
+            "available here; use auto or cpu")
+    return torch.device(name)
+
+
+def limit_threads(image, device):
+    """One thread on a CPU if f's pictures are small. Two gain a third on idle cores, and lose a
+    factor of four beside another busy process."""
+    if device.type == "cpu" and image < 64:
+        torch.set_num_threads(1)
+
+
+def mixed_precision(device):
+    """Within it matrix products run in bfloat16 on a GPU; elsewhere nothing changes."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")

@@ -28,19 +28,17 @@ def run(main, parse):
     try:
         return main(parse())
     except KeyboardInterrupt as stop:
-        if str(stop):
-            print(stop, file=sys.stderr)
+        print(stop, file=sys.stderr)
         sys.exit(130)
     except FloatingPointError as error:
         fail(1, error)
     except (InputError, OSError) as error:
         # One of a worker process comes with its traceback above the last line.
-        line = str(error).strip().split("\n")[-1]
-        fail(2, line.removeprefix("support.errors.InputError: "))
+        fail(2, str(error).strip().split("\n")[-1].removeprefix("support.errors.InputError: "))
     except (RuntimeError, MemoryError) as error:
-        text = str(error).lower()
-        if isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text:
-            first = str(error).split("\n")[0]
+        first = str(error).split("\n")[0]
+        memory = "out of memory" in first.lower() or "allocate memory" in first
+        if memory or isinstance(error, MemoryError):
             fail(2, f"{first}; the memory is too small; use a smaller --micro-batch or --batch, or "
                  "fewer --workers")
         raise

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 from tqdm import tqdm
 
-from support.errors import InputError, require
+from support.errors import require
 
 AHEAD = 2                 # items that a worker makes ahead
 SHARED = "/dev/shm"       # where Linux keeps what processes share
@@ -26,8 +26,7 @@ class Made(Dataset):
 
 
 def hand_over(made):
-    """Put a worker's tensors into shared memory. If torch did so in its queue, and failed, the
-    command would wait for good; here it gets the error."""
+    """Put a worker's tensors into shared memory: torch's queue would, and hang if it fails."""
     if get_worker_info() and isinstance(made, tuple):
         for tensor in filter(torch.is_tensor, made):
             tensor.share_memory_()
@@ -37,8 +36,7 @@ def hand_over(made):
 def prefetch(make, items, workers, title=None, size=0):
     """Yield make(item) for each item, in order, made ahead by worker processes (0: none).
 
-    title: of a progress bar; None: no bar. size: bytes of an item's tensors, at most. What `make`
-    raises is raised here. InputError if a worker is killed, or shared memory is too small.
+    title: of a progress bar, or None. size: bytes of an item's tensors, at most.
     """
     need = (AHEAD * workers + 1) * size * int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     text = (f"--workers {workers}: what they read ahead needs up to {need / 2 ** 30:.2g} GiB of "
@@ -51,7 +49,6 @@ def prefetch(make, items, workers, title=None, size=0):
     try:
         yield from tqdm(loader, title, len(items), mininterval=1, disable=title is None)
     except RuntimeError as error:
-        if "DataLoader worker (pid" in str(error) or "shared memory" in str(error):
-            raise InputError(f"a worker process was killed, or could not hand over what it read; "
-                             f"{text}") from None
+        lost = "DataLoader worker (pid" in str(error) or "shared memory" in str(error)
+        require(not lost, f"a worker process was killed, or could not hand over its batch; {text}")
         raise

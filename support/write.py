@@ -21,9 +21,8 @@ def write_text(path, text):
 
 
 def write_json(path, content):
-    """Write a JSON file. Raises FloatingPointError if a number is not finite."""
+    """Write a JSON file. FloatingPointError if a number is not finite."""
     try:
-        text = json.dumps(content, indent=2, allow_nan=False)
+        write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
     except ValueError as error:
         raise FloatingPointError(f"{path}: not written: {error}") from None
-    write_text(path, text + "\n")

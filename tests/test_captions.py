@@ -34,7 +34,7 @@ def test_every_layout_says_the_same(tmp_path, name):
                                                  (2.0, 4.25, "stir it, gently")]
 
 
-def test_promise_20_padding_sounds_and_tags_are_no_speech(tmp_path):
+def test_padding_sounds_and_tags_are_no_speech(tmp_path):
     """Catches: [Music] or NaN for a sentence; a word lost between two signs; hours for minutes."""
     assert read(tmp_path, "v.csv", (",text,note,start,end\n0,later,x,9,10\n1,NaN,,3,4\n2,,,5,6\n"
                                     "3,flambé it,,1,2\n").encode("latin-1")) == [
@@ -62,7 +62,7 @@ def rolling_vtt(lines):
     return text
 
 
-def test_promise_20_rolling_captions_are_said_once(tmp_path):
+def test_rolling_captions_are_said_once(tmp_path):
     """Catches: a line twice, lost, or with the times of the one above; repeated words lost."""
     lines = ["so today we whisk", "the egg with a fork", "and then", "and then we fry it"]
     assert read(tmp_path, "v.vtt", rolling_vtt(lines)) == [
@@ -111,7 +111,7 @@ def test_a_folder_is_listed_by_the_names_of_videos(tmp_path):
     ("c.json", '{"v":\n{"start": [', "c.json: .*line 2.*; a folder of ID.csv"),
     ("c.json", '{"v": {"start": [0], "end": [1, 2], "text": ["a"]}}', "video v: .*of one length"),
     ("c.json", '{"v": {"start": [0], "end": [null], "text": ["a"]}}', "video v: .*times must be")])
-def test_promise_4_a_narration_at_fault_is_named_with_its_line(tmp_path, name, content, message):
+def test_a_narration_at_fault_is_named_with_its_line(tmp_path, name, content, message):
     """Catches: a traceback, a sentence without length, an error without file and line."""
     with pytest.raises(InputError, match=message) as error:
         read(tmp_path, name, content)

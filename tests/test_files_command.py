@@ -76,7 +76,7 @@ def test_phrases_are_counted_and_sorted(tmp_path, monkeypatch, capsys):
     assert "3 narrations, 1 unreadable" in fails(capsys, "files", *flags, "--min-count", "1")
 
 
-def test_promise_6_spacy_is_not_installed(monkeypatch, capsys):
+def test_spacy_is_not_installed(monkeypatch, capsys):
     """Catches: ImportError, or spaCy's own error about a model, as a traceback."""
     def no_model(name, exclude):
         raise OSError(f"[E050] Can't find model '{name}'.\nmore lines")
@@ -136,7 +136,7 @@ def test_captions_in_other_units_are_said(tmp_path, scale, capsys):
     assert result["hours"] == round(3 * 18 * scale / 3600, 2) and result["video_hours"] == 0.01
 
 
-def test_promise_5_what_is_not_there(tmp_path, capsys):
+def test_what_is_not_there_is_one_line(tmp_path, capsys):
     """Catches: a traceback for a file or folder that does not exist, or for a flag left out."""
     captions = narrate(tmp_path / "captions", a=["add salt"])
     check = "check", "--data", "howto100m", "--captions"

@@ -75,23 +75,22 @@ def test_a_checkpoint_of_f_alone_is_refused(here, capsys):
     assert "ProcedureVRL" in fails(capsys, "train.py", *TUNE, "--init", "f.pt")
 
 
-def test_one_view_of_each_example_is_classified():
-    """Catches: the first view alone, the same one of all examples, the mean of the views."""
+@torch.no_grad()
+def test_a_classifier_reads_one_view_of_each_clip_or_a_forecast_with_zero_noise():
+    """Catches: the first view alone, the same one of all examples, the mean of the views; random
+    noise for zeros."""
     x = torch.arange(6.).view(2, 3, 1)
     found = {tuple(finetune.draw_views(x)[:, 0].tolist()) for _ in range(300)}
     assert found == {(a, b) for a in (0, 1, 2) for b in (3, 4, 5)}
-
-
-@torch.no_grad()
-def test_the_noise_of_fine_tuning_is_zero():
-    """Catches: random noise for zeros, another forecast than that of evaluation."""
     model, x = random_model(), normalize(torch.randn(2, 8, 64), dim=-1)
     expected = model.forecast_next(x, torch.zeros(2, 1, 64))[:, 0]
     assert torch.equal(finetune.forecast(model, x), expected)
 
 
-def test_labels_are_learned(trained, here):
+def test_labels_are_learned(trained, here, monkeypatch):
     """Catches: a label of another example or step; training without effect."""
+    monkeypatch.setattr(finetune, "SAVE_EVERY", 99.)
+    monkeypatch.setattr(finetune, "LOG_EVERY", 99)
     call("train.py", *TUNE, "--epochs", "40", "--lr", "0.1", "--init", trained / "diffusion",
          "--out", "run")
     call("evaluate.py", "--task", "classify", "--split", "train", "--toy-videos", "8",
@@ -121,8 +120,8 @@ def test_fine_tuned_and_evaluated(trained, here, capsys, order, task):
     assert "is fine-tuned" in fails(capsys, "train.py", *TUNE, "--init", "run", "--out", "again")
 
 
-def test_promise_24_fine_tuning_is_resumed_to_the_same_bits(trained, here, monkeypatch, capsys):
-    """Catches: momenta, a step or a row lost; another draw of examples or dropout."""
+def test_fine_tuning_stopped_by_ctrl_c_resumes_bit_exactly(trained, here, monkeypatch, capsys):
+    """Catches: momenta, a step or a row lost; another draw of examples or dropout; a traceback."""
     flags = *TUNE, "--task", "forecast", "--epochs", "1", "--init", trained / "diffusion"
     call("train.py", *flags, "--out", "whole")
 
@@ -130,11 +129,11 @@ def test_promise_24_fine_tuning_is_resumed_to_the_same_bits(trained, here, monke
         if step == 3:
             raise KeyboardInterrupt
         return learning_rate(step, *stage)
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
         patch.setattr(finetune, "learning_rate", interrupt)
         call("train.py", *flags, "--out", "run")
     assert len(rows_of("run")) == 3
-    assert "checkpoint.pt is of update 3; add --resume" in capsys.readouterr().err
+    assert "--resume goes on from the last checkpoint in run" in capsys.readouterr().err
     call("train.py", *flags, "--out", "run", "--resume")
     assert same_run("run", "whole")
 

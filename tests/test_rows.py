@@ -69,7 +69,7 @@ def test_missing_rows_by_loops(kind, phrases):
     step_of = {clip: s for part in steps for s, step in enumerate(part) for clip in step}
     seen, missing = [set() for _ in videos], set()
     for _ in range(300):
-        found, asked = as_list(*missing_rows(windows, phrase, confidence, rng, kind)), []
+        found, asked = as_list(*missing_rows([*enumerate(windows)], confidence, phrase, rng, kind)), []
         among = len(found) - expected.total()              # these are rows of `paper_rows`
         assert Counter(found[among:]) == expected
         for row, j in found[:among]:
@@ -92,7 +92,7 @@ def test_the_example_of_missing_rows_docstring():
     windows = [np.array([[0, 9], [8, 17], [18, 27], [26, 35], [36, 45]], float)]
     pad, until_17 = (-1,) * 6, (0, 0, 0, 0, 1, 1, 1, 1)
     following = [(until_17 + (2,), 8), (until_17 + (3,), 8), ((0, 0, 0, 1, 1, 2, 2, 2, 4), 8)]
-    drawn = [as_list(*missing_rows(windows, np.array([7, 7, 3, 5, 5]), np.zeros(5),
+    drawn = [as_list(*missing_rows([*enumerate(windows)], np.zeros(5), np.array([7, 7, 3, 5, 5]),
                                    np.random.default_rng(seed))) for seed in range(99)]
     assert all(rows[1:] == following for rows in drawn)
     assert {((0, 2, 4) + pad, j) for j in range(3)} <= {rows[0] for rows in drawn}
@@ -118,7 +118,7 @@ def test_controls_change_the_observed_clips_alone(kind):
     phrase, confidence, seen = np.arange(18) // 2, np.zeros(18), set()
     for seed in range(40):
         plain, shuffled, other = (as_list(*missing_rows(
-            windows, phrase, confidence, np.random.default_rng(seed), kind, context))
+            [*enumerate(windows)], confidence, phrase, np.random.default_rng(seed), kind, context))
             for context in ("observed", "shuffled", "random"))
         for (a, j), (b, k), (c, m) in zip(plain, shuffled, other, strict=True):
             assert j == k == m and a[j] == b[j] == c[j]

@@ -1,6 +1,5 @@
 """The runs of train.py: stopped, resumed, refused; its worker processes and several processes."""
 import copy
-import functools
 import multiprocessing
 import os
 import shutil
@@ -29,8 +28,6 @@ from training import batches, parallel, run
 
 ROOT = Path(__file__).parents[1]
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)      # Windows has none
-FORK = "fork" in multiprocessing.get_all_start_methods()
-METHODS = ["fork", "spawn"] if FORK else ["spawn"]
 LONG = "--toy-videos", "16", "--batch", "4", "--sgd-epochs", "1", "--epochs", "3"   # 16 updates
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
                     "OMP_NUM_THREADS": "1"}
@@ -47,26 +44,23 @@ def whole(tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("number", [KILL, signal.SIGINT], ids=["kill", "ctrl-c"])
-def test_a_killed_run_resumes_bit_exactly(here, monkeypatch, whole, number):
+def command(before, *flags):
+    """`python train.py FLAGS`, after this line of code."""
+    code = f"{before}; import train; from support.errors import run; run(train.main, train.parse)"
+    return [sys.executable, "-c", code, *map(str, flags)]
+
+
+def test_a_killed_run_resumes_bit_exactly(here, monkeypatch, whole):
     """Catches: draws that depend on the past, momenta lost; a row twice, or of an update after the
-    checkpoint; a worker left behind, a traceback, another status or no last line after Ctrl-C."""
-    # Ctrl-C is ignored in background jobs, unless Python is told otherwise.
-    code = ("import pytest, signal, train; from conftest import log_and_save_every as every\n"
-            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-            "every(3, pytest.MonkeyPatch()); from support.errors import run\n"
-            "run(train.main, train.parse)")
-    command = [sys.executable, "-c", code, *LONG, "--out", "run", "--workers", "1"]
-    process = subprocess.Popen(command, env=ENV, text=True, stderr=subprocess.PIPE)
+    checkpoint."""
+    every = "import pytest, conftest; conftest.log_and_save_every(3, pytest.MonkeyPatch())"
+    process = subprocess.Popen(command(every, *LONG, "--out", "run", "--workers", "1"), env=ENV)
     until = time.time() + 100
     while not Path("run/checkpoint.pt").exists() and time.time() < until:
         time.sleep(0.05)
-    process.send_signal(number)
-    error = process.communicate(timeout=60)[1]
+    process.send_signal(KILL)
+    process.wait(60)
     step = torch.load("run/checkpoint.pt", weights_only=True)["step"]
-    if number == signal.SIGINT:
-        assert process.returncode == 130 and "KeyboardInterrupt" not in error
-        assert f"checkpoint.pt is of update {step}; add --resume" in error.splitlines()[-1]
     log_and_save_every(3, monkeypatch)
     with open("run/metrics.jsonl", "a", encoding="utf-8") as file:
         file.write(f'{{"step": {step + 1}}}\n{{"step": {step + 2}')        # killed while it wrote
@@ -138,11 +132,9 @@ def test_resume_compares_content_and_not_paths(here, capsys, monkeypatch):
     call("train.py", *again)
     Path("b.txt").write_text("\n".join(reversed(grammar.PHRASES)))
     assert "has list of phrases 60 (sha256" in fails(capsys, "train.py", *again)
-    Path("b.txt").write_text("\n".join(grammar.PHRASES))
     args, content = train.parse([*again]), weights.checkpoint.read("run")
     videos = [Video(f"train_{i:05d}") for i in range(6)]
-    source = SimpleNamespace(videos=videos, absent=[], listed=videos)
-    run.begin(args, content, source, phrases=grammar.PHRASES)
+    source = SimpleNamespace(absent=[])
     for others in videos + [Video("new")], videos[::-1], videos[:-1]:
         source.videos = others
         with pytest.raises(ValueError, match=f"has list of videos 6 .*, not {len(others)} "):
@@ -207,16 +199,17 @@ def test_a_run_on_files_reads_the_listed_videos(here, capsys):
 
 # --- Workers and memory ---
 @pytest.fixture
-def start_workers():
-    """A function that sets how worker processes start: "fork" or "spawn"."""
+def forked():
+    """Worker processes are forked: what is patched holds in them."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("worker processes cannot be forked here")
     before = multiprocessing.get_start_method()
-    yield functools.partial(multiprocessing.set_start_method, force=True)
+    multiprocessing.set_start_method("fork", force=True)
+    yield
     multiprocessing.set_start_method(before, force=True)
 
 
-@pytest.mark.skipif(not FORK, reason="worker processes cannot be forked here")
-def test_too_little_memory_and_killed_workers_are_one_line(here, capsys, monkeypatch,
-                                                           start_workers):
+def test_too_little_memory_and_killed_workers_are_one_line(here, capsys, monkeypatch, forked):
     """Catches: a traceback for too little memory, for a killed worker, or for one that cannot hand
     over what it read; a run that waits for it for good; need that is not counted at the start."""
     def full(*args):
@@ -227,18 +220,13 @@ def test_too_little_memory_and_killed_workers_are_one_line(here, capsys, monkeyp
     assert "--micro-batch" in line and "--batch" in line
     if os.path.isdir("/dev/shm"):
         usage, size = shutil.disk_usage("/"), 5 * 6 * 16 * 4 * 3 * 2 * 32 * 32     # 2 workers
-        for free in size, size - 1:
-            with monkeypatch.context() as patch:
-                patch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free))
-                flags = *ONE, "--workers", "2", "--out", f"free-{free}"
-                if free == size:
-                    call("train.py", *flags)
-                else:
-                    assert "0.011 GiB of shared memory" in fails(capsys, "train.py", *flags)
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=size - 1))
+            line = fails(capsys, "train.py", *ONE, "--workers", "2", "--out", "one")
+        assert "0.011 GiB of shared memory" in line
 
     def no_space(tensor):
         raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
-    start_workers("fork")                              # what is patched holds in them
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "share_memory_", no_space)
         line = fails(capsys, "train.py", *ONE, "--workers", "1", "--out", "three")
@@ -254,32 +242,16 @@ def test_too_little_memory_and_killed_workers_are_one_line(here, capsys, monkeyp
 
 
 # --- Processes ---
-def start_two(method, *argv):
-    """train.py by torchrun in two processes, with a worker each, started by "fork" or "spawn".
-
-    Returns: the numbers of the videos that all have read, sorted.
-    """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-               "2", ROOT / "tests" / "noted.py", method, *argv, "--workers", "1"]
-    done = subprocess.run(list(map(str, command)), env=ENV, capture_output=True, text=True,
-                          timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    read = [int(line) for path in Path().glob("read-*") for line in path.read_text().split()]
-    for path in Path().glob("read-*"):
-        path.unlink()
-    return sorted(read)
-
-
 def test_two_processes_train_one_model(here):
     """Catches: shares that overlap, also in spawned workers; gradients summed, or of one process;
     one noise or one standardizer's statistics for all; a checkpoint that holds other tensors."""
     model, teacher = random_start("diffusion")
     flags = *START, "--toy-videos", "9", "--batch", "8", "--device", "cpu"
-    for method in METHODS:
-        read = start_two(method, *flags, "--out", method)
-        assert len(read) == 8 and len({*read}) == 8    # each video of the update once
-    assert same_run("spawn", METHODS[0])
-    after, losses, args = weights.load("spawn"), [], train.parse(flags)
+    spawn = "import multiprocessing; multiprocessing.set_start_method('spawn')"
+    two = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"
+    flags_of_two = *flags, "--out", "two", "--workers", "1"
+    subprocess.run([sys.executable, *two, *command(spawn, *flags_of_two)], env=ENV, check=True)
+    after, losses = weights.load("two"), []
     models = [copy.deepcopy(after).train() for _ in range(2)]
     source = ToySource("train", 9, 4)
     for rank, before in enumerate(models):
@@ -291,24 +263,15 @@ def test_two_processes_train_one_model(here):
     first, second = models
     for p, q in zip(first.parameters(), second.parameters()):
         p.grad = (p.grad + q.grad) / 2
-    row, = rows_of("spawn")
+    row, = rows_of("two")
     assert row["loss"] == pytest.approx(float(losses[0]["loss"].detach()), rel=1e-4)
     assert_one_update(first, after, row["lr"])
     for name, value in after.standardize.named_buffers():
         mean = (first.standardize.get_buffer(name) + second.standardize.get_buffer(name)) / 2
         torch.testing.assert_close(value, mean)
     call("train.py", *flags, "--out", "one")
-    one, two = (Path(out, "checkpoint.pt").stat().st_size for out in ("one", "spawn"))
+    one, two = (Path(out, "checkpoint.pt").stat().st_size for out in ("one", "two"))
     assert abs(one - two) < 0.01 * one
-
-
-def test_forked_and_spawned_workers_read_the_same(here, start_workers):
-    """Catches: a draw or a share that depends on how a worker started."""
-    call("train.py", *ONE, "--out", "without")
-    for method in METHODS:
-        start_workers(method)
-        call("train.py", *ONE, "--workers", "1", "--out", method)
-        assert same_run(method, "without")
 
 
 def test_processes_that_do_not_fit_are_one_line(here, capsys, monkeypatch, trained):

@@ -47,7 +47,7 @@ def test_clips_are_those_of_their_windows_and_videos(folder, seed):
         assert torch.equal(loaded.views[row], evaluation_view(clip, 4))
 
 
-def test_promises_1_2_and_19_the_absent_and_the_unreadable_are_named(folder):
+def test_the_absent_and_the_unreadable_are_named(folder):
     """Catches: another video in place of a broken one; a reason lost; an end by one bad file;
     scores of the rest, if times are in other units."""
     listed = [Video(name) for name in ("bad", "gone", "a", "short")]
@@ -66,7 +66,7 @@ def test_promises_1_2_and_19_the_absent_and_the_unreadable_are_named(folder):
         require_readable(source, 0.05)
 
 
-def test_promise_3_no_file_matches_the_list(folder):
+def test_no_file_matches_the_list(folder):
     """Catches: a run without videos; an error that does not show how the names differ."""
     (folder / "ids.txt").write_text("v_one\nv_two\n")
     for captions in (None, folder):
@@ -80,7 +80,7 @@ def test_promise_3_no_file_matches_the_list(folder):
     assert [video.name for video in source.videos] == ["a"] and source.absent == ["short"]
 
 
-def test_promises_18_and_21_windows_of_narrations(folder):
+def test_windows_of_narrations(folder):
     """Catches: a bad caption file that ends the run, or is not counted; a window after the end of
     the video; a video that is shorter than a clip refused."""
     source = open_folder(folder, folder, None, View(32, 2))
@@ -101,7 +101,7 @@ def test_promises_18_and_21_windows_of_narrations(folder):
     assert read_json(folder / "unreadable.json") == loaded.failed
 
 
-def test_promise_19_captions_in_other_units(folder):
+def test_captions_in_other_units_are_unreadable(folder):
     """Catches: training on the first sentence of each video, since all others seem to be later."""
     rows = "".join(f"{4000 * i},{4000 * i + 3000},and then we stir it\n" for i in range(3))
     (folder / "a.csv").write_text(f"start,end,text\n{rows}")

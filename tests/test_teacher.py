@@ -59,13 +59,13 @@ def test_the_weights_are_those_that_were_named(place, monkeypatch, clip, weights
         assert ours.flatten().tolist() == pytest.approx(theirs)
 
 
-def test_promise_16_a_teacher_with_the_wrong_activation():
+def test_a_teacher_with_the_wrong_activation_is_refused():
     """Catches: OpenAI's weights with GELU, of which open_clip only warns."""
     with pytest.raises(InputError, match="QuickGELU; use --clip ViT-B-16-quickgelu$"):
         open_teacher("ViT-B-16", "openai")
 
 
-def test_promise_17_a_teacher_that_cannot_be_downloaded(monkeypatch, capsys):
+def test_a_teacher_that_cannot_be_downloaded(monkeypatch, capsys):
     """Catches: the hub's traceback; an error that does not say what to fetch, or which flag."""
     def refuse(*args, **kwargs):
         raise FileNotFoundError("Failed to download file (open_clip_model.safetensors) for "
@@ -87,7 +87,7 @@ def test_promise_17_a_teacher_that_cannot_be_downloaded(monkeypatch, capsys):
     ("other", "weights.pt", "--clip other --clip-weights weights.pt: Error.*size"),
     ("tiny", "malice.pt", "--clip-weights malice.pt: .* load failed; a file"),
 ])
-def test_promise_9_what_is_not_whole_or_needs_code(place, clip, weights, message):
+def test_what_is_not_whole_or_needs_code_is_refused(place, clip, weights, message):
     """Catches: a warning for an error, random weights, a pickle executed, a folder's code run."""
     with pytest.raises((InputError, FileNotFoundError), match=message) as caught:
         open_teacher(clip, weights)

@@ -11,13 +11,12 @@ from toy.teacher import TEACHER_FILE, train_teacher, write_weights
 
 def parse(argv=None):
     """The command line."""
-    parser = Parser(__doc__)
-    parser.prog = "python -m toy"
+    parser = Parser(__doc__, prog="python -m toy")
     commands = parser.add_subparsers(dest="command", required=True)
     flags = commands.add_parser("export", description="Write the embedded world as real files.")
     flags.add_argument("--out", type=Path, required=True, help="folder, empty or new")
-    flags.add_argument("--train", type=count, default=6000,
-                       help="training videos; a tenth become validation, by their ids")
+    flags.add_argument("--train", type=count, default=6000, help="training videos; by their ids, "
+                       "a tenth become validation")
     flags.add_argument("--test", type=count, default=1000, help="test videos")
     flags.add_argument("--workers", type=int, default=0, help="processes")
     flags = commands.add_parser("teacher", description="Train the teacher: a minute on one core.")

@@ -17,8 +17,7 @@ BORDER = 2, 3                 # pixels around the 32: a reader of files crops th
 
 
 def write_video(path, frames):
-    """Frames (n, 3, H, W) uint8 with a border that a reader's crop removes, as lossless H.264 of
-    RGB pixels: any reader gets them exactly. YUV 4:4:4 rounds them, by up to 2 of 255."""
+    """Write frames (n, 3, H, W) uint8 as lossless H.264 of RGB pixels: any reader gets them."""
     pictures = np.pad(frames.transpose(0, 2, 3, 1), ((0, 0), BORDER, BORDER, (0, 0)), "edge")
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264rgb", rate=Fraction(render.FPS))
@@ -36,8 +35,7 @@ def export_video(out, item):
     rows = "".join(f"{start},{end},{text}\n" for start, end, text in render.narrate(video))
     write_text(out / "captions" / f"{video.name}.csv", f"start,end,text\n{rows}")
     return video.name, {
-        "duration": video.duration, "class": list(grammar.PROCEDURES)[video.activity],
-        "recipe_type": video.activity, "video_url": "", "start": 0, "end": video.duration,
+        "duration": video.duration, "recipe_type": video.activity,
         "subset": "testing" if video.split == "test" else "training",
         "annotation": [{"id": str(label + 1), "segment": [start, end],       # COIN counts from 1
                         "label": grammar.STEPS[label]} for start, end, label in video.steps]}
@@ -45,7 +43,7 @@ def export_video(out, item):
 
 def export(out, train, test, workers):
     """The command: videos/, captions/, COIN.json, steps.txt, phrases.txt, train.txt (its ids) and
-    clip/, the teacher for open_clip. Raises InputError if the folder `out` is not empty."""
+    clip/, the teacher for open_clip."""
     require(not out.exists() or not any(out.iterdir()), f"--out {out}: not empty; choose another")
     for folder in ("videos", "captions", "clip"):
         (out / folder).mkdir(parents=True)

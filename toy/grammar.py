@@ -37,9 +37,8 @@ def maybe(part, p=.3):
 def pairs(*chain, ends, p=.5):
     """Pairs (a, .., b), each as given or as (b, .., a), and then one of two ends.
 
-    The first pair is as given with probability p. With probability KEPT, the next is turned as it
-    was: as given after a pair as given, else the other way. So are the ends: the first one follows
-    a pair as given. So it is the order in which a pair was done that tells what follows.
+    The first pair is as given with probability p, the next is turned as it was with probability
+    KEPT. So are the ends: the first one follows a pair as given.
     """
     if not chain:
         return either(*ends, p)
@@ -134,10 +133,7 @@ KNOWN = {"sequence": lambda steps, from_start: (steps, from_start),
 
 
 class Grammar:
-    """The exact distribution of the next step, over all sequences of all procedures.
-
-    known: of KNOWN; the sequence of the observed steps, the set of them, or the last one alone.
-    """
+    """The exact distribution of the next step, over all sequences of all procedures."""
 
     def __init__(self, known="sequence"):
         self.known = KNOWN[known]

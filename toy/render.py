@@ -1,8 +1,7 @@
 """Frames and narrations of the embedded world.
 
 A step "verb object" shows the object's sprite, and that of a tool that moves on an arc. All else is
-drawn independently of the steps: for every frame occluders, noise and the tool's place, for every
-instance background, clutter, position, size, colors and brightness.
+drawn independently of the steps.
 
 n frames; m instances (segments of a video: one step, or background); k sprites.
 """
@@ -80,8 +79,7 @@ TOOL_COLORS = np.array([(row[1], row[1]) for row in TOOLS.values()], np.float32)
 TOOL_ARC = np.radians([row[2:] for row in TOOLS.values()])                             # (16, 2)
 RADIUS = 8                                         # pixels, of a tool's arc
 
-# Nuisance: shapes per scene, share of the frames with another in front, pixels, and the standard
-# deviation of colors and of each pixel (0-255). One frame is hard to recognize, four less so.
+# Shapes per scene, share of frames with another in front, pixels, deviation of colors and pixels.
 CLUTTER, OCCLUDED, SHIFT, COLOR_STD, NOISE_STD = 3, .5, 2.0, 10.0, 20.0
 BACKGROUND_OBJECT, BACKGROUND_FACE = .35, .25      # shares of the background segments
 
@@ -166,8 +164,7 @@ def render(video):
 
 
 # --- Narration, as a speech recognizer transcribes it ---
-# A caption every 4.5 s: recognizers' captions of two real videos come every 4.4 and 2.5 s. Every
-# second one gives a window (data.py), so windows lie 8.6 s apart; pieces of a history are 8.5 s.
+# Every second one gives a window (data.py): they lie 8.6 s apart; pieces of a history are 8.5 s.
 SENTENCE_SECONDS = (3.9, 4.7)                      # s per sentence; one rate per video
 DROPPED, MISALIGNED, MAX_SHIFT = .05, .2, 6.0      # shares of the sentences; shift in s
 PARAPHRASE = {                                     # of the held-out steps, never named directly

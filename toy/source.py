@@ -32,7 +32,7 @@ class ToySource:
         return self.narration[video]
 
     def pretrain_windows(self, video, rng):
-        """The windows (n, 2) s of one pass over a video: `sentence_windows` of its narration."""
+        """The windows (n, 2) s of one pass over a video."""
         return sentence_windows(self.narration[video], self.videos[video].duration, rng)
 
     def load(self, requests, rng=None):
@@ -68,13 +68,12 @@ def in_threads(function, items, title):
 
 
 def load_teacher(device):
-    """The world's WorldTeacher. Raises InputError if absent, or of another version."""
-    require(TEACHER_FILE.is_file(), f"{TEACHER_FILE}: absent; `git checkout` restores it")
+    """The world's WorldTeacher. InputError if its file is of another version."""
     file = torch.load(TEACHER_FILE, map_location="cpu", weights_only=True)
     require(file["version"] == grammar.VERSION, f"{TEACHER_FILE}: of version {file['version']} of "
             f"the world; this code needs {grammar.VERSION}; `python -m toy teacher` trains it anew")
     model, tokenizer = build_teacher()
-    tokens = {"token_embedding.weight": model.token_embedding.weight}      # not in the file
-    model.load_state_dict({**file["model"], **tokens})
+    file["model"]["token_embedding.weight"] = model.token_embedding.weight     # not in the file
+    model.load_state_dict(file["model"])
     model.to(memory_format=torch.channels_last)        # its convolutions take 0.7 of the time
     return WorldTeacher(model, tokenizer, render.MEAN, render.STD, device)

@@ -12,8 +12,7 @@ from tqdm import trange
 
 from support.write import write_atomically
 from toy import grammar
-from toy.render import (MEAN, OBJECTS, SIZE, STD, STEP_SENTENCES, TOOLS, appearance, draw_frames,
-                        say)
+from toy.render import MEAN, OBJECTS, SIZE, STD, STEP_SENTENCES, TOOLS, appearance, draw_frames, say
 
 TEACHER_FILE = Path(__file__).with_name("teacher.pt")
 # A how-to sentence for each phrase of the pool. CLIP has read such sentences, and speech, too.
@@ -38,7 +37,7 @@ CAPTIONS = ("{}", "a photo of {}.", "a photo of a person {}.", "a video of a per
 
 def caption(phrase, rng):
     """A caption of a picture of this phrase: a word may be left out or wrong. SENTENCES of those of
-    the pool are speech or how-to sentences, these also within a caption."""
+    the pool are speech or how-to sentences."""
     form = CAPTIONS[rng.integers(len(CAPTIONS))]
     if phrase in HOWTO and rng.random() < SENTENCES:
         if rng.random() < .5:
@@ -48,9 +47,9 @@ def caption(phrase, rng):
     error = rng.random()
     if error < WRONG_WORD:
         if rng.random() < .5:
-            verb = list(TOOLS)[rng.integers(len(TOOLS))]
+            verb = [*TOOLS][rng.integers(len(TOOLS))]
         else:
-            thing = list(OBJECTS)[rng.integers(len(OBJECTS))]
+            thing = [*OBJECTS][rng.integers(len(OBJECTS))]
         if f"{verb} {thing}" in grammar.HELD_OUT:
             verb = "make"
     elif error < WRONG_WORD + DROPPED_WORD:
@@ -59,8 +58,7 @@ def caption(phrase, rng):
 
 
 def captioned_pictures(n, rng):
-    """n pictures, (n, 3, SIZE, SIZE) uint8, and TEXTS lists of n captions. No held-out pair is
-    shown."""
+    """n pictures, (n, 3, SIZE, SIZE) uint8, none of a held-out pair; TEXTS lists of n captions."""
     every = sorted({f"{v} {o}" for v in TOOLS for o in OBJECTS} - {*grammar.HELD_OUT})
     pools = [every if rng.random() < RANDOM_PAIR else grammar.PHRASES for _ in range(n)]
     phrases = [pool[rng.integers(len(pool))] for pool in pools]
@@ -72,8 +70,8 @@ def captioned_pictures(n, rng):
 def build_teacher():
     """The teacher, untrained, and its tokenizer. Its input is (pixels / 255 - MEAN) / STD."""
     model = open_clip.CLIP(**TEACHER_CONFIG["model_cfg"])
-    # 49,408 rows, about 50 in use: most of the optimizer's time, and no better trained than random.
-    # NumPy draws them, the same on every machine, so that no file need hold them (12 MB).
+    # 49,408 rows, about 50 in use: no better trained than random. NumPy draws them, the same on
+    # every machine, so that no file need hold them (12 MB).
     tokens = model.token_embedding.weight.requires_grad_(False)                       # (49408, 64)
     normal = np.random.default_rng(TOKEN_SEED).standard_normal(tokens.shape, np.float32)
     tokens.copy_(torch.from_numpy(normal * TOKEN_STD))
@@ -105,5 +103,5 @@ def write_weights(path, model):
     """Write the file of a trained teacher, in float16 for its size."""
     weights = {name: value.half() if value.is_floating_point() else value
                for name, value in model.state_dict().items() if name != "token_embedding.weight"}
-    write_atomically(path, lambda file: torch.save({"version": grammar.VERSION, "model": weights}, file))
-    print(f"{path}: written")
+    content = {"version": grammar.VERSION, "model": weights}
+    write_atomically(path, lambda file: torch.save(content, file))

@@ -1,7 +1,6 @@
 """What an update of pre-training reads: consecutive clips of videos, the teacher's features.
 
-B videos, C clips of them, m sentences, D embedding. Everything is drawn from (seed, update), so
-that a resumed run goes on as if it had never stopped.
+C clips of all videos, m sentences, D embedding. Everything is drawn from (seed, update).
 """
 import numpy as np
 import torch
@@ -16,9 +15,7 @@ DRAWS = "videos", "clips", "rows", "noise", "labels"
 
 def generator(draws, seed, update=0, rank=0):
     """NumPy's generator of one kind of DRAWS in an update ("videos": in an epoch) of one process.
-
-    Nothing else is random in training, so a resumed run draws what it would have drawn.
-    """
+    Nothing else is random in training."""
     return np.random.default_rng((DRAWS.index(draws), seed, update, rank))
 
 
@@ -29,8 +26,7 @@ def seed_noise(seed, update, rank=0):
 
 def videos_of(update, count, batch, seed):
     """(batch,) int: which of `count` videos an update takes; every epoch has a new order."""
-    per_epoch = max(count // batch, 1)
-    epoch, place = divmod(update, per_epoch)
+    epoch, place = divmod(update, max(count // batch, 1))
     order = generator("videos", seed, epoch).permutation(count)
     return order[place * batch:(place + 1) * batch]
 
@@ -42,11 +38,11 @@ def load_batch(source, seed, batch, clips, rank, world, update):
     """
     failed = {}
     for attempt in range(update, update + ATTEMPTS):
-        rng = generator("clips", seed, attempt, rank)
-        videos = videos_of(attempt, len(source.videos), batch, seed)[rank::world]
-        requests = [(video, consecutive_windows(source.pretrain_windows(video, rng), clips, rng))
-                    for video in videos]
-        requests = [(video, windows) for video, windows in requests if len(windows)]
+        rng, requests = generator("clips", seed, attempt, rank), []
+        for video in videos_of(attempt, len(source.videos), batch, seed)[rank::world]:
+            windows = consecutive_windows(source.pretrain_windows(video, rng), clips, rng)
+            if len(windows):
+                requests.append((video, windows))
         loaded = source.load(requests, rng)
         failed |= loaded.failed
         if loaded.requests:
@@ -83,10 +79,10 @@ def narration_features(teacher, source, requests):
 
 def clip_features(teacher, source, loaded, targets):
     """What soft targets are made of: features (C, D) of frames, of speech, or their mean."""
-    if targets == "narration":
-        return narration_features(teacher, source, loaded.requests)
-    vision = teacher.encode_clips(loaded.views)
     if targets == "vision":
-        return vision
-    narration = narration_features(teacher, source, loaded.requests).to(vision.device)
-    return (functional.normalize(vision, dim=-1) + narration) / 2          # as in the release
+        return teacher.encode_clips(loaded.views)
+    narration = narration_features(teacher, source, loaded.requests)
+    if targets == "narration":
+        return narration
+    vision = functional.normalize(teacher.encode_clips(loaded.views), dim=-1)
+    return (vision + narration.to(vision.device)) / 2                      # as in the release

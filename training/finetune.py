@@ -8,9 +8,8 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and append
     activity               the same; the 8 clips are all the video  h and classifier   App. C
     classify, --data epic  x = f(v), 32 frames of an action         f and classifier   Table 3
 
-The classifier is one linear layer, its logits divided by tau; it starts as the embeddings of its
-classes, if they have texts. The loss is its cross entropy alone, and noise is zero, as in the
-release. Where f is frozen, each clip goes through it once. After `--order none` a new h is trained.
+The classifier is one linear layer, its logits divided by tau. The loss is its cross entropy alone,
+and noise is zero, as in the release. After `--order none` a new h is trained.
 N clips of an example, B examples per update, S classes, D embedding.
 """
 import functools
@@ -26,15 +25,15 @@ import weights
 from data import EPIC_FRAMES, EPIC_SECONDS, classify_examples, examples_of
 from evaluation.labeled import add_labeled_flags, encode_examples, open_labeled
 from files.lists import NOUNS, VERBS
-from support.arguments import Parser, add_run_flags, count, default_checkpoint, positive
-from support.device import limit_threads, mixed_precision, pick_device
+from model import encode_parts
+from support.arguments import (Parser, add_run_flags, count, default_checkpoint, limit_threads,
+                               mixed_precision, pick_device, positive)
 from support.errors import require
 from support.workers import prefetch
-from model import encode_parts
-from training import parallel
 from toy import grammar
+from training import parallel
 from training.batches import generator, seed_noise, videos_of
-from training.run import SAVE_EVERY, begin, judge_unreadable, learning_rate, log, open_run, save
+from training.run import SAVE_EVERY, begin, learning_rate, log, open_run, save
 from weights.checkpoint import build_model, fill
 
 DROPOUT = 0.1             # of h's tokens
@@ -42,10 +41,8 @@ WEIGHT_DECAY = 1e-2
 LOG_EVERY = 20            # updates between two rows of metrics; of EPIC each is logged
 
 
-# --- Before the first update ---
 def open_init(args):
     """The pre-trained model of --init, whose teacher goes with the new run."""
-    require(parallel.processes() == 1, "fine-tuning runs in one process; start it without torchrun")
     init = weights.load(args.init)
     require(init.arguments["denoiser"] and not init.task, f"--init {args.init}: holds f alone, or "
             "is fine-tuned; give a run of --stage pretrain, or ProcedureVRL's pre-trained file")
@@ -58,10 +55,8 @@ def open_init(args):
 
 def labeled_examples(args, source):
     """The task's examples of --labels of the videos, drawn from the seed."""
-    if args.data == "epic":
-        examples = classify_examples(source.videos, seconds=EPIC_SECONDS)
-    else:
-        examples = examples_of(args.task, source.videos)
+    examples = (classify_examples(source.videos, seconds=EPIC_SECONDS) if args.data == "epic" else
+                examples_of(args.task, source.videos))
     videos = sorted({example.video for example in examples})
     require(videos, f"{args.annotations}: no labeled training example for --task {args.task}")
     order = generator("labels", args.seed).permutation(videos)
@@ -74,14 +69,14 @@ def extend(init, args, texts, videos):
 
     It starts as the texts (S, D), or at zero if they are None. For EPIC, f reads 32 frames.
     """
-    classes = [VERBS, NOUNS]                               # the sizes of the label sets
-    if args.data != "epic":
-        classes = [1 + max(v.activity for v in videos) if texts is None else len(texts)]
-    arguments = {**init.arguments, "task": args.task, "classes": list(classes)}
+    arguments = {**init.arguments, "task": args.task}
     arguments["denoiser"] = {**init.arguments["denoiser"], "dropout": DROPOUT}
     if args.data == "epic":
+        classes = [VERBS, NOUNS]                           # the sizes of the label sets
         arguments["encoder"] = {**init.arguments["encoder"], "frames": EPIC_FRAMES}
-    model = build_model(init.phrases, **arguments)
+    else:
+        classes = [1 + max(v.activity for v in videos) if texts is None else len(texts)]
+    model = build_model(init.phrases, **arguments | {"classes": classes})
     fill(args.init, model, init.state_dict())          # all but the classifier, and a new h
     model.load_state_dict(dict(init.named_buffers()), strict=False)
     weight = torch.zeros(sum(classes), init.dim) if texts is None else normalize(texts, dim=-1)
@@ -89,17 +84,12 @@ def extend(init, args, texts, videos):
     return model
 
 
-# --- Updates ---
 def read_actions(source, examples, args, update):
-    """An update's clips, one view of each action, drawn from (seed, update).
-
-    Returns: clips (B, F, 3, H, W) uint8 and labels (B, 2) int64 of those that could be read, and
-    {id: reason} of the unreadable videos.
-    """
-    rng, drawn = generator("clips", args.seed, update), []
-    for place in videos_of(update, len(examples), args.batch, args.seed):
-        windows = rng.permutation(examples[place].windows)[:1]
-        drawn.append(examples[place]._replace(windows=windows))
+    """An update's clips (B, F, 3, H, W), one drawn view of each action, labels (B, 2) int64, both
+    of what could be read, and {id: reason} of the unreadable videos."""
+    rng = generator("clips", args.seed, update)
+    chosen = [examples[i] for i in videos_of(update, len(examples), args.batch, args.seed)]
+    drawn = [example._replace(windows=rng.permutation(example.windows)[:1]) for example in chosen]
     loaded = source.load(drawn, rng)
     return loaded.clips, torch.tensor([example.label for example in loaded.requests]), loaded.failed
 
@@ -118,8 +108,8 @@ def finetune(args):
     """`python train.py --stage finetune`: --epochs times all examples, one update per batch."""
     # 1. The checkpoint, labeled videos, the classifier.
     device, epic = pick_device(args.device), args.data == "epic"
-    init = open_init(args)
-    content = open_run(args)
+    require(parallel.processes() == 1, "fine-tuning runs in one process; start it without torchrun")
+    init, content = open_init(args), open_run(args)
     limit_threads(init.encoder.image, device)
     source, _, texts = open_labeled(args, "train", init, device, with_teacher=False)
     examples = labeled_examples(args, source)
@@ -132,14 +122,13 @@ def finetune(args):
     # 2. What is trained: the classifier, and f or h. Each clip goes through a frozen f once.
     model.requires_grad_(False)
     model.classifier.requires_grad_(True)
+    model.encoder.requires_grad_(epic)
     workers = size = 0                                     # of what is read in each update
     if epic:
-        model.encoder.requires_grad_(True)
         read = functools.partial(read_actions, source, examples, args)
         workers, size = args.workers, 3 * args.batch * EPIC_FRAMES * model.encoder.image ** 2
     else:
-        if args.task != "classify":
-            model.denoiser.requires_grad_(True)
+        model.denoiser.requires_grad_(args.task != "classify")
         x, _, examples = encode_examples(model.eval(), None, source, examples, args, device)
         y = torch.tensor([[example.label] for example in examples], device=device)     # (M, 1)
         x = x.unflatten(0, (len(y), -1))                   # (M, N, D)
@@ -180,8 +169,7 @@ def finetune(args):
         norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
         optimizer.step()
         if (update + 1) % args.log_every == 0 or update + 1 == updates:
-            judge_unreadable(source, args)
-            log(args, bar, update + 1, norm, epoch=(update + 1) / per_epoch, loss=loss,
+            log(args, bar, source, update + 1, norm, epoch=(update + 1) / per_epoch, loss=loss,
                 lr=optimizer.param_groups[0]["lr"])
         if time.perf_counter() - saved > SAVE_EVERY or update + 1 == updates:
             save(args, model, optimizer, update + 1, norm)
@@ -194,16 +182,14 @@ def parse(argv):
     parser = Parser("Fine-tune a checkpoint with labels (paper, Sec. 4).")
     add = parser.add_argument
     add("--stage", choices=["pretrain", "finetune"], default="finetune")
-    add("--task", choices=["classify", "forecast", "activity"], default="classify",
-        help="classify trains the classifier alone; forecast and activity h, too; --data epic f, "
-        "too")
-    add("--init", type=Path, help="start from this checkpoint: a run folder or a file, also a "
-        "published one (default: runs/pretrain, else the checkpoint that comes with the code)")
+    add("--task", choices=["classify", "forecast", "activity"], default="classify", help="classify "
+        "trains the classifier alone; forecast and activity h, too; --data epic f, too")
+    add("--init", type=Path, help="start from a run folder or a file, also a published one "
+        "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add_labeled_flags(parser)
     add("--toy-videos", type=count, default=6000, help="training videos of the embedded world")
     add("--labels", type=positive, default=1.0, help="share of the labeled videos that is used")
-    add("--epochs", type=positive, help="times each example is seen (default: 15; 60 for activity, "
-        "where a whole video is one example)")
+    add("--epochs", type=positive, help="times each example is seen (default: 15; activity: 60)")
     add("--batch", type=count, default=64, help="examples per update; the paper's 64")
     add("--lr", type=positive, default=1e-3, help="peak learning rate of AdamW")
     add("--out", type=Path, help="folder of the run (default: runs/finetune-TASK)")

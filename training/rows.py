@@ -7,13 +7,10 @@ R rows of nine clips; C clips of all videos of a batch, numbered 0 to C - 1; -1 
     --rows steps      the default: rows that ask what comes next, of steps in place of clips
 
 What `steps` changes, in the order of its effect on forecasts (docs/differences.md):
-1. The tail is hidden. Most rows hold a history cut as at inference, and the missing clip after it.
-   Of the paper's rows only one in nine has the missing clip last.
-2. A step counts once. Consecutive clips in which f finds one likeliest phrase are one step, and only
-   clips of a later step are asked for: the next clip often shows the same step. Steps change while
-   f learns.
-3. The third of the batch's clips that f is least certain of is never asked for. Most of it are
-   clips that match no phrase well.
+1. Most rows hold a history cut as at inference, and the missing clip after it: the tail is hidden.
+2. Consecutive clips in which f finds one likeliest phrase are one step, and only clips of a later
+   step are asked for: the next clip often shows the same one.
+3. The third of the batch's clips that f is least certain of is never asked for.
 A third of the paper's rows, of one clip of each step, stays among them, so that h can infill.
 """
 import itertools
@@ -36,8 +33,7 @@ def forecast_rows(windows, steps, confident):
     """Rows that ask what comes next, for each confident clip of every step but a video's first.
 
     The history is up to 68 s that end with the last clip of an earlier step whose window ends
-    before the asked one begins. It is cut into 8 pieces as at inference; for each piece stands the
-    clip whose middle is nearest to the piece's own.
+    before the asked one begins, in 8 pieces; for each stands the clip of the nearest middle.
 
     Args:    windows (C, 2) s; steps: those of one video, by `steps_of`; confident (C,) bool.
     Returns: [(row, j), ...] as `paper_rows`: eight clips of the history, then the missing one.
@@ -57,17 +53,13 @@ def forecast_rows(windows, steps, confident):
 def change_context(row, j, context, C, rng):
     """A control: the row with its observed clips in random places ("shuffled"), or with any clips
     of the batch in their places ("random")."""
-    places = [i for i, clip in enumerate(row) if clip >= 0 and i != j]
-    if context == "shuffled":
-        clips = rng.permutation([row[i] for i in places])
-    else:
-        clips = rng.integers(C, size=len(places))
-    row = np.array(row)
-    row[places] = clips
+    row, places = np.array(row), [i for i, clip in enumerate(row) if clip >= 0 and i != j]
+    row[places] = (rng.permutation(row[places]) if context == "shuffled" else
+                   rng.integers(C, size=len(places)))
     return row.tolist()
 
 
-def missing_rows(windows, phrases, confidence, rng, rows="steps", context="observed"):
+def missing_rows(requests, confidence, phrases, rng, rows="steps", context="observed"):
     """Which clips h reads in one update, and which one of each row is missing.
 
     An example of "steps": one video of five clips, at 0-9, 8-17, 18-27, 26-35 and 36-45 s.
@@ -80,11 +72,12 @@ def missing_rows(windows, phrases, confidence, rng, rows="steps", context="obser
                             0 0 0 0 1 1 1 1, then ?; to ask for 3, which begins before 2 ends: the
                             same, then ?; to ask for 4: 0-27 s, 0 0 0 1 1 2 2 2, ?
 
-    Args:    windows: [(n, 2) s, ...], the consecutive windows of each video, in time order;
-             phrases, confidence (C,): each clip's likeliest phrase, by number, and its log p;
+    Args:    requests: [(video, windows (n, 2) s), ...]: each video's consecutive clips;
+             confidence, phrases (C,): log p of each clip's likeliest phrase, and its number;
              rows, context: the flags of train.py.
     Returns: rows (R, 9) int64, numbers of clips, -1 = padding; j (R,) int64, the missing places.
     """
+    windows = [windows for _, windows in requests]
     first = np.cumsum([0] + [len(part) for part in windows])
     clips = [list(range(a, b)) for a, b in zip(first, first[1:])]              # of each video
     if rows != "steps":

@@ -2,7 +2,6 @@
 import hashlib
 import json
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -18,10 +17,10 @@ FREE = "out", "resume", "device", "workers", "max_unreadable", "micro_batch", "l
 PATHS = "videos", "captions", "ids", "phrases", "annotations", "steps"         # may move
 
 
-def settings_of(args):
+def settings_of(args, free=FREE):
     """The flags that make a run what it is: plain types, as they stand in its checkpoint."""
     return {name: str(value) if isinstance(value, Path) else value
-            for name, value in vars(args).items() if name not in FREE}
+            for name, value in vars(args).items() if name not in free}
 
 
 def require_same(args, before, now):
@@ -38,8 +37,7 @@ def open_run(args):
     require(args.resume, f"--out {args.out}: holds a checkpoint; continue it with --resume, or "
             "choose another folder")
     content = weights.checkpoint.read(args.out)
-    require_same(args, content["settings"], {
-        name: value for name, value in settings_of(args).items() if name not in PATHS})
+    require_same(args, content["settings"], settings_of(args, FREE + PATHS))
     return content
 
 
@@ -52,7 +50,7 @@ def begin(args, content, source, **used):
         digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
         args.used[f"list of {name}"] = f"{len(lines)} (sha256 {digest[:16]})"
     if content:
-        require_same(args, content["settings"].get("used", {}), args.used)
+        require_same(args, content["settings"]["used"], args.used)
     if parallel.place()[0] > 0:
         return
     versions = {"python": sys.version.split()[0], "torch": torch.__version__}
@@ -66,17 +64,6 @@ def begin(args, content, source, **used):
         path = args.out / "absent.json"
         print(f"{len(source.absent)} of {len(source.listed)} videos are absent; see {path}")
         write_json(path, source.absent)
-
-
-def tell_minutes(model, clips):
-    """Say how long a CPU takes for an update of so many clips, if f is large; measured on one."""
-    F, H = model.encoder.frames, model.encoder.image
-    if model.phrases.device.type == "cpu" and H > 64:
-        began = time.perf_counter()
-        with torch.no_grad():
-            model.encode(torch.zeros(1, F, 3, H, H, dtype=torch.uint8))
-        minutes = 4 * clips * (time.perf_counter() - began) / 60       # f twice, and backward
-        print(f"f is large for a CPU: about {minutes:.0f} minutes per update of {clips} clips")
 
 
 def judge_unreadable(source, args):
@@ -102,9 +89,10 @@ def require_finite(args, update, norm):
                                  f"last checkpoint in {args.out} stays; try a smaller --lr")
 
 
-def log(args, bar, update, norm, **values):
-    """Write a row of metrics.jsonl, and its loss and shares to the bar."""
+def log(args, bar, source, update, norm, **values):
+    """Write a row of metrics.jsonl, its loss and shares to the bar, and who is unreadable."""
     require_finite(args, update, norm)
+    judge_unreadable(source, args)
     row = {"step": update, **values}
     row = {name: value.item() if torch.is_tensor(value) else value for name, value in row.items()}
     shown = [name for name in ("loss", "match", "match_h") if row.get(name) is not None]
@@ -120,11 +108,3 @@ def save(args, model, optimizer, update, norm):
     if parallel.place()[0] == 0:
         weights.checkpoint.save(args.out / "checkpoint.pt", model, step=update,
                                 optimizer=optimizer.state_dict(), settings=settings_of(args))
-
-
-def last_checkpoint(args):
-    """A line that says of which update the checkpoint is."""
-    path = args.out / "checkpoint.pt"
-    if not path.exists():
-        return f"stopped; no {path} yet"
-    return f"stopped; {path} is of update {weights.checkpoint.read(path)['step']}; add --resume"
