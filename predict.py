@@ -16,8 +16,9 @@ from evaluation.inference import draw_noise, sample_in_turn
 from evaluation.labeled import open_texts
 from evaluation.prediction import (count_futures, observe_file, observe_toy, rank_steps, read_steps,
                                    truth_of)
-from support.arguments import (Parser, count, default_checkpoint, limit_threads, pick_device,
-                               positive)
+from model import encode_parts
+from support.arguments import (Parser, count, default_checkpoint, limit_threads, mixed_precision,
+                               pick_device, positive)
 from support.errors import require, run
 from support.write import write_json
 from toy import render
@@ -43,7 +44,8 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
     # 2. The step of each window, and what may come next.
     following, futures = [], []
     with torch.no_grad():
-        x = model.encode(observed.clips.to(device))                            # x_i = f(v_i) (8, D)
+        with mixed_precision(device):
+            x = encode_parts(model, observed.clips)                            # x_i = f(v_i) (8, D)
         p = model.match(x, texts).exp().cpu()                                  # Eq. 6        (8, S)
         if model.denoiser is not None:
             noise = draw_noise((horizon, samples, model.dim), seed)            # (H, Q, D)

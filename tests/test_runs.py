@@ -23,7 +23,7 @@ from test_train import (ONE, START, assert_one_update, random_start, rows_of, sa
                         terms_by_loops)
 from toy import grammar
 from toy.export import export
-from toy.source import ToySource, load_teacher
+from toy.source import ToySource
 from training import batches, parallel, run
 
 ROOT = Path(__file__).parents[1]

@@ -85,4 +85,4 @@ def clip_features(teacher, source, loaded, targets):
     if targets == "narration":
         return narration
     vision = functional.normalize(teacher.encode_clips(loaded.views), dim=-1)
-    return (vision + narration.to(vision.device)) / 2                      # as in the release
+    return (vision + narration.to(vision.device)) / 2  # the release: the text not at length 1
