@@ -58,8 +58,8 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
     # 3. The result.
     warnings = []
     if toy and video:
-        warnings.append("this checkpoint knows only the embedded world: on any other video its "
-                        "answers mean nothing")
+        warnings.append("this checkpoint knows only the embedded world, rendered pictures of 32 "
+                        "pixels: on any other video its answers mean nothing")
     if model.denoiser is None:
         warnings.append("this checkpoint was trained without order: it recognizes steps, but "
                         "forecasts none")
