@@ -58,8 +58,8 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
     # 3. The result.
     warnings = []
     if toy and video:
-        warnings.append("this checkpoint knows only the embedded world: on any other video its "
-                        "answers mean nothing")
+        warnings.append("this checkpoint knows only the embedded world, rendered pictures of 32 "
+                        "pixels: on any other video its answers mean nothing")
     if model.denoiser is None:
         warnings.append("this checkpoint was trained without order: it recognizes steps, but "
                         "forecasts none")
@@ -140,7 +140,7 @@ def parse(argv=None):
         "embedded world)")
     add("--at", type=positive, help="s: forecast from here (default: the end of the video; "
         "without VIDEO, before its last --horizon steps)")
-    add("--clip", help="the teacher that embeds the steps, as in evaluate.py (default: the run's)")
+    add("--clip", help="the teacher: a model of open_clip, or local-dir:DIR (default: the run's)")
     add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
     add("--samples", type=count, default=50, help="Monte Carlo samples (Eq. 11): so many futures")
     add("--horizon", type=count, default=3, help="steps of a future; the paper forecasts one")

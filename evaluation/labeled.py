@@ -74,8 +74,7 @@ def add_labeled_flags(parser):
     add("--annotations", type=Path, help="COIN.json or a released csv, or EPIC's csv")
     add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
     add("--steps", type=Path, help="line i names class i (default: the names in COIN.json)")
-    add("--clip", help="the teacher that embeds the names: a model of open_clip, or local-dir:DIR "
-        "(default: the run's)")
+    add("--clip", help="the teacher: a model of open_clip, or local-dir:DIR (default: the run's)")
     add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
 
 

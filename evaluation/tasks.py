@@ -146,12 +146,9 @@ def futures(model, read, args):
 
 # --- Infilling ---
 def hide_each_step(read):
-    """Rows of the steps of a video, each missing in one (Sec. 3.1), with up to eight around it.
-    Videos of which a step could not be read are left out.
-
-    Returns: x (M, 9, D); y (M,), labels; where: observed (M, 9) bool and j (M,) of
-    `predict_missing`; position (M,): 0 for the first step of a video, 2 for the last, 1 between.
-    """
+    """Rows of the steps of a video, each missing in one (Sec. 3.1), with up to eight around it; of
+    videos that could be read whole -> x (M, 9, D); labels (M,); where: observed (M, 9) bool and
+    j (M,) of `predict_missing`; position (M,): 0 for a first step, 2 for a last one, 1 between."""
     source, videos = read.source, {}
     for i, example in enumerate(read.examples):        # one of each step
         if source.videos[example.video].name not in source.unreadable:
@@ -176,8 +173,8 @@ def classify(model, read, args):
     right = {name: topk_correct(scores, y, 1) for name, scores in p.items()}           # (M,)
     rows = accuracies(p, y)
     if args.data == "toy":
-        for kind, steps in (("held_out", grammar.HELD_OUT),
-                            ("motion_only", sum(grammar.MOTION_ONLY, ()))):
+        kinds = {"held_out": grammar.HELD_OUT, "motion_only": sum(grammar.MOTION_ONLY, ())}
+        for kind, steps in kinds.items():
             of_kind = torch.isin(y, torch.tensor([grammar.STEP_ID[step] for step in steps]))
             rows[kind] = {name: percent(hits[of_kind]) for name, hits in right.items()}
     rows["by_class"] = [percent(right["ours"][y == k]) for k in range(p["ours"].shape[1])]

@@ -118,7 +118,7 @@ def test_tables_are_whole_and_on_the_pages():
         assert not any(tables.is_ours(row[0]) for row in table["rows"])
         assert all(tables.is_ours(cell) for _, *cells in table["rows"] for text in cells
                    for cell in str(text).removeprefix(tables.VERDICT).split(" - ")
-                   if re.match("[a-z]", cell))
+                   if re.match("[a-z]", cell) and cell != "not tested")
     assert len(load_phrases(ROOT / "toy/howto.txt")) == len(grammar.PHRASES)
     results = read_json(ROOT / "experiments/results.json")
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
