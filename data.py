@@ -68,8 +68,8 @@ def window_around(start, end, seconds, duration):
 
 
 def joined(sentences, i):
-    """First and last of the sentences that are joined with sentence i: of less than 12 words, the
-    next is added, then the one before, and so on, until there are 12 words or no more sentences."""
+    """First and last of the sentences that are joined with sentence i: while they have fewer than 12
+    words, the next sentence is added, then the one before, in turn."""
     first = last = i
     while sum(len(text.split()) for _, _, text in sentences[first:last + 1]) < MIN_WORDS:
         before, after = first > 0, last + 1 < len(sentences)
@@ -85,7 +85,7 @@ def joined(sentences, i):
 def sentence_windows(sentences, duration, rng):
     """9-s windows around every second sentence, or what is `joined` with it: (n, 2) float64.
 
-    The first is drawn. sentences: [(start s, end s, text), ...], by start, each with words.
+    Whether to begin with the first or the second is drawn. sentences: [(start s, end s, text), ...], by start, each with words.
     """
     windows = []
     for i in range(rng.integers(min(STRIDE, max(len(sentences), 1))), len(sentences), STRIDE):

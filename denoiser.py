@@ -57,12 +57,12 @@ class Denoiser(nn.Module):
         """Shapes in the header, N at most `clips` -> z_hat (B, D)."""
         B, N, _ = z.shape
         row = torch.arange(B, device=z.device)
-        missing = torch.arange(N, device=z.device) == j[:, None]                    # (B, N)
+        is_missing = torch.arange(N, device=z.device) == j[:, None]                 # (B, N)
         tokens = z.clone()                                                          # (B, N, D)
         tokens[row, j] = zt                            # the true clip j is overwritten here
-        tokens = tokens + self.role(missing.long()) + self.position.weight[:N]
+        tokens = tokens + self.role(is_missing.long()) + self.position.weight[:N]
         tokens = tokens + self.level(sinusoids(t, self.level[0].in_features))[:, None]
-        bias = torch.zeros(B, N, device=z.device).masked_fill(~(observed | missing), -torch.inf)
+        bias = torch.zeros(B, N, device=z.device).masked_fill(~(observed | is_missing), -torch.inf)
         bias = bias.repeat_interleave(self.heads, 0)[:, None].expand(-1, N, -1)     # hides padding
         tokens = self.transformer(self.dropout(tokens), bias)                       # (B, N, D)
         return tokens[row, j]                                                       # (B, D)

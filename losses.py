@@ -12,10 +12,10 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
     L_XE, L_MSE, L_MC        xe, mse, mc                 Eqs. 8, 9, 10; train.py sums them (Eq. 7)
     C clips, R rows with one missing clip each, K phrases, D embedding.
 
-Where they come from. The clip j is hidden, so h gives its embedding a distribution p_theta, and
+Where they come from. Clip j is hidden, so the diffusion gives its embedding a distribution p_theta, and
 through it its text: p_theta(y_j | {x_i}) = E_{x_j ~ p_theta} p(y_j | x_j). Appendix A bounds the
 negative log likelihood of Eq. 1 from above, in three parts (Eq. A here: the appendix's
-only equation):
+only equation, which it numbers L):
 
     sum_i -log p(y_i | x_i)                                                            -> L_XE
     -log p_theta(x_j^0 | {x_i})
@@ -23,7 +23,7 @@ only equation):
     -log p_theta(y_j | {x_i}) <= E_{x_j ~ p_theta} -log p(y_j | x_j)                   -> L_MC
 
 q is the noising of Eq. 2, and alpha_bar_t = alpha_1 ... alpha_t. The second line is the bound of
-every diffusion model, the third is Jensen's inequality. Here is where the paper is loose:
+every diffusion model, the third is Jensen's inequality. The paper simplifies in four places:
 - Eq. 1 has p(y_j | x_j) at the true x_j, Eq. A the mean of its negative logarithm over p_theta.
   That bounds -log p_theta(y_j | {x_i}), the text of a forecast.
 - At t = 1 the term is a likelihood, -log p_theta(x_j^0 | x_j^1). The KL of the prior,

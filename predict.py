@@ -96,10 +96,10 @@ def print_forecast(content):
         true = f"  (true: {truth['clips'][i] or 'no step'})" if truth else ""
         print(f"  {clip['start']:6.1f} - {clip['end']:6.1f} s  {shown}{true}")
     if content["next"]:
-        print("next steps: how many samples have them as their likeliest, and the mean of p")
+        print("next steps: share of the samples in which it is the likeliest; mean p")
         for row in content["next"][:TOP]:
             print(f"  {row['share']:4.0%} {row['p']:4.0%}  {row['step']}")
-        print("futures: how many samples took them")
+        print("futures: share of the samples")
         for future in content["futures"][:TOP]:
             print(f"  {future['share']:4.0%}  {' > '.join(future['steps'])}")
     if truth:

@@ -43,7 +43,8 @@ from toy.source import ToySource, load_teacher
 from training import finetune, parallel
 from training.batches import clip_features, generator, load_batch, seed_noise
 from training.rows import missing_rows
-from training.run import SAVE_EVERY, begin, learning_rate, log, open_run, save
+from training.run import (SAVE_EVERY, begin, last_checkpoint, learning_rate, log, open_run, save,
+                          tell_minutes)
 from weights.names import PIXELS
 from weights.teacher import open_teacher
 
@@ -124,11 +125,11 @@ def pretrain(args):
         optimizer.load_state_dict(content["optimizer"])
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(source.videos)} "
           f"videos, {switch} updates by SGD and {updates - switch} by AdamW, on {device}")
-    if device.type == "cpu" and view.size > 64:
-        print("f is large for a CPU: an update takes minutes")
+    most = len(range(rank, args.batch, world)) * CONSECUTIVE[args.size]    # clips of this process
+    if device.type == "cpu" and args.size == "base":
+        tell_minutes(model, most)
 
     # 3. Train: the objective of an update, Eq. 7, from top to bottom.
-    most = len(range(rank, args.batch, world)) * CONSECUTIVE[args.size]    # clips of this process
     make = functools.partial(load_batch, source, args.seed, args.batch, CONSECUTIVE[args.size],
                              rank, world)
     size = 3 * view.frames * most * (view.size ** 2 + teacher.size ** 2)   # bytes
@@ -144,8 +145,9 @@ def pretrain(args):
         seed_noise(args.seed, update, rank)
         source.unreadable |= batch.failed
         clips = batch.clips.to(device)                                     # (C, F, 3, H, W)
+        # The teacher stays in float32: in bfloat16 its p' would be others.
         features = clip_features(teacher, source, batch, args.targets).to(device)      # (C, D)
-        with mixed_precision(device):                      # in bfloat16 the teacher's p' would move
+        with mixed_precision(device):
             x = encode_parts(model, clips, args.micro_batch)               # x_i = f(v_i)
             model.standardize.update(x)
             targets = soft_targets(features, model.phrases, model.tau)     # p'_i
@@ -247,7 +249,7 @@ def main(args):
     try:
         pretrain(args) if args.stage == "pretrain" else finetune.finetune(args)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped; --resume goes on from the last checkpoint in {args.out}")
+        raise KeyboardInterrupt(last_checkpoint(args)) from None
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def test_fine_tuning_stopped_by_ctrl_c_resumes_bit_exactly(trained, here, monkey
         patch.setattr(finetune, "learning_rate", interrupt)
         call("train.py", *flags, "--out", "run")
     assert len(rows_of("run")) == 3
-    assert "--resume goes on from the last checkpoint in run" in capsys.readouterr().err
+    assert "checkpoint.pt is of update 3; add --resume" in capsys.readouterr().err
     call("train.py", *flags, "--out", "run", "--resume")
     assert same_run("run", "whole")
 

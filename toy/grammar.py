@@ -37,8 +37,8 @@ def maybe(part, p=.3):
 def pairs(*chain, ends, p=.5):
     """Pairs (a, .., b), each as given or as (b, .., a), and then one of two ends.
 
-    The first pair is as given with probability p, the next is turned as it was with probability
-    KEPT. So are the ends: the first one follows a pair as given.
+    The first pair is as given with probability p. Each later pair keeps the direction of the pair
+    before it with probability KEPT. After a pair as given, so does the first end; else the second.
     """
     if not chain:
         return either(*ends, p)
@@ -141,9 +141,9 @@ class Grammar:
         self.following = defaultdict(lambda: np.zeros(len(STEPS)))
         for p, names in sum(PROCEDURES.values(), []):              # procedures are equally likely
             steps = tuple(STEP_ID[name] for name in names)
-            for last in range(len(steps)):
-                for first in range(last + 1):
-                    self.following[self.known(steps[first:last], first == 0)][steps[last]] += p
+            for last in range(len(steps)):         # a history of this video may begin anywhere
+                for key in {self.known(steps[i:last], i == 0) for i in range(last + 1)}:
+                    self.following[key][steps[last]] += p
 
     def next_step(self, observed, from_start):
         """P(next step | what is known of the observed step ids; the video goes on): (S,), or zeros.

@@ -1,4 +1,4 @@
-"""The one departure from the paper: which clips h reads in training, and which of them is missing.
+"""The main departure from the paper: which clips h reads in training, and which of them is missing.
 
 R rows of nine clips; C clips of all videos of a batch, numbered 0 to C - 1; -1 is padding.
 
@@ -6,11 +6,11 @@ R rows of nine clips; C clips of all videos of a batch, numbered 0 to C - 1; -1 
     --rows release    the same, with a random tail of the clips after the missing one hidden
     --rows steps      the default: rows that ask what comes next, of steps in place of clips
 
-What `steps` changes, in the order of its effect on forecasts (docs/differences.md):
+What `steps` changes (what each brought, in trials: docs/log.md):
 1. Most rows hold a history cut as at inference, and the missing clip after it: the tail is hidden.
 2. Consecutive clips in which f finds one likeliest phrase are one step, and only clips of a later
    step are asked for: the next clip often shows the same one.
-3. The third of the batch's clips that f is least certain of is never asked for.
+3. No row that asks what comes next asks for the third of the batch's clips that f is least sure of.
 A third of the paper's rows, of one clip of each step, stays among them, so that h can infill.
 """
 import itertools
@@ -20,7 +20,7 @@ import torch
 
 from data import PIECES, forecast_windows, paper_rows
 
-KEPT = 3                      # every third row of `paper_rows` stands beside `forecast_rows`
+EVERY = 3                     # every third row of `paper_rows` stands beside `forecast_rows`
 UNSURE = 1 / 3                # of a batch's clips, the least certain, are never asked for as next
 
 
@@ -87,7 +87,7 @@ def missing_rows(requests, confidence, phrases, rng, rows="steps", context="obse
         one_each = [[int(rng.choice(step)) for step in part] for part in steps]
         confident = confidence >= np.quantile(confidence, UNSURE)
         chosen = paper_rows(one_each, rng)
-        chosen = chosen[int(rng.integers(min(KEPT, len(chosen))))::KEPT]
+        chosen = chosen[int(rng.integers(min(EVERY, len(chosen))))::EVERY]
         every = np.concatenate(windows)                                        # (C, 2) s
         for part in steps:
             chosen += forecast_rows(every, part, confident)

@@ -2,6 +2,7 @@
 import hashlib
 import json
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -75,6 +76,16 @@ def judge_unreadable(source, args):
     require_readable(source, args.max_unreadable)
 
 
+def tell_minutes(model, clips):
+    """Print how long a CPU takes for an update of so many clips, as measured on one."""
+    F, H = model.encoder.frames, model.encoder.image
+    began = time.perf_counter()
+    with torch.no_grad():
+        model.encode(torch.zeros(1, F, 3, H, H, dtype=torch.uint8))
+    minutes = 4 * clips * (time.perf_counter() - began) / 60   # f twice, and as much as two more
+    print(f"f is large for a CPU: about {minutes:.0f} minutes per update of {clips} clips")
+
+
 def learning_rate(update, first, last, peak):
     """Of an update in a stage [first, last): it rises over 5% of the stage, then falls to 0."""
     updates = last - first
@@ -100,6 +111,14 @@ def log(args, bar, source, update, norm, **values):
     if parallel.place()[0] == 0:
         with open(args.out / "metrics.jsonl", "a", encoding="utf-8") as file:
             print(json.dumps(row), file=file)
+
+
+def last_checkpoint(args):
+    """A line that says of which update the checkpoint is."""
+    path = args.out / "checkpoint.pt"
+    if not path.exists():
+        return f"stopped; no {path} yet"
+    return f"stopped; {path} is of update {weights.checkpoint.read(path)['step']}; add --resume"
 
 
 def save(args, model, optimizer, update, norm):
