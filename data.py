@@ -104,7 +104,8 @@ def consecutive_windows(windows, clips, rng):
 def paper_rows(videos, rng=None, hide_tail=False):
     """Sec. 3: rows of up to nine consecutive clips; each clip of a video is missing in one.
 
-    In a longer video its place is uniform, as far as its ends allow; without rng the middle.
+    In a video of more clips the missing one's place in its row is drawn uniformly, then shifted
+    where the video ends; without rng it is the middle.
     hide_tail: as in the release, the clips from a drawn place after the missing one on are padding.
 
     Args:    videos: [[clip, ...], ...], the numbers of each video's clips in time order.

@@ -97,6 +97,9 @@ def pretrain(args):
     content = open_run(args)                               # of the run's checkpoint; {} at first
     encoder = (MVIT if args.encoder == "mvit" else TIMESFORMER)[args.size]
     limit_threads(encoder["image"], device)
+    start = None                                           # weights to start from
+    if args.init != "none" and not content:
+        start = weights.checkpoint.open_start(args.init)
     view = View(encoder["image"], encoder["frames"], encoder.get("seconds"))
     source, teacher, phrases, pixels = open_data(args, view, device)
     begin(args, content, source, phrases=phrases)
@@ -110,8 +113,8 @@ def pretrain(args):
     model = weights.checkpoint.build_model(
         embeddings, encoder, DENOISER[args.size], order=args.order, tau=args.tau, pixels=pixels,
         alpha_bar=alpha_bar, witness=phrases[0])
-    if args.init != "none" and not content:
-        weights.checkpoint.fill(args.init, model, weights.checkpoint.open_start(args.init))
+    if start is not None:
+        weights.checkpoint.fill(args.init, model, start)
     model.to(device).train()
     per_epoch = max(len(source.videos) // args.batch, 1)
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
