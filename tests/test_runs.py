@@ -19,6 +19,7 @@ import weights
 from commands import call, fails, read_json
 from conftest import TINY, log_and_save_every
 from data import Video
+from diffusion import Standardizer
 from test_train import (ONE, START, assert_one_update, random_start, rows_of, same_run,
                         terms_by_loops)
 from toy import grammar
@@ -255,6 +256,21 @@ def test_two_processes_train_one_model(here):
     call("train.py", *flags, "--out", "one")
     one, two = (Path(out, "checkpoint.pt").stat().st_size for out in ("one", "two"))
     assert abs(one - two) < 0.01 * one
+
+
+def test_what_processes_share_is_the_mean(monkeypatch):
+    """Catches: sums for means, of gradients (clipping would hide it) or of statistics; a parameter
+    without a gradient that takes another's."""
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in (2, 3, 1)]
+    parameters[0].grad, parameters[2].grad = torch.tensor([1., 2.]), torch.tensor([3.])
+    space = Standardizer(2)
+    space.mean += torch.tensor([4., 5.])
+    monkeypatch.setattr(parallel, "place", lambda: (0, 2))
+    monkeypatch.setattr(parallel.dist, "all_reduce", lambda vector: vector.mul_(4))
+    parallel.average(SimpleNamespace(parameters=lambda: parameters, standardize=space))
+    assert [p.grad if p.grad is None else p.grad.tolist() for p in parameters] == [
+        [2, 4], None, [6]]
+    assert space.mean.tolist() == [8, 10] and space.variance == 2 and space.updates == 0
 
 
 def test_processes_that_do_not_fit_are_one_line(here, capsys, monkeypatch, trained):
