@@ -72,10 +72,9 @@ def test_training_starts_from_the_zero_shot_model(task):
 def test_a_run_of_real_videos_keeps_its_teacher(here):
     """Catches: a fine-tuned run that does not say which teacher embeds its texts."""
     save("run.pt", random_model(), settings={"data": "howto100m", "clip": "a", "clip_weights": "b"})
-    for flags, kept in ((), ("a", "b")), (("--clip", "c"), ("c", "b")):
-        args = args_of("--data", "coin", "--init", "run.pt", *flags)
-        finetune.open_init(args)
-        assert (args.clip, args.clip_weights) == kept
+    args = args_of("--data", "coin", "--init", "run.pt")
+    finetune.open_init(args)
+    assert (args.clip, args.clip_weights) == ("a", "b")
 
 
 def test_a_checkpoint_of_f_alone_is_refused(here, capsys):

@@ -43,8 +43,7 @@ def test_the_first_forecast_anyone_sees(here, capsys):
     assert predict() == content
     model = weights.load(DEFAULT)
     observed, steps = observe_toy(0, model, None, 3), grammar.STEPS
-    same = ToySource("test", 1, model.encoder.frames).load([(0, observed.windows)]).clips
-    assert torch.equal(observed.clips, same)           # the last pictures taken before
+    assert torch.equal(observed.clips, ToySource("test", 1, 4).load([(0, observed.windows)]).clips)
     _, texts = open_texts(steps, True, model, DEFAULT, None, None, "cpu")
     log_p, picks = sample_in_turn(model, model.encode(observed.clips), float(
         observed.windows.max() - observed.windows.min()), texts, draw_noise((3, 50, model.dim), 0))
@@ -62,8 +61,7 @@ def test_the_first_forecast_anyone_sees(here, capsys):
 
 
 def test_a_video_file_and_steps_of_ones_own(trained, here, capsys, monkeypatch):
-    """Catches: another part of the video, steps in another order, a warning that is not given; a
-    short history that counts as a long one."""
+    """Catches: another part of the video, a history of another length, a warning not given."""
     lengths = []
     monkeypatch.setattr("predict.sample_in_turn", lambda model, x, seconds, *more: lengths.append(
         seconds) or sample_in_turn(model, x, seconds, *more))
