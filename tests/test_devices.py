@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import train
-from data import Loaded, Video
+from data import Example, Loaded, Video
+from evaluation import labeled
 from evaluation.inference import predict_missing
 from model import encode_parts
 from weights.checkpoint import build_model
@@ -20,7 +21,7 @@ WINDOWS = np.array([[9. * k, 9. * k + 9] for k in range(5)])
 class Source:
     """Two videos of five clips, in main memory."""
     videos = listed = [Video("a"), Video("b")]
-    unreadable, absent = {}, []
+    unreadable, absent, load = {}, [], None
 
 
 class Teacher:
@@ -77,12 +78,17 @@ def test_an_update_keeps_to_one_device(here, monkeypatch, gpu, order):
         assert all(values[name].device == GPU for name in ("loss", "xe", "mse", "mc", "match"))
 
 
-def test_a_forecast_keeps_to_one_device(gpu):
-    """Catches: noise, places or levels of a forecast on the CPU; scores left on the GPU."""
+def test_a_forecast_keeps_to_one_device(gpu, monkeypatch):
+    """Catches: a tensor of a forecast on the CPU; scores left on the GPU; a teacher in bfloat16."""
     model = build_there(torch.zeros(5, 64, device=GPU), train.TIMESFORMER["small"],
                         dict(layers=1, heads=2), order="diffusion", tau=.1, pixels=(.4, .25),
                         alpha_bar=[.5, .2])
-    x = model.encode(torch.zeros(8, 4, 3, 32, 32, dtype=torch.uint8, device=GPU))
+    clips, example = torch.zeros(10, 4, 3, 32, 32, dtype=torch.uint8), Example(0, WINDOWS, 0, 1)
+    monkeypatch.setattr(labeled, "prefetch", lambda *args: [Loaded([example], clips, None, {})])
+    monkeypatch.setattr(labeled, "mixed_precision", lambda device: torch.autocast("cpu"))
+    x, features, _ = labeled.encode_examples(model, Teacher(), Source(), [example], train.parse([]),
+                                             GPU)
     texts = torch.zeros(7, 64, device=GPU)
-    log_p = predict_missing(model, x[None], texts, torch.zeros(1, 5, 64), 64)
-    assert x.device == GPU and log_p.device.type == "cpu" and log_p.shape == (1, 5, 7)
+    log_p = predict_missing(model, x[None, :8], texts, torch.zeros(1, 5, 64), 64)
+    assert x.device == features.device == GPU
+    assert log_p.device.type == "cpu" and log_p.shape == (1, 5, 7)

@@ -14,6 +14,7 @@ from support.arguments import DEFAULT
 from toy import grammar
 from toy.export import write_video
 from toy.render import render
+from toy.source import ToySource
 from weights.checkpoint import build_model, save
 
 
@@ -42,6 +43,7 @@ def test_the_first_forecast_anyone_sees(here, capsys):
     assert predict() == content
     model = weights.load(DEFAULT)
     observed, steps = observe_toy(0, model, None, 3), grammar.STEPS
+    assert torch.equal(observed.clips, ToySource("test", 1, 4).load([(0, observed.windows)]).clips)
     _, texts = open_texts(steps, True, model, DEFAULT, None, None, "cpu")
     log_p, picks = sample_in_turn(model, model.encode(observed.clips), float(
         observed.windows.max() - observed.windows.min()), texts, draw_noise((3, 50, model.dim), 0))
@@ -58,8 +60,11 @@ def test_the_first_forecast_anyone_sees(here, capsys):
         assert future["share"] == exact.chance(labels[:-3], True, named)
 
 
-def test_a_video_file_and_steps_of_ones_own(trained, here, capsys):
-    """Catches: another part of the video, steps in another order, a warning that is not given."""
+def test_a_video_file_and_steps_of_ones_own(trained, here, capsys, monkeypatch):
+    """Catches: another part of the video, a history of another length, a warning not given."""
+    lengths = []
+    monkeypatch.setattr("predict.sample_in_turn", lambda model, x, seconds, *more: lengths.append(
+        seconds) or sample_in_turn(model, x, seconds, *more))
     write_video(here / "v.mp4", render(grammar.make_video("test", 3)))
     steps, checkpoint = ["crack egg", "pour oil"], trained / "diffusion"
     content = predict("v.mp4", steps=steps, checkpoint=checkpoint, samples=4, horizon=2, at=40.0)
@@ -69,6 +74,7 @@ def test_a_video_file_and_steps_of_ones_own(trained, here, capsys):
     Path("steps.txt").write_text("crack egg\npour oil\n")
     call("predict.py", "v.mp4", "--steps", "steps.txt", "--checkpoint", checkpoint, "--samples",
          "4", "--horizon", "2", "--at", "40", "--json", "a.json")
+    assert lengths == [40, 40]
     assert read_json("a.json") == content and "warning: " in capsys.readouterr().out
     content = predict("v.mp4", steps=steps, checkpoint=trained / "none")
     assert "without order" in content["warning"] and content["next"] == content["futures"] == []

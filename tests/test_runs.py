@@ -257,6 +257,16 @@ def test_two_processes_train_one_model(here):
     assert abs(one - two) < 0.01 * one
 
 
+def test_gradients_are_averaged_over_processes(monkeypatch):
+    """Catches: a sum, which clipping would hide; a gradient where there was none."""
+    weight, unused = (torch.nn.Parameter(torch.zeros(size)) for size in (2, 3))
+    weight.grad, space = torch.tensor([1., 2.]), torch.nn.Module()
+    monkeypatch.setattr(parallel, "place", lambda: (0, 2))
+    monkeypatch.setattr(parallel.dist, "all_reduce", lambda vector: vector.mul_(4))
+    parallel.average(SimpleNamespace(parameters=lambda: [unused, weight], standardize=space))
+    assert weight.grad.tolist() == [2, 4] and unused.grad is None
+
+
 def test_processes_that_do_not_fit_are_one_line(here, capsys, monkeypatch, trained):
     """Catches: a traceback for WORLD_SIZE of a cluster, fine-tuning in several processes, or more
     processes than GPUs."""

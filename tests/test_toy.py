@@ -165,7 +165,7 @@ def test_clips_are_the_last_frames_taken_before():
 def test_a_forecast_is_shown_nothing_of_what_follows(monkeypatch, tmp_path):
     """With other steps after the history, a forecast is given the same clips, to the last bit, in
     memory and from a file. Catches: any picture, or draw, that depends on later steps."""
-    real, known, at = grammar.make_video, source.load_teacher("cpu"), 4
+    real, known, at = grammar.make_video, source.load_teacher("cpu"), 2
 
     def changed(split, index):
         video = real(split, index)
