@@ -85,7 +85,8 @@ def joined(sentences, i):
 def sentence_windows(sentences, duration, rng):
     """9-s windows around every second sentence, or what is `joined` with it: (n, 2) float64.
 
-    Whether to begin with the first or the second is drawn. sentences: [(start s, end s, text), ...], by start, each with words.
+    Whether to begin with the first or the second is drawn.
+    sentences: [(start s, end s, text), ...], by start, each with words.
     """
     windows = []
     for i in range(rng.integers(min(STRIDE, max(len(sentences), 1))), len(sentences), STRIDE):

@@ -226,7 +226,7 @@ def test_too_little_memory_and_killed_workers_are_one_line(here, capsys, monkeyp
 
 # --- Processes ---
 def test_two_processes_train_one_model(here):
-    """Catches: shares that overlap, also in spawned workers; gradients summed, or of one process;
+    """Catches: shares that overlap, also in spawned workers; gradients of one process;
     one noise or one standardizer's statistics for all; a checkpoint that holds other tensors."""
     model, teacher = random_start("diffusion")
     flags = *START, "--toy-videos", "9", "--batch", "8", "--device", "cpu"
