@@ -68,8 +68,8 @@ def window_around(start, end, seconds, duration):
 
 
 def joined(sentences, i):
-    """First and last of the sentences that are joined with sentence i: while they have fewer than 12
-    words, the next sentence is added, then the one before, in turn."""
+    """First and last of the sentences that are joined with sentence i: while they have fewer than
+    12 words, the next sentence is added, then the one before, in turn."""
     first = last = i
     while sum(len(text.split()) for _, _, text in sentences[first:last + 1]) < MIN_WORDS:
         before, after = first > 0, last + 1 < len(sentences)

@@ -12,10 +12,10 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
     L_XE, L_MSE, L_MC        xe, mse, mc                 Eqs. 8, 9, 10; train.py sums them (Eq. 7)
     C clips, R rows with one missing clip each, K phrases, D embedding.
 
-Where they come from. Clip j is hidden, so the diffusion gives its embedding a distribution p_theta, and
-through it its text: p_theta(y_j | {x_i}) = E_{x_j ~ p_theta} p(y_j | x_j). Appendix A bounds the
-negative log likelihood of Eq. 1 from above, in three parts (Eq. A here: the appendix's
-only equation, which it numbers L):
+Where they come from. Clip j is hidden, so the diffusion gives its embedding a distribution p_theta,
+and through it its text: p_theta(y_j | {x_i}) = E_{x_j ~ p_theta} p(y_j | x_j). Appendix A bounds
+the negative log likelihood of Eq. 1 from above, in three parts (Eq. A here: the appendix's only
+equation, which it numbers L):
 
     sum_i -log p(y_i | x_i)                                                            -> L_XE
     -log p_theta(x_j^0 | {x_i})
