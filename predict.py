@@ -18,7 +18,7 @@ from evaluation.prediction import (count_futures, observe_file, observe_toy, ran
                                    truth_of)
 from model import encode_parts
 from support.arguments import (Parser, count, default_checkpoint, limit_threads, mixed_precision,
-                               pick_device, positive)
+                               pick_device, positive, whole)
 from support.errors import require, run
 from support.write import write_json
 from toy import render
@@ -60,6 +60,9 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
     if toy and video:
         warnings.append("this checkpoint knows only the embedded world, rendered pictures of 32 "
                         "pixels: on any other video its answers mean nothing")
+    elif video and model.encoder.image < 64:
+        warnings.append("this is a small model, of pictures of 32 pixels: it tells whether all is "
+                        "in place, and little more")
     if model.denoiser is None:
         warnings.append("this checkpoint was trained without order: it recognizes steps, but "
                         "forecasts none")
@@ -150,7 +153,7 @@ def parse(argv=None):
         "the last observed frame (needs diffusers and transformers)")
     add("--keyframe-model", default="stable-diffusion-v1-5/stable-diffusion-v1-5",
         help="a Stable Diffusion model of diffusers: a name of the hub, or a folder")
-    add("--seed", type=int, default=0, help="of the noise; which test video, without VIDEO")
+    add("--seed", type=whole, default=0, help="of the noise; which test video, without VIDEO")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
     args = parser.parse_args(argv)
     if args.figure:

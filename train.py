@@ -35,7 +35,7 @@ from losses import match, mc_loss, mse_loss, xe_loss
 from model import encode_parts
 from pseudo_labels import soft_targets
 from support.arguments import (Parser, add_run_flags, count, limit_threads, mixed_precision,
-                               pick_device, positive)
+                               number, pick_device, positive)
 from support.errors import require, run
 from support.workers import prefetch
 from toy import grammar, render
@@ -231,8 +231,8 @@ def parse(argv=None):
         help="soft targets of the teacher: of frames, of speech, or their mean")
     add("--tau", type=positive, help="temperature of Eq. 6 (default: toy 0.045, howto100m 0.02)")
     add("--init", help="start f and h from a run, a file, ImageNet's ViT (timm), or anew (none)")
-    add("--sgd-epochs", type=float, help="epochs of SGD, the first stage")
-    add("--epochs", type=float, help="epochs of AdamW, the second stage")
+    add("--sgd-epochs", type=number, help="epochs of SGD, the first stage")
+    add("--epochs", type=number, help="epochs of AdamW, the second stage")
     add("--batch", type=count, help="videos per update")
     add("--lr", type=positive, help="peak learning rate of AdamW")
     add("--out", type=Path, default=Path("runs/pretrain"), help="folder of the run")

@@ -42,7 +42,8 @@ class VideoSource:
             end, sentences = duration(self.paths[self.videos[i].name]), self.sentences(i)
             spoken = [sentence for sentence in sentences if sentence[0] < end]
             require(2 * len(spoken) >= len(sentences), f"{len(spoken)} of {len(sentences)} "
-                    f"captions begin before the video ends, at {end:.1f} s: of another video?")
+                    f"captions begin before the video ends, at {end:.1f} s: of another "
+                    "video, or not in seconds?")
         except InputError as error:
             self.skipped[self.videos[i].name] = str(error)
             return np.empty((0, 2))

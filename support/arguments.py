@@ -30,12 +30,19 @@ class Parser(argparse.ArgumentParser):
         raise InputError(message)
 
 
+def number(text, kind=float):
+    """A number, 0 or above."""
+    value = kind(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is below 0, or no number")
+    return value
+
+
 def positive(text, kind=float):
     """A number above 0."""
-    value = kind(text)
-    if not 0 < value < float("inf"):
+    if number(text, kind) == 0:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
+    return kind(text)
 
 
 def count(text):
@@ -43,14 +50,19 @@ def count(text):
     return positive(text, int)
 
 
+def whole(text):
+    """A whole number, 0 or above."""
+    return number(text, int)
+
+
 def add_run_flags(parser):
     """Of the commands that read clips and run f."""
     add = parser.add_argument
-    add("--seed", type=int, default=0, help="of all that is random")
+    add("--seed", type=whole, default=0, help="of all that is random")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
-    add("--micro-batch", type=int, metavar="CLIPS", help="that f takes at once, to save memory; "
-        "0: all (default: 128 pictures of 224 pixels, or as much)")
-    add("--workers", type=int, default=0, help="processes that read ahead")
+    add("--micro-batch", type=whole, metavar="CLIPS", help="that f takes at once, to save memory; "
+        "0: all (default: 192 pictures of 224 pixels, or as much)")
+    add("--workers", type=whole, default=0, help="processes that read ahead")
     add("--max-unreadable", type=float, default=0.05, metavar="SHARE",
         help="of the videos, that may be unreadable")
 
@@ -58,6 +70,7 @@ def add_run_flags(parser):
 def default_checkpoint():
     """--checkpoint or --init if not given: runs/pretrain, else the one that comes with the code."""
     if (OWN / "checkpoint.pt").exists():
+        print(f"checkpoint: {OWN}")
         return OWN
     print(f"no {OWN}: the default checkpoint that comes with the code, of the embedded world")
     return DEFAULT

@@ -47,8 +47,8 @@ def load_batch(source, seed, batch, clips, rank, world, update):
         failed |= loaded.failed
         if loaded.requests:
             return loaded._replace(failed=failed)
-    raise InputError(f"no video of {ATTEMPTS} batches can be read; the first: "
-                     f"{next(iter(failed.items()), 'nothing is said in them')}")
+    name, reason = next(iter(failed.items()), ("all", "nothing is said in them"))
+    raise InputError(f"no video of {ATTEMPTS} batches can be read; {name}: {reason}")
 
 
 def spoken_during(sentences, windows):

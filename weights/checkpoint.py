@@ -69,6 +69,13 @@ def read(path):
                          f"torch.save its state_dict alone ({type(error).__name__})") from None
 
 
+def require_world(path, settings):
+    """InputError if a run in the embedded world, of these settings, was made in an older one."""
+    world = settings.get("world", 1)
+    require(settings.get("data") != "toy" or world == WORLD, f"{path}: was trained in version "
+            f"{world} of the embedded world; this code has {WORLD}; train it again")
+
+
 def load(path):
     """A run folder, a file of ours, or one of TimeSformer, DistantSup or ProcedureVRL -> a
     ProcedureModel in eval mode; its `settings` are the flags of the run. InputError as `read`, and
@@ -84,9 +91,7 @@ def load(path):
         raise InputError(f"{path}: does not fit the models of this code or of a release (image "
                          f"models are for --init): {type(error).__name__}: {lines}") from None
     model.settings = content.get("settings", {})
-    world = model.settings.get("world")
-    require(model.settings.get("data") != "toy" or world == WORLD, f"{path}: was trained in "
-            f"version {world or 1} of the embedded world; this code has {WORLD}; train it again")
+    require_world(path, model.settings)
     before = content.get("answers", {})                    # published files hold none
     for name, x in answers_of(model).items() if before else ():
         i = (x - before[name]).abs().argmax()
@@ -112,7 +117,9 @@ def download():
 def open_start(source):
     """{name of ours: tensor} of a run, a file or "timm", for `fill`. An image model has no temporal
     attention: it and its norm copy the spatial ones."""
-    w = tensors_of(download() if str(source) == "timm" else read(source))
+    content = download() if str(source) == "timm" else read(source)
+    require_world(source, content.get("settings", {}))
+    w = tensors_of(content)
     if "encoder.pos_embed" not in w or any("temporal_attn" in name for name in w):
         return w
     w = {name: value for name, value in w.items() if not name.startswith("encoder.head")}
