@@ -147,11 +147,10 @@ def pretrain(args):
         optimizer.param_groups[0]["lr"] = learning_rate(update, *span)
         seed_noise(args.seed, update, rank)
         source.unreadable |= batch.failed
-        clips = batch.clips.to(device)                                     # (C, F, 3, H, W)
         # The teacher stays in float32: in bfloat16 its p' would be others.
         features = clip_features(teacher, source, batch, args.targets).to(device)      # (C, D)
         with mixed_precision(device):
-            x = encode_parts(model, clips, args.micro_batch)               # x_i = f(v_i)
+            x = encode_parts(model, batch.clips, args.micro_batch)         # x_i = f(v_i)
             model.standardize.update(x)
             targets = soft_targets(features, model.phrases, model.tau)     # p'_i
             log_p = match(x, model.phrases, model.tau)                     # Eq. 6

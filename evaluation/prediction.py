@@ -53,7 +53,7 @@ def observe_toy(number, model, at, left):
     windows, frames = forecast_windows(end), render.render(script)
 
     def frames_at(times):
-        return frames[np.floor(times * render.FPS).astype(int).clip(0, len(frames) - 1)]
+        return frames[render.last_taken(times, len(frames))]
 
     clips = torch.from_numpy(frames_at(frame_times(windows, model.encoder.frames)))
     return Observed(script.name, windows, clips, frames_at(windows.mean(1)), script)

@@ -9,8 +9,10 @@ import open_clip
 import pytest
 import torch
 
+import weights.checkpoint
 from commands import call, fails
 from data import examples_of, frame_times
+from files import lists
 from files.video import read_clips
 from support.errors import InputError
 from toy import __main__, export, grammar, render, source, teacher
@@ -252,3 +254,15 @@ def test_open_clip_loads_the_exported_teacher(world):
     mean, std = (torch.tensor(view[name]).view(-1, 1, 1) for name in ("mean", "std"))
     x = model.encode_image((pixels / 255 - mean) / std, normalize=True)
     torch.testing.assert_close(x.mean(0), source.load_teacher("cpu").encode_clips(pixels[None])[0])
+
+
+def test_another_version_of_the_world_is_one_line(world, trained, here, monkeypatch, capsys):
+    """Catches: scores, a forecast or a start of an older world, in silence."""
+    monkeypatch.setattr(weights.checkpoint, "WORLD", 9)
+    monkeypatch.setattr(lists, "WORLD", 9)
+    run = trained / "diffusion"
+    for argv in (("evaluate.py", "--checkpoint", run), ("predict.py", "--checkpoint", run),
+                 ("train.py", "--init", run, "--out", "run")):
+        assert "version 2 of the embedded world" in fails(capsys, *argv)
+    with pytest.raises(InputError, match="version 2 of the embedded world"):
+        lists.load_coin(world[0] / "COIN.json")

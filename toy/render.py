@@ -84,6 +84,11 @@ CLUTTER, OCCLUDED, SHIFT, COLOR_STD, NOISE_STD = 3, .5, 2.0, 10.0, 20.0
 BACKGROUND_OBJECT, BACKGROUND_FACE = .35, .25      # shares of the background segments
 
 
+def last_taken(times, n):
+    """Which of a video's n frames is the last one taken at or before each of the times (s): int."""
+    return np.floor(times * FPS).astype(int).clip(0, n - 1)
+
+
 def appearance(phrase):
     """How "verb object" is drawn: (object, tool, backwards), two ids and a bool."""
     for first, second in grammar.MOTION_ONLY:

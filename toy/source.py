@@ -40,9 +40,9 @@ class ToySource:
         last frame taken at or before it. views: (C, F), their places in `pixels`."""
         index = []
         for video, windows, *_ in requests:
-            number = frame_times(windows, self.frames_per_clip) * render.FPS                # (n, F)
+            times = frame_times(windows, self.frames_per_clip)                              # (n, F)
             first, end = self.first[video:video + 2]
-            index.append(first + np.clip(number.astype(np.int64), 0, end - first - 1))
+            index.append(first + render.last_taken(times, end - first))
         index = torch.from_numpy(np.concatenate(index))                                     # (C, F)
         return Loaded(requests, self.pixels[index], index, {})
 

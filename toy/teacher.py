@@ -15,9 +15,7 @@ from toy import grammar
 from toy.render import MEAN, OBJECTS, SIZE, STD, STEP_SENTENCES, TOOLS, appearance, draw_frames, say
 
 TEACHER_FILE = Path(__file__).with_name("teacher.pt")
-# A how-to sentence for each phrase of the pool. CLIP has read such sentences, and speech, too.
-HOWTO = dict(zip(grammar.PHRASES, Path(__file__).with_name("howto.txt").read_text(
-    encoding="utf-8").splitlines(), strict=True))
+HOWTO_FILE = Path(__file__).with_name("howto.txt")         # line i is a sentence for phrase i
 TEACHER_CONFIG = {                                 # as in open_clip's open_clip_config.json
     "model_cfg": {
         "embed_dim": 64, "init_logit_scale": math.log(1 / .03),
@@ -35,14 +33,14 @@ CAPTIONS = ("{}", "a photo of {}.", "a photo of a person {}.", "a video of a per
             "a person using {}.", "a person performing {}.", "a person during {}.")
 
 
-def caption(phrase, rng):
+def caption(phrase, howto, rng):
     """A caption of a picture of this phrase: a word may be left out or wrong. SENTENCES of those of
-    the pool are speech or how-to sentences."""
+    the pool are speech or how-to sentences, {phrase: sentence}: CLIP has read both, too."""
     form = CAPTIONS[rng.integers(len(CAPTIONS))]
-    if phrase in HOWTO and rng.random() < SENTENCES:
+    if phrase in howto and rng.random() < SENTENCES:
         if rng.random() < .5:
             return say(rng.choice(STEP_SENTENCES), phrase, rng)
-        return form.format(HOWTO[phrase])
+        return form.format(howto[phrase])
     verb, thing = phrase.split()
     error = rng.random()
     if error < WRONG_WORD:
@@ -64,18 +62,19 @@ def captioned_pictures(n, rng):
     phrases = [pool[rng.integers(len(pool))] for pool in pools]
     objects, tools, backwards = np.array([appearance(phrase) for phrase in phrases]).T
     pictures = draw_frames(objects, tools, backwards.astype(bool), np.arange(n), rng.random(n), rng)
-    return pictures, [[caption(phrase, rng) for phrase in phrases] for _ in range(TEXTS)]
+    howto = dict(zip(grammar.PHRASES, HOWTO_FILE.read_text("utf-8").splitlines(), strict=True))
+    return pictures, [[caption(phrase, howto, rng) for phrase in phrases] for _ in range(TEXTS)]
 
 
 def build_teacher():
     """The teacher, untrained, and its tokenizer. Its input is (pixels / 255 - MEAN) / STD."""
     model = open_clip.CLIP(**TEACHER_CONFIG["model_cfg"])
-    # 49,408 rows, about 50 in use: no better trained than random. NumPy draws them, the same on
+    # 49,408 rows, few in use: no better trained than random. NumPy draws them, the same on
     # every machine, so that no file need hold them (12 MB).
     tokens = model.token_embedding.weight.requires_grad_(False)                       # (49408, 64)
     normal = np.random.default_rng(TOKEN_SEED).standard_normal(tokens.shape, np.float32)
     tokens.copy_(torch.from_numpy(normal * TOKEN_STD))
-    return model, open_clip.get_tokenizer("RN50", context_length=24)
+    return model, open_clip.get_tokenizer("RN50", context_length=model.context_length)
 
 
 def train_teacher(images=TEACHER_IMAGES, steps=TEACHER_STEPS, batch_size=TEACHER_BATCH):

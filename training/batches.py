@@ -15,7 +15,7 @@ DRAWS = "videos", "clips", "rows", "noise", "labels"
 
 def generator(draws, seed, update=0, rank=0):
     """NumPy's generator of one kind of DRAWS in an update ("videos": in an epoch) of one process.
-    Nothing else is random in training."""
+    Besides the first weights, nothing else is random in training."""
     return np.random.default_rng((DRAWS.index(draws), seed, update, rank))
 
 
