@@ -15,6 +15,7 @@ from data import examples_of, frame_times
 from files import lists
 from files.video import read_clips
 from support.errors import InputError
+from test_train import ONE
 from toy import __main__, export, grammar, render, source, teacher
 from toy.grammar import PROCEDURES, STEP_ID, STEPS, Grammar, make_video
 
@@ -262,7 +263,7 @@ def test_another_version_of_the_world_is_one_line(world, trained, here, monkeypa
     monkeypatch.setattr(lists, "WORLD", 9)
     run = trained / "diffusion"
     for argv in (("evaluate.py", "--checkpoint", run), ("predict.py", "--checkpoint", run),
-                 ("train.py", "--init", run, "--out", "run")):
+                 ("train.py", "--init", run, *ONE, "--out", "run")):
         assert "version 2 of the embedded world" in fails(capsys, *argv)
     with pytest.raises(InputError, match="version 2 of the embedded world"):
         lists.load_coin(world[0] / "COIN.json")
