@@ -116,7 +116,9 @@ def print_forecast(content):
 def main(args):
     """Forecast, print, and write what was asked for."""
     painted = {}
-    if args.keyframes:                                     # it may fail, so it comes first
+    if args.figure:                                        # what may be missing comes first
+        figures.open_matplotlib(args.figure)
+    if args.keyframes:
         painter = keyframes.open_painter(args.keyframe_model, pick_device(args.device))
     content, observed = forecast(args.video, args.steps, args.checkpoint, args.at, args.samples,
                                  args.horizon, args.seed, args.device, args.clip, args.clip_weights)
@@ -155,10 +157,7 @@ def parse(argv=None):
         help="a Stable Diffusion model of diffusers: a name of the hub, or a folder")
     add("--seed", type=whole, default=0, help="of the noise; which test video, without VIDEO")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
-    args = parser.parse_args(argv)
-    if args.figure:
-        figures.open_matplotlib(args.figure)               # refuse before the forecast, not after
-    return args
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":
