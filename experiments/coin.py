@@ -24,7 +24,7 @@ from files.lists import check_names, load_coin
 from losses import mc_loss, mse_loss
 from model import ProcedureModel
 from pseudo_labels import soft_targets
-from support.arguments import Parser, positive
+from support.arguments import Parser, pick_device, positive
 from support.errors import run
 from support.write import write_json
 from training.batches import videos_of
@@ -57,7 +57,7 @@ def train(x, targets, texts, tau, order, args):
     torch.manual_seed(args.seed)
     D = texts.shape[1]
     model = ProcedureModel(texts, None, Denoiser(D, layers=1, dropout=DROPOUT), order, tau, None,
-                           noise_levels(D).tolist())
+                           noise_levels(D).tolist()).to(x.device)
     model.standardize.update(x.flatten(0, 1))
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=WEIGHT_DECAY, fused=True)
     updates = round(args.epochs * max(len(x) // BATCH, 1))
@@ -66,11 +66,11 @@ def train(x, targets, texts, tau, order, args):
         chosen = videos_of(update, len(x), BATCH, args.seed)
         clips, xj = x[chosen], x[chosen, PIECES]                               # x_j^0    (B, D)
         if args.context == "shuffled":                                         # a control
-            places = torch.rand(len(clips), PIECES).argsort(1)
-            clips[:, :PIECES] = clips[torch.arange(len(clips))[:, None], places]
-        j = torch.full((len(clips),), PIECES)                                  # the ninth clip
-        observed = torch.arange(CLIPS).expand(len(clips), -1) < PIECES
-        z0, t = model.standardize(xj), torch.randint(len(model.alpha_bar), j.shape)
+            places = torch.rand(len(clips), PIECES, device=x.device).argsort(1)
+            clips[:, :PIECES] = clips.gather(1, places[..., None].expand(-1, -1, D))
+        j = torch.full((len(clips),), PIECES, device=x.device)                 # the ninth clip
+        observed = torch.arange(CLIPS, device=x.device).expand(len(clips), -1) < PIECES
+        z0, t = model.standardize(xj), torch.randint_like(j, len(model.alpha_bar))
         zt = add_noise(z0, torch.randn_like(z0), model.alpha_bar[t])           # Eq. 2
         if order == "mask":
             zt, t = torch.zeros_like(zt), torch.full_like(t, len(model.alpha_bar) - 1)
@@ -86,6 +86,7 @@ def train(x, targets, texts, tau, order, args):
 def score(model, x, texts, y, args):
     """Forecasts from histories x (M, 8, D), as evaluate.py makes them, for labels y (M,)."""
     noise = draw_noise((len(x), SAMPLES, model.dim), args.seed)
+    texts = texts.to(x.device)
     log_p = predict_missing(model, x, texts, noise, AT_ONCE)                       # (M, Q, K)
     zero = predict_missing(model, x, texts, torch.zeros_like(noise[:, :1]), AT_ONCE)[:, 0]
     lines = accuracies({"zero_noise": zero, "expectation": expectation(log_p)}, y)  # Eq. 11
@@ -96,6 +97,7 @@ def score(model, x, texts, y, args):
 
 def main(args):
     """Train h and the mask model on the training videos, and forecast in the others."""
+    device = pick_device(args.device)
     videos, labels = load_coin(args.annotations)
     with np.load(args.texts) as file:
         check_names(args.texts, file["names"].tolist(), args.annotations, labels)
@@ -109,7 +111,8 @@ def main(args):
     x, p = map(torch.cat, zip(*(seen[v] for v in videos if v.split != "test")))
     x_test, p_test = map(torch.cat, zip(*(seen[v] for v in tests)))
     y = torch.tensor([step.label for v in tests for step in v.steps[1:]])              # (M,)
-    models = [train(x, p[:, 1], texts, tau, order, args) for order in ("diffusion", "mask")]
+    x, x_test, targets = x.to(device), x_test.to(device), p[:, 1].to(device)
+    models = [train(x, targets, texts, tau, order, args) for order in ("diffusion", "mask")]
     lines, mask = (score(model, x_test[:, :PIECES], texts, y, args) for model in models)
     counts = bigram_counts(p.argmax(-1), len(texts)).fill_diagonal_(0)                 # label-free
     bigram = bigram_forecast(counts, p_test[:, 0])
@@ -132,6 +135,7 @@ def parse(argv=None):
     add("--context", choices=["observed", "shuffled"], default="observed",
         help="shuffled: in training, the observed clips stand in random places")
     add("--seed", type=int, default=0, help="of all that is random")
+    add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
     add("--json", type=Path, help="also write the numbers here")
     return parser.parse_args(argv)
 

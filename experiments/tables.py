@@ -62,8 +62,8 @@ def commands(recipe, seed, folder, evaluations, args):
     if recipe.startswith("coin"):
         coin = args.coin.resolve()
         return [["-m", "experiments.coin", "--annotations", coin / "COIN.json", "--texts",
-                 coin / "texts.npz", "--seed", seed, "--json", folder / "forecast.json",
-                 *RECIPES[recipe].split()]]
+                 coin / "texts.npz", "--seed", seed, "--device", args.device, "--json",
+                 folder / "forecast.json", *RECIPES[recipe].split()]]
     train = ["train.py", "--resume", "--seed", seed, "--device", args.device]
     lines = [[*train, "--out", folder, *RECIPES[recipe].split()]]
     for name in evaluations:

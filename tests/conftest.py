@@ -1,9 +1,12 @@
-"""Fixtures of all tests: one thread, tiny runs to evaluate."""
+"""Fixtures of all tests: one thread, no GPU, tiny runs to evaluate."""
+import os
+
 import pytest
 import torch
 
 from commands import call
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""                # in bfloat16, numbers differ by 1e-3
 TINY = ("--toy-videos", "16", "--batch", "4", "--sgd-epochs", "0.75", "--epochs", "0.75",
         "--device", "cpu")                             # 3 updates of each stage
 

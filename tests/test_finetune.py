@@ -107,7 +107,8 @@ def test_labels_are_learned(trained, here, monkeypatch):
 
 
 @pytest.mark.parametrize("order, task", [("diffusion", "classify"), ("diffusion", "forecast"),
-                                         ("diffusion", "activity"), ("none", "forecast")])
+                                         ("diffusion", "activity"), ("none", "forecast"),
+                                         ("none", "classify")])
 def test_fine_tuned_and_evaluated(trained, here, capsys, order, task):
     """Catches: a task that trains f, or less than it should; a checkpoint nobody can measure."""
     call("train.py", *TUNE, "--task", task, "--epochs", "1", "--init", trained / order, "--out",

@@ -128,7 +128,8 @@ def finetune(args):
         read = functools.partial(read_actions, source, examples, args)
         workers, size = args.workers, 3 * args.batch * EPIC_FRAMES * model.encoder.image ** 2
     else:
-        model.denoiser.requires_grad_(args.task != "classify")
+        if args.task != "classify":                        # without h, a run can still classify
+            model.denoiser.requires_grad_(True)
         x, _, examples = encode_examples(model.eval(), None, source, examples, args, device)
         y = torch.tensor([[example.label] for example in examples], device=device)     # (M, 1)
         x = x.unflatten(0, (len(y), -1))                   # (M, N, D)
