@@ -125,7 +125,7 @@ def text_table(header, rows):
 
 
 def markdown(name, results):
-    """A table as Markdown: its title, its rows, and the seeds of the runs behind it."""
+    """A table as Markdown: its title, its rows, and, unless it says no, the seeds behind it."""
     rows = [[format_cell(cell, results) for cell in row] for row in TABLES[name]["rows"]]
     seeds, groups = {}, {}         # {"RECIPE EVALUATION": seeds}, {seeds: what was run with them}
     for recipe, evaluation, key in cells_of([name]):
@@ -134,8 +134,9 @@ def markdown(name, results):
     for ran, found in seeds.items():
         groups.setdefault(", ".join(sorted(found)) or "not run", []).append(ran)
     line = "; ".join(f"{', '.join(same)}: {found}" for found, same in groups.items())
-    return (f"**{TABLES[name]['title']}**\n\n{text_table(TABLES[name]['columns'], rows)}\n\n"
-            f"Runs and their seeds: {line}.\n")
+    seeds = f"\nRuns and their seeds: {line}.\n" if TABLES[name].get("seeds", True) else ""
+    return (f"**{TABLES[name]['title']}**\n\n{text_table(TABLES[name]['columns'], rows)}\n"
+            f"{seeds}")
 
 
 def replace(page, name, text):

@@ -45,7 +45,10 @@ def test_the_commands_of_the_pages_parse(line, capsys):
 
 def test_what_the_pages_name_exists():
     """Catches: a function, a test, a page or a picture that was renamed or moved."""
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("*.py"))
     for page, text in TEXTS.items():
+        for name in re.findall(r"`(test_\w+)`", text):
+            assert f"def {name}(" in tests, (page, name)
         for file, name in re.findall(r"`([\w/]+\.py):(\w+)`", text):
             body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
             assert name in {node.name for node in body if hasattr(node, "name")}, (page, name)
