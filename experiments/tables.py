@@ -25,7 +25,7 @@ SPECIFIED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding
 RECIPES, EVALUATIONS, LABELS, TABLES = (
     SPECIFIED[part] for part in ("recipes", "evaluations", "labels", "tables"))
 VERDICT = "verdict "          # of a difference "A - B": held, not held, or undecided
-ERROR = 0.6                   # of a percentage of some 6,600 test forecasts, standard, % points
+ERROR = 0.7                   # of a percentage of 4,922 or more test forecasts, standard, points
 
 
 # --- Cells ---
