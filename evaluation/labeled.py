@@ -49,6 +49,9 @@ def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
     require(not model.task or model.classes == [len(names)], f"{checkpoint}: is fine-tuned to "
             f"{sum(model.classes)} classes, there are {len(names)} here; give the --data or the "
             "--steps it was fine-tuned on")
+    tuned = settings.get("classes") or names               # a published file holds no names
+    require([*tuned] == [*names], f"{checkpoint}: is fine-tuned to other classes, or in another "
+            f"order: {tuned[0]}, {tuned[1]}, ...; give the --steps it was fine-tuned on")
     if settings.get("data") == "toy" and not clip:
         toy = True                                         # the run's own teacher
     if toy:
@@ -113,6 +116,7 @@ def open_labeled(args, split, model, device, with_teacher=True):
         videos, names = list_videos(args, split)
     teacher, texts = None, None
     if names:
+        args.classes = [*names]                            # a fine-tuned checkpoint keeps them
         teacher, texts = open_texts(names, toy, model, args.checkpoint, args.clip,
                                     args.clip_weights, device)
     teacher = teacher if with_teacher else None
@@ -132,7 +136,7 @@ def encode_examples(model, teacher, source, examples, args, device):
     (M N, D), None without one; the M examples that could be read: InputError if they are too few.
     """
     x, features, readable, view = [], [], [], view_of(model.encoder)
-    N = len(examples[0].windows)
+    N = max(len(example.windows) for example in examples)
     count = max(READ // N, 1)                              # examples that are read at once
     batches = [examples[i:i + count] for i in range(0, len(examples), count)]
     pixels = view.size ** 2 + (teacher.size ** 2 if teacher else 0)
@@ -166,6 +170,7 @@ def write_features(args):
         windows = np.array([window_around(m, m, CLIP_SECONDS, end) for m in middles])
         for first in range(0, len(windows), PART):
             examples.append(Example(i, windows[first:first + PART], 0, 0))
+    require_readable(source, args.max_unreadable)
     x, _, examples = encode_examples(model, None, source, examples, args, device)
     windows = np.concatenate([example.windows for example in examples])
     names = [source.videos[example.video].name for example in examples for _ in example.windows]

@@ -51,12 +51,10 @@ def observe_toy(number, model, at, left):
     require(0 < end <= script.duration,
             f"--at {end:g}: {script.name} ends at {script.duration:.1f} s")
     windows, frames = forecast_windows(end), render.render(script)
-
-    def frames_at(times):
-        return frames[render.last_taken(times, len(frames))]
-
-    clips = torch.from_numpy(frames_at(frame_times(windows, model.encoder.frames)))
-    return Observed(script.name, windows, clips, frames_at(windows.mean(1)), script)
+    taken, middle = (render.last_taken(times, len(frames)) for times in (
+        frame_times(windows, model.encoder.frames), windows.mean(1)))
+    clips = torch.from_numpy(frames[taken])
+    return Observed(script.name, windows, clips, frames[middle], script)
 
 
 # --- What comes next ---

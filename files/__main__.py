@@ -6,22 +6,11 @@ from data import Video, examples_of
 from files.captions import Captions
 from files.lists import NOUNS, VERBS, epic_split, load_coin, load_epic
 from files.phrases import collect
-from files.video import Unreadable, duration, find_videos, read_frames
-from support.arguments import Parser, count
+from files.video import find_videos, look_at
+from support.arguments import Parser, count, whole
 from support.errors import run
 from support.workers import prefetch
 from support.write import write_json
-
-
-def look_at(item):
-    """(length s, None) of (path, end s, None: its end), or (0, why a picture cannot be read)."""
-    path, end = item
-    try:
-        length = duration(path)
-        read_frames(path, [0.0, length if end is None else end], 32)
-        return length, None
-    except Unreadable as error:
-        return 0.0, str(error)
 
 
 def counts(listed, paths, unreadable):
@@ -98,7 +87,7 @@ def parse(argv=None):
     flags.add_argument("--captions", type=Path, help="howto100m: folder, or caption.json")
     flags.add_argument("--videos", type=Path, help="folder; without it only the list is counted")
     flags.add_argument("--json", type=Path, help="also write the counts here")
-    flags.add_argument("--workers", type=int, default=0, help="processes that read videos")
+    flags.add_argument("--workers", type=whole, default=0, help="processes that read videos")
     flags = commands.add_parser("phrases", description="collect verb phrases from narrations")
     flags.add_argument("--captions", type=Path, required=True, help="folder, or caption.json")
     flags.add_argument("--out", type=Path, required=True, help="file to write: phrase,count,")

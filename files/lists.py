@@ -46,7 +46,8 @@ def read_table(path, columns):
     reader = csv.DictReader(io.StringIO(read_text(path)))
     require(set(columns) <= set(reader.fieldnames), f"{path}:1: the first line must name "
             f"{','.join(columns)}; it is {','.join(reader.fieldnames)[:80]!r}")
-    rows = [(f"{path}:{reader.line_num}", row) for row in reader]
+    with fields_of(path, "a quote may be open"):
+        rows = [(f"{path}:{reader.line_num}", row) for row in reader]
     for where, row in rows:
         require(None not in (*row, *row.values()), f"{where}: another number of columns than in "
                 "the first line; a text that holds a comma must be in quotes")
@@ -60,7 +61,7 @@ def fields_of(where, need):
         yield
     except InputError:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, csv.Error) as error:
         raise InputError(f"{where}: {error!r}; {need}") from None
 
 

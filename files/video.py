@@ -149,3 +149,14 @@ def read_clips(path, encoder, windows=None):
     size, F, seconds = view_of(encoder)
     frames = read_frames(path, frame_times(windows, F, seconds).flatten(), short_side_for(size))
     return evaluation_view(frames, size).unflatten(0, (-1, F))
+
+
+def look_at(item):
+    """(length s, None) of (path, end s, None: its end), or (0, why a picture cannot be read)."""
+    path, end = item
+    try:
+        length = duration(path)
+        read_frames(path, [0.0, length if end is None else end], 32)
+        return length, None
+    except Unreadable as error:
+        return 0.0, str(error)

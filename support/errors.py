@@ -36,7 +36,8 @@ def run(main, parse):
         # One of a worker process comes with its traceback above the last line.
         fail(2, str(error).strip().split("\n")[-1].removeprefix("support.errors.InputError: "))
     except (RuntimeError, MemoryError) as error:
-        first = str(error).split("\n")[0]
+        lines = str(error).strip().split("\n")         # of a worker, the last one tells
+        first = lines[-1 if lines[0].startswith("Caught ") else 0]
         memory = "out of memory" in first.lower() or "allocate memory" in first
         if memory or isinstance(error, MemoryError):
             fail(2, f"{first}; the memory is too small; use a smaller --micro-batch or --batch, or "

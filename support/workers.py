@@ -1,9 +1,10 @@
 """Worker processes, which decode or render ahead of the update that needs it."""
+import functools
 import os
 import shutil
 
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 from tqdm import tqdm
 
 from support.errors import require
@@ -12,21 +13,9 @@ AHEAD = 2                 # items that a worker makes ahead
 SHARED = "/dev/shm"       # where Linux keeps what processes share
 
 
-class Made(Dataset):
-    """Item i is make(items[i])."""
-
-    def __init__(self, make, items):
-        self.make, self.items = make, items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, i):
-        return self.make(self.items[i])
-
-
-def hand_over(made):
-    """Put a worker's tensors into shared memory: torch's queue would, and hang if it fails."""
+def hand_over(make, item):
+    """make(item), a worker's tensors in shared memory: torch's queue would hang if that fails."""
+    made = make(item)
     if get_worker_info() and isinstance(made, tuple):
         for tensor in filter(torch.is_tensor, made):
             tensor.share_memory_()
@@ -44,8 +33,9 @@ def prefetch(make, items, workers, title=None, size=0):
     if workers and os.path.isdir(SHARED):
         free = shutil.disk_usage(SHARED).free
         require(need <= free, f"{text}; {free / 2 ** 30:.2g} GiB are free in {SHARED}")
-    loader = DataLoader(Made(make, items), batch_size=None, num_workers=workers,
-                        collate_fn=hand_over, prefetch_factor=AHEAD if workers else None)
+    loader = DataLoader(items, batch_size=None, num_workers=workers,
+                        collate_fn=functools.partial(hand_over, make),
+                        prefetch_factor=AHEAD if workers else None)
     try:
         yield from tqdm(loader, title, len(items), mininterval=1, disable=title is None)
     except RuntimeError as error:

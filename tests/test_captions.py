@@ -104,6 +104,7 @@ def test_a_folder_is_listed_by_the_names_of_videos(tmp_path):
 @pytest.mark.parametrize("name, content, message", [
     ("v.csv", "start,text\n1,a\n", "v.csv:1: the first line must name start,end,text; it is"),
     ("v.csv", "start,end,text\n0,1,a\n2,1,b\n", "v.csv:3: starts at 2 s and ends at 1 s"),
+    ("v.csv", "start,end,text\n0,inf,a\n", "v.csv:2: starts at 0 s and ends at inf s"),
     ("v.csv", "start,end,text\n0,x,a\n", "v.csv:2: .*'x'.*; times must be"),
     ("v.csv", "start,end,text\n0,1,a,b\n", "v.csv:2: another number of columns"),
     ("v.srt", "hello\n", "v.srt:1: no srt and no vtt"),

@@ -1,7 +1,9 @@
 """`python -m files check` and `phrases`: counts, names, verb phrases of parses by hand."""
 import re
+import subprocess
 import sys
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -84,6 +86,18 @@ def test_spacy_is_not_installed(monkeypatch, capsys):
         monkeypatch.setitem(sys.modules, "spacy", module)
         line = fails(capsys, "files", "phrases", "--captions", "x", "--out", "no.txt")
         assert reason in line and "`pip install spacy` and `python -m spacy download" in line
+
+
+def test_check_with_spawned_workers(tmp_path):
+    """Catches: what a spawned worker, as on macOS and Windows, cannot find in its __main__."""
+    folder, code = narrate(tmp_path / "v", a=["add salt"]), (
+        "import multiprocessing as m, runpy; m.set_start_method('spawn'); "
+        "runpy.run_module('files', run_name='__main__', alter_sys=True)")
+    write(folder / "a.mp4")
+    flags = "--data", "howto100m", "--captions", folder, "--videos", folder, "--workers", "1"
+    subprocess.run([sys.executable, "-c", code, "check", *flags, "--json", tmp_path / "o.json"],
+                   check=True, cwd=Path(__file__).parents[1], timeout=100)
+    assert read_json(tmp_path / "o.json")["unreadable_ids"] == {}
 
 
 def test_check_names_what_cannot_be_used(tmp_path, capsys):

@@ -83,18 +83,6 @@ def test_a_checkpoint_of_f_alone_is_refused(here, capsys):
     assert "ProcedureVRL" in fails(capsys, "train.py", *TUNE, "--init", "f.pt")
 
 
-@torch.no_grad()
-def test_a_classifier_reads_one_view_of_each_clip_or_a_forecast_with_zero_noise():
-    """Catches: the first view alone, the same one of all examples, the mean of the views; random
-    noise for zeros."""
-    x = torch.arange(6.).view(2, 3, 1)
-    found = {tuple(finetune.draw_views(x)[:, 0].tolist()) for _ in range(300)}
-    assert found == {(a, b) for a in (0, 1, 2) for b in (3, 4, 5)}
-    model, x = random_model(), normalize(torch.randn(2, 8, 64), dim=-1)
-    expected = model.forecast_next(x, torch.zeros(2, 1, 64))[:, 0]
-    assert torch.equal(finetune.forecast(model, x), expected)
-
-
 def test_labels_are_learned(trained, here, monkeypatch):
     """Catches: a label of another example or step; training without effect."""
     monkeypatch.setattr(finetune, "SAVE_EVERY", 99.)
@@ -118,6 +106,7 @@ def test_fine_tuned_and_evaluated(trained, here, capsys, order, task):
     changed = {name.split(".")[0] for name in old if not torch.equal(old[name], new[name])}
     assert changed == ({"denoiser"} if order != "none" and task != "classify" else set())
     assert torch.equal(after.alpha_bar, before.alpha_bar)
+    assert after.settings.get("classes") == (None if task == "activity" else [*grammar.STEPS])
     call("evaluate.py", "--task", task, "--toy-videos", "3", "--checkpoint", "run", "--json",
          "a.json")
     content = read_json("a.json")

@@ -119,6 +119,7 @@ READERS = {
     ("infill", STEPS, "list: a csv lists no whole videos"),
     ("epic", EPIC.replace("01:02:04", "01:62:x"), "list:3: .*; times HH:MM:SS.ss, and"),
     ("epic", EPIC.replace("stop_timestamp", "stop"), "list:1: the first line must name video_id,"),
+    ("epic", EPIC + "P01,\"" + 140_000 * "x", "list: .*field larger.*; a quote may be open"),
     ("epic", EPIC.replace(",['tap'],", ","), "list:3: another number of columns than in the first"),
     ("coin", '{"database":\n{', "list: .*line 2.*; needed is"),
     ("coin", coin(bad=entry(subset="dev")), "list: video bad: .*'dev'.*; needed is"),

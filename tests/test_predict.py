@@ -11,6 +11,7 @@ from evaluation.labeled import open_texts
 from evaluation.prediction import count_futures, observe_toy, rank_steps
 from predict import predict
 from support.arguments import DEFAULT
+from support.errors import InputError
 from toy import grammar
 from toy.export import write_video
 from toy.render import render
@@ -90,12 +91,14 @@ def test_a_model_that_is_fine_tuned_to_forecast(trained, here, capsys):
         model.load_state_dict(start.state_dict(), strict=False)
         model.classifier.weight.data.zero_()
         model.classifier.bias.data = torch.tensor([0., .5])
-        save(f"{task}.pt", model, settings=start.settings)
+        save(f"{task}.pt", model, settings=start.settings | {"classes": steps})
     flags = dict(steps=steps, samples=4, horizon=2)
     content = predict(checkpoint="forecast.pt", **flags)
     assert content["futures"] == [{"steps": ["pour oil"] * 2, "share": 1.0}]
     assert content["next"][0]["p"] == pytest.approx(torch.tensor(.5 / start.tau).sigmoid().item())
     assert content["clips"] == predict(checkpoint=trained / "diffusion", **flags)["clips"]
+    with pytest.raises(InputError, match="to other classes, or in another order: crack egg, pour"):
+        predict(checkpoint="forecast.pt", **flags | {"steps": steps[::-1]})
     line = fails(capsys, "predict.py", "--checkpoint", "forecast.pt")
     assert f"fine-tuned to 2 classes, there are {len(grammar.STEPS)} here" in line
     assert "is fine-tuned for classify" in fails(capsys, "predict.py", "--checkpoint",

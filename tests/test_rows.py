@@ -88,7 +88,7 @@ def test_missing_rows_by_loops(kind, phrases):
     assert missing == {*range(C)}
 
 
-def test_the_example_of_missing_rows_docstring():
+def test_the_example_of_the_page():
     """Catches: an example that the code does not give."""
     windows = [np.array([[0, 9], [8, 17], [18, 27], [26, 35], [36, 45]], float)]
     pad, until_17 = (-1,) * 6, (0, 0, 0, 0, 1, 1, 1, 1)

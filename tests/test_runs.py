@@ -19,6 +19,7 @@ import weights
 from commands import call, fails, read_json
 from conftest import TINY, log_and_save_every
 from data import Video
+from support import errors
 from test_train import (ONE, START, assert_one_update, random_start, rows_of, same_run,
                         terms_by_loops)
 from toy import grammar
@@ -28,8 +29,8 @@ from training import batches, parallel, run
 ROOT = Path(__file__).parents[1]
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)      # Windows has none
 LONG = "--toy-videos", "16", "--batch", "4", "--sgd-epochs", "1", "--epochs", "3"   # 16 updates
-ENV = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
-                    "OMP_NUM_THREADS": "1"}
+FOLDERS = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+ENV = os.environ | {"PYTHONPATH": os.pathsep.join(FOLDERS), "OMP_NUM_THREADS": "1"}
 
 
 # --- Stopped and resumed ---
@@ -201,6 +202,13 @@ def test_too_little_memory_and_killed_workers_are_one_line(here, capsys, monkeyp
         patch.setattr(train, "encode_parts", full)
         line = fails(capsys, "train.py", *ONE, "--out", "run")
     assert "--micro-batch" in line and "--batch" in line
+
+    def caught(args):
+        raise RuntimeError("Caught RuntimeError in DataLoader worker process 0.\nTraceback\n"
+                           "RuntimeError: can't allocate memory: 9 bytes")
+    with pytest.raises(SystemExit, match="2"):
+        errors.run(caught, lambda: None)
+    assert "can't allocate memory: 9 bytes; the memory is too small" in capsys.readouterr().err
     if os.path.isdir("/dev/shm"):
         usage, size = shutil.disk_usage("/"), 5 * 6 * 16 * 4 * 3 * 2 * 32 * 32     # 2 workers
         with monkeypatch.context() as patch:

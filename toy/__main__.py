@@ -3,7 +3,7 @@ from pathlib import Path
 
 import torch
 
-from support.arguments import Parser, count
+from support.arguments import Parser, count, whole
 from support.errors import run
 from toy.export import export
 from toy.teacher import TEACHER_FILE, train_teacher, write_weights
@@ -18,7 +18,7 @@ def parse(argv=None):
     flags.add_argument("--train", type=count, default=6000, help="training videos; by their ids, "
                        "a tenth become validation")
     flags.add_argument("--test", type=count, default=1000, help="test videos")
-    flags.add_argument("--workers", type=int, default=0, help="processes")
+    flags.add_argument("--workers", type=whole, default=0, help="processes")
     flags = commands.add_parser("teacher", description="Train the teacher: a minute on one core.")
     flags.add_argument("--out", type=Path, default=TEACHER_FILE, help="file to write")
     return parser.parse_args(argv)

@@ -52,7 +52,8 @@ class WorldTeacher(Teacher):
 
     def watch(self, source):
         """Encode all frames -> self."""
-        parts = in_threads(self.encode_frames, source.pixels.split(128), "teacher")
+        threads = 1 if self.device.type == "mps" else None     # two crash it
+        parts = in_threads(self.encode_frames, source.pixels.split(128), "teacher", threads)
         self.features = torch.cat([part.cpu() for part in parts])                          # (n, D)
         return self
 
@@ -61,9 +62,9 @@ class WorldTeacher(Teacher):
         return self.features[views].mean(1) if views.ndim == 2 else super().encode_clips(views)
 
 
-def in_threads(function, items, title):
+def in_threads(function, items, title, threads=None):
     """[function(item) for all items], one core each: NumPy and torch allow it."""
-    with ThreadPoolExecutor() as threads:
+    with ThreadPoolExecutor(threads) as threads:
         return list(tqdm(threads.map(function, items), title, len(items), mininterval=1, delay=2))
 
 

@@ -94,16 +94,6 @@ def read_actions(source, examples, args, update):
     return loaded.clips, torch.tensor([example.label for example in loaded.requests]), loaded.failed
 
 
-def draw_views(x):
-    """One of N views of each example: (B, N, D) -> (B, D)."""
-    return x[torch.arange(len(x)), torch.randint(x.shape[1], (len(x),))]
-
-
-def forecast(model, x):
-    """What h predicts after N clips, with zero noise: (B, N, D) -> (B, D)."""
-    return model.forecast_next(x, x.new_zeros(len(x), 1, model.dim))[:, 0]
-
-
 def finetune(args):
     """`python train.py --stage finetune`: --epochs times all examples, one update per batch."""
     # 1. The checkpoint, labeled videos, the classifier.
@@ -159,10 +149,10 @@ def finetune(args):
         with mixed_precision(device):
             if epic:
                 z = encode_parts(model, inputs, args.micro_batch)              # x = f(v), (B, D)
-            elif args.task == "classify":
-                z = draw_views(inputs)
-            else:
-                z = forecast(model, inputs)
+            elif args.task == "classify":                  # one of N views of each: (B, D)
+                z = inputs[range(len(inputs)), torch.randint(inputs.shape[1], (len(inputs),))]
+            else:                                          # what h predicts with zero noise
+                z = model.forecast_next(inputs, torch.zeros_like(inputs[:, :1]))[:, 0]
             log_p = model.classify(z)
             loss = sum(nll_loss(p, label) for p, label in zip(log_p, labels.to(device).T))
         optimizer.zero_grad()

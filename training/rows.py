@@ -6,11 +6,12 @@ R rows of nine clips; C clips of all videos of a batch, numbered 0 to C - 1; -1 
     --rows release    the same, with a random tail of the clips after the missing one hidden
     --rows steps      the default: rows that ask what comes next, of steps in place of clips
 
-What `steps` changes (what each brought, in trials: docs/log.md):
+What `steps` changes, with an example: docs/differences.md, the first section.
 1. Most rows hold a history cut as at inference, and the missing clip after it: the tail is hidden.
-2. Consecutive clips in which f finds one likeliest phrase are one step, and only clips of a later
+   The history ends before that clip begins; narrated clips overlap, and would show the answer.
+2. Consecutive clips with the same likeliest phrase under f are one step, and only clips of a later
    step are asked for: the next clip often shows the same one.
-3. No row that asks what comes next asks for the third of the batch's clips that f is least sure of.
+3. Rows that ask what comes next skip the clips that f is least sure of, a third of the batch.
 A third of the paper's rows, of one clip of each step, stays among them, so that h can infill.
 """
 import itertools
@@ -61,16 +62,6 @@ def change_context(row, j, context, C, rng):
 
 def missing_rows(requests, confidence, phrases, rng, rows="steps", context="observed"):
     """Which clips h reads in one update, and which one of each row is missing.
-
-    An example of "steps": one video of five clips, at 0-9, 8-17, 18-27, 26-35 and 36-45 s.
-        likeliest phrases   crack, crack, stir, pour, pour
-        steps               [0, 1], [2], [3, 4]
-        one clip of each    0, 2, 4 (drawn)
-        paper_rows          [?, 2, 4], [0, ?, 4], [0, 2, ?], each with six places of padding; one
-                            of the three is kept, its number drawn
-        forecast_rows       to ask for 2, the only clip of step two: the history 0-17 s in 8 pieces,
-                            0 0 0 0 1 1 1 1, then ?; to ask for 3, which begins before 2 ends: the
-                            same, then ?; to ask for 4: 0-27 s, 0 0 0 1 1 2 2 2, ?
 
     Args:    requests: [(video, windows (n, 2) s), ...]: each video's consecutive clips;
              confidence, phrases (C,): log p of each clip's likeliest phrase, and its number;
