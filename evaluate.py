@@ -35,31 +35,18 @@ from support.write import write_json
 
 
 # --- Inference (Sec. 3.3): the clips x of M examples -> log p over the S texts of a label set ---
-def monte_carlo(model, x, texts, args, where=()):
-    """Q samples of the missing clip, each from a noise of its own: (M, Q, S).
-
-        log p(y | x_hat_j^0)  (Eq. 6) of x_hat_j^0, to which h denoises x_j^T ~ N(0, I)
-
-    x (M, N, D) and where, the place of the missing clip, are `predict_missing`'s.
-    """
-    noise = draw_noise((len(x), args.samples, model.dim), args.seed)
-    return predict_missing(model, x, texts, noise, args.batch, where)
-
-
-def zero_noise(model, x, texts, args, where=()):
-    """The approximate inference: one forecast, from the peak of the Gaussian, x_j^T = 0: (M, S)."""
-    zeros = torch.zeros(len(x), 1, model.dim)
-    return predict_missing(model, x, texts, zeros, args.batch, where)[:, 0]
-
-
 def score(model, x, texts, y, args, where=()):
     """The forecasts of y (M,) -> their lines of the table; log p of zero noise and of samples.
 
-    The oracle of Table 5 is right if any of the Q samples has the step y as its likeliest. It knows
-    the answer: it tells what the samples cover.
+    Monte Carlo: h denoises Q draws of x_j^T ~ N(0, I) to x_hat_j^0, and Eq. 6 gives p(y | x_hat).
+    The approximate inference takes the peak of the Gaussian, x_j^T = 0. The oracle of Table 5 is
+    right if any of the Q samples has the step y as its likeliest. It knows the answer: it tells
+    what the samples cover. x (M, N, D); where, the missing clip, is `predict_missing`'s.
     """
-    log_p = monte_carlo(model, x, texts, args, where)                          # (M, Q, S)
-    zero = zero_noise(model, x, texts, args, where)                            # (M, S)
+    noise = draw_noise((len(x), args.samples, model.dim), args.seed)           # x_j^T, (M, Q, D)
+    log_p = predict_missing(model, x, texts, noise, args.batch, where)         # (M, Q, S)
+    zeros = torch.zeros_like(noise[:, :1])
+    zero = predict_missing(model, x, texts, zeros, args.batch, where)[:, 0]    # (M, S)
     lines = accuracies({"zero_noise": zero, "expectation": expectation(log_p)}, y)     # Eq. 11
     lines["top1"]["oracle"] = percent((log_p.argmax(-1) == y[:, None]).any(1))
     lines["top1"]["oracle_softmax"] = oracle_softmax(zero, y, args.samples)

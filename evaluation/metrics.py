@@ -4,9 +4,11 @@ M examples, K steps or classes, R draws. labels (M,) int64: the correct classes.
 """
 import numpy as np
 import torch
+from torch.nn.functional import normalize
 
 TEMPERATURES = 0.5, 0.7, 1.0, 1.4  # of a softmax that is drawn from: the best of them counts
 FLOOR = 0.001                      # least probability of a step that no draw shows, in -log p
+MOST, BEFORE, SHARPNESS = 6, 0.7, 10.0     # of `neighbor_forecast`, chosen on validation videos
 
 
 def percent(hits):
@@ -75,3 +77,29 @@ def bigram_forecast(counts, posterior):
     any_class = counts.sum(0) if counts.any() else torch.ones_like(counts[0])  # (K,)
     rows = torch.where(counts.any(1, keepdim=True), counts, any_class)
     return posterior.double() @ (rows / rows.sum(1, keepdim=True))             # (M, K)
+
+
+def merge_steps(p):
+    """p (n, K) of consecutive clips -> (m, K), the mean of each run of one likeliest step."""
+    run = p.argmax(-1).unique_consecutive(return_inverse=True)[1]
+    return torch.stack([p[run == i].mean(0) for i in range(run.max() + 1)])
+
+
+def describe(steps):
+    """By what a history, p (m, K) of its steps, is compared: what was seen, the last step and the
+    one before, (3 K,)."""
+    before = steps[-2] if len(steps) > 1 else torch.zeros_like(steps[-1])
+    seen, last, before = (normalize(of, dim=0) for of in (steps.max(0).values, steps[-1], before))
+    return torch.cat([seen, last, BEFORE * before])
+
+
+def neighbor_forecast(videos, histories):
+    """What followed in similar histories: p (n, K) of the clips of each training video, (M, N, K)
+    of those of the forecasts -> (M, K), an average with weights softmax(SHARPNESS dot product)."""
+    pairs = [(describe(steps[max(0, i - MOST):i]), steps[i])
+             for steps in map(merge_steps, videos) for i in range(1, len(steps))]
+    K = histories.shape[-1]
+    keys, following = zip(*pairs or [(torch.zeros(3 * K), torch.full((K,), 1 / K))])
+    queries = torch.stack([describe(merge_steps(p)) for p in histories])       # (M, 3 K)
+    weights = (SHARPNESS * queries @ torch.stack(keys).T).softmax(-1)          # (M, pairs)
+    return weights @ torch.stack(following)

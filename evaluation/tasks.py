@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from data import CLIPS, consecutive_windows, observed_steps, paper_rows
+from data import observed_steps, paper_rows
 from diffusion import expectation
 from evaluation.inference import draw_noise, predict_missing, sample_in_turn, score_labels
-from evaluation.metrics import (accuracies, bigram_counts, bigram_forecast, percent, softmaxes,
-                                surprise, topk_correct, total_variation)
+from evaluation.metrics import (accuracies, bigram_counts, bigram_forecast, neighbor_forecast,
+                                percent, softmaxes, surprise, topk_correct, total_variation)
 from support.errors import require
 from toy import grammar
 from toy.source import ToySource
@@ -43,33 +43,37 @@ def baselines(model, read, args):
         unigram      how often f sees each step in the training videos
         bigram       how often it follows the step that is nearest to the last observed clip
         bigram_soft  the same with the clip's posterior instead of the nearest step
+        neighbors    what followed in the histories that are most alike: `neighbor_forecast`
 
-    All but `clip` are None outside the embedded world. They count up to 9 clips of each training
-    video, cut as in pre-training; in bigrams, consecutive clips nearest to one step count as one.
+    All but `clip` are None outside the embedded world. They count the clips of each training video,
+    cut as in pre-training; consecutive clips nearest to one step count as one, but in `unigram`.
     """
     texts, S = read.texts, len(read.texts)
-    scores = dict.fromkeys(("unigram", "clip", "bigram", "bigram_soft"))
+    scores = dict.fromkeys(("unigram", "clip", "bigram", "bigram_soft", "neighbors"))
     scores["clip"] = model.match(read.teacher.mean(1), texts).cpu()            # (M, S)
     if args.data == "toy":
-        source, steps = ToySource("train", args.toy_videos, model.encoder.frames), []
+        source, seen = ToySource("train", args.toy_videos, model.encoder.frames), []
         rng = np.random.default_rng(args.seed)
         for video in range(len(source.videos)):
-            windows = consecutive_windows(source.pretrain_windows(video, rng), CLIPS, rng)
-            clips = source.load([(video, windows)]).clips.to(read.x.device)
-            steps.append(model.match(model.encode(clips), texts).argmax(-1).cpu())     # (n,)
+            clips = source.load([(video, source.pretrain_windows(video, rng))]).clips
+            x = model.encode(clips.to(read.x.device))
+            seen.append(model.match(x, texts).exp().cpu())                     # p (n, S)
+        steps = [p.argmax(-1) for p in seen]
         counts = bigram_counts(steps, S).fill_diagonal_(0)                     # (S, S)
-        posterior = model.match(read.x[:, -1], texts).exp().cpu()              # (M, S)
+        histories = model.match(read.x, texts).exp().cpu()                     # p (M, N, S)
+        posterior = histories[:, -1]
         nearest = functional.one_hot(posterior.argmax(1), S)
         scores["unigram"] = torch.bincount(torch.cat(steps), minlength=S).expand(len(nearest), -1)
         scores["bigram"] = bigram_forecast(counts, nearest)
         scores["bigram_soft"] = bigram_forecast(counts, posterior)
+        scores["neighbors"] = neighbor_forecast(seen, histories)
     return {"random": 100 / S} | {
         name: None if p is None else percent(topk_correct(p, read.labels, 1))
         for name, p in scores.items()}
 
 
 def exact_next(known, before):
-    """P(next step | the "sequence", "set" or "last" of the steps `before`): (M, S) float64."""
+    """P(next step | what is known of the steps `before`, of grammar.KNOWN): (M, S) float64."""
     world = grammar.Grammar(known)
     return torch.from_numpy(np.array([world.next_step(*steps) for steps in before]))
 
@@ -78,7 +82,8 @@ def truth(model, read, zero, log_p, args):
     """The forecasts against the exact distribution of the next step, given the steps observed.
 
         bayes_top1     top-1 of the exact distribution, the most that one forecast can reach;
-        bayes_set, bayes_last: given only the set of the steps observed, or the last one alone
+        bayes_set, bayes_set_last, bayes_last: given only the set of the steps observed, the set
+                       and which was the last, or the last one alone
         ideal_oracle   best of Q draws from it
         tv, tv_ideal   total variation from it, of DRAWS samples of the model, and of DRAWS draws
         tv_error       standard error of tv, of forecasts in different videos, as a rule
@@ -93,6 +98,7 @@ def truth(model, read, zero, log_p, args):
               for example in read.examples]
     exact = exact_next("sequence", before)
     bayes = {"bayes_top1": exact, "bayes_set": exact_next("set", before),
+             "bayes_set_last": exact_next("set_last", before),
              "bayes_last": exact_next("last", before)}
     generator = torch.Generator().manual_seed(args.seed)
     ideal = torch.multinomial(exact, DRAWS, replacement=True, generator=generator)

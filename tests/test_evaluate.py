@@ -1,5 +1,7 @@
 """evaluate.py: every number of its tables, counted again by loops from known embeddings."""
+import itertools
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,12 +13,11 @@ import evaluate
 import weights
 from commands import call, fails, read_json
 from data import Loaded, examples_of, paper_rows
-from evaluation import labeled, metrics, tasks
+from evaluation import metrics, tasks
 from evaluation.inference import extend_history, sample_in_turn
 from files.video import read_clips
 from losses import match
 from model import ProcedureModel
-from test_lists import coin, entry
 from toy import grammar
 from toy.source import ToySource
 from weights.checkpoint import save
@@ -138,12 +139,27 @@ def test_the_forecast_table_equals_counting(table):
     assert table.rows["distinct"] == near(np.mean([len(row) for row in picks]))
 
 
+def merge_steps(ps):
+    """The mean p of each run of clips with one likeliest step."""
+    return [np.mean([*run], 0) for _, run in itertools.groupby(ps, lambda p: p.argmax())]
+
+
+def alike(a, b):
+    """How alike two histories are: what was seen, the last step, and the one before."""
+    def cosine(p, q):
+        return p @ q / np.linalg.norm(p) / np.linalg.norm(q)
+    before = cosine(a[-2], b[-2]) if min(len(a), len(b)) > 1 else 0
+    return cosine(np.max(a, 0), np.max(b, 0)) + cosine(a[-1], b[-1]) + .49 * before
+
+
 def test_the_baselines_equal_counting(table):
     """Catches: clips counted for steps, which have two each; the nearest step for the posterior."""
-    counts, seen, train = np.zeros((S, S)), np.zeros(S), Source("train", 15)
+    counts, seen, train, pairs = np.zeros((S, S)), np.zeros(S), Source("train", 15), []
     for video in range(15):
         middles = train.pretrain_windows(video, None).mean(1)
         shown = [int((TEXTS @ train.clip(video, float(m))).argmax()) for m in middles]
+        steps = merge_steps([p_of(train.clip(video, float(m))) for m in middles])
+        pairs += [(steps[max(0, i - 6):i], steps[i]) for i in range(1, len(steps))]
         for before, after in zip([None, *shown], shown):
             seen[after] += 1
             if before not in (None, after):
@@ -156,13 +172,20 @@ def test_the_baselines_equal_counting(table):
     assert found["unigram"] == percent([seen.argmax()] * len(last), table.y)
     assert found["clip"] == percent([p_of(x.mean(0)).argmax() for x in table.read.teacher], table.y)
     assert found["random"] == 100 / S
+    after = []                                         # what followed in similar histories
+    for x in table.read.x:
+        steps = merge_steps([p_of(clip) for clip in x])
+        weights = [math.exp(10 * alike(steps, history)) for history, _ in pairs]
+        after.append(np.average([step for _, step in pairs], 0, weights))
+    assert found["neighbors"] == percent([p.argmax() for p in after], table.y)
+    assert metrics.neighbor_forecast([torch.eye(3)[:1]], torch.ones(2, 8, 3)).eq(1 / 3).all()
     assert metrics.bigram_forecast(torch.zeros(2, 2).double(), torch.eye(2)).eq(.5).all()
 
 
 def test_the_truth_equals_counting(table):
     """Catches: a truth of another video, or of steps not observed yet; a temperature that is no
     favor; the table's own samples drawn again."""
-    world = {name: grammar.Grammar(name) for name in ("sequence", "set", "last")}
+    world = {name: grammar.Grammar(name) for name in grammar.KNOWN}
     known, y, found = {name: [] for name in world}, table.y, table.rows["truth"]
     for e in table.read.examples:
         steps = table.read.source.videos[e.video].steps
@@ -290,17 +313,6 @@ def test_actions_need_verb_and_noun_and_rank_pairs():
     assert {len(example.windows) for example in views} == {10}
 
 
-def test_a_split_of_coin_is_scored_alone(tmp_path):
-    """Catches: training videos among those of the test."""
-    path, steps = tmp_path / "COIN.json", [("1", [1, 2], "fold"), ("2", [3, 4], "cut")]
-    path.write_text(coin(a=entry(*steps), b=entry(*steps, subset="testing"),
-                         c=entry(*steps, subset="testing")))
-    args = SimpleNamespace(annotations=path, data="coin", task="forecast", steps=None)
-    for split, names in (("train", ["a"]), ("test", ["b", "c"])):
-        videos, _ = labeled.list_videos(args, split)
-        assert [video.name for video in videos] == names
-
-
 def test_a_forecast_enters_the_history_as_nine_seconds():
     """Catches: a forecast that is not observed afterwards, or for another time; another length."""
     x, step = draw(2, 8, 5), draw(2, 5, seed=1)
@@ -331,9 +343,10 @@ KEYS = ["task", "data", "split", "setting", "order", "listed", "evaluated", "abs
 NESTED = {
     "top1": ["zero_noise", "expectation", "oracle", "oracle_softmax"],
     "top5": ["zero_noise", "expectation"],
-    "baselines": ["random", "unigram", "clip", "bigram", "bigram_soft"],
-    "truth": ["bayes_top1", "bayes_set", "bayes_last", "ideal_oracle", "tv", "tv_error", "tv_ideal",
-              "tv_softmax", "nll", "possible_next"],
+    "baselines": ["random", "unigram", "clip", "bigram", "bigram_soft",
+                  "neighbors"],
+    "truth": ["bayes_top1", "bayes_set", "bayes_set_last", "bayes_last", "ideal_oracle", "tv",
+              "tv_error", "tv_ideal", "tv_softmax", "nll", "possible_next"],
     "futures": ["possible", "first"]}
 
 
@@ -363,7 +376,7 @@ def test_infilling_from_the_command(trained, here, capsys):
     assert {(name, str(value)) for name, value in printed} <= {(*line.split(),) for line in lines}
 
 
-def test_features_of_videos(trained, here):
+def test_features_of_videos(trained, here, capsys):
     """Catches: a window twice or not at all, embeddings of other windows or videos."""
     call("toy", "export", "--out", "world", "--train", "1", "--test", "1")
     call("evaluate.py", "--task", "features", "--videos", "world/videos", "--checkpoint",
@@ -377,6 +390,11 @@ def test_features_of_videos(trained, here):
         assert np.allclose(np.diff(windows.mean(1)[2:-2]), 4)
         assert len(windows) == np.ceil((windows.max() - 2) / 4) > 8
         np.testing.assert_allclose(model.encode(clips).detach(), file["embedding"][rows], atol=1e-5)
+    for video in Path("world/videos").glob("*.mp4"):
+        video.write_bytes(b"damaged")
+    line = fails(capsys, "evaluate.py", "--task", "features", "--videos", "world/videos",
+                 "--checkpoint", trained / "none")
+    assert "2 of 2 videos are unreadable" in line
 
 
 def test_what_a_checkpoint_cannot_do_is_one_line(trained, here, capsys):

@@ -129,6 +129,7 @@ def seed_of(video):
 # What a forecast may know of the observed steps (from_start: whether from the video's first one).
 KNOWN = {"sequence": lambda steps, from_start: (steps, from_start),
          "set": lambda steps, from_start: (frozenset(steps), from_start),
+         "set_last": lambda steps, from_start: (frozenset(steps), steps[-1:], from_start),
          "last": lambda steps, from_start: steps[-1:]}
 
 
