@@ -103,7 +103,8 @@ def consecutive_windows(windows, clips, rng):
 
 
 def paper_rows(videos, rng=None, hide_tail=False):
-    """Sec. 3: rows of up to nine consecutive clips; each clip of a video is missing in one.
+    """Sec. 3: rows of up to nine consecutive clips; each clip of a video is missing in one. By
+    default, training/rows.py uses this on one clip of each step.
 
     In a video of more clips the missing one's place in its row is drawn uniformly, then shifted
     where the video ends; without rng it is the middle.

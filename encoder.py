@@ -10,7 +10,7 @@ Model: Bertasius et al., ICML 2021 (arXiv:2102.05095): TimeSformer, divided spac
     (TimeSformer paper from here)
     z_(p,t), p >= 1      patches             (B, P, F, width)      one token per patch and frame
     z_(0,0)              cls                 (B, width)            the class token, one per clip
-    E, b                 patch_embed.proj    (width, 3, 16, 16)    a patch's pixels -> its token
+    E (b: released code) patch_embed.proj    (width, 3, 16, 16)    a patch's pixels -> its token
     e_(p,t)^pos          pos_embed           (1, 1 + P, width)     place: class token, then patches
                          time_embed          (1, F, width)         frame; the class token has none
     B clips, D = 512, F = 8 frames, H = W = 224 pixels, P = 196 patches of 16 x 16 pixels per frame,

@@ -18,6 +18,8 @@ stopped. Fine-tuning is in training/finetune.py.
     x_j^0          xj, z0         (R, D)            the missing clip; standardized (diffusion.py)
     x_j^t          zt             (R, D)            z0 noised to level t, counted from 0
     x_hat_j^0      x_hat, z_hat   (R, D)            what h predicts; standardized
+
+C clips, F frames of a clip; R rows of N places; K phrases; D embedding; T noise levels.
 """
 import functools
 import time
@@ -158,8 +160,8 @@ def pretrain(args):
             mse = mc = x.new_zeros(())                     # with --order none, f learns alone
             if args.order != "none":
                 rng = generator("rows", args.seed, update, rank)
-                likely = [part.cpu().numpy() for part in log_p.detach().max(-1)]   # log p, phrase
-                rows, j = missing_rows(batch.requests, *likely, rng, args.rows, args.context)
+                sure, phrase = (part.cpu().numpy() for part in log_p.detach().max(-1))     # (C,)
+                rows, j = missing_rows(batch.requests, sure, phrase, rng, args.rows, args.context)
                 rows, j = rows.to(device), j.to(device)
                 r = torch.arange(len(rows), device=device)
                 missing, observed = rows[r, j], rows >= 0
@@ -185,12 +187,12 @@ def pretrain(args):
 
         encoded += len(x) * world
         if (update + 1) % args.log_every == 0 or update + 1 == updates:
-            likeliest = targets.argmax(-1)                 # the teacher's phrase for each clip
+            taught = targets.argmax(-1)                    # the teacher's phrase of each clip
             match_h = None
             if args.order != "none":
-                match_h = (log_q.argmax(-1) == likeliest[missing]).float().mean()
+                match_h = (log_q.argmax(-1) == taught[missing]).float().mean()
             log(args, bar, source, update + 1, norm, epoch=(update + 1) / per_epoch, loss=loss,
-                xe=xe, mse=mse, mc=mc, match=(log_p.argmax(-1) == likeliest).float().mean(),
+                xe=xe, mse=mse, mc=mc, match=(log_p.argmax(-1) == taught).float().mean(),
                 match_h=match_h, lr=optimizer.param_groups[0]["lr"],
                 clips_per_s=encoded / (time.perf_counter() - began))
         if time.perf_counter() - saved > SAVE_EVERY or update + 1 == updates:

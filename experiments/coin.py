@@ -16,15 +16,14 @@ from tqdm import trange
 
 from data import CLIPS, PIECES, forecast_windows
 from denoiser import Denoiser
-from diffusion import add_noise, expectation, noise_levels
-from evaluation.inference import draw_noise, predict_missing
-from evaluation.metrics import (accuracies, bigram_counts, bigram_forecast, distinct,
-                                oracle_softmax, percent, topk_correct)
+from diffusion import add_noise, noise_levels
+from evaluate import score
+from evaluation.metrics import bigram_counts, bigram_forecast, percent, topk_correct
 from files.lists import check_names, load_coin
 from losses import mc_loss, mse_loss
 from model import ProcedureModel
 from pseudo_labels import soft_targets
-from support.arguments import Parser, pick_device, positive
+from support.arguments import Parser, pick_device, positive, whole
 from support.errors import run
 from support.write import write_json
 from training.batches import videos_of
@@ -83,18 +82,6 @@ def train(x, targets, texts, tau, order, args):
     return model.eval()
 
 
-def score(model, x, texts, y, args):
-    """Forecasts from histories x (M, 8, D), as evaluate.py makes them, for labels y (M,)."""
-    noise = draw_noise((len(x), SAMPLES, model.dim), args.seed)
-    texts = texts.to(x.device)
-    log_p = predict_missing(model, x, texts, noise, AT_ONCE)                       # (M, Q, K)
-    zero = predict_missing(model, x, texts, torch.zeros_like(noise[:, :1]), AT_ONCE)[:, 0]
-    lines = accuracies({"zero_noise": zero, "expectation": expectation(log_p)}, y)  # Eq. 11
-    lines["top1"]["oracle"] = percent((log_p.argmax(-1) == y[:, None]).any(1))
-    lines["top1"]["oracle_softmax"] = oracle_softmax(zero, y, SAMPLES)
-    return lines | {"distinct": distinct(log_p)}
-
-
 def main(args):
     """Train h and the mask model on the training videos, and forecast in the others."""
     device = pick_device(args.device)
@@ -113,7 +100,9 @@ def main(args):
     y = torch.tensor([step.label for v in tests for step in v.steps[1:]])              # (M,)
     x, x_test, targets = x.to(device), x_test.to(device), p[:, 1].to(device)
     models = [train(x, targets, texts, tau, order, args) for order in ("diffusion", "mask")]
-    lines, mask = (score(model, x_test[:, :PIECES], texts, y, args) for model in models)
+    args.samples, args.batch = SAMPLES, AT_ONCE
+    lines, mask = (score(model, x_test[:, :PIECES], texts.to(device), y, args)[0]
+                   for model in models)
     counts = bigram_counts(p.argmax(-1), len(texts)).fill_diagonal_(0)                 # label-free
     bigram = bigram_forecast(counts, p_test[:, 0])
     lines |= {"evaluated": len(y), "baselines": {
@@ -134,7 +123,7 @@ def parse(argv=None):
     add("--epochs", type=positive, default=7.0, help="times that each training example is read")
     add("--context", choices=["observed", "shuffled"], default="observed",
         help="shuffled: in training, the observed clips stand in random places")
-    add("--seed", type=int, default=0, help="of all that is random")
+    add("--seed", type=whole, default=0, help="of all that is random")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
     add("--json", type=Path, help="also write the numbers here")
     return parser.parse_args(argv)
