@@ -37,7 +37,7 @@ def require_task(model, args):
     require(fits, f"{path}: {state}; {flags} needs a checkpoint of `python train.py --stage "
             f"finetune {flags}`")
     require(args.task not in ("forecast", "infill") or model.denoiser, f"{path}: trained with "
-            "--order none; to forecast, train with --order diffusion or mask")
+            "--order none; to forecast, train with --order diffusion or mask, or fine-tune it")
 
 
 # --- Texts and videos ---
@@ -97,6 +97,9 @@ def list_videos(args, split):
         return videos, None
     names = lists.load_phrases(args.steps) if args.steps else labels
     require(any(names), f"{path}: a csv has no class names; add --steps FILE")
+    if not all(names):
+        print(f"{path}: {names.count('')} of {len(names)} ids are in no annotation: classes "
+              "without a name; number the classes without gaps, or add --steps FILE")
     lists.check_names(args.steps, names, path, labels)
     return videos, names
 

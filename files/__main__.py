@@ -97,7 +97,8 @@ def parse(argv=None):
     if args.command == "check":
         needed = "captions" if args.data == "howto100m" else "annotations"
         if getattr(args, needed) is None:
-            parser.error(f"check --data {args.data} needs --{needed}")
+            parser.error(f"check --data {args.data} needs --{needed}; narrated videos are --data "
+                         "howto100m")
     return args
 
 

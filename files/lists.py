@@ -24,7 +24,7 @@ COIN = ('needed is {"database": {id: {"subset": "training" or "testing", "recipe
 EPIC = "video_id", "start_timestamp", "stop_timestamp", "verb_class", "noun_class"
 VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100
 UNKNOWN = -1                  # label of a step whose class a list does not give
-PHRASE = re.compile(r'(?!\d+[\W_])"?([^;\t"_]*[^\W\d_][^;\t"_]*?)"?(?:,\s*[\d.]*){0,2}')
+PHRASE = re.compile(r'(?!\d+[\W_]|[-*#(])"?([^;\t"_]*[^\W\d_][^;\t"_]*?)"?(?:,\s*[\d.]*){0,2}')
 
 
 # --- Text, csv, JSON ---
@@ -88,6 +88,8 @@ def load_coin(path):
         with fields_of(where, COIN):
             for step in entry["annotation"]:
                 label, text = int(step["id"]) - 1, step["label"].strip()
+                require(PHRASE.fullmatch(text), f"{where}: id {label + 1} is {text!r}; a name is "
+                        "words, without a mark before them or _")
                 known = names.setdefault(label, text)
                 require(known.casefold() == text.casefold(), f"{where}: id {label + 1} is {text!r},"
                         f" before it was {known!r}; an id is the same step in all videos")
@@ -158,7 +160,7 @@ def load_phrases(path):
     for number, line in enumerate(read_text(path).rstrip().split("\n"), start=1):
         found = PHRASE.fullmatch(line.strip())
         require(found, f"{path}:{number}: {line[:80]!r} is not `phrase` or "
-                "`phrase,count,concreteness`; a phrase is words, without a number before them or _")
+                "`phrase,count,concreteness`; a phrase is words, without a mark before them or _")
         if phrases or not line.startswith("phrase,"):
             phrases.append(found[1].strip())
     require(len(phrases) > 1, f"{path}: at least two phrases are needed")

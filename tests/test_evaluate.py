@@ -15,9 +15,11 @@ from commands import call, fails, read_json
 from data import Loaded, examples_of, paper_rows
 from evaluation import metrics, tasks
 from evaluation.inference import extend_history, sample_in_turn
+from evaluation.labeled import list_videos
 from files.video import read_clips
 from losses import match
 from model import ProcedureModel
+from test_lists import coin, entry
 from toy import grammar
 from toy.source import ToySource
 from weights.checkpoint import save
@@ -311,6 +313,15 @@ def test_actions_need_verb_and_noun_and_rank_pairs():
     assert rows["top1"]["verb"] == percent(verb.argmax(1), labels[:, 0].numpy())
     views = evaluate.examples_in([grammar.make_video("test", 0)], SimpleNamespace(data="epic"))
     assert {len(example.windows) for example in views} == {10}
+
+
+def test_ids_without_a_step_are_said(tmp_path, capsys):
+    """Catches: classes without a name that compete in silence."""
+    path = tmp_path / "COIN.json"
+    path.write_text(coin(a=entry(("1", [1, 2], "fold"), ("3", [3, 4], "cut"), subset="testing")))
+    args = SimpleNamespace(annotations=path, data="coin", task="forecast", steps=None)
+    assert list_videos(args, "test")[1] == ["fold", "", "cut"]
+    assert "1 of 3 ids are in no annotation" in capsys.readouterr().out
 
 
 def test_a_forecast_enters_the_history_as_nine_seconds():

@@ -128,12 +128,14 @@ READERS = {
     ("coin", coin(bad=entry(("0", [1, 2], "x"))), "list: .*an id of 0"),
     ("coin", coin(a=entry(("1", [1, 2], "x")), bad=entry(("1", [1, 2], "y"))),
      "list: video bad: id 1 is 'y', before it was 'x'"),
+    ("coin", coin(bad=entry(("1", [1, 2], "1 fold"))), "list: video bad: id 1 is '1 fold'; a name"),
+    ("phrases", "stir\n- fold\n", "list:2: '- fold' is not `phrase`"),
     ("phrases", "stir\n\nfold\n", "list:2: '' is not `phrase`"),
     ("phrases", "stir\n", "list: at least two"),
     ("phrases", "0,stir,3\n1,cut,2\n", "list:1: '0,stir,3' is not `phrase`"),
     ("phrases", "stir\ncut\t2\n", "list:2: .* is not `phrase`"),
-    ("phrases", "stir\n4 cut\n", "list:2: '4 cut' is .*; a phrase is words, without a number"),
-    ("phrases", "stir\nadd_kimchi\n", "list:2: 'add_kimchi' is .* a number before them or _"),
+    ("phrases", "stir\n4 cut\n", "list:2: '4 cut' is .*; a phrase is words, without a mark"),
+    ("phrases", "stir\nadd_kimchi\n", "list:2: 'add_kimchi' is .* a mark before them or _"),
     *[(name, text, "list:1: no text, or not UTF-8") for name in READERS if name != "infill"
       for text in (" \n\r\n", "\ufeffstir\ncut\n".encode("utf-16-le"))]])
 def test_a_list_at_fault_is_named_with_its_line(tmp_path, name, text, message):

@@ -89,7 +89,7 @@ def test_ten_lines_score_videos_of_ones_own(tmp_path):
     assert [len(video.steps) for video in videos] == [3] and len(names) == 3
     (tmp_path / "v.csv").write_text("3,31,38.5\n1,12,20.5\n")
     exec(code_after("docs/data.md", "def load_folder"), found := {"Step": Step, "Video": Video})
-    videos, _ = found["load_folder"](tmp_path, names)
+    videos, _ = found["load_folder"](tmp_path, names, "test")
     assert videos == [Video("v", "test", 0, None, (Step(12, 20.5, 0), Step(31, 38.5, 2)))]
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from data import PIECES, forecast_windows, paper_rows
+from support.errors import require
 
 EVERY = 3                     # every third row of `paper_rows` stands beside `forecast_rows`
 UNSURE = 1 / 3                # of a batch's clips, the least certain, are never asked for as next
@@ -68,6 +69,7 @@ def missing_rows(requests, confidence, phrases, rng, rows="steps", context="obse
              rows, context: the flags of train.py.
     Returns: rows (R, 9) int64, numbers of clips, -1 = padding; j (R,) int64, the missing places.
     """
+    require(rows in ("steps", "release", "paper"), f"--rows {rows}: steps, release or paper")
     windows = [windows for _, windows in requests]
     first = np.cumsum([0] + [len(part) for part in windows])
     clips = [list(range(a, b)) for a, b in zip(first, first[1:])]              # of each video

@@ -89,7 +89,8 @@ def load(path):
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         lines = " ".join(shorten(line, 200) for line in str(error).splitlines()[:5])
         raise InputError(f"{path}: does not fit the models of this code or of a release (image "
-                         f"models are for --init): {type(error).__name__}: {lines}") from None
+                         "models are for --init; after a change of f or h, train again): "
+                         f"{type(error).__name__}: {lines}") from None
     model.settings = content.get("settings", {})
     require_world(path, model.settings)
     before = content.get("answers", {})                    # published files hold none
@@ -97,7 +98,8 @@ def load(path):
         i = (x - before[name]).abs().argmax()
         if (x - before[name]).norm() > PARTED * before[name].norm():
             print(f"{path}: {name} gives {x[i]:.4f} where it was trained to give "
-                  f"{before[name][i]:.4f}: source and checkpoint have parted", file=sys.stderr)
+                  f"{before[name][i]:.4f}: source and checkpoint have parted, and what follows means "
+                  "nothing; train again", file=sys.stderr)
     return model.eval()
 
 
