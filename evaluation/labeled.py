@@ -51,7 +51,7 @@ def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
             "--steps it was fine-tuned on")
     tuned = settings.get("classes") or names               # a published file holds no names
     require([*tuned] == [*names], f"{checkpoint}: is fine-tuned to other classes, or in another "
-            f"order: {tuned[0]}, {tuned[1]}, ...; give the --steps it was fine-tuned on")
+            f"order: {', '.join(tuned[:2])}, ...; give the --steps it was fine-tuned on")
     if settings.get("data") == "toy" and not clip:
         toy = True                                         # the run's own teacher
     if toy:

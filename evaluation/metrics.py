@@ -85,21 +85,24 @@ def merge_steps(p):
     return torch.stack([p[run == i].mean(0) for i in range(run.max() + 1)])
 
 
-def describe(steps):
-    """By what a history, p (m, K) of its steps, is compared: what was seen, the last step and the
-    one before, (3 K,)."""
+def history_key(steps):
+    """What histories are compared by, of p (m, K) of the steps of one -> (3 K,): what was seen, the
+    last step and the one before, each of length 1, the third then times BEFORE."""
     before = steps[-2] if len(steps) > 1 else torch.zeros_like(steps[-1])
     seen, last, before = (normalize(of, dim=0) for of in (steps.max(0).values, steps[-1], before))
     return torch.cat([seen, last, BEFORE * before])
 
 
 def neighbor_forecast(videos, histories):
-    """What followed in similar histories: p (n, K) of the clips of each training video, (M, N, K)
-    of those of the forecasts -> (M, K), an average with weights softmax(SHARPNESS dot product)."""
-    pairs = [(describe(steps[max(0, i - MOST):i]), steps[i])
+    """Kernel regression: what followed in similar histories, of up to MOST steps, without labels.
+
+    videos: p (n, K) of the clips of each training video; histories: p (M, N, K) of the observed
+    clips -> (M, K), averages with weights softmax(SHARPNESS * dot product of the keys).
+    """
+    pairs = [(history_key(steps[max(0, i - MOST):i]), steps[i])
              for steps in map(merge_steps, videos) for i in range(1, len(steps))]
     K = histories.shape[-1]
     keys, following = zip(*pairs or [(torch.zeros(3 * K), torch.full((K,), 1 / K))])
-    queries = torch.stack([describe(merge_steps(p)) for p in histories])       # (M, 3 K)
+    queries = torch.stack([history_key(merge_steps(p)) for p in histories])    # (M, 3 K)
     weights = (SHARPNESS * queries @ torch.stack(keys).T).softmax(-1)          # (M, pairs)
     return weights @ torch.stack(following)

@@ -7,6 +7,7 @@ The id is the name of the video's file: `Title [id].en.vtt` belongs to `Title [i
 """
 import html
 import json
+import math
 import re
 from pathlib import Path
 
@@ -47,7 +48,8 @@ class Captions(dict):
                 continue                               # pandas writes NaN where there is no text
             with fields_of(where, "times must be numbers of s, or HH:MM:SS"):
                 start, end = clock(str(start)), clock(str(end))
-            require(0 <= start <= end < float("inf"), f"{where}: starts at {start:g} s and ends at {end:g} s")
+            require(0 <= start <= end < math.inf,
+                    f"{where}: starts at {start:g} s and ends at {end:g} s")
             sentences.append((start, end, text))
         return unroll(sorted(sentences, key=lambda sentence: sentence[0]))
 

@@ -154,14 +154,33 @@ def alike(a, b):
     return cosine(np.max(a, 0), np.max(b, 0)) + cosine(a[-1], b[-1]) + .49 * before
 
 
+def slow_neighbors(videos, histories):
+    """What followed in similar histories."""
+    merged, after = [merge_steps(ps) for ps in videos], []
+    pairs = [(steps[max(0, i - 6):i], steps[i]) for steps in merged for i in range(1, len(steps))]
+    for ps in histories:
+        steps = merge_steps(ps)
+        weights = [math.exp(10 * alike(steps, history)) for history, _ in pairs]
+        after.append(np.average([step for _, step in pairs], 0, weights))
+    return np.array(after)
+
+
+def test_similar_histories_by_loops():
+    """Catches: clips for steps, a step left out or more of them, another weight; no pair at all."""
+    videos = [draw(n, 5, seed=n).mul(2).softmax(-1) for n in (1, 2, 9, 20)]
+    histories = draw(30, 8, 5, seed=4).mul(2).softmax(-1)
+    np.testing.assert_allclose(metrics.neighbor_forecast(videos, histories), slow_neighbors(
+        [p.numpy() for p in videos], histories.numpy()), rtol=1e-4)
+    assert metrics.neighbor_forecast([torch.eye(3)[:1]], torch.ones(2, 8, 3)).eq(1 / 3).all()
+
+
 def test_the_baselines_equal_counting(table):
     """Catches: clips counted for steps, which have two each; the nearest step for the posterior."""
-    counts, seen, train, pairs = np.zeros((S, S)), np.zeros(S), Source("train", 15), []
+    counts, seen, train, shown_p = np.zeros((S, S)), np.zeros(S), Source("train", 15), []
     for video in range(15):
         middles = train.pretrain_windows(video, None).mean(1)
         shown = [int((TEXTS @ train.clip(video, float(m))).argmax()) for m in middles]
-        steps = merge_steps([p_of(train.clip(video, float(m))) for m in middles])
-        pairs += [(steps[max(0, i - 6):i], steps[i]) for i in range(1, len(steps))]
+        shown_p.append(np.array([p_of(train.clip(video, float(m))) for m in middles]))
         for before, after in zip([None, *shown], shown):
             seen[after] += 1
             if before not in (None, after):
@@ -174,13 +193,8 @@ def test_the_baselines_equal_counting(table):
     assert found["unigram"] == percent([seen.argmax()] * len(last), table.y)
     assert found["clip"] == percent([p_of(x.mean(0)).argmax() for x in table.read.teacher], table.y)
     assert found["random"] == 100 / S
-    after = []                                         # what followed in similar histories
-    for x in table.read.x:
-        steps = merge_steps([p_of(clip) for clip in x])
-        weights = [math.exp(10 * alike(steps, history)) for history, _ in pairs]
-        after.append(np.average([step for _, step in pairs], 0, weights))
+    after = slow_neighbors(shown_p, [[p_of(clip) for clip in x] for x in table.read.x])
     assert found["neighbors"] == percent([p.argmax() for p in after], table.y)
-    assert metrics.neighbor_forecast([torch.eye(3)[:1]], torch.ones(2, 8, 3)).eq(1 / 3).all()
     assert metrics.bigram_forecast(torch.zeros(2, 2).double(), torch.eye(2)).eq(.5).all()
 
 

@@ -10,6 +10,7 @@ import weights
 from commands import call, fails, read_json
 from data import Video
 from diffusion import noise_levels
+from model import ProcedureModel
 from test_train import rows_of, same_run
 from toy import grammar
 from toy.export import export
@@ -81,6 +82,34 @@ def test_a_checkpoint_of_f_alone_is_refused(here, capsys):
     """Catches: a classifier on logits of other classes, such as those of TimeSformer's head."""
     save("f.pt", random_model(torch.zeros(0, 64), order="none", denoiser=None))
     assert "ProcedureVRL" in fails(capsys, "train.py", *TUNE, "--init", "f.pt")
+
+
+def test_the_classifier_reads_drawn_views_or_zero_noise_forecasts(trained, here, monkeypatch):
+    """Catches: the first view alone, one number for all steps, the mean; random noise for zeros."""
+    seen, read, noises, encode = [], [], [], finetune.encode_examples
+    classify, forecast = ProcedureModel.classify, ProcedureModel.forecast_next
+
+    def encode_examples(*args):
+        seen[:] = encode(*args)
+        return seen
+
+    def classify_seen(model, x):
+        read.append(x)
+        return classify(model, x)
+
+    def forecast_next(model, x, noise):
+        noises.extend([noise] if model.training else [])
+        return forecast(model, x, noise)
+    monkeypatch.setattr(finetune, "encode_examples", encode_examples)
+    monkeypatch.setattr(ProcedureModel, "classify", classify_seen)
+    monkeypatch.setattr(ProcedureModel, "forecast_next", forecast_next)
+    flags = "--epochs", "2", "--init", trained / "diffusion", "--out"
+    call("train.py", *TUNE, "--task", "classify", *flags, "a")
+    for x in read:
+        row = (x[:, None] == seen[0]).all(-1).long().argmax(1)             # three of each step
+        assert torch.equal(seen[0][row], x) and len({*(row % 3).tolist()}) > 1
+    call("train.py", *TUNE, "--task", "forecast", *flags, "b")
+    assert noises and not any(noise.any() for noise in noises)
 
 
 def test_labels_are_learned(trained, here, monkeypatch):

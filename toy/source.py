@@ -64,8 +64,8 @@ class WorldTeacher(Teacher):
 
 def in_threads(function, items, title, threads=None):
     """[function(item) for all items], one core each: NumPy and torch allow it."""
-    with ThreadPoolExecutor(threads) as threads:
-        return list(tqdm(threads.map(function, items), title, len(items), mininterval=1, delay=2))
+    with ThreadPoolExecutor(threads) as pool:
+        return list(tqdm(pool.map(function, items), title, len(items), mininterval=1, delay=2))
 
 
 def load_teacher(device):

@@ -98,8 +98,8 @@ def load(path):
         i = (x - before[name]).abs().argmax()
         if (x - before[name]).norm() > PARTED * before[name].norm():
             print(f"{path}: {name} gives {x[i]:.4f} where it was trained to give "
-                  f"{before[name][i]:.4f}: source and checkpoint have parted, and what follows means "
-                  "nothing; train again", file=sys.stderr)
+                  f"{before[name][i]:.4f}: source and checkpoint have parted, and what follows "
+                  "means nothing; train again", file=sys.stderr)
     return model.eval()
 
 
