@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import weights
+from data import CLIP_SECONDS
 from diffusion import expectation
 from evaluation import figures, keyframes
 from evaluation.inference import draw_noise, sample_in_turn
@@ -63,6 +64,8 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
     elif video and model.encoder.image < 64:
         warnings.append("this is a small model, of pictures of 32 pixels: it tells whether all is "
                         "in place, and little more")
+    if seconds < CLIP_SECONDS:
+        warnings.append(f"only {seconds:.1f} s are observed: less than one clip of training")
     if model.denoiser is None:
         warnings.append("this checkpoint was trained without order: it recognizes steps, but "
                         "forecasts none")

@@ -52,6 +52,9 @@ def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
     tuned = settings.get("classes") or names               # a published file holds no names
     require([*tuned] == [*names], f"{checkpoint}: is fine-tuned to other classes, or in another "
             f"order: {', '.join(tuned[:2])}, ...; give the --steps it was fine-tuned on")
+    if len({*names}) < len(names):
+        print(f"{len(names) - len({*names})} of {len(names)} names are those of other classes, too:"
+              " equal names share their probability, and the first is ranked first")
     if settings.get("data") == "toy" and not clip:
         toy = True                                         # the run's own teacher
     if toy:

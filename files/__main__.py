@@ -6,6 +6,7 @@ from data import Video, examples_of
 from files.captions import Captions
 from files.lists import NOUNS, VERBS, epic_split, load_coin, load_epic
 from files.phrases import collect
+from files.sources import require_found
 from files.video import find_videos, look_at
 from support.arguments import Parser, count, whole
 from support.errors import run
@@ -56,9 +57,11 @@ def check(args):
     paths = find_videos(args.videos) if args.videos else None
     items = {video.name: (paths[video.name], max((step.end for step in video.steps), default=None))
              for video in videos if paths and video.name in paths}
+    listed, there = [video.name for video in videos], paths is not None
+    if there:
+        require_found(items, listed, paths)
     found = dict(zip(items, prefetch(look_at, list(items.values()), args.workers, "read")))
     unreadable = {name: reason for name, (_, reason) in found.items() if reason}
-    listed, there = [video.name for video in videos], paths is not None
     facts |= (count_coin(videos, paths, unreadable) if args.data == "coin" else
               counts(listed, paths, unreadable))
     facts["absent_ids"] = [name for name in listed if name not in paths] if there else None

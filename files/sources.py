@@ -26,10 +26,8 @@ class VideoSource:
         self.absent = [name for name in dict.fromkeys(video.name for video in videos)
                        if name not in present]
         self.unreadable, self.skipped = {}, {}         # skipped: by `pretrain_windows`
-        name, file = next(iter(self.absent), None), next(iter(paths), None)
-        what = "no file" if captions is None else "no file with a narration"
-        require(self.videos, f"--videos: {what} of the {len(videos)} listed videos; listed is "
-                f"{name!r}, a file is {file!r}: they must be equal")
+        require_found(self.videos, self.absent, paths,
+                      "no file" if captions is None else "no file with a narration")
 
     def sentences(self, i):
         """The narration of video i, [(start s, end s, text), ...]. Raises InputError."""
@@ -71,6 +69,13 @@ class VideoSource:
                 views.append(evaluation_view(frames, self.teacher_size).unflatten(0, (-1, F)))
         return Loaded(readable, torch.stack(clips) if clips else torch.empty(0),
                       torch.cat(views) if views else torch.empty(0), failed)
+
+
+def require_found(found, absent, paths, what="no file"):
+    """Raise InputError, with an example of both names, if none of the listed videos is found."""
+    name, file = next(iter(absent), None), next(iter(paths), None)
+    require(found, f"--videos: {what} of the {len(absent)} listed videos; listed is {name!r}, a "
+            f"file is {file!r}: they must be equal")
 
 
 def require_readable(source, share):

@@ -77,6 +77,9 @@ def test_a_video_file_and_steps_of_ones_own(trained, here, capsys, monkeypatch):
          "4", "--horizon", "2", "--at", "40", "--json", "a.json")
     assert lengths == [40, 40]
     assert read_json("a.json") == content and "warning: " in capsys.readouterr().out
+    content = predict("v.mp4", steps=steps * 2, checkpoint=checkpoint, samples=4, at=4.0)
+    assert "only 4.0 s are observed" in content["warning"]
+    assert "2 of 4 names are those of other classes" in capsys.readouterr().out
     content = predict("v.mp4", steps=steps, checkpoint=trained / "none")
     assert "without order" in content["warning"] and content["next"] == content["futures"] == []
     for argv in (("v.mp4", "--at", "500"), ("--seed", "3", "--at", "1e9")):
