@@ -1,10 +1,13 @@
-"""Fixtures of all tests: one thread, no GPU, tiny runs to evaluate."""
+"""Fixtures of all tests: one thread, no GPU, what is fixed made once, tiny runs to evaluate."""
+import functools
+import multiprocessing
 import os
 
 import pytest
 import torch
 
 from commands import call
+from toy import grammar, render, source
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""                # in bfloat16, numbers differ by 1e-3
 TINY = ("--toy-videos", "16", "--batch", "4", "--sgd-epochs", "0.75", "--epochs", "0.75",
@@ -15,6 +18,24 @@ TINY = ("--toy-videos", "16", "--batch", "4", "--sgd-epochs", "0.75", "--epochs"
 def one_thread():
     """Sums in the same order on every machine, and no threads that wait for each other."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def made_once():
+    """What does not change within the world, and took a third of the time: its teacher, what that
+    makes of the same phrases, the frames of a video, and the exact distribution."""
+    known, embed = {}, source.WorldTeacher.encode_phrases
+
+    def look_up(teacher, phrases):
+        key = tuple(phrases)
+        known[key] = known[key] if key in known else embed(teacher, phrases)
+        return known[key].clone()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source.WorldTeacher, "encode_phrases", look_up)
+        patch.setattr(source, "build_teacher", functools.cache(source.build_teacher))
+        patch.setattr(render, "render", functools.cache(render.render))
+        patch.setattr(grammar, "Grammar", functools.cache(grammar.Grammar))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +57,14 @@ def log_and_save_every(updates, patch):
     patch.setattr(finetune, "LOG_EVERY", updates)
     for module in (train, finetune):
         patch.setattr(module, "SAVE_EVERY", 0.0)
+
+
+@pytest.fixture
+def start_method():
+    """A function that sets how workers start: "fork", or "spawn" as on macOS and Windows."""
+    before = multiprocessing.get_start_method()
+    yield functools.partial(multiprocessing.set_start_method, force=True)
+    multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.fixture

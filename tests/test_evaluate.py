@@ -90,9 +90,10 @@ def read_of(task, noise=0.0):
 
 
 def p_of(x, temperature=1.0):
-    """Eq. 6 by loops: probabilities (S,) of one embedding, at a temperature."""
-    scores = [float(x @ y) / (float(x.norm()) * float(y.norm())) / TAU / temperature for y in TEXTS]
-    return np.exp(scores) / np.exp(scores).sum()
+    """Eq. 6: probabilities (S,) of one embedding, at a temperature."""
+    scores = (TEXTS @ x).numpy() / (np.linalg.norm(TEXTS, axis=1) * np.linalg.norm(x))
+    p = np.exp(scores.astype(float) / TAU / temperature)
+    return p / p.sum()
 
 
 ARGS = SimpleNamespace(samples=Q, seed=4, batch=7, data="toy", toy_videos=15, horizon=2)

@@ -1,9 +1,8 @@
 """`python -m files check` and `phrases`: counts, names, verb phrases of parses by hand."""
 import re
-import subprocess
+import runpy
 import sys
 from fractions import Fraction
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -88,15 +87,16 @@ def test_spacy_is_not_installed(monkeypatch, capsys):
         assert reason in line and "`pip install spacy` and `python -m spacy download" in line
 
 
-def test_check_with_spawned_workers(tmp_path):
+def test_check_with_spawned_workers(tmp_path, monkeypatch, start_method):
     """Catches: what a spawned worker, as on macOS and Windows, cannot find in its __main__."""
-    folder, code = narrate(tmp_path / "v", a=["add salt"]), (
-        "import multiprocessing as m, runpy; m.set_start_method('spawn'); "
-        "runpy.run_module('files', run_name='__main__', alter_sys=True)")
+    folder = narrate(tmp_path / "v", a=["add salt"])
     write(folder / "a.mp4")
-    flags = "--data", "howto100m", "--captions", folder, "--videos", folder, "--workers", "1"
-    subprocess.run([sys.executable, "-c", code, "check", *flags, "--json", tmp_path / "o.json"],
-                   check=True, cwd=Path(__file__).parents[1], timeout=100)
+    start_method("spawn")
+    monkeypatch.delitem(sys.modules, "files.__main__", raising=False)   # not imported yet
+    argv = "files", "check", "--data", "howto100m", "--captions", folder, "--videos", folder
+    monkeypatch.setattr(sys, "argv", [*map(str, argv), "--workers", "1", "--json",
+                                      str(tmp_path / "o.json")])
+    runpy.run_module("files", run_name="__main__", alter_sys=True)
     assert read_json(tmp_path / "o.json")["unreadable_ids"] == {}
 
 
@@ -151,10 +151,14 @@ def test_captions_in_other_units_are_said(tmp_path, scale, capsys):
 
 
 def test_what_is_not_there_is_one_line(tmp_path, capsys):
-    """Catches: a traceback for a file or folder that does not exist, or for a flag left out."""
-    captions = narrate(tmp_path / "captions", a=["add salt"])
+    """Catches: a traceback for a file or folder that does not exist, or for a flag left out; a
+    folder of other videos that is counted in silence."""
+    captions, other = narrate(tmp_path / "captions", a=["add salt"]), tmp_path / "other"
+    other.mkdir()
+    (other / "b.mp4").touch()
     check = "check", "--data", "howto100m", "--captions"
     for flags, reason in ((check[:3], "needs --captions"), ((*check, "nowhere"), "nowhere"),
                           ((*check, captions, "--videos", "nowhere"), "nowhere: no such folder"),
+                          ((*check, captions, "--videos", other), "listed is 'a', a file is 'b'"),
                           (("check", "--annotations", "no.json"), "no.json")):
         assert reason in fails(capsys, "files", *flags)

@@ -29,6 +29,7 @@ from training import batches, parallel, run
 ROOT = Path(__file__).parents[1]
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)      # Windows has none
 LONG = "--toy-videos", "16", "--batch", "4", "--sgd-epochs", "1", "--epochs", "3"   # 16 updates
+ONE_OF_NINE = *START, "--toy-videos", "9", "--batch", "8", "--device", "cpu"        # one update
 FOLDERS = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join(FOLDERS), "OMP_NUM_THREADS": "1"}
 
@@ -233,15 +234,30 @@ def test_too_little_memory_and_killed_workers_are_one_line(here, capsys, monkeyp
 
 
 # --- Processes ---
-def test_two_processes_train_one_model(here):
+@pytest.fixture(scope="module", autouse=True)
+def two(tmp_path_factory):
+    """One update by two processes, with a spawned worker each, in the folder of start.pt. It goes
+    on beside the other tests: (process, folder)."""
+    folder = tmp_path_factory.mktemp("two")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        random_start("diffusion")
+    spawn = "import multiprocessing; multiprocessing.set_start_method('spawn')"
+    torchrun = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"
+    process = subprocess.Popen([sys.executable, *torchrun, *command(
+        spawn, *ONE_OF_NINE, "--out", "two", "--workers", "1")], env=ENV, cwd=folder)
+    yield process, folder
+    process.terminate()
+    process.wait(60)
+
+
+def test_two_processes_train_one_model(two, monkeypatch):
     """Catches: shares that overlap, also in spawned workers; gradients of one process;
     one noise or one standardizer's statistics for all; a checkpoint that holds other tensors."""
+    process, folder = two
+    monkeypatch.chdir(folder)
+    assert process.wait(100) == 0
     model, teacher = random_start("diffusion")
-    flags = *START, "--toy-videos", "9", "--batch", "8", "--device", "cpu"
-    spawn = "import multiprocessing; multiprocessing.set_start_method('spawn')"
-    two = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"
-    flags_of_two = *flags, "--out", "two", "--workers", "1"
-    subprocess.run([sys.executable, *two, *command(spawn, *flags_of_two)], env=ENV, check=True)
     after, losses = weights.load("two"), []
     models = [copy.deepcopy(after).train() for _ in range(2)]
     source = ToySource("train", 9, 4)
@@ -260,7 +276,7 @@ def test_two_processes_train_one_model(here):
     for name, value in after.standardize.named_buffers():
         mean = (first.standardize.get_buffer(name) + second.standardize.get_buffer(name)) / 2
         torch.testing.assert_close(value, mean)
-    call("train.py", *flags, "--out", "one")
+    call("train.py", *ONE_OF_NINE, "--out", "one")
     one, two = (Path(out, "checkpoint.pt").stat().st_size for out in ("one", "two"))
     assert abs(one - two) < 0.01 * one
 
