@@ -111,6 +111,7 @@ def format_cell(text, results):
         verdict = "held" if number > 0 else "not held"
         return verdict if abs(number) > 2 * error else "undecided"
     digits = 1 if abs(means[0]) >= 10 else 2 if abs(means[0]) >= 1 else 3
+    number = round(number, digits) + 0.0                   # never -0.0
     if min(map(len, samples)) == 1 or not any(spread):
         return f"{number:.{digits}f}"
     shares = [of / (len(one) if parts[1:] else 1) for of, one in zip(spread, samples)]
