@@ -53,8 +53,8 @@ def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
     require([*tuned] == [*names], f"{checkpoint}: is fine-tuned to other classes, or in another "
             f"order: {', '.join(tuned[:2])}, ...; give the --steps it was fine-tuned on")
     if len({*names}) < len(names):
-        print(f"{len(names) - len({*names})} of {len(names)} names are those of other classes, too:"
-              " equal names share their probability, and the first is ranked first")
+        print(f"{len(names) - len({*names})} of {len(names)} names are those of other classes, too;"
+              " their texts cannot tell such classes apart")
     if settings.get("data") == "toy" and not clip:
         toy = True                                         # the run's own teacher
     if toy:
