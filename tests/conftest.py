@@ -28,7 +28,8 @@ def made_once():
 
     def look_up(teacher, phrases):
         key = tuple(phrases)
-        known[key] = known[key] if key in known else embed(teacher, phrases)
+        if key not in known:
+            known[key] = embed(teacher, phrases)
         return known[key].clone()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source.WorldTeacher, "encode_phrases", look_up)

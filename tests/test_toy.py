@@ -91,7 +91,7 @@ def test_the_order_of_the_steps_tells_what_follows():
 def test_videos_are_drawn_with_the_probabilities_of_the_grammar():
     """Catches: a truth of another grammar than `make_video` draws from."""
     after = defaultdict(lambda: np.zeros(S))
-    for i in range(6_000):
+    for i in range(10_000):
         steps = labels_of(make_video("train", i))
         for k in range(len(steps)):
             after[steps[:k]][steps[k]] += 1
