@@ -29,9 +29,13 @@ PHRASE = re.compile(r'(?!\d+[\W_]|[-*#(])"?([^;\t"_]*[^\W\d_][^;\t"_]*?)"?(?:,\s
 
 # --- Text, csv, JSON ---
 def read_text(path):
-    """Return the text of a UTF-8 file; other bytes are replaced."""
-    text = Path(path).read_text("utf-8-sig", "replace")
-    require(text.strip() and "\0" not in text, f"{path}:1: no text, or not UTF-8")
+    """Return the text of a UTF-8 file. InputError if it is empty, or has other bytes."""
+    try:
+        text = Path(path).read_text("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    require("\0" not in text, f"{path}: not UTF-8; save it as UTF-8")
+    require(text.strip(), f"{path}: the file is empty")
     return text
 
 

@@ -136,8 +136,9 @@ READERS = {
     ("phrases", "stir\ncut\t2\n", "list:2: .* is not `phrase`"),
     ("phrases", "stir\n4 cut\n", "list:2: '4 cut' is .*; a phrase is words, without a mark"),
     ("phrases", "stir\nadd_kimchi\n", "list:2: 'add_kimchi' is .* a mark before them or _"),
-    *[(name, text, "list:1: no text, or not UTF-8") for name in READERS if name != "infill"
-      for text in (" \n\r\n", "\ufeffstir\ncut\n".encode("utf-16-le"))]])
+    *[(name, text, message) for name in READERS if name != "infill" for text, message in (
+        (" \n\r\n", "list: the file is empty"), (b"flamb\xe9 it\n", "list: not UTF-8; save it as"),
+        ("stir\ncut\n".encode("utf-16-le"), "list: not UTF-8"))]])
 def test_a_list_at_fault_is_named_with_its_line(tmp_path, name, text, message):
     """Catches: a bad value let through, an error without its line; a list for another task."""
     with pytest.raises(InputError, match=message) as error:
