@@ -1,15 +1,16 @@
-"""Look at data before training: `check` counts it, `phrases` collects verb phrases from it."""
+"""Before training: `check` counts data, `copy` makes small videos, `phrases` collects a pool."""
 import json
 from pathlib import Path
 
 from data import Video, examples_of
-from files.captions import Captions
+from files.captions import MAX_UNREADABLE, Captions
+from files.copies import copy
 from files.lists import NOUNS, VERBS, epic_split, load_coin, load_epic
 from files.phrases import collect
-from files.sources import require_found
-from files.video import find_videos, look_at
-from support.arguments import Parser, count, whole
-from support.errors import run
+from files.sources import VideoSource, require_readable
+from files.video import find_videos
+from support.arguments import Parser, count, positive, whole
+from support.errors import InputError, run
 from support.workers import prefetch
 from support.write import write_json
 
@@ -35,8 +36,9 @@ def count_coin(videos, *found):
 
 
 def check(args):
-    """Print what a list holds and, with --videos, what of it is there. args: see `parse`."""
-    wrong = {}                                         # {id: reason} of narrations
+    """Print what a list holds and, with --videos, what of it is there and can be used, judged as in
+    training and evaluation. args: see `parse`."""
+    captions, wrong, silent = None, {}, set()          # {id: reason}, {id}: narrations
     if args.data == "coin":
         videos, names = load_coin(args.annotations)
         videos = [video for video in videos if video.steps]
@@ -46,37 +48,42 @@ def check(args):
         segments = {epic_split(args.annotations): sum(len(video.steps) for video in videos)}
         facts = {"segments": segments, "verbs": VERBS, "nouns": NOUNS}
     else:
-        captions = Captions(args.captions)
+        captions, sentences, seconds = Captions(args.captions), 0, 0.0
         videos = [Video(name) for name in captions]
-        ends, sentences = {}, 0
-        for name, spoken in captions.readable(wrong):
-            ends[name] = max((end for _, end, _ in spoken), default=0.0)
+        for name, spoken in captions.readable(captions, wrong):
             sentences += len(spoken)
+            seconds += max((end for _, end, _ in spoken), default=0.0)
+            if not spoken:
+                silent.add(name)
         facts = {"captions": len(captions), "unreadable_captions": len(wrong),
-                 "sentences": sentences, "hours": round(sum(ends.values()) / 3600, 2)}
-    paths = find_videos(args.videos) if args.videos else None
-    items = {video.name: (paths[video.name], max((step.end for step in video.steps), default=None))
-             for video in videos if paths and video.name in paths}
-    listed, there = [video.name for video in videos], paths is not None
-    if there:
-        require_found(items, listed, paths)
-    found = dict(zip(items, prefetch(look_at, list(items.values()), args.workers, "read")))
-    unreadable = {name: reason for name, (_, reason) in found.items() if reason}
+                 "sentences": sentences, "hours": round(seconds / 3600, 2)}
+    paths, source, seconds, unreadable = None, None, 0.0, {}
+    if args.videos:
+        paths = find_videos(args.videos)
+        source = VideoSource(videos, paths, None, captions=captions)
+        source.videos = [video for video in source.videos if video.name not in silent]
+        looks = prefetch(source.look_at, range(len(source.videos)), args.workers, "read")
+        unreadable = source.unreadable
+        for (length, reason), video in zip(looks, source.videos):
+            seconds += length
+            if reason:
+                unreadable[video.name] = reason
     facts |= (count_coin(videos, paths, unreadable) if args.data == "coin" else
-              counts(listed, paths, unreadable))
-    facts["absent_ids"] = [name for name in listed if name not in paths] if there else None
+              counts([video.name for video in videos], paths, unreadable))
+    facts["absent_ids"] = source.absent if source else None
     facts["unreadable_ids"] = wrong | unreadable
-    if args.data == "howto100m":
-        both = [name for name in ends if name in found and name not in unreadable]
-        said, shown = sum(ends[name] for name in both), sum(found[name][0] for name in both)
-        facts["video_hours"] = round(shown / 3600, 2) if there else None
-        facts["without_captions_ids"] = sorted(paths.keys() - captions.keys()) if there else None
+    if captions:
+        facts["silent_ids"] = sorted(silent)
+        facts["video_hours"] = round(seconds / 3600, 2) if source else None
+        facts["without_captions_ids"] = sorted(paths.keys() - captions.keys()) if source else None
     if args.json:
         write_json(args.json, facts)
     print(json.dumps(facts, indent=2))
-    if args.data == "howto100m" and not 0.1 * shown <= said <= 2 * shown:
-        print(f"{len(both)} videos last {shown:.0f} s in all, their captions {said:.0f} s: are the "
-              "times of the captions seconds, and the captions of these videos?")
+    if source:
+        try:
+            require_readable(source, MAX_UNREADABLE)
+        except InputError as error:
+            print(error)
 
 
 def parse(argv=None):
@@ -84,13 +91,18 @@ def parse(argv=None):
     parser = Parser(__doc__, prog="python -m files")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     flags = commands.add_parser("check", description="count what annotations or captions hold, "
-                                "and what of it can be read")
+                                "and what of it can be used")
     flags.add_argument("--data", choices=["coin", "epic", "howto100m"], default="coin", help="kind")
     flags.add_argument("--annotations", type=Path, help="COIN.json, or EPIC's csv")
     flags.add_argument("--captions", type=Path, help="howto100m: folder, or caption.json")
     flags.add_argument("--videos", type=Path, help="folder; without it only the list is counted")
     flags.add_argument("--json", type=Path, help="also write the counts here")
     flags.add_argument("--workers", type=whole, default=0, help="processes that read videos")
+    flags = commands.add_parser("copy", description="make a small copy of each video of a folder")
+    flags.add_argument("--videos", type=Path, required=True, help="folder")
+    flags.add_argument("--out", type=Path, required=True, help="folder for the copies, ID.mp4")
+    flags.add_argument("--fps", type=positive, help="most pictures a second (default: all)")
+    flags.add_argument("--workers", type=whole, default=0, help="processes that make copies")
     flags = commands.add_parser("phrases", description="collect verb phrases from narrations")
     flags.add_argument("--captions", type=Path, required=True, help="folder, or caption.json")
     flags.add_argument("--out", type=Path, required=True, help="file to write: phrase,count,")
@@ -107,7 +119,7 @@ def parse(argv=None):
 
 def main(args):
     """Run a command."""
-    {"check": check, "phrases": collect}[args.command](args)
+    {"check": check, "copy": copy, "phrases": collect}[args.command](args)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ CUE = re.compile(r"^(.*?)\s*-->\s*(\S*).*\n?((?:.+\n?)*)", re.M)
 # <i>, </c>, <00:00:01.000>, {\an8}, [Music]
 NOT_SPEECH = re.compile(r"</?[a-z\d][^<>]*>|\{\\[^{}]*\}|\[[^\[\]]*\]", re.I)
 ROLL = 2.0         # s after its end in which a line can still be on the screen above the next
+MAX_UNREADABLE = 0.05          # share of the narrations, or of the videos
 SHOWN = 30         # cues above, of which the screen may still show words: some cues add a word
 
 
@@ -69,13 +70,13 @@ class Captions(dict):
         require(rows or text.startswith("WEBVTT"), f"{file}:1: no srt and no vtt")
         return rows
 
-    def readable(self, unreadable):
-        """Yield (id, sentences) of each narration; put {id: reason} of the others into a dict."""
-        for name in tqdm(self, "captions", mininterval=1):
+    def readable(self, names, wrong):
+        """Yield (id, sentences) of narrations; put {id: reason} of the unreadable into `wrong`."""
+        for name in tqdm(names, "captions", mininterval=1):
             try:
                 yield name, self.sentences(name)
             except InputError as error:
-                unreadable[name] = str(error)
+                wrong[name] = str(error)
 
 
 def list_folder(folder):

@@ -1,25 +1,29 @@
 """Verb phrases from narrations, the pool y^{1:K} that clips are matched with (paper, Sec. 3.2).
 
-The rule is that of Shen et al., CVPR 2021, on a dependency parse: "take off the covers", "put a
-link in the box". The third column of the released file, concreteness, is empty here.
+The rule is that of Shen et al., CVPR 2021, on a dependency parse: "take off covers", "put link in
+box". Unlike theirs, words as the, some and our are dropped, so that "add the salt" and "add our
+salt" are one phrase. The third column of the released file, concreteness, is empty here.
 """
 from collections import Counter
 
-from files.captions import Captions
+from files.captions import MAX_UNREADABLE, Captions
 from files.lists import PHRASE
 from support.errors import InputError, require
 from support.write import write_text
 
 TOP = 9871                    # phrases of the paper's pool
-UNREADABLE = 0.05             # share of the narrations that may be
+WHICH = "DET", "PRON"         # the, some, this, our: of a noun they say only which it is
 
 
 def verb_phrases(doc):
     """Return the phrases [str, ...] of a parsed text (spacy Doc), in lower case, without commas:
     of each direct object that is no pronoun, its verb's lemma and particle, and its noun chunk;
     then the verb's first preposition that has an object, and that one's noun chunk."""
-    chunks = {chunk.root.i: chunk.text for chunk in doc.noun_chunks}
-    phrases = []
+    phrases, chunks = [], {}
+    for chunk in doc.noun_chunks:
+        words = [token.text_with_ws for token in chunk
+                 if token.pos_ not in WHICH or token.i == chunk.root.i or token.text == "no"]
+        chunks[chunk.root.i] = "".join(words)
     for token in doc:
         if token.dep_ != "dobj" or token.pos_ == "PRON":
             continue
@@ -44,12 +48,13 @@ def collect(args):
                          f"download {args.model}`, or the released list: docs/data.md") from None
     captions = Captions(args.captions)
     counts, wrong = Counter(), {}
-    texts = (text for _, sentences in captions.readable(wrong) for _, _, text in sentences)
-    for doc in nlp.pipe(texts):
+    narrations = captions.readable(captions, wrong)
+    for doc in nlp.pipe(text for _, sentences in narrations for _, _, text in sentences):
         counts.update(filter(PHRASE.fullmatch, verb_phrases(doc)))     # none with a quote or _
     kept = sorted((-count, phrase) for phrase, count in counts.items() if count >= args.min_count)
     found = f"{len(captions)} narrations, {len(wrong)} unreadable: {len(counts)} phrases"
-    require(len(wrong) <= UNREADABLE * len(captions), f"{found}; {next(iter(wrong.values()), '')}")
+    few = len(wrong) <= MAX_UNREADABLE * len(captions)
+    require(few, f"{found}; {next(iter(wrong.values()), '')}")
     require(len(kept) > 1, f"{found}, of which {len(kept)} occur often enough; lower --min-count")
     write_text(args.out, "".join(f"{phrase},{-count},\n" for count, phrase in kept[:TOP]))
     print(f"{found}; {args.out} has the {min(TOP, len(kept))} most frequent")

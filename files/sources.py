@@ -1,65 +1,103 @@
 """Sources of clips: from listed videos to what the model reads, C clips of F frames, width D."""
+import contextlib
+
 import numpy as np
 import torch
 
 from data import Loaded, Video, frame_times, sentence_windows
-from files.captions import Captions
-from files.lists import load_ids
+from files.captions import MAX_UNREADABLE, Captions
+from files.lists import load_ids, video_name
 from files.video import (Unreadable, duration, evaluation_view, find_videos, read_frames,
                          short_side_for, training_view)
 from support.errors import InputError, require
+
+TRIES = 3                     # failures in a row after which a video is unreadable
+SKIPPED = "left out by --skip"
 
 
 class VideoSource:
     """Listed videos as files that are read on demand. InputError if none of them is there.
 
     videos: those that are there; absent: the ids of the others; unreadable: {id: reason}, filled by
-    whoever calls `load`. With captions (pre-training) a video needs a narration, too. paths: {id:
-    path}; view: data.View of f; teacher_size: side of a teacher's pictures, pixels; 0: none looks.
+    whoever calls `load`. With captions (pre-training) a video needs a narration, too; `open_folder`
+    leaves out those of wrong_captions {id: reason} and the silent [id]. paths: {id: path}; view:
+    data.View of f; teacher_size: side of a teacher's pictures, pixels; 0: none looks; skip: ids of
+    videos that are not opened.
     """
 
-    def __init__(self, videos, paths, view, teacher_size=0, captions=None):
+    def __init__(self, videos, paths, view, teacher_size=0, captions=None, skip=()):
         present = paths if captions is None else paths.keys() & captions.keys()
         self.listed, self.paths, self.view = videos, paths, view
         self.teacher_size, self.captions = teacher_size, captions
         self.videos = [video for video in videos if video.name in present]
-        self.absent = [name for name in dict.fromkeys(video.name for video in videos)
-                       if name not in present]
-        self.unreadable, self.skipped = {}, {}         # skipped: by `pretrain_windows`
+        names = dict.fromkeys(video.name for video in videos)
+        self.absent = [name for name in names if name not in present]
+        self.unreadable, self.wrong_captions, self.silent = {}, {}, []
+        self.skip, self.reasons = frozenset(map(video_name, skip)), {}       # why without windows
         require_found(self.videos, self.absent, paths,
                       "no file" if captions is None else "no file with a narration")
+        unknown = sorted(self.skip - names.keys())
+        require(not unknown, f"--skip {' '.join(unknown)}: not among the listed videos")
 
     def sentences(self, i):
         """The narration of video i, [(start s, end s, text), ...]. Raises InputError."""
         return self.captions.sentences(self.videos[i].name)
 
+    def spoken(self, i, end):
+        """The sentences that begin before video i ends, at `end` s. InputError if most do not."""
+        sentences = self.sentences(i)
+        spoken = [sentence for sentence in sentences if sentence[0] < end]
+        require(2 * len(spoken) >= len(sentences), f"{len(spoken)} of {len(sentences)} captions "
+                f"begin before the video ends, at {end:.1f} s: of another video, or not in seconds?")
+        return spoken
+
+    def read(self, i, read, *args):
+        """read(path of video i, *args). Raises Unreadable after TRIES failures in a row, since an
+        error of a network passes; at once if the video is one to skip."""
+        name = self.videos[i].name
+        if name in self.skip:
+            raise Unreadable(SKIPPED)
+        for _ in range(TRIES - 1):
+            with contextlib.suppress(Unreadable):
+                return read(self.paths[name], *args)
+        return read(self.paths[name], *args)
+
+    def look_at(self, i):
+        """(length s, None) of video i, or (0, why it cannot be used). Two pictures are read: the
+        first, and the one at the end of its last step or, without steps, of the file."""
+        try:
+            length = self.read(i, duration)
+            if self.captions is not None:
+                self.spoken(i, length)
+            end = max((step.end for step in self.videos[i].steps), default=length)
+            self.read(i, read_frames, [0.0, end], 32)
+            return length, None
+        except InputError as error:
+            return 0.0, str(error)
+
     def pretrain_windows(self, i, rng):
         """Windows (n, 2) s of one pass over a narrated video, of what is said before its end; n = 0
-        if it is unreadable."""
+        if it is unreadable: `load` then tells why."""
         try:
-            end, sentences = duration(self.paths[self.videos[i].name]), self.sentences(i)
-            spoken = [sentence for sentence in sentences if sentence[0] < end]
-            require(2 * len(spoken) >= len(sentences), f"{len(spoken)} of {len(sentences)} "
-                    f"captions begin before the video ends, at {end:.1f} s: of another "
-                    "video, or not in seconds?")
+            end = self.read(i, duration)
+            return sentence_windows(self.spoken(i, end), end, rng)
         except InputError as error:
-            self.skipped[self.videos[i].name] = str(error)
+            self.reasons[self.videos[i].name] = str(error)
             return np.empty((0, 2))
-        return sentence_windows(spoken, end, rng)
 
     def load(self, requests, rng=None):
         """The clips of [(i, windows (n, 2) s, ...), ...] -> data.Loaded. rng: of the squares that
         are cut; None: the middle ones."""
         size, F, seconds = self.view
         short_side = short_side_for(max(size, self.teacher_size))
-        readable, clips, views, failed = [], [], [], self.unreadable | self.skipped
+        readable, clips, views, failed = [], [], [], {}
         for request in requests:
             i, windows, *_ = request
-            name = self.videos[i].name
-            times = frame_times(windows, F, seconds).flatten()                     # (n F,)
+            name, times = self.videos[i].name, frame_times(windows, F, seconds).flatten()  # (n F,)
             try:
-                frames = read_frames(self.paths[name], times, short_side)          # (n F, 3, H, W)
-            except Unreadable as error:
+                require(len(times), self.reasons.get(name, "nothing is said"))
+                frames = self.read(i, read_frames, times, short_side)      # (n F, 3, H, W)
+            except InputError as error:
                 failed[name] = str(error)
                 continue
             readable.append(request)
@@ -78,18 +116,37 @@ def require_found(found, absent, paths, what="no file"):
             f"file is {file!r}: they must be equal")
 
 
-def require_readable(source, share):
-    """Raise InputError if more than a share of a source's videos is unreadable, or all are."""
-    failed, count = source.unreadable, len(source.videos)
+def require_readable(source, share, where=None):
+    """Raise InputError if more than a share of a source's videos is unreadable, or all are. Those
+    of --skip do not count. where: a file that has the reasons."""
+    failed = [reason for reason in source.unreadable.values() if reason != SKIPPED]
+    count = len(source.videos) - len(source.unreadable) + len(failed)
+    require(count, "no video is left: all are silent, or left out by --skip")
     require(len(failed) <= share * count and len(failed) < count,
-            f"{len(failed)} of {count} videos are unreadable, more than --max-unreadable "
-            f"{share}; the first: {next(iter(failed.values()), '')} (if it ends too early: times "
-            "must be seconds, not milliseconds or frames)")
+            f"{len(failed)} of {count} videos are unreadable, more than --max-unreadable {share}; "
+            f"{f'all are in {where}; ' if where else ''}the first: {next(iter(failed), '')} (if it "
+            "ends too early: times must be seconds, not milliseconds or frames)")
 
 
-def open_folder(folder, caption_path, ids, view, teacher_size=0):
+def open_folder(folder, caption_path, ids, view, teacher_size=0, skip=(),
+                max_unreadable=MAX_UNREADABLE):
     """The VideoSource of a folder: of the list `ids`, else of all with a narration, or of all
-    videos if caption_path is None."""
+    videos if caption_path is None. All their narrations are read, and those that are wrong or
+    without words left out; InputError if more than a share is wrong."""
     captions, paths = Captions(caption_path) if caption_path else None, find_videos(folder)
     names = load_ids(ids) if ids else captions or sorted(paths)
-    return VideoSource([Video(name) for name in names], paths, view, teacher_size, captions)
+    source = VideoSource([Video(name) for name in names], paths, view, teacher_size, captions, skip)
+    if captions:
+        names, wrong = [video.name for video in source.videos], {}
+        silent = [name for name, said in captions.readable(names, wrong) if not said]
+        source.wrong_captions, source.silent, left = wrong, silent, {*wrong, *silent}
+        source.videos = [video for video in source.videos if video.name not in left]
+        require(len(wrong) <= max_unreadable * len(names), f"{len(wrong)} of {len(names)} "
+                f"narrations are unreadable, more than --max-unreadable {max_unreadable}; the "
+                f"first: {next(iter(wrong.values()), '')}")
+        told = (f"{len(silent)} of {len(names)} videos have narrations without words, {len(wrong)} "
+                "unreadable ones: left out")
+        require(source.videos, f"{told}; none is left")
+        if left:
+            print(told)
+    return source

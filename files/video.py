@@ -30,9 +30,14 @@ class Unreadable(InputError):
 def find_videos(folder):
     """{id: path} of all videos below a folder. InputError if it is none, or an id has two files."""
     require(os.path.isdir(folder), f"{folder}: no such folder; a folder of videos is needed")
-    paths = [Path(parent, name) for parent, _, names in os.walk(folder, followlinks=True)
-             for name in names if name.lower().endswith(VIDEO_SUFFIXES)]
-    found = {}
+    paths, found, visited = [], {}, set()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        place = os.path.realpath(parent)
+        if place in visited:                           # links in a circle would never end
+            folders.clear()
+            continue
+        visited.add(place)
+        paths += [Path(parent, name) for name in names if name.lower().endswith(VIDEO_SUFFIXES)]
     for path in sorted(paths):
         first = found.setdefault(video_name(path), path)
         require(path == first or path.samefile(first), f"{first} and {path}: two files of one id, "
@@ -78,16 +83,22 @@ def read_frames(path, times, short_side=None):
     Raises:  Unreadable if the file cannot be decoded, is damaged there, or ends before.
     """
     distinct, which = np.unique(times, return_inverse=True)                  # sorted; (n,)
-    scaler, pictures = VideoReformatter(), []
     with open_video(path) as (container, stream):
-        for frame in frames_at(path, container, stream, distinct):
-            if not pictures:
-                factor = min(1.0, (short_side or np.inf) / min(frame.width, frame.height))
-                size = round(frame.width * factor), round(frame.height * factor)
-                turns = round(frame.rotation / 90)     # of a phone; FFmpeg does not turn frames
-            rgb = scaler.reformat(frame, *size, "rgb24", threads=1).to_ndarray()
-            pictures.append(np.rot90(rgb, turns).transpose(2, 0, 1))         # (3, H, W)
+        frames = frames_at(path, container, stream, distinct)
+        pictures = [picture.transpose(2, 0, 1) for picture in upright(frames, short_side)]
     return torch.from_numpy(np.ascontiguousarray(np.stack(pictures)[which]))
+
+
+def upright(frames, short_side=None):
+    """Yield the picture (H, W, 3) uint8 of each av.VideoFrame, of the size of the first."""
+    scaler, size = VideoReformatter(), None
+    for frame in frames:
+        if size is None:
+            factor = min(1.0, (short_side or np.inf) / min(frame.width, frame.height))
+            size = round(frame.width * factor), round(frame.height * factor)
+            turns = round(frame.rotation / 90)         # of a phone; FFmpeg does not turn frames
+        rgb = scaler.reformat(frame, *size, "rgb24", threads=1).to_ndarray()
+        yield np.rot90(rgb, turns)
 
 
 def frames_at(path, container, stream, times):
@@ -149,14 +160,3 @@ def read_clips(path, encoder, windows=None):
     size, F, seconds = view_of(encoder)
     frames = read_frames(path, frame_times(windows, F, seconds).flatten(), short_side_for(size))
     return evaluation_view(frames, size).unflatten(0, (-1, F))
-
-
-def look_at(item):
-    """(length s, None) of (path, end s, None: its end), or (0, why a picture cannot be read)."""
-    path, end = item
-    try:
-        length = duration(path)
-        read_frames(path, [0.0, length if end is None else end], 32)
-        return length, None
-    except Unreadable as error:
-        return 0.0, str(error)

@@ -36,9 +36,8 @@ def test_every_layout_says_the_same(tmp_path, name):
 
 def test_padding_sounds_and_tags_are_no_speech(tmp_path):
     """Catches: [Music] or NaN for a sentence; a word lost between two signs; hours for minutes."""
-    assert read(tmp_path, "v.csv", (",text,note,start,end\n0,later,x,9,10\n1,NaN,,3,4\n2,,,5,6\n"
-                                    "3,flambé it,,1,2\n").encode("latin-1")) == [
-        (1, 2, "flamb\ufffd it"), (9, 10, "later")]
+    assert read(tmp_path, "v.csv", ",text,note,start,end\n0,later,x,9,10\n1,NaN,,3,4\n2,,,5,6\n"
+                "3,flambé it,,1,2\n") == [(1, 2, "flambé it"), (9, 10, "later")]
     (tmp_path / "v.csv").unlink()
     assert read(tmp_path, "v.srt", (
         "1\n00:00:01,000 --> 00:00:02,000\n[Music]\n\n2\n00:00:02,000 --> 00:00:03,000\n- \u266a\n"
@@ -107,6 +106,8 @@ def test_a_folder_is_listed_by_the_names_of_videos(tmp_path):
     ("v.csv", "start,end,text\n0,inf,a\n", "v.csv:2: starts at 0 s and ends at inf s"),
     ("v.csv", "start,end,text\n0,x,a\n", "v.csv:2: .*'x'.*; times must be"),
     ("v.csv", "start,end,text\n0,1,a,b\n", "v.csv:2: another number of columns"),
+    ("v.csv", CSV.replace("egg", "flambé").encode("latin-1"), "v.csv: not UTF-8"),
+    ("v.srt", " \n", "v.srt: the file is empty"),
     ("v.srt", "hello\n", "v.srt:1: no srt and no vtt"),
     ("v.srt", "1\n00:00:01,000 --> soon\na\n", "v.srt:2: .*'soon'.*; times must be"),
     ("c.json", '{"v":\n{"start": [', "c.json: .*line 2.*; a folder of ID.csv"),

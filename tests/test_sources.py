@@ -1,18 +1,16 @@
 """files/sources.py: clips of listed videos, from real files; what is absent or unreadable."""
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 
-from commands import read_json
 from data import Video, View, frame_times, sentence_windows
+from files import sources
 from files.captions import Captions
 from files.sources import VideoSource, open_folder, require_readable
-from files.video import evaluation_view, find_videos, read_frames, short_side_for, training_view
+from files.video import (Unreadable, evaluation_view, find_videos, read_frames, short_side_for,
+                         training_view)
 from support.errors import InputError
 from test_video import write
-from training.run import judge_unreadable
 
 SEED = 1                                               # starts with the first sentence
 TEXT = "word " * 12                                    # a sentence that is not joined with others
@@ -35,7 +33,8 @@ def test_clips_are_those_of_their_windows_and_videos(folder, seed):
     """Catches: clips of another window or video, views of other frames, a crop drawn twice."""
     rng, same = (seed and np.random.default_rng(seed) for _ in range(2))
     paths = find_videos(folder)
-    source = VideoSource([Video("b"), Video("a")], paths, View(32, 2), 4)
+    source = VideoSource([Video("b"), Video("a")], paths, View(32, 2))
+    source.teacher_size = 4                            # as of a teacher that is opened later
     requests = [(1, np.array([[0.0, 2.0], [1.0, 3.0]])), (0, np.array([[6.0, 9.0]]))]
     loaded = source.load(requests, rng)
     assert loaded.clips.shape == (3, 2, 3, 32, 32) and loaded.failed == {}
@@ -59,11 +58,14 @@ def test_the_absent_and_the_unreadable_are_named(folder):
     assert loaded.requests == [(1, now)] and len(loaded.clips) == 1 and len(loaded.views) == 0
     assert list(loaded.failed) == ["bad", "short"] and "ends 3" in loaded.failed["short"]
     assert "bad.mp4: cannot be read" in loaded.failed["bad"]
-    assert len(source.load([(0, now)]).clips) == 0
+    again = source.load([(0, now)])
+    assert len(again.clips) == 0 and list(again.failed) == ["bad"]
     source.unreadable |= loaded.failed
     require_readable(source, 0.7)
     with pytest.raises(InputError, match="2 of 3 videos.*--max-unreadable 0.05; .*times must be"):
         require_readable(source, 0.05)
+    with pytest.raises(InputError, match="all are in run/unreadable.json; the first: .*bad.mp4"):
+        require_readable(source, 0.05, "run/unreadable.json")
 
 
 def test_no_file_matches_the_list(folder):
@@ -80,31 +82,77 @@ def test_no_file_matches_the_list(folder):
     assert [video.name for video in source.videos] == ["a"] and source.absent == ["short"]
 
 
+def test_narrations_are_judged_before_a_video_is_read(folder, capsys):
+    """Catches: a narration at fault, or without words, that is found in training alone, or left out
+    in silence; a share that counts other videos."""
+    (folder / "short.csv").write_text("start,end,text\n0,1,[Music]\n")
+    with pytest.raises(InputError, match=r"1 of 4 narrations are unreadable.* 0.2; .*b\.csv:2: "):
+        open_folder(folder, folder, None, View(32, 2), max_unreadable=0.2)
+    source = open_folder(folder, folder, None, View(32, 2), max_unreadable=0.25)
+    assert ("1 of 4 videos have narrations without words, 1 unreadable ones: left out"
+            in capsys.readouterr().out)
+    assert [video.name for video in source.videos] == ["a", "bad"] and source.absent == ["gone"]
+    assert list(source.wrong_captions) == ["b"] and source.silent == ["short"]
+    (folder / "ids.txt").write_text("short")
+    with pytest.raises(InputError, match="1 of 1 videos have narrations without words"):
+        open_folder(folder, folder, folder / "ids.txt", View(32, 2))
+
+
 def test_windows_of_narrations(folder):
-    """Catches: a bad caption file that ends the run, or is not counted; a window after the end of
-    the video; a video that is shorter than a clip refused."""
-    source = open_folder(folder, folder, None, View(32, 2))
-    assert len(source.videos) == 4 and source.absent == ["gone"]
-    windows = [source.pretrain_windows(i, np.random.default_rng(SEED)) for i in range(4)]
-    sentences = Captions(folder).sentences("a")[:2]    # the third begins after the video
-    same = sentence_windows(sentences, 4.0, np.random.default_rng(SEED))
-    assert np.array_equal(windows[0], same)
-    assert windows[1].shape == windows[2].shape == (0, 2)
-    assert windows[3].tolist() == [[0, 3]]
-    loaded = source.load([(0, windows[0]), (3, windows[3])])
-    assert len(loaded.clips) == 2 and list(loaded.failed) == ["b", "bad"]
-    assert "b.csv:2: " in loaded.failed["b"] and "bad.mp4: " in loaded.failed["bad"]
-    args = SimpleNamespace(out=folder, max_unreadable=0.05)
-    source.unreadable |= loaded.failed                 # also without worker processes
-    with pytest.raises(InputError, match="2 of 4 videos are unreadable"):
-        judge_unreadable(source, args)
-    assert read_json(folder / "unreadable.json") == loaded.failed
+    """Catches: a window after the end of the video; a video that is shorter than a clip refused; a
+    reason that is lost, or told again of another request."""
+    source = open_folder(folder, folder, None, View(32, 2), max_unreadable=0.25)
+    assert [video.name for video in source.videos] == ["a", "bad", "short"]
+    (folder / "short.csv").write_text("start,end,text\n0,9,a\n1500,1600,b\n2500,2600,c\n")   # ms
+    loaded = []
+    for i in range(3):
+        windows = source.pretrain_windows(i, np.random.default_rng(SEED))
+        loaded.append(source.load([(i, windows)]))
+        if i == 0:
+            sentences = Captions(folder).sentences("a")[:2]    # the third begins after the video
+            same = sentence_windows(sentences, 4.0, np.random.default_rng(SEED))
+            assert np.array_equal(windows, same)
+    assert [len(part.clips) for part in loaded] == [1, 0, 0] and loaded[0].failed == {}
+    assert list(loaded[1].failed) == ["bad"] and "bad.mp4: cannot be" in loaded[1].failed["bad"]
+    assert list(loaded[2].failed) == ["short"]
+    assert "1 of 3 captions begin before the video ends, at 3.0 s" in loaded[2].failed["short"]
+    (folder / "short.csv").write_text(f"start,end,text\n0,2.5,{TEXT}\n")
+    assert source.pretrain_windows(2, np.random.default_rng(SEED)).tolist() == [[0, 3]]
 
 
-def test_captions_in_other_units_are_unreadable(folder):
-    """Catches: training on the first sentence of each video, since all others seem to be later."""
-    rows = "".join(f"{4000 * i},{4000 * i + 3000},and then we stir it\n" for i in range(3))
-    (folder / "a.csv").write_text(f"start,end,text\n{rows}")
-    source = open_folder(folder, folder, None, View(32, 2))
-    assert len(source.pretrain_windows(0, np.random.default_rng(SEED))) == 0
-    assert "1 of 3 captions begin before the video ends" in source.skipped["a"]
+@pytest.mark.parametrize("failures", [2, 3])
+def test_a_video_is_unreadable_after_three_failures(folder, monkeypatch, failures):
+    """Catches: an error of a network that passes taken for a broken file; a file tried for ever."""
+    source = open_folder(folder, folder, None, View(32, 2), max_unreadable=0.25)
+    for name in "duration", "read_frames":
+        left, read = [None] * failures, getattr(sources, name)
+
+        def read_some(*args, left=left, read=read):
+            if left:
+                left.pop()
+                raise Unreadable("no answer")
+            return read(*args)
+        monkeypatch.setattr(sources, name, read_some)
+        windows = source.pretrain_windows(0, np.random.default_rng(SEED))
+        loaded = source.load([(0, windows)])
+        assert loaded.failed == ({"a": "no answer"} if failures == 3 else {}) and not left
+        assert len(loaded.clips) == (failures < 3)
+
+
+def test_a_video_to_skip_is_not_opened(folder, monkeypatch):
+    """Catches: a video that crashes its decoder opened in spite of --skip; one that counts."""
+    listed = [Video(name) for name in ("a", "b", "gone")]
+    source = VideoSource(listed, find_videos(folder), View(32, 2), 0, Captions(folder), ["a.mp4"])
+    for name in "duration", "read_frames":
+        monkeypatch.setattr(sources, name, lambda path, *_: pytest.fail(f"{path} was opened"))
+    windows = source.pretrain_windows(0, np.random.default_rng(SEED))
+    for windows in windows, np.array([[0.0, 2.0]]):
+        loaded = source.load([(0, windows)])
+        assert loaded.failed == {"a": "left out by --skip"} and loaded.requests == []
+    source.unreadable |= loaded.failed
+    require_readable(source, 0.0)
+    source.unreadable |= {"b": "cut off"}
+    with pytest.raises(InputError, match="1 of 1 videos are unreadable"):
+        require_readable(source, 0.9)
+    with pytest.raises(InputError, match="--skip c d: not among the listed"):
+        VideoSource(listed, find_videos(folder), View(32, 2), skip=["d", "c", "gone"])
