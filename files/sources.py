@@ -48,7 +48,7 @@ class VideoSource:
         sentences = self.sentences(i)
         spoken = [sentence for sentence in sentences if sentence[0] < end]
         require(2 * len(spoken) >= len(sentences), f"{len(spoken)} of {len(sentences)} captions "
-                f"begin before the video ends, at {end:.1f} s: of another video, or not in seconds?")
+                f"begin before the video ends, at {end:.1f} s: of another, or not in seconds?")
         return spoken
 
     def read(self, i, read, *args):
