@@ -20,7 +20,7 @@ from slow import randomized
 from support.arguments import DEFAULT
 from support.errors import InputError
 from test_teacher import Malice
-from weights.checkpoint import TIMM, build_model, fill, open_start, read, save
+from weights.checkpoint import TIMM, build_model, fill, open_start, read
 from weights.mvit import MViT
 
 # In the released layout, D = 16, no classes. Its numbers are by loops, one token at a time.
@@ -45,14 +45,25 @@ def build(encoder=F, layers=3, task=None, classes=(), order="diffusion"):
 @pytest.mark.parametrize("encoder, order, task, classes", [
     (F, "diffusion", None, []), (MVIT, "mask", "activity", [4]), (F, "none", "classify", [3, 5])])
 def test_a_checkpoint_comes_back(tmp_path, encoder, order, task, classes):
-    """Catches: a buffer that is not saved, or stays half; train mode; an argument or flag lost."""
+    """Catches: a buffer that is not saved, or stays half; train mode; an argument, another tau, or
+    flags with the names of classes lost; a release's tau and schedule for our state_dict."""
     model = build(encoder, 2, task, classes, order)
     model.standardize.update(torch.randn(20, D) + 1)
-    save(tmp_path / "checkpoint.pt", model, settings={"batch": 8}, step=7)
+    wrapped = nn.ModuleDict({"module": model}).state_dict()
+    for content in model.state_dict(), {"state_dict": wrapped}:
+        torch.save(content, tmp_path / "x.pt")
+        with pytest.raises(InputError, match=r"x.pt: the state_dict .*: `weights.save\(path, mod"):
+            weights.load(tmp_path / "x.pt")
+    (tmp_path / "x.pt").unlink()
+    weights.save(tmp_path / "checkpoint.pt", model, settings={"batch": 8}, step=7)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
     loaded = weights.load(tmp_path)
     assert loaded.arguments == model.arguments and not loaded.training
     assert loaded.settings == {"batch": 8} and read(tmp_path)["step"] == 7
+    loaded.tau = .3
+    weights.save(tmp_path / "again.pt", loaded)
+    again = weights.load(tmp_path / "again.pt")
+    assert again.tau == .3 and again.settings == {"batch": 8}
     before, after = model.state_dict(), loaded.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -71,7 +82,7 @@ def test_source_and_checkpoint_that_have_parted_are_told(tmp_path, monkeypatch, 
     one, or about a file that holds no answers; train mode or random numbers that are lost."""
     model = build(order="diffusion").train()
     state = torch.get_rng_state()
-    save(tmp_path / "x.pt", model)
+    weights.save(tmp_path / "x.pt", model)
     assert model.training and torch.equal(torch.get_rng_state(), state)
     weights.load(tmp_path / "x.pt")
     assert "parted" not in capsys.readouterr().err
@@ -204,7 +215,7 @@ def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path, monkeypat
 @torch.no_grad()
 def test_other_frames_and_sizes_are_resized_and_said(capsys):
     """Catches: the class token's place interpolated, rows and columns mixed up, linear; silence."""
-    model = build(F | dict(image=16, patch=4, frames=3, width=8))
+    model = build(F | dict(image=16, patch=4, frames=3, width=8), task="forecast", classes=[2])
     fill("x", model, open_start(TINY))
     old, new = STATE["model.pos_embed"][0], model.encoder.pos_embed[0]
     square = old[1:].unflatten(0, (2, 2)).repeat_interleave(2, 0).repeat_interleave(2, 1)
@@ -213,7 +224,8 @@ def test_other_frames_and_sizes_are_resized_and_said(capsys):
     out = capsys.readouterr().out
     assert "2 resized: encoder.pos_embed, encoder.time_embed\n" in out
     assert re.search(r"x: \d+ taken: denoiser.level.*\n", out)
-    assert "x: 1 absent, or of another shape: denoiser.position.weight\n" in out
+    assert "x: 1 new, as of another shape: denoiser.position.weight\n" in out
+    assert "x: 2 new: classifier.bias, classifier.weight\n" in out
     with pytest.raises(InputError, match="fits a block of f or h; give a model of this --encoder"):
         fill("x", build(MVIT, order="none"), open_start(TINY))
 
@@ -227,7 +239,7 @@ def test_a_start_that_fits_is_taken_whole(tmp_path, encoder, kind):
         nn.init.normal_(parameter)
     phrases = model.phrases.clone()
     if kind == "run":
-        save(tmp_path / "x.pt", source)
+        weights.save(tmp_path / "x.pt", source)
     else:
         body = source.encoder.body.state_dict()
         torch.save(body | {"head.1.weight": torch.ones(3, 16)}, tmp_path / "x.pt")

@@ -34,6 +34,7 @@ def build_model(phrases, encoder, denoiser, order, task=None, **others):
         h = Denoiser(dim=D, **denoiser)
     model = ProcedureModel(phrases, f, h, order, task=task, **others)
     model.arguments = dict(encoder=encoder, denoiser=denoiser, order=order, task=task, **others)
+    model.settings = {}
     return model
 
 
@@ -50,9 +51,11 @@ def answers_of(model):
 
 
 def save(path, model, **more):
-    """Write a checkpoint for `load`, with `more` (tensors and plain types); it is never partial."""
-    content = {"arguments": model.arguments, "model": model.state_dict(),
-               "answers": answers_of(model), **more}
+    """Write a model for `load`, with its settings, which name its classes, and `more` (tensors and
+    plain types). The file is complete, or the one before stays."""
+    content = {"arguments": model.arguments | {"order": model.order, "tau": model.tau},
+               "model": model.state_dict(), "answers": answers_of(model),
+               "settings": model.settings, **more}
     write_atomically(path, lambda file: torch.save(content, file))
 
 
@@ -66,7 +69,8 @@ def read(path):
         return dict(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:                 # torch documents no class for what it cannot load
         raise InputError(f"{path}: is cut off, or holds code, which is never run; get it again, or "
-                         f"torch.save its state_dict alone ({type(error).__name__})") from None
+                         "save it again: a model of this code by `weights.save(path, model)`, of "
+                         f"another its state_dict alone ({type(error).__name__})") from None
 
 
 def require_world(path, settings):
@@ -86,6 +90,8 @@ def load(path):
             content = published(content)
         model = build_model(content["model"]["phrases"].float(), **content["arguments"])
         model.load_state_dict(content["model"])
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         lines = " ".join(shorten(line, 200) for line in str(error).splitlines()[:5])
         raise InputError(f"{path}: does not fit the models of this code or of a release (image "
@@ -149,7 +155,8 @@ def fill(source, model, tensors):
     model.load_state_dict(taken, strict=False)
     resized = [name for name in taken if taken[name] is not tensors[name]]
     for what, names in (("taken", taken), ("resized", resized),
-                        ("absent, or of another shape", own.keys() - taken.keys())):
+                        ("new, as of another shape", fitted.keys() - taken.keys()),
+                        ("new", own.keys() - fitted.keys())):
         if names:
             kinds = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names})
             print(f"{source}: {len(names)} {what}: {shorten(', '.join(kinds), 200)}")
