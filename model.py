@@ -16,12 +16,19 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 import diffusion
 import losses
 
 PICTURES = 192            # of 224 x 224 pixels, that f takes at once: training fits 24 GB
+
+
+def check(name, given, *sizes, dtype=torch.float32):
+    """ValueError unless `given` is such a tensor; a text stands for any size. No value is read."""
+    shape, kind = (tuple(given.shape), given.dtype) if torch.is_tensor(given) else ("", type(given))
+    fits = all(n == size or isinstance(size, str) for n, size in zip(shape[::-1], sizes[::-1]))
+    if kind != dtype or not fits or len(shape) != len(sizes) and sizes[0] != "...":
+        raise ValueError(f"{name}: needed is {dtype} {sizes}, given is {kind} {shape}")
 
 
 class ProcedureModel(nn.Module):
@@ -53,12 +60,9 @@ class ProcedureModel(nn.Module):
         self.register_buffer("alpha_bar", torch.tensor(alpha_bar), persistent=False)       # (T,)
 
     def normalize(self, clips):
-        """Clips (C, F, 3, H, W) uint8 -> pixels (C, 3, F, H, W) float, as f expects them, on its
-        device. ValueError for other axes, sizes or types."""
+        """Clips (C, F, 3, H, W) uint8 -> pixels (C, 3, F, H, W) float for f, on its device."""
         F, H = self.encoder.frames, self.encoder.image
-        if clips.shape[1:] != (F, 3, H, H) or clips.dtype != torch.uint8:
-            raise ValueError(f"{tuple(clips.shape)} {clips.dtype} given; needed are uint8 clips "
-                             f"(C, F, 3, H, W), here (C, {F}, 3, {H}, {H})")
+        check("clips (C, F, 3, H, W)", clips, "C", F, 3, H, H, dtype=torch.uint8)
         mean, std = self.pixels
         pixels = clips.to(self.phrases.device).float()
         pixels.div_(255).sub_(mean).div_(std)              # in place: half the time
@@ -68,9 +72,14 @@ class ProcedureModel(nn.Module):
         """x_i = f(v_i): clips (C, F, 3, H, W) uint8 -> (C, D), length 1."""
         return self.encoder(self.normalize(clips))
 
+    forward = encode
+
     def match(self, x, texts=None):
         """Eq. 6: log p(y | x) over the pool, or over other texts (K', D): (..., D) -> (..., K)."""
-        return losses.match(x, self.phrases if texts is None else texts, self.tau)
+        texts = self.phrases if texts is None else texts
+        check("x (..., D)", x, "...", self.dim)
+        check("texts (K, D), the teacher's embeddings", texts, "K", self.dim)
+        return losses.match(x, texts, self.tau)
 
     def denoise(self, zt, x, observed, j, t):
         """Eq. 5: z_hat (B, D) float32; x as `encode` gives it, the rest as in denoiser.py."""
@@ -84,6 +93,14 @@ class ProcedureModel(nn.Module):
                  standard normal, or zeros, the approximate inference. Mask models ignore it.
         Returns: x_hat (B, Q, D), of any length.
         """
+        check("x (B, N, D)", x, "B", "N", self.dim)
+        B, N, D = x.shape
+        check("observed (B, N)", observed, B, N, dtype=torch.bool)
+        check("j (B,)", j, B, dtype=torch.int64)
+        check("noise (B, Q, D)", noise, B, "Q", D)
+        position = getattr(self.denoiser, "position", None)        # another h may lack it
+        if position and N > len(position.weight):
+            raise ValueError(f"{N} clips, the missing one included: h reads {len(position.weight)}")
         Q, last = noise.shape[1], len(self.alpha_bar) - 1
         x, observed, j = (rows.repeat_interleave(Q, 0) for rows in (x, observed, j))
         noise = noise.flatten(0, 1)                                         # (B Q, D)
@@ -99,6 +116,7 @@ class ProcedureModel(nn.Module):
 
     def forecast_next(self, x, noise):
         """`forecast` of the clip after all N <= 8: x (B, N, D), noise (B, Q, D) -> (B, Q, D)."""
+        check("x (B, N, D)", x, "B", "N", self.dim)
         B, N, D = x.shape
         observed = torch.arange(N + 1, device=x.device).expand(B, -1) < N
         j = torch.full((B,), N, device=x.device)
@@ -111,14 +129,14 @@ class ProcedureModel(nn.Module):
             return [part.log_softmax(-1) for part in logits.split(self.classes, -1)]
 
 
-def encode_parts(model, clips, size=None):
-    """`model.encode`, `size` clips at a time: 0 = all, None = as many as have PICTURES of 224.
+def clips_at_once(encoder, size=None):
+    """How many clips f takes at once: `size`, 0 = all; None = as many as have PICTURES of 224."""
+    most = PICTURES * 224 ** 2 // (encoder.frames * encoder.image ** 2)
+    return max(1, most) if size is None else size or 10 ** 9
 
-    Training with checkpointing: the same gradients, memory of one part, 4/3 of the time.
-    """
-    if size is None:
-        size = max(1, PICTURES * 224 ** 2 // (model.encoder.frames * model.encoder.image ** 2))
-    if size == 0 or size >= len(clips):
-        return model.encode(clips)
-    return torch.cat([checkpoint(model.encode, part, use_reentrant=False, preserve_rng_state=False)
-                      for part in clips.split(size)])
+
+def encode_parts(model, clips, size=None):
+    """`model.encode` for inference, `clips_at_once` at a time. With gradients it would keep the
+    activations of all parts: training takes groups of videos instead."""
+    size = clips_at_once(model.encoder, size)
+    return torch.cat([model.encode(part) for part in clips.split(size)])

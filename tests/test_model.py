@@ -1,12 +1,13 @@
 """f and h put together, and what inference makes of them: row by row, whatever f and h are."""
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from denoiser import Denoiser
 from encoder import TimeSformer
-from model import ProcedureModel, encode_parts
+from model import ProcedureModel, clips_at_once, encode_parts
 from slow import draw, randomized, slow_match
 
 K, N, D, TAU = 6, 5, 16, 0.1
@@ -90,25 +91,41 @@ def test_the_mask_model_predicts_once_whatever_the_noise():
     torch.testing.assert_close(model.standardize(x_hat).flatten(0, 1), model.denoiser(*asked[0]))
 
 
-@pytest.mark.parametrize("size", [2, 5, 9])
+@pytest.mark.parametrize("size", [0, 2, 5, 9])
 def test_parts_give_the_same_embeddings_and_gradients(size):
-    """Catches: a part lost or exchanged, gradients of one part alone; more clips at once."""
+    """Catches: a part lost or exchanged, gradients of one part alone; more clips, or pictures of
+    more pixels, at once; none at all."""
     model, clips, weight, counts, found = build(), some_clips(5), draw(5, D).float(), [], []
     model.encoder.register_forward_pre_hook(lambda f, given: counts.append(len(given[0])))
-    for part in None, size:
-        x = encode_parts(model, clips, part)
+    for encode in model, lambda clips: encode_parts(model, clips, size):
+        x = encode(clips)
         (x * weight).sum().backward()
         found.append([x, *(p.grad for p in model.encoder.parameters())])
         model.zero_grad(set_to_none=True)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
-    assert counts[0] == 5 and max(counts[1:]) <= size
+    assert counts[0] == 5 and max(counts[1:]) <= (size or 5)
+    for frames, image, expected in (8, 224, 24), (32, 224, 6), (8, 112, 96), (999, 224, 1):
+        assert clips_at_once(SimpleNamespace(frames=frames, image=image)) == expected
 
 
 def test_other_axes_and_types_are_refused():
-    """Catches: an answer for exchanged axes, for normalized pixels, for one clip."""
-    model, clips = build(), some_clips(5)
-    for wrong in (clips.transpose(1, 2), clips.float() / 255, clips[0], clips[:, :1],
-                  clips[..., :4]):
-        with pytest.raises(ValueError, match="uint8 clips .C, F, 3, H, W") as error:
-            model.encode(wrong)
-        assert str(error.value).startswith(f"{tuple(wrong.shape)} {wrong.dtype} given")
+    """Catches: an answer for exchanged axes, for normalized pixels, for one clip or row; a line of
+    torch that names no argument; a sentence about what is right."""
+    model, clips, x, noise = build(), some_clips(5), torch.ones(2, 4, D), torch.ones(2, 3, D)
+    seen, j = torch.ones(2, 4) > 0, torch.zeros(2, dtype=torch.int64)
+    for method, *given, name in (
+            *((model, wrong, "clips") for wrong in (
+                clips.transpose(1, 2), clips / 255, clips[0], clips[:, :1], clips[..., :4], [1])),
+            (model.match, x[..., 1:], "x"), (model.match, x.double(), "x"),
+            (model.match, x, x, "texts"), (model.match, x, ["a"], "texts"),
+            (model.match, x, x[0, :, 1:], "texts"), (model.forecast_next, x[0], noise, "x"),
+            (model.forecast_next, x, noise[:1], "noise"),
+            (model.forecast_next, x, noise[:, 0], "noise"),
+            (model.forecast, x, seen[:, 1:], j, noise, "observed"),
+            (model.forecast, x, seen, j.float(), noise, "j"),
+            (model.forecast, x, seen, j, noise[..., 1:], "noise")):
+        with pytest.raises(ValueError, match=rf"^{name} \(.*: needed is torch.* given is \S+ "):
+            method(*given)
+    with pytest.raises(ValueError, match=f"^{N + 1} clips, the missing one included: h reads {N}$"):
+        model.forecast_next(torch.ones(2, N, D), noise)
+    assert model.match(x[0, 0]).shape == (K,)
