@@ -190,6 +190,22 @@ def test_steps_are_bars(drawn, here, capsys):
     assert "evaluate.py" in fails(capsys, "experiments/charts.py", "c.json")
 
 
+def test_curves_of_runs_are_drawn(drawn, here, capsys):
+    """Catches: a curve of another run, or in another panel; a null, a row that is cut off."""
+    for run, last in ("a", 6), ("b", None):
+        Path(run).mkdir()
+        row = dict(loss=1, xe=2, mse=3, mc=4, match=5, match_h=last, lr=9)
+        Path(run, "metrics.jsonl").write_text("".join(
+            json.dumps({"epoch": e, **row}) + "\n" for e in (.5, 1.)) + '{"epoch": 1.5, "lo')
+    call("experiments/charts.py", "--curves", "a", "b", "--out", "a.png")
+    for axes, name, y in zip(drawn[0].axes, row, (1, 2, 3, 4, 5, 6)):
+        assert axes.get_title("left") == name
+        curves, both = [line.get_xydata().tolist() for line in axes.lines], [[.5, y], [1, y]]
+        assert curves == [both, both if name != "match_h" else []]
+    assert texts(drawn[0].axes[0].get_legend().texts) == ["a", "b"]
+    assert "give JSONs" in fails(capsys, "experiments/charts.py", "a.json", "--curves", "a")
+
+
 def test_every_step_is_painted_from_the_same_frame_and_noise(tmp_path):
     """Catches: a shared generator, settings not passed on, sides exchanged, odd file names."""
     calls = []
@@ -262,16 +278,16 @@ def test_live_memory_is_parameters_gradients_and_moments():
 def test_memory_grows_with_the_micro_batch(monkeypatch, tmp_path):
     """Catches: parts that keep their activations; a micro-batch that does not fit the card, or
     another's memory; operations of two updates for one, attention or gradients left out."""
-    for name, value in dict(PHRASES=12, TEACHER=0, CARDS=(4,), ENCODER={"depth": 1}).items():
+    for name, value in dict(PHRASES=12, TEACHER=0, CARDS=(2.5,), ENCODER={"depth": 1}).items():
         monkeypatch.setattr(benchmark, name, value)
-    command = 96, 8, benchmark.encode_parts, True
+    command = 384, 8, benchmark.encode_parts, False
     monkeypatch.setattr(benchmark, "COMMANDS", {"a": command})
     page = tmp_path / "page.md"
     page.write_text("<!-- table: memory -->\n<!-- end -->")
     call("experiments/benchmark.py", "--memory", "--page", page)
     peak = benchmark.rehearse(benchmark.make_model(), command, 64).peak / 2**30
-    products = 8 * 1568 * 768**2       # of a clip: pixels, 5 in time, 2 across; then 3 times again
-    tflop = 96 * 4 * 2 * products / 1e12
+    products = 8 * 1568 * 768**2       # of a clip: pixels, 5 in time, 2 across
+    tflop = 384 * 2 * products / 1e12
     assert re.search(rf"\| a +\| 64: {peak:.1f} +\| {tflop:.0f} +\|\n", page.read_text())
 
 
