@@ -25,7 +25,7 @@ from diffusion import expectation
 from evaluation import tasks
 from evaluation.inference import draw_noise, predict_missing
 from evaluation.labeled import (add_labeled_flags, encode_examples, open_labeled, require_task,
-                                write_features)
+                                warn_of_data, write_features)
 from evaluation.metrics import accuracies, distinct, oracle_softmax, percent, topk_correct
 from files.lists import epic_split
 from support.arguments import (Parser, add_run_flags, count, default_checkpoint, limit_threads,
@@ -116,8 +116,8 @@ def evaluate(args):
             "absent": len(source.absent), "unreadable": len(source.unreadable),
             "classes": sum(model.classes) if texts is None else len(texts),
             "samples": args.samples if args.task in ("forecast", "infill") else None, **lines,
-            "seed": args.seed, "checkpoint": str(args.checkpoint),
-            "seconds": time.perf_counter() - began}
+            "warning": warn_of_data(model, args.data == "toy"), "seed": args.seed,
+            "checkpoint": str(args.checkpoint), "seconds": time.perf_counter() - began}
 
 
 def print_lines(content, indent=""):

@@ -14,15 +14,15 @@ from data import CLIP_SECONDS
 from diffusion import expectation
 from evaluation import figures, keyframes
 from evaluation.inference import draw_noise, sample_in_turn
-from evaluation.labeled import open_texts
+from evaluation.labeled import knows_toy, open_texts, warn_of_data
 from evaluation.prediction import (count_futures, observe_file, observe_toy, rank_steps, read_steps,
                                    truth_of)
+from files.lists import clock
 from model import encode_parts
 from support.arguments import (Parser, count, default_checkpoint, limit_threads, mixed_precision,
-                               pick_device, positive, whole)
+                               pick_device, whole)
 from support.errors import require, run
 from support.write import write_json
-from toy import render
 
 TOP = 5                   # steps of a window in the JSON; next steps and futures that are printed
 
@@ -35,9 +35,9 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
     limit_threads(model.encoder.image, device)
     require(model.task in (None, "forecast"), f"{checkpoint}: is fine-tuned for {model.task}; give "
             "the checkpoint it was made from, or one that is fine-tuned for forecast")
-    toy = tuple(model.pixels) == (render.MEAN, render.STD)      # trained on the embedded world
+    toy = knows_toy(model)
     require(video or toy, f"VIDEO is needed: {checkpoint} was trained on real videos")
-    names = read_steps(steps, toy)
+    names = read_steps(steps or model.settings.get("classes"), toy)
     _, texts = open_texts(names, toy, model, checkpoint, clip, clip_weights, device)   # (S, D)
     observed = observe_file(video, model, at) if video else observe_toy(seed, model, at, horizon)
     seconds = float(observed.windows[-1, 1] - observed.windows[0, 0])
@@ -57,22 +57,17 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
             futures = count_futures(picks, names)
 
     # 3. The result.
-    warnings = []
-    if toy and video:
-        warnings.append("this checkpoint knows only the embedded world, rendered pictures of 32 "
-                        "pixels: on any other video its answers mean nothing")
-    elif video and model.encoder.image < 64:
-        warnings.append("this is a small model, of pictures of 32 pixels: it tells whether all is "
-                        "in place, and little more")
+    warnings = [warn_of_data(model, toy=not video)]
     if seconds < CLIP_SECONDS:
         warnings.append(f"only {seconds:.1f} s are observed: less than one clip of training")
     if model.denoiser is None:
         warnings.append("this checkpoint was trained without order: it recognizes steps, but "
                         "forecasts none")
+    warning = "; ".join(filter(None, warnings)) or None
     content = {"video": observed.name,
                "clips": [{"start": start, "end": end, "steps": rank_steps(names, row)[:TOP]}
                          for (start, end), row in zip(observed.windows.tolist(), p)],
-               "next": following, "futures": futures, "warning": "; ".join(warnings) or None,
+               "next": following, "futures": futures, "warning": warning,
                "truth": truth_of(observed, futures) if observed.script else None}
     return content, observed
 
@@ -83,8 +78,8 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
 
     Args:
         video:      path; None: test video number `seed` of the embedded world.
-        steps:      list of texts, or the path of a file with one per line; of a checkpoint that is
-                    fine-tuned to forecast, its classes.
+        steps:      list of texts, or the path of a file with one per line; None: the classes that
+                    the checkpoint is fine-tuned to, or the steps of the embedded world.
         at:         s, where the observed part ends.
         samples, horizon: Q Monte Carlo samples, and H steps of each future.
     Raises:  InputError or OSError, if the command would end with status 2.
@@ -102,9 +97,10 @@ def print_forecast(content):
         true = f"  (true: {truth['clips'][i] or 'no step'})" if truth else ""
         print(f"  {clip['start']:6.1f} - {clip['end']:6.1f} s  {shown}{true}")
     if content["next"]:
-        print("next steps: share of the samples in which it is the likeliest; mean p")
+        print("next steps: share of the samples in which each is the likeliest, and mean p\n"
+              "  share    p  step")
         for row in content["next"][:TOP]:
-            print(f"  {row['share']:4.0%} {row['p']:4.0%}  {row['step']}")
+            print(f"  {row['share']:5.0%} {row['p']:4.0%}  {row['step']}")
         print("futures: share of the samples")
         for future in content["futures"][:TOP]:
             print(f"  {future['share']:4.0%}  {' > '.join(future['steps'])}")
@@ -144,10 +140,10 @@ def parse(argv=None):
         "world, with the truth beside the forecast")
     add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
-    add("--steps", type=Path, help="the steps to choose among, one per line (default: those of the "
-        "embedded world)")
-    add("--at", type=positive, help="s: forecast from here (default: the end of the video; "
-        "without VIDEO, before its last --horizon steps)")
+    add("--steps", type=Path, help="the steps to choose among, one per line (default: those the "
+        "checkpoint is fine-tuned to, or the embedded world's)")
+    add("--at", type=clock, help="forecast from here: s, MM:SS or HH:MM:SS (default: the end of "
+        "the video; without VIDEO, before its last --horizon steps)")
     add("--clip", help="the teacher: a model of open_clip, or local-dir:DIR (default: the run's)")
     add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
     add("--samples", type=count, default=50, help="Monte Carlo samples (Eq. 11): so many futures")

@@ -40,6 +40,22 @@ def require_task(model, args):
             "--order none; to forecast, train with --order diffusion or mask, or fine-tune it")
 
 
+def knows_toy(model):
+    """Whether f was trained on the embedded world: its pixels are normalized as that world's."""
+    return tuple(model.pixels) == (render.MEAN, render.STD)
+
+
+def warn_of_data(model, toy):
+    """A warning if the model was trained on other videos than it is given, else None. toy: whether
+    these are of the embedded world."""
+    if not toy and knows_toy(model) and model.settings.get("data", "toy") == "toy":
+        return ("this checkpoint knows only the embedded world, rendered pictures of 32 pixels: on "
+                "any other video its answers mean nothing")
+    if not toy and model.encoder.image < 64:
+        return ("this is a small model, of pictures of 32 pixels: it tells whether all is in "
+                "place, and little more")
+
+
 # --- Texts and videos ---
 def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
     """The teacher that the checkpoint was trained with, or --clip's, and its embeddings (S, D) of a
@@ -55,9 +71,7 @@ def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
     if len({*names}) < len(names):
         print(f"{len(names) - len({*names})} of {len(names)} names are those of other classes, too;"
               " their texts cannot tell such classes apart")
-    if settings.get("data") == "toy" and not clip:
-        toy = True                                         # the run's own teacher
-    if toy:
+    if toy or knows_toy(model) and not clip:               # the run's own teacher
         teacher = load_teacher(device)
     else:
         clip_weights = clip_weights or settings.get("clip_weights")
@@ -84,8 +98,9 @@ def add_labeled_flags(parser):
     add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
 
 
-def list_videos(args, split):
-    """The annotated videos of COIN or EPIC, and the names of the classes; None without texts."""
+def list_videos(args, split, tuned=None):
+    """The annotated videos of COIN or EPIC, and the names of the classes, of a csv those that the
+    checkpoint is `tuned` to; None without texts."""
     path = args.annotations
     if args.data == "epic":
         return lists.load_epic(path), None
@@ -99,11 +114,12 @@ def list_videos(args, split):
     if args.task == "activity":
         return videos, None
     names = lists.load_phrases(args.steps) if args.steps else labels
-    require(any(names), f"{path}: a csv has no class names; add --steps FILE")
+    names = names if any(names) else tuned
+    require(names, f"{path}: a csv has no class names; add --steps FILE")
     if not all(names):
         print(f"{path}: {names.count('')} of {len(names)} ids are in no annotation: classes "
               "without a name; number the classes without gaps, or add --steps FILE")
-    lists.check_names(args.steps, names, path, labels)
+    lists.check_names(args.steps or "the checkpoint", names, path, labels)
     return videos, names
 
 
@@ -119,7 +135,7 @@ def open_labeled(args, split, model, device, with_teacher=True):
     else:
         require(args.annotations and args.videos,
                 f"--data {args.data} needs --annotations and --videos")
-        videos, names = list_videos(args, split)
+        videos, names = list_videos(args, split, model.settings.get("classes"))
     teacher, texts = None, None
     if names:
         args.classes = [*names]                            # a fine-tuned checkpoint keeps them
@@ -182,5 +198,6 @@ def write_features(args):
     names = [source.videos[example.video].name for example in examples for _ in example.windows]
     write_atomically(args.out, lambda file: np.savez(
         file, video=names, start=windows[:, 0], end=windows[:, 1], embedding=x.cpu().numpy()))
+    warning = warn_of_data(model, toy=False)
     print(f"{args.out}: {len(x)} windows; {len(source.unreadable)} of {len(source.videos)} "
-          "videos unreadable")
+          "videos unreadable", *([f"warning: {warning}"] if warning else []), sep="\n")

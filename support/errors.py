@@ -1,4 +1,5 @@
 """How a command ends: one line on stderr and a status, or a traceback if it is a bug."""
+import os
 import sys
 from pathlib import Path
 
@@ -23,16 +24,24 @@ def fail(status, problem):
 
 def run(main, parse):
     """Call main(parse()) and end: with status 2 for InputError, OSError and too little memory, 1
-    for FloatingPointError (a result that is not finite), 130 for Ctrl-C. A bug has its traceback.
-    """
+    for FloatingPointError (a result that is not finite), 130 for Ctrl-C, 141 if nobody reads
+    stdout any more. A bug has its traceback."""
     try:
-        return main(parse())
+        result = main(parse())
+        sys.stdout.flush()
+        return result
     except KeyboardInterrupt as stop:
         print(stop, file=sys.stderr)
         sys.exit(130)
     except FloatingPointError as error:
         fail(1, error)
     except (InputError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            try:
+                print(flush=True)                      # if this works, another pipe broke
+            except BrokenPipeError:                    # `| head` has read enough; Python's own last
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())     # flush must work
+                sys.exit(141)
         # One of a worker process comes with its traceback above the last line.
         fail(2, str(error).strip().split("\n")[-1].removeprefix("support.errors.InputError: "))
     except (RuntimeError, MemoryError) as error:

@@ -15,10 +15,11 @@ from commands import call, fails, read_json
 from data import Loaded, examples_of, paper_rows
 from evaluation import metrics, tasks
 from evaluation.inference import extend_history, sample_in_turn
-from evaluation.labeled import list_videos
+from evaluation.labeled import list_videos, warn_of_data
 from files.video import read_clips
 from losses import match
 from model import ProcedureModel
+from support.errors import InputError
 from test_lists import coin, entry
 from toy import grammar
 from toy.source import ToySource
@@ -331,12 +332,27 @@ def test_actions_need_verb_and_noun_and_rank_pairs():
 
 
 def test_ids_without_a_step_are_said(tmp_path, capsys):
-    """Catches: classes without a name that compete in silence."""
+    """Catches: classes without a name that compete in silence; fewer names than classes."""
     path = tmp_path / "COIN.json"
     path.write_text(coin(a=entry(("1", [1, 2], "fold"), ("3", [3, 4], "cut"), subset="testing")))
     args = SimpleNamespace(annotations=path, data="coin", task="forecast", steps=None)
-    assert list_videos(args, "test")[1] == ["fold", "", "cut"]
+    assert list_videos(args, "test", [*"abc"])[1] == ["fold", "", "cut"]
     assert "1 of 3 ids are in no annotation" in capsys.readouterr().out
+    args.annotations = tmp_path / "a.csv"              # of a fine-tuned checkpoint, names are known
+    args.annotations.write_text("a 0 30 0 9\nb 1 30 0 9\n")
+    assert list_videos(args, "test", [*"abc"])[1] == [*"abc"]
+    with pytest.raises(InputError, match="the checkpoint: 1 names, but 2 classes"):
+        list_videos(args, "test", ["a"])
+
+
+def test_data_of_another_kind_is_warned_of():
+    """Catches: a score of a checkpoint that knows other videos, without a word; a false alarm."""
+    model = SimpleNamespace(pixels=(.4, .25), settings={}, encoder=SimpleNamespace(image=32))
+    assert "embedded world" in warn_of_data(model, False) and not warn_of_data(model, True)
+    model.settings["data"] = "coin"                    # fine-tuned
+    assert "small model" in warn_of_data(model, False)
+    model.encoder.image = 224
+    assert warn_of_data(model, False) is None
 
 
 def test_a_forecast_enters_the_history_as_nine_seconds():
@@ -383,7 +399,8 @@ def test_the_forecast_json_is_the_contract(trained, here, monkeypatch):
     call("evaluate.py", "--task", "forecast", "--oracle", "5", *flags, "--json", "a.json")
     call("evaluate.py", *flags, "--batch", "3", "--workers", "1", "--json", "b.json")
     a, b = read_json("a.json"), read_json("b.json")
-    assert [*a][:11] == KEYS and [*a][-3:] == ["seed", "checkpoint", "seconds"]
+    assert [*a][:11] == KEYS and [*a][-4:] == ["warning", "seed", "checkpoint", "seconds"]
+    assert a["warning"] is None
     assert {part: [*a[part]] for part in NESTED} == NESTED and "distinct" in a
     assert [*a["truth"]["nll"]] == ["draws", "softmax"]
     for name in ("top1", "top5", "baselines", "futures"):
@@ -403,10 +420,11 @@ def test_infilling_from_the_command(trained, here, capsys):
 
 
 def test_features_of_videos(trained, here, capsys):
-    """Catches: a window twice or not at all, embeddings of other windows or videos."""
+    """Catches: a window twice or not at all, embeddings of other windows or videos, no warning."""
     call("toy", "export", "--out", "world", "--train", "1", "--test", "1")
     call("evaluate.py", "--task", "features", "--videos", "world/videos", "--checkpoint",
          trained / "none", "--out", "f.npz")
+    assert "warning: this checkpoint knows only the embedded world" in capsys.readouterr().out
     file, model = np.load("f.npz"), weights.load(trained / "none")
     assert {*file["video"]} == {"train_00000", "test_00000"}
     for name in {*file["video"]}:

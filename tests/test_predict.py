@@ -1,4 +1,7 @@
 """predict.py: one video in, steps and futures out; its JSON, its table, its warnings."""
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,8 +34,9 @@ def test_futures_are_counted_and_steps_ranked():
 
 
 def test_the_first_forecast_anyone_sees(here, capsys):
-    """Catches: a true step that is not printed; a warning, or none; keys renamed; another length of
-    the history, noise of another seed, the mean of fewer samples; a truth of other steps."""
+    """Catches: a true step or a column's name that is not printed; a warning, or none; keys
+    renamed; another length of the history, noise of another seed, the mean of fewer samples; a
+    truth of other steps."""
     call("predict.py", "--json", "a.json")
     out, content = capsys.readouterr().out, read_json("a.json")
     assert [*content] == ["video", "clips", "next", "futures", "warning", "truth"]
@@ -41,6 +45,7 @@ def test_the_first_forecast_anyone_sees(here, capsys):
     assert sum(future["share"] for future in content["futures"]) == pytest.approx(1)
     for row in content["truth"]["next"]:
         assert f"{row['step']} {row['p']:.0%}" in out
+    assert [*content["next"][0]] == ["step", "p", "share"] and "\n  share    p  step\n" in out
     assert predict() == content
     model = weights.load(DEFAULT)
     observed, steps = observe_toy(0, model, None, 3), grammar.STEPS
@@ -74,7 +79,7 @@ def test_a_video_file_and_steps_of_ones_own(trained, here, capsys, monkeypatch):
     assert "embedded world" in content["warning"]
     Path("steps.txt").write_text("crack egg\npour oil\n")
     call("predict.py", "v.mp4", "--steps", "steps.txt", "--checkpoint", checkpoint, "--samples",
-         "4", "--horizon", "2", "--at", "40", "--json", "a.json")
+         "4", "--horizon", "2", "--at", "00:40", "--json", "a.json")
     assert lengths == [40, 40]
     assert read_json("a.json") == content and "warning: " in capsys.readouterr().out
     content = predict("v.mp4", steps=steps * 2, checkpoint=checkpoint, samples=4, at=4.0)
@@ -87,7 +92,8 @@ def test_a_video_file_and_steps_of_ones_own(trained, here, capsys, monkeypatch):
 
 
 def test_a_model_that_is_fine_tuned_to_forecast(trained, here, capsys):
-    """Catches: texts matched in place of its classes; classes that are not the lines of --steps."""
+    """Catches: texts matched in place of its classes; classes that are not the lines of --steps, or
+    not its own without --steps."""
     start, steps = weights.load(trained / "diffusion"), ["crack egg", "pour oil"]
     for task in ("forecast", "classify"):
         model = build_model(start.phrases, **start.arguments | {"task": task, "classes": [2]})
@@ -97,13 +103,14 @@ def test_a_model_that_is_fine_tuned_to_forecast(trained, here, capsys):
         save(f"{task}.pt", model, settings=start.settings | {"classes": steps})
     flags = dict(steps=steps, samples=4, horizon=2)
     content = predict(checkpoint="forecast.pt", **flags)
+    assert content == predict(checkpoint="forecast.pt", **flags | {"steps": None})
     assert content["futures"] == [{"steps": ["pour oil"] * 2, "share": 1.0}]
     assert content["next"][0]["p"] == pytest.approx(torch.tensor(.5 / start.tau).sigmoid().item())
     assert content["clips"] == predict(checkpoint=trained / "diffusion", **flags)["clips"]
     with pytest.raises(InputError, match="to other classes, or in another order: crack egg, pour"):
         predict(checkpoint="forecast.pt", **flags | {"steps": steps[::-1]})
-    line = fails(capsys, "predict.py", "--checkpoint", "forecast.pt")
-    assert f"fine-tuned to 2 classes, there are {len(grammar.STEPS)} here" in line
+    with pytest.raises(InputError, match="fine-tuned to 2 classes, there are 4 here"):
+        predict(checkpoint="forecast.pt", **flags | {"steps": 2 * steps})
     assert "is fine-tuned for classify" in fails(capsys, "predict.py", "--checkpoint",
                                                  "classify.pt")
 
@@ -112,3 +119,18 @@ def test_a_figure_that_cannot_be_drawn_is_refused_first(here, capsys):
     """Catches: a forecast that is made and lost."""
     line = fails(capsys, "predict.py", "--figure", "out.jpg", "--json", "a.json")
     assert "out.jpg: must end in .png, .pdf or .svg" in line and not Path("a.json").exists()
+
+
+@pytest.mark.parametrize("unbuffered, work, status", [
+    ("1", "print(1)", 141), ("", "print(1)", 141), ("", "print('1' * 10 ** 6)", 141),
+    ("", "(i for i in ()).throw(BrokenPipeError(1))", 2)])
+def test_a_pipe_that_nobody_reads_ends_quietly(unbuffered, work, status):
+    """Catches: a traceback, or status 0, after `| head`; silence about the pipe to a worker."""
+    code = f"from support.errors import *; run(lambda args: {work}, lambda: None)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, cwd=DEFAULT.parents[1],
+                               env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
+    if status == 141:
+        process.stdout.close()
+    assert process.stderr.read() == (b"" if status == 141 else b"-c: error: 1\n")
+    assert process.wait() == status
