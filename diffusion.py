@@ -36,15 +36,26 @@ class Standardizer(nn.Module):
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("variance", torch.ones(()))
         self.register_buffer("updates", torch.zeros(()))
+        # Of the clips since the last `update`: the sum of x, of its squares, and how many they are.
+        self.register_buffer("sums", torch.zeros(dim + 2), persistent=False)
 
     @torch.no_grad()
-    def update(self, x):
-        """Average in the clips of a batch, x (C, D), C at least 2."""
+    def add(self, x):
+        """Count in clips, x (C, D). Sums of several processes can be added."""
+        self.sums += torch.cat([x.sum(0), torch.stack([x.pow(2).sum(), x.new_tensor(len(x))])])
+
+    @torch.no_grad()
+    def update(self):
+        """Average in the clips counted since the last update, if there were any."""
+        total, square, count = self.sums.split([len(self.mean), 1, 1])
         self.updates += 1
-        rate = (1 / self.updates).clamp(min=self.rate)     # the mean of all, until 1 / rate batches
-        self.mean.lerp_(x.mean(0), rate)
-        variance = (x - self.mean).pow(2).mean()
-        self.variance.lerp_(variance.clamp(min=1e-8), rate)                # 0 if all are equal
+        rate = (1 / self.updates).clamp(min=self.rate)     # the mean of all, until 1 / rate updates
+        rate, count = rate * (count > 0), count.clamp(min=1)
+        self.mean.lerp_(total / count, rate)
+        # The mean square of x - mean, over clips and coordinates; 0 if all clips are equal.
+        variance = (square - 2 * self.mean @ total) / count + self.mean.pow(2).sum()
+        self.variance.lerp_((variance[0] / len(self.mean)).clamp(min=1e-8), rate[0])
+        self.sums.zero_()
 
     def forward(self, x):
         """x -> z, (..., D)."""

@@ -9,8 +9,11 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
     p(y_i | x_i)             match      (..., K)         Eq. 6, as log probabilities
     p'_i                     targets    (..., K)         the teacher's soft targets, no gradient
     x_j^0                    xj         (R, D)           the missing clips, f(v_j), no gradient
-    L_XE, L_MSE, L_MC        xe, mse, mc                 Eqs. 8, 9, 10; train.py sums them (Eq. 7)
-    C clips, R rows with one missing clip each, K phrases, D embedding.
+    L_XE, L_MSE, L_MC        xe, mse, mc  (V,)           Eqs. 8, 9, 10; train.py sums them (Eq. 7)
+    V videos, C clips of them, R rows with one missing clip each, K phrases, D embedding.
+
+Each term is one of a video: a mean within it. Clips and rows of several videos stand one after the
+other, and `counts`, a list of V numbers, says how many are of each.
 
 Where they come from. Clip j is hidden, so the diffusion gives its embedding a distribution p_theta,
 and through it its text: p_theta(y_j | {x_i}) = E_{x_j ~ p_theta} p(y_j | x_j). Appendix A bounds
@@ -59,32 +62,40 @@ def match(x, phrases, tau):
         return (cosine / tau).log_softmax(-1)                                       # (..., K)
 
 
-def xe_loss(log_p, targets):
+def video_means(values, counts):
+    """The mean of values (C,) within each video, of which the first has counts[0]: (V,)."""
+    return torch.stack([part.mean() for part in values.split(counts)])
+
+
+def xe_loss(log_p, targets, counts):
     """L_XE (Eq. 8): match the clips to their soft targets.
 
         L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i)),   H(p', p) = -sum_k p'_k log p_k
 
     The paper averages over the observed clips of one row. Here the mean is over all clips of the
-    batch, whichever rows h reads; for nine clips, each missing in turn, the two are equal.
+    video, whichever rows h reads; for nine clips, each missing in turn, the two are equal.
 
-    Args:    log_p (C, K) from `match`, of the clips that f encodes; targets (C, K).
-    Returns: scalar.
+    Args:    log_p (C, K) from `match`, of the clips that f encodes; targets (C, K); counts: of
+             clips.
+    Returns: (V,).
     """
-    return -(targets * log_p).sum(-1).mean()
+    return video_means(-(targets * log_p).sum(-1), counts)
 
 
-def mse_loss(x_hat, xj):
+def mse_loss(x_hat, xj, counts):
     """L_MSE (Eq. 9): squared distance of the predicted and the true embedding, x_hat and xj (R, D).
 
-    Returns: scalar: summed over D, averaged over the rows (the expectation over t).
+    Args:    counts: of rows.
+    Returns: (V,): summed over D, averaged over the rows of a video (the expectation over t).
     """
-    return (x_hat - xj).pow(2).sum(-1).mean()
+    return video_means((x_hat - xj).pow(2).sum(-1), counts)
 
 
-def mc_loss(log_p, targets):
+def mc_loss(log_p, targets, counts):
     """L_MC (Eq. 10): match each predicted embedding to the missing clip's soft target.
 
-    Args:    log_p (R, K) from `match`, of the embeddings that h predicts; targets (R, K).
-    Returns: scalar: averaged over the rows (the expectation over t).
+    Args:    log_p (R, K) from `match`, of the embeddings that h predicts; targets (R, K); counts:
+             of rows.
+    Returns: (V,): averaged over the rows of a video (the expectation over t).
     """
-    return -(targets * log_p).sum(-1).mean()
+    return video_means(-(targets * log_p).sum(-1), counts)

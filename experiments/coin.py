@@ -57,7 +57,8 @@ def train(x, targets, texts, tau, order, args):
     D = texts.shape[1]
     model = ProcedureModel(texts, None, Denoiser(D, layers=1, dropout=DROPOUT), order, tau, None,
                            noise_levels(D).tolist()).to(x.device)
-    model.standardize.update(x.flatten(0, 1))
+    model.standardize.add(x.flatten(0, 1))
+    model.standardize.update()
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=WEIGHT_DECAY, fused=True)
     updates = round(args.epochs * max(len(x) // BATCH, 1))
     for update in trange(updates, desc=order, mininterval=1):
@@ -74,7 +75,8 @@ def train(x, targets, texts, tau, order, args):
         if order == "mask":
             zt, t = torch.zeros_like(zt), torch.full_like(t, len(model.alpha_bar) - 1)
         x_hat = model.standardize.inverse(model.denoise(zt, clips, observed, j, t))    # Eq. 5
-        loss = mse_loss(x_hat, xj) + mc_loss(model.match(x_hat), targets[chosen])      # Eqs. 9, 10
+        rows = [len(xj)]                                                       # Eqs. 9, 10
+        loss, = mse_loss(x_hat, xj, rows) + mc_loss(model.match(x_hat), targets[chosen], rows)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -103,6 +105,7 @@ def main(args):
     args.samples, args.batch = SAMPLES, AT_ONCE
     lines, mask = (score(model, x_test[:, :PIECES], texts.to(device), y, args)[0]
                    for model in models)
+    del lines["right"]
     counts = bigram_counts(p.argmax(-1), len(texts)).fill_diagonal_(0)                 # label-free
     bigram = bigram_forecast(counts, p_test[:, 0])
     lines |= {"evaluated": len(y), "baselines": {

@@ -1,7 +1,9 @@
 """Worker processes, which decode or render ahead of the update that needs it."""
 import functools
 import os
+import re
 import shutil
+import signal
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
@@ -13,32 +15,56 @@ AHEAD = 2                 # items that a worker makes ahead
 SHARED = "/dev/shm"       # where Linux keeps what processes share
 
 
-def hand_over(make, item):
-    """make(item), a worker's tensors in shared memory: torch's queue would hang if that fails."""
-    made = make(item)
-    if get_worker_info() and isinstance(made, tuple):
+def ignore_ctrl_c(worker):
+    """The main process decides when a worker ends: it may still finish its update."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def hand_over(make, items, reading, number):
+    """make(items[number]); a worker's tensors go to shared memory, since torch's queue would wait
+    for ever if that failed. reading (workers, 2): its process, and the number while it reads."""
+    worker = get_worker_info()
+    if worker is None:
+        return make(items[number])
+    reading[worker.id] = torch.tensor([os.getpid(), number])
+    made = make(items[number])
+    reading[worker.id, 1] = -1
+    if isinstance(made, tuple):
         for tensor in filter(torch.is_tensor, made):
             tensor.share_memory_()
     return made
 
 
-def prefetch(make, items, workers, title=None, size=0):
+def prefetch(make, items, workers, title=None, size=0, held=1, name=str, pin=False):
     """Yield make(item) for each item, in order, made ahead by worker processes (0: none).
 
-    title: of a progress bar, or None. size: bytes of an item's tensors, at most.
+    title: of a progress bar, or None. size: bytes of an item's tensors, at most; held: how many
+    items whoever reads them holds at once. name: a function, what to call an item that kills its
+    worker. pin: whether tensors go to pinned memory, from which a GPU copies without waiting.
     """
-    need = (AHEAD * workers + 1) * size * int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    need = (AHEAD * workers + held) * size * int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     text = (f"--workers {workers}: what they read ahead needs up to {need / 2 ** 30:.2g} GiB of "
             "shared memory; give more (Docker: --shm-size), or fewer --workers")
     if workers and os.path.isdir(SHARED):
         free = shutil.disk_usage(SHARED).free
         require(need <= free, f"{text}; {free / 2 ** 30:.2g} GiB are free in {SHARED}")
-    loader = DataLoader(items, batch_size=None, num_workers=workers,
-                        collate_fn=functools.partial(hand_over, make),
-                        prefetch_factor=AHEAD if workers else None)
+    reading = torch.zeros(workers, 2, dtype=torch.int64)
     try:
-        yield from tqdm(loader, title, len(items), mininterval=1, disable=title is None)
+        loader = DataLoader(range(len(items)), batch_size=None, num_workers=workers,
+                            collate_fn=functools.partial(hand_over, make, items,
+                                                         reading.share_memory_()),
+                            prefetch_factor=AHEAD if workers else None, pin_memory=pin,
+                            worker_init_fn=ignore_ctrl_c)
+        child = getattr(signal, "SIGCHLD", None)       # Windows has none
+        before = child and signal.getsignal(child)
+        loaded = iter(loader)
+        if workers and child and signal.getsignal(child) is not before:
+            signal.signal(child, before)       # torch's would raise anywhere, not only in a read
+        yield from tqdm(loaded, title, len(items), mininterval=1, disable=title is None)
     except RuntimeError as error:
-        lost = "DataLoader worker (pid" in str(error) or "shared memory" in str(error)
-        require(not lost, f"a worker process was killed, or could not hand over its batch; {text}")
+        found = re.match(r"DataLoader worker \(pid\S* ([\d, ]+)\)", str(error))
+        dead = found[1].split(", ") if found else []
+        read = [name(items[i]) for pid, i in reading.tolist() if str(pid) in dead and i >= 0]
+        require(not found and "shared memory" not in str(error), "a worker process was killed, or "
+                f"could not hand over its batch{', while it read '.join(['', *read])}; {text}")
         raise

@@ -10,7 +10,8 @@ import train
 from data import Example, Loaded, Video
 from evaluation import labeled
 from evaluation.inference import predict_missing
-from model import encode_parts
+from training import run, setup
+from training.batches import groups
 from weights.checkpoint import build_model
 
 fake = pytest.importorskip("torch._subclasses.fake_tensor")
@@ -40,11 +41,7 @@ class Teacher:
 def gpu(monkeypatch):
     """Within it tensors are made up, and a GPU seems to be there."""
     monkeypatch.setattr(fake.FakeTensor, "numpy", lambda x: np.arange(x.numel()) % 2)
-    monkeypatch.setattr(fake.FakeTensor, "tolist", lambda x: [.5] * x.numel())
-    monkeypatch.setattr(fake.FakeTensor, "backward", lambda loss: None)
     monkeypatch.setattr(torch.nn.init, "trunc_normal_", lambda x, std: x)      # it reads values
-    monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
-    monkeypatch.setattr(train.weights.checkpoint, "build_model", build_there)
     with fake.FakeTensorMode(allow_non_fake_inputs=True):
         yield
 
@@ -56,39 +53,40 @@ def build_there(*args, **sizes):
 
 
 @pytest.mark.parametrize("order", ["diffusion", "mask", "none"])
-def test_an_update_keeps_to_one_device(here, monkeypatch, gpu, order):
-    """Catches: a tensor of an update that is made on the CPU, or forgotten there; f in float32, or
-    the teacher in bfloat16."""
+def test_the_objective_keeps_to_one_device(gpu, order):
+    """Catches: a tensor of an update that is made on the CPU, or forgotten there."""
+    model = build_there(torch.zeros(5, 64, device=GPU), setup.TIMESFORMER["small"],
+                        setup.DENOISER["small"], order=order, tau=.1, pixels=(.4, .25),
+                        alpha_bar=[.5, .2])
     clips = torch.zeros(10, 4, 3, 32, 32, dtype=torch.uint8)
-    loaded = Loaded([(0, WINDOWS), (1, WINDOWS)], clips, None, {})
-    logged, seen = [], []
-    for name, value in {
-            "pick_device": lambda name: GPU, "save": lambda *args: None,
-            "open_data": lambda *args: (Source(), Teacher(), ["a"] * 5, (.4, .25)),
-            "mixed_precision": lambda device: torch.autocast("cpu", torch.bfloat16),
-            "prefetch": lambda *args, **options: [loaded, loaded],
-            "encode_parts": lambda *args: seen.append(torch.is_autocast_enabled("cpu")) or
-            encode_parts(*args),
-            "log": lambda *args, **values: logged.append(values)}.items():
-        monkeypatch.setattr(train, name, value)
-    train.pretrain(train.parse(["--batch", "2", "--sgd-epochs", "1", "--epochs", "1", "--order",
-                                order, "--micro-batch", "4"]))
-    assert len(logged) == 2 and seen == [True, True]
-    for values in logged:
-        assert all(values[name].device == GPU for name in ("loss", "xe", "mse", "mc", "match"))
+    loaded = [Loaded([(video, WINDOWS)], clips[:5], clips[:5], {}) for video in (0, 1)]
+    group, = groups(iter(loaded), 2, 2, Source(), GPU)
+    metrics = run.Metrics(("loss", *run.TERMS), GPU)
+    terms, x = train.objective(model, group, torch.zeros(10, 64, device=GPU), 0,
+                               train.parse(["--order", order]))
+    terms["loss"] = terms["xe"] + terms["mse"] + terms["mc"]
+    metrics.add(terms, len(x))
+    model.standardize.add(x)
+    model.standardize.update()
+    assert all(of.device == GPU and of.shape == (2,) for of in terms.values())
+    assert x.device == metrics.sums.device == model.standardize.sums.device == GPU
 
 
 def test_a_forecast_keeps_to_one_device(gpu, monkeypatch):
-    """Catches: a tensor of a forecast on the CPU; scores left on the GPU; a teacher in bfloat16."""
-    model = build_there(torch.zeros(5, 64, device=GPU), train.TIMESFORMER["small"],
+    """Catches: a tensor of a forecast on the CPU; scores left on the GPU; a teacher in bfloat16, or
+    f in float32."""
+    model = build_there(torch.zeros(5, 64, device=GPU), setup.TIMESFORMER["small"],
                         dict(layers=1, heads=2), order="diffusion", tau=.1, pixels=(.4, .25),
                         alpha_bar=[.5, .2])
     clips, example = torch.zeros(10, 4, 3, 32, 32, dtype=torch.uint8), Example(0, WINDOWS, 0, 1)
     monkeypatch.setattr(labeled, "prefetch", lambda *args: [Loaded([example], clips, None, {})])
     monkeypatch.setattr(labeled, "mixed_precision", lambda device: torch.autocast("cpu"))
+    encode, mixed = model.encode, []
+    monkeypatch.setattr(model, "encode", lambda clips: mixed.append(
+        torch.is_autocast_enabled("cpu")) or encode(clips))
     x, features, _ = labeled.encode_examples(model, Teacher(), Source(), [example], train.parse([]),
                                              GPU)
     texts = torch.zeros(7, 64, device=GPU)
     log_p = predict_missing(model, x[None, :8], texts, torch.zeros(1, 5, 64), 64)
-    assert x.device == features.device == GPU
+    assert x.device == features.device == GPU and mixed == [True]
     assert log_p.device.type == "cpu" and log_p.shape == (1, 5, 7)

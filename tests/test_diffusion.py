@@ -11,12 +11,15 @@ ALPHA_BAR = torch.tensor([0.9, 0.7, 0.3, 0.1], dtype=torch.float64)
 
 
 def test_standardized_embeddings_by_loops():
-    """Catches: a scale per coordinate, a sum for the mean, variance for deviation, no inverse."""
+    """Catches: a scale per coordinate, a sum for the mean, variance for deviation, no inverse;
+    clips counted twice, or in groups of unequal weight; statistics of an update without clips."""
     space, D = diffusion.Standardizer(3, rate=0.3).double(), 3
     mean, variance = [0.0] * D, 1.0
     for step, clips in enumerate((5, 2, 7, 4, 3, 6), start=1):
         x = 2 * draw(clips, D, seed=clips) + torch.tensor([3.0, 0.0, -1.0])
-        space.update(x)
+        space.add(x[:1])
+        space.add(x[1:])
+        space.update()
         rate = max(1 / step, 0.3)                      # the mean of all, then a running average
         for d in range(D):
             mean[d] += rate * (sum(clip[d].item() for clip in x) / clips - mean[d])
@@ -28,6 +31,8 @@ def test_standardized_embeddings_by_loops():
     assert z[2].tolist() == pytest.approx(
         [(x[2, d].item() - mean[d]) / math.sqrt(variance) for d in range(D)])
     torch.testing.assert_close(space.inverse(z), x)
+    space.update()
+    assert space.mean.tolist() == pytest.approx(mean)
     assert torch.equal(x, kept) and len(space.state_dict()) == 3 and not [*space.parameters()]
     assert diffusion.Standardizer(3).rate == 0.01      # results were measured with it
 
@@ -35,7 +40,8 @@ def test_standardized_embeddings_by_loops():
 def test_clips_that_are_all_equal_can_be_standardized():
     """Catches: a division by a variance of zero."""
     space, x = diffusion.Standardizer(3).double(), draw(1, 3)
-    space.update(x.expand(4, -1))
+    space.add(x.expand(4, -1))
+    space.update()
     assert space(draw(5, 3)).isfinite().all() and space(x).abs().max() < 1e-6
 
 

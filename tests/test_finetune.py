@@ -1,14 +1,16 @@
 """Fine-tuning: against formulas and the zero-shot model; each task from command to score."""
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
 
 import weights
 from commands import call, fails, read_json
-from data import Video
+from data import Example, Video
 from diffusion import noise_levels
 from model import ProcedureModel
 from test_train import rows_of, same_run
@@ -57,7 +59,8 @@ def test_a_share_of_the_labels_is_a_share_of_the_videos():
 def test_training_starts_from_the_zero_shot_model(task):
     """Catches: weights lost on the way, texts not normalized; another schedule; no dropout."""
     init, texts = random_model(), torch.randn(40, 64) * 3
-    init.standardize.update(torch.randn(9, 64))
+    init.standardize.add(torch.randn(9, 64))
+    init.standardize.update()
     named = task != "activity"
     videos = [Video("a", activity=39), Video("b", activity=2)]             # classes 0 to 39
     model = finetune.extend(init, args_of("--task", task), texts if named else None, videos)
@@ -153,16 +156,27 @@ def test_fine_tuning_stopped_by_ctrl_c_resumes_bit_exactly(trained, here, monkey
     call("train.py", *flags, "--out", "whole")
 
     def interrupt(step, *stage):
-        if step == 3:
-            raise KeyboardInterrupt
+        if step == 2:
+            signal.raise_signal(signal.SIGINT)
         return learning_rate(step, *stage)
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
         patch.setattr(finetune, "learning_rate", interrupt)
         call("train.py", *flags, "--out", "run")
     assert len(rows_of("run")) == 3
-    assert "checkpoint.pt is of update 3; add --resume" in capsys.readouterr().err
+    assert "checkpoint.pt is of update 3 of " in capsys.readouterr().err
     call("train.py", *flags, "--out", "run", "--resume")
     assert same_run("run", "whole")
+
+
+def test_an_action_is_read_in_a_view_that_is_drawn():
+    """Catches: always the first window, the same in all updates; an example twice in an epoch."""
+    examples = [Example(0, np.arange(6).reshape(3, 2) + 10. * k, (k, k), k) for k in range(4)]
+    source = SimpleNamespace(load=lambda requests, rng: requests[0])
+    args = SimpleNamespace(seed=0, batch=2)
+    read = [finetune.load_action(source, examples, args, range(2), item) for item in range(40)]
+    assert all(sorted(one.step for one in read[i:i + 4]) == [0, 1, 2, 3] for i in range(0, 40, 4))
+    assert {one.windows[0, 0] % 10 for one in read} == {0, 2, 4}
+    assert all(one.windows.shape == (1, 2) for one in read)
 
 
 def test_actions_of_epic_train_f(trained, here, capsys):

@@ -38,32 +38,34 @@ def test_eq6_is_finite_at_the_smallest_temperature_and_the_longest_vectors():
 
 
 def test_eq8_xe_is_the_mean_over_the_observed_clips_by_loops():
-    """Catches: 1 / N for 1 / (N - 1), a sum for a mean, p and p' exchanged in H. Eq. 8: every j."""
-    N, x, phrases, targets = 4, draw(4, 3), draw(5, 3, seed=1), soft(4, 5, seed=2)
-    expected = 0.0
-    for _, i in itertools.permutations(range(N), 2):               # (j, i), i != j
-        expected += slow_entropy(targets[i], slow_match(x[i], phrases, TAU)) / (N - 1) / N
-    log_p = losses.match(x, phrases, TAU)
-    assert losses.xe_loss(log_p, targets).item() == pytest.approx(expected)
+    """Catches: 1 / N for 1 / (N - 1), a sum for a mean, p and p' exchanged in H; a mean over the
+    clips of all videos, clips of another video. Eq. 8: every j."""
+    counts, x, phrases, targets = [4, 2], draw(6, 3), draw(5, 3, seed=1), soft(6, 5, seed=2)
+    found = losses.xe_loss(losses.match(x, phrases, TAU), targets, counts)
+    for N, first, loss in zip(counts, (0, 4), found, strict=True):
+        expected = 0.0
+        for _, i in itertools.permutations(range(first, first + N), 2):        # (j, i), i != j
+            expected += slow_entropy(targets[i], slow_match(x[i], phrases, TAU)) / (N - 1) / N
+        assert loss.item() == pytest.approx(expected)
 
 
 def test_eq9_mse_is_the_squared_length_averaged_over_the_missing_clips():
     """Catches: a mean over D, a sum over clips, the length without its square, another x_j^0."""
     R, D, expected = 3, 4, 0.0
-    x_hat, xj = draw(R, D), draw(R, D, seed=1)
+    x_hat, xj = draw(R + 2, D), draw(R + 2, D, seed=1)
     for r in range(R):
         expected += sum(float(x_hat[r, d] - xj[r, d]) ** 2 for d in range(D)) / R
-    assert losses.mse_loss(x_hat, xj).item() == pytest.approx(expected)
+    assert losses.mse_loss(x_hat, xj, [R, 2])[0].item() == pytest.approx(expected)
 
 
 def test_eq10_mc_is_the_cross_entropy_averaged_over_the_missing_clips():
     """Catches: a sum over clips, p and p' exchanged, the target of another row."""
     R, D, expected = 3, 4, 0.0
-    x_hat, phrases, targets = draw(R, D), draw(5, D, seed=1), soft(R, 5, seed=2)
+    x_hat, phrases, targets = draw(R + 2, D), draw(5, D, seed=1), soft(R + 2, 5, seed=2)
     for r in range(R):
         expected += slow_entropy(targets[r], slow_match(x_hat[r], phrases, TAU)) / R
     log_p = losses.match(x_hat, phrases, TAU)
-    assert losses.mc_loss(log_p, targets).item() == pytest.approx(expected)
+    assert losses.mc_loss(log_p, targets, [R, 2])[0].item() == pytest.approx(expected)
 
 
 def test_eq_a_bounds_the_likelihood_of_a_small_chain_by_enumeration():
@@ -117,4 +119,4 @@ def test_eq_a_a_level_weighs_the_squared_distance_by_the_fall_of_its_signal_to_n
         variance = (1 - alpha_bar[t - 1]) / (1 - alpha_bar[t]) * beta
         kl = (means[0] - means[1]).square().sum() / (2 * variance)
         weight = (ratio[t - 1] - ratio[t]) / 2
-        torch.testing.assert_close(kl, weight * losses.mse_loss(x_hat, x0))
+        torch.testing.assert_close(kl, weight * losses.mse_loss(x_hat, x0, [1])[0])

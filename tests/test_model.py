@@ -20,7 +20,9 @@ def build(order="diffusion", **more):
     """A tiny model with every parameter random, whose embeddings have a mean and a scale."""
     f, h = TimeSformer(dim=D, **F), Denoiser(D, layers=2, heads=2, clips=N)
     model = ProcedureModel(PHRASES, f, h, order, TAU, (.4, .25), ALPHA_BAR, **more)
-    randomized(model, 0.3).standardize.update((0.2 * draw(9, D, seed=6) + draw(D, seed=7)).float())
+    space = randomized(model, 0.3).standardize
+    space.add((0.2 * draw(9, D, seed=6) + draw(D, seed=7)).float())
+    space.update()
     return model
 
 

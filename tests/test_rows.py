@@ -1,12 +1,14 @@
 """training/rows.py and data.paper_rows: each kind of row, and the controls, by loops."""
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import data
-from training.rows import missing_rows
+from training.batches import draw_noise
+from training.rows import missing_rows, rows_of_group
 
 
 def slow_paper_rows(n):
@@ -50,50 +52,87 @@ def as_list(rows, j):
 
 @pytest.mark.parametrize("kind, phrases", [("paper", 4), ("steps", 2), ("steps", 4)])
 def test_missing_rows_by_loops(kind, phrases):
-    """Catches: a history of another length or video; one that ends after the missing clip begins,
-    or holds a clip of its step; an uncertain clip asked for; two clips of a step in a row of
-    `paper_rows`; a place or a clip that is never missing, or twice; padding before the end."""
-    rng, windows = np.random.default_rng(phrases), [np.arange(12)[:, None] * 4. + [20, 29]]
+    """Catches: a history of another length; one that ends after the missing clip begins, or holds
+    a clip of its step; an uncertain clip asked for; two clips of a step in a row of `paper_rows`; a
+    place or a clip that is never missing, or twice; padding before the end."""
+    rng = np.random.default_rng(phrases)
     for n in (1, 16, 2, 3, 5, 9, 10, 4):
         middles = 5 + rng.uniform(1, 30, n).cumsum()
-        windows.append(np.stack([middles - 4.5, middles + 4.5], 1))
-    every = np.concatenate(windows)
-    C, ends = len(every), np.cumsum([len(part) for part in windows])
-    videos = [[*range(end - len(part), end)] for part, end in zip(windows, ends)]
-    phrase, confidence = rng.integers(phrases, size=C), rng.permutation(C)
-    confident = [sorted(confidence).index(value) >= (C - 1) / 3 for value in confidence]
-    shown = phrase if kind == "steps" else range(C)
-    steps = [slow_steps(clips, shown) for clips in videos]
-    expected = [row for part in steps for row in slow_forecast_rows(every, part, confident)]
-    expected = Counter((tuple(row), j) for row, j in expected if kind != "paper")
-    step_of = {clip: s for part in steps for s, step in enumerate(part) for clip in step}
-    seen, missing = [set() for _ in videos], set()
-    for _ in range(300):
-        asked, given = [], ([*enumerate(windows)], confidence, phrase, rng, kind)
-        found = as_list(*missing_rows(*given))
-        among = len(found) - expected.total()              # these are rows of `paper_rows`
-        assert Counter(found[among:]) == expected
-        for row, j in found[:among]:
-            video = next(v for v, clips in enumerate(videos) if row[0] in clips)
-            clips, S = [i for i in row if i >= 0], len(steps[video])
-            assert {*clips} <= {*videos[video]} and row[len(clips):] == (-1,) * (9 - len(clips))
-            first = step_of[clips[0]]
-            assert [step_of[i] for i in clips] == [*range(first, min(first + 9, S))]
-            asked.append((video, step_of[row[j]]))
-            seen[video].add((first, step_of[row[j]]))
-            missing.add(row[j])
-        each = [(v, s) for v, part in enumerate(steps) for s in range(len(part))]
-        assert asked in ([each] if kind == "paper" else [each[i::3] for i in range(3)])
-    assert seen == [slow_paper_rows(len(part)) for part in steps]
-    assert missing == {*range(C)}
+        windows = np.stack([middles - 4.5, middles + 4.5], 1)
+        phrase, confidence = rng.integers(phrases, size=n), rng.permutation(n)
+        confident = [sorted(confidence).index(value) >= (n - 1) / 3 for value in confidence]
+        steps = slow_steps([*range(n)], phrase if kind == "steps" else range(n))
+        expected = [] if kind == "paper" else slow_forecast_rows(windows, steps, confident)
+        step_of = {clip: s for s, step in enumerate(steps) for clip in step}
+        seen, missing, offsets = set(), set(), [[*range(len(steps))][i::3] for i in range(3)]
+        for _ in range(200):
+            found = as_list(*missing_rows(windows, confidence, phrase, rng, kind))
+            among = len(found) - len(expected)             # these are rows of `paper_rows`
+            assert found[among:] == [(tuple(row), j) for row, j in expected]
+            for row, j in found[:among]:
+                clips, S = [i for i in row if i >= 0], len(steps)
+                assert row[len(clips):] == (-1,) * (9 - len(clips))
+                first = step_of[clips[0]]
+                assert [step_of[i] for i in clips] == [*range(first, min(first + 9, S))]
+                seen.add((first, step_of[row[j]]))
+                missing.add(row[j])
+            asked = [step_of[row[j]] for row, j in found[:among]]
+            assert asked in ([[*range(n)]] if kind == "paper" else [*filter(None, offsets)])
+        assert seen == slow_paper_rows(len(steps)) and missing == {*range(n)}
+
+
+def test_rows_of_a_video_depend_on_it_alone():
+    """Catches: clips of another video, or its draws; draws that are the same in every update, or
+    for all videos; rows counted to another video. In the control, clips of all videos."""
+    args = SimpleNamespace(seed=1, rows="steps", context="observed")
+    windows = {video: np.arange(n)[:, None] * 10. + [0, 9]
+               for video, n in ((4, 7), (2, 12), (9, 5), (6, 12))}
+
+    def rows_in(videos, update=3):
+        """{video: its rows, in numbers of its own clips}, of a group of these videos."""
+        first, found, place = 0, {}, 0
+        shown = {video: np.arange(len(windows[video])) // 2 for video in videos}
+        rows, j, counts = rows_of_group(
+            [(video, windows[video]) for video in videos],
+            np.concatenate([shown[video] * 0. for video in videos]),
+            np.concatenate([*shown.values()]), update, args)
+        for video, count in zip(videos, counts, strict=True):
+            own = rows[place:place + count]
+            found[video] = as_list(torch.where(own < 0, -1, own - first), j[place:place + count])
+            first, place = first + len(windows[video]), place + count
+        assert place == len(rows)
+        return found
+    whole = rows_in([4, 2, 9])
+    assert whole == rows_in([9, 4]) | rows_in([2]) != rows_in([4, 2, 9], 5)
+    assert any(rows_in([2], update)[2] != rows_in([6], update)[6] for update in range(9))
+    clips = {video: {i for row, _ in rows for i in row} for video, rows in whole.items()}
+    assert all(of <= {-1, *range(len(windows[video]))} for video, of in clips.items())
+    args.context = "random"
+    for video, rows in rows_in([4, 2, 9]).items():
+        assert all(row[j] == other[j] for (row, j), (other, _) in zip(rows, whole[video]))
+        assert any({*row} - {-1, *range(len(windows[video]))} for row, _ in rows)
+
+
+def test_noise_of_a_video_depends_on_it_alone():
+    """Catches: the same noise in every update or for all videos; a level that is never drawn."""
+    requests, levels = [(4, None), (2, None)], set()
+    noise, t = draw_noise(requests, [3, 2], 1, 5, 4, 0)
+    other, level = draw_noise(requests[1:], [2], 1, 5, 4, 0)
+    assert torch.equal(noise[3:], other) and torch.equal(t[3:], level)
+    assert not torch.equal(other, noise[:2]) and noise.shape == (5, 5)
+    for update in range(30):
+        more, t = draw_noise(requests, [3, 2], update, 5, 4, 0)
+        assert torch.equal(more, noise) == (update == 1)
+        levels.update(t.tolist())
+    assert levels == {0, 1, 2, 3}
 
 
 def test_the_example_of_the_page():
     """Catches: an example that the code does not give."""
-    windows = [np.array([[0, 9], [8, 17], [18, 27], [26, 35], [36, 45]], float)]
+    windows = np.array([[0, 9], [8, 17], [18, 27], [26, 35], [36, 45]], float)
     pad, until_17 = (-1,) * 6, (0, 0, 0, 0, 1, 1, 1, 1)
     following = [(until_17 + (2,), 8), (until_17 + (3,), 8), ((0, 0, 0, 1, 1, 2, 2, 2, 4), 8)]
-    drawn = [as_list(*missing_rows([*enumerate(windows)], np.zeros(5), np.array([7, 7, 3, 5, 5]),
+    drawn = [as_list(*missing_rows(windows, np.zeros(5), np.array([7, 7, 3, 5, 5]),
                                    np.random.default_rng(seed))) for seed in range(99)]
     assert all(rows[1:] == following for rows in drawn)
     assert {((0, 2, 4) + pad, j) for j in range(3)} <= {rows[0] for rows in drawn}
@@ -113,22 +152,25 @@ def test_the_release_hides_a_drawn_tail_after_the_missing_clip():
 
 
 @pytest.mark.parametrize("kind", ["paper", "steps"])
-def test_controls_change_the_observed_clips_alone(kind):
-    """Catches: a missing clip that moves, padding that is filled, an order or a clip that stays."""
-    windows = [np.arange(n)[:, None] * 10. + [0, 9] for n in (6, 12)]
-    phrase, confidence, seen = np.arange(18) // 2, np.zeros(18), set()
+def test_controls_change_the_observed_clips_or_what_is_missing(kind):
+    """Catches: a missing clip that moves, padding that is filled, an order or a clip that stays; a
+    bag whose missing clip is the next, or is shown."""
+    windows = np.arange(12)[:, None] * 10. + [0, 9]
+    phrase, confidence, asked = np.arange(12) // 2, np.zeros(12), set()
     for seed in range(40):
-        plain, shuffled, other = (as_list(*missing_rows(
-            [*enumerate(windows)], confidence, phrase, np.random.default_rng(seed), kind, context))
-            for context in ("observed", "shuffled", "random"))
-        for (a, j), (b, k), (c, m) in zip(plain, shuffled, other, strict=True):
-            assert j == k == m and a[j] == b[j] == c[j]
+        plain, shuffled, bag = (as_list(*missing_rows(
+            windows, confidence, phrase, np.random.default_rng(seed), kind, context))
+            for context in ("observed", "shuffled", "bag"))
+        for (a, j), (b, k), (c, m) in zip(plain, shuffled, bag, strict=True):
+            assert j == k == m and a[j] == b[j]
             assert [i < 0 for i in a] == [i < 0 for i in b] == [i < 0 for i in c]
             assert sorted(a) == sorted(b)
-            seen.update(i for place, i in enumerate(c) if place != j)
+            shown = [i for place, i in enumerate(c) if place != j]
+            assert sorted(shown) == sorted(i for place, i in enumerate(a) if place != j)
+            assert c[j] not in shown
+            asked.add((max(shown) < c[j], c[j] == a[j]))
         assert plain != shuffled
-        assert all({*a} != {*c} for (a, _), (c, _) in zip(plain[-3:], other[-3:]))
-    assert seen == {-1, *range(18)} if kind == "paper" else seen >= {*range(18)}
+    assert asked == {(before, same) for before in (True, False) for same in (True, False)}
 
 
 def test_the_missing_clip_is_equally_often_at_each_place():

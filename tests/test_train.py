@@ -1,7 +1,9 @@
 """train.py as a user runs it, barely trained: objective, run folder, resuming, processes."""
 import copy
 import json
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +16,8 @@ from data import Loaded
 from slow import slow_entropy, slow_match
 from toy import grammar
 from toy.source import ToySource, load_teacher
-from training.batches import (clip_features, generator, load_batch, seed_noise,
-                              spoken_during)
+from training import setup
+from training.batches import clip_features, generator, groups, load_video, spoken_during
 from training.rows import missing_rows
 from weights.checkpoint import build_model, save
 
@@ -39,23 +41,27 @@ def same_run(a, b):
 
 
 # --- The objective ---
-def terms_by_loops(model, batch, features, kind, mask, seed, rank=0):
-    """L_XE, L_MSE, L_MC (Eqs. 8-10) and the two shares, row by row without padding, in float64.
+def batch_of(source, seed, batch, clips):
+    """The videos of the first update, a Loaded of each, as one process reads them."""
+    args = SimpleNamespace(seed=seed, batch=batch)
+    return [load_video(source, args, range(batch), clips, item) for item in range(batch)]
 
-    Random numbers are drawn in the order of train.py. mask: x_j^t is 0, at the last level.
+
+def terms_by_loops(model, loaded, features, kind, mask, seed):
+    """L_XE, L_MSE, L_MC (Eqs. 8-10) of one video and the two shares, row by row without padding, in
+    float64. Random numbers are drawn in the order of train.py. mask: x_j^t is 0, at the last level.
     """
-    x = model.encode(batch.clips).double()                                         # (C, D)
-    model.standardize.update(x.detach().float())
+    (video, windows), = loaded.requests
+    x = model.encode(loaded.clips).double()                                        # (n, D)
     p = [slow_match(clip, model.phrases, model.tau) for clip in x]
     targets = [slow_match(row, model.phrases, model.tau) for row in features]
     xe = [slow_entropy(target, q) for target, q in zip(targets, p)]
-    seed_noise(seed, 0, rank)
-    rows, places = missing_rows(batch.requests,
-                                np.array([float(q.detach().max().log()) for q in p]),
+    rows, places = missing_rows(windows, np.array([float(q.detach().max().log()) for q in p]),
                                 np.array([int(q.argmax()) for q in p]),
-                                generator("rows", seed, 0, rank), kind, "observed")
-    T = len(model.alpha_bar)
-    t, noise = torch.randint(T, places.shape), torch.randn(len(rows), model.dim).double()
+                                generator("rows", seed, 0, video), kind, "observed")
+    T, rng = len(model.alpha_bar), generator("noise", seed, 0, video)
+    t = rng.integers(T, size=len(rows))
+    noise = torch.from_numpy(rng.standard_normal((len(rows), model.dim), np.float32)).double()
     mean, scale = model.standardize.mean.double(), model.standardize.variance.double() ** 0.5
     mse, mc, match_h = [], [], []
     for row, j, level, drawn in zip(rows.tolist(), places.tolist(), t, noise):
@@ -85,8 +91,8 @@ def random_start(order):
     """A random model, also in start.pt, and the world's teacher."""
     torch.manual_seed(5)
     teacher = load_teacher("cpu")
-    model = build_model(teacher.encode_phrases(grammar.PHRASES), train.TIMESFORMER["small"],
-                        train.DENOISER["small"], order=order, tau=0.05, pixels=(.4, .25),
+    model = build_model(teacher.encode_phrases(grammar.PHRASES), setup.TIMESFORMER["small"],
+                        setup.DENOISER["small"], order=order, tau=0.05, pixels=(.4, .25),
                         alpha_bar=[.5, .2, .1, .05])
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
@@ -107,30 +113,62 @@ def assert_one_update(before, after, lr):
                                          ("diffusion", "paper"), ("mask", "steps")])
 def test_eq7_every_update_minimizes_the_sum_of_the_terms_by_loops(here, order, kind):
     """Catches: a term left out, weighted, or of other clips; a gradient cut, or not clipped to 1;
-    another order, kind of rows or target; a share that counts something else."""
+    another order, kind of rows or target; a mean over clips or rows, not over videos; statistics of
+    other clips; a share that counts something else."""
     model, teacher = random_start(order)
     call("train.py", *ONE, *START, "--order", order, "--rows", kind, "--out", "run")
     after = weights.load("run")
     before = copy.deepcopy(after).train()
     before.load_state_dict(model.state_dict())         # as it was, with the schedule of the run
     source = ToySource("train", 6, 4)
-    batch = load_batch(source, 3, 6, 16, 0, 1, 0)
-    features = teacher.watch(source).encode_clips(batch.views)
-    terms = terms_by_loops(before, batch, features, kind, order == "mask", 3)
+    teacher.watch(source)
+    batch = batch_of(source, 3, 6, 16)
+    every = [terms_by_loops(before, loaded, teacher.encode_clips(loaded.views), kind,
+                            order == "mask", 3) for loaded in batch]
+    terms = {name: sum(of[name] for of in every) / 6 for name in every[0]}
     terms["loss"].backward()
     row, = rows_of("run")
     for name, value in terms.items():
         assert row[name] == pytest.approx(float(torch.as_tensor(value).detach()), rel=1e-4), name
     assert_one_update(before, after, row["lr"])
-    for name, value in before.standardize.named_buffers():
-        torch.testing.assert_close(after.standardize.get_buffer(name), value)
+    with torch.no_grad():
+        before.standardize.add(torch.cat([before.encode(loaded.clips) for loaded in batch]))
+    before.standardize.update()
+    for name, value in before.standardize.state_dict().items():
+        torch.testing.assert_close(after.standardize.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("context", ["observed", "bag"])
+def test_groups_of_any_size_have_the_same_gradient(context):
+    """Catches: a clip, a row or a draw that depends on the other videos of its group; a group that
+    weighs more; statistics of a part."""
+    args = train.parse(["--context", context, "--batch", "6"])
+    source, teacher, found = ToySource("train", 6, 4), load_teacher("cpu"), []
+    teacher.watch(source)
+    batch = batch_of(source, args.seed, 6, 16)
+    for most in 1, 3, 6:
+        torch.manual_seed(0)
+        model = build_model(teacher.encode_phrases(grammar.PHRASES), setup.TIMESFORMER["small"],
+                            setup.DENOISER["small"], order="diffusion", tau=.05, pixels=(.4, .25),
+                            alpha_bar=[.5, .2, .1, .05])
+        for group in groups(iter(batch), 6, most, source, "cpu"):
+            assert len(group.requests) == most
+            terms, x = train.objective(model, group, teacher.encode_clips(group.views), 5, args)
+            ((terms["xe"] + terms["mse"] + terms["mc"]).sum() / 6).backward()
+            model.standardize.add(x)
+        model.standardize.update()
+        found.append((torch.cat([p.grad.flatten() for p in model.parameters()]),
+                      torch.cat([b.flatten() for b in model.standardize.state_dict().values()])))
+    for gradient, statistics in found[1:]:
+        assert (gradient - found[0][0]).norm() < 1e-5 * found[0][0].norm()
+        torch.testing.assert_close(statistics, found[0][1], rtol=1e-5, atol=1e-6)
 
 
 def test_targets_of_both_are_the_mean_of_unit_vectors():
     """Catches: frames or speech of another length, which would count for more; one left out."""
     source, teacher = ToySource("train", 3, 4), load_teacher("cpu")
     teacher.watch(source)
-    batch = load_batch(source, 0, 3, 4, 0, 1, 0)
+    batch, = groups(iter(batch_of(source, 0, 3, 4)), 3, 3, source, "cpu")
     vision, spoken, both = (clip_features(teacher, source, batch, targets)
                             for targets in ("vision", "narration", "both"))
     assert (vision.norm(dim=-1) < .99).any()           # a mean of unit vectors
@@ -151,27 +189,39 @@ def test_sentences_of_a_window_by_hand():
         [.5, .5, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [1 / 3, 1 / 3, 1 / 3]]
 
 
-def test_every_update_and_process_draws_other_clips_and_crops(monkeypatch):
-    """Catches: the squares of evaluation, the same ones, or the same clips in all updates."""
-    source, drawn, starts = ToySource("train", 2, 4), [], set()
+def test_every_update_draws_other_clips_and_crops(monkeypatch):
+    """Catches: the squares of evaluation, the same ones, or the same clips in all updates; the same
+    order of videos in all epochs; a video twice in an epoch, or in two processes."""
+    source, drawn, starts = ToySource("train", 6, 4), [], set()
     monkeypatch.setattr(source, "load", lambda requests, rng: drawn.append(rng.random()) or
                         Loaded(requests, None, None, {}))
-    for rank, update in (0, 0), (1, 0), (0, 1), (0, 0):
-        load_batch(source, 0, 2, 4, rank, 2, update)
-    assert len({*drawn}) == 3 and drawn[0] == drawn[3]
-    for update in range(20):
-        starts.add(load_batch(source, 0, 1, 4, 0, 1, update).requests[0][1][0, 0])
-    assert len(starts) > 6                             # of two videos
+    args, shares = SimpleNamespace(seed=0, batch=3), [range(0, 3, 2), range(1, 3, 2)]
+    orders = []
+    for epoch in range(3):
+        orders.append([load_video(source, args, share, 4, item).requests[0][0]
+                       for update in (2 * epoch, 2 * epoch + 1) for share in shares
+                       for item in range(update * len(share), (update + 1) * len(share))])
+    assert all(sorted(order) == [*range(6)] for order in orders) and orders[0] != orders[1]
+    assert len({*drawn}) == len(drawn) == 18
+    for update in range(60):
+        loaded = load_video(source, args, range(1), 4, update)
+        starts.add((loaded.requests[0][0], loaded.requests[0][1][0, 0]))
+    assert len(starts) > 20                            # of six videos
 
 
 # --- Runs ---
 @pytest.mark.parametrize("order", ["diffusion", "mask", "none"])
 def test_a_run_folder_is_complete(trained, order):
-    """Catches: settings not recorded, rows renamed or NaN, another rate or stage, a wrong sum."""
+    """Catches: settings or the commit not recorded, rows renamed or NaN, another rate or stage, a
+    wrong sum."""
     out = trained / order
     assert {path.name for path in out.iterdir()} == {"checkpoint.pt", "config.json",
                                                      "metrics.jsonl"}
-    settings = read_json(out / "config.json")["settings"]
+    config = read_json(out / "config.json")
+    settings, commit = config["settings"], config["versions"]["commit"]
+    told = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(train.__file__).parent,
+                          capture_output=True, text=True)              # fails outside a repository
+    assert (commit or "").removesuffix("-dirty") == told.stdout.strip()
     assert settings["order"] == order and settings["tau"] == 0.045 and settings["lr"] == 4e-3
     rows = rows_of(out)
     assert len(rows) == 6
@@ -183,7 +233,8 @@ def test_a_run_folder_is_complete(trained, order):
         assert row["lr"] == pytest.approx(
             peak * min(1, (step + 1) / (.05 * 3 + 1), (3 - step) / (.95 * 3)))
     content = torch.load(out / "checkpoint.pt", weights_only=True)
-    assert content["step"] == 6 and content["optimizer"]["param_groups"][0]["betas"] == (.9, .95)
+    group = content["optimizer"]["param_groups"][0]
+    assert content["step"] == 6 and (group["betas"], group["weight_decay"]) == ((.9, .95), 1e-4)
 
 
 def test_default_of_real_videos_is_the_papers():

@@ -48,7 +48,8 @@ def test_a_checkpoint_comes_back(tmp_path, encoder, order, task, classes):
     """Catches: a buffer that is not saved, or stays half; train mode; an argument, another tau, or
     flags with the names of classes lost; a release's tau and schedule for our state_dict."""
     model = build(encoder, 2, task, classes, order)
-    model.standardize.update(torch.randn(20, D) + 1)
+    model.standardize.add(torch.randn(20, D) + 1)
+    model.standardize.update()
     wrapped = nn.ModuleDict({"module": model}).state_dict()
     for content in model.state_dict(), {"state_dict": wrapped}:
         torch.save(content, tmp_path / "x.pt")

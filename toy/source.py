@@ -21,7 +21,7 @@ class ToySource:
     def __init__(self, split, count, frames):
         self.frames_per_clip = frames
         self.videos = self.listed = [grammar.make_video(split, i) for i in range(count)]
-        self.absent, self.unreadable = [], {}
+        self.absent, self.unreadable, self.silent, self.wrong_captions = [], {}, [], {}
         self.narration = [render.narrate(video) for video in self.videos]
         parts = in_threads(render.render, self.videos, f"render {split}")
         self.first = np.cumsum([0] + [len(part) for part in parts])     # of each video's frames
@@ -54,12 +54,14 @@ class WorldTeacher(Teacher):
         """Encode all frames -> self."""
         threads = 1 if self.device.type == "mps" else None     # two crash it
         parts = in_threads(self.encode_frames, source.pixels.split(128), "teacher", threads)
-        self.features = torch.cat([part.cpu() for part in parts])                          # (n, D)
+        self.features = torch.cat([*parts])                                                # (n, D)
         return self
 
     def encode_clips(self, views):
         """The views (C, F) of the source, or pictures from files as in Teacher, -> (C, D)."""
-        return self.features[views].mean(1) if views.ndim == 2 else super().encode_clips(views)
+        if views.ndim == 2:
+            return self.features[views.to(self.device)].mean(1)
+        return super().encode_clips(views)
 
 
 def in_threads(function, items, title, threads=None):

@@ -1,54 +1,98 @@
-"""What an update of pre-training reads: consecutive clips of videos, the teacher's features.
+"""What an update of training reads: videos in groups, clips of them, the teacher's features.
 
-C clips of all videos, m sentences, D embedding. Everything is drawn from (seed, update).
+Every random choice is drawn from (its kind, seed, update, video) alone: a run does not depend on
+how many processes, workers or groups make it. C clips of a group's videos, R rows, m sentences,
+D embedding.
 """
+import functools
+import itertools
+import math
+
 import numpy as np
 import torch
 from torch.nn import functional
+from tqdm import tqdm
 
-from data import consecutive_windows
-from support.errors import InputError
+from data import Loaded, consecutive_windows
 
-ATTEMPTS = 20             # batches without a readable video before the run ends
 DRAWS = "videos", "clips", "rows", "noise", "labels"
 
 
-def generator(draws, seed, update=0, rank=0):
-    """NumPy's generator of one kind of DRAWS in an update ("videos": in an epoch) of one process.
-    Besides the first weights, nothing else is random in training."""
-    return np.random.default_rng((DRAWS.index(draws), seed, update, rank))
+def generator(draws, seed, update=0, video=0):
+    """NumPy's generator of one kind of DRAWS: of a video in an update; "videos": of an epoch.
+    Besides the first weights, nothing else is random in pre-training."""
+    return np.random.default_rng((DRAWS.index(draws), seed, update, video))
 
 
-def seed_noise(seed, update, rank=0):
-    """Seed torch, which draws the noise and its levels, for an update of one process."""
-    torch.manual_seed(int(generator("noise", seed, update, rank).integers(2 ** 63)))
+@functools.lru_cache(maxsize=2)
+def order_of(epoch, count, seed):
+    """A new order of `count` videos or examples in every epoch: (count,) int."""
+    return generator("videos", seed, epoch).permutation(count)
 
 
 def videos_of(update, count, batch, seed):
-    """(batch,) int: which of `count` videos an update takes; every epoch has a new order."""
+    """(batch,) int: which of `count` videos or examples an update takes; all, if they are fewer."""
     epoch, place = divmod(update, max(count // batch, 1))
-    order = generator("videos", seed, epoch).permutation(count)
-    return order[place * batch:(place + 1) * batch]
+    return order_of(epoch, count, seed)[place * batch:(place + 1) * batch]
 
 
-def load_batch(source, seed, batch, clips, rank, world, update):
-    """The clips of an update of `batch` videos, at most `clips` consecutive ones of each -> Loaded.
+def taken(item, share, count, args):
+    """(update, which of `count` videos or examples) of an item. Items count through what one
+    process reads: in each update the places `share`, a range, of the batch."""
+    update, k = divmod(item, len(share))
+    return update, int(videos_of(update, count, args.batch, args.seed)[share[k]])
 
-    Process `rank` of `world` takes its share of the videos. If none can be read, others are taken.
+
+def load_video(source, args, share, clips, item):
+    """The video of an item, at most `clips` consecutive clips of it -> Loaded."""
+    update, video = taken(item, share, len(source.videos), args)
+    rng = generator("clips", args.seed, update, video)
+    windows = consecutive_windows(source.pretrain_windows(video, rng), clips, rng)
+    return source.load([(video, windows)], rng)
+
+
+def with_remedy(video):
+    """What to call a data.Video that killed the worker that read it."""
+    return f"{video.name} (leave it out with --skip {video.name})"
+
+
+def note(source, loaded):
+    """Keep source.unreadable: {id: reason} of videos that could not be read the last time. A new
+    one is printed."""
+    for request in loaded.requests:
+        source.unreadable.pop(source.videos[request[0]].name, None)
+    for name in loaded.failed.keys() - source.unreadable.keys():
+        tqdm.write(f"unreadable: {name}: {loaded.failed[name]}")
+    source.unreadable |= loaded.failed
+
+
+def groups(loaded, count, most, source, device):
+    """The next `count` items of `loaded`, one video or example each, joined to groups.
+
+    Yields: Loaded of at most `most` items, of groups of equal size; clips and views on `device`.
+            What cannot be read is left out, and noted.
     """
-    failed = {}
-    for attempt in range(update, update + ATTEMPTS):
-        rng, requests = generator("clips", seed, attempt, rank), []
-        for video in videos_of(attempt, len(source.videos), batch, seed)[rank::world]:
-            windows = consecutive_windows(source.pretrain_windows(video, rng), clips, rng)
-            if len(windows):
-                requests.append((video, windows))
-        loaded = source.load(requests, rng)
-        failed |= loaded.failed
-        if loaded.requests:
-            return loaded._replace(failed=failed)
-    name, reason = next(iter(failed.items()), ("all", "nothing is said in them"))
-    raise InputError(f"no video of {ATTEMPTS} batches can be read; {name}: {reason}")
+    for part in np.array_split(np.arange(count), max(1, math.ceil(count / max(most, 1)))):
+        items = list(itertools.islice(loaded, len(part)))
+        for item in items:
+            note(source, item)
+        items = [item for item in items if item.requests]
+        if items:
+            clips, views = (torch.cat([tensor.to(device, non_blocking=True) for tensor in tensors])
+                            for tensors in ([item.clips for item in items],
+                                            [item.views for item in items]))
+            requests = [request for item in items for request in item.requests]
+            yield Loaded(requests, clips, views, {})
+
+
+def draw_noise(requests, counts, update, dim, levels, seed):
+    """For the rows of each video: noise (R, dim) and its level (R,) int64, 0 to levels - 1."""
+    noise, t = [], []
+    for (video, *_), rows in zip(requests, counts):
+        rng = generator("noise", seed, update, video)
+        t.append(rng.integers(levels, size=rows))
+        noise.append(rng.standard_normal((rows, dim), np.float32))
+    return torch.from_numpy(np.concatenate(noise)), torch.from_numpy(np.concatenate(t))
 
 
 def spoken_during(sentences, windows):

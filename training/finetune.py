@@ -25,15 +25,16 @@ import weights
 from data import EPIC_FRAMES, EPIC_SECONDS, classify_examples, examples_of
 from evaluation.labeled import add_labeled_flags, encode_examples, open_labeled
 from files.lists import NOUNS, VERBS
-from model import encode_parts
+from model import clips_at_once
 from support.arguments import (Parser, add_run_flags, count, default_checkpoint, limit_threads,
                                mixed_precision, pick_device, positive)
 from support.errors import require
 from support.workers import prefetch
 from toy import grammar
 from training import parallel
-from training.batches import generator, seed_noise, videos_of
-from training.run import SAVE_EVERY, begin, learning_rate, log, open_run, save
+from training.batches import generator, groups, taken, videos_of, with_remedy
+from training.run import (SAVE_EVERY, Metrics, Stop, begin, ended, learning_rate, log, open_run,
+                          save)
 from weights.checkpoint import build_model, fill
 
 DROPOUT = 0.1             # of h's tokens
@@ -84,88 +85,118 @@ def extend(init, args, texts, videos):
     return model
 
 
-def read_actions(source, examples, args, update):
-    """An update's clips (B, F, 3, H, W), one drawn view of each action, labels (B, 2) int64, both
-    of what could be read, and {id: reason} of the unreadable videos."""
-    rng = generator("clips", args.seed, update)
-    chosen = [examples[i] for i in videos_of(update, len(examples), args.batch, args.seed)]
-    drawn = [example._replace(windows=rng.permutation(example.windows)[:1]) for example in chosen]
-    loaded = source.load(drawn, rng)
-    return loaded.clips, torch.tensor([example.label for example in loaded.requests]), loaded.failed
+def load_action(source, examples, args, share, item):
+    """The action of an item, in one view that is drawn -> Loaded."""
+    update, number = taken(item, share, len(examples), args)
+    rng, example = generator("clips", args.seed, update, number), examples[number]
+    return source.load([example._replace(windows=rng.permutation(example.windows)[:1])], rng)
 
 
-def finetune(args):
-    """`python train.py --stage finetune`: --epochs times all examples, one update per batch."""
-    # 1. The checkpoint, labeled videos, the classifier.
-    device, epic = pick_device(args.device), args.data == "epic"
-    require(parallel.processes() == 1, "fine-tuning runs in one process; start it without torchrun")
-    init, content = open_init(args), open_run(args)
+def clips_of_updates(source, examples, encoder, updates, args, device):
+    """For each of the updates, a range: groups (clips (B, F, 3, H, W), labels (B, label sets))."""
+    share, most = range(min(args.batch, len(examples))), clips_at_once(encoder, args.micro_batch)
+
+    def name(item):
+        example = examples[taken(item, share, len(examples), args)[1]]
+        return with_remedy(source.videos[example.video])
+    loaded = prefetch(functools.partial(load_action, source, examples, args, share),
+                      range(updates[0] * len(share), updates[-1] * len(share) + len(share)),
+                      args.workers, size=3 * EPIC_FRAMES * encoder.image ** 2,
+                      held=min(most, len(share)), name=name, pin=device.type == "cuda")
+    for _ in updates:
+        yield ((group.clips, torch.tensor([example.label for example in group.requests]))
+               for group in groups(loaded, len(share), most, source, device))
+
+
+def embeddings_of_updates(x, examples, updates, args):
+    """The same of what a frozen f made of all clips, x (M, N, D): one group (x (B, N, D), ...)."""
+    labels = torch.tensor([[example.label] for example in examples])
+    for update in updates:
+        chosen = videos_of(update, len(examples), args.batch, args.seed)
+        yield [(x[chosen], labels[chosen])]
+
+
+def set_up(args, device):
+    """The source of labeled videos, its examples, the model, the checkpoint to go on from, {} at
+    first, and the settings of the run."""
+    init, checkpoint = open_init(args), open_run(args)
     limit_threads(init.encoder.image, device)
     source, _, texts = open_labeled(args, "train", init, device, with_teacher=False)
     examples = labeled_examples(args, source)
-    begin(args, content, source, examples=[
+    settings = begin(args, checkpoint, source, examples=[
         f"{source.videos[example.video].name} {example.step} {example.label}"
         for example in examples])
     torch.manual_seed(args.seed)
     model = extend(init, args, texts, source.listed).to(device)
-
-    # 2. What is trained: the classifier, and f or h. Each clip goes through a frozen f once.
+    if checkpoint:
+        model.load_state_dict(checkpoint["model"])
     model.requires_grad_(False)
     model.classifier.requires_grad_(True)
-    model.encoder.requires_grad_(epic)
-    workers = size = 0                                     # of what is read in each update
-    if epic:
-        read = functools.partial(read_actions, source, examples, args)
-        workers, size = args.workers, 3 * args.batch * EPIC_FRAMES * model.encoder.image ** 2
-    else:
-        if args.task != "classify":                        # without h, a run can still classify
-            model.denoiser.requires_grad_(True)
-        x, _, examples = encode_examples(model.eval(), None, source, examples, args, device)
-        y = torch.tensor([[example.label] for example in examples], device=device)     # (M, 1)
-        x = x.unflatten(0, (len(y), -1))                   # (M, N, D)
+    if args.data == "epic":
+        model.encoder.requires_grad_(True)
+    elif args.task != "classify":                          # without h, a run can still classify
+        model.denoiser.requires_grad_(True)
+    return source, examples, model, checkpoint, settings
 
-        def read(update):
-            chosen = videos_of(update, len(x), args.batch, args.seed)
-            return x[chosen], y[chosen], {}
+
+def finetune(args):
+    """`python train.py --stage finetune`: --epochs times all examples, one update per batch."""
+    # 1. Labeled videos, the model, and the optimizer of what is trained.
+    device, epic = pick_device(args.device), args.data == "epic"
+    require(parallel.processes() == 1, "fine-tuning runs in one process; start it without torchrun")
+    source, examples, model, checkpoint, settings = set_up(args, device)
+    if not epic:                                           # each clip goes through f once
+        x, _, examples = encode_examples(model.eval(), None, source, examples, args, device)
+        x = x.unflatten(0, (len(examples), -1))            # (M, N, D)
+    batch = min(args.batch, len(examples))
+    per_epoch = len(examples) // batch
+    updates = max(1, round(args.epochs * per_epoch))
+    left = range(checkpoint.get("step", 0), updates)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.0, weight_decay=WEIGHT_DECAY)
-    per_epoch = max(len(examples) // args.batch, 1)
-    updates, first = max(1, round(args.epochs * per_epoch)), content.get("step", 0)
-    if content:
-        model.load_state_dict(content["model"])
-        optimizer.load_state_dict(content["optimizer"])
+    if checkpoint:
+        optimizer.load_state_dict(checkpoint["optimizer"])
     print(f"{len(examples)} examples, {updates} updates, on {device}")
 
-    # 3. Train.
-    batches = prefetch(read, range(first, updates), workers, size=size)
-    bar = tqdm(batches, "finetune", updates, initial=first, mininterval=1)
+    # 2. Train.
+    read = (clips_of_updates(source, examples, model.encoder, left, args, device) if epic else
+            embeddings_of_updates(x, examples, left, args))
+    metrics, saved, done = Metrics(["loss"], device), time.perf_counter(), left.start
+    bar = tqdm(left, "finetune", updates, initial=left.start, mininterval=1)
     model.train()
-    saved = time.perf_counter()
-    for update, (inputs, labels, failed) in enumerate(bar, first):
-        optimizer.param_groups[0]["lr"] = learning_rate(update, 0, updates, args.lr)
-        seed_noise(args.seed, update)
-        source.unreadable |= failed
-        require(len(labels), f"no example of update {update + 1} can be read; use a larger --batch")
-        with mixed_precision(device):
-            if epic:
-                z = encode_parts(model, inputs, args.micro_batch)              # x = f(v), (B, D)
-            elif args.task == "classify":                  # one of N views of each: (B, D)
-                z = inputs[range(len(inputs)), torch.randint(inputs.shape[1], (len(inputs),))]
-            else:                                          # what h predicts with zero noise
-                z = model.forecast_next(inputs, torch.zeros_like(inputs[:, :1]))[:, 0]
-            log_p = model.classify(z)
-            loss = sum(nll_loss(p, label) for p, label in zip(log_p, labels.to(device).T))
-        optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
-        optimizer.step()
-        if (update + 1) % args.log_every == 0 or update + 1 == updates:
-            log(args, bar, source, update + 1, norm, epoch=(update + 1) / per_epoch, loss=loss,
-                lr=optimizer.param_groups[0]["lr"])
-        if time.perf_counter() - saved > SAVE_EVERY or update + 1 == updates:
-            save(args, model, optimizer, update + 1, norm)
-            saved = time.perf_counter()
-    print(f"{args.out / 'checkpoint.pt'}: {updates} updates")
+    with Stop() as stop:
+        for update, parts in zip(bar, read):
+            optimizer.param_groups[0]["lr"] = learning_rate(update, 0, updates, args.lr)
+            torch.manual_seed(int(generator("noise", args.seed, update).integers(2 ** 63)))
+            optimizer.zero_grad()
+            for inputs, labels in parts:
+                with mixed_precision(device):
+                    if epic:
+                        z = model.encode(inputs)                           # x = f(v), (B, D)
+                    elif args.task == "classify":          # one of N views of each: (B, D)
+                        views = torch.randint(inputs.shape[1], (len(inputs),))
+                        z = inputs[range(len(inputs)), views]
+                    else:                                  # what h predicts with zero noise
+                        z = model.forecast_next(inputs, torch.zeros_like(inputs[:, :1]))[:, 0]
+                    log_p = model.classify(z)
+                loss = sum(nll_loss(p, y, reduction="none")                # (B,)
+                           for p, y in zip(log_p, labels.to(device).T))
+                (loss.sum() / batch).backward()
+                metrics.add({"loss": loss}, len(labels))
+            norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+            optimizer.step()
+
+            done = update + 1
+            end = stop.asked or done == updates
+            if end or done % args.log_every == 0:
+                log(args, bar, done, norm, epoch=done / per_epoch,
+                    **metrics.row(lr=optimizer.param_groups[0]["lr"]))
+                if end or time.perf_counter() - saved > SAVE_EVERY:
+                    save(args, model, optimizer, done, settings, source)
+                    saved = time.perf_counter()
+            if end:
+                break
+    ended(args, done, updates)
 
 
 def parse(argv):
@@ -185,6 +216,7 @@ def parse(argv):
     add("--lr", type=positive, default=1e-3, help="peak learning rate of AdamW")
     add("--out", type=Path, help="folder of the run (default: runs/finetune-TASK)")
     add("--resume", action="store_true", help="go on from OUT/checkpoint.pt, if there is one")
+    add("--skip", nargs="+", default=[], metavar="ID", help="videos that are never opened")
     add_run_flags(parser)
     args = parser.parse_args(argv)
     require(args.data != "epic" or args.task == "classify", f"--task {args.task}: --data epic has "

@@ -1,8 +1,8 @@
 """One model on several GPUs: `torchrun --nproc-per-node 8 train.py ...`, a process for each.
 
-Each process takes its share of an update's videos, and makes its own rows of h. After each backward
-pass one all-reduce averages the gradients and the standardizer's statistics;
-DistributedDataParallel would expect one call of one module per update.
+Each process takes its share of an update's videos. The objective is a sum over videos, so after the
+backward passes one all-reduce adds the gradients and the standardizer's sums, and all processes
+make the same step. DistributedDataParallel would expect one call of one module per update.
 """
 import os
 
@@ -40,27 +40,47 @@ def end():
         dist.destroy_process_group()
 
 
-def place():
+def rank_and_world():
     """(number of this process, how many there are). Process 0 writes the files."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def average(model):
-    """Give all processes the mean of the gradients and of the standardizer's statistics."""
-    if place()[1] == 1:
-        return
-    tensors = [p.grad for p in model.parameters() if p.grad is not None]
-    tensors += model.standardize.buffers()
-    vector = torch.cat([tensor.flatten() for tensor in tensors])       # one message: gloo is slow
-    dist.all_reduce(vector)
-    parts = (vector / place()[1]).split([tensor.numel() for tensor in tensors])
-    for tensor, part in zip(tensors, parts):
-        tensor.copy_(part.view_as(tensor))             # a view of `vector` would be saved with it
+def message(tensors, send):
+    """Call send(vector) on all tensors as one vector, in place: gloo is slow with many."""
+    vector = torch.cat([tensor.detach().flatten().float() for tensor in tensors])
+    send(vector)
+    for tensor, part in zip(tensors, vector.split([tensor.numel() for tensor in tensors])):
+        tensor.data.copy_(part.view_as(tensor))
+
+
+def share_weights(model):
+    """Give all processes the model of process 0."""
+    if rank_and_world()[1] > 1:
+        message([*model.parameters(), *model.buffers()], lambda vector: dist.broadcast(vector, 0))
+
+
+def add(model, *numbers):
+    """Sum over all processes: the gradients, the standardizer's sums, and numbers, which are
+    returned. A parameter without a gradient gets one of zeros."""
+    if rank_and_world()[1] == 1:
+        return numbers
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+    extra = torch.tensor(numbers, dtype=torch.float32, device=model.phrases.device)
+    message([*(p.grad for p in model.parameters()), model.standardize.sums, extra], dist.all_reduce)
+    return extra.tolist()
+
+
+def total(vector):
+    """The sum of a vector over all processes."""
+    if rank_and_world()[1] > 1:
+        dist.all_reduce(vector)
+    return vector
 
 
 def gather(value):
     """The values of all processes, a list."""
-    values = [value] * place()[1]
-    if place()[1] > 1:
+    values = [value] * rank_and_world()[1]
+    if len(values) > 1:
         dist.all_gather_object(values, value)
     return values

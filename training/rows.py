@@ -1,6 +1,6 @@
 """The main departure from the paper: which clips h reads in training, and which of them is missing.
 
-R rows of nine clips; C clips of all videos of a batch, numbered 0 to C - 1; -1 is padding.
+R rows of nine clips; n clips of one video, numbered 0 to n - 1; -1 is padding.
 
     --rows paper      data.paper_rows: every clip is missing in turn, all others are visible
     --rows release    the same, with a random tail of the clips after the missing one hidden
@@ -11,7 +11,7 @@ What `steps` changes, with an example: docs/differences.md, the first section.
    The history ends before that clip begins; narrated clips overlap, and would show the answer.
 2. Consecutive clips with the same likeliest phrase under f are one step, and only clips of a later
    step are asked for: the next clip often shows the same one.
-3. Rows that ask what comes next skip the clips that f is least sure of, a third of the batch.
+3. Rows that ask what comes next skip the clips that f is least sure of, a third of the video's.
 A third of the paper's rows, of one clip of each step, stays among them, so that h can infill.
 """
 import itertools
@@ -20,30 +20,30 @@ import numpy as np
 import torch
 
 from data import PIECES, forecast_windows, paper_rows
-from support.errors import require
+from training.batches import generator
 
 EVERY = 3                     # every third row of `paper_rows` stands beside `forecast_rows`
-UNSURE = 1 / 3                # of a batch's clips, the least certain, are never asked for as next
+UNSURE = 1 / 3                # of a video's clips, the least certain, are never asked for as next
 
 
-def steps_of(clips, phrases):
-    """Consecutive clips with one likeliest phrase are one step: [[clip, ...], ...], in order."""
-    return [list(step) for _, step in itertools.groupby(clips, lambda clip: phrases[clip])]
+def steps_of(phrases):
+    """Consecutive clips with one likeliest phrase, (n,), are one step: [[clip, ...], ...]."""
+    return [list(step) for _, step in itertools.groupby(range(len(phrases)), phrases.__getitem__)]
 
 
 def forecast_rows(windows, steps, confident):
-    """Rows that ask what comes next, for each confident clip of every step but a video's first.
+    """Rows that ask what comes next, for each confident clip of every step but the first.
 
     The history is up to 68 s that end with the last clip of an earlier step whose window ends
     before the asked one begins, in 8 pieces; for each stands the clip of the nearest middle.
 
-    Args:    windows (C, 2) s; steps: those of one video, by `steps_of`; confident (C,) bool.
+    Args:    windows (n, 2) s; steps by `steps_of`; confident (n,) bool.
     Returns: [(row, j), ...] as `paper_rows`: eight clips of the history, then the missing one.
     """
-    rows, first = [], steps[0][0]
+    rows = []
     for step in steps[1:]:
         for k in step:
-            before = first + np.flatnonzero(windows[first:step[0], 1] <= windows[k, 0])
+            before = np.flatnonzero(windows[:step[0], 1] <= windows[k, 0])
             if confident[k] and len(before):
                 start, end = windows[before[0], 0], windows[before[-1], 1]
                 pieces = forecast_windows(end, start=start).mean(1)                    # (8,) s
@@ -52,39 +52,55 @@ def forecast_rows(windows, steps, confident):
     return rows
 
 
-def change_context(row, j, context, C, rng):
-    """A control: the row with its observed clips in random places ("shuffled"), or with any clips
-    of the batch in their places ("random")."""
-    row, places = np.array(row), [i for i, clip in enumerate(row) if clip >= 0 and i != j]
-    row[places] = (rng.permutation(row[places]) if context == "shuffled" else
-                   rng.integers(C, size=len(places)))
+def change_context(row, j, n, context, rng):
+    """A control: the observed clips of the row in random places ("shuffled"), and then any clip
+    that is not among them is the missing one ("bag": of n clips, whether before or after)."""
+    places = [i for i, clip in enumerate(row) if clip >= 0 and i != j]
+    row = np.array(row)
+    row[places] = rng.permutation(row[places])
+    if context == "bag":
+        row[j] = rng.choice(np.setdiff1d(np.arange(n), row[places]))
     return row.tolist()
 
 
-def missing_rows(requests, confidence, phrases, rng, rows="steps", context="observed"):
-    """Which clips h reads in one update, and which one of each row is missing.
+def missing_rows(windows, confidence, phrases, rng, rows="steps", context="observed"):
+    """Which clips of a video h reads in one update, and which one of each row is missing.
 
-    Args:    requests: [(video, windows (n, 2) s), ...]: each video's consecutive clips;
-             confidence, phrases (C,): log p of each clip's likeliest phrase, and its number;
-             rows, context: the flags of train.py.
+    Args:    windows (n, 2) s, of consecutive clips; confidence, phrases (n,): log p of each clip's
+             likeliest phrase, and its number; rows, context: the flags of train.py.
     Returns: rows (R, 9) int64, numbers of clips, -1 = padding; j (R,) int64, the missing places.
     """
-    require(rows in ("steps", "release", "paper"), f"--rows {rows}: steps, release or paper")
-    windows = [windows for _, windows in requests]
-    first = np.cumsum([0] + [len(part) for part in windows])
-    clips = [list(range(a, b)) for a, b in zip(first, first[1:])]              # of each video
+    n = len(windows)
     if rows != "steps":
-        chosen = paper_rows(clips, rng, hide_tail=rows == "release")
+        chosen = paper_rows([[*range(n)]], rng, hide_tail=rows == "release")
     else:
-        steps = [steps_of(part, phrases) for part in clips]
-        one_each = [[int(rng.choice(step)) for step in part] for part in steps]
-        confident = confidence >= np.quantile(confidence, UNSURE)
-        chosen = paper_rows(one_each, rng)
+        steps = steps_of(phrases)
+        chosen = paper_rows([[int(rng.choice(step)) for step in steps]], rng)  # one clip of each
         chosen = chosen[int(rng.integers(min(EVERY, len(chosen))))::EVERY]
-        every = np.concatenate(windows)                                        # (C, 2) s
-        for part in steps:
-            chosen += forecast_rows(every, part, confident)
-    if context != "observed":
-        chosen = [(change_context(row, j, context, first[-1], rng), j) for row, j in chosen]
+        confident = confidence >= np.quantile(confidence, UNSURE)
+        chosen += forecast_rows(windows, steps, confident)
+    if context in ("shuffled", "bag"):
+        chosen = [(change_context(row, j, n, context, rng), j) for row, j in chosen]
     row, j = zip(*chosen)
     return torch.tensor(row), torch.tensor(j)
+
+
+def rows_of_group(requests, confidence, phrases, update, args):
+    """`missing_rows` of each video of a group, whose C clips are numbered 0 to C - 1.
+
+    Args:    requests: [(video, windows (n, 2) s), ...]; confidence, phrases (C,).
+    Returns: rows (R, 9), j (R,), and counts: how many rows each video has.
+    """
+    rows, j, first, C = [], [], 0, len(phrases)
+    for video, windows in requests:
+        own, rng = slice(first, first + len(windows)), generator("rows", args.seed, update, video)
+        row, place = missing_rows(windows, confidence[own], phrases[own], rng, args.rows,
+                                  args.context)
+        row = torch.where(row < 0, -1, row + first)
+        if args.context == "random":                   # a control: any clips of the group
+            observed = (row >= 0) & (torch.arange(row.shape[1]) != place[:, None])
+            row[observed] = torch.from_numpy(rng.integers(C, size=int(observed.sum())))
+        rows.append(row)
+        j.append(place)
+        first = own.stop
+    return torch.cat(rows), torch.cat(j), [len(part) for part in j]
