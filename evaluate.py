@@ -26,7 +26,8 @@ from evaluation import tasks
 from evaluation.inference import draw_noise, predict_missing
 from evaluation.labeled import (add_labeled_flags, encode_examples, open_labeled, require_task,
                                 warn_of_data, write_features)
-from evaluation.metrics import accuracies, distinct, oracle_softmax, percent, topk_correct
+from evaluation.metrics import (accuracies, distinct, oracle_softmax, pack, percent,
+                                topk_correct)
 from files.lists import epic_split
 from support.arguments import (Parser, add_run_flags, count, default_checkpoint, limit_threads,
                                pick_device)
@@ -48,15 +49,18 @@ def score(model, x, texts, y, args, where=()):
     zeros = torch.zeros_like(noise[:, :1])
     zero = predict_missing(model, x, texts, zeros, args.batch, where)[:, 0]    # (M, S)
     lines = accuracies({"zero_noise": zero, "expectation": expectation(log_p)}, y)     # Eq. 11
-    lines["top1"]["oracle"] = percent((log_p.argmax(-1) == y[:, None]).any(1))
+    right = {"zero_noise": topk_correct(zero, y, 1), "expectation": topk_correct(
+        expectation(log_p), y, 1), "oracle": (log_p.argmax(-1) == y[:, None]).any(1)}      # (M,)
+    lines["top1"]["oracle"] = percent(right["oracle"])
     lines["top1"]["oracle_softmax"] = oracle_softmax(zero, y, args.samples)
-    return lines | {"distinct": distinct(log_p)}, zero, log_p
+    return lines | {"distinct": distinct(log_p), "right": right}, zero, log_p
 
 
 def forecast(model, read, args):
     """Which step comes next, from the 8 clips before it; beside it baselines and the truth."""
     lines, zero, log_p = score(model, read.x, read.texts, read.labels, args)
-    toy, right = args.data == "toy", topk_correct(zero, read.labels, 1)
+    toy, right = args.data == "toy", lines["right"]["zero_noise"]
+    lines["right"] = pack(lines["right"], read.examples)
     lines["by_class"] = [percent(right[read.labels == k]) for k in range(zero.shape[1])]
     lines["baselines"] = tasks.baselines(model, read, args)
     lines["truth"] = tasks.truth(model, read, zero, log_p, args) if toy else None
@@ -66,10 +70,11 @@ def forecast(model, read, args):
 
 def infill(model, read, args):
     """Each step of a video from all the others; by_position: first steps, those between, last."""
-    x, y, where, position = tasks.hide_each_step(read)
+    x, missing, where, position = tasks.hide_each_step(read)
+    y, examples = read.labels[missing], [read.examples[i] for i in missing.tolist()]
     lines, zero, _ = score(model, x, read.texts, y, args, where)
-    right = topk_correct(zero, y, 1)
-    return lines | {"evaluated": len(y), "by_position": [
+    right = lines["right"]["zero_noise"]
+    return lines | {"evaluated": len(y), "right": pack(lines["right"], examples), "by_position": [
         percent(right[position == kind]) for kind in range(3)]}
 
 
@@ -121,8 +126,10 @@ def evaluate(args):
 
 
 def print_lines(content, indent=""):
-    """Print the numbers of a dict, nested ones indented, but for None and the long `by_class`."""
+    """Print the numbers of a dict, nested ones indented, but for None, `by_class` and `right`."""
     for name, value in content.items():
+        if name == "right":                                # for experiments/compare.py
+            continue
         if isinstance(value, dict):
             print(indent + name)
             print_lines(value, indent + "  ")

@@ -28,6 +28,15 @@ def topk_correct(scores, labels, k):
     return (best == labels[:, None]).any(1)
 
 
+def pack(right, examples):
+    """{name: (M,) bool} of M data.Example -> {name: hexadecimal bits, "per_video": how many
+    examples, in turn, are of one video}, for experiments/compare.py."""
+    videos = torch.tensor([example.video for example in examples])
+    runs = videos.unique_consecutive(return_counts=True)[1]
+    return {name: np.packbits(bits.numpy()).tobytes().hex() for name, bits in right.items()} | {
+        "per_video": runs.tolist()}
+
+
 def accuracies(columns, labels):
     """{"top1": {name: percent}, "top5": ...} of {name: scores (M, K)}."""
     return {f"top{k}": {name: percent(topk_correct(scores, labels, k))

@@ -14,7 +14,7 @@ from data import observed_steps, paper_rows
 from diffusion import expectation
 from evaluation.inference import draw_noise, predict_missing, sample_in_turn, score_labels
 from evaluation.metrics import (accuracies, bigram_counts, bigram_forecast, neighbor_forecast,
-                                percent, softmaxes, surprise, topk_correct, total_variation)
+                                pack, percent, softmaxes, surprise, topk_correct, total_variation)
 from support.errors import require
 from toy import grammar
 from toy.source import ToySource
@@ -153,8 +153,8 @@ def futures(model, read, args):
 # --- Infilling ---
 def hide_each_step(read):
     """Rows of the steps of a video, each missing in one (Sec. 3.1), with up to eight around it; of
-    videos that could be read whole -> x (M, 9, D); labels (M,); where: observed (M, 9) bool and
-    j (M,) of `predict_missing`; position (M,): 0 for a first step, 2 for a last one, 1 between."""
+    videos that could be read whole -> x (M, 9, D); missing (M,), numbers of examples; where:
+    observed (M, 9) bool and j (M,) of `predict_missing`; position (M,): 0 for a first step, 2 for a last one, 1 between."""
     source, videos = read.source, {}
     for i, example in enumerate(read.examples):        # one of each step
         if source.videos[example.video].name not in source.unreadable:
@@ -167,7 +167,7 @@ def hide_each_step(read):
     observed = (rows >= 0) & (rows != missing[:, None])                        # (M, 9)
     ends = {clips[0]: 0 for clips in videos.values()} | {clips[-1]: 2 for clips in videos.values()}
     position = torch.tensor([ends.get(clip, 1) for clip in missing.tolist()])
-    return read.x[rows, 0], read.labels[missing], (observed, j), position
+    return read.x[rows, 0], missing, (observed, j), position
 
 
 # --- Classification ---
@@ -184,7 +184,7 @@ def classify(model, read, args):
             of_kind = torch.isin(y, torch.tensor([grammar.STEP_ID[step] for step in steps]))
             rows[kind] = {name: percent(hits[of_kind]) for name, hits in right.items()}
     rows["by_class"] = [percent(right["ours"][y == k]) for k in range(p["ours"].shape[1])]
-    return rows
+    return rows | {"right": pack(right, read.examples)}
 
 
 def activity(model, read, args):
