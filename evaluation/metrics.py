@@ -1,4 +1,4 @@
-"""Scores of forecasts: top-k, distance from the truth, best of several draws, bigrams.
+"""Scores of forecasts: top-k, distance from the truth, best of several draws, similar histories.
 
 M examples, K steps or classes, R draws. labels (M,) int64: the correct classes.
 """
@@ -7,7 +7,6 @@ import torch
 from torch.nn.functional import normalize
 
 TEMPERATURES = 0.5, 0.7, 1.0, 1.4  # of a softmax that is drawn from: the best of them counts
-FLOOR = 0.001                      # least probability of a step that no draw shows, in -log p
 MOST, BEFORE, SHARPNESS = 6, 0.7, 10.0     # of `neighbor_forecast`, chosen on validation videos
 
 
@@ -53,11 +52,6 @@ def total_variation(p, truth):
     return (p - truth).abs().sum(1) / 2
 
 
-def surprise(p, labels):
-    """Mean of -log p(y), with p (M, K) at least FLOOR."""
-    return float(-p.gather(1, labels[:, None]).clamp(min=FLOOR).log().mean())
-
-
 def softmaxes(log_p):
     """The distributions at each of TEMPERATURES: log p (M, K) -> [(M, K) float64, ...]."""
     return [(log_p.double() / temperature).softmax(-1) for temperature in TEMPERATURES]
@@ -67,25 +61,6 @@ def oracle_softmax(log_p, labels, R):
     """Percent of forecasts that the best of R draws from their softmax gets right: the mean of
     1 - (1 - p_y)^R, at the best of TEMPERATURES."""
     return max(percent(1 - (1 - p.gather(1, labels[:, None])) ** R) for p in softmaxes(log_p))
-
-
-def bigram_counts(sequences, K):
-    """[a, b]: how often b follows a in a list of sequences, (n,) int64 each -> (K, K) float64."""
-    pairs = torch.cat([steps[:-1] * K + steps[1:] for steps in sequences])     # a number per pair
-    return torch.bincount(pairs, minlength=K * K).view(K, K).double()
-
-
-def bigram_forecast(counts, posterior):
-    """The class after the last observed clip, from `bigram_counts` (K, K): (M, K) float64.
-
-        P(b) = sum_a posterior[a] * counts[a, b] / sum_c counts[a, c]
-
-    posterior (M, K): the class of the last observed clip, rows sum to 1. The row of a class that
-    nothing ever followed is the sum of all rows; with no pair at all, it is uniform.
-    """
-    any_class = counts.sum(0) if counts.any() else torch.ones_like(counts[0])  # (K,)
-    rows = torch.where(counts.any(1, keepdim=True), counts, any_class)
-    return posterior.double() @ (rows / rows.sum(1, keepdim=True))             # (M, K)
 
 
 def merge_steps(p):

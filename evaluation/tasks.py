@@ -13,8 +13,8 @@ from torch.nn import functional
 from data import observed_steps, paper_rows
 from diffusion import expectation
 from evaluation.inference import draw_noise, predict_missing, sample_in_turn, score_labels
-from evaluation.metrics import (accuracies, bigram_counts, bigram_forecast, neighbor_forecast,
-                                pack, percent, softmaxes, surprise, topk_correct, total_variation)
+from evaluation.metrics import (accuracies, neighbor_forecast, pack, percent, softmaxes,
+                                topk_correct, total_variation)
 from support.errors import require
 from toy import grammar
 from toy.source import ToySource
@@ -39,37 +39,23 @@ class Read(NamedTuple):
 def baselines(model, read, args):
     """Percent right of the label-free baselines.
 
-        clip         the teacher on the observed clips, as the paper re-purposes it
-        unigram      how often f sees each step in the training videos
-        bigram       how often it follows the step that is nearest to the last observed clip
-        bigram_soft  the same with the clip's posterior instead of the nearest step
-        neighbors    what followed in the histories that are most alike: `neighbor_forecast`
-
-    All but `clip` are None outside the embedded world. They count the clips of each training video,
-    cut as in pre-training; consecutive clips nearest to one step count as one, but in `unigram`.
+        teacher   the teacher on the observed clips, as the paper re-purposes it
+        similar   what followed in the histories that are most alike: `neighbor_forecast`, of the
+                  clips of training videos, cut as in pre-training; None outside the toy world
     """
-    texts, S = read.texts, len(read.texts)
-    scores = dict.fromkeys(("unigram", "clip", "bigram", "bigram_soft", "neighbors"))
-    scores["clip"] = model.match(read.teacher.mean(1), texts).cpu()            # (M, S)
+    right = {"random": 100 / len(read.texts), "similar": None}
+    teacher = model.match(read.teacher.mean(1), read.texts).cpu()              # (M, S)
+    right["teacher"] = percent(topk_correct(teacher, read.labels, 1))
     if args.data == "toy":
         source, seen = ToySource("train", args.toy_videos, model.encoder.frames), []
         rng = np.random.default_rng(args.seed)
         for video in range(len(source.videos)):
             clips = source.load([(video, source.pretrain_windows(video, rng))]).clips
             x = model.encode(clips.to(read.x.device))
-            seen.append(model.match(x, texts).exp().cpu())                     # p (n, S)
-        steps = [p.argmax(-1) for p in seen]
-        counts = bigram_counts(steps, S).fill_diagonal_(0)                     # (S, S)
-        histories = model.match(read.x, texts).exp().cpu()                     # p (M, N, S)
-        posterior = histories[:, -1]
-        nearest = functional.one_hot(posterior.argmax(1), S)
-        scores["unigram"] = torch.bincount(torch.cat(steps), minlength=S).expand(len(nearest), -1)
-        scores["bigram"] = bigram_forecast(counts, nearest)
-        scores["bigram_soft"] = bigram_forecast(counts, posterior)
-        scores["neighbors"] = neighbor_forecast(seen, histories)
-    return {"random": 100 / S} | {
-        name: None if p is None else percent(topk_correct(p, read.labels, 1))
-        for name, p in scores.items()}
+            seen.append(model.match(x, read.texts).exp().cpu())                # p (n, S)
+        similar = neighbor_forecast(seen, model.match(read.x, read.texts).exp().cpu())     # (M, S)
+        right["similar"] = percent(topk_correct(similar, read.labels, 1))
+    return right
 
 
 def exact_next(known, before):
@@ -82,13 +68,12 @@ def truth(model, read, zero, log_p, args):
     """The forecasts against the exact distribution of the next step, given the steps observed.
 
         bayes_top1     top-1 of the exact distribution, the most that one forecast can reach;
-        bayes_set, bayes_set_last, bayes_last: given only the set of the steps observed, the set
-                       and which was the last, or the last one alone
+        bayes_set, bayes_set_last, bayes_last_two, bayes_last: given only the set of the steps
+                       observed, the set and which was the last, the last two, or the last one
         ideal_oracle   best of Q draws from it
         tv, tv_ideal   total variation from it, of DRAWS samples of the model, and of DRAWS draws
         tv_error       standard error of tv, of forecasts in different videos, as a rule
         tv_softmax     total variation of the zero-noise softmax itself, without draws
-        nll            mean of -log p(y): of the share among the model's draws, and of the softmax
         possible_next  [% of the likeliest steps that are possible, % of p on possible steps]
 
     The softmax stands at the best of TEMPERATURES, chosen for each figure by these answers.
@@ -97,9 +82,8 @@ def truth(model, read, zero, log_p, args):
     before = [observed_steps(example, read.source.videos[example.video])
               for example in read.examples]
     exact = exact_next("sequence", before)
-    bayes = {"bayes_top1": exact, "bayes_set": exact_next("set", before),
-             "bayes_set_last": exact_next("set_last", before),
-             "bayes_last": exact_next("last", before)}
+    bayes = {"bayes_top1": exact} | {
+        f"bayes_{known}": exact_next(known, before) for known in [*grammar.KNOWN][1:]}
     generator = torch.Generator().manual_seed(args.seed)
     ideal = torch.multinomial(exact, DRAWS, replacement=True, generator=generator)
     possible, of_possible = exact > 0, {}
@@ -116,7 +100,7 @@ def truth(model, read, zero, log_p, args):
         picks.append(log_q.argmax(-1))                                         # (m, 10)
     draws, ideal_draws = (functional.one_hot(of, S).double().mean(1)                   # (m, S)
                           for of in (torch.cat(picks, 1), ideal[chosen]))
-    exact, y_chosen = exact[chosen], y[chosen]
+    exact = exact[chosen]
     variation, softmax = total_variation(draws, exact), softmaxes(zero[chosen])        # (m,)
     error = float(variation.std() / len(chosen) ** 0.5) if len(chosen) > 1 else None
     return {name: percent(topk_correct(p, y, 1)) for name, p in bayes.items()} | {
@@ -124,8 +108,6 @@ def truth(model, read, zero, log_p, args):
         "tv": float(variation.mean()), "tv_error": error,
         "tv_ideal": float(total_variation(ideal_draws, exact).mean()),
         "tv_softmax": min(float(total_variation(p, exact).mean()) for p in softmax),
-        "nll": {"draws": surprise(draws, y_chosen),
-                "softmax": min(surprise(p, y_chosen) for p in softmax)},
         "possible_next": of_possible}
 
 
@@ -154,7 +136,8 @@ def futures(model, read, args):
 def hide_each_step(read):
     """Rows of the steps of a video, each missing in one (Sec. 3.1), with up to eight around it; of
     videos that could be read whole -> x (M, 9, D); missing (M,), numbers of examples; where:
-    observed (M, 9) bool and j (M,) of `predict_missing`; position (M,): 0 for a first step, 2 for a last one, 1 between."""
+    observed (M, 9) bool and j (M,) of `predict_missing`; position (M,): 0 for a first step, 2 for a
+    last one, 1 between."""
     source, videos = read.source, {}
     for i, example in enumerate(read.examples):        # one of each step
         if source.videos[example.video].name not in source.unreadable:

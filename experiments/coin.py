@@ -18,7 +18,7 @@ from data import CLIPS, PIECES, forecast_windows
 from denoiser import Denoiser
 from diffusion import add_noise, noise_levels
 from evaluate import score
-from evaluation.metrics import bigram_counts, bigram_forecast, percent, topk_correct
+from evaluation.metrics import percent, topk_correct
 from files.lists import check_names, load_coin
 from losses import mc_loss, mse_loss
 from model import ProcedureModel
@@ -106,8 +106,10 @@ def main(args):
     lines, mask = (score(model, x_test[:, :PIECES], texts.to(device), y, args)[0]
                    for model in models)
     del lines["right"]
-    counts = bigram_counts(p.argmax(-1), len(texts)).fill_diagonal_(0)                 # label-free
-    bigram = bigram_forecast(counts, p_test[:, 0])
+    K, (before, after) = len(texts), p.argmax(-1).T            # a bigram without labels
+    counts = torch.bincount(before * K + after, minlength=K * K).view(K, K).fill_diagonal_(0)
+    rows = torch.where(counts.any(1, keepdim=True), counts, counts.sum(0)).double()    # (K, K)
+    bigram = p_test[:, 0].double() @ (rows / rows.sum(1, keepdim=True))
     lines |= {"evaluated": len(y), "baselines": {
         "mask": mask["top1"]["zero_noise"], "mask_softmax": mask["top1"]["oracle_softmax"],
         "bigram": percent(topk_correct(bigram, y, 1))}}

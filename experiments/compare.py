@@ -1,8 +1,8 @@
 """Compare runs on the same examples: `python -m experiments.compare A.json ... --with B.json ...`.
 
 The files are those of evaluate.py --json, one of each seed. Both sides answered the same examples,
-so the difference is taken example by example, which leaves out how hard they are. Its standard error
-has two parts, whose squares are added: that of the videos (examples of one video are not
+so the difference is taken example by example, which leaves out how hard they are. Its standard
+error has two parts, whose squares are added: that of the videos (examples of one video are not
 independent), and that of the seeds. M examples, S seeds of one side.
 
     held        the difference is above twice its error
@@ -71,9 +71,9 @@ def main(args):
     ours, theirs = (np.stack([bits for bits, *_ in sorted(side, key=lambda one: one[2])])
                     for side in sides)
     difference, error = paired_difference(ours, theirs, first)
-    print(f"{100 * ours.mean():.1f} and {100 * theirs.mean():.1f}% right of {ours.shape[1]} examples "
-          f"in {len(first) - 1} videos, {len(ours)} and {len(theirs)} seeds\ndifference "
-          f"{difference:+.2f} ± {error:.2f}: {verdict(difference, error)}")
+    print(f"{100 * ours.mean():.1f} and {100 * theirs.mean():.1f}% right of {ours.shape[1]} "
+          f"examples in {len(first) - 1} videos, {len(ours)} and {len(theirs)} seeds\n"
+          f"difference {difference:+.2f} ± {error:.2f}: {verdict(difference, error)}")
 
 
 def parse(argv=None):

@@ -118,10 +118,11 @@ def test_checkpoints_come_by_the_clock_and_rows_are_means(here, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_ends_the_run(here, monkeypatch, capsys, whole, number):
+def test_a_signal_saves_and_ends_the_run(here, monkeypatch, capsys, start_method, whole, number):
     """Catches: an update lost or cut in two; a worker that is left, or ends first and breaks the
     update; another status; a handler that stays."""
     log_and_save_every(3, monkeypatch)
+    start_method("spawn")                              # such a worker has Python's own handlers
     monkeypatch.setattr(train, "SAVE_EVERY", 600.0)
     rate, before = train.learning_rate, signal.getsignal(number)
 

@@ -130,6 +130,7 @@ def seed_of(video):
 KNOWN = {"sequence": lambda steps, from_start: (steps, from_start),
          "set": lambda steps, from_start: (frozenset(steps), from_start),
          "set_last": lambda steps, from_start: (frozenset(steps), steps[-1:], from_start),
+         "last_two": lambda steps, from_start: (steps[-2:], from_start),
          "last": lambda steps, from_start: steps[-1:]}
 
 
