@@ -368,8 +368,8 @@ NESTED = {
     "top1": ["zero_noise", "expectation", "oracle", "oracle_softmax"],
     "top5": ["zero_noise", "expectation"],
     "baselines": ["random", "similar", "teacher"],
-    "truth": ["bayes_top1", "bayes_set", "bayes_set_last", "bayes_last_two", "bayes_last", "ideal_oracle", "tv",
-              "tv_error", "tv_ideal", "tv_softmax", "possible_next"],
+    "truth": ["bayes_top1", "bayes_set", "bayes_set_last", "bayes_last_two", "bayes_last",
+              "ideal_oracle", "tv", "tv_error", "tv_ideal", "tv_softmax", "possible_next"],
     "futures": ["possible", "first"]}
 
 

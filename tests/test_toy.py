@@ -44,8 +44,9 @@ def test_parts_of_a_procedure_have_their_probabilities():
 
 def test_next_step_and_chance_equal_a_search_of_all_sequences():
     """Catches: one occurrence for all, `from_start` ignored, sequences that weigh the same; 0/0; an
-    order in the set, or earlier steps in the last."""
+    order in the set, or earlier steps in the last or the last two."""
     see = {"sequence": lambda steps, start: (steps, start), "last": lambda steps, start: steps[-1:],
+           "last_two": lambda steps, start: (steps[-2:], start),
            "set": lambda steps, start: (tuple(sorted({*steps})), start),
            "set_last": lambda steps, start: (tuple(sorted({*steps})), steps[-1:], start)}
     steps = labels_of(make_video("test", 0))
