@@ -123,12 +123,13 @@ def list_videos(args, split, tuned=None):
     return videos, names
 
 
-def open_labeled(args, split, model, device, with_teacher=True):
+def open_labeled(args, split, model, device, with_teacher=True, skip=()):
     """The videos of a split: a source; the teacher that looks at them; the text embeddings (S, D)
     of the label set. None where the task has none, or without with_teacher."""
     toy, view = args.data == "toy", view_of(model.encoder)
     if toy:
-        require(not args.videos, "--data toy reads no --videos; add --data coin or epic")
+        require(not args.videos and not skip, "--data toy reads no --videos, and has none to "
+                "--skip; add --data coin or epic")
         require(view.size == render.SIZE, f"--data toy: its pictures are {render.SIZE} pixels "
                 f"wide, the checkpoint reads {view.size}; give it --data coin")
         names = grammar.STEPS if args.task != "activity" else None
@@ -147,7 +148,8 @@ def open_labeled(args, split, model, device, with_teacher=True):
         return source, teacher and teacher.watch(source), texts
     if args.data == "epic":
         view = view._replace(frames=EPIC_FRAMES)
-    source = VideoSource(videos, find_videos(args.videos), view, teacher.size if teacher else 0)
+    source = VideoSource(videos, find_videos(args.videos), view, teacher.size if teacher else 0,
+                         skip=skip)
     return source, teacher, texts
 
 

@@ -12,6 +12,7 @@ import weights
 from commands import call, fails, read_json
 from data import Example, Video
 from diffusion import noise_levels
+from files.sources import SKIPPED
 from model import ProcedureModel
 from test_train import rows_of, same_run
 from toy import grammar
@@ -189,7 +190,8 @@ def test_actions_of_epic_train_f(trained, here, capsys):
     Path("EPIC_100_validation.csv").write_text(head + "\n".join(rows) + "\n", encoding="utf-8")
     flags = "--data", "epic", "--annotations", "EPIC_100_validation.csv", "--videos", "world"
     call("train.py", "--stage", "finetune", *flags, "--epochs", "2", "--batch", "3", "--init",
-         trained / "diffusion", "--out", "run", "--micro-batch", "2")
+         trained / "diffusion", "--out", "run", "--micro-batch", "2", "--skip", names[1])
+    assert read_json("run/unreadable.json") == {names[1]: SKIPPED}
     model = weights.load("run")
     assert model.classes == [97, 300] and model.encoder.frames == 32
     assert not torch.equal(model.encoder.head.weight,

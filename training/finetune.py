@@ -121,7 +121,8 @@ def set_up(args, device):
     first, and the settings of the run."""
     init, checkpoint = open_init(args), open_run(args)
     limit_threads(init.encoder.image, device)
-    source, _, texts = open_labeled(args, "train", init, device, with_teacher=False)
+    source, _, texts = open_labeled(args, "train", init, device, with_teacher=False,
+                                    skip=args.skip)
     examples = labeled_examples(args, source)
     settings = begin(args, checkpoint, source, examples=[
         f"{source.videos[example.video].name} {example.step} {example.label}"

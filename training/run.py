@@ -183,7 +183,7 @@ def save(args, model, optimizer, update, settings, source):
                          if name not in read}
     source.shared = dict(source.unreadable)
     path = args.out / "unreadable.json"
-    if source.unreadable and parallel.rank_and_world()[0] == 0:
+    if (source.unreadable or path.exists()) and parallel.rank_and_world()[0] == 0:
         write_json(path, source.unreadable)
     require_readable(source, args.max_unreadable, path)
 
