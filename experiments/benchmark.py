@@ -22,6 +22,7 @@ from diffusion import noise_levels
 from evaluation.tasks import VIEWS
 from experiments.tables import replace, text_table
 from losses import TAU
+from model import ProcedureModel
 from support.arguments import Parser, count, mixed_precision, pick_device
 from support.errors import run
 from support.write import write_text
@@ -49,11 +50,6 @@ def predict_rows(model, x):
     return model.match(model.denoise(torch.randn_like(x), x[rows], observed, j, j * 0))
 
 
-def encode(model, clips):
-    """f alone."""
-    return model.encode(clips)
-
-
 def objective(model, clips):
     """What the losses of a group of pre-training read, (2 C, K)."""
     x = model.encode(clips)
@@ -62,10 +58,10 @@ def objective(model, clips):
 
 COMMANDS = {            # {command: (clips in all, their frames, work, clips of a video if trained)}
     "`train.py --data howto100m`": (128 * CLIPS, 8, objective, CLIPS),
-    "`train.py --stage finetune --data epic`": (64, EPIC_FRAMES, encode, 1),
-    "`evaluate.py --task forecast`, `features`": (64 * 8, 8, encode, None),
-    "`evaluate.py --task classify`": (64 * 3, 8, encode, None),
-    "`evaluate.py --data epic`": (64 * VIEWS, EPIC_FRAMES, encode, None)}
+    "`train.py --stage finetune --data epic`": (64, EPIC_FRAMES, ProcedureModel.encode, 1),
+    "`evaluate.py --task forecast`, `features`": (64 * 8, 8, ProcedureModel.encode, None),
+    "`evaluate.py --task classify`": (64 * 3, 8, ProcedureModel.encode, None),
+    "`evaluate.py --data epic`": (64 * VIEWS, EPIC_FRAMES, ProcedureModel.encode, None)}
 
 
 # --- Speed ---

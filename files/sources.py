@@ -34,8 +34,10 @@ class VideoSource:
         self.absent = [name for name in names if name not in present]
         self.unreadable, self.wrong_captions, self.silent = {}, {}, []
         self.skip, self.reasons = frozenset(map(video_name, skip)), {}       # why without windows
-        require_found(self.videos, self.absent, paths,
-                      "no file" if captions is None else "no file with a narration")
+        what = "no file" if captions is None else "no file with a narration"
+        name, file = next(iter(names), None), next(iter(paths), None)
+        require(self.videos, f"--videos: {what} of the {len(names)} listed videos; listed is "
+                f"{name!r}, a file is {file!r}: they must be equal")
         unknown = sorted(self.skip - names.keys())
         require(not unknown, f"--skip {' '.join(unknown)}: not among the listed videos")
 
@@ -107,13 +109,6 @@ class VideoSource:
                 views.append(evaluation_view(frames, self.teacher_size).unflatten(0, (-1, F)))
         return Loaded(readable, torch.stack(clips) if clips else torch.empty(0),
                       torch.cat(views) if views else torch.empty(0), failed)
-
-
-def require_found(found, absent, paths, what="no file"):
-    """Raise InputError, with an example of both names, if none of the listed videos is found."""
-    name, file = next(iter(absent), None), next(iter(paths), None)
-    require(found, f"--videos: {what} of the {len(absent)} listed videos; listed is {name!r}, a "
-            f"file is {file!r}: they must be equal")
 
 
 def require_readable(source, share, where=None):

@@ -46,18 +46,17 @@ def gpu(monkeypatch):
         yield
 
 
-def build_there(*args, **sizes):
-    """In place of build_model: the weights are made on the GPU."""
+def build_there(order):
+    """A small model whose weights are made on the GPU."""
     with torch.device(GPU):
-        return build_model(*args, **sizes)
+        return build_model(torch.zeros(5, 64), setup.TIMESFORMER["small"], setup.DENOISER["small"],
+                           order, tau=.1, pixels=(.4, .25), alpha_bar=[.5, .2])
 
 
 @pytest.mark.parametrize("order", ["diffusion", "mask", "none"])
 def test_the_objective_keeps_to_one_device(gpu, order):
     """Catches: a tensor of an update that is made on the CPU, or forgotten there."""
-    model = build_there(torch.zeros(5, 64, device=GPU), setup.TIMESFORMER["small"],
-                        setup.DENOISER["small"], order=order, tau=.1, pixels=(.4, .25),
-                        alpha_bar=[.5, .2])
+    model = build_there(order)
     clips = torch.zeros(10, 4, 3, 32, 32, dtype=torch.uint8)
     loaded = [Loaded([(video, WINDOWS)], clips[:5], clips[:5], {}) for video in (0, 1)]
     group, = groups(iter(loaded), 2, 2, Source(), GPU)
@@ -75,9 +74,7 @@ def test_the_objective_keeps_to_one_device(gpu, order):
 def test_a_forecast_keeps_to_one_device(gpu, monkeypatch):
     """Catches: a tensor of a forecast on the CPU; scores left on the GPU; a teacher in bfloat16, or
     f in float32."""
-    model = build_there(torch.zeros(5, 64, device=GPU), setup.TIMESFORMER["small"],
-                        dict(layers=1, heads=2), order="diffusion", tau=.1, pixels=(.4, .25),
-                        alpha_bar=[.5, .2])
+    model = build_there("diffusion")
     clips, example = torch.zeros(10, 4, 3, 32, 32, dtype=torch.uint8), Example(0, WINDOWS, 0, 1)
     monkeypatch.setattr(labeled, "prefetch", lambda *args: [Loaded([example], clips, None, {})])
     monkeypatch.setattr(labeled, "mixed_precision", lambda device: torch.autocast("cpu"))

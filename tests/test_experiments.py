@@ -19,6 +19,7 @@ from experiments import benchmark, coin, tables
 from experiments.tables import EVALUATIONS, RECIPES, TABLES
 from encoder import TimeSformer
 from files.lists import load_phrases
+from model import ProcedureModel
 from support.errors import InputError
 from support.write import write_json
 from toy import grammar
@@ -280,7 +281,7 @@ def test_memory_grows_with_the_micro_batch(monkeypatch, tmp_path):
     updates for one, attention or gradients left out."""
     for name, value in dict(PHRASES=12, TEACHER=0, CARDS=(4,), ENCODER={"depth": 1}).items():
         monkeypatch.setattr(benchmark, name, value)
-    command = 96, 8, benchmark.encode, 1
+    command = 96, 8, ProcedureModel.encode, 1
     monkeypatch.setattr(benchmark, "COMMANDS", {"a": command})
     page = tmp_path / "page.md"
     page.write_text("<!-- table: memory -->\n<!-- end -->")

@@ -72,8 +72,7 @@ def test_released_lists(tmp_path):
         Video("th2wZ0W8ulA", None, 582, 130, (Step(0, 84, UNKNOWN), Step(84, 84, 582)))]
     assert load_released_csv(written(tmp_path, TASK), "activity") == [
         Video("4bgWwnZQPaA", None, 123, 157.3572), Video("-INaRI8Nb_E", None, 98, 112.2917)]
-    assert [video_name(path) for path in ("a.mp4", "x/y.b.MKV", "c.d")] == [
-        "a", "y.b", "c.d"]
+    assert [video_name(path) for path in ("a.mp4", "x/y.b.MKV", "c.d")] == ["a", "y.b", "c.d"]
 
 
 def test_epic_lists(tmp_path, capsys):
@@ -91,8 +90,7 @@ def test_names_phrases_and_ids(tmp_path):
         "stir", "put honey, oil", "stir", "3D-print it"]
     assert load_phrases(written(tmp_path, PHRASES)) == ["add water", "use a q - tip"]
     for text in ("add water,2878\nput honey, oil,5", "add water,1,nan\n put honey, oil \n\n",
-                 '"add water",1\n"put honey, oil",2',
-                 'phrase,count\nadd water,2878\n"put honey, oil",5'):
+                 '"add water",1\n"put honey, oil",2', 'phrase,count\nadd,7\n"put honey, oil",5'):
         assert load_phrases(written(tmp_path, text))[1] == "put honey, oil"
     assert load_ids(written(tmp_path, "\ufeff-a\r\nmy video.v2\nb.webm\n\n-a\nsub/c.MP4\n")) == [
         "-a", "my video.v2", "b", "c"]

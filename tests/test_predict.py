@@ -67,7 +67,8 @@ def test_the_first_forecast_anyone_sees(here, capsys):
 
 
 def test_a_video_file_and_steps_of_ones_own(trained, here, capsys, monkeypatch):
-    """Catches: another part of the video, a history of another length, a warning not given."""
+    """Catches: another part of the video, a history of another length, a warning not given; a
+    forecast that is made and lost, as its figure cannot be drawn."""
     lengths = []
     monkeypatch.setattr("predict.sample_in_turn", lambda model, x, seconds, *more: lengths.append(
         seconds) or sample_in_turn(model, x, seconds, *more))
@@ -89,6 +90,8 @@ def test_a_video_file_and_steps_of_ones_own(trained, here, capsys, monkeypatch):
     assert "without order" in content["warning"] and content["next"] == content["futures"] == []
     for argv in (("v.mp4", "--at", "500"), ("--seed", "3", "--at", "1e9")):
         assert "ends at" in fails(capsys, "predict.py", *argv, "--checkpoint", checkpoint)
+    line = fails(capsys, "predict.py", "--figure", "out.jpg", "--json", "b.json")
+    assert "out.jpg: must end in .png, .pdf or .svg" in line and not Path("b.json").exists()
 
 
 def test_a_model_that_is_fine_tuned_to_forecast(trained, here, capsys):
@@ -113,12 +116,6 @@ def test_a_model_that_is_fine_tuned_to_forecast(trained, here, capsys):
         predict(checkpoint="forecast.pt", **flags | {"steps": 2 * steps})
     assert "is fine-tuned for classify" in fails(capsys, "predict.py", "--checkpoint",
                                                  "classify.pt")
-
-
-def test_a_figure_that_cannot_be_drawn_is_refused_first(here, capsys):
-    """Catches: a forecast that is made and lost."""
-    line = fails(capsys, "predict.py", "--figure", "out.jpg", "--json", "a.json")
-    assert "out.jpg: must end in .png, .pdf or .svg" in line and not Path("a.json").exists()
 
 
 @pytest.mark.parametrize("unbuffered, work, status", [

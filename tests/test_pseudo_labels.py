@@ -19,11 +19,6 @@ def parts():
     return build_teacher()
 
 
-@pytest.fixture(scope="module")
-def teacher(parts):
-    return Teacher(*parts, MEAN, STD)
-
-
 def test_eq6_soft_targets_equal_the_softmax_by_loops():
     """Catches: tau left out, a side not normalized, a sum over clips, a gradient."""
     features, phrases, tau = 5 * draw(2, 3, 4), draw(6, 4, seed=1), 0.03
@@ -42,9 +37,9 @@ def test_default_prompts_are_the_28_of_the_released_embeddings():
     assert sorted(PROMPTS) == sorted(start + end + " {}." for start in starts for end in ends)
 
 
-def test_phrases_are_the_mean_over_prompts_and_sentences_have_none(parts, teacher):
+def test_phrases_are_the_mean_over_prompts_and_sentences_have_none(parts):
     """Catches: features of prompts normalized, another phrase's, prompts around narrations."""
-    model, tokenizer = parts
+    (model, tokenizer), teacher = parts, Teacher(*parts, MEAN, STD)
     texts = ["cut tomato", "so now we wash the pan"]
     y, sentences = teacher.encode_phrases(texts), teacher.encode_sentences(texts)
     assert y.shape == (2, 64) and y.dtype == torch.float32 and not y.requires_grad

@@ -42,8 +42,7 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("clip, weights, pixels", [
-    ("local-dir:clip", None, (MEAN, STD)), ("tiny", "weights.pt", OPENAI),
-    ("tiny", None, OPENAI)])
+    ("local-dir:clip", None, (MEAN, STD)), ("tiny", "weights.pt", OPENAI), ("tiny", None, OPENAI)])
 def test_the_weights_are_those_that_were_named(place, monkeypatch, clip, weights, pixels):
     """Catches: a file taken for a tag, weights left random; OpenAI's mean for a folder with its
     own, a default tag that is not OpenAI's."""
@@ -85,8 +84,7 @@ def test_a_teacher_that_cannot_be_downloaded(monkeypatch, capsys):
     ("local-dir:code", None, "open_clip_config.json asks for code of its own to be run"),
     ("local-dir:clip", "openai", "--clip-weights openai: local-dir:clip has its own"),
     ("other", "weights.pt", "--clip other --clip-weights weights.pt: Error.*size"),
-    ("tiny", "malice.pt", "--clip-weights malice.pt: .* load failed; a file"),
-])
+    ("tiny", "malice.pt", "--clip-weights malice.pt: .* load failed; a file")])
 def test_what_is_not_whole_or_needs_code_is_refused(place, clip, weights, message):
     """Catches: a warning for an error, random weights, a pickle executed, a folder's code run."""
     with pytest.raises((InputError, FileNotFoundError), match=message) as caught:
