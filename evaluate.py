@@ -48,9 +48,9 @@ def score(model, x, texts, y, args, where=()):
     log_p = predict_missing(model, x, texts, noise, args.batch, where)         # (M, Q, S)
     zeros = torch.zeros_like(noise[:, :1])
     zero = predict_missing(model, x, texts, zeros, args.batch, where)[:, 0]    # (M, S)
-    lines = accuracies({"zero_noise": zero, "expectation": expectation(log_p)}, y)     # Eq. 11
-    right = {"zero_noise": topk_correct(zero, y, 1), "expectation": topk_correct(
-        expectation(log_p), y, 1), "oracle": (log_p.argmax(-1) == y[:, None]).any(1)}      # (M,)
+    p = {"zero_noise": zero, "expectation": expectation(log_p)}                # Eq. 11
+    lines, right = accuracies(p, y), {name: topk_correct(p[name], y, 1) for name in p}     # (M,)
+    right["oracle"] = (log_p.argmax(-1) == y[:, None]).any(1)
     lines["top1"]["oracle"] = percent(right["oracle"])
     lines["top1"]["oracle_softmax"] = oracle_softmax(zero, y, args.samples)
     return lines | {"distinct": distinct(log_p), "right": right}, zero, log_p

@@ -64,7 +64,7 @@ class ProcedureModel(nn.Module):
         F, H = self.encoder.frames, self.encoder.image
         check("clips (C, F, 3, H, W)", clips, "C", F, 3, H, H, dtype=torch.uint8)
         mean, std = self.pixels
-        pixels = clips.to(self.phrases.device, non_blocking=True).float()
+        pixels = clips.to(self.phrases.device).float()
         pixels.div_(255).sub_(mean).div_(std)              # in place: half the time
         return pixels.transpose(1, 2)
 

@@ -165,7 +165,10 @@ def encode_examples(model, teacher, source, examples, args, device):
     batches = [examples[i:i + count] for i in range(0, len(examples), count)]
     pixels = view.size ** 2 + (teacher.size ** 2 if teacher else 0)
     size = 3 * count * N * view.frames * pixels            # bytes
-    for loaded in prefetch(source.load, batches, args.workers, "encode", size):
+
+    def name(batch):
+        return " or ".join(dict.fromkeys(source.videos[one.video].name for one in batch))
+    for loaded in prefetch(source.load, batches, args.workers, "encode", size, name=name):
         source.unreadable |= loaded.failed
         if loaded.requests:
             readable += loaded.requests

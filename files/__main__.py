@@ -62,7 +62,8 @@ def check(args):
         paths = find_videos(args.videos)
         source = VideoSource(videos, paths, None, captions=captions)
         source.videos = [video for video in source.videos if video.name not in silent]
-        looks = prefetch(source.look_at, range(len(source.videos)), args.workers, "read")
+        looks = prefetch(source.look_at, range(len(source.videos)), args.workers, "read",
+                         name=lambda i: source.videos[i].name)
         unreadable = source.unreadable
         for (length, reason), video in zip(looks, source.videos):
             seconds += length

@@ -64,7 +64,8 @@ def copy(args):
     items = [(path, args.out / path.relative_to(args.videos).with_suffix(".mp4"))
              for path in find_videos(args.videos).values()]
     new = [item for item in items if not item[1].exists()]
-    made = prefetch(functools.partial(copy_one, args.fps), new, args.workers, "copy")
+    made = prefetch(functools.partial(copy_one, args.fps), new, args.workers, "copy",
+                    name=lambda item: str(item[0]))
     failed = [reason for reason in made if reason]
     told = (f"{args.videos}: of {len(items)} videos {len(new) - len(failed)} copied, "
             f"{len(items) - len(new)} were there, {len(failed)} unreadable")

@@ -15,9 +15,11 @@ AHEAD = 2                 # items that a worker makes ahead
 SHARED = "/dev/shm"       # where Linux keeps what processes share
 
 
-def ignore_ctrl_c(worker):
-    """The main process decides when a worker ends: it may still finish its update."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def ignore(signals, worker):
+    """What is sent to all processes of a job ends no worker: the main process may still finish an
+    update, and ends it then."""
+    for number in signals:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def hand_over(make, items, reading, number):
@@ -38,10 +40,12 @@ def hand_over(make, items, reading, number):
 def prefetch(make, items, workers, title=None, size=0, held=1, name=str, pin=False):
     """Yield make(item) for each item, in order, made ahead by worker processes (0: none).
 
-    title: of a progress bar, or None. size: bytes of an item's tensors, at most; held: how many
-    items whoever reads them holds at once. name: a function, what to call an item that kills its
-    worker. pin: whether tensors go to pinned memory, from which a GPU copies without waiting.
+    title: of a progress bar, or None in training. size: most bytes of one item's tensors; held:
+    most items that the caller keeps at once. name: called with an item, gives the words for one
+    that killed its worker. pin: whether tensors go to pinned memory, from which a GPU copies
+    without waiting.
     """
+    ignored = (signal.SIGINT,) if title else (signal.SIGINT, signal.SIGTERM)
     need = (AHEAD * workers + held) * size * int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     text = (f"--workers {workers}: what they read ahead needs up to {need / 2 ** 30:.2g} GiB of "
             "shared memory; give more (Docker: --shm-size), or fewer --workers")
@@ -54,7 +58,7 @@ def prefetch(make, items, workers, title=None, size=0, held=1, name=str, pin=Fal
                             collate_fn=functools.partial(hand_over, make, items,
                                                          reading.share_memory_()),
                             prefetch_factor=AHEAD if workers else None, pin_memory=pin,
-                            worker_init_fn=ignore_ctrl_c)
+                            worker_init_fn=functools.partial(ignore, ignored))
         child = getattr(signal, "SIGCHLD", None)       # Windows has none
         before = child and signal.getsignal(child)
         loaded = iter(loader)

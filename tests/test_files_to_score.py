@@ -51,7 +51,7 @@ def test_a_run_goes_on_without_a_video_that_kills_its_worker(here, start_method,
     read = sources.read_frames
 
     def kill(path, *args):
-        if path.stem == "train_00002":
+        if path.stem in ("train_00002", "test_00000"):
             os.kill(os.getpid(), signal.SIGKILL)
         return read(path, *args)
     monkeypatch.setattr(sources, "read_frames", kill)
@@ -60,3 +60,6 @@ def test_a_run_goes_on_without_a_video_that_kills_its_worker(here, start_method,
     call("train.py", *TRAIN, "--workers", "1", "--out", "run", "--resume", "--skip", "train_00002")
     assert read_json("run/unreadable.json") == {"train_00002": sources.SKIPPED}
     assert read_json("run/config.json")["settings"]["used"]["videos"].startswith("9 (")
+    line = fails(capsys, "evaluate.py", "--data", "coin", "--annotations", "world/COIN.json",
+                 "--videos", "world/videos", "--checkpoint", "run", "--workers", "1")
+    assert "a worker process was killed" in line and "while it read test_00000; --workers" in line

@@ -169,6 +169,20 @@ def test_fine_tuning_stopped_by_ctrl_c_resumes_bit_exactly(trained, here, monkey
     assert same_run("run", "whole")
 
 
+def test_draws_do_not_depend_on_who_could_be_read():
+    """Catches: a resumed run that draws other examples, since one video more can be read."""
+    examples = [Example(k // 2, None, k, k % 2) for k in range(9)]
+    x, args, drawn = torch.arange(9.)[:, None, None], SimpleNamespace(seed=0, batch=4), []
+    for left_out in (), (2, 5):
+        kept = [k for k in range(9) if k not in left_out]
+        updates = finetune.embeddings_of_updates(x[kept], [examples[k] for k in kept], examples,
+                                                 range(3), args)
+        drawn.append([part for (inputs, labels), in updates
+                      for part in zip(inputs.flatten().tolist(), labels.flatten().tolist())])
+    assert drawn[1] == [one for one in drawn[0] if one[0] not in (2, 5)] != drawn[0]
+    assert all(value == label for value, label in drawn[0])
+
+
 def test_an_action_is_read_in_a_view_that_is_drawn():
     """Catches: always the first window, the same in all updates; an example twice in an epoch."""
     examples = [Example(0, np.arange(6).reshape(3, 2) + 10. * k, (k, k), k) for k in range(4)]

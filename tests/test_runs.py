@@ -129,15 +129,15 @@ def test_a_signal_saves_and_ends_the_run(here, monkeypatch, capsys, start_method
     def interrupt(update, *stage):
         if update == 2:
             for process in [os.getpid(), *(one.pid for one in multiprocessing.active_children())]:
-                os.kill(process, number if number == signal.SIGINT or process == os.getpid() else 0)
+                os.kill(process, number)               # as torchrun and a terminal do
         return rate(update, *stage)
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
         patch.setattr(train, "learning_rate", interrupt)
-        call("train.py", *LONG, "--out", "run", "--workers", "1")
+        call("train.py", *LONG, "--out", "run", "--workers", "1", "--micro-batch", "16")
     assert "checkpoint.pt is of update 3 of 16; add --resume" in capsys.readouterr().err
     assert not multiprocessing.active_children() and signal.getsignal(number) == before
     call("train.py", *LONG, "--out", "run", "--resume")
-    assert same_run("run", whole)
+    assert rows_of("run")[-1]["loss"] == pytest.approx(rows_of(whole)[-1]["loss"], rel=1e-3)
 
 
 def test_a_run_is_not_mixed_with_another(trained, here, capsys):
@@ -223,8 +223,9 @@ def test_unreadable_videos_are_counted_and_named(here, capsys, monkeypatch):
     assert read_json("two/unreadable.json").keys() >= {"b", "c"}
     assert torch.load("two/checkpoint.pt", weights_only=True)["step"] == 8
     args, source = train.parse([*flags, "--out", "two", "--resume"]), ToySource("train", 8, 4)
-    run.begin(args, run.open_run(args), source, phrases=grammar.PHRASES)
-    assert len(source.unreadable) == 3
+    for args.skip, left in ([], {broken, "b", "c"}), (["b"], {broken, "c"}):
+        run.begin(args, run.open_run(args), source, phrases=grammar.PHRASES)
+        assert source.unreadable.keys() == left
     source = SimpleNamespace(unreadable={}, shared={"a": "", "b": ""}, videos=[0] * 9)
     for found in [{"a": "", "c": ""}, {"b": "", "c": ""}], [{"a": ""}]:
         monkeypatch.setattr(parallel, "gather", lambda failed: found)

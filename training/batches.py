@@ -37,8 +37,8 @@ def videos_of(update, count, batch, seed):
 
 
 def taken(item, share, count, args):
-    """(update, which of `count` videos or examples) of an item. Items count through what one
-    process reads: in each update the places `share`, a range, of the batch."""
+    """The update of an item, and which of `count` videos or examples it is. A process counts its
+    items through all updates; in each it has the places `share`, a range, of the batch."""
     update, k = divmod(item, len(share))
     return update, int(videos_of(update, count, args.batch, args.seed)[share[k]])
 
@@ -78,10 +78,12 @@ def groups(loaded, count, most, source, device):
             note(source, item)
         items = [item for item in items if item.requests]
         if items:
-            clips, views = (torch.cat([tensor.to(device, non_blocking=True) for tensor in tensors])
+            clips, views = (torch.cat([tensor.to(device, non_blocking=device.type == "cuda")
+                                       for tensor in tensors])
                             for tensors in ([item.clips for item in items],
                                             [item.views for item in items]))
             requests = [request for item in items for request in item.requests]
+            del items, item                            # the next group is read into their place
             yield Loaded(requests, clips, views, {})
 
 

@@ -17,6 +17,7 @@ import math
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.nn.functional import nll_loss, normalize
 from tqdm import tqdm
@@ -108,12 +109,16 @@ def clips_of_updates(source, examples, encoder, updates, args, device):
                for group in groups(loaded, len(share), most, source, device))
 
 
-def embeddings_of_updates(x, examples, updates, args):
-    """The same of what a frozen f made of all clips, x (M, N, D): one group (x (B, N, D), ...)."""
-    labels = torch.tensor([[example.label] for example in examples])
+def embeddings_of_updates(x, readable, examples, updates, args):
+    """The same of what a frozen f made of the readable examples, x (M, N, D): one group
+    (x (B, N, D), ...). Draws are of all examples, whoever could be read this time."""
+    place = {(one.video, one.step): i for i, one in enumerate(readable)}
+    places = np.array([place.get((one.video, one.step), -1) for one in examples])
+    labels = torch.tensor([[one.label] for one in readable])
     for update in updates:
-        chosen = videos_of(update, len(examples), args.batch, args.seed)
-        yield [(x[chosen], labels[chosen])]
+        chosen = places[videos_of(update, len(examples), args.batch, args.seed)]
+        chosen = chosen[chosen >= 0]
+        yield [(x[chosen], labels[chosen])] if len(chosen) else []
 
 
 def set_up(args, device):
@@ -124,7 +129,7 @@ def set_up(args, device):
     source, _, texts = open_labeled(args, "train", init, device, with_teacher=False,
                                     skip=args.skip)
     examples = labeled_examples(args, source)
-    settings = begin(args, checkpoint, source, examples=[
+    settings = begin(args, checkpoint, source, classes=getattr(args, "classes", []), examples=[
         f"{source.videos[example.video].name} {example.step} {example.label}"
         for example in examples])
     torch.manual_seed(args.seed)
@@ -147,8 +152,9 @@ def finetune(args):
     require(parallel.processes() == 1, "fine-tuning runs in one process; start it without torchrun")
     source, examples, model, checkpoint, settings = set_up(args, device)
     if not epic:                                           # each clip goes through f once
-        x, _, examples = encode_examples(model.eval(), None, source, examples, args, device)
-        x = x.unflatten(0, (len(examples), -1))            # (M, N, D)
+        source.unreadable = {}                             # each is read again
+        x, _, readable = encode_examples(model.eval(), None, source, examples, args, device)
+        x = x.unflatten(0, (len(readable), -1))            # (M, N, D)
     batch = min(args.batch, len(examples))
     per_epoch = len(examples) // batch
     updates = max(1, round(args.epochs * per_epoch))
@@ -161,7 +167,7 @@ def finetune(args):
 
     # 2. Train.
     read = (clips_of_updates(source, examples, model.encoder, left, args, device) if epic else
-            embeddings_of_updates(x, examples, left, args))
+            embeddings_of_updates(x, readable, examples, left, args))
     metrics, saved, done = Metrics(["loss"], device), time.perf_counter(), left.start
     bar = tqdm(left, "finetune", updates, initial=left.start, mininterval=1)
     model.train()

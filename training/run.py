@@ -72,8 +72,9 @@ def begin(args, checkpoint, source, **used):
                      {f"list of {name}": lines for name, lines in used.items()})
     settings, unreadable = settings_of(args) | {"used": used}, args.out / "unreadable.json"
     if checkpoint and unreadable.exists():
-        source.unreadable = json.loads(unreadable.read_bytes())
-    source.shared = dict(source.unreadable)            # what all processes knew, the last time
+        before = json.loads(unreadable.read_bytes())
+        source.unreadable = {name: before[name] for name in before if name not in args.skip}
+    source.shared = dict(source.unreadable)    # what was unreadable at the last save, for anyone
     if parallel.rank_and_world()[0] > 0:
         return settings
     versions = {"python": sys.version.split()[0], "torch": torch.__version__, "commit": commit()}
@@ -153,16 +154,12 @@ class Metrics:
         return values | given
 
 
-def require_finite(args, update, norm):
-    """FloatingPointError unless the norm of the gradient is finite, as the loss then is."""
+def log(args, bar, update, norm, **values):
+    """Write a row of metrics.jsonl, and its loss and shares to the bar. FloatingPointError unless
+    the norm of the gradient is finite, as the loss then is."""
     if not torch.isfinite(norm):                       # waits for the GPU
         raise FloatingPointError(f"update {update}: the loss or its gradient is not finite; the "
                                  f"last checkpoint in {args.out} stays; try a smaller --lr")
-
-
-def log(args, bar, update, norm, **values):
-    """Write a row of metrics.jsonl, and its loss and shares to the bar."""
-    require_finite(args, update, norm)
     row = {"step": update, **values}
     shown = [name for name in ("loss", "match", "match_h") if row.get(name) is not None]
     bar.set_postfix({name: f"{row[name]:.3g}" for name in shown}, refresh=False)
@@ -172,8 +169,8 @@ def log(args, bar, update, norm, **values):
 
 
 def save(args, model, optimizer, update, settings, source):
-    """Write checkpoint.pt: complete, or the one before stays. Then name the unreadable videos of
-    all processes; InputError if they are too many."""
+    """Write checkpoint.pt; if that fails, the one before stays. Then merge what each process could
+    not read, and end with an InputError if it is too much."""
     if parallel.rank_and_world()[0] == 0:
         weights.checkpoint.save(args.out / "checkpoint.pt", model, step=update,
                                 optimizer=optimizer.state_dict(), settings=settings)

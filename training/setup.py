@@ -91,8 +91,8 @@ def set_up(args, device):
 
 
 def read_ahead(source, model, teacher_size, batch, first, updates, args):
-    """The videos that this process takes from the updates, one after the other, read by --workers;
-    how many of them are of an update, and at most of a group."""
+    """Returns: an iterator of Loaded, one video each, those this process takes of the updates; how
+    many make an update; at most how many make a group."""
     encoder, clips, (rank, world) = model.encoder, CONSECUTIVE[args.size], parallel.rank_and_world()
     share = range(rank, batch, world)                      # its places in the batch of an update
     most = max(1, clips_at_once(encoder, args.micro_batch) // clips)
@@ -106,4 +106,4 @@ def read_ahead(source, model, teacher_size, batch, first, updates, args):
     return prefetch(functools.partial(load_video, source, args, share, clips),
                     range(first * len(share), updates * len(share)), args.workers, size=size,
                     held=min(most, len(share)), name=name,
-                    pin=torch.cuda.is_available()), len(share), most
+                    pin=model.phrases.is_cuda), len(share), most
