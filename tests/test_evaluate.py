@@ -453,12 +453,3 @@ def test_what_cannot_be_read_is_counted_and_not_scored(trained, here, capsys, mo
     content, lost = read_json("a.json"), len(grammar.make_video("test", 1).steps)
     assert content["evaluated"] == content["listed"] - lost and content["unreadable"] == 1
     assert "cut off" in fails(capsys, "evaluate.py", *flags)
-
-
-def test_what_does_not_exist_is_one_line(trained, here, capsys):
-    """Catches: a traceback for a path with a typing error."""
-    for argv in (("evaluate.py", "--checkpoint", "gone"), ("predict.py", "gone.mp4"),
-                 ("train.py", "--data", "howto100m", "--size", "small", "--videos", "gone",
-                  "--captions", "gone", "--phrases", "gone"), ("train.py", "--init", "gone"),
-                 ("predict.py", "--steps", "gone.txt"), ("predict.py", "--device", "gone")):
-        assert "gone" in fails(capsys, *argv)
