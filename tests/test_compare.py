@@ -10,6 +10,7 @@ from data import Example
 from evaluation import metrics
 from experiments import compare
 
+
 @pytest.mark.parametrize("seeds", [1, 4])
 def test_the_error_of_a_difference_is_that_of_many_trials(seeds):
     """Two models of known difference, simulated: videos differ in how hard they are, and models in
@@ -49,6 +50,5 @@ def test_verdicts_and_the_command(tmp_path, capsys):
     assert "54.5 and 45.5%" in capsys.readouterr().out
     assert "there are zero_noise" in fails(capsys, "experiments/compare.py", files[0], "--with",
                                            files[1], "--column", "x")
-    text = files[1].read_text().replace("[3, 2, 6]", "[3, 3, 5]")
-    files[1].write_text(text)
+    files[1].write_text(files[1].read_text().replace("[3, 2, 6]", "[3, 3, 5]"))
     assert "other videos" in fails(capsys, "experiments/compare.py", files[0], "--with", files[1])

@@ -1,4 +1,5 @@
 """files/lists.py: each list in its real layout, each error with its line."""
+import functools
 import json
 import math
 
@@ -100,20 +101,17 @@ def test_names_phrases_and_ids(tmp_path):
     assert videos[0].name == "cr\u00e8me"
 
 
-READERS = {
-    "steps": lambda path: load_released_csv(path, "classify"),
-    "next": lambda path: load_released_csv(path, "forecast"),
-    "task": lambda path: load_released_csv(path, "activity"),
-    "infill": lambda path: load_released_csv(path, "infill"),
-    "epic": load_epic, "coin": load_coin, "phrases": load_phrases, "ids": load_ids}
+READERS = {task: functools.partial(load_released_csv, task=task)
+           for task in ("classify", "forecast", "activity", "infill")}
+READERS |= {"epic": load_epic, "coin": load_coin, "phrases": load_phrases, "ids": load_ids}
 
 
 @pytest.mark.parametrize("name, text, message", [
-    ("steps", STEPS + TASK, "list:3: .*; to classify, `path label duration start end` is needed"),
-    ("steps", "a 1 9 3 x\n", "list:1: .*'x'"),
-    ("steps", NEXT, "list:1: a list for another task"),
-    ("next", STEPS, "list:1: a list for another task"),
-    ("task", STEPS, "list:1: .*; to activity, `path label duration` is needed"),
+    ("classify", STEPS + TASK, "list:3: .*to classify, `path label duration start end` is needed"),
+    ("classify", "a 1 9 3 x\n", "list:1: .*'x'"),
+    ("classify", NEXT, "list:1: a list for another task"),
+    ("forecast", STEPS, "list:1: a list for another task"),
+    ("activity", STEPS, "list:1: .*; to activity, `path label duration` is needed"),
     ("infill", STEPS, "list: a csv lists no whole videos"),
     ("epic", EPIC.replace("01:02:04", "01:62:x"), "list:3: .*; times HH:MM:SS.ss, and"),
     ("epic", EPIC.replace("stop_timestamp", "stop"), "list:1: the first line must name video_id,"),

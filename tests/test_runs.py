@@ -1,5 +1,4 @@
 """The runs of train.py: stopped, resumed, refused; its worker processes and several processes."""
-import copy
 import multiprocessing
 import os
 import shutil
@@ -21,8 +20,7 @@ from conftest import TINY, log_and_save_every
 from data import Video
 from support import errors
 from support.workers import prefetch
-from test_train import (ONE, START, assert_one_update, random_start, rows_of, same_run,
-                        terms_by_loops)
+from test_train import ONE, START, random_start, rows_of, same_run
 from toy import grammar
 from toy.source import ToySource
 from training import batches, parallel, run, setup
@@ -30,7 +28,6 @@ from training import batches, parallel, run, setup
 ROOT = Path(__file__).parents[1]
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)      # Windows has none
 LONG = "--toy-videos", "16", "--batch", "4", "--sgd-epochs", "1", "--epochs", "3"   # 16 updates
-ONE_OF_NINE = *START, "--toy-videos", "9", "--batch", "8", "--device", "cpu"        # one update
 FOLDERS = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join(FOLDERS), "OMP_NUM_THREADS": "1"}
 

@@ -58,12 +58,6 @@ def test_the_weights_are_those_that_were_named(place, monkeypatch, clip, weights
         assert ours.flatten().tolist() == pytest.approx(theirs)
 
 
-def test_a_teacher_with_the_wrong_activation_is_refused():
-    """Catches: OpenAI's weights with GELU, of which open_clip only warns."""
-    with pytest.raises(InputError, match="QuickGELU; use --clip ViT-B-16-quickgelu$"):
-        open_teacher("ViT-B-16", "openai")
-
-
 def test_a_teacher_that_cannot_be_downloaded(monkeypatch, capsys):
     """Catches: the hub's traceback; an error that does not say what to fetch, or which flag."""
     def refuse(*args, **kwargs):
@@ -79,14 +73,16 @@ def test_a_teacher_that_cannot_be_downloaded(monkeypatch, capsys):
 
 @pytest.mark.parametrize("clip, weights, message", [
     ("ViT-B/16", None, "--clip ViT-B/16: not in open_clip.list_models"),
+    ("ViT-B-16", "openai", "needs QuickGELU; use --clip ViT-B-16-quickgelu$"),
     ("ViT-B-16-quickgelu", "laion400m_e32", "--clip-weights laion400m_e32: .* is not a known tag"),
     ("local-dir:absent", None, "open_clip_config.json"),
     ("local-dir:code", None, "open_clip_config.json asks for code of its own to be run"),
     ("local-dir:clip", "openai", "--clip-weights openai: local-dir:clip has its own"),
     ("other", "weights.pt", "--clip other --clip-weights weights.pt: Error.*size"),
     ("tiny", "malice.pt", "--clip-weights malice.pt: .* load failed; a file")])
-def test_what_is_not_whole_or_needs_code_is_refused(place, clip, weights, message):
-    """Catches: a warning for an error, random weights, a pickle executed, a folder's code run."""
+def test_what_does_not_fit_is_not_whole_or_needs_code_is_refused(place, clip, weights, message):
+    """Catches: a warning for an error, as open_clip's of OpenAI's weights with GELU; random
+    weights, a pickle executed, a folder's code run."""
     with pytest.raises((InputError, FileNotFoundError), match=message) as caught:
         open_teacher(clip, weights)
     assert "\n" not in str(caught.value) and not Path("executed").exists()

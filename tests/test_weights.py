@@ -153,9 +153,8 @@ def test_released_weights_give_the_released_numbers():
     clips = torch.cat([video.unflatten(1, (-1, content["config"]["frames"])).transpose(0, 1)
                        for video in content["input"]])                          # (B N, 3, F, H, W)
     x, noise = model.encoder(clips), content["noise"]
-    denoised, noisy = model.forecast_next(
-        x.unflatten(0, (len(noise), -1)),
-        torch.stack([torch.zeros_like(noise), noise], 1)).unbind(1)
+    noises = torch.stack([torch.zeros_like(noise), noise], 1)
+    denoised, noisy = model.forecast_next(x.unflatten(0, (len(noise), -1)), noises).unbind(1)
     cosine = functional.normalize(denoised, dim=-1) @ content["label_emb"].T    # as they come
     for name, ours in {"encoder_cls": model.encoder.class_token(clips), "embedding": x,
                        "denoised": denoised, "denoised_from_noise": noisy,

@@ -1,6 +1,9 @@
-"""`python -m files check` and `phrases`: counts, names, verb phrases of parses by hand."""
+"""`python -m files`: counts, names, copies, phrases of parses by hand; from files to a score."""
+import multiprocessing
+import os
 import re
 import runpy
+import signal
 import sys
 from fractions import Fraction
 from types import SimpleNamespace
@@ -9,10 +12,11 @@ import numpy as np
 import pytest
 
 from commands import call, fails, read_json
-from files import phrases
+from files import phrases, sources
 from files.lists import load_phrases
 from files.video import duration, find_videos, read_frames
 from test_lists import coin, entry
+from test_train import same_run
 from test_video import MPEG4, VARIABLE, VP9, ticks_of, turn, write
 
 # Of each text: its tokens (text, part of speech, relation, its head's place, lemma if another), the
@@ -183,15 +187,78 @@ def test_copies_show_what_the_videos_show(tmp_path, capsys):
     assert "lies in --videos" in fails(capsys, *flags[:-1], videos / "small")
 
 
-def test_what_is_not_there_is_one_line(tmp_path, capsys):
+def test_what_is_not_there_is_one_line(here, capsys):
     """Catches: a traceback for a file or folder that does not exist, or for a flag left out; a
     folder of other videos that is counted in silence."""
-    captions, other = narrate(tmp_path / "captions", a=["add salt"]), tmp_path / "other"
+    captions, other = narrate(here / "captions", a=["add salt"]), here / "other"
     other.mkdir()
     (other / "b.mp4").touch()
-    check = "check", "--data", "howto100m", "--captions"
-    for flags, reason in ((check[:3], "needs --captions"), ((*check, "nowhere"), "nowhere"),
-                          ((*check, captions, "--videos", "nowhere"), "nowhere: no such folder"),
-                          ((*check, captions, "--videos", other), "listed is 'a', a file is 'b'"),
-                          (("check", "--annotations", "no.json"), "no.json")):
-        assert reason in fails(capsys, "files", *flags)
+    check = "files", "check", "--data", "howto100m", "--captions"
+    train = "train.py", "--data", "howto100m", "--size", "small", "--videos", "gone"
+    for argv, reason in (
+            (check[:4], "needs --captions"), ((*check, "gone"), "gone"),
+            ((*check, captions, "--videos", "gone"), "gone: no such folder"),
+            ((*check, captions, "--videos", other), "listed is 'a', a file is 'b'"),
+            (("files", "check", "--annotations", "gone"), "gone"),
+            ((*train, "--captions", "gone", "--phrases", "gone"), "gone"),
+            (("train.py", "--init", "gone"), "gone"), (("predict.py", "gone.mp4"), "gone"),
+            (("evaluate.py", "--checkpoint", "gone"), "gone"),
+            (("predict.py", "--steps", "gone"), "gone"),
+            (("predict.py", "--device", "gone"), "gone")):
+        assert reason in fails(capsys, *argv)
+
+
+# --- From files to a score ---
+TRAIN = ("--data", "howto100m", "--size", "small", "--videos", "world/videos", "--captions",
+         "world/captions", "--phrases", "world/phrases.txt", "--ids", "world/train.txt", "--clip",
+         "local-dir:world/clip", "--tau", "0.045", "--epochs", "1", "--device", "cpu")
+
+
+def test_scores_of_files_are_those_of_memory(here, start_method):
+    """Catches: pictures, captions or annotations that a file tells otherwise; another teacher or
+    order of the clips; --ids ignored; workers that need what only the command has, or that read
+    something else if they are spawned."""
+    call("toy", "export", "--out", "world", "--train", "16", "--test", "4")
+    methods = {"fork", "spawn"} & {*multiprocessing.get_all_start_methods()}
+    for method in methods:
+        start_method(method)
+        call("train.py", *TRAIN, "--workers", "2", "--out", method)
+    assert all(same_run(method, "spawn") for method in methods)
+    used = read_json("spawn/config.json")["settings"]["used"]
+    assert used["videos"].startswith("16 (")           # of 20: --ids
+    files = ("--data", "coin", "--annotations", "world/COIN.json", "--steps", "world/steps.txt",
+             "--videos", "world/videos")
+    for task in "forecast", "classify":
+        scores = []
+        for name, flags in ("files", files), ("memory", ("--toy-videos", "4")):
+            call("evaluate.py", "--task", task, *flags, "--checkpoint", "spawn", "--device", "cpu",
+                 "--json", f"{name}.json")
+            found = read_json(f"{name}.json")
+            scores.append([found[key] for key in ("top1", "top5", "by_class", "evaluated")])
+        assert scores[0] == scores[1], task
+        assert found["evaluated"] > 20
+
+
+def test_a_run_goes_on_without_a_video_that_kills_its_worker(here, start_method, monkeypatch,
+                                                             capsys):
+    """Catches: a run that no resuming can save, since its draws are fixed; a video left out that
+    moves the draws of the others, or is opened, or is not listed."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("what is patched must hold in the worker")
+    start_method("fork")
+    call("toy", "export", "--out", "world", "--train", "9", "--test", "1")
+    read = sources.read_frames
+
+    def kill(path, *args):
+        if path.stem in ("train_00002", "test_00000"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(path, *args)
+    monkeypatch.setattr(sources, "read_frames", kill)
+    line = fails(capsys, "train.py", *TRAIN, "--workers", "1", "--out", "run")
+    assert "while it read train_00002 (leave it out with --skip train_00002)" in line
+    call("train.py", *TRAIN, "--workers", "1", "--out", "run", "--resume", "--skip", "train_00002")
+    assert read_json("run/unreadable.json") == {"train_00002": sources.SKIPPED}
+    assert read_json("run/config.json")["settings"]["used"]["videos"].startswith("9 (")
+    line = fails(capsys, "evaluate.py", "--data", "coin", "--annotations", "world/COIN.json",
+                 "--videos", "world/videos", "--checkpoint", "run", "--workers", "1")
+    assert "a worker process was killed" in line and "while it read test_00000; --workers" in line
