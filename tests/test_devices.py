@@ -76,7 +76,8 @@ def test_a_forecast_keeps_to_one_device(gpu, monkeypatch):
     f in float32."""
     model = build_there("diffusion")
     clips, example = torch.zeros(10, 4, 3, 32, 32, dtype=torch.uint8), Example(0, WINDOWS, 0, 1)
-    monkeypatch.setattr(labeled, "prefetch", lambda *args: [Loaded([example], clips, None, {})])
+    loaded = Loaded([example], clips, None, {})
+    monkeypatch.setattr(labeled, "prefetch", lambda *args, **options: [loaded])
     monkeypatch.setattr(labeled, "mixed_precision", lambda device: torch.autocast("cpu"))
     encode, mixed = model.encode, []
     monkeypatch.setattr(model, "encode", lambda clips: mixed.append(

@@ -151,7 +151,7 @@ def test_groups_of_any_size_have_the_same_gradient(context):
         model = build_model(teacher.encode_phrases(grammar.PHRASES), setup.TIMESFORMER["small"],
                             setup.DENOISER["small"], order="diffusion", tau=.05, pixels=(.4, .25),
                             alpha_bar=[.5, .2, .1, .05])
-        for group in groups(iter(batch), 6, most, source, "cpu"):
+        for group in groups(iter(batch), 6, most, source, torch.device("cpu")):
             assert len(group.requests) == most
             terms, x = train.objective(model, group, teacher.encode_clips(group.views), 5, args)
             ((terms["xe"] + terms["mse"] + terms["mc"]).sum() / 6).backward()
@@ -168,7 +168,7 @@ def test_targets_of_both_are_the_mean_of_unit_vectors():
     """Catches: frames or speech of another length, which would count for more; one left out."""
     source, teacher = ToySource("train", 3, 4), load_teacher("cpu")
     teacher.watch(source)
-    batch, = groups(iter(batch_of(source, 0, 3, 4)), 3, 3, source, "cpu")
+    batch, = groups(iter(batch_of(source, 0, 3, 4)), 3, 3, source, torch.device("cpu"))
     vision, spoken, both = (clip_features(teacher, source, batch, targets)
                             for targets in ("vision", "narration", "both"))
     assert (vision.norm(dim=-1) < .99).any()           # a mean of unit vectors
