@@ -69,10 +69,10 @@ def note(source, loaded):
 def groups(loaded, count, most, source, device):
     """The next `count` items of `loaded`, one video or example each, joined to groups.
 
-    Yields: Loaded of at most `most` items, of groups of equal size; clips and views on `device`.
-            What cannot be read is left out, and noted.
+    Yields: Loaded of at most `most` >= 1 items, the groups of equal size or one less; clips and
+            views on `device`. What cannot be read is left out, and noted.
     """
-    for part in np.array_split(np.arange(count), max(1, math.ceil(count / max(most, 1)))):
+    for part in np.array_split(np.arange(count), max(1, math.ceil(count / most))):
         items = list(itertools.islice(loaded, len(part)))
         for item in items:
             note(source, item)
