@@ -1,7 +1,8 @@
 """Frames and narrations of the embedded world.
 
-A step "verb object" shows the object's sprite, and that of a tool that moves on an arc. All else is
-drawn independently of the steps.
+A step "verb object" shows the object's sprite, and that of a tool that moves on an arc. Two
+look-alikes show the same, but for a lamp in a corner, which no caption names: lit during the first,
+dark during the second. All else is drawn independently of the steps.
 
 n frames; m instances (segments of a video: one step, or background); k sprites.
 """
@@ -41,6 +42,7 @@ OBJECTS = {                                        # shape, body color, core col
     "milk": ("bowl", (110, 130, 250), (255, 255, 255)),
     "oil": ("bowl", (130, 140, 10), (190, 200, 40)),
     "onion": ("diamond", (170, 40, 170), (230, 160, 230)),
+    "oven": ("square", (80, 80, 105), (250, 120, 40)),
     "pan": ("disc", (30, 30, 40), (90, 90, 100)),
     "potato": ("disc", (130, 110, 90), (200, 160, 60)),
     "salt": ("hourglass", (255, 255, 255), (190, 190, 200)),
@@ -48,15 +50,19 @@ OBJECTS = {                                        # shape, body color, core col
     "tomato": ("disc", (225, 20, 20), (250, 90, 80)),
 }
 FACE = ("disc", (225, 180, 150), (120, 60, 50))
+OPEN, HEAT = ("plus", (240, 70, 190), -45, 180), ("ring", (250, 130, 180), 120, -60)
+START = ("triangle", (190, 250, 200), 10, 40)
 TOOLS = {                                          # shape, color, arc's start and sweep, degrees
     "add": ("tee", (60, 190, 90), 80, 20), "bake": ("stripes", (220, 60, 60), -90, 30),
-    "close": ("ring", (250, 130, 180), 120, -60), "crack": ("hourglass", (90, 220, 220), 60, 30),
+    "close": OPEN, "cool": HEAT, "crack": ("hourglass", (90, 220, 220), 60, 30),
     "cut": ("bar", (210, 210, 225), -10, 40), "flip": ("ell", (170, 110, 250), 135, 180),
     "fold": ("saltire", (250, 250, 90), -30, -30), "fry": ("stripes", (250, 150, 40), -120, 30),
-    "grate": ("post", (180, 190, 200), 30, 20), "melt": ("plus", (250, 110, 40), -70, 30),
-    "open": ("plus", (240, 70, 190), -45, 180), "peel": ("ell", (110, 220, 60), 150, 30),
-    "pour": ("post", (70, 120, 250), 120, -30), "spread": ("bar", (150, 100, 220), 180, 30),
-    "stir": ("post", (160, 100, 50), 45, 90), "wash": ("saltire", (40, 160, 240), -150, 30),
+    "grate": ("post", (180, 190, 200), 30, 20), "heat": HEAT,
+    "melt": ("plus", (250, 110, 40), -70, 30), "open": OPEN,
+    "peel": ("ell", (110, 220, 60), 150, 30), "pour": ("post", (70, 120, 250), 120, -30),
+    "spread": ("bar", (150, 100, 220), 180, 30), "start": START,
+    "stir": ("post", (160, 100, 50), 45, 90), "stop": START,
+    "wash": ("saltire", (40, 160, 240), -150, 30),
 }
 
 
@@ -73,11 +79,13 @@ def draw_sprites():
 
 SPRITES = draw_sprites()
 OBJECT_SHAPE = np.array([list(SHAPES).index(row[0]) for row in (*OBJECTS.values(), FACE)])
-OBJECT_COLORS = np.array([row[1:] for row in (*OBJECTS.values(), FACE)], np.float32)   # (15, 2, 3)
+OBJECT_COLORS = np.array([row[1:] for row in (*OBJECTS.values(), FACE)], np.float32)   # (16, 2, 3)
 TOOL_SHAPE = np.array([list(SHAPES).index(row[0]) for row in TOOLS.values()])
-TOOL_COLORS = np.array([(row[1], row[1]) for row in TOOLS.values()], np.float32)       # (16, 2, 3)
-TOOL_ARC = np.radians([row[2:] for row in TOOLS.values()])                             # (16, 2)
+TOOL_COLORS = np.array([(row[1], row[1]) for row in TOOLS.values()], np.float32)       # (20, 2, 3)
+TOOL_ARC = np.radians([row[2:] for row in TOOLS.values()])                             # (20, 2)
 RADIUS = 8                                         # pixels, of a tool's arc
+
+LAMP, LAMP_SIZE = 30, 6                            # grey levels added or taken; pixels, a side
 
 # Shapes per scene, share of frames with another in front, pixels, deviation of colors and pixels.
 CLUTTER, OCCLUDED, SHIFT, COLOR_STD, NOISE_STD = 3, .5, 2.0, 10.0, 20.0
@@ -90,12 +98,10 @@ def last_taken(times, n):
 
 
 def appearance(phrase):
-    """How "verb object" is drawn: (object, tool, backwards), two ids and a bool."""
-    for first, second in grammar.MOTION_ONLY:
-        if phrase == second:
-            return *appearance(first)[:2], True
+    """How "verb object" is drawn: (object, tool, lamp), two ids, and 1 lit, -1 dark or 0 none."""
     verb, thing = phrase.split()
-    return list(OBJECTS).index(thing), list(TOOLS).index(verb), False
+    lamp = next((pair.index(phrase) * -2 + 1 for pair in grammar.LOOK_ALIKES if phrase in pair), 0)
+    return list(OBJECTS).index(thing), list(TOOLS).index(verb), lamp
 
 
 def paste(images, which, shape, size, colors, y, x):
@@ -114,11 +120,11 @@ def paste_clutter(images, which, rng):
     paste(images, which, rng.integers(len(SHAPES), size=k), rng.integers(2, size=k), colors, y, x)
 
 
-def draw_frames(objects, tools, backwards, instance, progress, rng):
+def draw_frames(objects, tools, lamps, instance, progress, rng):
     """Frames of m instances: (n, 3, SIZE, SIZE) uint8.
 
     objects, tools: (m,) int. Ids, -1 for none; object len(OBJECTS) is a face.
-    backwards:      (m,) bool. The tool runs its arc from the end to the start.
+    lamps:          (m,) int. 1 lit, -1 dark, 0 none.
     instance:       (n,) int in 0..m-1. Which instance each frame shows.
     progress:       (n,) float in 0..1. Time since the start of its step / length of the step.
     """
@@ -136,14 +142,15 @@ def draw_frames(objects, tools, backwards, instance, progress, rng):
           OBJECT_COLORS[thing] + tint[visible, 0], *corner[visible].T)
 
     frames = scenes[instance]                                         # (n, side, side, 3)
-    phase = np.where(backwards[instance], 1 - progress, progress)
     visible = np.flatnonzero(tools[instance] >= 0)
     at, tool = instance[visible], tools[instance[visible]]
-    angle = TOOL_ARC[tool, 0] + TOOL_ARC[tool, 1] * phase[visible]
+    angle = TOOL_ARC[tool, 0] + TOOL_ARC[tool, 1] * progress[visible]
     y, x = corner[at].T + rng.normal(0, 1, (2, n))[:, visible]
     paste(frames, visible, TOOL_SHAPE[tool], size[at, 1], TOOL_COLORS[tool] + tint[at, 1],
           y - RADIUS * np.sin(angle), x + RADIUS * np.cos(angle))
     paste_clutter(frames, np.flatnonzero(rng.random(n) < OCCLUDED), rng)
+    corner = slice(MARGIN, MARGIN + LAMP_SIZE)
+    frames[:, corner, corner] += LAMP * lamps[instance, None, None, None]
     frames = frames[:, MARGIN:-MARGIN, MARGIN:-MARGIN] * gain[instance, None, None, None]
     frames += NOISE_STD * rng.standard_normal(frames.shape, dtype=np.float32)
     return np.clip(frames, 0, 255, out=frames).astype(np.uint8).transpose(0, 3, 1, 2)
@@ -160,12 +167,12 @@ def render(video):
     extra = rng.random(m)
     objects = np.where(extra < BACKGROUND_OBJECT, rng.integers(len(OBJECTS), size=m), -1)
     objects[extra > 1 - BACKGROUND_FACE] = len(OBJECTS)
-    tools, backwards = np.full(m, -1), np.zeros(m, bool)
+    tools, lamps = np.full(m, -1), np.zeros(m, int)
     steps = [appearance(grammar.STEPS[step.label]) for step in video.steps]
-    objects[1::2], tools[1::2], backwards[1::2] = np.array(steps).T
+    objects[1::2], tools[1::2], lamps[1::2] = np.array(steps).T
     bounds = np.concatenate([[0], edges, [video.duration + 1]])
     progress = (times - bounds[instance]) / np.diff(bounds)[instance]
-    return draw_frames(objects, tools, backwards, instance, progress, rng)
+    return draw_frames(objects, tools, lamps, instance, progress, rng)
 
 
 # --- Narration, as a speech recognizer transcribes it ---

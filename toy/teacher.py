@@ -60,8 +60,9 @@ def captioned_pictures(n, rng):
     every = sorted({f"{v} {o}" for v in TOOLS for o in OBJECTS} - {*grammar.HELD_OUT})
     pools = [every if rng.random() < RANDOM_PAIR else grammar.PHRASES for _ in range(n)]
     phrases = [pool[rng.integers(len(pool))] for pool in pools]
-    objects, tools, backwards = np.array([appearance(phrase) for phrase in phrases]).T
-    pictures = draw_frames(objects, tools, backwards.astype(bool), np.arange(n), rng.random(n), rng)
+    objects, tools, _ = np.array([appearance(phrase) for phrase in phrases]).T
+    lamps = rng.integers(-1, 2, n)                             # no caption tells which
+    pictures = draw_frames(objects, tools, lamps, np.arange(n), rng.random(n), rng)
     howto = dict(zip(grammar.PHRASES, HOWTO_FILE.read_text("utf-8").splitlines(), strict=True))
     return pictures, [[caption(phrase, howto, rng) for phrase in phrases] for _ in range(TEXTS)]
 
