@@ -84,8 +84,8 @@ TOOL_SHAPE = np.array([list(SHAPES).index(row[0]) for row in TOOLS.values()])
 TOOL_COLORS = np.array([(row[1], row[1]) for row in TOOLS.values()], np.float32)       # (20, 2, 3)
 TOOL_ARC = np.radians([row[2:] for row in TOOLS.values()])                             # (20, 2)
 RADIUS = 8                                         # pixels, of a tool's arc
-
 LAMP, LAMP_SIZE = 30, 6                            # grey levels added or taken; pixels, a side
+LAMPS = {step: lamp for pair in grammar.LOOK_ALIKES for step, lamp in zip(pair, (1, -1))}
 
 # Shapes per scene, share of frames with another in front, pixels, deviation of colors and pixels.
 CLUTTER, OCCLUDED, SHIFT, COLOR_STD, NOISE_STD = 3, .5, 2.0, 10.0, 20.0
@@ -100,8 +100,7 @@ def last_taken(times, n):
 def appearance(phrase):
     """How "verb object" is drawn: (object, tool, lamp), two ids, and 1 lit, -1 dark or 0 none."""
     verb, thing = phrase.split()
-    lamp = next((pair.index(phrase) * -2 + 1 for pair in grammar.LOOK_ALIKES if phrase in pair), 0)
-    return list(OBJECTS).index(thing), list(TOOLS).index(verb), lamp
+    return list(OBJECTS).index(thing), list(TOOLS).index(verb), LAMPS.get(phrase, 0)
 
 
 def paste(images, which, shape, size, colors, y, x):
@@ -149,8 +148,8 @@ def draw_frames(objects, tools, lamps, instance, progress, rng):
     paste(frames, visible, TOOL_SHAPE[tool], size[at, 1], TOOL_COLORS[tool] + tint[at, 1],
           y - RADIUS * np.sin(angle), x + RADIUS * np.cos(angle))
     paste_clutter(frames, np.flatnonzero(rng.random(n) < OCCLUDED), rng)
-    corner = slice(MARGIN, MARGIN + LAMP_SIZE)
-    frames[:, corner, corner] += LAMP * lamps[instance, None, None, None]
+    lamp = slice(MARGIN, MARGIN + LAMP_SIZE)                          # of rows, and of columns
+    frames[:, lamp, lamp] += LAMP * lamps[instance, None, None, None]
     frames = frames[:, MARGIN:-MARGIN, MARGIN:-MARGIN] * gain[instance, None, None, None]
     frames += NOISE_STD * rng.standard_normal(frames.shape, dtype=np.float32)
     return np.clip(frames, 0, 255, out=frames).astype(np.uint8).transpose(0, 3, 1, 2)
