@@ -69,7 +69,8 @@ def truth(model, read, zero, log_p, args):
 
         bayes_top1     top-1 of the exact distribution, the most that one forecast can reach;
         bayes_set, bayes_set_last, bayes_last_two, bayes_last: given only the set of the steps
-                       observed, the set and which was the last, the last two, or the last one
+                       observed, the set and which was the last, or the last two or one alone
+        bayes_alike    given all of them, but not which of two look-alikes each is
         ideal_oracle   best of Q draws from it
         tv, tv_ideal   total variation from it, of DRAWS samples of the model, and of DRAWS draws
         tv_error       standard error of tv, of forecasts in different videos, as a rule
@@ -154,6 +155,31 @@ def hide_each_step(read):
 
 
 # --- Classification ---
+def within_pairs(p, y):
+    """Percent of the look-alikes whose name is likelier than the other of their pair, balanced: the
+    mean over their steps; p (M, S), y (M,). None if one of them is absent."""
+    shares = []
+    for pair in grammar.LOOK_ALIKES:
+        a, b = (grammar.STEP_ID[step] for step in pair)
+        for own, other in (a, b), (b, a):
+            shares.append(percent(p[y == own, own] > p[y == own, other]))
+    return None if None in shares else float(np.mean(shares))
+
+
+def by_pair(p, y):
+    """p (M, S), y (M,) with two look-alikes as one answer: their probabilities are added."""
+    alike = torch.from_numpy(grammar.ALIKE)                                    # (S,)
+    return torch.zeros_like(p).index_add_(1, alike, p), alike[y]
+
+
+def new_forecasts(read):
+    """Which forecasts, history and next step, no training video can show: (M,) bool."""
+    trained, videos = grammar.Grammar(training=True), read.source.videos
+    return torch.tensor([
+        trained.chance(*observed_steps(example, videos[example.video]), [label]) == 0
+        for example, label in zip(read.examples, read.labels.tolist())])
+
+
 def classify(model, read, args):
     """Which step a clip shows: softmaxes averaged over 3 views x (M, 3, D), and the teacher's."""
     y = read.labels
@@ -162,10 +188,9 @@ def classify(model, read, args):
     right = {name: topk_correct(scores, y, 1) for name, scores in p.items()}           # (M,)
     rows = accuracies(p, y)
     if args.data == "toy":
-        kinds = {"held_out": grammar.HELD_OUT, "motion_only": sum(grammar.MOTION_ONLY, ())}
-        for kind, steps in kinds.items():
-            of_kind = torch.isin(y, torch.tensor([grammar.STEP_ID[step] for step in steps]))
-            rows[kind] = {name: percent(hits[of_kind]) for name, hits in right.items()}
+        held_out = torch.isin(y, torch.tensor([*map(grammar.STEP_ID.get, grammar.HELD_OUT)]))
+        rows["held_out"] = {name: percent(hits[held_out]) for name, hits in right.items()}
+        rows["look_alikes"] = {name: within_pairs(scores, y) for name, scores in p.items()}
     rows["by_class"] = [percent(right["ours"][y == k]) for k in range(p["ours"].shape[1])]
     return rows | {"right": pack(right, read.examples)}
 
