@@ -45,21 +45,32 @@ from torch.nn import functional
 TAU = 0.02                # temperature of Eq. 6: the paper's, for CLIP's embeddings
 
 
-def match(x, phrases, tau):
+def match(x, phrases, tau, mean=None):
     """log p(y | x) over the pool: Eq. 6.
 
         p(y_k | x) = exp(cos(x, y_k) / tau) / sum_l exp(cos(x, y_l) / tau)
 
+    With `mean`, the mean embedding of unlabeled clips, half of each text's mean score goes first:
+
+        cos(x, y_k) - mean . y_k / 2    in place of    cos(x, y_k)
+
+    Some texts are near to every clip, and Eq. 6 prefers them. Zhou et al., NeurIPS 2023
+    (arXiv:2302.11084), derive one half for CLIP. Training keeps Eq. 6 as printed.
+
     In float32 also under autocast: a cosine rounded to bfloat16 and divided by 0.02 would be off
     by up to 0.1.
 
-    Args:    x (..., D), phrases (K, D), both normalized here; tau > 0, a number or (..., 1).
+    Args:    x (..., D), phrases (K, D), both normalized here; tau > 0, a number or (..., 1); mean
+             (D,), of embeddings of length 1, or None.
     Returns: (..., K) log probabilities, of at least float32.
     """
     with torch.autocast(x.device.type, enabled=False):
         x = x if x.dtype == torch.float64 else x.float()
-        cosine = functional.normalize(x, dim=-1) @ functional.normalize(phrases, dim=-1).T
-        return (cosine / tau).log_softmax(-1)                                       # (..., K)
+        y = functional.normalize(phrases, dim=-1)                                   # (K, D)
+        score = functional.normalize(x, dim=-1) @ y.T                               # (..., K)
+        if mean is not None:
+            score = score - y @ mean / 2
+        return (score / tau).log_softmax(-1)
 
 
 def video_means(values, counts):

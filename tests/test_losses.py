@@ -28,6 +28,17 @@ def test_eq6_match_equals_the_softmax_by_loops():
         torch.testing.assert_close(log_p[b, i].exp(), slow_match(x[b, i], phrases, TAU))
 
 
+def test_scores_without_their_bias_by_loops():
+    """Catches: all of the mean score, or none; texts or clips of another length; tau left out."""
+    clips = torch.nn.functional.normalize(draw(6, 4), dim=-1)
+    phrases, mean = 7 * draw(5, 4, seed=1), clips.mean(0)
+    scores = [[float(clip @ y / y.norm()) for y in phrases] for clip in clips]
+    for x, row in zip(clips, scores):
+        less = [(row[k] - sum(of[k] for of in scores) / 6 / 2) / TAU for k in range(5)]
+        expected = torch.tensor(less, dtype=torch.float64).log_softmax(-1)
+        torch.testing.assert_close(losses.match(3 * x, phrases, TAU, mean), expected)
+
+
 def test_eq6_is_finite_at_the_smallest_temperature_and_the_longest_vectors():
     """Catches: exp before the maximum is taken off; log of a probability that is 0 in float32."""
     x = torch.tensor([[1e4, 0.0], [-1e4, 1e-4]], requires_grad=True)
