@@ -42,7 +42,7 @@ def test_next_step_and_chance_equal_a_search_of_all_sequences():
     """Catches: one occurrence for all, `from_start` ignored, sequences that weigh the same; 0/0; an
     order in the set, earlier steps in the last or the last two, look-alikes told apart."""
     see = {"sequence": lambda steps, start: (steps, start), "last": lambda steps, start: steps[-1:],
-           "last_two": lambda steps, start: steps[-2:], "alike": lambda steps, start: (
+           "last_two": lambda steps, start: (steps[-2:], start), "alike": lambda steps, start: (
                tuple(FIRST.get(STEPS[step], STEPS[step]) for step in steps), start),
            "set": lambda steps, start: (tuple(sorted({*steps})), start),
            "set_last": lambda steps, start: (tuple(sorted({*steps})), steps[-1:], start)}
