@@ -96,6 +96,7 @@ def evaluate(args):
     began = time.perf_counter()
     device = pick_device(args.device)
     model = weights.load(args.checkpoint).to(device)
+    model.scores = args.scores
     limit_threads(model.encoder.image, device)
     require_task(model, args)
     source, teacher, texts = open_labeled(args, args.split, model, device,     # texts: (S, D)

@@ -53,6 +53,7 @@ class ProcedureModel(nn.Module):
         self.encoder, self.denoiser, self.order = encoder, denoiser, order
         self.tau, self.pixels, self.witness = tau, pixels, witness
         self.task, self.classes = task, list(classes)
+        self.scores = "debiased"           # how `match` reads them; "paper": Eq. 6 as printed
         self.dim = D = phrases.shape[1]
         self.classifier = nn.Linear(D, sum(classes)) if task else None
         self.standardize = diffusion.Standardizer(D)
@@ -75,11 +76,14 @@ class ProcedureModel(nn.Module):
     forward = encode
 
     def match(self, x, texts=None):
-        """Eq. 6: log p(y | x) over the pool, or over other texts (K', D): (..., D) -> (..., K)."""
+        """log p(y | x) over the pool, or over other texts (K', D): (..., D) -> (..., K). It is
+        Eq. 6, less half of each text's mean score, as losses.py says, unless `scores` is "paper".
+        """
         texts = self.phrases if texts is None else texts
         check("x (..., D)", x, "...", self.dim)
         check("texts (K, D), the teacher's embeddings", texts, "K", self.dim)
-        return losses.match(x, texts, self.tau)
+        mean = None if self.scores == "paper" else self.standardize.mean
+        return losses.match(x, texts, self.tau, mean)
 
     def denoise(self, zt, x, observed, j, t):
         """Eq. 5: z_hat (B, D) float32; x as `encode` gives it, the rest as in denoiser.py."""

@@ -19,19 +19,21 @@ from evaluation.prediction import (count_futures, observe_file, observe_toy, ran
                                    truth_of)
 from files.lists import clock
 from model import encode_parts
-from support.arguments import (Parser, count, default_checkpoint, limit_threads, mixed_precision,
-                               pick_device, whole)
+from support.arguments import (Parser, add_scores_flag, count, default_checkpoint, limit_threads,
+                               mixed_precision, pick_device, whole)
 from support.errors import require, run
 from support.write import write_json
 
 TOP = 5                   # steps of a window in the JSON; next steps and futures that are printed
 
 
-def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip, clip_weights):
+def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip, clip_weights,
+             scores):
     """Forecast one video; the flags are those of `predict` -> its content, and the Observed."""
     # 1. The checkpoint, the steps to choose among, the video.
     device, checkpoint = pick_device(device), checkpoint or default_checkpoint()
     model = weights.load(checkpoint).to(device)
+    model.scores = scores
     limit_threads(model.encoder.image, device)
     require(model.task in (None, "forecast"), f"{checkpoint}: is fine-tuned for {model.task}; give "
             "the checkpoint it was made from, or one that is fine-tuned for forecast")
@@ -73,7 +75,7 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
 
 
 def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizon=3, seed=0,
-            device="auto", clip=None, clip_weights=None):
+            device="auto", clip=None, clip_weights=None, scores="debiased"):
     """The command as a function -> the JSON's content. None is as without the flag.
 
     Args:
@@ -85,7 +87,7 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     Raises:  InputError or OSError, if the command would end with status 2.
     """
     return forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
-                    clip_weights)[0]
+                    clip_weights, scores)[0]
 
 
 def print_forecast(content):
@@ -120,7 +122,8 @@ def main(args):
     if args.keyframes:
         painter = keyframes.open_painter(args.keyframe_model, pick_device(args.device))
     content, observed = forecast(args.video, args.steps, args.checkpoint, args.at, args.samples,
-                                 args.horizon, args.seed, args.device, args.clip, args.clip_weights)
+                                 args.horizon, args.seed, args.device, args.clip,
+                                 args.clip_weights, args.scores)
     print_forecast(content)
     if args.json:
         write_json(args.json, content)
@@ -146,6 +149,7 @@ def parse(argv=None):
         "the video; without VIDEO, before its last --horizon steps)")
     add("--clip", help="the teacher: a model of open_clip, or local-dir:DIR (default: the run's)")
     add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
+    add_scores_flag(parser)
     add("--samples", type=count, default=50, help="Monte Carlo samples (Eq. 11): so many futures")
     add("--horizon", type=count, default=3, help="steps of a future; the paper forecasts one")
     add("--json", type=Path, help="also write the forecast here")

@@ -7,11 +7,18 @@ import torch
 from torch.nn import functional
 
 from data import CLIP_SECONDS, HISTORY
+from losses import match
 
 
 def score_labels(model, x, texts):
     """log p over the label set, (..., D) -> (..., S): texts are matched, or classified if tuned."""
     return model.classify(x)[0] if model.task else model.match(x, texts)
+
+
+def match_teacher(model, features, texts):
+    """`score_labels` of the teacher's features (M, n, D), whose mean is that of these clips."""
+    mean = functional.normalize(features, dim=-1).mean((0, 1))
+    return match(features, texts, model.tau, None if model.scores == "paper" else mean)
 
 
 def draw_noise(shape, seed):

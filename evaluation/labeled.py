@@ -14,7 +14,7 @@ from files import lists
 from files.sources import VideoSource, open_folder, require_readable
 from files.video import Unreadable, duration, find_videos
 from model import encode_parts
-from support.arguments import mixed_precision, pick_device
+from support.arguments import add_scores_flag, mixed_precision, pick_device
 from support.errors import require
 from support.workers import prefetch
 from support.write import write_atomically
@@ -96,6 +96,7 @@ def add_labeled_flags(parser):
     add("--steps", type=Path, help="line i names class i (default: the names in COIN.json)")
     add("--clip", help="the teacher: a model of open_clip, or local-dir:DIR (default: the run's)")
     add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
+    add_scores_flag(parser)
 
 
 def list_videos(args, split, tuned=None):

@@ -28,7 +28,7 @@ def topk_correct(scores, labels, k):
 
 
 def pack(right, examples):
-    """{name: (M,) bool} of M data.Example -> {name: hexadecimal bits, "per_video": how many
+    """{column: (M,) bool} of M data.Example -> {column: hexadecimal bits, "per_video": how many
     examples, in turn, are of one video}, for experiments/compare.py."""
     videos = torch.tensor([example.video for example in examples])
     runs = videos.unique_consecutive(return_counts=True)[1]

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from data import observed_steps, paper_rows
 from diffusion import expectation
-from evaluation.inference import draw_noise, predict_missing, sample_in_turn, score_labels
+from evaluation.inference import (draw_noise, match_teacher, predict_missing, sample_in_turn,
+                                  score_labels)
 from evaluation.metrics import (accuracies, neighbor_forecast, pack, percent, softmaxes,
                                 topk_correct, total_variation)
 from support.errors import require
@@ -44,7 +45,7 @@ def baselines(model, read, args):
                   clips of training videos, cut as in pre-training; None outside the toy world
     """
     right = {"random": 100 / len(read.texts), "similar": None}
-    teacher = model.match(read.teacher.mean(1), read.texts).cpu()              # (M, S)
+    teacher = match_teacher(model, read.teacher.mean(1, keepdim=True), read.texts)[:, 0].cpu()
     right["teacher"] = percent(topk_correct(teacher, read.labels, 1))
     if args.data == "toy":
         source, seen = ToySource("train", args.toy_videos, model.encoder.frames), []
@@ -184,7 +185,7 @@ def classify(model, read, args):
     """Which step a clip shows: softmaxes averaged over 3 views x (M, 3, D), and the teacher's."""
     y = read.labels
     p = {"ours": score_labels(model, read.x, read.texts).exp().mean(1).cpu(),          # (M, S)
-         "teacher": model.match(read.teacher, read.texts).exp().mean(1).cpu()}
+         "teacher": match_teacher(model, read.teacher, read.texts).exp().mean(1).cpu()}
     right = {name: topk_correct(scores, y, 1) for name, scores in p.items()}           # (M,)
     rows = accuracies(p, y)
     if args.data == "toy":

@@ -67,6 +67,12 @@ def add_run_flags(parser):
         help="of the videos, that may be unreadable")
 
 
+def add_scores_flag(parser):
+    """Of the commands that match clips with texts."""
+    parser.add_argument("--scores", choices=["debiased", "paper"], default="debiased",
+                        help="losses.match without each text's bias, or Eq. 6 as printed")
+
+
 def default_checkpoint():
     """--checkpoint or --init if not given: runs/pretrain, else the one that comes with the code."""
     if (OWN / "checkpoint.pt").exists():

@@ -51,12 +51,12 @@ def procedure(begin, first, second, between):
 
 
 # Look-alikes: the teacher cannot tell the first two of these apart (render.py).
-JAR = ("open jar", "close jar", "spread tomato", "add tomato")
-PAN = ("heat pan", "cool pan", "melt butter", "pour oil")
-OVEN = ("start oven", "stop oven", "bake dough", "fold dough")
+JAR = ("open jar", "close jar", "spread tomato", "pour oil")
+PAN = ("heat pan", "cool pan", "melt butter", "flip egg")
+OVEN = ("start oven", "stop oven", "fold egg", "add tomato")
 LOOK_ALIKES = (JAR[:2], PAN[:2], OVEN[:2])
 ONION = (one_of("peel onion", "cut onion"), "fry onion", "stir soup", "pour soup")
-EGG = ("crack egg", "pour milk", "flip egg", "fold egg")
+EGG = ("crack egg", "pour milk", "bake dough", "fold dough")
 POTATO = ("wash potato", one_of("peel potato", "cut potato"), "fry potato", "stir potato")
 BREAD = ("cut bread", "grate cheese", "add cheese", "flip bread")
 

@@ -69,7 +69,8 @@ def labeled_examples(args, source):
 def extend(init, args, texts, videos):
     """The checkpoint's model with a classifier of the classes of the listed videos.
 
-    It starts as the texts (S, D), or at zero if they are None. For EPIC, f reads 32 frames.
+    It starts as `match` reads the texts (S, D), with a bias of minus half of each text's mean
+    score; or at zero if they are None. For EPIC, f reads 32 frames.
     """
     arguments = {**init.arguments, "task": args.task}
     arguments["denoiser"] = {**init.arguments["denoiser"], "dropout": DROPOUT}
@@ -82,7 +83,8 @@ def extend(init, args, texts, videos):
     fill(args.init, model, init.state_dict())          # all but the classifier, and a new h
     model.load_state_dict(dict(init.named_buffers()), strict=False)
     weight = torch.zeros(sum(classes), init.dim) if texts is None else normalize(texts, dim=-1)
-    model.classifier.load_state_dict({"weight": weight, "bias": torch.zeros(sum(classes))})
+    mean = init.standardize.mean * (args.scores == "debiased")
+    model.classifier.load_state_dict({"weight": weight, "bias": -weight @ mean / 2})
     return model
 
 
