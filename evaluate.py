@@ -26,7 +26,7 @@ from evaluation import tasks
 from evaluation.inference import draw_noise, predict_missing
 from evaluation.labeled import (add_labeled_flags, encode_examples, open_labeled, require_task,
                                 warn_of_data, write_features)
-from evaluation.metrics import (accuracies, distinct, oracle_softmax, pack, percent,
+from evaluation.metrics import (WORDS, accuracies, best_of_draws, distinct, pack, percent,
                                 topk_correct)
 from files.lists import epic_split
 from support.arguments import (Parser, add_run_flags, count, default_checkpoint, limit_threads,
@@ -52,19 +52,36 @@ def score(model, x, texts, y, args, where=()):
     lines, right = accuracies(p, y), {name: topk_correct(p[name], y, 1) for name in p}     # (M,)
     right["oracle"] = (log_p.argmax(-1) == y[:, None]).any(1)
     lines["top1"]["oracle"] = percent(right["oracle"])
-    lines["top1"]["oracle_softmax"] = oracle_softmax(zero, y, args.samples)
+    # Beside it one step is drawn from each sample's p, or from that of zero noise, as many times.
+    for name, of in (("oracle_draws", log_p), ("oracle_softmax", zero[:, None].expand_as(log_p))):
+        chance = best_of_draws(of, y)                                          # (M,)
+        lines["top1"][name] = percent(chance)
+        right[name] = torch.rand(len(y), generator=torch.Generator().manual_seed(args.seed)) < chance
     return lines | {"distinct": distinct(log_p), "right": right}, zero, log_p
 
 
 def forecast(model, read, args):
     """Which step comes next, from the 8 clips before it; beside it baselines and the truth."""
-    lines, zero, log_p = score(model, read.x, read.texts, read.labels, args)
-    toy, right = args.data == "toy", lines["right"]["zero_noise"]
-    lines["right"] = pack(lines["right"], read.examples)
-    lines["by_class"] = [percent(right[read.labels == k]) for k in range(zero.shape[1])]
-    lines["baselines"] = tasks.baselines(model, read, args)
-    lines["truth"] = tasks.truth(model, read, zero, log_p, args) if toy else None
-    lines["futures"] = tasks.futures(model, read, args) if toy and args.horizon > 1 else None
+    y, toy, parts = read.labels, args.data == "toy", {}
+    lines, zero, log_p = score(model, read.x, read.texts, y, args)
+    known = tasks.exact_forecasts(read) if toy else {}
+    exact, right = known.get("sequence"), lines["right"]                       # (M, S)
+    lines["by_class"] = [percent(right["zero_noise"][y == k]) for k in range(zero.shape[1])]
+    lines["baselines"], others = tasks.baselines(model, read, exact, args)
+    right |= others | {f"bayes_{name}": topk_correct(p, y, 1) for name, p in known.items()}
+    lines |= dict.fromkeys(("truth", "by_pair", "new", "futures"))
+    if toy:
+        lines["truth"] = {"bayes_top1" if name == "sequence" else f"bayes_{name}":
+                          percent(right[f"bayes_{name}"]) for name in known}
+        lines["truth"] |= tasks.truth(model, read, zero, log_p, exact, args)
+        lines["by_pair"] = tasks.forecasts_by_pair(zero, log_p, exact, y)
+        parts["new"] = new = tasks.new_forecasts(read)                         # (M,)
+        lines["new"] = {"evaluated": int(new.sum())} | {
+            name: percent(right[column][new]) for name, column in (
+                ("zero_noise", "zero_noise"), ("similar", "similar"),
+                ("bayes_top1", "bayes_sequence"))}
+        lines["futures"] = tasks.futures(model, read, args) if args.horizon > 1 else None
+    lines["right"] = pack(right, read.examples, parts)
     return lines
 
 
@@ -73,9 +90,14 @@ def infill(model, read, args):
     x, missing, where, position = tasks.hide_each_step(read)
     y, examples = read.labels[missing], [read.examples[i] for i in missing.tolist()]
     lines, zero, _ = score(model, x, read.texts, y, args, where)
-    right = lines["right"]["zero_noise"]
-    return lines | {"evaluated": len(y), "right": pack(lines["right"], examples), "by_position": [
-        percent(right[position == kind]) for kind in range(3)]}
+    kinds, right = [position == kind for kind in range(3)], lines["right"]
+    lines |= {"evaluated": len(y), "truth": None,
+              "by_position": [percent(right["zero_noise"][kind]) for kind in kinds]}
+    if args.data == "toy":
+        right["bayes_sequence"] = topk_correct(tasks.exact_infilling(read, missing), y, 1)
+        lines["truth"] = {"bayes_top1": percent(right["bayes_sequence"]), "by_position": [
+            percent(right["bayes_sequence"][kind]) for kind in kinds]}
+    return lines | {"right": pack(right, examples)}
 
 
 # --- The command ---
@@ -132,12 +154,12 @@ def print_lines(content, indent=""):
         if name == "right":                                # for experiments/compare.py
             continue
         if isinstance(value, dict):
-            print(indent + name)
+            print(indent + WORDS.get(name, name))
             print_lines(value, indent + "  ")
         elif value is not None and name != "by_class":
             numbers = value if isinstance(value, list) else [value]
             text = ", ".join(f"{n:.2f}" if isinstance(n, float) else str(n) for n in numbers)
-            print(f"{indent + name:<20}{text}")
+            print(f"{indent + WORDS.get(name, name):<36}{text}")
 
 
 def main(args):
@@ -148,7 +170,7 @@ def main(args):
     M = content["evaluated"]
     print_lines(content)
     print(f"standard error of a percentage of {M:,} examples: at most {50 / M ** 0.5:.1f}; "
-          "what the lines are: docs/results.md, evaluation/tasks.py")
+          "what the lines are: docs/results.md")
     if args.json:
         write_json(args.json, content)
 

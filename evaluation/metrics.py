@@ -4,9 +4,25 @@ M examples, K steps or classes, R draws. labels (M,) int64: the correct classes.
 """
 import numpy as np
 import torch
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, one_hot
 
-TEMPERATURES = 0.5, 0.7, 1.0, 1.4  # of a softmax that is drawn from: the best of them counts
+# Of a softmax that is drawn from, chosen for each figure by its answers: the best counts.
+TEMPERATURES = .05, .07, .1, .15, .2, .3, .4, .5, .6, .7, .85, 1., 1.2, 1.4, 1.7, 2., 3.
+# What is printed for a key of the JSON: the words of docs/results.md.
+WORDS = {
+    "zero_noise": "zero noise", "expectation": "mean of samples", "oracle": "best of samples",
+    "oracle_draws": "best of draws from samples", "oracle_softmax": "best of draws from zero noise",
+    "distinct": "distinct steps", "top1": "% right", "top5": "% among the five likeliest",
+    "similar": "similar histories", "tv": "total variation", "tv_error": "its standard error",
+    "tv_ideal": "that of as many exact draws", "tv_softmax": "that of zero noise's softmax",
+    "truth": "exact distribution", "bayes_top1": "of the sequence", "bayes_set": "of the set",
+    "bayes_set_last": "of the set and the last step", "bayes_last_two": "of the last two steps",
+    "bayes_last": "of the last step", "bayes_alike": "look-alikes not told apart",
+    "ideal_oracle": "best of exact draws", "possible_next": "possible: likeliest step, p",
+    "by_pair": "% right, look-alikes as one", "new": "new to training",
+    "look_alikes": "% right within look-alikes", "held_out": "% right of held-out steps",
+    "by_position": "by position: first, between, last", "futures": "% of futures possible",
+    "possible": "whole futures", "first": "their first steps"}
 MOST, BEFORE, SHARPNESS = 6, 0.7, 10.0     # of `neighbor_forecast`, chosen on validation videos
 
 
@@ -27,13 +43,15 @@ def topk_correct(scores, labels, k):
     return (best == labels[:, None]).any(1)
 
 
-def pack(right, examples):
-    """{column: (M,) bool} of M data.Example -> {column: hexadecimal bits, "per_video": how many
-    examples, in turn, are of one video}, for experiments/compare.py."""
+def pack(right, examples, parts=None):
+    """For experiments/compare.py, of M data.Example: {column: which are right, of (M,) bool, as
+    hexadecimal bits; "parts": {name: the same of which examples a part is of}; "per_video": how
+    many examples, in turn, are of one video}."""
+    def bits(columns):
+        return {name: np.packbits(of.numpy()).tobytes().hex() for name, of in columns.items()}
     videos = torch.tensor([example.video for example in examples])
     runs = videos.unique_consecutive(return_counts=True)[1]
-    return {name: np.packbits(bits.numpy()).tobytes().hex() for name, bits in right.items()} | {
-        "per_video": runs.tolist()}
+    return bits(right) | {"parts": bits(parts or {}), "per_video": runs.tolist()}
 
 
 def accuracies(columns, labels):
@@ -53,14 +71,21 @@ def total_variation(p, truth):
 
 
 def softmaxes(log_p):
-    """The distributions at each of TEMPERATURES: log p (M, K) -> [(M, K) float64, ...]."""
-    return [(log_p.double() / temperature).softmax(-1) for temperature in TEMPERATURES]
+    """The distributions at each of TEMPERATURES: log p (..., K) -> iterator of (..., K) float64."""
+    return ((log_p.double() / temperature).softmax(-1) for temperature in TEMPERATURES)
 
 
-def oracle_softmax(log_p, labels, R):
-    """Percent of forecasts that the best of R draws from their softmax gets right: the mean of
-    1 - (1 - p_y)^R, at the best of TEMPERATURES."""
-    return max(percent(1 - (1 - p.gather(1, labels[:, None])) ** R) for p in softmaxes(log_p))
+def best_of_draws(log_p, labels):
+    """If one step is drawn from each of Q distributions, log p (M, Q, K), at the best of
+    TEMPERATURES: the chance that one of them is the correct one, (M,)."""
+    answers = labels[:, None, None].expand(-1, log_p.shape[1], 1)
+    chances = [1 - (1 - p.gather(2, answers)).prod(1)[:, 0] for p in softmaxes(log_p)]
+    return max(chances, key=percent)
+
+
+def nearest_variation(log_p, truth):
+    """The mean total variation of log p (M, K) from the truth, at the best of TEMPERATURES."""
+    return min(float(total_variation(p, truth).mean()) for p in softmaxes(log_p))
 
 
 def merge_steps(p):
@@ -81,12 +106,15 @@ def neighbor_forecast(videos, histories):
     """Kernel regression: what followed in similar histories, of up to MOST steps, without labels.
 
     videos: p (n, K) of the clips of each training video; histories: p (M, N, K) of the observed
-    clips -> (M, K), averages with weights softmax(SHARPNESS * dot product of the keys).
+    clips -> (M, K): how often each step is the likeliest one of those that followed, with weights
+    softmax(SHARPNESS * dot product of the keys).
     """
-    pairs = [(history_key(steps[max(0, i - MOST):i]), steps[i])
+    pairs = [(history_key(steps[max(0, i - MOST):i]), steps[i].argmax())
              for steps in map(merge_steps, videos) for i in range(1, len(steps))]
     K = histories.shape[-1]
-    keys, following = zip(*pairs or [(torch.zeros(3 * K), torch.full((K,), 1 / K))])
+    if not pairs:
+        return torch.full((len(histories), K), 1 / K)
+    keys, following = map(torch.stack, zip(*pairs))
     queries = torch.stack([history_key(merge_steps(p)) for p in histories])    # (M, 3 K)
-    weights = (SHARPNESS * queries @ torch.stack(keys).T).softmax(-1)          # (M, pairs)
-    return weights @ torch.stack(following)
+    return torch.cat([(SHARPNESS * part @ keys.T).softmax(-1) @ one_hot(following, K).float()
+                      for part in queries.split(256)])

@@ -4,6 +4,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4.1, 4.2. M examples of 
 each, Q Monte Carlo samples, H steps ahead, S steps (the label set), D embedding. Each task takes
 what evaluate.py has read, a Read, and returns lines of its JSON.
 """
+from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +15,8 @@ from data import observed_steps, paper_rows
 from diffusion import expectation
 from evaluation.inference import (draw_noise, match_teacher, predict_missing, sample_in_turn,
                                   score_labels)
-from evaluation.metrics import (accuracies, neighbor_forecast, pack, percent, softmaxes,
-                                topk_correct, total_variation)
+from evaluation.metrics import (accuracies, best_of_draws, nearest_variation, neighbor_forecast,
+                                pack, percent, topk_correct, total_variation)
 from support.errors import require
 from toy import grammar
 from toy.source import ToySource
@@ -37,55 +38,66 @@ class Read(NamedTuple):
 
 
 # --- Beside the forecasts ---
-def baselines(model, read, args):
-    """Percent right of the label-free baselines.
+def similar_histories(model, read, args):
+    """What followed in the histories that are most alike (`neighbor_forecast`), of the clips of the
+    training videos that the checkpoint saw, cut as in pre-training: (M, S)."""
+    count = model.settings.get("toy_videos", args.toy_videos)
+    source, seen = ToySource("train", count, model.encoder.frames), []
+    rng = np.random.default_rng(args.seed)
+    for video in range(count):
+        clips = source.load([(video, source.pretrain_windows(video, rng))]).clips
+        seen.append(model.match(model.encode(clips.to(read.x.device)), read.texts).exp().cpu())
+    return neighbor_forecast(seen, model.match(read.x, read.texts).exp().cpu())
+
+
+def chosen_examples(M):
+    """Which of M forecasts are compared with the exact distribution: (m,) int64."""
+    return torch.linspace(0, M - 1, min(M, COMPARED, M // SHARE + 1)).long()
+
+
+def baselines(model, read, exact, args):
+    """Label-free baselines: {"random", "teacher": percent right, "similar": {...} or None}; and
+    which examples they have right, {name: (M,) bool}. exact (M, S), or None outside the toy world.
 
         teacher   the teacher on the observed clips, as the paper re-purposes it
-        similar   what followed in the histories that are most alike: `neighbor_forecast`, of the
-                  clips of training videos, cut as in pre-training; None outside the toy world
+        similar   `similar_histories`: its likeliest step, its five likeliest, the best of as many
+                  draws as the oracle has, and total variation, both at the best temperature
     """
-    right = {"random": 100 / len(read.texts), "similar": None}
+    y = read.labels
     teacher = match_teacher(model, read.teacher.mean(1, keepdim=True), read.texts)[:, 0].cpu()
-    right["teacher"] = percent(topk_correct(teacher, read.labels, 1))
-    if args.data == "toy":
-        source, seen = ToySource("train", args.toy_videos, model.encoder.frames), []
-        rng = np.random.default_rng(args.seed)
-        for video in range(len(source.videos)):
-            clips = source.load([(video, source.pretrain_windows(video, rng))]).clips
-            x = model.encode(clips.to(read.x.device))
-            seen.append(model.match(x, read.texts).exp().cpu())                # p (n, S)
-        similar = neighbor_forecast(seen, model.match(read.x, read.texts).exp().cpu())     # (M, S)
-        right["similar"] = percent(topk_correct(similar, read.labels, 1))
-    return right
+    right = {"teacher": topk_correct(teacher, y, 1)}
+    lines = {"random": 100 / len(read.texts), "teacher": percent(right["teacher"]), "similar": None}
+    if exact is not None:
+        p, chosen = similar_histories(model, read, args), chosen_examples(len(y))          # (M, S)
+        right["similar"], log_p = topk_correct(p, y, 1), p.clamp(min=1e-6).log()
+        lines["similar"] = {
+            "top1": percent(right["similar"]), "top5": percent(topk_correct(p, y, 5)),
+            "oracle": percent(best_of_draws(log_p[:, None].expand(-1, args.samples, -1), y)),
+            "tv": nearest_variation(log_p[chosen], exact[chosen])}
+    return lines, right
 
 
-def exact_next(known, before):
-    """P(next step | what is known of the steps `before`, of grammar.KNOWN): (M, S) float64."""
-    world = grammar.Grammar(known)
-    return torch.from_numpy(np.array([world.next_step(*steps) for steps in before]))
+def exact_forecasts(read):
+    """{what is known, of grammar.KNOWN: P(next step | it, of the steps observed), (M, S) float64}
+    """
+    before = [observed_steps(example, read.source.videos[example.video])
+              for example in read.examples]
+    worlds = {known: grammar.Grammar(known) for known in grammar.KNOWN}
+    return {known: torch.from_numpy(np.array([world.next_step(*steps) for steps in before]))
+            for known, world in worlds.items()}
 
 
-def truth(model, read, zero, log_p, args):
-    """The forecasts against the exact distribution of the next step, given the steps observed.
+def truth(model, read, zero, log_p, exact, args):
+    """The forecasts, log p of zero noise (M, S) and of samples (M, Q, S), against the exact
+    distribution of the next step given the steps observed, exact (M, S).
 
-        bayes_top1     top-1 of the exact distribution, the most that one forecast can reach;
-        bayes_set, bayes_set_last, bayes_last_two, bayes_last: given only the set of the steps
-                       observed, the set and which was the last, or the last two or one alone
-        bayes_alike    given all of them, but not which of two look-alikes each is
         ideal_oracle   best of Q draws from it
         tv, tv_ideal   total variation from it, of DRAWS samples of the model, and of DRAWS draws
         tv_error       standard error of tv, of forecasts in different videos, as a rule
-        tv_softmax     total variation of the zero-noise softmax itself, without draws
-        possible_next  [% of the likeliest steps that are possible, % of p on possible steps]
-
-    The softmax stands at the best of TEMPERATURES, chosen for each figure by these answers.
+        tv_softmax     total variation of the zero-noise softmax, at its best temperature
+        possible_next  the likeliest step is possible, %, and % of p on possible steps
     """
     y, S = read.labels, zero.shape[1]
-    before = [observed_steps(example, read.source.videos[example.video])
-              for example in read.examples]
-    exact = exact_next("sequence", before)
-    bayes = {"bayes_top1": exact} | {
-        f"bayes_{known}": exact_next(known, before) for known in [*grammar.KNOWN][1:]}
     generator = torch.Generator().manual_seed(args.seed)
     ideal = torch.multinomial(exact, DRAWS, replacement=True, generator=generator)
     possible, of_possible = exact > 0, {}
@@ -94,23 +106,45 @@ def truth(model, read, zero, log_p, args):
         of_possible[name] = [percent(best), percent((p * possible).sum(-1))]
 
     # Distances are those of m of the M forecasts, whose draws are made ten at a time.
-    M, picks = len(y), []
-    chosen = torch.linspace(0, M - 1, min(M, COMPARED, M // SHARE + 1)).long()         # (m,)
+    picks, chosen = [], chosen_examples(len(y))                                # (m,)
     for i in range(DRAWS // 10):
         noise = draw_noise((len(chosen), 10, model.dim), args.seed * 1000 + 1 + i)
         log_q = predict_missing(model, read.x[chosen], read.texts, noise, args.batch)
         picks.append(log_q.argmax(-1))                                         # (m, 10)
     draws, ideal_draws = (functional.one_hot(of, S).double().mean(1)                   # (m, S)
                           for of in (torch.cat(picks, 1), ideal[chosen]))
-    exact = exact[chosen]
-    variation, softmax = total_variation(draws, exact), softmaxes(zero[chosen])        # (m,)
-    error = float(variation.std() / len(chosen) ** 0.5) if len(chosen) > 1 else None
-    return {name: percent(topk_correct(p, y, 1)) for name, p in bayes.items()} | {
-        "ideal_oracle": percent((ideal[:, :log_p.shape[1]] == y[:, None]).any(1)),
-        "tv": float(variation.mean()), "tv_error": error,
-        "tv_ideal": float(total_variation(ideal_draws, exact).mean()),
-        "tv_softmax": min(float(total_variation(p, exact).mean()) for p in softmax),
-        "possible_next": of_possible}
+    variation = total_variation(draws, exact[chosen])                          # (m,)
+    return {"ideal_oracle": percent((ideal[:, :log_p.shape[1]] == y[:, None]).any(1)),
+            "tv": float(variation.mean()),
+            "tv_error": float(variation.std() / len(chosen) ** 0.5) if len(chosen) > 1 else None,
+            "tv_ideal": float(total_variation(ideal_draws, exact[chosen]).mean()),
+            "tv_softmax": nearest_variation(zero[chosen], exact[chosen]),
+            "possible_next": of_possible}
+
+
+def by_pair(p, y):
+    """p (..., S), y (M,), with two look-alikes as one answer: their probabilities are added."""
+    alike = torch.from_numpy(grammar.ALIKE)                                    # (S,)
+    return torch.zeros_like(p).index_add_(-1, alike, p), alike[y]
+
+
+def forecasts_by_pair(zero, log_p, exact, y):
+    """Percent right of the likeliest steps, and of the best of Q, if the name of a step's look-alike
+    counts as right: of log p (M, S) and (M, Q, S), and of the exact distribution (M, S)."""
+    (zero, pairs), (draws, _), (exact, _) = (by_pair(p, y) for p in (
+        zero.exp(), log_p.exp(), exact))
+    hits = {"zero_noise": topk_correct(zero, pairs, 1), "bayes_top1": topk_correct(exact, pairs, 1),
+            "oracle": (draws.argmax(-1) == pairs[:, None]).any(1),
+            "ideal_oracle": 1 - (1 - exact.gather(1, pairs[:, None])) ** log_p.shape[1]}
+    return {name: percent(of) for name, of in hits.items()}
+
+
+def new_forecasts(read):
+    """Which forecasts, history and next step, no training video can show: (M,) bool."""
+    trained, videos = grammar.Grammar(training=True), read.source.videos
+    return torch.tensor([
+        trained.chance(*observed_steps(example, videos[example.video]), [label]) == 0
+        for example, label in zip(read.examples, read.labels.tolist())])
 
 
 def futures(model, read, args):
@@ -155,30 +189,31 @@ def hide_each_step(read):
     return read.x[rows, 0], missing, (observed, j), position
 
 
+def exact_infilling(read, missing):
+    """P(the missing step | all others of its video, in their order, and how many are before it), of
+    each example `missing` (M,): (M, S) float64."""
+    around = defaultdict(lambda: np.zeros(len(grammar.STEPS)))
+    for p, names in sum(grammar.PROCEDURES.values(), []):
+        steps = [grammar.STEP_ID[name] for name in names]
+        for k, step in enumerate(steps):
+            around[(*steps[:k], None, *steps[k + 1:])][step] += p
+    rows = []
+    for example in (read.examples[i] for i in missing.tolist()):
+        steps = [step.label for step in read.source.videos[example.video].steps]
+        rows.append(around[(*steps[:example.step], None, *steps[example.step + 1:])])
+    exact = torch.from_numpy(np.array(rows))
+    return exact / exact.sum(1, keepdim=True)
+
+
 # --- Classification ---
 def within_pairs(p, y):
-    """Percent of the look-alikes whose name is likelier than the other of their pair, balanced: the
-    mean over their steps; p (M, S), y (M,). None if one of them is absent."""
-    shares = []
-    for pair in grammar.LOOK_ALIKES:
-        a, b = (grammar.STEP_ID[step] for step in pair)
-        for own, other in (a, b), (b, a):
-            shares.append(percent(p[y == own, own] > p[y == own, other]))
-    return None if None in shares else float(np.mean(shares))
-
-
-def by_pair(p, y):
-    """p (M, S), y (M,) with two look-alikes as one answer: their probabilities are added."""
-    alike = torch.from_numpy(grammar.ALIKE)                                    # (S,)
-    return torch.zeros_like(p).index_add_(1, alike, p), alike[y]
-
-
-def new_forecasts(read):
-    """Which forecasts, history and next step, no training video can show: (M,) bool."""
-    trained, videos = grammar.Grammar(training=True), read.source.videos
-    return torch.tensor([
-        trained.chance(*observed_steps(example, videos[example.video]), [label]) == 0
-        for example, label in zip(read.examples, read.labels.tolist())])
+    """Whether the name of a look-alike is likelier than the other of its pair: p (M, S), y (M,) ->
+    (M,) bool. A video shows both of a pair: a constant answer is right in half."""
+    other = torch.arange(len(grammar.STEPS))                                   # (S,)
+    for a, b in grammar.LOOK_ALIKES:
+        a, b = grammar.STEP_ID[a], grammar.STEP_ID[b]
+        other[a], other[b] = b, a
+    return (p.gather(1, y[:, None]) > p.gather(1, other[y][:, None]))[:, 0]
 
 
 def classify(model, read, args):
@@ -187,13 +222,19 @@ def classify(model, read, args):
     p = {"ours": score_labels(model, read.x, read.texts).exp().mean(1).cpu(),          # (M, S)
          "teacher": match_teacher(model, read.teacher, read.texts).exp().mean(1).cpu()}
     right = {name: topk_correct(scores, y, 1) for name, scores in p.items()}           # (M,)
-    rows = accuracies(p, y)
+    rows, parts = accuracies(p, y), {}
     if args.data == "toy":
-        held_out = torch.isin(y, torch.tensor([*map(grammar.STEP_ID.get, grammar.HELD_OUT)]))
-        rows["held_out"] = {name: percent(hits[held_out]) for name, hits in right.items()}
-        rows["look_alikes"] = {name: within_pairs(scores, y) for name, scores in p.items()}
+        pairs = {name: within_pairs(scores, y) for name, scores in p.items()}
+        parts = {name: torch.isin(y, torch.tensor([grammar.STEP_ID[step] for step in steps]))
+                 for name, steps in (("held_out", grammar.HELD_OUT),
+                                     ("look_alikes", sum(grammar.LOOK_ALIKES, ())))}
+        for part, hits in ("held_out", right), ("look_alikes", pairs):
+            rows[part] = {name: percent(of[parts[part]]) for name, of in hits.items()}
+        rows["by_pair"] = {name: percent(topk_correct(*by_pair(scores, y), 1))
+                           for name, scores in p.items()}
+        right = right | {"look_alikes": pairs["ours"]}
     rows["by_class"] = [percent(right["ours"][y == k]) for k in range(p["ours"].shape[1])]
-    return rows | {"right": pack(right, read.examples)}
+    return rows | {"right": pack(right, read.examples, parts)}
 
 
 def activity(model, read, args):

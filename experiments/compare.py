@@ -24,16 +24,21 @@ from support.errors import require, run
 EQUAL = 1.0               # point
 
 
-def read_right(path, column):
-    """Which examples a JSON of evaluate.py has right: (M,) of 0 or 1, the first example of each
-    video (V + 1,), and the seed."""
+def read_right(path, column, part=None):
+    """Which examples of a part, or all, a JSON of evaluate.py has right: (M,) of 0 or 1, the first
+    example of each video (V + 1,), and the seed. Of column "look_alikes" the part is the same."""
+    def bits(text):
+        return np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8))[:content["evaluated"]]
     with fields_of(path, "a JSON of evaluate.py --json is needed"):
         content = json.loads(read_text(path))
-        right, M = content["right"], content["evaluated"]
-        known = [name for name in right if name != "per_video"]
+        right, first = content["right"], np.cumsum([0, *content["right"]["per_video"]])
+        known, parts = sorted(right.keys() - {"per_video", "parts"}), right["parts"]
         require(column in known, f"{path}: --column {column}: there are {', '.join(known)}")
-        bits = np.unpackbits(np.frombuffer(bytes.fromhex(right[column]), np.uint8))[:M]
-        return bits.astype(float), np.cumsum([0, *right["per_video"]]), content["seed"]
+        part = column if column in parts else part
+        require(not part or part in parts, f"{path}: --part {part}: there are {', '.join(parts)}")
+        chosen = bits(parts[part]).astype(bool) if part else np.ones(first[-1], bool)
+        first = np.concatenate([[0], chosen.cumsum()])[first]
+        return bits(right[column])[chosen].astype(float), first, content["seed"]
 
 
 def paired_difference(ours, theirs, first):
@@ -60,20 +65,30 @@ def verdict(difference, error):
     return "equal" if abs(difference) + 2 * error <= EQUAL else "undecided"
 
 
-def main(args):
-    """Print the two shares, their difference with its error, and the verdict."""
-    sides = [[read_right(path, column) for path in sorted(paths)] for paths, column in (
-        (args.ours, args.column), (args.theirs, args.with_column or args.column))]
-    first = sides[0][0][1]
-    for path, (_, other, _) in zip([*sorted(args.ours), *sorted(args.theirs)], sum(sides, [])):
+def compare(ours, theirs, column, with_column=None, part=None):
+    """Two lists of files -> {"ours", "theirs": percent right, "difference", "error": in points,
+    "examples", "videos": how many, "seeds": of both}."""
+    sides = [[(path, *read_right(path, name, part)) for path in paths]
+             for paths, name in ((ours, column), (theirs, with_column or column))]
+    first = sides[0][0][2]
+    for path, _, other, _ in sum(sides, []):
         require(np.array_equal(first, other), f"{path}: was measured on other videos than "
-                f"{sorted(args.ours)[0]}; give the same --data, --split and --toy-videos")
-    ours, theirs = (np.stack([bits for bits, *_ in sorted(side, key=lambda one: one[2])])
+                f"{ours[0]}; give the same --data, --split and --toy-videos")
+    seeds = [sorted(seed for *_, seed in side) for side in sides]
+    ours, theirs = (np.stack([bits for _, bits, *_ in sorted(side, key=lambda one: one[3])])
                     for side in sides)
     difference, error = paired_difference(ours, theirs, first)
-    print(f"{100 * ours.mean():.1f} and {100 * theirs.mean():.1f}% right of {ours.shape[1]} "
-          f"examples in {len(first) - 1} videos, {len(ours)} and {len(theirs)} seeds\n"
-          f"difference {difference:+.2f} ± {error:.2f}: {verdict(difference, error)}")
+    return {"ours": 100 * ours.mean(), "theirs": 100 * theirs.mean(), "difference": difference,
+            "error": error, "examples": ours.shape[1], "videos": len(first) - 1, "seeds": seeds}
+
+
+def main(args):
+    """Print the two shares, their difference with its error, and the verdict."""
+    found = compare(sorted(args.ours), sorted(args.theirs), args.column, args.with_column, args.part)
+    print("{ours:.1f} and {theirs:.1f}% right of {examples} examples in {videos} videos".format(
+        **found) + ", {} and {} seeds".format(*map(len, found["seeds"])))
+    print("difference {difference:+.2f} ± {error:.2f}: ".format(**found)
+          + verdict(found["difference"], found["error"]))
 
 
 def parse(argv=None):
@@ -83,9 +98,10 @@ def parse(argv=None):
     add("ours", type=Path, nargs="+", metavar="A.json", help="of evaluate.py, one of each seed")
     add("--with", dest="theirs", type=Path, nargs="+", required=True, metavar="B.json",
         help="those of the other variant, by preference of the same seeds")
-    add("--column", default="zero_noise", help="of forecasts zero_noise, expectation or oracle; of "
-        "classification ours or teacher")
+    add("--column", default="zero_noise", help="of forecasts zero_noise, expectation, oracle, "
+        "similar and others; of classification ours, teacher or look_alikes")
     add("--with-column", help="of the other variant, if it is not the same")
+    add("--part", help="of forecasts new, of classification held_out: these examples alone")
     return parser.parse_args(argv)
 
 

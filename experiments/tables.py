@@ -1,8 +1,8 @@
 """Make the runs of tables.toml, and write the tables: `python -m experiments.tables [NAME ...]`.
 
 A run is trained, fine-tuned and evaluated once for all tables, in OUT/RECIPE-SEED; the command goes
-on where it was interrupted. After each run its numbers go to results.json, {cell: {seed: number}},
-and the tables of README.md and docs/ are written from it, between their marks
+on where it was interrupted. After each run its numbers go to results.json, {cell: {seed: number}}
+or, of a difference, {"A - B": {"difference", "error"}} by experiments/compare.py, and the tables of README.md and docs/ are written from it, between their marks
 `<!-- table: NAME -->` and `<!-- end -->`. Numbers of older code stay until they are deleted there.
 """
 import json
@@ -15,6 +15,7 @@ import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from experiments.compare import compare, verdict
 from files.lists import read_text
 from support.arguments import Parser, count
 from support.errors import require, run
@@ -24,8 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SPECIFIED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 RECIPES, EVALUATIONS, LABELS, TABLES = (
     SPECIFIED[part] for part in ("recipes", "evaluations", "labels", "tables"))
-VERDICT = "verdict "          # of a difference "A - B": held, not held, or undecided
-ERROR = 0.7                   # of a percentage of 4,922 or more test forecasts, standard, points
+VERDICT = "verdict "          # of a difference "A - B", by experiments/compare.py
 
 
 # --- Cells ---
@@ -42,16 +42,36 @@ def cells_of(names):
     return [cell.split(" ", 2) for cell in cells if is_ours(cell)]
 
 
+def column_of(key):
+    """The column of experiments/compare.py that a number counts, and the part, None if all."""
+    kind, name, *_ = f"{key}.".split(".")
+    name = {"look_alikes": kind, "truth": name.replace("top1", "sequence")}.get(kind, name)
+    return name, kind if kind in ("new", "held_out") else None
+
+
 def collect(out, path):
     """Add the numbers of the runs in the folder `out` to results.json at `path` -> its content."""
     results = json.loads(read_text(path))
-    for recipe, evaluation, key in cells_of(TABLES):
-        for file in out.glob(f"{recipe}-*/{evaluation}.json"):
-            seed, at = file.parent.name.removeprefix(f"{recipe}-"), json.loads(read_text(file))
-            for part in key.split("."):                    # "a.1" is ["a"][1]
+
+    def files_of(cell):
+        recipe, evaluation, _ = cell.split(" ", 2)
+        return sorted(file for file in out.glob(f"{recipe}-*/{evaluation}.json")
+                      if file.parent.name.removeprefix(f"{recipe}-").isdecimal())
+    for cell in map(" ".join, cells_of(TABLES)):
+        for file in files_of(cell):
+            seed, at = file.parent.name.rpartition("-")[2], json.loads(read_text(file))
+            for part in cell.split(" ", 2)[2].split("."):  # "a.1" is ["a"][1]
                 at = at[int(part)] if isinstance(at, list) else (at or {}).get(part)
-            if seed.isdecimal() and at is not None:
-                results.setdefault(f"{recipe} {evaluation} {key}", {})[seed] = at
+            if at is not None:
+                results.setdefault(cell, {})[seed] = at
+    texts = {str(text).removeprefix(VERDICT) for table in TABLES.values() for row in table["rows"]
+             for text in row[1:]}
+    for text in texts:
+        cells = text.split(" - ")
+        if len(cells) == 2 and all(map(is_ours, cells)) and all(map(files_of, cells)):
+            (column, part), (other, _) = (column_of(cell.split(" ")[2]) for cell in cells)
+            found = compare(*map(files_of, cells), column, other, part)
+            results[text] = {name: found[name] for name in ("difference", "error")}
     write_json(path, {cell: dict(sorted(results[cell].items())) for cell in sorted(results)})
     return results
 
@@ -97,25 +117,20 @@ def make(recipe, seed, args):
 # --- Tables ---
 def format_cell(text, results):
     """A cell as the page shows it. Ours: the mean over seeds ± their standard deviation; of a
-    difference, ± its standard error. A verdict: whether the difference is above twice its standard
-    error, of seeds, the larger of the two, and of test videos."""
-    parts = str(text).removeprefix(VERDICT).split(" - ")
-    samples = [[*results.get(cell, {}).values()] for cell in parts]
-    if not all(map(is_ours, parts)) or not all(samples):
-        return "not run" if is_ours(parts[0]) else str(text)
-    means = [statistics.mean(sample) for sample in samples]
-    number = means[0] - sum(means[1:])
-    spread = [statistics.variance(one) if len(one) > 1 else 0.0 for one in samples]
-    if str(text).startswith(VERDICT):
-        error = sum(max(spread) / len(one) + ERROR ** 2 for one in samples) ** 0.5
-        verdict = "held" if number > 0 else "not held"
-        return verdict if abs(number) > 2 * error else "undecided"
-    digits = 1 if abs(means[0]) >= 10 else 2 if abs(means[0]) >= 1 else 3
-    number = round(number, digits) + 0.0                   # never -0.0
-    if min(map(len, samples)) == 1 or not any(spread):
-        return f"{number:.{digits}f}"
-    shares = [of / (len(one) if parts[1:] else 1) for of, one in zip(spread, samples)]
-    return f"{number:.{digits}f} ± {sum(shares) ** 0.5:.{digits}f}"
+    difference, and of its verdict, what experiments/compare.py says."""
+    name = str(text).removeprefix(VERDICT)
+    if not all(map(is_ours, name.split(" - "))):
+        return str(text)
+    if name not in results:
+        return "not run"
+    if " - " in name:
+        difference, error = results[name]["difference"], results[name]["error"]
+        return verdict(difference, error) if name != text else f"{difference:+.1f} ± {error:.1f}"
+    sample = [*results[name].values()]
+    mean = statistics.mean(sample)
+    digits = 1 if abs(mean) >= 10 else 2 if abs(mean) >= 1 else 3
+    spread = statistics.stdev(sample) if len(sample) > 1 else 0.0
+    return f"{mean:.{digits}f}" + (f" ± {spread:.{digits}f}" if spread else "")
 
 
 def text_table(header, rows):

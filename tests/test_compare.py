@@ -38,9 +38,11 @@ def test_verdicts_and_the_command(tmp_path, capsys):
         assert compare.verdict(*given) == said, given
     examples = [Example(video, None, 0, 0) for video in (0, 0, 0, 1, 1, 4, 4, 4, 4, 4, 4)]
     bits = torch.tensor([1, 0, 1, 1, 0, 0, 0, 1, 1, 0, 1], dtype=torch.bool)
+    part = torch.tensor([1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1], dtype=torch.bool)
     for name, seed, right in ("a", 1, bits), ("b", 0, ~bits), ("c", 1, ~bits), ("d", 0, bits):
         (tmp_path / f"{name}.json").write_text(json.dumps({
-            "evaluated": 11, "seed": seed, "right": metrics.pack({"zero_noise": right}, examples)}))
+            "evaluated": 11, "seed": seed, "right": metrics.pack(
+                {"zero_noise": right, "pair": ~right}, examples, {"new": part, "pair": part})}))
     files = [tmp_path / f"{name}.json" for name in "abcd"]
     call("experiments/compare.py", *files[:2], "--with", *files[2:])
     said = capsys.readouterr().out
@@ -48,7 +50,11 @@ def test_verdicts_and_the_command(tmp_path, capsys):
     assert "difference +0.00" in said                      # by seed: b and d, a and c
     call("experiments/compare.py", files[0], "--with", files[1])
     assert "54.5 and 45.5%" in capsys.readouterr().out
-    assert "there are zero_noise" in fails(capsys, "experiments/compare.py", files[0], "--with",
+    call("experiments/compare.py", files[0], "--with", files[1], "--part", "new")
+    assert "66.7 and 33.3% right of 3 examples" in capsys.readouterr().out
+    call("experiments/compare.py", files[0], "--with", files[1], "--column", "pair")
+    assert "33.3 and 66.7% right of 3 examples" in capsys.readouterr().out
+    assert "there are pair, zero_noise" in fails(capsys, "experiments/compare.py", files[0], "--with",
                                            files[1], "--column", "x")
     files[1].write_text(files[1].read_text().replace("[3, 2, 6]", "[3, 3, 5]"))
     assert "other videos" in fails(capsys, "experiments/compare.py", files[0], "--with", files[1])

@@ -75,7 +75,7 @@ PROCEDURES = {
     "pizza": procedure(("stir dough", "cut tomato"), place(2, OVEN, ONION), place(8, JAR, EGG),
                        ("grate cheese", "add onion", "add cheese", "cut onion")),
     "sandwich": procedure(("wash tomato", "bake bread"), place(3, PAN, BREAD),
-                          place(9, JAR, POTATO),
+                          place(9, OVEN, POTATO),
                           ("spread butter", "cut cheese", "flip bread", "fry egg")),
     "soup": procedure(("wash pan", "wash tomato"), place(4, JAR, ONION), POTATO,
                       ("stir soup", "pour soup", "add onion", "cut bread")),
