@@ -125,8 +125,9 @@ class Block(nn.Module):
 class TimeSformer(nn.Module):
     """f: clips to unit vectors in the text space. Defaults: ViT-B/16 (release), F = 8 (appendix D).
 
-    New weights are normal with std .02, new biases zero, as in ViT. time_embed starts at zero, and
-    so does temporal_fc except in block 0: the other blocks start as an image model.
+    New weights are normal with std .02, new biases zero, as in ViT; temporal_fc starts at zero
+    except in block 0: the other blocks start as an image model. time_embed has std .3: from zero, a
+    small f learns motion only from twice as many clips (docs/log.md).
 
     Args:
         image, patch: sides of a frame (H = W, a multiple of patch) and of a patch, pixels.
@@ -140,7 +141,7 @@ class TimeSformer(nn.Module):
         self.seconds = None                # frames come from the whole window (MViT: its middle)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + (image // patch) ** 2, width))
-        self.time_embed = nn.Parameter(torch.zeros(1, frames, width))
+        self.time_embed = nn.Parameter(0.3 * torch.randn(1, frames, width))
         self.patch_embed = PatchEmbed(patch, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width, EPS)

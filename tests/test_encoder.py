@@ -37,8 +37,8 @@ def test_default_new_weights_start_as_an_image_model_except_block_0():
     model = TimeSformer(image=32, patch=8, frames=4, width=64, depth=3, heads=2, dim=64)
     at_zero = {name for name, p in model.named_parameters() if not p.any()}
     biases = {name for name, p in model.named_parameters() if name.endswith("bias")}
-    assert at_zero == biases | {"time_embed", "blocks.1.temporal_fc.weight",
-                                "blocks.2.temporal_fc.weight"}
+    assert at_zero == biases | {"blocks.1.temporal_fc.weight", "blocks.2.temporal_fc.weight"}
+    assert model.time_embed.std().item() == pytest.approx(0.3, rel=0.2)
     for name in ("blocks.0.temporal_fc.weight", "blocks.2.mlp.fc1.weight", "pos_embed",
                  "patch_embed.proj.weight", "head.weight"):
         assert model.get_parameter(name).std().item() == pytest.approx(0.02, rel=0.1), name

@@ -124,14 +124,15 @@ def download():
 
 def open_start(source):
     """{name of ours: tensor} of a run, a file or "timm", for `fill`. An image model has no temporal
-    attention: it and its norm copy the spatial ones."""
+    attention: it and its norm copy the spatial ones, and time_embed is 0."""
     content = download() if str(source) == "timm" else read(source)
     require_world(source, content.get("settings", {}))
     w = tensors_of(content)
     if "encoder.pos_embed" not in w or any("temporal_attn" in name for name in w):
         return w
     w = {name: value for name, value in w.items() if not name.startswith("encoder.head")}
-    return w | {re.sub(r"\.(attn|norm1)\.", r".temporal_\1.", name): w[name] for name in w}
+    w |= {re.sub(r"\.(attn|norm1)\.", r".temporal_\1.", name): w[name] for name in w}
+    return w | {"encoder.time_embed": torch.zeros(1, 1, w["encoder.pos_embed"].shape[-1])}
 
 
 def resize(name, value, shape):
