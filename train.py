@@ -73,8 +73,8 @@ def objective(model, group, features, update, args):
              "match": video_means((log_p.argmax(-1) == taught).float(), clips)}
     if args.order == "none":                                               # f learns alone
         return terms, x
-    sure, phrase = (part.cpu().numpy() for part in log_p.detach().max(-1))             # (C,)
-    rows, j, counts = rows_of_group(group.requests, sure, phrase, update, args)
+    phrase = log_p.argmax(-1).cpu().numpy()                                # likeliest, (C,)
+    rows, j, counts = rows_of_group(group.requests, phrase, update, args)
     T = len(model.alpha_bar)                                               # t ~ U[1, T]
     noise, t = draw_noise(group.requests, counts, update, model.dim, T, args.seed)
     rows, j, noise, t = (part.to(x.device) for part in (rows, j, noise, t))

@@ -39,9 +39,8 @@ def slow_history(windows, clips, k):
     return row
 
 
-def slow_forecast_rows(windows, steps, confident):
-    histories = [(slow_history(windows, range(steps[0][0], step[0]), k), k)
-                 for step in steps[1:] for k in step if confident[k]]
+def slow_forecast_rows(windows, steps):
+    histories = [(slow_history(windows, range(step[0]), step[0]), step[0]) for step in steps[1:]]
     return [(history + [k], 8) for history, k in histories if history]
 
 
@@ -53,20 +52,19 @@ def as_list(rows, j):
 @pytest.mark.parametrize("kind, phrases", [("paper", 4), ("steps", 2), ("steps", 4)])
 def test_missing_rows_by_loops(kind, phrases):
     """Catches: a history of another length; one that ends after the missing clip begins, or holds
-    a clip of its step; an uncertain clip asked for; two clips of a step in a row of `paper_rows`; a
+    a clip of its step; a second clip of a step asked for; two clips of a step in a row of `paper_rows`; a
     place or a clip that is never missing, or twice; padding before the end."""
     rng = np.random.default_rng(phrases)
     for n in (1, 16, 2, 3, 5, 9, 10, 4):
         middles = 5 + rng.uniform(1, 30, n).cumsum()
         windows = np.stack([middles - 4.5, middles + 4.5], 1)
-        phrase, confidence = rng.integers(phrases, size=n), rng.permutation(n)
-        confident = [sorted(confidence).index(value) >= (n - 1) / 3 for value in confidence]
+        phrase = rng.integers(phrases, size=n)
         steps = slow_steps([*range(n)], phrase if kind == "steps" else range(n))
-        expected = [] if kind == "paper" else slow_forecast_rows(windows, steps, confident)
+        expected = [] if kind == "paper" else slow_forecast_rows(windows, steps)
         step_of = {clip: s for s, step in enumerate(steps) for clip in step}
         seen, missing, offsets = set(), set(), [[*range(len(steps))][i::3] for i in range(3)]
         for _ in range(200):
-            found = as_list(*missing_rows(windows, confidence, phrase, rng, kind))
+            found = as_list(*missing_rows(windows, phrase, rng, kind))
             among = len(found) - len(expected)             # these are rows of `paper_rows`
             assert found[among:] == [(tuple(row), j) for row, j in expected]
             for row, j in found[:among]:
@@ -93,9 +91,8 @@ def test_rows_of_a_video_depend_on_it_alone():
         first, found, place = 0, {}, 0
         shown = {video: np.arange(len(windows[video])) // 2 for video in videos}
         rows, j, counts = rows_of_group(
-            [(video, windows[video]) for video in videos],
-            np.concatenate([shown[video] * 0. for video in videos]),
-            np.concatenate([*shown.values()]), update, args)
+            [(video, windows[video]) for video in videos], np.concatenate([*shown.values()]),
+            update, args)
         for video, count in zip(videos, counts, strict=True):
             own = rows[place:place + count]
             found[video] = as_list(torch.where(own < 0, -1, own - first), j[place:place + count])
@@ -131,8 +128,8 @@ def test_the_example_of_the_page():
     """Catches: an example that the code does not give."""
     windows = np.array([[0, 9], [8, 17], [18, 27], [26, 35], [36, 45]], float)
     pad, until_17 = (-1,) * 6, (0, 0, 0, 0, 1, 1, 1, 1)
-    following = [(until_17 + (2,), 8), (until_17 + (3,), 8), ((0, 0, 0, 1, 1, 2, 2, 2, 4), 8)]
-    drawn = [as_list(*missing_rows(windows, np.zeros(5), np.array([7, 7, 3, 5, 5]),
+    following = [(until_17 + (2,), 8), (until_17 + (3,), 8)]
+    drawn = [as_list(*missing_rows(windows, np.array([7, 7, 3, 5, 5]),
                                    np.random.default_rng(seed))) for seed in range(99)]
     assert all(rows[1:] == following for rows in drawn)
     assert {((0, 2, 4) + pad, j) for j in range(3)} <= {rows[0] for rows in drawn}
@@ -156,10 +153,10 @@ def test_controls_change_the_observed_clips_or_what_is_missing(kind):
     """Catches: a missing clip that moves, padding that is filled, an order or a clip that stays; a
     bag whose missing clip is the next, or is shown."""
     windows = np.arange(12)[:, None] * 10. + [0, 9]
-    phrase, confidence, asked = np.arange(12) // 2, np.zeros(12), set()
+    phrase, asked = np.arange(12) // 2, set()
     for seed in range(40):
         plain, shuffled, bag = (as_list(*missing_rows(
-            windows, confidence, phrase, np.random.default_rng(seed), kind, context))
+            windows, phrase, np.random.default_rng(seed), kind, context))
             for context in ("observed", "shuffled", "bag"))
         for (a, j), (b, k), (c, m) in zip(plain, shuffled, bag, strict=True):
             assert j == k == m and a[j] == b[j]

@@ -56,8 +56,7 @@ def terms_by_loops(model, loaded, features, kind, mask, seed):
     p = [slow_match(clip, model.phrases, model.tau) for clip in x]
     targets = [slow_match(row, model.phrases, model.tau) for row in features]
     xe = [slow_entropy(target, q) for target, q in zip(targets, p)]
-    rows, places = missing_rows(windows, np.array([float(q.detach().max().log()) for q in p]),
-                                np.array([int(q.argmax()) for q in p]),
+    rows, places = missing_rows(windows, np.array([int(q.argmax()) for q in p]),
                                 generator("rows", seed, 0, video), kind, "observed")
     T, rng = len(model.alpha_bar), generator("noise", seed, 0, video)
     t = rng.integers(T, size=len(rows))

@@ -7,11 +7,10 @@ R rows of nine clips; n clips of one video, numbered 0 to n - 1; -1 is padding.
     --rows steps      the default: rows that ask what comes next, of steps in place of clips
 
 What `steps` changes, with an example: docs/differences.md, the first section.
-1. Most rows hold a history cut as at inference, and the missing clip after it: the tail is hidden.
-   The history ends before that clip begins; narrated clips overlap, and would show the answer.
-2. Consecutive clips with the same likeliest phrase under f are one step, and only clips of a later
-   step are asked for: the next clip often shows the same one.
-3. Rows that ask what comes next skip the clips that f is least sure of, a third of the video's.
+1. Consecutive clips with the same likeliest phrase under f are one step, and the first clip of each
+   later step is asked for: among the paper's rows the next clip often shows the same step.
+2. A row that asks for it holds a history cut as at inference, and then this clip: the tail is
+   hidden. The history ends before the clip begins; narrated clips overlap, and would show it.
 A third of the paper's rows, of one clip of each step, stays among them, so that h can infill.
 """
 import itertools
@@ -23,7 +22,6 @@ from data import PIECES, forecast_windows, paper_rows
 from training.batches import generator
 
 EVERY = 3                     # every third row of `paper_rows` stands beside `forecast_rows`
-UNSURE = 1 / 3                # of a video's clips, the least certain, are never asked for as next
 
 
 def steps_of(phrases):
@@ -31,24 +29,23 @@ def steps_of(phrases):
     return [list(step) for _, step in itertools.groupby(range(len(phrases)), phrases.__getitem__)]
 
 
-def forecast_rows(windows, steps, confident):
-    """Rows that ask what comes next, for each confident clip of every step but the first.
+def forecast_rows(windows, steps):
+    """Rows that ask what comes next: for the first clip of every step but the first.
 
-    The history is up to 68 s that end with the last clip of an earlier step whose window ends
-    before the asked one begins, in 8 pieces; for each stands the clip of the nearest middle.
+    The history is up to 68 s that end with the last clip whose window ends before the asked one
+    begins, in 8 pieces; for each stands the clip of the nearest middle.
 
-    Args:    windows (n, 2) s; steps by `steps_of`; confident (n,) bool.
+    Args:    windows (n, 2) s; steps by `steps_of`.
     Returns: [(row, j), ...] as `paper_rows`: eight clips of the history, then the missing one.
     """
     rows = []
-    for step in steps[1:]:
-        for k in step:
-            before = np.flatnonzero(windows[:step[0], 1] <= windows[k, 0])
-            if confident[k] and len(before):
-                start, end = windows[before[0], 0], windows[before[-1], 1]
-                pieces = forecast_windows(end, start=start).mean(1)                    # (8,) s
-                nearest = np.abs(pieces[:, None] - windows[before].mean(1)).argmin(1)  # (8,)
-                rows.append((before[nearest].tolist() + [k], PIECES))
+    for k, *_ in steps[1:]:
+        before = np.flatnonzero(windows[:k, 1] <= windows[k, 0])
+        if len(before):
+            start, end = windows[before[0], 0], windows[before[-1], 1]
+            pieces = forecast_windows(end, start=start).mean(1)                        # (8,) s
+            nearest = np.abs(pieces[:, None] - windows[before].mean(1)).argmin(1)      # (8,)
+            rows.append((before[nearest].tolist() + [k], PIECES))
     return rows
 
 
@@ -63,11 +60,11 @@ def change_context(row, j, n, context, rng):
     return row.tolist()
 
 
-def missing_rows(windows, confidence, phrases, rng, rows="steps", context="observed"):
+def missing_rows(windows, phrases, rng, rows="steps", context="observed"):
     """Which clips of a video h reads in one update, and which one of each row is missing.
 
-    Args:    windows (n, 2) s, of consecutive clips; confidence, phrases (n,): log p of each clip's
-             likeliest phrase, and its number; rows, context: the flags of train.py.
+    Args:    windows (n, 2) s, of consecutive clips; phrases (n,), the number of each clip's
+             likeliest phrase; rows, context: the flags of train.py.
     Returns: rows (R, 9) int64, numbers of clips, -1 = padding; j (R,) int64, the missing places.
     """
     n = len(windows)
@@ -77,25 +74,23 @@ def missing_rows(windows, confidence, phrases, rng, rows="steps", context="obser
         steps = steps_of(phrases)
         chosen = paper_rows([[int(rng.choice(step)) for step in steps]], rng)  # one clip of each
         chosen = chosen[int(rng.integers(min(EVERY, len(chosen))))::EVERY]
-        confident = confidence >= np.quantile(confidence, UNSURE)
-        chosen += forecast_rows(windows, steps, confident)
+        chosen += forecast_rows(windows, steps)
     if context in ("shuffled", "bag"):
         chosen = [(change_context(row, j, n, context, rng), j) for row, j in chosen]
     row, j = zip(*chosen)
     return torch.tensor(row), torch.tensor(j)
 
 
-def rows_of_group(requests, confidence, phrases, update, args):
+def rows_of_group(requests, phrases, update, args):
     """`missing_rows` of each video of a group, whose C clips are numbered 0 to C - 1.
 
-    Args:    requests: [(video, windows (n, 2) s), ...]; confidence, phrases (C,).
+    Args:    requests: [(video, windows (n, 2) s), ...]; phrases (C,).
     Returns: rows (R, 9), j (R,), and counts: how many rows each video has.
     """
     rows, j, first, C = [], [], 0, len(phrases)
     for video, windows in requests:
         own, rng = slice(first, first + len(windows)), generator("rows", args.seed, update, video)
-        row, place = missing_rows(windows, confidence[own], phrases[own], rng, args.rows,
-                                  args.context)
+        row, place = missing_rows(windows, phrases[own], rng, args.rows, args.context)
         row = torch.where(row < 0, -1, row + first)
         if args.context == "random":                   # a control: any clips of the group
             observed = (row >= 0) & (torch.arange(row.shape[1]) != place[:, None])
