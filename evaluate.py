@@ -64,22 +64,20 @@ def forecast(model, read, args):
     """Which step comes next, from the 8 clips before it; beside it baselines and the truth."""
     y, toy, parts = read.labels, args.data == "toy", {}
     lines, zero, log_p = score(model, read.x, read.texts, y, args)
-    known = tasks.exact_forecasts(read) if toy else {}
-    exact, right = known.get("sequence"), lines["right"]                       # (M, S)
+    known = tasks.exact_forecasts(read) if toy else {}                         # (M, S) each
+    exact, right = known.get("bayes_top1"), lines["right"]
     lines["by_class"] = [percent(right["zero_noise"][y == k]) for k in range(zero.shape[1])]
     lines["baselines"], others = tasks.baselines(model, read, exact, args)
-    right |= others | {f"bayes_{name}": topk_correct(p, y, 1) for name, p in known.items()}
+    right |= others | {name: topk_correct(p, y, 1) for name, p in known.items()}
     lines |= dict.fromkeys(("truth", "by_pair", "new", "futures"))
     if toy:
-        lines["truth"] = {"bayes_top1" if name == "sequence" else f"bayes_{name}":
-                          percent(right[f"bayes_{name}"]) for name in known}
-        lines["truth"] |= tasks.truth(model, read, zero, log_p, exact, args)
+        lines["truth"] = ({name: percent(right[name]) for name in known}
+                          | tasks.truth(model, read, zero, log_p, exact, args))
         lines["by_pair"] = tasks.forecasts_by_pair(zero, log_p, exact, y)
         parts["new"] = new = tasks.new_forecasts(read)                         # (M,)
         lines["new"] = {"evaluated": int(new.sum())} | {
-            name: percent(right[column][new]) for name, column in (
-                ("zero_noise", "zero_noise"), ("similar", "similar"),
-                ("bayes_top1", "bayes_sequence"))}
+            name: percent(right[name][new]) for name in ("zero_noise", "similar", "bayes_top1")
+            if name in right}
         lines["futures"] = tasks.futures(model, read, args) if args.horizon > 1 else None
     lines["right"] = pack(right, read.examples, parts)
     return lines
@@ -94,9 +92,9 @@ def infill(model, read, args):
     lines |= {"evaluated": len(y), "truth": None,
               "by_position": [percent(right["zero_noise"][kind]) for kind in kinds]}
     if args.data == "toy":
-        right["bayes_sequence"] = topk_correct(tasks.exact_infilling(read, missing), y, 1)
-        lines["truth"] = {"bayes_top1": percent(right["bayes_sequence"]), "by_position": [
-            percent(right["bayes_sequence"][kind]) for kind in kinds]}
+        right["bayes_top1"] = topk_correct(tasks.exact_infilling(read, missing), y, 1)
+        lines["truth"] = {"bayes_top1": percent(right["bayes_top1"]), "by_position": [
+            percent(right["bayes_top1"][kind]) for kind in kinds]}
     return lines | {"right": pack(right, examples)}
 
 

@@ -19,7 +19,7 @@ from evaluation.metrics import (accuracies, best_of_draws, nearest_variation, ne
                                 pack, percent, topk_correct, total_variation)
 from support.errors import require
 from toy import grammar
-from toy.source import ToySource
+from toy.source import ToySource, in_threads
 
 VIEWS = 10                     # clips of an action; the released configuration's
 DRAWS = 200                    # of a forecast, for its total variation; of a video's futures
@@ -42,12 +42,15 @@ def similar_histories(model, read, args):
     """What followed in the histories that are most alike (`neighbor_forecast`), of the clips of the
     training videos that the checkpoint saw, cut as in pre-training: (M, S)."""
     count = model.settings.get("toy_videos", args.toy_videos)
-    source, seen = ToySource("train", count, model.encoder.frames), []
-    rng = np.random.default_rng(args.seed)
-    for video in range(count):
-        clips = source.load([(video, source.pretrain_windows(video, rng))]).clips
-        seen.append(model.match(model.encode(clips.to(read.x.device)), read.texts).exp().cpu())
-    return neighbor_forecast(seen, model.match(read.x, read.texts).exp().cpu())
+    source, rng = ToySource("train", count, model.encoder.frames), np.random.default_rng(args.seed)
+    requests = [[(video, source.pretrain_windows(video, rng))] for video in range(count)]
+
+    @torch.no_grad()                                       # which a thread does not inherit
+    def shown(request):
+        x = model.encode(source.load(request).clips.to(read.x.device))
+        return model.match(x, read.texts).exp().cpu()                          # p (n, S)
+    return neighbor_forecast(in_threads(shown, requests, "similar histories"),
+                             model.match(read.x, read.texts).exp().cpu())
 
 
 def chosen_examples(M):
@@ -58,6 +61,7 @@ def chosen_examples(M):
 def baselines(model, read, exact, args):
     """Label-free baselines: {"random", "teacher": percent right, "similar": {...} or None}; and
     which examples they have right, {name: (M,) bool}. exact (M, S), or None outside the toy world.
+    `similar` is of zero-shot models.
 
         teacher   the teacher on the observed clips, as the paper re-purposes it
         similar   `similar_histories`: its likeliest step, its five likeliest, the best of as many
@@ -67,7 +71,7 @@ def baselines(model, read, exact, args):
     teacher = match_teacher(model, read.teacher.mean(1, keepdim=True), read.texts)[:, 0].cpu()
     right = {"teacher": topk_correct(teacher, y, 1)}
     lines = {"random": 100 / len(read.texts), "teacher": percent(right["teacher"]), "similar": None}
-    if exact is not None:
+    if exact is not None and not model.task:
         p, chosen = similar_histories(model, read, args), chosen_examples(len(y))          # (M, S)
         right["similar"], log_p = topk_correct(p, y, 1), p.clamp(min=1e-6).log()
         lines["similar"] = {
@@ -78,13 +82,13 @@ def baselines(model, read, exact, args):
 
 
 def exact_forecasts(read):
-    """{what is known, of grammar.KNOWN: P(next step | it, of the steps observed), (M, S) float64}
-    """
+    """P(next step | what is known of the steps observed): {"bayes_KNOWN": (M, S) float64} of
+    grammar.KNOWN, "bayes_top1" of their sequence."""
     before = [observed_steps(example, read.source.videos[example.video])
               for example in read.examples]
     worlds = {known: grammar.Grammar(known) for known in grammar.KNOWN}
-    return {known: torch.from_numpy(np.array([world.next_step(*steps) for steps in before]))
-            for known, world in worlds.items()}
+    return {"bayes_top1" if known == "sequence" else f"bayes_{known}": torch.from_numpy(
+        np.array([world.next_step(*steps) for steps in before])) for known, world in worlds.items()}
 
 
 def truth(model, read, zero, log_p, exact, args):

@@ -45,7 +45,7 @@ def cells_of(names):
 def column_of(key):
     """The column of experiments/compare.py that a number counts, and the part, None if all."""
     kind, name, *_ = f"{key}.".split(".")
-    name = {"look_alikes": kind, "truth": name.replace("top1", "sequence")}.get(kind, name)
+    name = kind if kind == "look_alikes" else name
     return name, kind if kind in ("new", "held_out") else None
 
 
