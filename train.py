@@ -162,7 +162,7 @@ def parse(argv=None):
     add = parser.add_argument
     add("--stage", choices=["pretrain", "finetune"], default="pretrain")
     add("--data", choices=["toy", "howto100m"], default="toy", help="howto100m: narrated videos")
-    add("--toy-videos", type=count, default=6000, help="training videos of the embedded world")
+    add("--toy-videos", type=count, default=6000, help="training videos of the toy world")
     add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
     add("--captions", type=Path, help="folder of ID.csv, ID.srt or ID.vtt; or caption.json")
     add("--ids", type=Path, help="use only these videos: an id per line")

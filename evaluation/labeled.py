@@ -41,15 +41,15 @@ def require_task(model, args):
 
 
 def knows_toy(model):
-    """Whether f was trained on the embedded world: its pixels are normalized as that world's."""
+    """Whether f was trained on the toy world: its pixels are normalized as that world's."""
     return tuple(model.pixels) == (render.MEAN, render.STD)
 
 
 def warn_of_data(model, toy):
     """A warning if the model was trained on other videos than it is given, else None. toy: whether
-    these are of the embedded world."""
+    these are of the toy world."""
     if not toy and knows_toy(model) and model.settings.get("data", "toy") == "toy":
-        return ("this checkpoint knows only the embedded world, rendered pictures of 32 pixels: on "
+        return ("this checkpoint knows only the toy world, rendered pictures of 32 pixels: on "
                 "any other video its answers mean nothing")
     if not toy and model.encoder.image < 64:
         return ("this is a small model, of pictures of 32 pixels: it tells whether all is in "
@@ -59,7 +59,7 @@ def warn_of_data(model, toy):
 # --- Texts and videos ---
 def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
     """The teacher that the checkpoint was trained with, or --clip's, and its embeddings (S, D) of a
-    label set. toy: whether the texts are those of the embedded world. InputError if it embeds the
+    label set. toy: whether the texts are those of the toy world. InputError if it embeds the
     checkpoint's witness otherwise, or a fine-tuned checkpoint has not S classes."""
     settings = model.settings
     require(not model.task or model.classes == [len(names)], f"{checkpoint}: is fine-tuned to "
@@ -82,14 +82,14 @@ def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
         now = teacher.encode_phrases([model.witness]).to(model.phrases)
         same = functional.cosine_similarity(now, model.phrases[:1]).item() > 0.999
     require(same, f"{checkpoint}: was trained with another teacher, which embeds texts otherwise; "
-            "give the same --clip and --clip-weights (the embedded world's is toy/teacher.pt)")
+            "give the same --clip and --clip-weights (the toy world's is toy/teacher.pt)")
     return teacher, texts
 
 
 def add_labeled_flags(parser):
     """--data and what it reads, of the commands that read labeled videos."""
     add = parser.add_argument
-    add("--data", choices=["toy", "coin", "epic"], default="toy", help="toy: the embedded world; "
+    add("--data", choices=["toy", "coin", "epic"], default="toy", help="toy: the toy world; "
         "coin: COIN, or own videos in its layout; epic: EPIC-Kitchens-100, verbs and nouns")
     add("--annotations", type=Path, help="COIN.json or a released csv, or EPIC's csv")
     add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
