@@ -139,7 +139,7 @@ def parse(argv=None):
     """The command line."""
     parser = Parser("The steps that one video shows, and several futures it may take.")
     add = parser.add_argument
-    add("video", nargs="?", help="the video; without one, test video number --seed of the embedded "
+    add("video", nargs="?", help="the video; without one, test video number --seed of the toy "
         "world, with the truth beside the forecast")
     add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
         "(default: runs/pretrain, else the checkpoint that comes with the code)")

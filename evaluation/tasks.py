@@ -133,8 +133,8 @@ def by_pair(p, y):
 
 
 def forecasts_by_pair(zero, log_p, exact, y):
-    """Percent right of the likeliest steps, and of the best of Q, if the name of a step's look-alike
-    counts as right: of log p (M, S) and (M, Q, S), and of the exact distribution (M, S)."""
+    """Percent right if the name of a step's look-alike counts as right: the likeliest steps of zero
+    noise, log p (M, S), and of the exact distribution (M, S); the best of Q, log p (M, Q, S)."""
     (zero, pairs), (draws, _), (exact, _) = (by_pair(p, y) for p in (
         zero.exp(), log_p.exp(), exact))
     hits = {"zero_noise": topk_correct(zero, pairs, 1), "bayes_top1": topk_correct(exact, pairs, 1),

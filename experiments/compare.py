@@ -84,7 +84,8 @@ def compare(ours, theirs, column, with_column=None, part=None):
 
 def main(args):
     """Print the two shares, their difference with its error, and the verdict."""
-    found = compare(sorted(args.ours), sorted(args.theirs), args.column, args.with_column, args.part)
+    found = compare(sorted(args.ours), sorted(args.theirs), args.column, args.with_column,
+                    args.part)
     print("{ours:.1f} and {theirs:.1f}% right of {examples} examples in {videos} videos".format(
         **found) + ", {} and {} seeds".format(*map(len, found["seeds"])))
     print("difference {difference:+.2f} ± {error:.2f}: ".format(**found)

@@ -2,7 +2,8 @@
 
 A run is trained, fine-tuned and evaluated once for all tables, in OUT/RECIPE-SEED; the command goes
 on where it was interrupted. After each run its numbers go to results.json, {cell: {seed: number}}
-or, of a difference, {"A - B": {"difference", "error"}} by experiments/compare.py, and the tables of README.md and docs/ are written from it, between their marks
+or, of a difference, {"A - B": {"difference", "error"}} by experiments/compare.py. The tables of
+README.md and docs/ are written from it, between their marks
 `<!-- table: NAME -->` and `<!-- end -->`. Numbers of older code stay until they are deleted there.
 """
 import json

@@ -54,7 +54,7 @@ def test_verdicts_and_the_command(tmp_path, capsys):
     assert "66.7 and 33.3% right of 3 examples" in capsys.readouterr().out
     call("experiments/compare.py", files[0], "--with", files[1], "--column", "pair")
     assert "33.3 and 66.7% right of 3 examples" in capsys.readouterr().out
-    assert "there are pair, zero_noise" in fails(capsys, "experiments/compare.py", files[0], "--with",
-                                           files[1], "--column", "x")
+    assert "there are pair, zero_noise" in fails(capsys, "experiments/compare.py", files[0],
+                                                 "--with", files[1], "--column", "x")
     files[1].write_text(files[1].read_text().replace("[3, 2, 6]", "[3, 3, 5]"))
     assert "other videos" in fails(capsys, "experiments/compare.py", files[0], "--with", files[1])

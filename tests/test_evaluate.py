@@ -237,7 +237,7 @@ def test_the_truth_equals_counting(table):
 
 
 def merged(p):
-    """{step: probability} of p (S,), with two look-alikes as one, which has the first one's name."""
+    """{step: probability} of p (S,), with two look-alikes as one, under the first one's name."""
     sums = dict(zip(grammar.STEPS, p))
     for a, b in grammar.LOOK_ALIKES:
         sums[a] += sums.pop(b)

@@ -52,8 +52,8 @@ def as_list(rows, j):
 @pytest.mark.parametrize("kind, phrases", [("paper", 4), ("steps", 2), ("steps", 4)])
 def test_missing_rows_by_loops(kind, phrases):
     """Catches: a history of another length; one that ends after the missing clip begins, or holds
-    a clip of its step; a second clip of a step asked for; two clips of a step in a row of `paper_rows`; a
-    place or a clip that is never missing, or twice; padding before the end."""
+    a clip of its step; a second clip of a step asked for, or in a row of `paper_rows`; a place or
+    a clip that is never missing, or twice; padding before the end."""
     rng = np.random.default_rng(phrases)
     for n in (1, 16, 2, 3, 5, 9, 10, 4):
         middles = 5 + rng.uniform(1, 30, n).cumsum()

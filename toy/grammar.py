@@ -4,7 +4,6 @@ Every command uses this world by default: the method runs, and is measured again
 without any data. What comes next depends on which steps were done, and in which order. S = 40
 steps, each "verb object".
 """
-import os
 import zlib
 from collections import defaultdict
 from itertools import product
@@ -16,7 +15,7 @@ from data import Step, Video
 VERSION = 3                                        # of grammar.py, render.py and teacher.py
 # Of the 42 steps that are asked for in a video of each procedure, the order of look-alikes decides
 # so many: 4, 7 or 10, which is 10, 17 or 24 percent. Other pairs decide 12 minus as many.
-STAKE = int(os.environ.get("TOY_STAKE", 10))
+STAKE = 10
 
 
 # --- The grammar: a part is a step, or what these functions return, [(probability, steps), ...] ---
