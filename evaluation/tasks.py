@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from data import observed_steps, paper_rows
+from data import CLIPS, observed_steps, paper_rows
 from diffusion import expectation
 from evaluation.inference import (draw_noise, match_teacher, predict_missing, sample_in_turn,
                                   score_labels)
@@ -20,6 +20,7 @@ from evaluation.metrics import (accuracies, best_of_draws, nearest_variation, ne
 from support.errors import require
 from toy import grammar
 from toy.source import ToySource, in_threads
+from training.rows import forecast_rows, steps_of
 
 VIEWS = 10                     # clips of an action; the released configuration's
 DRAWS = 200                    # of a forecast, for its total variation; of a video's futures
@@ -39,18 +40,21 @@ class Read(NamedTuple):
 
 # --- Beside the forecasts ---
 def similar_histories(model, read, args):
-    """What followed in the histories that are most alike (`neighbor_forecast`), of the clips of the
-    training videos that the checkpoint saw, cut as in pre-training: (M, S)."""
+    """Which step followed the histories that are nearest to what h reads: (M, S). They are those
+    of h's training rows, of all videos that the checkpoint was trained with."""
     count = model.settings.get("toy_videos", args.toy_videos)
     source, rng = ToySource("train", count, model.encoder.frames), np.random.default_rng(args.seed)
     requests = [[(video, source.pretrain_windows(video, rng))] for video in range(count)]
 
     @torch.no_grad()                                       # which a thread does not inherit
-    def shown(request):
-        x = model.encode(source.load(request).clips.to(read.x.device))
-        return model.match(x, read.texts).exp().cpu()                          # p (n, S)
-    return neighbor_forecast(in_threads(shown, requests, "similar histories"),
-                             model.match(read.x, read.texts).exp().cpu())
+    def histories(request):
+        x = model.encode(source.load(request).clips.to(read.x.device))         # (n, D)
+        phrases, steps = (model.match(x, texts).argmax(-1) for texts in (None, read.texts))
+        rows = forecast_rows(request[0][1], steps_of(phrases.tolist()))
+        rows = torch.tensor([row for row, _ in rows], dtype=torch.int64).view(-1, CLIPS)
+        return model.standardize(x[rows[:, :-1]]), steps[rows[:, -1]]
+    keys, following = map(torch.cat, zip(*in_threads(histories, requests, "similar histories")))
+    return neighbor_forecast(keys, following, model.standardize(read.x), len(read.texts)).cpu()
 
 
 def chosen_examples(M):
@@ -73,7 +77,7 @@ def baselines(model, read, exact, args):
     lines = {"random": 100 / len(read.texts), "teacher": percent(right["teacher"]), "similar": None}
     if exact is not None and not model.task:
         p, chosen = similar_histories(model, read, args), chosen_examples(len(y))          # (M, S)
-        right["similar"], log_p = topk_correct(p, y, 1), p.clamp(min=1e-6).log()
+        right["similar"], log_p = topk_correct(p, y, 1), p.clamp(min=1e-3).log()
         lines["similar"] = {
             "top1": percent(right["similar"]), "top5": percent(topk_correct(p, y, 5)),
             "oracle": percent(best_of_draws(log_p[:, None].expand(-1, args.samples, -1), y)),

@@ -1,5 +1,4 @@
 """evaluate.py: every number of its tables, counted again by loops from known embeddings."""
-import itertools
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from losses import match
 from model import ProcedureModel
 from support.errors import InputError
 from test_lists import coin, entry
+from test_rows import slow_forecast_rows, slow_steps
 from toy import grammar
 from toy.source import ToySource
 from weights.checkpoint import save
@@ -44,8 +44,11 @@ class Model:
     encoder = SimpleNamespace(frames=1)
     forecast_next = ProcedureModel.forecast_next
 
-    def match(self, x, texts):
-        return match(x, texts, TAU)
+    def match(self, x, texts=None):
+        return match(x, TEXTS if texts is None else texts, TAU)
+
+    def standardize(self, x):
+        return 3 * x - 1
 
     def encode(self, clips):
         return clips
@@ -154,52 +157,37 @@ def test_the_forecast_table_equals_counting(table):
     assert table.rows["distinct"] == near(np.mean([len(row) for row in picks]))
 
 
-def merge_steps(ps):
-    """The mean p of each run of clips with one likeliest step."""
-    return [np.mean([*run], 0) for _, run in itertools.groupby(ps, lambda p: p.argmax())]
-
-
-def alike(a, b):
-    """How alike two histories are: what was seen, the last step, and the one before."""
-    def cosine(p, q):
-        return p @ q / np.linalg.norm(p) / np.linalg.norm(q)
-    before = cosine(a[-2], b[-2]) if min(len(a), len(b)) > 1 else 0
-    return cosine(np.max(a, 0), np.max(b, 0)) + cosine(a[-1], b[-1]) + .49 * before
-
-
-def slow_neighbors(videos, histories):
-    """How often each step followed in similar histories."""
-    merged, after = [merge_steps(ps) for ps in videos], []
-    pairs = [(steps[max(0, i - 6):i], steps[i]) for steps in merged for i in range(1, len(steps))]
-    for ps in histories:
-        steps = merge_steps(ps)
-        weights = [math.exp(10 * alike(steps, history)) for history, _ in pairs]
-        followed = [np.arange(len(step)) == step.argmax() for _, step in pairs]
-        after.append(np.average(followed, 0, weights))
+def slow_neighbors(histories, queries):
+    """Shares of the steps (S,) that followed the 50 histories nearest to each query."""
+    after = []
+    for query in queries:
+        def cosine(one):
+            return float((one[0] * query).sum() / one[0].norm() / query.norm())
+        nearest = sorted(histories, key=cosine, reverse=True)[:50]
+        after.append(np.bincount([step for _, step in nearest], minlength=S) / len(nearest))
     return np.array(after)
 
 
-def test_similar_histories_by_loops():
-    """Catches: clips for steps, a step left out or more of them, another weight; no pair at all."""
-    videos = [draw(n, 5, seed=n).mul(2).softmax(-1) for n in (1, 2, 9, 20)]
-    histories = draw(30, 8, 5, seed=4).mul(2).softmax(-1)
-    np.testing.assert_allclose(metrics.neighbor_forecast(videos, histories), slow_neighbors(
-        [p.numpy() for p in videos], histories.numpy()), rtol=1e-4)
-    assert metrics.neighbor_forecast([torch.eye(3)[:1]], torch.ones(2, 8, 3)).eq(1 / 3).all()
-
-
 def test_the_baselines_equal_counting(table):
-    """Catches: another clip of a training video, or another split; f's clips for the teacher's."""
-    train, found = Source("train", 15), table.rows["baselines"]
-    shown = [np.array([p_of(train.clip(video, float(middle))) for middle in
-                       train.pretrain_windows(video, None).mean(1)]) for video in range(15)]
-    after = slow_neighbors(shown, [[p_of(clip) for clip in x] for x in table.read.x])
+    """Catches: another clip of a training video, or another split; a history of other clips than
+    h's, not standardized; fewer neighbors; f's clips for the teacher's."""
+    train, histories, model = Source("train", 15), [], Model()
+    for video in range(15):
+        windows = train.pretrain_windows(video, None)
+        clips = [train.clip(video, float(middle)) for middle in windows.mean(1)]
+        steps = [int(p_of(clip).argmax()) for clip in clips]
+        for row, _ in slow_forecast_rows(windows, slow_steps(range(len(clips)), steps)):
+            histories.append((model.standardize(torch.stack([clips[i] for i in row[:8]])),
+                              steps[row[8]]))
+    after = slow_neighbors(histories, model.standardize(table.read.x))
     found, similar = table.rows["baselines"], table.rows["baselines"]["similar"]
-    assert similar["top1"] == percent([p.argmax() for p in after], table.y)
+    assert similar["top1"] == percent([p.argmax() for p in after], table.y) and len(histories) > 40
     assert similar["top5"] > similar["top1"] and 0 < similar["tv"] < 1
     assert similar["oracle"] == near(max(100 * np.mean([
-        1 - (1 - softened(p.clip(1e-6), T)[label]) ** Q for p, label in zip(after, table.y)])
+        1 - (1 - softened(p.clip(1e-3), T)[label]) ** Q for p, label in zip(after, table.y)])
         for T in metrics.TEMPERATURES))
+    assert metrics.neighbor_forecast(torch.empty(0, 8, D), torch.empty(0, dtype=torch.int64),
+                                     torch.ones(2, 8, D), 4).eq(1 / 4).all()
     teacher = [p_of(x.mean(0)).argmax() for x in table.read.teacher]
     assert found["teacher"] == percent(teacher, table.y) and found["random"] == 100 / S
 
