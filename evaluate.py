@@ -67,7 +67,6 @@ def forecast(model, read, args):
     lines, zero, log_p = score(model, read.x, read.texts, y, args)
     known = tasks.exact_forecasts(read) if toy else {}                         # (M, S) each
     exact, right = known.get("bayes_top1"), lines["right"]
-    lines["by_class"] = [percent(right["zero_noise"][y == k]) for k in range(zero.shape[1])]
     lines["baselines"], others = tasks.baselines(model, read, exact, args)
     right |= others | {name: topk_correct(p, y, 1) for name, p in known.items()}
     lines |= dict.fromkeys(("truth", "by_pair", "new", "futures"))

@@ -176,23 +176,7 @@ def test_a_forecast_is_drawn(drawn, tmp_path, truth):
     assert [axes.get_xlabel() for axes in below] == ["a"]
 
 
-def test_steps_are_bars(drawn, here, capsys):
-    """Catches: a step's bar at another step or panel, a step that did not occur drawn as 0."""
-    seen = next(step for step in grammar.STEPS if step not in grammar.HELD_OUT)
-    for task, p in ("classify", 60.0), ("forecast", 30.0):
-        shown = {seen: p, grammar.HELD_OUT[0]: 40.0}
-        content = {"task": task, "by_class": [*map(shown.get, grammar.STEPS)]}
-        Path(f"{task}.json").write_text(json.dumps(content))
-    call("experiments/charts.py", "classify.json", "forecast.json", "--out", "a.pdf")
-    for axes, task, mean in zip(drawn[0].axes, ("classify", "forecast"), ("60.0", "30.0")):
-        assert axes.get_title("left") == task and texts(axes.get_xticklabels()) == [*shown]
-        assert texts(axes.get_legend().texts) == [f"in the pool, mean {mean}",
-                                                  "held out, mean 40.0"]
-    Path("c.json").write_text("{}")
-    assert "evaluate.py" in fails(capsys, "experiments/charts.py", "c.json")
-
-
-def test_curves_of_runs_are_drawn(drawn, here, capsys):
+def test_curves_of_runs_are_drawn(drawn, here):
     """Catches: a curve of another run, or in another panel; a null, a row that is cut off."""
     for run, last in ("a", 6), ("b", None):
         Path(run).mkdir()
@@ -205,7 +189,6 @@ def test_curves_of_runs_are_drawn(drawn, here, capsys):
         curves, both = [line.get_xydata().tolist() for line in axes.lines], [[.5, y], [1, y]]
         assert curves == [both, both if name != "match_h" else []]
     assert texts(drawn[0].axes[0].get_legend().texts) == ["a", "b"]
-    assert "give JSONs" in fails(capsys, "experiments/charts.py", "a.json", "--curves", "a")
 
 
 def test_every_step_is_painted_from_the_same_frame_and_noise(tmp_path):
