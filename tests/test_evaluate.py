@@ -438,7 +438,8 @@ NESTED = {
 
 def test_the_json_is_the_contract(trained, here, monkeypatch, capsys):
     """Catches: a key renamed or lost; numbers that depend on the batch or on workers; infilling
-    that ends in a traceback; a number that is not printed."""
+    that ends in a traceback; a number that is not printed; a flag of scores that changes nothing.
+    """
     monkeypatch.setattr(tasks, "DRAWS", 20)
     flags = "--toy-videos", "2", "--checkpoint", trained / "diffusion", "--horizon", "2"
     call("evaluate.py", "--task", "forecast", "--oracle", "5", *flags, "--json", "a.json")
@@ -451,6 +452,10 @@ def test_the_json_is_the_contract(trained, here, monkeypatch, capsys):
         assert a[name] == near(b[name])
     assert a["baselines"]["similar"] == near(b["baselines"]["similar"])
     assert a["truth"]["tv"] == near(b["truth"]["tv"])
+    classify = "--task", "classify", "--toy-videos", "9", "--checkpoint", trained / "diffusion"
+    for scores in "debiased", "paper":
+        call("evaluate.py", *classify, "--scores", scores, "--json", f"{scores}.json")
+    assert read_json("debiased.json")["top5"] != read_json("paper.json")["top5"]
     capsys.readouterr()
     call("evaluate.py", "--task", "infill", "--toy-videos", "4", "--checkpoint", trained / "mask",
          "--json", "c.json")

@@ -46,6 +46,8 @@ def test_the_first_forecast_anyone_sees(here, capsys):
         assert f"{row['step']} {row['p']:.0%}" in out
     assert [*content["next"][0]] == ["step", "p", "share"] and "\n  share    p  step\n" in out
     assert predict() == content
+    call("predict.py", "--scores", "paper", "--json", "b.json")
+    assert read_json("b.json")["clips"] != content["clips"]
     model = weights.load(DEFAULT)
     observed, steps = observe_toy(0, model, None, 3), grammar.STEPS
     assert torch.equal(observed.clips, ToySource("test", 1, 4).load([(0, observed.windows)]).clips)
