@@ -11,7 +11,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and 4.4, a
     features                 writes embeddings of whole videos to a file         -
 
 Forecasts and infillings are made here; evaluation/tasks.py holds what stands beside them, baselines
-without labels and the truth of the embedded world, and the other tasks.
+without labels and the truth of the toy world, and the other tasks.
 M examples, N clips of each, Q Monte Carlo samples, S steps (the label set), D embedding.
 """
 import time
@@ -163,7 +163,7 @@ def parse(argv=None):
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add_labeled_flags(parser)
     add("--split", choices=["test", "validation", "train"], default="test", help="which videos")
-    add("--toy-videos", type=count, default=1000, help="videos of the embedded world's split")
+    add("--toy-videos", type=count, default=1000, help="videos of the toy world's split")
     add("--min-steps", type=count, default=2, help="leave out videos with fewer annotated steps")
     add("--samples", "--oracle", type=count, default=5, dest="samples",
         help="Monte Carlo samples per forecast (Eq. 11); the oracle counts the best of them")

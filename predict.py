@@ -80,9 +80,9 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     """The command as a function -> the JSON's content. None is as without the flag.
 
     Args:
-        video:      path; None: test video number `seed` of the embedded world.
+        video:      path; None: test video number `seed` of the toy world.
         steps:      list of texts, or the path of a file with one per line; None: the classes that
-                    the checkpoint is fine-tuned to, or the steps of the embedded world.
+                    the checkpoint is fine-tuned to, or the steps of the toy world.
         at:         s, where the observed part ends.
         name:       id of a video, if `video` is a file of features.
         samples, horizon: Q Monte Carlo samples, and H steps of each future.
@@ -148,7 +148,7 @@ def parse(argv=None):
     add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add("--steps", type=Path, help="the steps to choose among, one per line (default: those the "
-        "checkpoint is fine-tuned to, or the embedded world's)")
+        "checkpoint is fine-tuned to, or the toy world's)")
     add("--at", type=clock, help="forecast from here: s, MM:SS or HH:MM:SS (default: the end of "
         "the video; without VIDEO, before its last --horizon steps)")
     add("--clip", help="the teacher: a model of open_clip, or local-dir:DIR (default: the run's)")

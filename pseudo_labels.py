@@ -11,7 +11,7 @@ appendix B for the prompts.
     n frames, C clips, m sentences, K phrases, D embedding.
 
 The teacher is any open_clip model: ViT-B/16 with OpenAI's weights for real videos
-(weights/teacher.py), a tiny one for the embedded world (toy/teacher.py).
+(weights/teacher.py), a tiny one for the toy world (toy/teacher.py).
 """
 import torch
 from torch.nn import functional

@@ -42,15 +42,15 @@ def require_task(model, args):
 
 
 def knows_toy(model):
-    """Whether f was trained on the embedded world: its pixels are normalized as that world's."""
+    """Whether f was trained on the toy world: its pixels are normalized as that world's."""
     return tuple(model.pixels) == (render.MEAN, render.STD)
 
 
 def warn_of_data(model, toy):
     """A warning if the model was trained on other videos than it is given, else None. toy: whether
-    these are of the embedded world."""
+    these are of the toy world."""
     if not toy and knows_toy(model) and model.settings.get("data", "toy") == "toy":
-        return ("this checkpoint knows only the embedded world, rendered pictures of 32 pixels: on "
+        return ("this checkpoint knows only the toy world, rendered pictures of 32 pixels: on "
                 "any other video its answers mean nothing")
     if not toy and 0 < model.encoder.image < 64:
         return ("this is a small model, of pictures of 32 pixels: it tells whether all is in "
@@ -60,7 +60,7 @@ def warn_of_data(model, toy):
 # --- Texts and videos ---
 def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
     """The teacher that the checkpoint was trained with, or --clip's, and its embeddings (S, D) of a
-    label set. toy: whether the texts are those of the embedded world. InputError if it embeds the
+    label set. toy: whether the texts are those of the toy world. InputError if it embeds the
     checkpoint's witness otherwise, or a fine-tuned checkpoint has not S classes."""
     settings = model.settings
     require(not model.task or model.classes == [len(names)], f"{checkpoint}: is fine-tuned to "
@@ -83,7 +83,7 @@ def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
         now = teacher.encode_phrases([model.witness]).to(model.phrases)
         same = functional.cosine_similarity(now, model.phrases[:1]).item() > 0.999
     require(same, f"{checkpoint}: was trained with another teacher, which embeds texts otherwise; "
-            "give the same --clip and --clip-weights (the embedded world's is toy/teacher.pt)")
+            "give the same --clip and --clip-weights (the toy world's is toy/teacher.pt)")
     return teacher, texts
 
 
@@ -190,7 +190,7 @@ def encode_examples(model, teacher, source, examples, args, device):
 
 def write_features(args):
     """--task features: a file for files/features.py, a row for each STRIDE s of all videos of a
-    folder, or of the embedded world; `teacher` in the world, or with --clip."""
+    folder, or of the toy world; `teacher` in the world, or with --clip."""
     device = pick_device(args.device)
     model = weights.load(args.checkpoint).to(device)
     view, teacher, examples = view_of(model.encoder), None, []

@@ -22,11 +22,11 @@ class Observed(NamedTuple):
     windows: np.ndarray                    # (8, 2) s
     clips: torch.Tensor                    # (8, F, 3, S, S) uint8, the encoder's view; or (8, F)
     pictures: np.ndarray | None            # (8, 3, H, W) uint8, the middle of each window
-    script: Video | None                   # of the embedded world: its steps are known
+    script: Video | None                   # of the toy world: its steps are known
 
 
 def read_steps(steps, toy):
-    """The names to choose among, of a list or a file; of the embedded world's if `toy` and None."""
+    """The names to choose among, of a list or a file; of the toy world's if `toy` and None."""
     names = grammar.STEPS if toy and steps is None else steps
     require(names is not None, "--steps is needed: a file with a step per line")
     names = list(names) if isinstance(names, (list, tuple)) else load_phrases(names)
@@ -54,7 +54,7 @@ def observe_file(path, model, at, name=None):
 
 
 def observe_toy(number, model, at, left):
-    """A test video of the embedded world, until `at` s or `left` steps are left -> Observed."""
+    """A test video of the toy world, until `at` s or `left` steps are left -> Observed."""
     script = grammar.make_video("test", number)
     end = script.steps[max(len(script.steps) - 1 - left, 0)].end if at is None else at
     require(0 < end <= script.duration,
@@ -84,7 +84,7 @@ def count_futures(picks, names):
 
 
 def truth_of(observed, futures):
-    """What the embedded world knows: {"clips": [step or None, ...], "next": [{"step", "p"}],
+    """What the toy world knows: {"clips": [step or None, ...], "next": [{"step", "p"}],
     "futures": [{"steps", "share"}], "follows": [step, ...]}; after the last step, next and futures
     are empty."""
     script, windows, exact = observed.script, observed.windows, grammar.Grammar()

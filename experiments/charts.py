@@ -18,7 +18,7 @@ CURVES = "loss", "xe", "mse", "mc", "match", "match_h"     # of metrics.jsonl; E
 
 
 def plot_steps(figure, contents):
-    """Fig. A, of JSONs of evaluate.py in the embedded world, a panel each."""
+    """Fig. A, of JSONs of evaluate.py in the toy world, a panel each."""
     figure.set_size_inches(8, 2.5 * len(contents))
     panels = figure.subplots(len(contents), 1, squeeze=False)[:, 0]
     for axes, content in zip(panels, contents):
@@ -53,7 +53,7 @@ def main(args):
         return save(args.out, plot_curves, args.curves)
     contents = [json.loads(read_text(path)) for path in args.results]
     require(all(len(content.get("by_class") or []) == len(STEPS) for content in contents), "needed "
-            "are JSONs of evaluate.py --task classify or forecast in the embedded world")
+            "are JSONs of evaluate.py --task classify or forecast in the toy world")
     save(args.out, plot_steps, contents)
 
 

@@ -85,7 +85,7 @@ def load_coin(path):
         content = json.loads(read_text(path))
         database = content["database"].items()
     require(content.get("world", WORLD) == WORLD, f"{path}: is of version {content.get('world')} "
-            f"of the embedded world; this code needs {WORLD}; `python -m toy export` again")
+            f"of the toy world; this code needs {WORLD}; `python -m toy export` again")
     videos, names = [], {}
     for name, entry in database:
         where, steps = f"{path}: video {name}", []

@@ -78,7 +78,7 @@ def default_checkpoint():
     if (OWN / "checkpoint.pt").exists():
         print(f"checkpoint: {OWN}")
         return OWN
-    print(f"no {OWN}: the default checkpoint that comes with the code, of the embedded world")
+    print(f"no {OWN}: the default checkpoint that comes with the code, of the toy world")
     return DEFAULT
 
 

@@ -336,7 +336,7 @@ def test_ids_without_a_step_are_said(tmp_path, capsys):
 def test_data_of_another_kind_is_warned_of():
     """Catches: a score of a checkpoint that knows other videos, without a word; a false alarm."""
     model = SimpleNamespace(pixels=(.4, .25), settings={}, encoder=SimpleNamespace(image=32))
-    assert "embedded world" in warn_of_data(model, False) and not warn_of_data(model, True)
+    assert "toy world" in warn_of_data(model, False) and not warn_of_data(model, True)
     model.settings["data"] = "coin"                    # fine-tuned
     assert "small model" in warn_of_data(model, False)
     model.encoder.image = 224
@@ -409,7 +409,7 @@ def test_features_of_videos(trained, here, capsys):
     call("toy", "export", "--out", "world", "--train", "1", "--test", "1")
     call("evaluate.py", "--task", "features", "--videos", "world/videos", "--checkpoint",
          trained / "none", "--out", "f.npz")
-    assert "warning: this checkpoint knows only the embedded world" in capsys.readouterr().out
+    assert "warning: this checkpoint knows only the toy world" in capsys.readouterr().out
     file, model = np.load("f.npz"), weights.load(trained / "none")
     assert {*file["video"]} == {"train_00000", "test_00000"}
     for name in {*file["video"]}:

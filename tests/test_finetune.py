@@ -26,7 +26,7 @@ TUNE = "--stage", "finetune", "--toy-videos", "8", "--batch", "8", "--device", "
 
 
 def random_model(phrases=None, **more):
-    """A small random model whose embeddings are 64 wide, as the embedded world's texts."""
+    """A small random model whose embeddings are 64 wide, as the toy world's texts."""
     torch.manual_seed(0)
     given = dict(denoiser=dict(layers=1, heads=2), order="diffusion", tau=.1, pixels=(.4, .25),
                  alpha_bar=noise_levels(64).tolist()) | more

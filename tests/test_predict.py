@@ -76,7 +76,7 @@ def test_a_video_file_and_steps_of_ones_own(trained, here, capsys, monkeypatch):
     content = predict("v.mp4", steps=steps, checkpoint=checkpoint, samples=4, horizon=2, at=40.0)
     assert content["clips"][-1]["end"] == 40 and content["truth"] is None
     assert {row["step"] for row in content["next"]} == {*steps}
-    assert "embedded world" in content["warning"]
+    assert "toy world" in content["warning"]
     Path("steps.txt").write_text("crack egg\npour oil\n")
     call("predict.py", "v.mp4", "--steps", "steps.txt", "--checkpoint", checkpoint, "--samples",
          "4", "--horizon", "2", "--at", "00:40", "--json", "a.json")

@@ -1,4 +1,4 @@
-"""The embedded world: its grammar and truth, pictures and narrations, its teacher, its files."""
+"""The toy world: its grammar and truth, pictures and narrations, its teacher, its files."""
 import csv
 from collections import Counter, defaultdict
 from types import SimpleNamespace
@@ -288,6 +288,6 @@ def test_another_version_of_the_world_is_one_line(world, trained, here, monkeypa
     run = trained / "diffusion"
     for argv in (("evaluate.py", "--checkpoint", run), ("predict.py", "--checkpoint", run),
                  ("train.py", "--init", run, *ONE, "--out", "run")):
-        assert "version 3 of the embedded world" in fails(capsys, *argv)
-    with pytest.raises(InputError, match="version 3 of the embedded world"):
+        assert "version 3 of the toy world" in fails(capsys, *argv)
+    with pytest.raises(InputError, match="version 3 of the toy world"):
         lists.load_coin(world[0] / "COIN.json")

@@ -240,7 +240,7 @@ def test_a_run_folder_is_complete(trained, order):
 
 
 def test_default_of_real_videos_is_the_papers():
-    """Pins the defaults. Catches: the embedded world's rate or size for real videos."""
+    """Pins the defaults. Catches: the toy world's rate or size for real videos."""
     real, small = train.parse(["--data", "howto100m"]), train.parse(
         ["--data", "howto100m", "--size", "small"])
     assert (real.init, real.lr, real.batch, real.sgd_epochs, real.epochs, real.log_every,

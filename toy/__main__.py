@@ -1,4 +1,4 @@
-"""Write the embedded world as real files (export), or train its teacher again (teacher)."""
+"""Write the toy world as real files (export), or train its teacher again (teacher)."""
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ def parse(argv=None):
     """The command line."""
     parser = Parser(__doc__, prog="python -m toy")
     commands = parser.add_subparsers(dest="command", required=True)
-    flags = commands.add_parser("export", description="Write the embedded world as real files.")
+    flags = commands.add_parser("export", description="Write the toy world as real files.")
     flags.add_argument("--out", type=Path, required=True, help="folder, empty or new")
     flags.add_argument("--train", type=count, default=6000, help="training videos; by their ids, "
                        "a tenth become validation")

@@ -1,4 +1,4 @@
-"""The embedded world as the files that real data come as."""
+"""The toy world as the files that real data come as."""
 import functools
 from fractions import Fraction
 

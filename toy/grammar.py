@@ -1,4 +1,4 @@
-"""The embedded world: cooking procedures from a small grammar, and exact inference on it.
+"""The toy world: cooking procedures from a small grammar, and exact inference on it.
 
 Every command uses this world by default: the method runs, and is measured against a known truth,
 without any data. What comes next depends on which steps were done, and in which order. S = 40

@@ -1,4 +1,4 @@
-"""Frames and narrations of the embedded world.
+"""Frames and narrations of the toy world.
 
 A step "verb object" shows the object's sprite, and that of a tool that moves on an arc. Two
 look-alikes show the same, but for a lamp in a corner, which no caption names: lit during the first,

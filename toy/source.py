@@ -1,4 +1,4 @@
-"""The embedded world as a source of clips: its videos in memory; and its teacher.
+"""The toy world as a source of clips: its videos in memory; and its teacher.
 
 n frames of all videos, C clips, F frames of a clip, D embedding.
 """
@@ -48,7 +48,7 @@ class ToySource:
 
 
 class WorldTeacher(Teacher):
-    """The teacher of the embedded world, which sees each frame of a source once."""
+    """The teacher of the toy world, which sees each frame of a source once."""
 
     def watch(self, source):
         """Encode all frames -> self."""

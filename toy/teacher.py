@@ -1,4 +1,4 @@
-"""The embedded world's teacher (Sec. 3.2): a small open_clip.CLIP, trained on single pictures.
+"""The toy world's teacher (Sec. 3.2): a small open_clip.CLIP, trained on single pictures.
 
 Its weights come with the code, toy/teacher.pt; `python -m toy teacher` trains it again.
 """

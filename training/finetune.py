@@ -218,7 +218,7 @@ def parse(argv):
     add("--init", type=Path, help="start from a run folder or a file, also a published one "
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add_labeled_flags(parser)
-    add("--toy-videos", type=count, default=6000, help="training videos of the embedded world")
+    add("--toy-videos", type=count, default=6000, help="training videos of the toy world")
     add("--labels", type=positive, default=1.0, help="share of the labeled videos that is used")
     add("--epochs", type=positive, help="times each example is seen (default: 15; activity: 60)")
     add("--batch", type=count, default=64, help="examples per update; the paper's 64")

@@ -77,10 +77,10 @@ def read(path):
 
 
 def require_world(path, settings):
-    """InputError if a run in the embedded world, of these settings, was made in an older one."""
+    """InputError if a run in the toy world, of these settings, was made in an older one."""
     world = settings.get("world", 1)
     require(settings.get("data") != "toy" or world == WORLD, f"{path}: was trained in version "
-            f"{world} of the embedded world; this code has {WORLD}; train it again")
+            f"{world} of the toy world; this code has {WORLD}; train it again")
 
 
 def load(path):
