@@ -40,11 +40,6 @@ class View(NamedTuple):
     seconds: float | None = None       # of the window's middle; None: all of it
 
 
-def view_of(encoder):
-    """The View of a TimeSformer or MViT."""
-    return View(encoder.image, encoder.frames, encoder.seconds)
-
-
 class Example(NamedTuple):
     """One thing to predict: what is observed of which video, and the right answer."""
     video: int                    # position in source.videos

@@ -178,7 +178,7 @@ def parse(argv=None):
     parser = Parser("Measure a checkpoint: forecasting, classification, infilling.")
     add = parser.add_argument
     add("--task", choices=[*TASKS, "features"], help="what to measure (default: forecast; with "
-        "--data epic classify); features: write embeddings of --videos to --out")
+        "--data epic classify); features: write those of --videos, or of the world, to --out")
     add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add_labeled_flags(parser)

@@ -36,7 +36,7 @@ class ProcedureModel(nn.Module):
 
     Args:
         phrases:  (K, D) float, embeddings of the phrase pool, of any length; (0, D) if unknown.
-        encoder:  f, a TimeSformer or MViT.
+        encoder:  f, a TimeSformer, MViT or Adapter.
         denoiser: h, a Denoiser; None with order "none", unless `task` needs it.
         order:    "diffusion": h learns from the noised missing clip; "mask": zeros; "none": no h.
         tau:      temperature of Eq. 6, for clips, forecasts and soft targets.
@@ -61,8 +61,11 @@ class ProcedureModel(nn.Module):
         self.register_buffer("alpha_bar", torch.tensor(alpha_bar), persistent=False)       # (T,)
 
     def normalize(self, clips):
-        """Clips (C, F, 3, H, W) uint8 -> pixels (C, 3, F, H, W) float for f, on its device."""
+        """Clips (C, F, 3, H, W) uint8 -> pixels (C, 3, F, H, W) float for f, on its device. An
+        Adapter's, features (C, F), stay as they are."""
         F, H = self.encoder.frames, self.encoder.image
+        if not H:
+            return clips.to(self.phrases.device)
         check("clips (C, F, 3, H, W)", clips, "C", F, 3, H, H, dtype=torch.uint8)
         mean, std = self.pixels
         pixels = clips.to(self.phrases.device).float()
@@ -135,7 +138,7 @@ class ProcedureModel(nn.Module):
 
 def clips_at_once(encoder, size=None):
     """How many clips f takes at once: `size`, 0 = all; None = as many as have PICTURES of 224."""
-    most = PICTURES * 224 ** 2 // (encoder.frames * encoder.image ** 2)
+    most = PICTURES * 224 ** 2 // (encoder.frames * encoder.image ** 2 or 1)
     return max(1, most) if size is None else size or 10 ** 9
 
 

@@ -28,7 +28,7 @@ TOP = 5                   # steps of a window in the JSON; next steps and future
 
 
 def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip, clip_weights,
-             scores):
+             scores, name):
     """Forecast one video; the flags are those of `predict` -> its content, and the Observed."""
     # 1. The checkpoint, the steps to choose among, the video.
     device, checkpoint = pick_device(device), checkpoint or default_checkpoint()
@@ -41,7 +41,8 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
     require(video or toy, f"VIDEO is needed: {checkpoint} was trained on real videos")
     names = read_steps(steps or model.settings.get("classes"), toy)
     _, texts = open_texts(names, toy, model, checkpoint, clip, clip_weights, device)   # (S, D)
-    observed = observe_file(video, model, at) if video else observe_toy(seed, model, at, horizon)
+    observed = (observe_file(video, model, at, name) if video else
+                observe_toy(seed, model, at, horizon))
     seconds = float(observed.windows[-1, 1] - observed.windows[0, 0])
 
     # 2. The step of each window, and what may come next.
@@ -75,7 +76,7 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
 
 
 def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizon=3, seed=0,
-            device="auto", clip=None, clip_weights=None, scores="debiased"):
+            device="auto", clip=None, clip_weights=None, scores="debiased", name=None):
     """The command as a function -> the JSON's content. None is as without the flag.
 
     Args:
@@ -83,11 +84,12 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
         steps:      list of texts, or the path of a file with one per line; None: the classes that
                     the checkpoint is fine-tuned to, or the steps of the toy world.
         at:         s, where the observed part ends.
+        name:       id of a video, if `video` is a file of features.
         samples, horizon: Q Monte Carlo samples, and H steps of each future.
     Raises:  InputError or OSError, if the command would end with status 2.
     """
     return forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
-                    clip_weights, scores)[0]
+                    clip_weights, scores, name)[0]
 
 
 def print_forecast(content):
@@ -117,13 +119,14 @@ def print_forecast(content):
 def main(args):
     """Forecast, print, and write what was asked for."""
     painted = {}
+    require(not (args.name and (args.figure or args.keyframes)), "features have no pictures")
     if args.figure:                                        # what may be missing comes first
         figures.open_matplotlib(args.figure)
     if args.keyframes:
         painter = keyframes.open_painter(args.keyframe_model, pick_device(args.device))
     content, observed = forecast(args.video, args.steps, args.checkpoint, args.at, args.samples,
                                  args.horizon, args.seed, args.device, args.clip,
-                                 args.clip_weights, args.scores)
+                                 args.clip_weights, args.scores, args.name)
     print_forecast(content)
     if args.json:
         write_json(args.json, content)
@@ -141,6 +144,7 @@ def parse(argv=None):
     add = parser.add_argument
     add("video", nargs="?", help="the video; without one, test video number --seed of the toy "
         "world, with the truth beside the forecast")
+    add("--video", dest="name", metavar="ID", help="which one, if `video` is a file of features")
     add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add("--steps", type=Path, help="the steps to choose among, one per line (default: those the "

@@ -45,7 +45,7 @@ from training.setup import read_ahead, set_up
 PRESETS = {               # what --size implies; a flag overrides it
     "small": dict(init="none", sgd_epochs=0.25, epochs=9, batch=8, lr=4e-3, log_every=20),
     "base": dict(init="timm", sgd_epochs=5, epochs=25, batch=128, lr=5e-5, log_every=1)}
-TAU = {"toy": 0.045, "howto100m": 0.02}                # of Eq. 6; the paper's with CLIP
+TAU = {"toy": 0.045, "howto100m": 0.02, "features": 0.02}      # of Eq. 6; the paper's with CLIP
 SGD_LR, WEIGHT_DECAY, BETAS = 5e-3, 1e-4, (0.9, 0.95)  # the release's; AdamW's betas are ours
 
 
@@ -161,9 +161,11 @@ def parse(argv=None):
     parser = Parser("Pre-train f and h (Sec. 3.2). See also --stage finetune --help.")
     add = parser.add_argument
     add("--stage", choices=["pretrain", "finetune"], default="pretrain")
-    add("--data", choices=["toy", "howto100m"], default="toy", help="howto100m: narrated videos")
+    add("--data", choices=["toy", "howto100m", "features"], default="toy",
+        help="howto100m: narrated videos; features: of such, in place of the pictures")
     add("--toy-videos", type=count, default=6000, help="training videos of the toy world")
     add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
+    add("--features", type=Path, help="npz of features, as of evaluate.py --task features")
     add("--captions", type=Path, help="folder of ID.csv, ID.srt or ID.vtt; or caption.json")
     add("--ids", type=Path, help="use only these videos: an id per line")
     add("--phrases", type=Path, help="the phrase pool, one phrase per line")
@@ -171,7 +173,7 @@ def parse(argv=None):
     add("--clip-weights", help="its weights: a tag of open_clip (default openai), or a file")
     add("--size", choices=["small", "base"], help="of f and h: 2 blocks on 4 frames of 32 pixels, "
         "or ViT-B on 8 of 224; with defaults of --init, --sgd-epochs, --epochs, --batch and --lr")
-    add("--encoder", choices=["timesformer", "mvit"], default="timesformer", help="f (Table D)")
+    add("--encoder", choices=["timesformer", "mvit", "adapter"], help="f; of features: adapter")
     add("--order", choices=["diffusion", "mask", "none"], default="diffusion",
         help="how h learns the order of steps; none: matching alone")
     add("--rows", choices=["steps", "release", "paper"], default="steps",
@@ -181,7 +183,7 @@ def parse(argv=None):
         "the next; or h reads random clips of the update")
     add("--targets", choices=["vision", "narration", "both"], default="vision",
         help="soft targets of the teacher: of frames, of speech, or their mean")
-    add("--tau", type=positive, help="temperature of Eq. 6 (default: toy 0.045, howto100m 0.02)")
+    add("--tau", type=positive, help="temperature of Eq. 6 (default: 0.02, toy 0.045)")
     add("--init", help="start f and h from a run, a file, ImageNet's ViT (timm), or anew (none)")
     add("--sgd-epochs", type=number, help="epochs of SGD, the first stage")
     add("--epochs", type=number, help="epochs of AdamW, the second stage")
@@ -194,7 +196,8 @@ def parse(argv=None):
     add("--skip", nargs="+", default=[], metavar="ID", help="videos that are never opened")
     add_run_flags(parser)
     args = parser.parse_args(argv)
-    args.size = args.size or ("small" if args.data == "toy" else "base")
+    args.size = args.size or ("base" if args.data == "howto100m" else "small")
+    args.encoder = args.encoder or ("adapter" if args.data == "features" else "timesformer")
     args.world = grammar.VERSION if args.data == "toy" else None
     for name, value in {**PRESETS[args.size], "tau": TAU[args.data]}.items():
         if getattr(args, name, None) is None:

@@ -9,10 +9,11 @@ import torch
 from torch.nn import functional
 
 import weights
-from data import CLIP_SECONDS, EPIC_FRAMES, Example, view_of, window_around
+from data import EPIC_FRAMES, Example, window_around
 from files import lists
+from files.features import FeatureSource, require_widths
 from files.sources import VideoSource, open_folder, require_readable
-from files.video import Unreadable, duration, find_videos
+from files.video import Unreadable, view_of
 from model import encode_parts
 from support.arguments import add_scores_flag, mixed_precision, pick_device
 from support.errors import require
@@ -23,7 +24,7 @@ from toy.source import ToySource, load_teacher
 from weights.teacher import open_teacher
 
 READ = 64                 # windows that are read at once
-STRIDE, PART = 4.0, 8     # of a features file: s between two windows; windows of an example
+STRIDE, PART = 4.0, 8     # of a features file: s of a window; windows of an example
 
 
 def require_task(model, args):
@@ -51,7 +52,7 @@ def warn_of_data(model, toy):
     if not toy and knows_toy(model) and model.settings.get("data", "toy") == "toy":
         return ("this checkpoint knows only the toy world, rendered pictures of 32 pixels: on "
                 "any other video its answers mean nothing")
-    if not toy and model.encoder.image < 64:
+    if not toy and 0 < model.encoder.image < 64:
         return ("this is a small model, of pictures of 32 pixels: it tells whether all is in "
                 "place, and little more")
 
@@ -89,10 +90,11 @@ def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
 def add_labeled_flags(parser):
     """--data and what it reads, of the commands that read labeled videos."""
     add = parser.add_argument
-    add("--data", choices=["toy", "coin", "epic"], default="toy", help="toy: the toy world; "
-        "coin: COIN, or own videos in its layout; epic: EPIC-Kitchens-100, verbs and nouns")
+    add("--data", choices=["toy", "coin", "epic", "features"], default="toy", help="coin: COIN, or "
+        "own videos in its layout; features: of such; epic: EPIC-Kitchens-100, verbs and nouns")
     add("--annotations", type=Path, help="COIN.json or a released csv, or EPIC's csv")
     add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
+    add("--features", type=Path, help="npz of features, as of evaluate.py --task features")
     add("--steps", type=Path, help="line i names class i (default: the names in COIN.json)")
     add("--clip", help="the teacher: a model of open_clip, or local-dir:DIR (default: the run's)")
     add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
@@ -127,7 +129,9 @@ def list_videos(args, split, tuned=None):
 def open_labeled(args, split, model, device, with_teacher=True, skip=()):
     """The videos of a split: a source; the teacher that looks at them; the text embeddings (S, D)
     of the label set. None where the task has none, or without with_teacher."""
-    toy, view = args.data == "toy", view_of(model.encoder)
+    toy, view, features = args.data == "toy", view_of(model.encoder), args.features
+    require((args.data == "features") == (not view.size) == bool(features), f"{args.checkpoint}: "
+            f"reads {'videos' if view.size else 'features, by --data features --features F.npz'}")
     if toy:
         require(not args.videos and not skip, "--data toy reads no --videos, and has none to "
                 "--skip; add --data coin or epic")
@@ -135,7 +139,7 @@ def open_labeled(args, split, model, device, with_teacher=True, skip=()):
                 f"wide, the checkpoint reads {view.size}; give it --data coin")
         names = grammar.STEPS if args.task != "activity" else None
     else:
-        require(args.annotations and args.videos,
+        require(args.annotations and (args.videos or features),
                 f"--data {args.data} needs --annotations and --videos")
         videos, names = list_videos(args, split, model.settings.get("classes"))
     teacher, texts = None, None
@@ -149,8 +153,11 @@ def open_labeled(args, split, model, device, with_teacher=True, skip=()):
         return source, teacher and teacher.watch(source), texts
     if args.data == "epic":
         view = view._replace(frames=EPIC_FRAMES)
-    source = VideoSource(videos, find_videos(args.videos), view, teacher.size if teacher else 0,
-                         skip=skip)
+    kind = FeatureSource if features else VideoSource
+    source = kind(videos, kind.find(features or args.videos), view, teacher.size if teacher else 0,
+                  None, skip)
+    if features:
+        require_widths(source.paths, model.encoder.features, model.dim)
     return source, teacher, texts
 
 
@@ -182,28 +189,34 @@ def encode_examples(model, teacher, source, examples, args, device):
 
 
 def write_features(args):
-    """--task features: an npz of R windows of 9 s, STRIDE s apart, of all videos of a folder:
-    video (R,) str, start and end (R,) s, embedding (R, D) = x_i."""
-    require(args.videos, "--task features needs --videos")
+    """--task features: a file for files/features.py, a row for each STRIDE s of all videos of a
+    folder, or of the toy world; `teacher` in the world, or with --clip."""
     device = pick_device(args.device)
     model = weights.load(args.checkpoint).to(device)
-    source, examples = open_folder(args.videos, None, None, view_of(model.encoder)), []
+    view, teacher, examples = view_of(model.encoder), None, []
+    require(view.size, f"{args.checkpoint}: reads features; give a checkpoint that reads pictures")
+    if args.videos:
+        teacher = open_teacher(args.clip, args.clip_weights, device) if args.clip else None
+        source = open_folder(args.videos, None, None, view, teacher.size if teacher else 0)
+    else:
+        source, teacher, _ = open_labeled(args, args.split, model, device)
     for i, video in enumerate(source.videos):
         try:
-            end = duration(source.paths[video.name])
+            end = video.duration or source.duration(i)
         except Unreadable as error:
             source.unreadable[video.name] = str(error)
             continue
         middles = np.arange(STRIDE / 2, max(end, STRIDE), STRIDE)
-        windows = np.array([window_around(m, m, CLIP_SECONDS, end) for m in middles])
+        windows = np.array([window_around(m, m, STRIDE, end) for m in middles])
         for first in range(0, len(windows), PART):
             examples.append(Example(i, windows[first:first + PART], 0, 0))
     require_readable(source, args.max_unreadable)
-    x, _, examples = encode_examples(model, None, source, examples, args, device)
+    x, seen, examples = encode_examples(model, teacher, source, examples, args, device)
     windows = np.concatenate([example.windows for example in examples])
     names = [source.videos[example.video].name for example in examples for _ in example.windows]
     write_atomically(args.out, lambda file: np.savez(
-        file, video=names, start=windows[:, 0], end=windows[:, 1], embedding=x.cpu().numpy()))
-    warning = warn_of_data(model, toy=False)
+        file, video=names, start=windows[:, 0], end=windows[:, 1], embedding=x.cpu().numpy(),
+        **({"teacher": seen.cpu().numpy()} if teacher else {})))
+    warning = warn_of_data(model, toy=not args.videos)
     print(f"{args.out}: {len(x)} windows; {len(source.unreadable)} of {len(source.videos)} "
           "videos unreadable", *([f"warning: {warning}"] if warning else []), sep="\n")

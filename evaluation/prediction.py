@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from data import Example, Video, forecast_windows, frame_times, observed_steps
+from files.features import FeatureSource, find_rows, require_widths
 from files.lists import load_phrases
 from files.video import duration, read_clips, read_frames
 from support.errors import require
@@ -19,8 +20,8 @@ class Observed(NamedTuple):
     """What is observed of a video."""
     name: str
     windows: np.ndarray                    # (8, 2) s
-    clips: torch.Tensor                    # (8, F, 3, S, S) uint8, the encoder's view
-    pictures: np.ndarray                   # (8, 3, H, W) uint8, the middle of each window
+    clips: torch.Tensor                    # (8, F, 3, S, S) uint8, the encoder's view; or (8, F)
+    pictures: np.ndarray | None            # (8, 3, H, W) uint8, the middle of each window
     script: Video | None                   # of the toy world: its steps are known
 
 
@@ -33,12 +34,20 @@ def read_steps(steps, toy):
     return names
 
 
-def observe_file(path, model, at):
-    """The last 68 s of a video file before `at` s; None: before its end -> Observed."""
-    length = duration(path)
+def observe_file(path, model, at, name=None):
+    """The last 68 s before `at` s, None: before its end, of a video file, or of the video `name` of
+    a file of features -> Observed."""
+    require((name is None) == bool(model.encoder.image), "the checkpoint reads "
+            f"{'features: give F.npz --video ID' if name is None else 'videos, not features'}")
+    if name:
+        source = FeatureSource([Video(name)], find_rows(path), None)
+        require_widths(source.paths, model.encoder.features)
+    length = source.duration(0) if name else duration(path)
     end = length if at is None else at
     require(0 < end <= length, f"--at {end:g}: {path} ends at {length:.1f} s")
     windows = forecast_windows(end)                                            # (8, 2)
+    if name:
+        return Observed(name, windows, source.clips(0, windows, None)[0], None, None)
     clips = read_clips(path, model.encoder, windows)
     pictures = read_frames(path, windows.mean(1), 512).numpy()
     return Observed(str(path), windows, clips, pictures, None)

@@ -99,7 +99,8 @@ def unroll(sentences):
     unrolled = []
     for start, end, text in sentences:
         shown = unrolled[-SHOWN:] if unrolled and start <= unrolled[-1][1] + ROLL else []
-        above = [" ".join(line for *_, line in shown[k:]) for k in range(len(shown))]
+        above = [" ".join(line for *_, line in shown[k:])
+                 for k in range(len(shown)) if text.startswith(shown[k][2])]
         repeated = next((lines for lines in above if f"{text} ".startswith(f"{lines} ")), "")
         if repeated != text:
             unrolled.append((start, end, text[len(repeated):].strip()))

@@ -15,6 +15,17 @@ TRIES = 3                     # failures in a row after which a video is unreada
 SKIPPED = "left out by --skip"
 
 
+def shares(spans, windows, usable=True):
+    """Which of m spans (m, 2) s belong to each window (n, 2) s: those whose middle lies in it, else
+    the nearest one, if they are usable, (n, m) bool -> (n, m) float64, shares; rows sum to 1."""
+    middle = spans.mean(1)                                                          # (m,)
+    inside = (windows[:, :1] <= middle) & (middle <= windows[:, 1:]) & usable       # (n, m)
+    distance = np.where(usable, np.abs(middle - windows.mean(1, keepdims=True)), np.inf)
+    alone = ~inside.any(1)
+    inside[alone, distance[alone].argmin(1)] = True
+    return inside / inside.sum(1, keepdims=True)
+
+
 class VideoSource:
     """Listed videos as files that are read on demand. InputError if none of them is there.
 
@@ -24,6 +35,7 @@ class VideoSource:
     data.View of f; teacher_size: side of a teacher's pictures, pixels; 0: none looks; skip: ids of
     videos that are not opened.
     """
+    find = staticmethod(find_videos)
 
     def __init__(self, videos, paths, view, teacher_size=0, captions=None, skip=()):
         present = paths if captions is None else paths.keys() & captions.keys()
@@ -34,10 +46,10 @@ class VideoSource:
         self.absent = [name for name in names if name not in present]
         self.unreadable, self.wrong_captions, self.silent = {}, {}, []
         self.skip, self.reasons = frozenset(map(video_name, skip)), {}       # why without windows
-        what = "no file" if captions is None else "no file with a narration"
+        what = "is there" if captions is None else "is there with a narration"
         name, file = next(iter(names), None), next(iter(paths), None)
-        require(self.videos, f"--videos: {what} of the {len(names)} listed videos; listed is "
-                f"{name!r}, a file is {file!r}: they must be equal")
+        require(self.videos, f"none of the {len(names)} listed videos {what}; listed is {name!r}, "
+                f"there is {file!r}: they must be equal")
         unknown = sorted(self.skip - names.keys())
         require(not unknown, f"--skip {' '.join(unknown)}: not among the listed videos")
 
@@ -64,11 +76,15 @@ class VideoSource:
                 return read(self.paths[name], *args)
         return read(self.paths[name], *args)
 
+    def duration(self, i):
+        """The length of video i, s. Raises InputError."""
+        return self.read(i, duration)
+
     def look_at(self, i):
         """(length s, None) of video i, or (0, why it cannot be used). Two pictures are read: the
         first, and the one at the end of its last step or, without steps, of the file."""
         try:
-            length = self.read(i, duration)
+            length = self.duration(i)
             if self.captions is not None:
                 self.spoken(i, length)
             end = max((step.end for step in self.videos[i].steps), default=length)
@@ -81,34 +97,38 @@ class VideoSource:
         """Windows (n, 2) s of one pass over a narrated video, of what is said before its end; n = 0
         if it is unreadable: `load` then tells why."""
         try:
-            end = self.read(i, duration)
+            end = self.duration(i)
             return sentence_windows(self.spoken(i, end), end, rng)
         except InputError as error:
             self.reasons[self.videos[i].name] = str(error)
             return np.empty((0, 2))
 
+    def clips(self, i, windows, rng):
+        """Clips of windows (n, 2) s of video i, and what the teacher sees. Raises InputError."""
+        size, F, seconds = self.view
+        times = frame_times(windows, F, seconds).flatten()                 # (n F,)
+        frames = self.read(i, read_frames, times, short_side_for(max(size, self.teacher_size)))
+        clips = [evaluation_view(clip, size) if rng is None else training_view(clip, size, rng)
+                 for clip in frames.split(F)]                              # frames (n F, 3, H, W)
+        views = (evaluation_view(frames, self.teacher_size).unflatten(0, (-1, F))
+                 if self.teacher_size else torch.empty(0))
+        return torch.stack(clips), views
+
     def load(self, requests, rng=None):
         """The clips of [(i, windows (n, 2) s, ...), ...] -> data.Loaded. rng: of the squares that
         are cut; None: the middle ones."""
-        size, F, seconds = self.view
-        short_side = short_side_for(max(size, self.teacher_size))
-        readable, clips, views, failed = [], [], [], {}
+        readable, made, failed = [], [], {}
         for request in requests:
             i, windows, *_ = request
-            name, times = self.videos[i].name, frame_times(windows, F, seconds).flatten()  # (n F,)
+            name = self.videos[i].name
             try:
-                require(len(times), self.reasons.get(name, "nothing is said"))
-                frames = self.read(i, read_frames, times, short_side)      # (n F, 3, H, W)
+                require(len(windows), self.reasons.get(name, "nothing is said"))
+                made.append(self.clips(i, windows, rng))
+                readable.append(request)
             except InputError as error:
                 failed[name] = str(error)
-                continue
-            readable.append(request)
-            clips += [evaluation_view(clip, size) if rng is None else training_view(clip, size, rng)
-                      for clip in frames.split(F)]
-            if self.teacher_size:
-                views.append(evaluation_view(frames, self.teacher_size).unflatten(0, (-1, F)))
-        return Loaded(readable, torch.stack(clips) if clips else torch.empty(0),
-                      torch.cat(views) if views else torch.empty(0), failed)
+        clips, views = map(torch.cat, zip(*made)) if made else (torch.empty(0), torch.empty(0))
+        return Loaded(readable, clips, views, failed)
 
 
 def require_readable(source, share, where=None):
@@ -124,13 +144,13 @@ def require_readable(source, share, where=None):
 
 
 def open_folder(folder, caption_path, ids, view, teacher_size=0, skip=(),
-                max_unreadable=MAX_UNREADABLE):
-    """The VideoSource of a folder: of the list `ids`, else of all with a narration, or of all
-    videos if caption_path is None. All their narrations are read, and those that are wrong or
-    without words left out; InputError if more than a share is wrong."""
-    captions, paths = Captions(caption_path) if caption_path else None, find_videos(folder)
+                max_unreadable=MAX_UNREADABLE, kind=VideoSource):
+    """The VideoSource of a folder, or another kind of source: of the list `ids`, else of all with a
+    narration, or of all videos if caption_path is None. All their narrations are read, and those
+    that are wrong or without words left out; InputError if more than a share is wrong."""
+    captions, paths = Captions(caption_path) if caption_path else None, kind.find(folder)
     names = load_ids(ids) if ids else captions or sorted(paths)
-    source = VideoSource([Video(name) for name in names], paths, view, teacher_size, captions, skip)
+    source = kind([Video(name) for name in names], paths, view, teacher_size, captions, skip)
     if captions:
         names, wrong = [video.name for video in source.videos], {}
         silent = [name for name, said in captions.readable(names, wrong) if not said]

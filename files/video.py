@@ -13,7 +13,7 @@ import torch
 from av.video.reformatter import VideoReformatter
 from torchvision.transforms.v2 import functional as transform
 
-from data import forecast_windows, frame_times, view_of
+from data import View, forecast_windows, frame_times
 from files.lists import VIDEO_SUFFIXES, video_name
 from support.errors import InputError, require
 
@@ -129,6 +129,11 @@ def frames_at(path, container, stream, times):
 
 
 # --- Views: the squares of a clip that the encoder is given ---
+def view_of(encoder):
+    """The View of a TimeSformer or MViT."""
+    return View(encoder.image, encoder.frames, encoder.seconds)
+
+
 def short_side_for(size):
     """The short side, pixels, from which no view of `size` is enlarged."""
     return round(size * JITTER[1] / 224)

@@ -93,8 +93,8 @@ def pick_device(name):
 
 
 def limit_threads(image, device):
-    """One thread on a CPU if f's pictures are small. Two gain a third on idle cores, and lose a
-    factor of four beside another busy process."""
+    """One thread on a CPU if f's pictures are small, or features. Two gain a third on idle cores,
+    and lose a factor of four beside another busy process."""
     if device.type == "cpu" and image < 64:
         torch.set_num_threads(1)
 

@@ -198,7 +198,7 @@ def test_what_is_not_there_is_one_line(here, capsys):
     for argv, reason in (
             (check[:4], "needs --captions"), ((*check, "gone"), "gone"),
             ((*check, captions, "--videos", "gone"), "gone: no such folder"),
-            ((*check, captions, "--videos", other), "listed is 'a', a file is 'b'"),
+            ((*check, captions, "--videos", other), "listed is 'a', there is 'b'"),
             (("files", "check", "--annotations", "gone"), "gone"),
             ((*train, "--captions", "gone", "--phrases", "gone"), "gone"),
             (("train.py", "--init", "gone"), "gone"), (("predict.py", "gone.mp4"), "gone"),

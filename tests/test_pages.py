@@ -8,12 +8,14 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import denoiser
 from commands import call
 from data import Step, Video
+from files.features import read_clips
 from files.lists import load_coin
 from predict import predict
 
@@ -71,6 +73,16 @@ def test_f_and_h_in_ten_lines(here):
         assert dict(zip(phrases, row.tolist())) == pytest.approx(
             {step["step"]: step["p"] for step in clip["steps"]}, abs=1e-4)
     assert len(found["x_hat"][0].unique(dim=0)) == 5
+
+
+def test_a_folder_of_features_becomes_a_file(here):
+    """Catches: lines that write what is not read; rows of another video or second."""
+    Path("FOLDER").mkdir()
+    for name, rows in ("b", np.ones((3, 4))), ("a", np.arange(8.).reshape(2, 4)):
+        np.save(f"FOLDER/{name}.npy", rows)
+    exec(code_after("docs/data.md", "from pathlib"), {})
+    found = read_clips("F.npz", "a", np.array([[0., 1.], [1., 2.]]))
+    assert found.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_another_h_fits_the_shapes():

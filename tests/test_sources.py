@@ -72,7 +72,7 @@ def test_no_file_matches_the_list(folder):
     """Catches: a run without videos; an error that does not show how the names differ."""
     (folder / "ids.txt").write_text("v_one\nv_two\n")
     for captions in (None, folder):
-        with pytest.raises(InputError, match="the 2 listed videos.*'v_one', a file is '[a-z]+'"):
+        with pytest.raises(InputError, match="the 2 listed videos.*'v_one', there is '[a-z]+'"):
             open_folder(folder, captions, folder / "ids.txt", View(32, 2))
     source = open_folder(folder, None, None, View(32, 2))
     assert [video.name for video in source.videos] == ["a", "b", "bad", "short"]

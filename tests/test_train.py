@@ -13,11 +13,12 @@ import train
 import weights
 from commands import call, read_json
 from data import Loaded
+from files.sources import shares
 from slow import slow_entropy, slow_match
 from toy import grammar
 from toy.source import ToySource, load_teacher
 from training import setup
-from training.batches import clip_features, generator, groups, load_video, spoken_during
+from training.batches import clip_features, generator, groups, load_video
 from training.rows import missing_rows
 from weights.checkpoint import build_model, save
 
@@ -173,7 +174,8 @@ def test_targets_of_both_are_the_mean_of_unit_vectors():
     assert (vision.norm(dim=-1) < .99).any()           # a mean of unit vectors
     torch.testing.assert_close(both, (vision / vision.norm(dim=-1, keepdim=True) + spoken) / 2)
     video, windows = batch.requests[1]
-    share = spoken_during(source.sentences(video), windows)[0]
+    spans = np.array([sentence[:2] for sentence in source.sentences(video)])
+    share = shares(spans, windows)[0]
     heard = [text for part, (_, _, text) in zip(share, source.sentences(video)) if part]
     mean = teacher.encode_sentences(heard).mean(0)
     place = len(batch.requests[0][1])
@@ -182,9 +184,9 @@ def test_targets_of_both_are_the_mean_of_unit_vectors():
 
 def test_sentences_of_a_window_by_hand():
     """Catches: a sentence of the next window, none in the window, the mean over all sentences."""
-    sentences = [(0, 4, "a"), (3, 5, "b"), (20, 30, "c")]                # middles 2, 4, 25
+    spans = np.array([[0, 4], [3, 5], [20, 30]])                         # middles 2, 4, 25
     windows = np.array([[0, 9], [3, 9], [9, 16], [15, 24], [2, 25]], float)
-    assert spoken_during(sentences, windows).tolist() == [
+    assert shares(spans, windows).tolist() == [
         [.5, .5, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [1 / 3, 1 / 3, 1 / 3]]
 
 

@@ -18,6 +18,7 @@ def parse(argv=None):
     flags.add_argument("--train", type=count, default=6000, help="training videos; by their ids, "
                        "a tenth become validation")
     flags.add_argument("--test", type=count, default=1000, help="test videos")
+    flags.add_argument("--no-videos", action="store_true", help="all else: for features")
     flags.add_argument("--workers", type=whole, default=0, help="processes")
     flags = commands.add_parser("teacher", description="Train the teacher: a minute on one core.")
     flags.add_argument("--out", type=Path, default=TEACHER_FILE, help="file to write")
@@ -27,7 +28,7 @@ def parse(argv=None):
 def main(args):
     """Run the command."""
     if args.command == "export":
-        export(args.out, args.train, args.test, args.workers)
+        export(args.out, args.train, args.test, args.workers, not args.no_videos)
     else:
         torch.set_num_threads(1)                           # sums are added in one order
         write_weights(args.out, train_teacher()[0])

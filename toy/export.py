@@ -28,10 +28,11 @@ def write_video(path, frames):
         container.mux(stream.encode())
 
 
-def export_video(out, item):
-    """Write make_video(*item) and its captions -> its name and its entry in COIN.json."""
+def export_video(out, draw, item):
+    """Write make_video(*item), if `draw`, and its captions -> its name and entry in COIN.json."""
     video = grammar.make_video(*item)
-    write_video(out / "videos" / f"{video.name}.mp4", render.render(video))
+    if draw:
+        write_video(out / "videos" / f"{video.name}.mp4", render.render(video))
     rows = "".join(f"{start},{end},{text}\n" for start, end, text in render.narrate(video))
     write_text(out / "captions" / f"{video.name}.csv", f"start,end,text\n{rows}")
     return video.name, {
@@ -41,14 +42,14 @@ def export_video(out, item):
                         "label": grammar.STEPS[label]} for start, end, label in video.steps]}
 
 
-def export(out, train, test, workers):
+def export(out, train, test, workers, draw=True):
     """The command: videos/, captions/, COIN.json, steps.txt, phrases.txt, train.txt (its ids) and
     clip/, the teacher for open_clip."""
     require(not out.exists() or not any(out.iterdir()), f"--out {out}: not empty; choose another")
     for folder in ("videos", "captions", "clip"):
         (out / folder).mkdir(parents=True)
     items = [("train", i) for i in range(train)] + [("test", i) for i in range(test)]
-    database = dict(prefetch(functools.partial(export_video, out), items, workers, "export"))
+    database = dict(prefetch(functools.partial(export_video, out, draw), items, workers, "export"))
     write_json(out / "COIN.json", {"world": grammar.VERSION, "database": database})
     trained = [name for name in database if name.startswith("train")]
     for name, lines in (("steps", grammar.STEPS), ("phrases", grammar.PHRASES), ("train", trained)):

@@ -14,6 +14,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from data import Loaded, consecutive_windows
+from files.sources import shares
 
 DRAWS = "videos", "clips", "rows", "noise", "labels"
 
@@ -97,26 +98,13 @@ def draw_noise(requests, counts, update, dim, levels, seed):
     return torch.from_numpy(np.concatenate(noise)), torch.from_numpy(np.concatenate(t))
 
 
-def spoken_during(sentences, windows):
-    """Which sentences belong to each window: those whose middle lies in it, else the nearest one.
-
-    Args:    sentences [(start s, end s, text), ...], at least one; windows (n, 2) s.
-    Returns: (n, m) float64, the share of each of the m sentences; rows sum to 1.
-    """
-    middle = np.array([(start + end) / 2 for start, end, _ in sentences])           # (m,)
-    inside = (windows[:, :1] <= middle) & (middle <= windows[:, 1:])                # (n, m)
-    distance = np.abs(middle - windows.mean(1, keepdims=True))
-    alone = ~inside.any(1)
-    inside[alone, distance[alone].argmin(1)] = True
-    return inside / inside.sum(1, keepdims=True)
-
-
 def narration_features(teacher, source, requests):
     """The teacher's mean text feature of what is said during each clip: (C, D), length 1."""
     rows = []
     for video, windows in requests:
         sentences = source.sentences(video)
-        share = spoken_during(sentences, windows)                                   # (n, m)
+        spans = np.array([sentence[:2] for sentence in sentences])                  # (m, 2) s
+        share = shares(spans, windows)                                              # (n, m)
         spoken = np.flatnonzero(share.any(0))
         features = teacher.encode_sentences([sentences[i][2] for i in spoken])
         rows.append(torch.from_numpy(share[:, spoken]).float() @ features)          # (n, D)

@@ -19,7 +19,7 @@ from training import parallel
 SAVE_EVERY = 600.0        # s between two checkpoints
 FREE = ("out", "resume", "device", "workers", "max_unreadable", "micro_batch", "log_every", "skip",
         "compile")
-PATHS = "videos", "captions", "ids", "phrases", "annotations", "steps"         # may move
+PATHS = "videos", "features", "captions", "ids", "phrases", "annotations", "steps"     # may move
 TERMS = "xe", "mse", "mc", "match", "match_h"          # of train.py's objective, of each video
 
 

@@ -9,8 +9,9 @@ import torch
 import weights.checkpoint
 from data import CLIPS, View
 from diffusion import noise_levels
+from files.features import FeatureSource, require_widths
 from files.lists import load_phrases
-from files.sources import open_folder
+from files.sources import VideoSource, open_folder
 from model import clips_at_once
 from support.arguments import limit_threads
 from support.errors import require
@@ -30,33 +31,39 @@ MVIT = {                  # f with --encoder mvit: Table D, appendix D
     "small": dict(kind="mvit", image=32, frames=4, seconds=None, width=16, heads=1,
                   stages=[1, 1, 1], kv_stride=4),
     "base": dict(kind="mvit", image=224, frames=16, seconds=3.2)}
+ENCODER = {"timesformer": TIMESFORMER, "mvit": MVIT,
+           "adapter": {"small": dict(kind="adapter"), "base": dict(kind="adapter", width=2048)}}
 DENOISER = {"small": dict(layers=4, heads=4), "base": dict(layers=4, heads=8)}        # h
 CONSECUTIVE = {"small": 16, "base": CLIPS}             # most clips of one video in an update
 
 
 def open_videos(args, view):
     """The narrated videos, and the phrases of the pool."""
+    features = args.data == "features"
+    require(features == (args.encoder == "adapter"), f"--encoder {args.encoder} --data {args.data}:"
+            " adapter reads --data features, and nothing else does")
     if args.data == "toy":
         require(not args.videos and not args.skip, "--data toy reads no --videos, and has none to "
                 "--skip; add --data howto100m")
         phrases = load_phrases(args.phrases) if args.phrases else grammar.PHRASES
         return ToySource("train", args.toy_videos, view.frames), phrases
-    for name in ("videos", "captions", "phrases"):
+    kind, given = (FeatureSource, "features") if features else (VideoSource, "videos")
+    for name in (given, "captions", "phrases"):
         path = getattr(args, name)
-        require(path and path.exists(), f"--data howto100m needs --{name}, which must exist; given "
-                f"is {path}")
+        require(path and path.exists(), f"--data {args.data} needs --{name}, which must exist; "
+                f"given is {path}")
     phrases = load_phrases(args.phrases)
-    return open_folder(args.videos, args.captions, args.ids, view, skip=args.skip,
-                       max_unreadable=args.max_unreadable), phrases
+    return open_folder(getattr(args, given), args.captions, args.ids, view, skip=args.skip,
+                       max_unreadable=args.max_unreadable, kind=kind), phrases
 
 
 def set_up(args, device):
     """All that the loop needs: the source of videos, their frozen teacher, f and h, the checkpoint
     to go on from, {} at first, and the settings of the run."""
     checkpoint = open_run(args)
-    encoder = (MVIT if args.encoder == "mvit" else TIMESFORMER)[args.size]
-    limit_threads(encoder["image"], device)
-    view = View(encoder["image"], encoder["frames"], encoder.get("seconds"))
+    encoder = ENCODER[args.encoder][args.size]
+    view = View(encoder.get("image", 0), encoder.get("frames", 0), encoder.get("seconds"))
+    limit_threads(view.size, device)
     start = None                                           # weights to start from
     if args.init not in ("none", "timm") and not checkpoint:
         start = weights.checkpoint.open_start(args.init)
@@ -70,6 +77,9 @@ def set_up(args, device):
         teacher, pixels = open_teacher(args.clip, args.clip_weights, device), PIXELS
         source.teacher_size = teacher.size
     embeddings = teacher.encode_phrases(phrases)                                   # (K, D)
+    if args.data == "features":
+        F = require_widths(source.paths, None, embeddings.shape[1])
+        encoder = encoder | {"features": F}
     alpha_bar = noise_levels(embeddings.shape[1]).tolist()
     if checkpoint:
         alpha_bar = checkpoint["arguments"]["alpha_bar"]   # a run keeps its schedule

@@ -15,6 +15,7 @@ from model import ProcedureModel
 from support.errors import InputError, require
 from support.write import write_atomically
 from toy.grammar import VERSION as WORLD
+from weights.adapter import Adapter
 from weights.mvit import MViT
 from weights.names import published, tensors_of
 
@@ -25,11 +26,12 @@ TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"
 def build_model(phrases, encoder, denoiser, order, task=None, **others):
     """A new ProcedureModel over phrases (K, D); all but these are its `arguments`, of plain types.
 
-    encoder: arguments of TimeSformer, or with "kind": "mvit" of MViT; denoiser: of Denoiser;
-    others: of ProcedureModel.
+    encoder: arguments of TimeSformer, or with "kind" of "mvit" or "adapter" of those; denoiser: of
+    Denoiser; others: of ProcedureModel.
     """
     D, sizes, h = phrases.shape[1], dict(encoder), None
-    f = (MViT if sizes.pop("kind", None) == "mvit" else TimeSformer)(dim=D, **sizes)
+    kind = {"mvit": MViT, "adapter": Adapter}.get(sizes.pop("kind", None), TimeSformer)
+    f = kind(dim=D, **sizes)
     if order != "none" or task in ("forecast", "activity"):
         h = Denoiser(dim=D, **denoiser)
     model = ProcedureModel(phrases, f, h, order, task=task, **others)
@@ -41,9 +43,10 @@ def build_model(phrases, encoder, denoiser, order, task=None, **others):
 @torch.no_grad()
 def answers_of(model):
     """What f and h give for one fixed clip, {"f": (D,), "h": (D,) if there is one}, on the CPU."""
-    F, H, training = model.encoder.frames, model.encoder.image, model.training
-    clip = torch.arange(F * 3 * H * H).remainder(251).byte().view(1, F, 3, H, H)
-    x = model.eval().encode(clip)                                              # (1, D)
+    f, training = model.encoder, model.training
+    shape = (f.frames, 3, f.image, f.image) if f.image else (f.features,)
+    clip = torch.arange(math.prod(shape)).remainder(251).view(1, *shape)
+    x = model.eval().encode(clip.byte() if f.image else clip.float())          # (1, D)
     noise = torch.linspace(-1, 1, model.dim, device=x.device)
     answers = {"f": x, "h": model.denoiser and model.forecast_next(x[None], noise[None, None])[0]}
     model.train(training)

@@ -3,22 +3,47 @@ import json
 from pathlib import Path
 from textwrap import shorten
 
+import numpy as np
 import open_clip
+import torch
 
+from files.lists import fields_of
 from pseudo_labels import Teacher
 from support.errors import InputError, require
+
+
+class TextTable(Teacher):
+    """The teacher of features whose model is not at hand: an npz of names (K,), text, and their
+    embeddings (K, D)."""
+    size = 0                                           # it looks at no pictures
+
+    def __init__(self, path):
+        need = "needed are names (K,), text, and embeddings (K, D), floats"
+        with fields_of(path, need), np.load(path, allow_pickle=False) as file:
+            embeddings = torch.from_numpy(file["embeddings"]).float()
+            self.known = dict(zip(file["names"].tolist(), embeddings, strict=True))
+
+    def encode_phrases(self, phrases):
+        """K texts -> (K, D). InputError if the file lacks one."""
+        absent = [phrase for phrase in phrases if phrase not in self.known]
+        require(not absent, f"--clip: has no embedding of {', '.join(absent[:2])}")
+        return torch.stack([self.known[phrase] for phrase in phrases])
+
+    encode_sentences = encode_phrases
 
 
 def open_teacher(clip, clip_weights=None, device="cpu"):
     """A pre-trained image-language model -> Teacher, with its own picture preprocessing.
 
-    clip: a model of open_clip, or "local-dir:DIR", with open_clip_config.json and weights; None:
-    the paper's, as is said. clip_weights: a tag of open_clip, by default "openai", or a file, which
-    does not tell whether it needs a -quickgelu model. InputError if they do not fit.
+    clip: a model of open_clip; "local-dir:DIR", with open_clip_config.json and weights; T.npz, a
+    TextTable; None: the paper's, as is said. clip_weights: a tag of open_clip, by default "openai",
+    or a file, which does not tell if it needs a -quickgelu model. InputError if they do not fit.
     """
     if clip is None:
         clip = "ViT-B-16-quickgelu"
         print(f"the checkpoint names no teacher: OpenAI's {clip} is assumed; --clip takes another")
+    if clip.endswith(".npz"):
+        return TextTable(clip)
     if clip.startswith("local-dir:"):
         require(clip_weights is None, f"--clip-weights {clip_weights}: {clip} has its own")
         config = Path(clip.removeprefix("local-dir:")) / "open_clip_config.json"

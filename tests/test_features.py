@@ -1,0 +1,128 @@
+"""From features: files, what a clip is shown of them, commands from training to a forecast."""
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import weights
+from commands import call, fails, read_json
+from files.features import find_rows, read_clips, read_rows
+from predict import predict
+from support.errors import InputError
+from test_lists import coin, entry
+from test_teacher import Malice
+from toy.source import ToySource, load_teacher
+
+
+def write(save=np.savez, **changes):
+    """f.npz of two videos, a of 30 rows of 2 s and b of 10, with a teacher's."""
+    rng, start = np.random.default_rng(0), np.append(np.arange(0, 60, 2.), np.arange(0, 20, 2.))
+    content = dict(video=np.array(["a"] * 30 + ["b"] * 10), start=start, end=start + 2,
+                   embedding=rng.random((40, 5)), teacher=rng.random((40, 3))) | changes
+    save("f.npz", **{name: value for name, value in content.items() if value is not None})
+
+
+def test_no_row_of_a_history_ends_after_it(here):
+    """With rows of any length, none of what a window is given ends after it; what does is not even
+    finite. Catches: rows chosen by their middle alone, a mean of other rows or videos, the nearest
+    row of what follows, another than the first row where none has ended."""
+    rng, own = np.random.default_rng(1), range(30, 40)
+    for case in range(40):
+        start, kinds = rng.uniform(0, 60, 40), (rng.random((40, 5)), rng.random((40, 3)))
+        end = start + rng.uniform(0, (2, 20)[case % 2], 40)
+        edges = np.linspace(0, rng.uniform(min(end[30:]), max(end[30:])), 9)
+        seen = [np.where(end[:, None] > edges[-1] + 1e-3, np.nan, kind) for kind in kinds]
+        write(start=start, end=end, embedding=seen[0].astype(np.float32), teacher=seen[1])
+        found = read_rows(find_rows("f.npz")["b"], np.stack([edges[:-1], edges[1:]], 1))
+        for k, (a, b) in enumerate(zip(edges, edges[1:])):
+            ended = [i for i in own if end[i] <= b + 1e-3] or [min(own, key=lambda i: end[i])]
+            middle = {i: (start[i] + end[i]) / 2 for i in ended}
+            used = [i for i in ended if a <= middle[i] <= b] or [
+                min(ended, key=lambda i: abs(middle[i] - (a + b) / 2))]
+            for rows, kind in zip(found, kinds, strict=True):
+                np.testing.assert_allclose(rows[k], kind[used].mean(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("changes, words", [
+    (dict(save=lambda path, **_: Path(path).write_bytes(b"PK")), "no such file, no npz, or cut"),
+    (dict(save=np.savez_compressed), "is compressed; .*np.savez"), (dict(end=None), "end.*needed"),
+    (dict(teacher=np.ones((39, 3))), r"teacher is float64 \(39, 3\)"),
+    (dict(embedding=np.ones((40, 5), int)), "is int64"), (dict(end=np.zeros(40)), "other video, "),
+    (dict(embedding=np.ones((5, 40)).T), "columns"), (dict(video=np.array(["a", "b"] * 20)), "two"),
+    (dict(video=np.array([Malice()] * 40)), "Object arrays cannot be loaded"),
+    (dict(teacher=np.full((40, 3), np.nan)), "a number that is not finite, before 4.0 s"),
+    (dict(start=np.full(40, 9), end=np.full(40, 10)), "no row ends before 4.0 s"),
+    (dict(start=np.full(40, -9), end=np.full(40, -8)), "ends at -8.0 s, before the window")])
+def test_a_file_that_cannot_be_read_is_one_line(here, changes, words):
+    """Catches: a traceback; something unpickled; rows of another video or time, or NaN, used."""
+    write(**changes)
+    with pytest.raises(InputError, match=f"^f.npz: .*{words}"):
+        read_clips("f.npz", "a", np.array([[0., 4.]]))
+    assert not Path("executed").exists()
+
+
+def test_a_file_may_be_larger_than_the_memory(here):
+    """Catches: a matrix that is read whole (60 MB here)."""
+    seconds, embedding = np.arange(20_000.), np.ones((20_000, 768), np.float32)
+    write(video=(seconds // 200).astype(str), start=seconds, end=seconds + 1, teacher=None,
+          embedding=embedding)
+    tracemalloc.start()
+    assert read_clips("f.npz", "42.0").shape == (8, 768)
+    assert tracemalloc.get_traced_memory()[1] < 8e6
+    tracemalloc.stop()
+
+
+def test_features_of_the_world(trained, here):
+    """Catches: rows of another split or video, of later, f's for the teacher's; videos drawn."""
+    call("toy", "export", "--out", "ex", "--train", "1", "--test", "1", "--no-videos")
+    assert len([*Path("ex/captions").iterdir()]) == 2 and not [*Path("ex/videos").iterdir()]
+    call("evaluate.py", "--task", "features", "--checkpoint", trained / "none", "--split",
+         "validation", "--toy-videos", "2", "--out", "f.npz")
+    source, rows = ToySource("validation", 2, 4), find_rows("f.npz")["validation_00001"]
+    loaded, teacher = source.load([(1, rows.spans[:-1])]), load_teacher("cpu").watch(source)
+    expected = weights.load(trained / "none")(loaded.clips), teacher.encode_clips(loaded.views)
+    torch.testing.assert_close(read_rows(rows, rows.spans[:-1]), [*expected])
+
+
+def test_from_features_to_a_forecast(trained, here, capsys):
+    """On simulated features of COIN. Catches: rows of another step, captions that are not one clip
+    of each; a command that reads others; an adapter that no --init, fine-tuning or line of Python
+    takes; a worker that cannot read; what does not fit taken in silence."""
+    steps = [(str(step), [20. * k, 20. * k + 20], f"text {step}") for k, step in enumerate("3142")]
+    Path("COIN.json").write_text(coin(**{f"v{i}": entry(
+        *steps, subset="testing" if i >= 50 else "training", duration=80) for i in range(60)}))
+    for file, D in ("t", 32), ("wide", 33):
+        np.savez(file, names=[f"text {k + 1}" for k in range(4)], embeddings=np.eye(4, D))
+        call("experiments/coin.py", "--annotations", "COIN.json", "--texts", f"{file}.npz", "--out",
+             file, "--sigma", "0.5")
+    data = "--data", "features", "--features", "t/F.npz", "--annotations", "COIN.json"
+    train = ("train.py", *data[:4], "--captions", "t/caption.json", "--phrases", "t/phrases.txt",
+             "--clip", "t.npz", "--tau", "0.1", "--epochs", "8", "--out")
+    call(*train, "run", "--workers", "1")
+    call(*train, "more", "--init", "run", "--epochs", "0.1")
+    told = capsys.readouterr().out
+    assert "run: " in told and " taken: " in told and " new: " not in told
+    call("train.py", "--stage", "finetune", "--task", "forecast", *data, "--init", "run", "--out",
+         "tuned")
+    test = "evaluate.py", *data, "--checkpoint"
+    for checkpoint in "run", "tuned":
+        call(*test, checkpoint, "--json", "o.json")
+        assert min(read_json("o.json")["top1"].values()) > 95
+    model, name = weights.load("run"), ("--video", "v55")
+    content = predict("t/F.npz", steps="t/phrases.txt", checkpoint="run", name="v55")
+    p = model.match(model(read_clips("t/F.npz", "v55"))).exp().amax(1)
+    assert [clip["steps"][0]["p"] for clip in content["clips"]] == pytest.approx(p.tolist())
+    forecast = "predict.py", "t/F.npz", "--steps", "t/phrases.txt", "--checkpoint", "run"
+    for argv, words in (
+            ((*train, "x", "--targets", "narration"), "no embedding of 0 word word"),
+            ((*train, "x", "--clip", "wide.npz"), "sees has 32 numbers, its texts 33; needed is"),
+            ((*train, "x", "--features", "gone"), "needs --features, which must exist"),
+            (("train.py", "--encoder", "adapter"), "adapter reads --data features, and nothing"),
+            ((*test, "run", "--features", "wide/F.npz"), "33 numbers, the checkpoint reads 32"),
+            (("evaluate.py", "--checkpoint", "run"), "reads features, by --data features --feat"),
+            ((*test, trained / "mask"), "reads videos"), (forecast, "reads features: give F.npz"),
+            ((*forecast, "--video", "x"), "listed is 'x', there is 'v0'"),
+            ((*forecast, *name, "--figure", "a.png"), "features have no pictures")):
+        assert words in fails(capsys, *argv), argv

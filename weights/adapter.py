@@ -1,0 +1,19 @@
+"""f for features that another model made of the pictures: docs/data.md."""
+from torch import nn
+from torch.nn import functional
+
+
+class Adapter(nn.Module):
+    """f: features to unit vectors in the text space: LayerNorm and two layers. features, width,
+    dim: F, numbers of a clip; of the hidden layer; D, width of the text space."""
+    image, frames, seconds = 0, 0, None                # it reads no pictures
+
+    def __init__(self, features, width=512, dim=512):
+        super().__init__()
+        self.features = features
+        self.blocks = nn.Sequential(nn.LayerNorm(features), nn.Linear(features, width), nn.GELU(),
+                                    nn.Linear(width, dim))
+
+    def forward(self, clips):
+        """x_i = f(v_i): clips (B, F) float -> (B, D), length 1."""
+        return functional.normalize(self.blocks(clips).to(clips.dtype), dim=-1)
