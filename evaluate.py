@@ -26,7 +26,7 @@ from evaluation import tasks
 from evaluation.inference import draw_noise, predict_missing
 from evaluation.labeled import (add_labeled_flags, encode_examples, open_labeled, require_task,
                                 warn_of_data, write_features)
-from evaluation.metrics import (WORDS, accuracies, best_of_draws, distinct, pack, percent,
+from evaluation.metrics import (accuracies, best_of_draws, distinct, pack, percent, print_lines,
                                 topk_correct)
 from files.lists import epic_split
 from support.arguments import (Parser, add_run_flags, count, default_checkpoint, limit_threads,
@@ -71,16 +71,9 @@ def forecast(model, read, args):
     right |= others | {name: topk_correct(p, y, 1) for name, p in known.items()}
     lines |= dict.fromkeys(("truth", "by_pair", "new", "futures"))
     if toy:
-        lines["truth"] = ({name: percent(right[name]) for name in known}
-                          | tasks.truth(model, read, zero, log_p, exact, args))
-        lines["by_pair"] = tasks.forecasts_by_pair(zero, log_p, exact, y)
-        parts["new"] = new = tasks.new_forecasts(read)                         # (M,)
-        lines["new"] = {"evaluated": int(new.sum())} | {
-            name: percent(right[name][new]) for name in ("zero_noise", "similar", "bayes_top1")
-            if name in right}
-        lines["futures"] = tasks.futures(model, read, args) if args.horizon > 1 else None
-    lines["right"] = pack(right, read.examples, parts)
-    return lines
+        parts["new"] = tasks.new_forecasts(read)                               # (M,)
+        lines |= tasks.beside_the_truth(model, read, zero, log_p, exact, right, parts["new"], args)
+    return lines | {"right": pack(right, read.examples, parts)}
 
 
 def infill(model, read, args):
@@ -146,29 +139,14 @@ def evaluate(args):
             "checkpoint": str(args.checkpoint), "seconds": time.perf_counter() - began}
 
 
-def print_lines(content, indent=""):
-    """Print the numbers of a dict, nested ones indented, but for None, `by_class` and `right`."""
-    for name, value in content.items():
-        if name == "right":                                # for experiments/compare.py
-            continue
-        if isinstance(value, dict):
-            print(indent + WORDS.get(name, name))
-            print_lines(value, indent + "  ")
-        elif value is not None and name != "by_class":
-            numbers = value if isinstance(value, list) else [value]
-            text = ", ".join(f"{n:.2f}" if isinstance(n, float) else str(n) for n in numbers)
-            print(f"{indent + WORDS.get(name, name):<36}{text}")
-
-
 def main(args):
     """Score, print, and write the JSON if asked for; or write a features file."""
     if args.task == "features":
         return write_features(args)
     content = evaluate(args)
-    M = content["evaluated"]
     print_lines(content)
-    print(f"standard error of a percentage of {M:,} examples: at most {50 / M ** 0.5:.1f}; "
-          "what the lines are: docs/results.md")
+    print("standard error of a percentage of {evaluated:,} examples: at most {:.1f}; what the lines "
+          "are: docs/results.md".format(50 / content["evaluated"] ** 0.5, **content))
     if args.json:
         write_json(args.json, content)
 

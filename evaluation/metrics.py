@@ -97,3 +97,17 @@ def neighbor_forecast(keys, following, queries, classes):
     nearest = torch.cat([(part @ keys.T).topk(min(NEIGHBORS, len(keys))).indices
                          for part in queries.split(256)])                      # (M, NEIGHBORS)
     return one_hot(following[nearest], classes).double().mean(1)
+
+
+def print_lines(content, indent=""):
+    """Print the numbers of a dict, nested ones indented, but for None, `by_class` and `right`."""
+    for name, value in content.items():
+        if name == "right":                                # for experiments/compare.py
+            continue
+        if isinstance(value, dict):
+            print(indent + WORDS.get(name, name))
+            print_lines(value, indent + "  ")
+        elif value is not None and name != "by_class":
+            numbers = value if isinstance(value, list) else [value]
+            text = ", ".join(f"{n:.2f}" if isinstance(n, float) else str(n) for n in numbers)
+            print(f"{indent + WORDS.get(name, name):<36}{text}")

@@ -155,6 +155,18 @@ def new_forecasts(read):
         for example, label in zip(read.examples, read.labels.tolist())])
 
 
+def beside_the_truth(model, read, zero, log_p, exact, right, new, args):
+    """The lines of forecasts in the toy world: "truth", "by_pair", "new", "futures". right: {name:
+    (M,) bool}; new (M,) bool, of `new_forecasts`."""
+    known = {name: percent(hits) for name, hits in right.items() if name.startswith("bayes")}
+    return {"truth": known | truth(model, read, zero, log_p, exact, args),
+            "by_pair": forecasts_by_pair(zero, log_p, exact, read.labels),
+            "new": {"evaluated": int(new.sum())} | {
+                name: percent(right[name][new]) for name in ("zero_noise", "similar", "bayes_top1")
+                if name in right},
+            "futures": futures(model, read, args) if args.horizon > 1 else None}
+
+
 def futures(model, read, args):
     """Percent of DRAWS sampled futures of H steps, and of their first steps, that the grammar
     allows given the true steps; of FUTURES examples after which so many follow, None without one.
