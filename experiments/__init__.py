@@ -1,1 +1,1 @@
-"""Tables of many runs, charts, speed, key frames, h on COIN's step orders: all of it optional."""
+"""Tables of many runs, comparisons, curves, speed, COIN's step orders: all of it optional."""

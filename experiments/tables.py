@@ -80,6 +80,11 @@ def collect(out, path):
 # --- Runs ---
 def commands(recipe, seed, folder, evaluations, args):
     """What makes these evaluations of a run: lists of arguments for python."""
+    if recipe.startswith("coin"):
+        coin = args.coin.resolve()
+        return [["-m", "experiments.coin", "--annotations", coin / "COIN.json", "--texts",
+                 coin / "texts.npz", "--seed", seed, "--device", args.device, "--json",
+                 folder / "forecast.json", *RECIPES[recipe].split()]]
     train = ["train.py", "--resume", "--seed", seed, "--device", args.device]
     lines = [[*train, "--out", folder, *RECIPES[recipe].split()]]
     for name in evaluations:
@@ -174,7 +179,7 @@ def main(args):
     write_pages(args.out)
     recipes = dict.fromkeys(recipe for recipe, _, _ in cells_of(args.tables))
     runs = [(recipe, seed) for seed in args.seeds for recipe in recipes
-            if not recipe.startswith("coin")]              # made by hand: docs/results.md
+            if args.coin or not recipe.startswith("coin")]
     with ThreadPoolExecutor(args.jobs) as pool:            # a failure cancels those not begun
         for done in pool.map(lambda one: make(*one, args), runs):
             write_pages(args.out)
@@ -189,6 +194,7 @@ def parse(argv=None):
     add("--seeds", default="100,101,102,103,104", help="of the runs")
     add("--jobs", type=count, default=1, help="runs at a time, with one thread each")
     add("--out", type=Path, default=Path("runs/tables"), help="folder of the runs")
+    add("--coin", type=Path, help="folder of COIN.json and texts.npz, for the runs of coin.py")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
     args = parser.parse_args(argv)
     args.tables, args.seeds = args.tables or [*TABLES], args.seeds.split(",")

@@ -1,4 +1,4 @@
-"""experiments/: runs made once, means over seeds, tables; charts, key frames, speed."""
+"""experiments/: runs made once, means over seeds, tables; charts, key frames, speed, COIN."""
 import json
 import re
 import subprocess
@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import evaluate
+import test_lists
 import train
 from commands import call, fails, read_json
 from data import Example
 from evaluation import figures, keyframes, metrics
-from experiments import benchmark, tables
+from experiments import benchmark, coin, tables
 from experiments.tables import EVALUATIONS, RECIPES, TABLES
 from encoder import TimeSformer
 from files.lists import load_phrases
@@ -25,7 +26,7 @@ from support.write import write_json
 from toy import grammar
 
 ROOT = Path(__file__).resolve().parents[1]
-PARSE = {"train.py": train.parse, "evaluate.py": evaluate.parse}
+PARSE = {"train.py": train.parse, "evaluate.py": evaluate.parse, "experiments.coin": coin.parse}
 
 
 # --- Runs and tables ---
@@ -40,14 +41,14 @@ def here(tmp_path, monkeypatch):
     ran, made = [], []
 
     def fake(line, **options):
-        script, *flags = line[1:]
+        script, *flags = line[2:] if line[1] == "-m" else line[1:]
         given = PARSE[script](flags)
         ran.append(script)
         if script == "train.py":
             assert given.seed == 3 and (given.stage == "pretrain" or given.init in made)
             made.append(given.out)
         else:
-            assert given.checkpoint in made
+            assert script == "experiments.coin" or given.checkpoint in made
             columns = {column for _, _, key in tables.cells_of(TABLES)
                        for column in tables.column_of(key)[:1]}
             right = dict.fromkeys(columns, "80") | {
@@ -64,7 +65,7 @@ def here(tmp_path, monkeypatch):
 def test_runs_are_made_once_and_fill_the_pages(here, capsys):
     """Catches: a run or its training made again, one forgotten, a flag that a script refuses, a
     checkpoint of another run, a cell of another, a page's text changed, a failure passed over."""
-    flags = "--seeds", "3", "--out", "out"
+    flags = "--seeds", "3", "--out", "out", "--coin", "folder"
     call("experiments/tables.py", "table-5", "table-D", *flags)
     page = Path("README.md").read_text()
     assert len([*Path("out").glob("*/*.json")]) == 5
@@ -76,9 +77,8 @@ def test_runs_are_made_once_and_fill_the_pages(here, capsys):
     assert here == 2 * ["evaluate.py"] and Path("README.md").read_text() == page
     call("experiments/tables.py", *flags)
     made = {(path.parent.name, path.stem) for path in Path("out").glob("*/*.json")}
-    assert made == {(f"{recipe}-3", name) for recipe, name, _ in tables.cells_of(TABLES)
-                    if not recipe.startswith("coin")}
-    assert [len({*part}) for part in zip(*made)] == [len(RECIPES) - 2, len(EVALUATIONS)]
+    assert made == {(f"{recipe}-3", name) for recipe, name, _ in tables.cells_of(TABLES)}
+    assert [len({*part}) for part in zip(*made)] == [len(RECIPES), len(EVALUATIONS)]
     Path("fail").touch()
     assert "diffusion-3: train.py ended with 7; see its log.txt" in fails(
         capsys, "experiments/tables.py", *flags, "--out", "other")
@@ -274,3 +274,22 @@ def test_memory_grows_with_the_micro_batch(monkeypatch, tmp_path):
     products = 8 * 1568 * 768**2       # of a clip: pixels, 5 in time, 2 across; then 3 times again
     tflop = 96 * 3 * 2 * products / 1e12
     assert re.search(rf"\| a +\| 64: {peak:.1f} +\| {tflop:.0f} +\|\n", page.read_text())
+
+
+def test_coin_learns_an_order_without_labels(tmp_path):
+    """Catches: a history of another step, the clip that is asked for among what h reads, testing
+    videos in training, a number that the file lacks."""
+    videos = {}
+    for i in range(60):                                    # the order of steps is 3, 1, 4, 2,
+        steps = enumerate([3, 1, 4, 5 if i >= 50 else 2])  # but tests end with another step
+        steps = [(str(step), [20.0 * k, 20.0 * k + 20], f"text {step}") for k, step in steps]
+        videos[f"v{i}"] = test_lists.entry(*steps, subset="testing" if i >= 50 else "training")
+    (tmp_path / "COIN.json").write_text(test_lists.coin(**videos))
+    np.savez(tmp_path / "t.npz", names=[f"text {k + 1}" for k in range(5)],
+             embeddings=np.random.default_rng(0).standard_normal((5, 32)).astype(np.float32))
+    call("experiments/coin.py", "--annotations", tmp_path / "COIN.json", "--texts",
+         tmp_path / "t.npz", "--sigma", "0.5", "--epochs", "40", "--json", tmp_path / "o.json")
+    found = read_json(tmp_path / "o.json")
+    assert found["evaluated"] == 30 and found["distinct"] >= 1
+    scores = [*found["top1"].values(), *found["baselines"].values()]
+    assert len(scores) == 8 and scores == pytest.approx([200 / 3] * 8, abs=0.01)

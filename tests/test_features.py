@@ -95,8 +95,8 @@ def test_from_features_to_a_forecast(trained, here, capsys):
         *steps, subset="testing" if i >= 50 else "training", duration=80) for i in range(60)}))
     for file, D in ("t", 32), ("wide", 33):
         np.savez(file, names=[f"text {k + 1}" for k in range(4)], embeddings=np.eye(4, D))
-        call("experiments/coin.py", "--annotations", "COIN.json", "--texts", f"{file}.npz", "--out",
-             file, "--sigma", "0.5")
+        call("experiments/coin_features.py", "--annotations", "COIN.json", "--texts", f"{file}.npz",
+             "--out", file, "--sigma", "0.5")
     data = "--data", "features", "--features", "t/F.npz", "--annotations", "COIN.json"
     train = ("train.py", *data[:4], "--captions", "t/caption.json", "--phrases", "t/phrases.txt",
              "--clip", "t.npz", "--tau", "0.1", "--epochs", "8", "--out")
