@@ -242,7 +242,7 @@ def test_paths_are_checked_before_anything_is_downloaded(here, capsys, monkeypat
     Path("captions/a.csv").write_text("start,end,text\n0,4,cut the bread\n")
     flags = "--data", "howto100m", "--videos", "captions", "--phrases", "p.txt", "--captions"
     assert "needs --captions" in fails(capsys, "train.py", *flags, "nowhere")
-    assert "no file with a narration" in fails(capsys, "train.py", *flags, "captions")
+    assert "there with a narration" in fails(capsys, "train.py", *flags, "captions")
 
 
 def test_reads_that_fail_now_and_then_end_no_run(here, monkeypatch):
@@ -382,8 +382,9 @@ def test_a_run_is_the_same_whatever_processes_make_it(many, monkeypatch, world):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), name
     ours, theirs = (torch.load(Path(out) / "checkpoint.pt", weights_only=True)["model"]
                     for out in ("run", "one"))
-    for name, value in ours.items():
-        torch.testing.assert_close(value, theirs[name], rtol=1e-3, atol=1e-4, msg=name)
+    for name, value in ours.items():       # AdamW steps by the sign of a gradient of nearly 0
+        apart = (value - theirs[name]).norm()
+        assert apart <= 1e-3 * theirs[name].norm(), name
     sizes = [Path(out, "checkpoint.pt").stat().st_size for out in ("run", "one")]
     assert abs(sizes[0] - sizes[1]) < 0.01 * sizes[1]
 
