@@ -42,7 +42,8 @@ class Read(NamedTuple):
 def similar_histories(model, read, args):
     """Which step followed the histories that are nearest to what h reads: (M, S). They are those
     of h's training rows, of all videos that the checkpoint was trained with."""
-    count = model.settings.get("toy_videos", args.toy_videos)
+    toy = model.settings.get("data") == "toy"
+    count = model.settings["toy_videos"] if toy else args.toy_videos
     source, rng = ToySource("train", count, model.encoder.frames), np.random.default_rng(args.seed)
     requests = [[(video, source.pretrain_windows(video, rng))] for video in range(count)]
 

@@ -40,7 +40,7 @@ class Model:
     """A forecast of clip j is the text of the step whose number is one above that of the observed
     clip before it, or one below that of the clip after it; noise is added to it."""
     task, order, dim, classes, tau, scores = None, "diffusion", D, [], TAU, "paper"
-    settings = {"toy_videos": 15}
+    settings = {"data": "toy", "toy_videos": 15}
     encoder = SimpleNamespace(frames=1)
     forecast_next = ProcedureModel.forecast_next
 
