@@ -141,15 +141,28 @@ def text_table(header, rows):
     return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
 
 
+def is_measured(row, results):
+    """Whether a row has no numbers of ours, or all its differences or else one number were run."""
+    ours = [name for name in (str(cell).removeprefix(VERDICT) for cell in row)
+            if is_ours(name.split(" - ")[0])]
+    run = [name in results for name in ours if " - " in name]
+    return not ours or (all(run) if run else any(name in results for name in ours))
+
+
 def markdown(name, results):
-    """A table as Markdown: its title, its rows, and, unless it says no, the seeds behind it."""
-    rows = [[format_cell(cell, results) for cell in row] for row in TABLES[name]["rows"]]
+    """A table as Markdown: its title, the rows that were measured and, unless it says no, the seeds
+    behind it."""
+    rows = [[format_cell(cell, results) for cell in row] for row in TABLES[name]["rows"]
+            if is_measured(row, results)]
+    rows = [row for row, after in zip(rows, [*rows[1:], ["**"]])           # no heading of nothing
+            if not (row[0].startswith("**") and after[0].startswith("**"))]
     seeds, groups = {}, {}         # {"RECIPE EVALUATION": seeds}, {seeds: what was run with them}
     for recipe, evaluation, key in cells_of([name]):
         found = seeds.setdefault(f"{recipe} {evaluation}", set())
         found.update(results.get(f"{recipe} {evaluation} {key}", {}))
     for ran, found in seeds.items():
-        groups.setdefault(", ".join(sorted(found)) or "not run", []).append(ran)
+        if found:
+            groups.setdefault(", ".join(sorted(found)), []).append(ran)
     line = "; ".join(f"{', '.join(same)}: {found}" for found, same in groups.items())
     seeds = f"\nRuns and their seeds: {line}.\n" if TABLES[name].get("seeds", True) else ""
     return (f"**{TABLES[name]['title']}**\n\n{text_table(TABLES[name]['columns'], rows)}\n"

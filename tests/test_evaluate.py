@@ -154,6 +154,9 @@ def test_the_forecast_table_equals_counting(table):
     assert top1["oracle_draws"] == near(max(
         100 * np.mean([1 - np.prod([1 - softened(p, T)[label] for p in row])
                        for row, label in zip(samples, y)]) for T in metrics.TEMPERATURES))
+    for name in "oracle", "oracle_draws", "oracle_softmax":        # of draws, as many as on average
+        bits = np.unpackbits(np.frombuffer(bytes.fromhex(table.rows["right"][name]), np.uint8))
+        assert 100 * bits[:len(y)].mean() == pytest.approx(top1[name], abs=100 / len(y))
     assert table.rows["distinct"] == near(np.mean([len(row) for row in picks]))
 
 
