@@ -145,8 +145,8 @@ def main(args):
         return write_features(args)
     content = evaluate(args)
     print_lines(content)
-    print("standard error of a percentage of {evaluated:,} examples: at most {:.1f}; what the lines "
-          "are: docs/results.md".format(50 / content["evaluated"] ** 0.5, **content))
+    print("standard error of a percentage of {evaluated:,} examples: at most {:.1f}; what the "
+          "lines are: docs/results.md".format(50 / content["evaluated"] ** 0.5, **content))
     if args.json:
         write_json(args.json, content)
 
