@@ -82,9 +82,8 @@ class Teacher:
         return functional.normalize(features.float(), dim=-1)
 
     def encode_clips(self, clips):
-        """Clips (C, F, 3, H, W) uint8 -> (C, D): the mean over their frames (Sec. 3.2), float32.
-        Features (C, D) of a file stay as they are."""
-        if clips.ndim == 2:
+        """Clips (C, F, 3, H, W) uint8 -> (C, D): the mean over their frames (Sec. 3.2), float32."""
+        if clips.ndim == 2:                                        # features (C, D) of a file
             return clips
         parts = [self.encode_frames(part.flatten(0, 1)) for part in clips.split(16)]
         return torch.cat(parts).unflatten(0, clips.shape[:2]).mean(1)

@@ -25,9 +25,8 @@ def write(save=np.savez, **changes):
 
 
 def test_no_row_of_a_history_ends_after_it(here):
-    """With rows of any length, none of what a window is given ends after it; what does is not even
-    finite. Catches: rows chosen by their middle alone, a mean of other rows or videos, the nearest
-    row of what follows, another than the first row where none has ended."""
+    """Catches: rows chosen by their middle alone, a mean of other rows or videos, the nearest row
+    of what follows, another than the first where none has ended; a row of later that is used."""
     rng, own = np.random.default_rng(1), range(30, 40)
     for case in range(40):
         start, kinds = rng.uniform(0, 60, 40), (rng.random((40, 5)), rng.random((40, 3)))
@@ -87,9 +86,8 @@ def test_features_of_the_world(trained, here):
 
 
 def test_from_features_to_a_forecast(trained, here, capsys):
-    """On simulated features of COIN. Catches: rows of another step, captions that are not one clip
-    of each; a command that reads others; an adapter that no --init, fine-tuning or line of Python
-    takes; a worker that cannot read; what does not fit taken in silence."""
+    """Catches: rows of another step, or not one clip of each; a command or worker that reads others;
+    an adapter that no --init, fine-tuning or line of Python takes; what does not fit taken."""
     steps = [(str(step), [20. * k, 20. * k + 20], f"text {step}") for k, step in enumerate("3142")]
     Path("COIN.json").write_text(coin(**{f"v{i}": entry(
         *steps, subset="testing" if i >= 50 else "training", duration=80) for i in range(60)}))
@@ -100,29 +98,27 @@ def test_from_features_to_a_forecast(trained, here, capsys):
     data = "--data", "features", "--features", "t/F.npz", "--annotations", "COIN.json"
     train = ("train.py", *data[:4], "--captions", "t/caption.json", "--phrases", "t/phrases.txt",
              "--clip", "t.npz", "--tau", "0.1", "--epochs", "8", "--out")
-    call(*train, "run", "--workers", "1")
-    call(*train, "more", "--init", "run", "--epochs", "0.1")
-    told = capsys.readouterr().out
-    assert "run: " in told and " taken: " in told and " new: " not in told
-    call("train.py", "--stage", "finetune", "--task", "forecast", *data, "--init", "run", "--out",
-         "tuned")
-    test = "evaluate.py", *data, "--checkpoint"
+    call(*train, "run")
+    call(*train, "more", "--init", "run", "--epochs", "0.1", "--workers", "1")
+    assert " taken: " in (told := capsys.readouterr().out) and " new: " not in told
+    tune, test = ("train.py", "--stage", "finetune"), ("evaluate.py", *data, "--checkpoint")
+    call(*tune, "--task", "forecast", *data, "--init", "run", "--out", "tuned")
     for checkpoint in "run", "tuned":
         call(*test, checkpoint, "--json", "o.json")
         assert min(read_json("o.json")["top1"].values()) > 95
-    model, name = weights.load("run"), ("--video", "v55")
+    model, forecast = weights.load("run"), (
+        "predict.py", "t/F.npz", "--steps", "t/phrases.txt", "--checkpoint", "run")
     content = predict("t/F.npz", steps="t/phrases.txt", checkpoint="run", name="v55")
     p = model.match(model(read_clips("t/F.npz", "v55"))).exp().amax(1)
     assert [clip["steps"][0]["p"] for clip in content["clips"]] == pytest.approx(p.tolist())
-    forecast = "predict.py", "t/F.npz", "--steps", "t/phrases.txt", "--checkpoint", "run"
     for argv, words in (
             ((*train, "x", "--targets", "narration"), "no embedding of 0 word word"),
             ((*train, "x", "--clip", "wide.npz"), "sees has 32 numbers, its texts 33; needed is"),
             ((*train, "x", "--features", "gone"), "needs --features, which must exist"),
-            (("train.py", "--encoder", "adapter"), "adapter reads --data features, and nothing"),
+            (("train.py", "--toy-videos", "6", "--encoder", "adapter"), "adapter reads --data"),
             ((*test, "run", "--features", "wide/F.npz"), "33 numbers, the checkpoint reads 32"),
             (("evaluate.py", "--checkpoint", "run"), "reads features, by --data features --feat"),
             ((*test, trained / "mask"), "reads videos"), (forecast, "reads features: give F.npz"),
             ((*forecast, "--video", "x"), "listed is 'x', there is 'v0'"),
-            ((*forecast, *name, "--figure", "a.png"), "features have no pictures")):
+            ((*forecast, "--video", "v1", "--figure", "a.png"), "features have no pictures")):
         assert words in fails(capsys, *argv), argv
