@@ -86,7 +86,7 @@ def test_features_of_the_world(trained, here):
 
 
 def test_from_features_to_a_forecast(trained, here, capsys):
-    """Catches: rows of another step, or not one clip of each; a command or worker that reads others;
+    """Catches: rows of another step, not one clip of each; a command or worker that reads others;
     an adapter that no --init, fine-tuning or line of Python takes; what does not fit taken."""
     steps = [(str(step), [20. * k, 20. * k + 20], f"text {step}") for k, step in enumerate("3142")]
     Path("COIN.json").write_text(coin(**{f"v{i}": entry(
