@@ -2,8 +2,8 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3, Sec. 4 and appendix B.
 
-Times are seconds. n windows of one video; C clips of all videos of a batch, numbered 0 to C - 1;
-R rows of nine clips for h; rng a numpy Generator. toy/source.py and files/sources.py give clips.
+Times are in seconds. A video has n windows. A batch has C clips of all its videos, numbered 0 to
+C - 1. h reads R rows of nine. rng is a numpy Generator. toy/source.py, files/sources.py give clips.
 """
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ class Step(NamedTuple):
 
 
 class Video(NamedTuple):
-    """One listed video; None if a list does not say."""
+    """One listed video. A field is None if the list lacks it."""
     name: str                          # the stem of its file
     split: str | None = None           # "train", "validation" or "test"
     activity: int | None = None        # COIN's recipe_type, 0 to 179
@@ -49,7 +49,7 @@ class Example(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What a source gives for requests: tuples (video, windows (n, 2) s, ...), such as Examples."""
+    """What a source gives for requests; each is (video, windows (n, 2) s, ...), as an Example."""
     requests: list                # those that could be read
     clips: torch.Tensor           # of all of them, (C, F, 3, H, W) uint8
     views: torch.Tensor           # what the teacher sees of them: Teacher.encode_clips takes it
@@ -63,8 +63,8 @@ def window_around(start, end, seconds, duration):
 
 
 def joined(sentences, i):
-    """First and last of the sentences that are joined with sentence i: while they have fewer than
-    12 words, the next sentence is added, then the one before, in turn."""
+    """First and last of the sentences that are joined with sentence i. As long as they have fewer
+    than 12 words, the next sentence and the one before are added in turn."""
     first = last = i
     while sum(len(text.split()) for _, _, text in sentences[first:last + 1]) < MIN_WORDS:
         before, after = first > 0, last + 1 < len(sentences)
@@ -78,9 +78,9 @@ def joined(sentences, i):
 
 
 def sentence_windows(sentences, duration, rng):
-    """9-s windows around every second sentence, or what is `joined` with it: (n, 2) float64.
+    """9-s windows around every second sentence, and what is `joined` with it: (n, 2) float64.
 
-    Whether to begin with the first or the second is drawn.
+    A draw decides whether to begin with the first or the second sentence.
     sentences: [(start s, end s, text), ...], by start, each with words.
     """
     windows = []
@@ -92,21 +92,21 @@ def sentence_windows(sentences, duration, rng):
 
 
 def consecutive_windows(windows, clips, rng):
-    """At most `clips` consecutive windows, of (n, 2) s, the first drawn uniformly."""
+    """At most `clips` consecutive windows of these (n, 2) s. The first is drawn uniformly."""
     first = rng.integers(max(len(windows) - clips, 0) + 1)
     return windows[first:first + clips]
 
 
 def paper_rows(videos, rng=None, hide_tail=False):
-    """Sec. 3: rows of up to nine consecutive clips; each clip of a video is missing in one. By
+    """Sec. 3: rows of up to nine consecutive clips; each clip of a video is missing in one row. By
     default, training/rows.py uses this on one clip of each step.
 
-    In a video of more clips the missing one's place in its row is drawn uniformly, then shifted
-    where the video ends; without rng it is the middle.
-    hide_tail: as in the release, the clips from a drawn place after the missing one on are padding.
+    If a video has more than nine clips, the place of the missing clip in its row is drawn uniformly
+    (without rng: the middle place). It shifts where the row would go beyond an end of the video.
+    hide_tail: as in the release, clips become padding from a random place after the missing clip.
 
     Args:    videos: [[clip, ...], ...], the numbers of each video's clips in time order.
-    Returns: [(row, j), ...]: nine numbers of clips, -1 = padding, and the missing one's place.
+    Returns: [(row, j), ...]: nine numbers of clips, -1 = padding; the place of the missing clip.
     """
     rows = []
     for clips in videos:
@@ -127,7 +127,7 @@ def forecast_windows(end, history=HISTORY, start=0.0):
 
 
 def classify_windows(start, end, duration, views, seconds=CLIP_SECONDS):
-    """`views` windows spread over a step; if it is shorter than one, all are around its middle."""
+    """`views` windows spread over a step. If a step is shorter than one, all have its middle."""
     spare = max(end - start - seconds, 0.0)
     middles = (start + end) / 2 + spare * (np.arange(views) - (views - 1) / 2) / max(views - 1, 1)
     return np.array([window_around(m, m, seconds, duration) for m in middles])
@@ -155,11 +155,11 @@ def classify_examples(videos, views=3, seconds=CLIP_SECONDS):
 
 
 def examples_of(task, videos, min_steps=2):
-    """The examples of a task; to forecast and infill, of videos with at least min_steps steps.
+    """The examples of a task. To forecast and infill, a video needs at least min_steps steps.
 
         "classify"  every annotated step, in three views
-        "forecast"  of every two consecutive steps, the history of one and the label of the next
-        "infill"    one clip of every step, of videos with at least three of them
+        "forecast"  for every two consecutive steps: a history up to the first, the second's label
+        "infill"    one clip of every step, in videos with at least three steps
         "activity"  the whole video, cut into 8
     """
     if task == "classify":

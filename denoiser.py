@@ -13,8 +13,8 @@ Model: the Transformer of CLIP's text encoder (Radford et al. 2021) with bidirec
     x_hat_j^0      z_hat      (B, D)       its prediction, standardized
     B rows of clips (R in train.py), N clips in each, T levels, D embedding.
 
-The N clips are N tokens. x_j^t takes the place of clip j before anything reads it, so z may hold
-the true clip there:
+The N clips are N tokens. x_j^t overwrites clip j before anything reads clip j, so z may hold the
+true clip there:
 
     tokens = where(i = j, x_j^t, x_i) + role + position + level
     x_hat_j^0 = Transformer(tokens)_j

@@ -12,10 +12,10 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eqs. 2-5) and 3.3 (
     -            noise         (B, D)      standard normal; zeros for the approximate inference
     B rows, each with one missing clip; T = 4 levels, D embedding.
 
-Embeddings of f have length 1, so their coordinates have on average a variance below 1 / D, and
-noise of variance 1 would bury them. So Eq. 2 is applied to standardized embeddings, as latent
-diffusion scales its latents: mean 0, and variance 1 on average over the coordinates. x_j^T is then
-drawn from N(0, I), as in the paper. t counts from 0: level t is the paper's t + 1.
+Embeddings of f have length 1. The average variance of their coordinates is below 1 / D, so noise
+of variance 1 would bury them. Eq. 2 therefore uses standardized embeddings, with mean 0 and, on
+average over the coordinates, variance 1. Latent diffusion scales its latents likewise. x_j^T is
+then drawn from N(0, I), as in the paper. Levels count from 0: level t is the paper's t + 1.
 """
 import math
 
@@ -26,7 +26,7 @@ from torch import nn
 class Standardizer(nn.Module):
     """z = (x - mean) / scale: embeddings with mean 0 and, over all coordinates, mean square 1.
 
-    The mean (D,) and the one scale are running averages while f learns. Both are in the checkpoint.
+    While f learns, mean (D,) and scale, one number, are running averages. A checkpoint has both.
     Published weights have mean 0 and scale 1.
     """
 
@@ -41,12 +41,12 @@ class Standardizer(nn.Module):
 
     @torch.no_grad()
     def add(self, x):
-        """Count in clips, x (C, D). Sums of several processes can be added."""
+        """Add clips, x (C, D), to the sums. The sums of several processes can be added."""
         self.sums += torch.cat([x.sum(0), torch.stack([x.pow(2).sum(), x.new_tensor(len(x))])])
 
     @torch.no_grad()
     def update(self):
-        """Average in the clips counted since the last update, if there were any."""
+        """Move the running averages toward the clips added since the last update, if any."""
         total, square, count = self.sums.split([len(self.mean), 1, 1])
         self.updates += 1
         rate = (1 / self.updates).clamp(min=self.rate)     # the mean of all, until 1 / rate updates
@@ -67,13 +67,13 @@ class Standardizer(nn.Module):
 
 
 def noise_levels(dim, levels=4, first=3.0, last=0.3):
-    """The schedule: alpha_bar (T,), with ratios of signal to noise that fall geometrically.
+    """The schedule: alpha_bar (T,), with signal-to-noise ratios that fall geometrically.
 
         sqrt(alpha_bar_t / (1 - alpha_bar_t)) = first / sqrt(D), ..., last / sqrt(D)
 
-    Standardized embeddings are about sqrt(2 D) apart, and noise along the line between two of them
-    has standard deviation 1: the division by sqrt(D) makes a level equally hard at any D. At the
-    last level the signal is almost gone, so x_j^T drawn from N(0, I) looks as in training: with
+    Standardized embeddings are about sqrt(2 D) apart, but noise along the line between two of them
+    has standard deviation 1. Dividing by sqrt(D) thus makes a level equally hard at any D. At the
+    last level the signal is almost gone, so a draw from N(0, I) looks like x_j^T in training. With
     D = 64, alpha_bar is .123, .029, .0065, .0014. The paper gives T = 4, but no alpha_t.
     """
     steps = torch.arange(levels, dtype=torch.float64) / max(levels - 1, 1)

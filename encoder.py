@@ -16,10 +16,10 @@ Model: Bertasius et al., ICML 2021 (arXiv:2102.05095): TimeSformer, divided spac
     B clips, D = 512, F = 8 frames, H = W = 224 pixels, P = 196 patches of 16 x 16 pixels per frame,
     width = 768; S sequences of L tokens in one attention. (Elsewhere B counts videos or rows.)
 
-Parameters are named as in the released TimeSformer: released weights load under another prefix.
-The results equal the released forward's up to rounding. What is computed differently, for speed:
-  - Patches, in (P, F) order, and class token are two tensors: temporal attention needs no copy.
-  - The last block computes only the class token: nothing reads its patches. This gains the most.
+Parameter names are the released TimeSformer's but for a prefix, so released weights load. The
+results equal the released model's up to rounding. Two things are done differently, for speed:
+  - Patches, in (P, F) order, and class token are two tensors, so temporal attention copies nothing.
+  - The last block computes only the class token, since nothing reads its patches. This gains most.
 """
 from collections import OrderedDict
 
@@ -31,7 +31,7 @@ EPS = 1e-6                                             # of every LayerNorm, as 
 
 
 class PatchEmbed(nn.Module):
-    """E and b: a patch's pixels -> its token: the released convolution, as one matrix product."""
+    """E and b: a patch's pixels -> its token. The released convolution as one matrix product."""
 
     def __init__(self, patch, width):
         super().__init__()
@@ -63,7 +63,7 @@ class Attention(nn.Module):
         return self.proj(mixed.transpose(1, 2).flatten(2))
 
     def first_token(self, tokens):
-        """tokens (S, L, width) -> (S, width): `forward(tokens)[:, 0]` without the other rows."""
+        """tokens (S, L, width) -> (S, width): `forward(tokens)[:, 0]` without the other tokens."""
         width, weight, bias = tokens.shape[2], self.qkv.weight, self.qkv.bias      # rows: q, k, v
         q = functional.linear(tokens[:, :1], weight[:width], bias[:width])
         kv = functional.linear(tokens, weight[width:], bias[width:])
@@ -79,8 +79,8 @@ class Block(nn.Module):
         tokens  = tokens + proj(attention over the class token and the P patches of each frame)
         tokens  = tokens + mlp(tokens)
 
-    with a LayerNorm before each. The class token is left out of the first. It enters the second
-    once per frame, and its F results are averaged.
+    A LayerNorm comes first in each. Temporal attention leaves out the class token. Spatial
+    attention reads the class token once per frame, and the F results are averaged.
     """
 
     def __init__(self, width, heads):
@@ -125,14 +125,14 @@ class Block(nn.Module):
 class TimeSformer(nn.Module):
     """f: clips to unit vectors in the text space. Defaults: ViT-B/16 (release), F = 8 (appendix D).
 
-    New weights are normal with std .02, new biases zero, as in ViT; temporal_fc starts at zero
-    except in block 0: the other blocks start as an image model. time_embed has std .3: from zero, a
-    small f learns motion only from twice as many clips (docs/log.md).
+    As in ViT, weights start normal with std .02, and biases at zero. temporal_fc starts at zero
+    except in block 0, so the other blocks start as an image model. time_embed starts with std .3.
+    If it starts at zero, a small f needs twice as many clips to learn motion (docs/log.md).
 
     Args:
         image, patch: sides of a frame (H = W, a multiple of patch) and of a patch, pixels.
         frames, dim: F, frames per clip; D, width of the text space.
-        width, depth, heads: of a token, a multiple of heads; of blocks; of heads per block.
+        width, depth, heads: a token's width, a multiple of heads; blocks; heads per block.
     """
 
     def __init__(self, image=224, patch=16, frames=8, width=768, depth=12, heads=12, dim=512):

@@ -10,8 +10,8 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and 4.4, a
     classify, --data epic    verb, noun and action, fine-tuned                   Table 3
     features                 writes embeddings of whole videos to a file         -
 
-Forecasts and infillings are made here; evaluation/tasks.py holds what stands beside them, baselines
-without labels and the truth of the toy world, and the other tasks.
+Forecasts and infillings are made here. evaluation/tasks.py holds what they are compared with, and
+the other tasks. They are compared with label-free baselines and with the truth of the toy world.
 M examples, N clips of each, Q Monte Carlo samples, S steps (the label set), D embedding.
 """
 import time
@@ -37,12 +37,12 @@ from support.write import write_json
 
 # --- Inference (Sec. 3.3): the clips x of M examples -> log p over the S texts of a label set ---
 def score(model, x, texts, y, args, where=()):
-    """The forecasts of y (M,) -> their lines of the table; log p of zero noise and of samples.
+    """Forecast y (M,) -> the lines of the table; log p of zero noise and of samples.
 
     Monte Carlo: h denoises Q draws of x_j^T ~ N(0, I) to x_hat_j^0, and Eq. 6 gives p(y | x_hat).
     The approximate inference takes the peak of the Gaussian, x_j^T = 0. The oracle of Table 5 is
-    right if any of the Q samples has the step y as its likeliest. It knows the answer: it tells
-    what the samples cover. x (M, N, D); where, the missing clip, is `predict_missing`'s.
+    right if any of the Q samples has step y as its likeliest. The oracle knows the answer, so it
+    measures what the samples cover. x (M, N, D); where: the missing clip, as in `predict_missing`.
     """
     noise = draw_noise((len(x), args.samples, model.dim), args.seed)           # x_j^T, (M, Q, D)
     log_p = predict_missing(model, x, texts, noise, args.batch, where)         # (M, Q, S)
@@ -62,7 +62,7 @@ def score(model, x, texts, y, args, where=()):
 
 
 def forecast(model, read, args):
-    """Which step comes next, from the 8 clips before it; beside it baselines and the truth."""
+    """Which step comes next, from the 8 clips before it; with baselines and the truth."""
     y, toy, parts = read.labels, args.data == "toy", {}
     lines, zero, log_p = score(model, read.x, read.texts, y, args)
     known = tasks.exact_forecasts(read) if toy else {}                         # (M, S) each
@@ -77,7 +77,7 @@ def forecast(model, read, args):
 
 
 def infill(model, read, args):
-    """Each step of a video from all the others; by_position: first steps, those between, last."""
+    """Predict each step of a video from all others. by_position: first, between, last steps."""
     x, missing, where, position = tasks.hide_each_step(read)
     y, examples = read.labels[missing], [read.examples[i] for i in missing.tolist()]
     lines, zero, _ = score(model, x, read.texts, y, args, where)
@@ -97,7 +97,7 @@ TASKS = {"forecast": forecast, "classify": tasks.classify, "activity": tasks.act
 
 
 def examples_in(videos, args):
-    """What is scored of these videos."""
+    """The examples of these videos that are scored."""
     if args.data == "epic":
         return classify_examples(videos, tasks.VIEWS, EPIC_SECONDS)
     return examples_of(args.task, videos, args.min_steps)

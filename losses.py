@@ -12,32 +12,34 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
     L_XE, L_MSE, L_MC        xe, mse, mc  (V,)           Eqs. 8, 9, 10; train.py sums them (Eq. 7)
     V videos, C clips of them, R rows with one missing clip each, K phrases, D embedding.
 
-Each term is one of a video: a mean within it. Clips and rows of several videos stand one after the
-other, and `counts`, a list of V numbers, says how many are of each.
+Each term is a mean within one video. The clips and rows of several videos are concatenated, and
+`counts`, a list of V numbers, says how many belong to each.
 
-Where they come from. Clip j is hidden, so the diffusion gives its embedding a distribution p_theta,
-and through it its text: p_theta(y_j | {x_i}) = E_{x_j ~ p_theta} p(y_j | x_j). Appendix A bounds
-the negative log likelihood of Eq. 1 from above, in three parts (Eq. A here: the appendix's only
-equation, which it numbers L):
+Where they come from. Clip j is hidden. The diffusion gives its embedding, and its text, p_theta:
+
+    p_theta(y_j | {x_i}) = E_{x_j ~ p_theta} p(y_j | x_j)
+
+Appendix A bounds the negative log likelihood of Eq. 1 from above, in three parts. Its only equation
+is numbered L there, and is called Eq. A here:
 
     sum_i -log p(y_i | x_i)                                                            -> L_XE
     -log p_theta(x_j^0 | {x_i})
         <= sum_t E KL( q(x_j^{t-1} | x_j^t, x_j^0) || p_theta(x_j^{t-1} | x_j^t, {x_i}) )  -> L_MSE
     -log p_theta(y_j | {x_i}) <= E_{x_j ~ p_theta} -log p(y_j | x_j)                   -> L_MC
 
-q is the noising of Eq. 2, and alpha_bar_t = alpha_1 ... alpha_t. The second line is the bound of
-every diffusion model, the third is Jensen's inequality. The paper simplifies in four places:
-- Eq. 1 has p(y_j | x_j) at the true x_j, Eq. A the mean of its negative logarithm over p_theta.
-  That bounds -log p_theta(y_j | {x_i}), the text of a forecast.
-- At t = 1 the term is a likelihood, -log p_theta(x_j^0 | x_j^1). The KL of the prior,
-  KL( q(x_j^T | x_j^0) || N(0, I) ), is dropped: no parameter of h is in it.
-- For Gaussians of equal covariance the KL is a squared distance, with a weight for each level:
+q is the noising of Eq. 2. The bound of L_MSE is that of every diffusion model, the bound of L_MC is
+Jensen's inequality. The paper simplifies in four places:
+- Eq. 1 takes p(y_j | x_j) at the true x_j. Eq. A averages -log p(y_j | x_j) over p_theta. This mean
+  bounds -log p_theta(y_j | {x_i}) for the text of a forecast.
+- At t = 1 the KL is a likelihood instead, -log p_theta(x_j^0 | x_j^1). The KL of the prior,
+  KL( q(x_j^T | x_j^0) || N(0, I) ), is dropped, since no parameter of h is in it.
+- For Gaussians of equal covariance the KL is a squared distance with a weight for each level:
       1/2 (s_{t-1} - s_t) |x_j^0 - x_hat_j^0|^2,    s_t = alpha_bar_t / (1 - alpha_bar_t).
-  Eq. 9 weighs all levels alike (as Tevet et al. 2022). The simple loss of Ho et al. 2020 weighs
-  them by s_t, which falls by a factor of 100 over the four levels of diffusion.py.
-- Eq. 8 has a mean over the clips and Eq. 9 one over t, where Eq. A has sums. Eq. 10 adds a mean
-  over t, which the last line above lacks.
-The code takes no draw from p_theta in L_MC: x_hat_j^0 is h's prediction from x_j^t, as in L_MSE.
+  Eq. 9 gives all levels equal weight, as Tevet et al. 2022 do. The simple loss of Ho et al. 2020
+  weighs them by s_t, which falls by a factor of 100 over the four levels of diffusion.py.
+- Eq. A has sums. Instead, Eq. 8 has a mean over the clips, and Eq. 9 a mean over t. Eq. 10 also
+  has a mean over t, which the bound of L_MC lacks.
+The code draws nothing from p_theta in L_MC: x_hat_j^0 is h's prediction from x_j^t, as in L_MSE.
 """
 import torch
 from torch.nn import functional
@@ -50,15 +52,14 @@ def match(x, phrases, tau, mean=None):
 
         p(y_k | x) = exp(cos(x, y_k) / tau) / sum_l exp(cos(x, y_l) / tau)
 
-    With `mean`, the mean embedding of unlabeled clips, half of each text's mean score goes first:
+    `mean` is the mean embedding of unlabeled clips. It subtracts half of each text's mean score:
 
-        cos(x, y_k) - mean . y_k / 2    in place of    cos(x, y_k)
+        cos(x, y_k) - mean . y_k / 2    instead of    cos(x, y_k)
 
-    Some texts are near to every clip, and Eq. 6 prefers them. Zhou et al., NeurIPS 2023
-    (arXiv:2302.11084), derive one half for CLIP. Training keeps Eq. 6 as printed.
-
-    In float32 also under autocast: a cosine rounded to bfloat16 and divided by 0.02 would be off
-    by up to 0.1.
+    Some texts are close to every clip, and Eq. 6 prefers them. Zhou et al., NeurIPS 2023
+    (arXiv:2302.11084), derive the factor of one half for CLIP. Training uses Eq. 6 as printed.
+    This runs in float32 even under autocast. A cosine rounded to bfloat16 and divided by 0.02 would
+    be off by up to 0.1.
 
     Args:    x (..., D), phrases (K, D), both normalized here; tau > 0, a number or (..., 1); mean
              (D,), of embeddings of length 1, or None.
@@ -74,7 +75,7 @@ def match(x, phrases, tau, mean=None):
 
 
 def video_means(values, counts):
-    """The mean of values (C,) within each video, of which the first has counts[0]: (V,)."""
+    """The mean of values (C,) within each video: (V,). Video k has counts[k] of the values."""
     return torch.stack([part.mean() for part in values.split(counts)])
 
 
@@ -84,19 +85,19 @@ def xe_loss(log_p, targets, counts):
         L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i)),   H(p', p) = -sum_k p'_k log p_k
 
     The paper averages over the observed clips of one row. Here the mean is over all clips of the
-    video, whichever rows h reads; for nine clips, each missing in turn, the two are equal.
+    video, whichever rows h reads. With nine clips, each missing in turn, the two means are equal.
 
-    Args:    log_p (C, K) from `match`, of the clips that f encodes; targets (C, K); counts: of
-             clips.
+    Args:    log_p (C, K) from `match`, of the clips that f encodes; targets (C, K); counts: clips
+             of each video.
     Returns: (V,).
     """
     return video_means(-(targets * log_p).sum(-1), counts)
 
 
 def mse_loss(x_hat, xj, counts):
-    """L_MSE (Eq. 9): squared distance of the predicted and the true embedding, x_hat and xj (R, D).
+    """L_MSE (Eq. 9): squared distance from the predicted to the true embedding, x_hat, xj (R, D).
 
-    Args:    counts: of rows.
+    Args:    counts: rows of each video.
     Returns: (V,): summed over D, averaged over the rows of a video (the expectation over t).
     """
     return video_means((x_hat - xj).pow(2).sum(-1), counts)
@@ -106,7 +107,7 @@ def mc_loss(log_p, targets, counts):
     """L_MC (Eq. 10): match each predicted embedding to the missing clip's soft target.
 
     Args:    log_p (R, K) from `match`, of the embeddings that h predicts; targets (R, K); counts:
-             of rows.
+             rows of each video.
     Returns: (V,): averaged over the rows of a video (the expectation over t).
     """
     return video_means(-(targets * log_p).sum(-1), counts)

@@ -24,7 +24,7 @@ PICTURES = 192            # of 224 x 224 pixels, that f takes at once: training 
 
 
 def check(name, given, *sizes, dtype=torch.float32):
-    """ValueError unless `given` is such a tensor; a text stands for any size. No value is read."""
+    """ValueError unless `given` has these sizes; a text matches any size. No value is read."""
     shape, kind = (tuple(given.shape), given.dtype) if torch.is_tensor(given) else ("", type(given))
     fits = all(n == size or isinstance(size, str) for n, size in zip(shape[::-1], sizes[::-1]))
     if kind != dtype or not fits or len(shape) != len(sizes) and sizes[0] != "...":
@@ -43,8 +43,8 @@ class ProcedureModel(nn.Module):
         pixels:   (mean, std) of pixels / 255 as f expects them.
         alpha_bar: T floats, the noise schedule that h was trained with.
         task:     what it is fine-tuned for: "classify", "forecast" or "activity"; None = zero-shot.
-        classes:  of that task, how many in each label set: (S,), or verbs and nouns.
-        witness:  text of the first phrase. A teacher that embeds it as phrases[0] is the same one.
+        classes:  how many classes each label set of the task has: (S,), or verbs and nouns.
+        witness:  text of the first phrase. The same teacher embeds this text as phrases[0].
     """
 
     def __init__(self, phrases, encoder, denoiser, order, tau, pixels, alpha_bar, task=None,
@@ -61,8 +61,8 @@ class ProcedureModel(nn.Module):
         self.register_buffer("alpha_bar", torch.tensor(alpha_bar), persistent=False)       # (T,)
 
     def normalize(self, clips):
-        """Clips (C, F, 3, H, W) uint8 -> pixels (C, 3, F, H, W) float for f, on its device. An
-        Adapter's, features (C, F), stay as they are."""
+        """Clips (C, F, 3, H, W) uint8 -> pixels (C, 3, F, H, W) float for f, on its device. For an
+        Adapter, clips are features (C, F), and stay as they are."""
         F, H = self.encoder.frames, self.encoder.image
         if not H:
             return clips.to(self.phrases.device)
@@ -79,8 +79,8 @@ class ProcedureModel(nn.Module):
     forward = encode
 
     def match(self, x, texts=None):
-        """log p(y | x) over the pool, or over other texts (K', D): (..., D) -> (..., K). It is
-        Eq. 6, less half of each text's mean score, as losses.py says, unless `scores` is "paper".
+        """log p(y | x) over the pool, or over other texts (K', D): (..., D) -> (..., K). If
+        `scores` is "paper", this is Eq. 6; else half of each text's mean score is subtracted first.
         """
         texts = self.phrases if texts is None else texts
         check("x (..., D)", x, "...", self.dim)
@@ -95,9 +95,9 @@ class ProcedureModel(nn.Module):
     def forecast(self, x, observed, j, noise):
         """Predict the missing clip of each row, once per noise (Sec. 3.3).
 
-        Args:    x (B, N, D), observed (B, N) bool; j (B,) int64: the place of the missing clip,
-                 before, between or after the observed ones; x there is not read; noise (B, Q, D):
-                 standard normal, or zeros, the approximate inference. Mask models ignore it.
+        Args:    x (B, N, D), not read at j; observed (B, N) bool; j (B,) int64: the place of the
+                 missing clip, before, between or after the observed ones; noise (B, Q, D): standard
+                 normal, or zeros for the approximate inference. Mask models ignore the noise.
         Returns: x_hat (B, Q, D), of any length.
         """
         check("x (B, N, D)", x, "B", "N", self.dim)
@@ -122,7 +122,7 @@ class ProcedureModel(nn.Module):
         return self.standardize.inverse(z_hat).unflatten(0, (-1, Q))
 
     def forecast_next(self, x, noise):
-        """`forecast` of the clip after all N <= 8: x (B, N, D), noise (B, Q, D) -> (B, Q, D)."""
+        """`forecast` the clip that follows N <= 8: x (B, N, D), noise (B, Q, D) -> (B, Q, D)."""
         check("x (B, N, D)", x, "B", "N", self.dim)
         B, N, D = x.shape
         observed = torch.arange(N + 1, device=x.device).expand(B, -1) < N
@@ -137,13 +137,13 @@ class ProcedureModel(nn.Module):
 
 
 def clips_at_once(encoder, size=None):
-    """How many clips f takes at once: `size`, 0 = all; None = as many as have PICTURES of 224."""
+    """How many clips f takes at once: `size`; 0: all; None: clips with PICTURES frames in all."""
     most = PICTURES * 224 ** 2 // (encoder.frames * encoder.image ** 2 or 1)
     return max(1, most) if size is None else size or 10 ** 9
 
 
 def encode_parts(model, clips, size=None):
     """`model.encode` for inference, `clips_at_once` at a time. With gradients it would keep the
-    activations of all parts: training takes groups of videos instead."""
+    activations of all parts, so training takes groups of videos instead."""
     size = clips_at_once(model.encoder, size)
     return torch.cat([model.encode(part) for part in clips.split(size)])

@@ -53,8 +53,8 @@ class Teacher:
 
     @torch.no_grad()
     def encode_phrases(self, phrases):
-        """g: K texts -> (K, D) float32, on the CPU: the mean over the 28 prompts of the text
-        features, none of them normalized, as in the released embeddings."""
+        """g: K texts -> (K, D) float32, on the CPU. The text features of the 28 prompts are
+        averaged without normalizing them, as in the released embeddings."""
         rows = []
         for phrase in tqdm(phrases, desc="phrases", mininterval=1, delay=2):   # no bar within 2 s
             tokens = self.tokenizer([prompt.format(phrase) for prompt in PROMPTS])
@@ -72,8 +72,8 @@ class Teacher:
     def encode_frames(self, frames):
         """Frames (n, 3, H, W) uint8 of any size -> (n, D) float32, unit length, on `device`.
 
-        On a GPU its matrix products run in float16, in a third of the time. (In bfloat16, 1.5% of
-        the clips would get another likeliest phrase; in float16 none.)
+        On a GPU the matrix products run in float16, which takes a third of the time. (bfloat16
+        would change the likeliest phrase of 1.5% of the clips, float16 of none.)
         """
         pixels = fit(frames.to(self.device).float(), self.size)
         pixels = (pixels / 255 - self.mean) / self.std
@@ -90,9 +90,9 @@ class Teacher:
 
 
 def soft_targets(features, phrases, tau):
-    """p': how well each phrase of the pool fits a clip: Eq. 6 with the teacher's features.
+    """p': how well each phrase of the pool fits a clip. This is Eq. 6 with the teacher's features.
 
-    Args:    features (..., D), of a clip's frames, averaged, or of what is said; phrases (K, D).
+    Args:    features (..., D): a clip's mean over frames, or its narration's; phrases (K, D).
     Returns: (..., K) float, rows sum to 1, without gradient.
     """
     return match(features, phrases, tau).exp().detach()

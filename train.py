@@ -2,11 +2,11 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4.
 
-Pre-training minimizes the objective of a video, Eqs. 6 to 10, averaged over the videos of an
-update, by SGD and then by AdamW. In one update f encodes each clip once, and h predicts many of
-them, one in each row: training/rows.py. Every random choice is drawn from (its kind, seed, update,
-video): a run that is resumed, or made by more processes or in smaller groups, is the same one, up
-to rounding. Fine-tuning is in training/finetune.py.
+Each video has an objective, Eqs. 6 to 10. Pre-training minimizes its mean over the videos of an
+update, first with SGD, then with AdamW. In one update f encodes each clip once, and h predicts many
+of them, one in each row (training/rows.py). A random choice depends only on its kind, seed, update
+and video. So a run stays the same, up to rounding, if it is resumed, or made by more processes or
+in smaller groups. Fine-tuning is in training/finetune.py.
 
     paper          here           shape             meaning
     v_i            group.clips    (C, F, 3, H, W)   consecutive clips of V videos
@@ -58,11 +58,11 @@ def make_optimizer(model, stage):
 
 
 def objective(model, group, features, update, args):
-    """Eqs. 6 to 10 of a group of whole videos: means within each video, which no other one changes.
+    """Eqs. 6 to 10 of a group of whole videos. Each term is a mean within one video.
 
     Args:    group: Loaded, V videos with C clips; features (C, D) of the teacher.
-    Returns: {"xe", "mse", "mc": the terms; "match", "match_h": the share of clips, and of what h
-             predicts, that have the teacher's likeliest phrase}, each (V,); and x (C, D).
+    Returns: {"xe", "mse", "mc": the terms; "match", "match_h": the share of clips, and of h's
+             predictions, whose likeliest phrase is the teacher's}, each (V,); and x (C, D).
     """
     clips = [len(windows) for _, windows in group.requests]                # of each video
     x = model.encode(group.clips)                                          # x_i = f(v_i)
@@ -153,7 +153,7 @@ def pretrain(args):
 
 
 def parse(argv=None):
-    """The command line. Where --size or --data gives the default, the flag's own is None."""
+    """The command line. A flag's own default is None where --size or --data gives one."""
     stage = Parser("", add_help=False)
     stage.add_argument("--stage")
     if stage.parse_known_args(argv)[0].stage == "finetune":
