@@ -2,8 +2,8 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3, Sec. 4 and appendix B.
 
-Times are in seconds. A video has n windows. A batch has C clips of all its videos, numbered 0 to
-C - 1. h reads R rows of nine. rng is a numpy Generator. toy/source.py, files/sources.py give clips.
+Times are in seconds; rng is a numpy Generator. A video has n windows. A batch has C clips, numbered
+0 to C - 1. h reads R rows of nine clips. toy/source.py and files/sources.py give the clips.
 """
 from typing import NamedTuple
 
@@ -49,7 +49,7 @@ class Example(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What a source gives for requests; each is (video, windows (n, 2) s, ...), as an Example."""
+    """What a source gives for requests (video, windows (n, 2) s, ...), such as Examples."""
     requests: list                # those that could be read
     clips: torch.Tensor           # of all of them, (C, F, 3, H, W) uint8
     views: torch.Tensor           # what the teacher sees of them: Teacher.encode_clips takes it
@@ -102,7 +102,7 @@ def paper_rows(videos, rng=None, hide_tail=False):
     default, training/rows.py uses this on one clip of each step.
 
     If a video has more than nine clips, the place of the missing clip in its row is drawn uniformly
-    (without rng: the middle place). It shifts where the row would go beyond an end of the video.
+    (without rng: the middle place). It shifts where the row would pass an end of the video.
     hide_tail: as in the release, clips become padding from a random place after the missing clip.
 
     Args:    videos: [[clip, ...], ...], the numbers of each video's clips in time order.
@@ -127,7 +127,7 @@ def forecast_windows(end, history=HISTORY, start=0.0):
 
 
 def classify_windows(start, end, duration, views, seconds=CLIP_SECONDS):
-    """`views` windows spread over a step. If a step is shorter than one, all have its middle."""
+    """`views` windows spread over a step. In a step shorter than one, all are around its middle."""
     spare = max(end - start - seconds, 0.0)
     middles = (start + end) / 2 + spare * (np.arange(views) - (views - 1) / 2) / max(views - 1, 1)
     return np.array([window_around(m, m, seconds, duration) for m in middles])
@@ -158,7 +158,7 @@ def examples_of(task, videos, min_steps=2):
     """The examples of a task. To forecast and infill, a video needs at least min_steps steps.
 
         "classify"  every annotated step, in three views
-        "forecast"  for every two consecutive steps: a history up to the first, the second's label
+        "forecast"  for two consecutive steps: the history that ends with one, the label of the next
         "infill"    one clip of every step, in videos with at least three steps
         "activity"  the whole video, cut into 8
     """

@@ -10,8 +10,8 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and 4.4, a
     classify, --data epic    verb, noun and action, fine-tuned                   Table 3
     features                 writes embeddings of whole videos to a file         -
 
-Forecasts and infillings are made here. evaluation/tasks.py holds what they are compared with, and
-the other tasks. They are compared with label-free baselines and with the truth of the toy world.
+Forecasts and infillings are made here. evaluation/tasks.py has the other tasks, and what forecasts
+are compared with: baselines without labels, and the truth of the toy world.
 M examples, N clips of each, Q Monte Carlo samples, S steps (the label set), D embedding.
 """
 import time
@@ -77,7 +77,7 @@ def forecast(model, read, args):
 
 
 def infill(model, read, args):
-    """Predict each step of a video from all others. by_position: first, between, last steps."""
+    """Predict each step of a video from the others. by_position: first, between, last steps."""
     x, missing, where, position = tasks.hide_each_step(read)
     y, examples = read.labels[missing], [read.examples[i] for i in missing.tolist()]
     lines, zero, _ = score(model, x, read.texts, y, args, where)

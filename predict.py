@@ -29,7 +29,7 @@ TOP = 5                   # steps of a window in the JSON; next steps and future
 
 def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip, clip_weights,
              scores, name):
-    """Forecast one video, with the arguments of `predict` -> its result, and the Observed."""
+    """Forecast one video, with the arguments of `predict` -> its content, and the Observed."""
     # 1. The checkpoint, the steps to choose among, the video.
     device, checkpoint = pick_device(device), checkpoint or default_checkpoint()
     model = weights.load(checkpoint).to(device)
@@ -77,7 +77,7 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
 
 def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizon=3, seed=0,
             device="auto", clip=None, clip_weights=None, scores="debiased", name=None):
-    """The command as a function -> the JSON's content. None: as if the flag is not given.
+    """The command as a function -> the JSON's content. None means that the flag is not given.
 
     Args:
         video:      path; None: test video number `seed` of the toy world.

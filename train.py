@@ -2,11 +2,11 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4.
 
-Each video has an objective, Eqs. 6 to 10. Pre-training minimizes its mean over the videos of an
-update, first with SGD, then with AdamW. In one update f encodes each clip once, and h predicts many
-of them, one in each row (training/rows.py). A random choice depends only on its kind, seed, update
-and video. So a run stays the same, up to rounding, if it is resumed, or made by more processes or
-in smaller groups. Fine-tuning is in training/finetune.py.
+Each video has an objective, Eqs. 6 to 10. Pre-training minimizes the mean objective of the videos
+of an update, first with SGD, then with AdamW. In one update f encodes each clip once, and h
+predicts many clips, one in each row (training/rows.py). A random choice depends only on its kind,
+seed, update and video. So a run stays the same, up to rounding, if it is resumed, or made by more
+processes or in smaller groups. Fine-tuning is in training/finetune.py.
 
     paper          here           shape             meaning
     v_i            group.clips    (C, F, 3, H, W)   consecutive clips of V videos
@@ -58,7 +58,7 @@ def make_optimizer(model, stage):
 
 
 def objective(model, group, features, update, args):
-    """Eqs. 6 to 10 of a group of whole videos. Each term is a mean within one video.
+    """Eqs. 6 to 10 of a group of whole videos. Means within a video do not depend on the others.
 
     Args:    group: Loaded, V videos with C clips; features (C, D) of the teacher.
     Returns: {"xe", "mse", "mc": the terms; "match", "match_h": the share of clips, and of h's
@@ -153,7 +153,7 @@ def pretrain(args):
 
 
 def parse(argv=None):
-    """The command line. A flag's own default is None where --size or --data gives one."""
+    """The command line. A flag's own default is None where --size or --data gives the default."""
     stage = Parser("", add_help=False)
     stage.add_argument("--stage")
     if stage.parse_known_args(argv)[0].stage == "finetune":
