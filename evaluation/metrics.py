@@ -34,7 +34,7 @@ def percent(hits):
 def topk_correct(scores, labels, k):
     """Whether the correct class is among the k best of scores (M, K): (M,) bool.
 
-    Equal scores are ranked by index: of COIN's 778 step texts 749 are distinct.
+    Equal scores are ranked by index. They occur: only 749 of COIN's 778 step texts are distinct.
     Raises: FloatingPointError unless all scores are finite.
     """
     if not scores.isfinite().all():
@@ -44,9 +44,9 @@ def topk_correct(scores, labels, k):
 
 
 def pack(right, examples, parts=None):
-    """For experiments/compare.py, of M data.Example: {column: which are right, of (M,) bool, as
-    hexadecimal bits; "parts": {name: the same of which examples a part is of}; "per_video": how
-    many examples, in turn, are of one video}."""
+    """What experiments/compare.py reads of M data.Example: {column: which are right, (M,) bool, as
+    hexadecimal bits; "parts": {name: which examples belong to this part, likewise}; "per_video":
+    how many examples each video has, in their order}."""
     def bits(columns):
         return {name: np.packbits(of.numpy()).tobytes().hex() for name, of in columns.items()}
     videos = torch.tensor([example.video for example in examples])
@@ -61,7 +61,7 @@ def accuracies(columns, labels):
 
 
 def distinct(log_p):
-    """How many steps are the likeliest of one of the Q samples, on average: log p (M, Q, K)."""
+    """How many different steps are likeliest in the Q samples, on average: log p (M, Q, K)."""
     return float(np.mean([len(picks.unique()) for picks in log_p.argmax(-1)]))
 
 
@@ -76,8 +76,8 @@ def softmaxes(log_p):
 
 
 def best_of_draws(log_p, labels):
-    """If one step is drawn from each of Q distributions, log p (M, Q, K), at the best of
-    TEMPERATURES: the chance that one of them is the correct one, (M,)."""
+    """Draw one step from each of Q distributions, log p (M, Q, K), at the best of TEMPERATURES: the
+    chance that any drawn step is correct, (M,)."""
     answers = labels[:, None, None].expand(-1, log_p.shape[1], 1)
     chances = [1 - (1 - p.gather(2, answers)).prod(1)[:, 0] for p in softmaxes(log_p)]
     return max(chances, key=percent)
@@ -89,8 +89,8 @@ def nearest_variation(log_p, truth):
 
 
 def neighbor_forecast(keys, following, queries, classes):
-    """How often each step followed the NEIGHBORS nearest histories, by the cosine of all that h
-    reads: keys (n, N, D) and following (n,) int64, queries (M, N, D) -> (M, classes)."""
+    """How often each step followed the NEIGHBORS nearest histories. Nearness is the cosine over all
+    that h reads: keys (n, N, D), following (n,) int64, queries (M, N, D) -> (M, classes)."""
     if not len(keys):
         return torch.full((len(queries), classes), 1 / classes)
     keys, queries = (normalize(of.flatten(1), dim=-1) for of in (keys, queries))
@@ -100,7 +100,7 @@ def neighbor_forecast(keys, following, queries, classes):
 
 
 def print_lines(content, indent=""):
-    """Print the numbers of a dict, nested ones indented, but for None, `by_class` and `right`."""
+    """Print a dict's numbers, nested dicts indented. None, `by_class` and `right` are left out."""
     for name, value in content.items():
         if name == "right":                                # for experiments/compare.py
             continue

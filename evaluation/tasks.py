@@ -1,4 +1,4 @@
-"""What stands beside the forecasts of evaluate.py, and its other tasks.
+"""What the forecasts of evaluate.py are compared with, and its other tasks.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4.1, 4.2. M examples of a task, N clips of
 each, Q Monte Carlo samples, H steps ahead, S steps (the label set), D embedding. Each task takes
@@ -29,7 +29,7 @@ FUTURES = 100                  # forecasts whose futures are sampled step by ste
 
 
 class Read(NamedTuple):
-    """What was read of the M examples that could be read."""
+    """What evaluate.py has read of the M readable examples."""
     source: object                 # of the videos
     examples: list                 # (M)
     labels: torch.Tensor           # (M,) int64; (M, 2) verbs and nouns of EPIC
@@ -40,8 +40,8 @@ class Read(NamedTuple):
 
 # --- Beside the forecasts ---
 def similar_histories(model, read, args):
-    """Which step followed the histories that are nearest to what h reads: (M, S). They are those
-    of h's training rows, of all videos that the checkpoint was trained with."""
+    """How often each step followed the histories nearest to what h reads: (M, S). These histories
+    are those of h's training rows, from all videos that the checkpoint was trained on."""
     toy = model.settings.get("data") == "toy"
     count = model.settings["toy_videos"] if toy else args.toy_videos
     source, rng = ToySource("train", count, model.encoder.frames), np.random.default_rng(args.seed)
@@ -66,7 +66,7 @@ def chosen_examples(M):
 def baselines(model, read, exact, args):
     """Label-free baselines: {"random", "teacher": percent right, "similar": {...} or None}; and
     which examples they have right, {name: (M,) bool}. exact (M, S), or None outside the toy world.
-    `similar` is of zero-shot models.
+    Only zero-shot models have `similar`.
 
         teacher   the teacher on the observed clips, as the paper re-purposes it
         similar   `similar_histories`: its likeliest step, its five likeliest, the best of as many
@@ -87,8 +87,8 @@ def baselines(model, read, exact, args):
 
 
 def exact_forecasts(read):
-    """P(next step | what is known of the steps observed): {"bayes_KNOWN": (M, S) float64} of
-    grammar.KNOWN, "bayes_top1" of their sequence."""
+    """P(next step | what is known of the steps observed): {"bayes_KNOWN": (M, S) float64} for each
+    of grammar.KNOWN. For the sequence the name is "bayes_top1"."""
     before = [observed_steps(example, read.source.videos[example.video])
               for example in read.examples]
     worlds = {known: grammar.Grammar(known) for known in grammar.KNOWN}
@@ -97,14 +97,14 @@ def exact_forecasts(read):
 
 
 def truth(model, read, zero, log_p, exact, args):
-    """The forecasts, log p of zero noise (M, S) and of samples (M, Q, S), against the exact
+    """Compare the forecasts, log p of zero noise (M, S) and of samples (M, Q, S), with the exact
     distribution of the next step given the steps observed, exact (M, S).
 
-        ideal_oracle   best of Q draws from it
-        tv, tv_ideal   total variation from it, of DRAWS samples of the model, and of DRAWS draws
-        tv_error       standard error of tv, of forecasts in different videos, as a rule
+        ideal_oracle   best of Q draws from the exact distribution
+        tv, tv_ideal   total variation of DRAWS samples of the model, and of DRAWS exact draws
+        tv_error       standard error of tv; its forecasts are, as a rule, of different videos
         tv_softmax     total variation of the zero-noise softmax, at its best temperature
-        possible_next  the likeliest step is possible, %, and % of p on possible steps
+        possible_next  % of forecasts whose likeliest step is possible; % of p on possible steps
     """
     y, S = read.labels, zero.shape[1]
     generator = torch.Generator().manual_seed(args.seed)
@@ -132,14 +132,15 @@ def truth(model, read, zero, log_p, exact, args):
 
 
 def by_pair(p, y):
-    """p (..., S), y (M,), with two look-alikes as one answer: their probabilities are added."""
+    """p (..., S), y (M,) with two look-alikes as one answer, by adding their probabilities."""
     alike = torch.from_numpy(grammar.ALIKE)                                    # (S,)
     return torch.zeros_like(p).index_add_(-1, alike, p), alike[y]
 
 
 def forecasts_by_pair(zero, log_p, exact, y):
-    """Percent right if the name of a step's look-alike counts as right: the likeliest steps of zero
-    noise, log p (M, S), and of the exact distribution (M, S); the best of Q, log p (M, Q, S)."""
+    """Percent right if the name of a step's look-alike counts as right, too. Zero noise, log p
+    (M, S), and exact (M, S) have one forecast. Samples, log p (M, Q, S), and exact draws have the
+    best of Q."""
     (zero, pairs), (draws, _), (exact, _) = (by_pair(p, y) for p in (
         zero.exp(), log_p.exp(), exact))
     hits = {"zero_noise": topk_correct(zero, pairs, 1), "bayes_top1": topk_correct(exact, pairs, 1),
@@ -149,7 +150,7 @@ def forecasts_by_pair(zero, log_p, exact, y):
 
 
 def new_forecasts(read):
-    """Which forecasts, history and next step, no training video can show: (M,) bool."""
+    """Which forecasts have a history and next step that no training video can show: (M,) bool."""
     trained, videos = grammar.Grammar(training=True), read.source.videos
     return torch.tensor([
         trained.chance(*observed_steps(example, videos[example.video]), [label]) == 0
@@ -169,9 +170,9 @@ def beside_the_truth(model, read, zero, log_p, exact, right, new, args):
 
 
 def futures(model, read, args):
-    """Percent of DRAWS sampled futures of H steps, and of their first steps, that the grammar
-    allows given the true steps; of FUTURES examples after which so many follow, None without one.
-    """
+    """Percent of sampled futures of H steps, and of their first steps, that the grammar allows
+    after the true steps. Up to FUTURES examples that have H more steps get DRAWS futures each; None
+    if there is no such example."""
     videos, H = read.source.videos, args.horizon
     long = [i for i, e in enumerate(read.examples) if e.step + H <= len(videos[e.video].steps)]
     if not long:
@@ -191,10 +192,10 @@ def futures(model, read, args):
 
 # --- Infilling ---
 def hide_each_step(read):
-    """Rows of the steps of a video, each missing in one (Sec. 3.1), with up to eight around it; of
-    videos that could be read whole -> x (M, 9, D); missing (M,), numbers of examples; where:
-    observed (M, 9) bool and j (M,) of `predict_missing`; position (M,): 0 for a first step, 2 for a
-    last one, 1 between."""
+    """Rows of the steps of a video (Sec. 3.1): each step is missing in one, with up to eight steps
+    around it. Only videos that could be read whole have rows -> x (M, 9, D); missing (M,), numbers
+    of examples; where: observed (M, 9) bool and j (M,) for `predict_missing`; position (M,): 0 for
+    a first step, 1 between, 2 for a last step."""
     source, videos = read.source, {}
     for i, example in enumerate(read.examples):        # one of each step
         if source.videos[example.video].name not in source.unreadable:
@@ -211,8 +212,8 @@ def hide_each_step(read):
 
 
 def exact_infilling(read, missing):
-    """P(the missing step | all others of its video, in their order, and how many are before it), of
-    each example `missing` (M,): (M, S) float64."""
+    """P(missing step | all other steps of its video in order, and how many come before it), for
+    each example of `missing` (M,): (M, S) float64."""
     around = defaultdict(lambda: np.zeros(len(grammar.STEPS)))
     for p, names in sum(grammar.PROCEDURES.values(), []):
         steps = [grammar.STEP_ID[name] for name in names]
@@ -228,8 +229,9 @@ def exact_infilling(read, missing):
 
 # --- Classification ---
 def within_pairs(p, y):
-    """Whether the name of a look-alike is likelier than the other of its pair: p (M, S), y (M,) ->
-    (M,) bool. A video shows both of a pair: a constant answer is right in half."""
+    """Whether a look-alike's own name is likelier than the other name of its pair: p (M, S),
+    y (M,) -> (M,) bool. A video shows both of a pair, so a constant answer is right half the time.
+    """
     other = torch.arange(len(grammar.STEPS))                                   # (S,)
     for a, b in grammar.LOOK_ALIKES:
         a, b = grammar.STEP_ID[a], grammar.STEP_ID[b]
@@ -266,8 +268,8 @@ def activity(model, read, args):
 
 
 def actions(model, read, args):
-    """Table 3: V verbs and U nouns, by softmaxes averaged over VIEWS clips of each action. An
-    action is right if both are; its top 5 are the pairs with the largest p(verb) p(noun)."""
+    """Table 3: V verbs and U nouns, from softmaxes averaged over VIEWS clips of each action. An
+    action is right if its verb and its noun are. Its top 5 have the largest p(verb) p(noun)."""
     verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(read.x))   # (M, V), (M, U)
     v, u = read.labels.T                                                       # (M,) each
     verbs, nouns = accuracies({"verb": verb}, v), accuracies({"noun": noun}, u)

@@ -1,13 +1,13 @@
 """Compare runs on the same examples: `python -m experiments.compare A.json ... --with B.json ...`.
 
-The files are those of evaluate.py --json, one of each seed. Both sides answered the same examples,
-so the difference is taken example by example, which leaves out how hard they are. Its standard
-error has two parts, whose squares are added: that of the videos (examples of one video are not
-independent), and that of the seeds. M examples, S seeds of one side.
+The files are those of evaluate.py --json, one per seed. Both sides answered the same examples, so
+the difference is taken example by example. This cancels how hard each example is. The standard
+error has two parts, whose squares are added: the error over videos (examples of one video are not
+independent), and the error over seeds. M examples, S seeds of one side.
 
     held        the difference is above twice its error
-    not held    it is below minus that
-    equal       it is within one point, by twice its error
+    not held    the difference is below minus twice its error
+    equal       the difference, plus or minus twice its error, is within one point
     undecided   none of these
 """
 import json
@@ -25,8 +25,8 @@ EQUAL = 1.0               # point
 
 
 def read_right(path, column, part=None):
-    """Which examples of a part, or all, a JSON of evaluate.py has right: (M,) of 0 or 1, the first
-    example of each video (V + 1,), and the seed. Of column "look_alikes" the part is the same."""
+    """Which examples of a part, or all, a JSON of evaluate.py has right: (M,) of 0 or 1; the first
+    example of each video (V + 1,); and the seed. Column "look_alikes" is read on its own part."""
     def bits(text):
         return np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8))[:content["evaluated"]]
     with fields_of(path, "a JSON of evaluate.py --json is needed"):
@@ -42,10 +42,11 @@ def read_right(path, column, part=None):
 
 
 def paired_difference(ours, theirs, first):
-    """Difference in points of the shares right, and its standard error.
+    """The difference of the shares right, in points, and its standard error.
 
-    ours, theirs: (S, M) of 0 or 1, each row a seed, paired if there are as many; first (V + 1,):
-    the number of each video's first example, and M. With one seed, the error is that of the videos.
+    ours, theirs: (S, M) of 0 or 1, one line per seed; seeds are paired if both have as many. first
+    (V + 1,): the number of each video's first example, then M. With one seed, the error is that
+    over videos.
     """
     each = 100 * (ours.mean(0) - theirs.mean(0))                               # (M,) points
     difference, M = each.mean(), len(each)
@@ -59,7 +60,7 @@ def paired_difference(ours, theirs, first):
 
 
 def verdict(difference, error):
-    """What a difference and its standard error, in points, say."""
+    """The verdict on a difference and its standard error, in points."""
     if abs(difference) > 2 * error:
         return "held" if difference > 0 else "not held"
     return "equal" if abs(difference) + 2 * error <= EQUAL else "undecided"

@@ -1,8 +1,8 @@
-"""Features of videos, in place of their pictures, as `evaluate.py --task features` writes them.
+"""Features of videos, instead of their frames, as `evaluate.py --task features` writes them.
 
-An npz of R rows, those of a video one after the other: video (R,) text; start, end (R,) s;
-embedding (R, F); and teacher (R, D), if the embeddings are not CLIP's own. They are read video by
-video: a file may be larger than the memory. n windows of a video, which has m rows.
+A file is an npz of R rows. The rows of a video follow each other. Its arrays: video (R,) text;
+start, end (R,) s; embedding (R, F); and teacher (R, D), if the embeddings are not CLIP's own. The
+file is read video by video, so it may be larger than memory. A video has m rows and n windows.
 """
 import functools
 import zipfile
@@ -32,13 +32,13 @@ class Rows(NamedTuple):
     matrices: tuple                # embedding and what the teacher sees: (offset, width, dtype)
 
     def read(self, offset, width, dtype):
-        """Those of a matrix that begins at `offset` bytes: (m, width)."""
+        """The video's rows of a matrix that begins at byte `offset`: (m, width)."""
         m, offset = len(self.spans), offset + self.first * width * dtype.itemsize
         return np.fromfile(self.path, dtype, m * width, offset=offset).reshape(m, width)
 
 
 def find_matrix(path, archive, name, R):
-    """Where the matrix `name`, of R rows, lies: (bytes, width, dtype). Raises InputError."""
+    """Where the matrix `name` of R rows begins: (byte, width, dtype). Raises InputError."""
     info = archive.getinfo(f"{name}.npy")
     require(info.compress_type == zipfile.ZIP_STORED, f"{path}: {name} is compressed; {NEED}")
     with archive.open(info) as file:
@@ -71,12 +71,13 @@ def find_rows(path):
 
 
 def read_rows(rows, windows):
-    """What f and the teacher read of windows (n, 2) s: the mean of the rows whose middle lies in
-    each, else the nearest one; of those that end before it does or, if none does, the first to end.
+    """What f and the teacher read of windows (n, 2) s: the mean of the rows whose middle lies in a
+    window, else the nearest row. Only rows that end before the window ends are used. If no row
+    does, the row that ends first is used.
 
     Returns: (n, F) and (n, D) float32.
-    Raises:  InputError if no row ends before the windows do, or they begin after the last one; if a
-             number is not finite.
+    Raises:  InputError if no row ends before the windows end; if a window begins after the last
+             row; if a number is not finite.
     """
     ends, end = rows.spans[:, 1], windows.max()
     require(ends.min() <= end + ROUNDING, f"{rows.path}: no row ends before {end:.1f} s")
@@ -93,15 +94,15 @@ def read_rows(rows, windows):
 
 
 def read_clips(path, name, windows=None):
-    """As files.video.read_clips, of video `name` of a file of features -> (n, F) float32."""
+    """Like files.video.read_clips, for video `name` of a file of features -> (n, F) float32."""
     rows = find_rows(path)[name]
     windows = forecast_windows(rows.spans.max()) if windows is None else windows
     return read_rows(rows, windows)[0]
 
 
 def require_widths(found, width, dim=None):
-    """F of {id: Rows}. InputError if f reads another width, or texts are not as wide as what the
-    teacher sees; None: any."""
+    """F of {id: Rows}. InputError if f reads another width, or if the texts are not as wide as the
+    teacher's features. A width of None fits any."""
     path, _, _, ((_, F, _), (_, D, _)) = next(iter(found.values()))
     require(width in (None, F), f"{path}: rows of embedding have {F} numbers, the checkpoint reads "
             f"{width}; give those that it was trained on")

@@ -1,8 +1,8 @@
 """The toy world: cooking procedures from a small grammar, and exact inference on it.
 
-Every command uses this world by default: the method runs, and is measured against a known truth,
-without any data. What comes next depends on which steps were done, and in which order. S = 40
-steps, each "verb object".
+Every command uses the toy world by default. So the method runs without any data, and is measured
+against a known truth. What comes next depends on which steps were done, and in which order. There
+are S = 40 steps, each named "verb object".
 """
 import zlib
 from collections import defaultdict
@@ -34,12 +34,13 @@ def one_of(*parts):
 
 
 def procedure(begin, first, second, between):
-    """Two pairs, woven into each other, and then what the order of each decides.
+    """Two interleaved pairs of steps, and then the ends that their orders decide.
 
-    A pair is (a, b, end, other end). Either order has probability 1/2; `end` follows if a was done
-    before b, else `other end`. So the end tells the order, and nothing later depends on it again.
-    Of pairs (a, b, ..) and (c, d, ..), a video shows: begin a c b d, end, between, end. One of each
-    of `begin` and `between` is done. No clip shows both steps of a pair: they are 9 s apart.
+    A pair is (a, b, end, other end). Either order of a and b has probability 1/2. `end` follows if
+    a was done before b, else `other end`. So the end tells the order, and nothing later depends on
+    the order again. With pairs (a, b, ..) and (c, d, ..), a video shows: begin, a, c, b, d, end of
+    the first pair, between, end of the second. It shows one step of `begin` and one of `between`.
+    The steps of a pair are 9 s apart, so no clip shows both.
     """
     sequences = []
     for (a, b, end), (c, d, last) in product(*(
@@ -104,8 +105,8 @@ SPLIT_SEEDS = {"train": 0, "validation": 1_000_000, "test": 2_000_000}   # first
 
 
 def is_new(names):
-    """Whether a sequence of steps is one of the eighth that no training video has. The first step
-    does not count: forecasts of the last ones seldom see it."""
+    """Whether a sequence of steps is in the eighth of sequences that no training video has. The
+    first step does not count, since forecasts of the last steps seldom see it."""
     return zlib.crc32(" ".join(names[1:]).encode()) % 8 == 0
 
 
@@ -129,7 +130,7 @@ def make_video(split, index):
 
 
 def seed_of(video):
-    """The seed of what is drawn of a video: its split's first one, plus the number in its name."""
+    """The seed of a video's draws: the first seed of its split, plus the number in its name."""
     return SPLIT_SEEDS[video.split] + int(video.name.removeprefix(f"{video.split}_"))
 
 
@@ -143,8 +144,8 @@ KNOWN = {"sequence": lambda steps, from_start: (steps, from_start),
 
 
 class Grammar:
-    """The exact distribution of the next step, over all sequences of all procedures; or, with
-    training, over those that training videos have: what is 0 then occurs in none."""
+    """The exact distribution of the next step, over all sequences of all procedures. With
+    `training`, only over those of training videos: what has probability 0 then occurs in none."""
 
     def __init__(self, known="sequence", training=False):
         self.known = KNOWN[known]
@@ -160,12 +161,12 @@ class Grammar:
 
     def next_step(self, observed, from_start):
         """P(next step | what is known of the observed step ids; the video goes on): (S,), or zeros.
-        from_start: whether the first of them is the first of the video."""
+        from_start: whether the first observed step is the first of the video."""
         mass = self.following.get(self.known(tuple(observed), from_start), np.zeros(len(STEPS)))
         return mass / (mass.sum() or 1.0)
 
     def chance(self, observed, from_start, future):
-        """P(these steps follow in this order), each given that the video goes on; 0 with a -1."""
+        """P(these steps follow in this order), each given that the video goes on; 0 for any -1."""
         p, observed = 1.0, list(observed)
         for step in future:
             p *= float(self.next_step(observed, from_start)[step]) if step >= 0 else 0.0

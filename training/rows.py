@@ -4,14 +4,14 @@ R rows of nine clips; n clips of one video, numbered 0 to n - 1; -1 is padding.
 
     --rows paper      data.paper_rows: every clip is missing in turn, all others are visible
     --rows release    the same, with a random tail of the clips after the missing one hidden
-    --rows steps      the default: rows that ask what comes next, of steps in place of clips
+    --rows steps      the default: rows that ask what comes next, made of steps instead of clips
 
-What `steps` changes, with an example: docs/differences.md, the first section.
-1. Consecutive clips with the same likeliest phrase under f are one step, and the first clip of each
-   later step is asked for: among the paper's rows the next clip often shows the same step.
-2. A row that asks for it holds a history cut as at inference, and then this clip: the tail is
-   hidden. The history ends before the clip begins; narrated clips overlap, and would show it.
-A third of the paper's rows, of one clip of each step, stays among them, so that h can infill.
+The first section of docs/differences.md explains what `steps` changes, with an example.
+1. Consecutive clips with the same likeliest phrase under f are one step. h predicts the first clip
+   of each step after the first. In the paper's rows, the next clip often shows the same step.
+2. Such a row holds a history, cut as at inference, and then the missing clip. The tail is hidden.
+   Narrated clips overlap, so the history ends before the missing clip begins.
+A third of the paper's rows, with one clip of each step, is kept so that h can infill.
 """
 import itertools
 
@@ -25,18 +25,18 @@ EVERY = 3                     # every third row of `paper_rows` stands beside `f
 
 
 def steps_of(phrases):
-    """Consecutive clips with one likeliest phrase, (n,), are one step: [[clip, ...], ...]."""
+    """Merge consecutive clips of one likeliest phrase, (n,), into steps: [[clip, ...], ...]."""
     return [list(step) for _, step in itertools.groupby(range(len(phrases)), phrases.__getitem__)]
 
 
 def forecast_rows(windows, steps):
-    """Rows that ask what comes next: for the first clip of every step but the first.
+    """Rows that ask what comes next. The first clip of each step after the first is missing in one.
 
-    The history is up to 68 s that end with the last clip whose window ends before the asked one
-    begins, in 8 pieces; for each stands the clip of the nearest middle.
+    The history ends with the last clip whose window ends before the missing clip begins. It has at
+    most 68 s, in 8 pieces. Each piece is represented by the clip whose middle is nearest.
 
-    Args:    windows (n, 2) s; steps by `steps_of`.
-    Returns: [(row, j), ...] as `paper_rows`: eight clips of the history, then the missing one.
+    Args:    windows (n, 2) s; steps from `steps_of`.
+    Returns: [(row, j), ...] as `paper_rows`: eight clips of the history, then the missing clip.
     """
     rows = []
     for k, *_ in steps[1:]:
@@ -50,8 +50,8 @@ def forecast_rows(windows, steps):
 
 
 def change_context(row, j, n, context, rng):
-    """A control: the observed clips of the row in random places ("shuffled"), and then any clip
-    that is not among them is the missing one ("bag": of n clips, whether before or after)."""
+    """Controls. "shuffled": the observed clips of the row go to random places. "bag": besides, the
+    missing clip is any of the n clips that are not observed, before or after them."""
     places = [i for i, clip in enumerate(row) if clip >= 0 and i != j]
     row = np.array(row)
     row[places] = rng.permutation(row[places])

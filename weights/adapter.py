@@ -1,11 +1,11 @@
-"""f for features that another model made of the pictures: docs/data.md."""
+"""f for features that another model computed from the frames: docs/data.md."""
 from torch import nn
 from torch.nn import functional
 
 
 class Adapter(nn.Module):
-    """f: features to unit vectors in the text space: LayerNorm and two layers. features, width,
-    dim: F, numbers of a clip; of the hidden layer; D, width of the text space."""
+    """f: features to unit vectors in the text space, by a LayerNorm and two layers. features: F,
+    numbers per clip; width: of the hidden layer; dim: D, width of the text space."""
     image, frames, seconds = 0, 0, None                # it reads no pictures
 
     def __init__(self, features, width=512, dim=512):
