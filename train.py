@@ -162,7 +162,7 @@ def parse(argv=None):
     add = parser.add_argument
     add("--stage", choices=["pretrain", "finetune"], default="pretrain")
     add("--data", choices=["toy", "howto100m", "features"], default="toy",
-        help="howto100m: narrated videos; features: of such, in place of the pictures")
+        help="howto100m: narrated videos; features: of such, instead of the pictures")
     add("--toy-videos", type=count, default=6000, help="training videos of the toy world")
     add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
     add("--features", type=Path, help="npz of features, as of evaluate.py --task features")
