@@ -48,8 +48,8 @@ class Standardizer(nn.Module):
     def update(self):
         """Move the running averages toward the clips added since the last update, if any."""
         total, square, count = self.sums.split([len(self.mean), 1, 1])
-        self.updates += 1
-        rate = (1 / self.updates).clamp(min=self.rate)     # the mean of all, until 1 / rate updates
+        self.updates += count[0] > 0
+        rate = 1 / self.updates.clamp(1, 1 / self.rate)    # the mean of all, until 1 / rate updates
         rate, count = rate * (count > 0), count.clamp(min=1)
         self.mean.lerp_(total / count, rate)
         # The mean square of x - mean, over clips and coordinates; 0 if all clips are equal.

@@ -2,19 +2,21 @@
 
 COIN's videos cannot be shared, so features are simulated: a row of 4 s has CLIP's text embedding of
 the step at its middle, or outside of steps the mean text, plus Gaussian noise of norm sigma. What
-is said has the times of the steps, and none of their words.
+is said goes on all the time, and has no word of the steps: neither their names nor their times are
+read in training.
 """
 from pathlib import Path
 
 import numpy as np
 
-from data import MIN_WORDS, STRIDE
+from data import CLIP_SECONDS, MIN_WORDS, STRIDE
 from files.lists import check_names, load_coin
 from support.arguments import Parser, positive, whole
 from support.errors import run
 from support.write import write_atomically, write_json, write_text
 
 SECONDS = 4.0                              # of a row
+SENTENCE = CLIP_SECONDS / STRIDE           # so that clips follow each other without a gap
 SAID = " word" * MIN_WORDS                 # so long that it is not joined with other sentences
 
 
@@ -39,10 +41,11 @@ def main(args):
         ids += [video.name] * len(start)
         starts.append(start)
         seen.append((texts[label] + noise).astype(np.float16))                     # (m, D)
-        if video.split != "test":                              # one clip of each step; none repeats
-            begin, end = zip(*[step[:2] for step in video.steps for _ in range(STRIDE)])
-            texts_said = [f"{number}{SAID}" for number in range(len(end))]
-            said[video.name] = {"start": begin, "end": end, "text": texts_said}
+        if video.split != "test":                      # somebody speaks all the time
+            begin = np.arange(0, end, SENTENCE)
+            texts_said = [f"{number}{SAID}" for number in range(len(begin))]
+            said[video.name] = {"start": begin.tolist(), "end": (begin + SENTENCE).tolist(),
+                                "text": texts_said}
     start = np.concatenate(starts)
     write_atomically(args.out / "F.npz", lambda file: np.savez(
         file, video=ids, start=start, end=start + SECONDS, embedding=np.concatenate(seen)))

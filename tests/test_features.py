@@ -117,6 +117,7 @@ def test_from_features_to_a_forecast(trained, here, capsys):
             ((*train, "x", "--features", "gone"), "needs --features, which must exist"),
             (("train.py", "--toy-videos", "6", "--encoder", "adapter"), "adapter reads --data"),
             ((*test, "run", "--features", "wide/F.npz"), "33 numbers, the checkpoint reads 32"),
+            ((*train, "run", "--resume", "--features", "wide/F.npz"), "33 numbers, the checkpoint"),
             (("evaluate.py", "--checkpoint", "run"), "reads features, by --data features --feat"),
             ((*test, trained / "mask"), "reads videos"), (forecast, "reads features: give F.npz"),
             ((*forecast, "--video", "x"), "listed is 'x', there is 'v0'"),

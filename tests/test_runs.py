@@ -224,13 +224,24 @@ def test_unreadable_videos_are_counted_and_named(here, capsys, monkeypatch):
         run.begin(args, run.open_run(args), source, phrases=grammar.PHRASES)
         assert source.unreadable.keys() == left
     source = SimpleNamespace(unreadable={}, shared={"a": "", "b": ""}, videos=[0] * 9)
+    model = SimpleNamespace(standardize=SimpleNamespace(updates=1))
     for found in [{"a": "", "c": ""}, {"b": "", "c": ""}], [{"a": ""}]:
         monkeypatch.setattr(parallel, "gather", lambda failed: found)
         monkeypatch.setattr(run, "require_readable", lambda *args: None)
         monkeypatch.setattr(run.weights.checkpoint, "save", lambda *args, **more: None)
-        run.save(train.parse(["--out", "new"]), None, torch.optim.SGD([torch.zeros(1)]), 1, {},
+        run.save(train.parse(["--out", "new"]), model, torch.optim.SGD([torch.zeros(1)]), 1, {},
                  source)
         assert source.unreadable == ({"c": ""} if len(found) > 1 else {"a": ""})
+
+
+def test_a_run_that_read_no_video_leaves_no_checkpoint(here, capsys, monkeypatch):
+    """Catches: an untrained checkpoint, with which --resume would find the run complete."""
+    flags = "--toy-videos", "8", "--sgd-epochs", "1", "--epochs", "0", "--out", "run"
+    with monkeypatch.context() as patch:
+        broken_source(patch, lambda name: True)
+        assert "8 of 8 videos are unr" in fails(capsys, "train.py", *flags, "--max-unreadable", "1")
+    call("train.py", *flags, "--resume")
+    assert rows_of("run")[-1]["loss"] and read_json("run/unreadable.json") == {}
 
 
 def test_paths_are_checked_before_anything_is_downloaded(here, capsys, monkeypatch):

@@ -169,9 +169,10 @@ def log(args, bar, update, norm, **values):
 
 
 def save(args, model, optimizer, update, settings, source):
-    """Write checkpoint.pt; if that fails, the one before stays. Then merge what each process could
-    not read, and end with an InputError if it is too much."""
-    if parallel.rank_and_world()[0] == 0:
+    """Write checkpoint.pt, unless no clip was ever read; if that fails, the one before stays. Then
+    merge what each process could not read, and end with an InputError if it is too much."""
+    learned = model.standardize.updates > 0
+    if parallel.rank_and_world()[0] == 0 and learned:
         weights.checkpoint.save(args.out / "checkpoint.pt", model, step=update,
                                 optimizer=optimizer.state_dict(), settings=settings)
     found = parallel.gather(source.unreadable)
@@ -182,7 +183,7 @@ def save(args, model, optimizer, update, settings, source):
     path = args.out / "unreadable.json"
     if (source.unreadable or path.exists()) and parallel.rank_and_world()[0] == 0:
         write_json(path, source.unreadable)
-    require_readable(source, args.max_unreadable, path)
+    require_readable(source, args.max_unreadable if learned else 0.0, path)
 
 
 def ended(args, update, updates):

@@ -78,7 +78,8 @@ def set_up(args, device):
         source.teacher_size = teacher.size
     embeddings = teacher.encode_phrases(phrases)                                   # (K, D)
     if args.data == "features":
-        F = require_widths(source.paths, None, embeddings.shape[1])
+        width = checkpoint["arguments"]["encoder"]["features"] if checkpoint else None
+        F = require_widths(source.paths, width, embeddings.shape[1])
         encoder = encoder | {"features": F}
     alpha_bar = noise_levels(embeddings.shape[1]).tolist()
     if checkpoint:

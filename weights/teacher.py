@@ -51,7 +51,8 @@ def open_teacher(clip, clip_weights=None, device="cpu"):
         require("trust_remote_code" not in json.dumps(json.loads(config.read_bytes())),
                 f"{config} asks for code of its own to be run; remove its trust_remote_code")
     else:
-        require(clip in open_clip.list_models(), f"--clip {clip}: not in open_clip.list_models()")
+        require(clip in open_clip.list_models(), f"--clip {clip}: not in open_clip.list_models(); "
+                "a folder is given as local-dir:DIR, text embeddings as an existing FILE.npz")
         clip_weights = clip_weights or "openai"
         quick = open_clip.get_pretrained_cfg(clip, clip_weights).get("quick_gelu")
         require(not quick or open_clip.get_model_config(clip).get("quick_gelu"),
