@@ -58,7 +58,7 @@ def make_optimizer(model, stage):
 
 
 def objective(model, group, features, update, args):
-    """Eqs. 6 to 10 of a group of whole videos. Means within a video do not depend on the others.
+    """Eqs. 6 and 8 to 10 of a group of whole videos. Means within a video do not depend on the others.
 
     Args:    group: Loaded, V videos with C clips; features (C, D) of the teacher.
     Returns: {"xe", "mse", "mc": the terms; "match", "match_h": the share of clips, and of h's
@@ -75,7 +75,7 @@ def objective(model, group, features, update, args):
         return terms, x
     phrase = log_p.argmax(-1).cpu().numpy()                                # likeliest, (C,)
     rows, j, counts = rows_of_group(group.requests, phrase, update, args)
-    T = len(model.alpha_bar)                                               # t ~ U[1, T]
+    T = len(model.alpha_bar)                                               # t ~ U[1, T], minus 1
     noise, t = draw_noise(group.requests, counts, update, model.dim, T, args.seed)
     rows, j, noise, t = (part.to(x.device) for part in (rows, j, noise, t))
     missing = rows.gather(1, j[:, None])[:, 0]

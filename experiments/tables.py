@@ -156,15 +156,16 @@ def markdown(name, results):
             if is_measured(row, results)]
     rows = [row for row, after in zip(rows, [*rows[1:], ["**"]])           # no heading of nothing
             if not (row[0].startswith("**") and after[0].startswith("**"))]
-    seeds, groups = {}, {}         # {"RECIPE EVALUATION": seeds}, {seeds: what was run with them}
+    seeds, groups = {}, {}         # {(recipe, evaluation): seeds}, {(seeds, recipe): evaluations}
     for recipe, evaluation, key in cells_of([name]):
-        found = seeds.setdefault(f"{recipe} {evaluation}", set())
+        found = seeds.setdefault((recipe, evaluation), set())
         found.update(results.get(f"{recipe} {evaluation} {key}", {}))
-    for ran, found in seeds.items():
+    for (recipe, evaluation), found in seeds.items():
         if found:
-            groups.setdefault(", ".join(sorted(found)), []).append(ran)
-    line = "; ".join(f"{', '.join(same)}: {found}" for found, same in groups.items())
-    seeds = f"\nRuns and their seeds: {line}.\n" if TABLES[name].get("seeds", True) else ""
+            groups.setdefault((", ".join(sorted(found)), recipe), []).append(evaluation)
+    line = "; ".join(f"{recipe} ({', '.join(same)}) {found}"
+                     for (found, recipe), same in groups.items())
+    seeds = f"\nSeeds: {line}.\n" if TABLES[name].get("seeds", True) else ""
     return (f"**{TABLES[name]['title']}**\n\n{text_table(TABLES[name]['columns'], rows)}\n"
             f"{seeds}")
 

@@ -109,7 +109,7 @@ def test_cells_are_means_over_seeds(tmp_path, monkeypatch):
     text = tables.markdown("table-D", results)
     assert [cell.strip() for cell in text.split("\n")[4].split("|")] == [
         "", "mask", "21.0 ± 11.5", "not run", "0.250", "-30.0 ± 15.8", "undecided", ""]
-    assert text.endswith("mask classify: 1, 2, 30; mask infill: 2; both classify: 1, 2.\n")
+    assert text.endswith("mask (classify) 1, 2, 30; mask (infill) 2; both (classify) 1, 2.\n")
 
 
 def test_tables_are_whole_and_on_the_pages():
