@@ -58,7 +58,7 @@ def make_optimizer(model, stage):
 
 
 def objective(model, group, features, update, args):
-    """Eqs. 6 and 8 to 10 of a group of whole videos. Means within a video do not depend on the others.
+    """Eqs. 6 and 8 to 10 of a group of whole videos. Means of one do not depend on the others.
 
     Args:    group: Loaded, V videos with C clips; features (C, D) of the teacher.
     Returns: {"xe", "mse", "mc": the terms; "match", "match_h": the share of clips, and of h's

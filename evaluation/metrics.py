@@ -18,8 +18,9 @@ WORDS = {
     "truth": "exact distribution", "bayes_top1": "of the sequence", "bayes_set": "of the set",
     "bayes_set_last": "of the set and the last step", "bayes_last_two": "of the last two steps",
     "bayes_last": "of the last step", "bayes_alike": "look-alikes not told apart",
-    "ideal_oracle": "best of exact draws", "possible_next": "possible: likeliest step, p",
-    "by_pair": "% right, look-alikes as one", "new": "new to training",
+    "bayes_unnamed": "by name, look-alikes guessed", "ideal_oracle": "best of exact draws",
+    "possible_next": "possible: likeliest step, p", "new": "new to training",
+    "by_pair": "% right, look-alikes as one",
     "look_alikes": "% right within look-alikes", "held_out": "% right of held-out steps",
     "by_position": "by position: first, between, last", "futures": "% of futures possible",
     "possible": "whole futures", "first": "their first steps"}

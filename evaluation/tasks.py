@@ -140,10 +140,13 @@ def by_pair(p, y):
 def forecasts_by_pair(zero, log_p, exact, y):
     """Percent right if the name of a step's look-alike counts as right, too. Zero noise, log p
     (M, S), and exact (M, S) have one forecast. Samples, log p (M, Q, S), and exact draws have the
-    best of Q."""
+    best of Q. "bayes_unnamed": the exact forecast counts by name, and guesses those of look-alikes.
+    """
+    size = torch.from_numpy(np.bincount(grammar.ALIKE, minlength=zero.shape[1])).clamp(min=1)
     (zero, pairs), (draws, _), (exact, _) = (by_pair(p, y) for p in (
         zero.exp(), log_p.exp(), exact))
     hits = {"zero_noise": topk_correct(zero, pairs, 1), "bayes_top1": topk_correct(exact, pairs, 1),
+            "bayes_unnamed": (exact / size).amax(1),
             "oracle": (draws.argmax(-1) == pairs[:, None]).any(1),
             "ideal_oracle": 1 - (1 - exact.gather(1, pairs[:, None])) ** log_p.shape[1]}
     return {name: percent(of) for name, of in hits.items()}

@@ -139,8 +139,8 @@ def require_readable(source, share, where=None):
     require(count, "no video is left: all are silent, or left out by --skip")
     require(len(failed) <= share * count and len(failed) < count,
             f"{len(failed)} of {count} videos are unreadable, more than --max-unreadable {share}; "
-            f"{f'all are in {where}; ' if where else ''}the first: {next(iter(failed), '')}"
-            + " (times must be seconds, not milliseconds or frames)" * (" end" in str(failed)))
+            f"{f'all are in {where}; ' if where else ''}the first: {next(iter(failed), '')} (if it "
+            "ends too early: times must be seconds, not milliseconds or frames)")
 
 
 def open_folder(folder, caption_path, ids, view, teacher_size=0, skip=(),

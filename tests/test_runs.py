@@ -224,7 +224,7 @@ def test_unreadable_videos_are_counted_and_named(here, capsys, monkeypatch):
         run.begin(args, run.open_run(args), source, phrases=grammar.PHRASES)
         assert source.unreadable.keys() == left
     source = SimpleNamespace(unreadable={}, shared={"a": "", "b": ""}, videos=[0] * 9)
-    model = SimpleNamespace(standardize=SimpleNamespace(updates=1))
+    model = SimpleNamespace(task="classify")
     for found in [{"a": "", "c": ""}, {"b": "", "c": ""}], [{"a": ""}]:
         monkeypatch.setattr(parallel, "gather", lambda failed: found)
         monkeypatch.setattr(run, "require_readable", lambda *args: None)
@@ -236,10 +236,10 @@ def test_unreadable_videos_are_counted_and_named(here, capsys, monkeypatch):
 
 def test_a_run_that_read_no_video_leaves_no_checkpoint(here, capsys, monkeypatch):
     """Catches: an untrained checkpoint, with which --resume would find the run complete."""
-    flags = "--toy-videos", "8", "--sgd-epochs", "1", "--epochs", "0", "--out", "run"
-    with monkeypatch.context() as patch:
+    flags = "--toy-videos", "16", "--sgd-epochs", "0.5", "--epochs", "0", "--out", "run"
+    with monkeypatch.context() as patch:               # the eight videos of the only update
         broken_source(patch, lambda name: True)
-        assert "8 of 8 videos are unr" in fails(capsys, "train.py", *flags, "--max-unreadable", "1")
+        assert "nothing is saved" in fails(capsys, "train.py", *flags, "--max-unreadable", "1")
     call("train.py", *flags, "--resume")
     assert rows_of("run")[-1]["loss"] and read_json("run/unreadable.json") == {}
 

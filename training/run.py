@@ -169,9 +169,10 @@ def log(args, bar, update, norm, **values):
 
 
 def save(args, model, optimizer, update, settings, source):
-    """Write checkpoint.pt, unless no clip was ever read; if that fails, the one before stays. Then
-    merge what each process could not read, and end with an InputError if it is too much."""
-    learned = model.standardize.updates > 0
+    """Write checkpoint.pt; if that fails, the one before stays. Then merge what each process could
+    not read. InputError if it is too much, or if pre-training has read no clip: nothing is saved.
+    """
+    learned = model.task or model.standardize.updates > 0  # published weights come with 0 updates
     if parallel.rank_and_world()[0] == 0 and learned:
         weights.checkpoint.save(args.out / "checkpoint.pt", model, step=update,
                                 optimizer=optimizer.state_dict(), settings=settings)
@@ -183,7 +184,8 @@ def save(args, model, optimizer, update, settings, source):
     path = args.out / "unreadable.json"
     if (source.unreadable or path.exists()) and parallel.rank_and_world()[0] == 0:
         write_json(path, source.unreadable)
-    require_readable(source, args.max_unreadable if learned else 0.0, path)
+    require_readable(source, args.max_unreadable, path)
+    require(learned, f"no video could be read, so nothing is saved; see {path}")
 
 
 def ended(args, update, updates):
