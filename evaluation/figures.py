@@ -40,7 +40,7 @@ def folded(text, width=15, lines=2):
 
 
 def plot_forecast(figure, content, pictures, painted):
-    """predict.py's JSON content: observed frames, next steps, futures, key frames. pictures (N, 3,
+    """Draw predict.py's JSON: observed frames, next steps, futures, key frames. pictures (N, 3,
     height, width) uint8, of each window; painted {step: (3, height, width) uint8}, or {}."""
     clips, truth = content["clips"], content["truth"] or {"clips": [], "next": [], "futures": []}
     futures, true = ({tuple(future["steps"]): future["share"] for future in answer["futures"]}
@@ -77,8 +77,8 @@ def plot_strip(figure, title, pictures, captions):
 
 
 def plot_bars(axes, p, true):
-    """Bars of the largest of {step: p}; below each the true one, of {step: p} or {}. The two
-    likeliest true steps are shown, forecast or not; no other step that would read 0%."""
+    """Bars of the likeliest of {step: p}, each above its true bar, from {step: p} or {}. The two
+    likeliest true steps are always shown. No other step is shown that would read 0%."""
     steps = [step for step in sorted(p, key=p.get, reverse=True)[:NEXT] if p[step] >= 0.005]
     steps += [step for step in sorted(true, key=true.get, reverse=True)[:2] if step not in steps]
     places, height = range(len(steps)), -0.4 if true else 0.7
@@ -96,8 +96,8 @@ def plot_bars(axes, p, true):
 
 
 def plot_tree(axes, futures, true):
-    """The most frequent futures {steps (H,): share} as a tree, a row for each; lines are as wide as
-    the share of all futures that begin so. At the ends are the true shares, of such a dict."""
+    """The most frequent futures {steps (H,): share} as a tree, a row for each. A line is as wide as
+    the share of the futures that begin so. At the ends are the shares in `true`, if any."""
     share = Counter()                                          # of each beginning
     for steps in futures:
         share.update({steps[:depth]: futures[steps] for depth in range(len(steps) + 1)})

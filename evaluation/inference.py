@@ -11,12 +11,12 @@ from losses import match
 
 
 def score_labels(model, x, texts):
-    """log p over the label set, (..., D) -> (..., S): texts are matched, or classified if tuned."""
+    """log p over the label set, (..., D) -> (..., S): by texts, or by a fine-tuned classifier."""
     return model.classify(x)[0] if model.task else model.match(x, texts)
 
 
 def match_teacher(model, features, texts):
-    """`score_labels` of the teacher's features (M, n, D), whose mean is that of these clips."""
+    """`score_labels` for the teacher's features (M, n, D). Their mean is that of these clips."""
     mean = functional.normalize(features, dim=-1).mean((0, 1))
     return match(features, texts, model.tau, None if model.scores == "paper" else mean)
 
@@ -44,8 +44,8 @@ def predict_missing(model, x, texts, noise, batch, where=()):
 def extend_history(x, seconds, step):
     """Append a step of 9 s to histories of N windows, and cut the result into N windows again.
 
-    As at inference: the last 68 s, or all there is. A new window has the embedding of the old one
-    in which its middle lies. x (Q, N, D), step (Q, D); the `seconds` covered are returned anew.
+    As at inference, the last 68 s are kept, or all there is. A new window has the embedding of the
+    old one in which its middle lies. x (Q, N, D), step (Q, D) -> new x, and the seconds it covers.
     """
     N, total = x.shape[1], seconds + CLIP_SECONDS
     covered = min(total, HISTORY)

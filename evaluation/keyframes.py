@@ -12,7 +12,7 @@ import torch
 from support.errors import InputError
 from support.write import write_atomically
 
-STRENGTH, LEVELS, GUIDANCE = 0.6, 50, 7.5      # diffusers' defaults, but for the first, 0.8
+STRENGTH, LEVELS, GUIDANCE = 0.6, 50, 7.5      # diffusers' defaults, except 0.8 for the first
 PAINTED = 3                                    # the likeliest steps are painted
 
 

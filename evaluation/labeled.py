@@ -60,8 +60,8 @@ def warn_of_data(model, toy):
 # --- Texts and videos ---
 def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
     """The teacher that the checkpoint was trained with, or --clip's, and its embeddings (S, D) of a
-    label set. toy: whether the texts are those of the toy world. InputError if it embeds the
-    checkpoint's witness otherwise, or a fine-tuned checkpoint has not S classes."""
+    label set. toy: whether the texts are those of the toy world. InputError if this teacher embeds
+    the checkpoint's witness differently, or a fine-tuned checkpoint does not have S classes."""
     settings = model.settings
     require(not model.task or model.classes == [len(names)], f"{checkpoint}: is fine-tuned to "
             f"{sum(model.classes)} classes, there are {len(names)} here; give the --data or the "
@@ -88,10 +88,10 @@ def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
 
 
 def add_labeled_flags(parser):
-    """--data and what it reads, of the commands that read labeled videos."""
+    """Add --data, and the flags for what it reads, to a command that reads labeled videos."""
     add = parser.add_argument
     add("--data", choices=["toy", "coin", "epic", "features"], default="toy", help="coin: COIN, or "
-        "own videos in its layout; features: of such; epic: EPIC-Kitchens-100, verbs and nouns")
+        "own videos in its layout; features: of those; epic: EPIC-Kitchens-100, verbs and nouns")
     add("--annotations", type=Path, help="COIN.json or a released csv, or EPIC's csv")
     add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
     add("--features", type=Path, help="npz of features, as of evaluate.py --task features")
@@ -102,8 +102,8 @@ def add_labeled_flags(parser):
 
 
 def list_videos(args, split, tuned=None):
-    """The annotated videos of COIN or EPIC, and the names of the classes, of a csv those that the
-    checkpoint is `tuned` to; None without texts."""
+    """The annotated videos of COIN or EPIC, and the names of the classes; None for a task without
+    texts. A csv holds no names: they are those of --steps, or those in `tuned`."""
     path = args.annotations
     if args.data == "epic":
         return lists.load_epic(path), None
@@ -127,8 +127,8 @@ def list_videos(args, split, tuned=None):
 
 
 def open_labeled(args, split, model, device, with_teacher=True, skip=()):
-    """The videos of a split: a source; the teacher that looks at them; the text embeddings (S, D)
-    of the label set. None where the task has none, or without with_teacher."""
+    """The source of a split's videos, the teacher that looks at them, and the label set's text
+    embeddings (S, D). The last two may be None: without texts, or with_teacher=False."""
     toy, view, features = args.data == "toy", view_of(model.encoder), args.features
     require((args.data == "features") == (not view.size) == bool(features), f"{args.checkpoint}: "
             f"reads {'videos' if view.size else 'features, by --data features --features F.npz'}")
@@ -189,8 +189,8 @@ def encode_examples(model, teacher, source, examples, args, device):
 
 
 def write_features(args):
-    """--task features: a file for files/features.py, a row for each STRIDE s of all videos of a
-    folder, or of the toy world; `teacher` in the world, or with --clip."""
+    """--task features: write a file for files/features.py, a row for each STRIDE s of all videos
+    of a folder, or of the toy world. It has `teacher` for the toy world, or with --clip."""
     device = pick_device(args.device)
     model = weights.load(args.checkpoint).to(device)
     view, teacher, examples = view_of(model.encoder), None, []

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize, one_hot
 
-# Of a softmax that is drawn from, chosen for each figure by its answers: the best counts.
+# Of a softmax that is drawn from. Each figure uses the one that is best for its own answers.
 TEMPERATURES = .05, .07, .1, .15, .2, .3, .4, .5, .6, .7, .85, 1., 1.2, 1.4, 1.7, 2., 3.
 # What is printed for a key of the JSON: the words of docs/results.md.
 WORDS = {
@@ -24,7 +24,7 @@ WORDS = {
     "look_alikes": "% right within look-alikes", "held_out": "% right of held-out steps",
     "by_position": "by position: first, between, last", "futures": "% of futures possible",
     "possible": "whole futures", "first": "their first steps"}
-NEIGHBORS = 50            # of `neighbor_forecast`, chosen on validation videos of 20, 50 and 100
+NEIGHBORS = 50            # of `neighbor_forecast`, chosen on validation videos from 20, 50, 100
 
 
 def percent(hits):

@@ -26,7 +26,7 @@ class Observed(NamedTuple):
 
 
 def read_steps(steps, toy):
-    """The names to choose among, of a list or a file; of the toy world's if `toy` and None."""
+    """The names to choose among: a list, those in a file, or the toy world's if `toy` and None."""
     names = grammar.STEPS if toy and steps is None else steps
     require(names is not None, "--steps is needed: a file with a step per line")
     names = list(names) if isinstance(names, (list, tuple)) else load_phrases(names)
@@ -35,8 +35,8 @@ def read_steps(steps, toy):
 
 
 def observe_file(path, model, at, name=None):
-    """The last 68 s before `at` s, None: before its end, of a video file, or of the video `name` of
-    a file of features -> Observed."""
+    """The last 68 s before `at` s, or before the end if None, of a video file, or of the video
+    `name` in a file of features -> Observed."""
     require((name is None) == bool(model.encoder.image), "the checkpoint reads "
             f"{'features: give F.npz --video ID' if name is None else 'videos, not features'}")
     if name:
@@ -77,7 +77,7 @@ def rank_steps(names, p, share=None):
 
 
 def count_futures(picks, names):
-    """[{"steps", "share"}, ...] of futures (Q, H): how many of the Q took each, the most first."""
+    """[{"steps", "share"}, ...] of futures (Q, H): each with its share of the Q, largest first."""
     counts = Counter(map(tuple, picks.tolist())).most_common()
     return [{"steps": [names[step] for step in future], "share": count / len(picks)}
             for future, count in counts]

@@ -132,7 +132,7 @@ def truth(model, read, zero, log_p, exact, args):
 
 
 def by_pair(p, y):
-    """p (..., S), y (M,) with two look-alikes as one answer, by adding their probabilities."""
+    """p (..., S), y (M,) with two look-alikes as one answer: their probabilities are added."""
     alike = torch.from_numpy(grammar.ALIKE)                                    # (S,)
     return torch.zeros_like(p).index_add_(-1, alike, p), alike[y]
 
@@ -272,7 +272,7 @@ def activity(model, read, args):
 
 def actions(model, read, args):
     """Table 3: V verbs and U nouns, from softmaxes averaged over VIEWS clips of each action. An
-    action is right if its verb and its noun are. Its top 5 have the largest p(verb) p(noun)."""
+    action is right if both verb and noun are. Its top 5 have the largest p(verb) p(noun)."""
     verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(read.x))   # (M, V), (M, U)
     v, u = read.labels.T                                                       # (M,) each
     verbs, nouns = accuracies({"verb": verb}, v), accuracies({"noun": noun}, u)

@@ -1,7 +1,7 @@
 """How fast a machine is, and how much memory a card needs: `python -m experiments.benchmark`.
 
 Times are medians, in s. Memory and operations are counted, without a GPU, on tensors that have a
-shape and no data. The tables of docs/training.md, one for a GPU:
+shape but no data. These write the tables of docs/training.md, one of them for a GPU:
     python -m experiments.benchmark --device cuda --batch 8 --page docs/training.md
     python -m experiments.benchmark --memory --page docs/training.md
 """
@@ -31,13 +31,13 @@ from weights.names import PIXELS
 
 SECONDS, PHRASES, D = 5.0, 9871, 512                   # s per line; K and D of the paper
 ENCODER = {}                                           # of f: its defaults are the paper's, too
-CARDS, USED = (16, 24, 80), 0.9    # GB; the share that tensors may fill, beside CUDA and gaps
+CARDS, USED = (16, 24, 80), 0.9    # GB; share for tensors, the rest for CUDA and gaps
 TEACHER = 149_620_737                                  # parameters of CLIP ViT-B/16
 SIZES = 1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640
 
 
 def make_model(**sizes):
-    """A model of random numbers, with f of these sizes."""
+    """A model with random weights, with f of these sizes."""
     return build_model(torch.randn(PHRASES, D), ENCODER | sizes, {}, "diffusion", tau=TAU,
                        pixels=PIXELS, alpha_bar=noise_levels(D).tolist())
 
@@ -96,7 +96,7 @@ def ways(B, device):
 
 # --- Memory ---
 class Live(TorchDispatchMode):
-    """Within it, `storages` are those of the tensors that are alive, `peak` their bytes at most."""
+    """Within it, `storages` are those of all live tensors, and `peak` the most bytes they had."""
 
     def __init__(self, tensors):
         super().__init__()
@@ -115,7 +115,7 @@ class Live(TorchDispatchMode):
 
 
 def rehearse(real, command, size, counter=Live):
-    """Run a command's work on `size` clips of fake tensors: inference, or two updates, as the first
+    """Run a command's work on `size` clips of fake tensors: inference, or two updates: the first
     makes AdamW's moments. A CPU stands in for the card. Returns counter(tensors), a mode."""
     (_, frames, work, trained), fake = command, FakeTensorMode()
     H = real.encoder.image
@@ -127,7 +127,7 @@ def rehearse(real, command, size, counter=Live):
         for _ in range(2 if trained else 1):
             with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(bool(trained)):
                 y = work(model, clips)
-            if trained:                                # gradients of groups before are there, too
+            if trained:                                # gradients of earlier groups are there, too
                 y.square().sum().backward()
                 optimizer.step()
     return counted
@@ -144,7 +144,7 @@ def memory_lines():
         gib = {size: at_a + (at_b - at_a) * (size - a) / (b - a)       # linear in the micro-batch
                for size in (unit * videos for videos in SIZES) if size <= number}
         best = [max(size for size in gib if gib[size] <= USED * card) for card in CARDS]
-        with sdpa_kernel(SDPBackend.MATH):                 # of products that the counter knows
+        with sdpa_kernel(SDPBackend.MATH):                 # made of products that the counter knows
             flop = rehearse(real, command, b, lambda _: FlopCounterMode(display=False))
         flop = flop.get_total_flops() / (2 if trained else 1) / b * number
         yield [name, *(f"{size}: {gib[size]:.1f}" for size in best), f"{flop / 1e12:.0f}"]

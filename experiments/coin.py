@@ -2,8 +2,8 @@
 
 COIN's videos cannot be shared, so features are simulated: a window of 4 s has CLIP's text embedding
 of the step at its middle, or outside of steps the mean text, plus Gaussian noise of norm sigma. No
-label is read in training: soft targets p' come from the features. There is no f: the expected text
-takes its place, x_i = sum_k p'_k y_k.
+label is read in training: soft targets p' come from the features. There is no f. Instead, h reads
+the mean of the texts, weighted by p', at unit length.
 M examples of N = 9 clips, eight of a history and the next step; K texts, D embedding.
 """
 import json
@@ -52,7 +52,7 @@ def simulate(video, texts, mean, sigma, tau, rng):
 
 
 def train(x, targets, texts, tau, order, args):
-    """h on x (M, 9, D) and targets (M, K) of the ninth clips, as train.py -> a ProcedureModel."""
+    """Train h on x (M, 9, D) and targets (M, K) of the ninth clips -> a ProcedureModel."""
     torch.manual_seed(args.seed)
     D = texts.shape[1]
     model = ProcedureModel(texts, None, Denoiser(D, layers=1, dropout=DROPOUT), order, tau, None,
@@ -128,7 +128,7 @@ def parse(argv=None):
     add("--sigma", type=positive, default=2.95, help="norm of the noise")
     add("--epochs", type=positive, default=7.0, help="times that each training example is read")
     add("--context", choices=["observed", "shuffled"], default="observed",
-        help="shuffled: in training, the observed clips stand in random places")
+        help="shuffled: in training, the observed clips are in random places")
     add("--seed", type=whole, default=0, help="of all that is random")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
     add("--json", type=Path, help="also write the numbers here")

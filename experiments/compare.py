@@ -25,7 +25,7 @@ EQUAL = 1.0               # point
 
 
 def read_right(path, column, part=None):
-    """Which examples of a part, or all, a JSON of evaluate.py has right: (M,) of 0 or 1; the first
+    """Which examples a JSON of evaluate.py has right, of a part or all: (M,) of 0 or 1; the first
     example of each video (V + 1,); and the seed. Column "look_alikes" is read on its own part."""
     def bits(text):
         return np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8))[:content["evaluated"]]
@@ -97,13 +97,13 @@ def parse(argv=None):
     """The command line."""
     parser = Parser("Which of two variants is right more often, by how much, and is it sure?")
     add = parser.add_argument
-    add("ours", type=Path, nargs="+", metavar="A.json", help="of evaluate.py, one of each seed")
+    add("ours", type=Path, nargs="+", metavar="A.json", help="of evaluate.py --json, one per seed")
     add("--with", dest="theirs", type=Path, nargs="+", required=True, metavar="B.json",
-        help="those of the other variant, by preference of the same seeds")
-    add("--column", default="zero_noise", help="of forecasts zero_noise, expectation, oracle, "
-        "similar and others; of classification ours, teacher or look_alikes")
+        help="those of the other variant, preferably of the same seeds")
+    add("--column", default="zero_noise", help="for forecasts zero_noise, expectation, oracle, "
+        "similar and others; for classification ours, teacher or look_alikes")
     add("--with-column", help="of the other variant, if it is not the same")
-    add("--part", help="of forecasts new, of classification held_out: these examples alone")
+    add("--part", help="only these examples: new (forecasts), held_out (classification)")
     return parser.parse_args(argv)
 
 

@@ -1,1 +1,1 @@
-"""What others wrote: videos, captions, annotations and lists, read and checked."""
+"""Read and check what others wrote: videos, captions, annotations and lists."""

@@ -16,7 +16,7 @@ from support.write import write_json
 
 
 def counts(listed, paths, unreadable):
-    """{"videos", "found", "absent", "unreadable"} of some ids; without paths three are None."""
+    """{"videos", "found", "absent", "unreadable"} of ids; the last three are None without paths."""
     ids, found = set(listed), [None] * 3
     if paths is not None:
         found = [len(ids & paths.keys()), len(ids - paths.keys()), len(ids & unreadable.keys())]
@@ -36,8 +36,8 @@ def count_coin(videos, *found):
 
 
 def check(args):
-    """Print what a list holds and, with --videos, what of it is there and can be used, judged as in
-    training and evaluation. args: see `parse`."""
+    """Print what a list holds and, with --videos, which of its videos are there and can be used, by
+    the rules of training and evaluation. args: see `parse`."""
     captions, wrong, silent = None, {}, set()          # {id: reason}, {id}: narrations
     if args.data == "coin":
         videos, names = load_coin(args.annotations)
@@ -102,13 +102,13 @@ def parse(argv=None):
     flags = commands.add_parser("copy", description="make a small copy of each video of a folder")
     flags.add_argument("--videos", type=Path, required=True, help="folder")
     flags.add_argument("--out", type=Path, required=True, help="folder for the copies, ID.mp4")
-    flags.add_argument("--fps", type=positive, help="most pictures a second (default: all)")
+    flags.add_argument("--fps", type=positive, help="pictures a second, at most (default: all)")
     flags.add_argument("--workers", type=whole, default=0, help="processes that make copies")
     flags = commands.add_parser("phrases", description="collect verb phrases from narrations")
     flags.add_argument("--captions", type=Path, required=True, help="folder, or caption.json")
     flags.add_argument("--out", type=Path, required=True, help="file to write: phrase,count,")
     flags.add_argument("--min-count", type=count, default=12, help="leave out rarer phrases")
-    flags.add_argument("--model", default="en_core_web_sm", help="of spaCy: a name, or a folder")
+    flags.add_argument("--model", default="en_core_web_sm", help="spaCy's model: a name or folder")
     args = parser.parse_args(argv)
     if args.command == "check":
         needed = "captions" if args.data == "howto100m" else "annotations"

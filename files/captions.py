@@ -19,13 +19,13 @@ from support.errors import InputError, require
 COLUMNS = ("start", "end", "text")
 SUFFIXES = (".csv", ".srt", ".vtt")
 LANGUAGE = re.compile(r"\.([a-z]{2,3}([-_]\w+)?|steps)$")    # ID.en-orig.vtt; steps: of CrossTask
-# The times of a cue; its lines, up to an empty one: lines of blanks, as on YouTube, do not end it.
+# The times of a cue, and its lines up to an empty one. Lines of blanks (YouTube) do not end it.
 CUE = re.compile(r"^(.*?)\s*-->\s*(\S*).*\n?((?:.+\n?)*)", re.M)
 # <i>, </c>, <00:00:01.000>, {\an8}, [Music]
 NOT_SPEECH = re.compile(r"</?[a-z\d][^<>]*>|\{\\[^{}]*\}|\[[^\[\]]*\]", re.I)
-ROLL = 2.0         # s after its end in which a line can still be on the screen above the next
+ROLL = 2.0         # s for which a line that has ended can still be on the screen above the next
 MAX_UNREADABLE = 0.05          # share of the narrations, or of the videos
-SHOWN = 30         # cues above, of which the screen may still show words: some cues add a word
+SHOWN = 30         # earlier cues that may still be on the screen; some cues add only a word
 
 
 class Captions(dict):
@@ -40,8 +40,8 @@ class Captions(dict):
         require(self, f"{path}: no narrations; {need}")
 
     def sentences(self, name):
-        """Return [(start s, end s, text), ...] of one video, by start, without tags, sounds as
-        [Music], padding, and what a cue repeats. InputError: file and line."""
+        """Return [(start s, end s, text), ...] of one video, by start. Tags, sounds like [Music],
+        padding, and what a cue repeats are removed. InputError names file and line."""
         sentences = []
         for where, start, end, text in self.rows(name):
             text = " ".join(html.unescape(NOT_SPEECH.sub("", str(text))).split())
@@ -80,7 +80,7 @@ class Captions(dict):
 
 
 def list_folder(folder):
-    """{id: file}, by id: of several files without a language, or in English, csv first."""
+    """{id: file}, by id. If it has several, no language or English goes before others, then csv."""
     found = []
     for file in folder.iterdir():
         if file.suffix.lower() in SUFFIXES:

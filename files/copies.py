@@ -11,7 +11,7 @@ from support.write import write_atomically
 
 
 def picture_times(path, fps=None):
-    """When a file has another picture: (n,) s, sorted, from 0; the first one in each 1 / fps s."""
+    """When a file shows a new picture: (n,) s, sorted, from 0. fps: the first in each 1 / fps s."""
     with open_video(path) as (container, stream):
         start = round((container.start_time or 0) / (av.time_base * stream.time_base))
         stamps = [packet.dts if packet.pts is None else packet.pts
@@ -25,8 +25,8 @@ def picture_times(path, fps=None):
 
 def write_copy(path, fps, file):
     """Write a video as mp4 (H.264) into a binary file: upright, without sound, its short side 320
-    pixels or less. fps: at most so many pictures a second; None: all. What `read_frames` gives at
-    their times, it gives of the copy. Raises Unreadable if a part of the video cannot be read."""
+    pixels or less. fps: at most so many pictures a second; None: all. At their times `read_frames`
+    gives the same of the copy. Raises Unreadable if a part of the video cannot be read."""
     times, end = picture_times(path, fps), duration(path)
     options = {"preset": "veryfast", "crf": "23", "tune": "fastdecode", "bf": "0",
                "g": str(max(round(fps or 30), 1))}     # a key frame each second
@@ -50,7 +50,7 @@ def write_copy(path, fps, file):
 
 
 def copy_one(fps, item):
-    """Copy a video of (its path, the copy's): None, or why it cannot be read."""
+    """Copy a video, item = (its path, the copy's) -> None, or why it cannot be read."""
     try:
         write_atomically(item[1], functools.partial(write_copy, item[0], fps))
     except Unreadable as error:

@@ -21,7 +21,7 @@ from support.errors import require
 NEED = ("needed are video (R,) text, start and end (R,) s, embedding (R, F) and, if any, teacher "
         "(R, D), floats, saved by np.savez, the rows of a video one after the other")
 ROUNDING = 1e-3           # s, of times in float32
-KEPT = 8000               # narrations that are kept: to clean one takes longer than to train on it
+KEPT = 8000               # narrations kept in memory: cleaning one takes longer than training on it
 
 
 class Rows(NamedTuple):

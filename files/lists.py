@@ -79,7 +79,7 @@ def clock(text):
 
 # --- Annotations ---
 def load_coin(path):
-    """Read COIN.json -> [data.Video, ...]; [str, ...], each class's name, "" if no step has it.
+    """Read COIN.json -> [data.Video, ...] and the name of each class, "" if no step has it.
     A tenth of its training videos, by CRC-32, is our validation split."""
     with fields_of(path, COIN):
         content = json.loads(read_text(path))
@@ -108,7 +108,7 @@ def load_coin(path):
 
 
 def in_order(steps, where):
-    """The steps by start. Those that do not end after it are skipped, and their number printed."""
+    """The steps by start. Those that do not end after it are skipped. How many is printed."""
     kept = sorted((step for step in steps if step.start < step.end), key=lambda step: step.start)
     if len(kept) < len(steps):
         print(f"{where}: {len(steps) - len(kept)} steps do not end after their start: skipped")
@@ -136,8 +136,8 @@ def load_released_csv(path, task):
 
 
 def load_epic(path):
-    """Read EPIC_100_train.csv or the like: [data.Video, ...] of infinite length, as none is given,
-    with labels (verb, noun). The official test list has none: it is an InputError."""
+    """Read EPIC_100_train.csv or the like: [data.Video, ...] with labels (verb, noun), of
+    infinite length, since none is given. The official test list has no labels: an InputError."""
     steps = {}
     for where, row in read_table(path, EPIC):
         with fields_of(where, "times HH:MM:SS.ss, and numbers of classes, are needed"):
@@ -172,7 +172,7 @@ def load_phrases(path):
 
 
 def load_ids(path):
-    """Return the video ids of a list, each once. Names of files are ids with a suffix."""
+    """Return the video ids of a list, each once. A file name counts as its id."""
     return list(dict.fromkeys(video_name(line) for _, line in read_lines(path)))
 
 
@@ -184,7 +184,7 @@ def video_name(path):
 
 def check_names(path, names, annotation_file, labels):
     """InputError if the names in `path` contradict the labels of the annotations, "" where unknown.
-    Of a csv none is known: there may be more names than classes."""
+    The labels of a csv are unknown; it may have fewer classes than names."""
     need = f"{annotation_file}; line i must be class i"
     fits = len(names) == len(labels) or not any(labels) and len(names) > len(labels)
     require(fits, f"{path}: {len(names)} names, but {len(labels)} classes in {need}")

@@ -1,7 +1,7 @@
 """Verb phrases from narrations, the pool y^{1:K} that clips are matched with (paper, Sec. 3.2).
 
 The rule is that of Shen et al., CVPR 2021, on a dependency parse: "take off covers", "put link in
-box". Unlike theirs, words as the, some and our are dropped, so that "add the salt" and "add our
+box". Unlike in theirs, words like the, some and our are dropped, so "add the salt" and "add our
 salt" are one phrase. The third column of the released file, concreteness, is empty here.
 """
 from collections import Counter
@@ -12,13 +12,13 @@ from support.errors import InputError, require
 from support.write import write_text
 
 TOP = 9871                    # phrases of the paper's pool
-WHICH = "DET", "PRON"         # the, some, this, our: of a noun they say only which it is
+WHICH = "DET", "PRON"         # the, some, this, our: they only say which one
 
 
 def verb_phrases(doc):
-    """Return the phrases [str, ...] of a parsed text (spacy Doc), in lower case, without commas:
-    of each direct object that is no pronoun, its verb's lemma and particle, and its noun chunk;
-    then the verb's first preposition that has an object, and that one's noun chunk."""
+    """Return the phrases [str, ...] of a parsed text (spacy Doc), in lower case, without commas.
+    Each direct object that is no pronoun gives one: the verb's lemma and particle, its noun chunk,
+    and the verb's first preposition that has an object, with the noun chunk of that object."""
     phrases, chunks = [], {}
     for chunk in doc.noun_chunks:
         words = [token.text_with_ws for token in chunk

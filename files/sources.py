@@ -17,7 +17,7 @@ SKIPPED = "left out by --skip"
 
 def shares(spans, windows, usable=True):
     """Which of m spans (m, 2) s belong to each window (n, 2) s: those whose middle lies in it, else
-    the nearest one, if they are usable, (n, m) bool -> (n, m) float64, shares; rows sum to 1."""
+    the nearest one. Only usable ones, (n, m) bool, count. Returns shares (n, m); rows sum to 1."""
     middle = spans.mean(1)                                                          # (m,)
     inside = (windows[:, :1] <= middle) & (middle <= windows[:, 1:]) & usable       # (n, m)
     distance = np.where(usable, np.abs(middle - windows.mean(1, keepdims=True)), np.inf)
@@ -31,9 +31,9 @@ class VideoSource:
 
     videos: those that are there; absent: the ids of the others; unreadable: {id: reason}, filled by
     whoever calls `load`. With captions (pre-training) a video needs a narration, too; `open_folder`
-    leaves out those of wrong_captions {id: reason} and the silent [id]. paths: {id: path}; view:
-    data.View of f; teacher_size: side of a teacher's pictures, pixels; 0: none looks; skip: ids of
-    videos that are not opened.
+    leaves out the videos of wrong_captions {id: reason} and silent [id]. paths: {id: path}; view:
+    data.View of f; teacher_size: side of a teacher's pictures, pixels, or 0 without one; skip: ids
+    of videos that are not opened.
     """
     find = staticmethod(find_videos)
 
@@ -45,7 +45,7 @@ class VideoSource:
         names = dict.fromkeys(video.name for video in videos)
         self.absent = [name for name in names if name not in present]
         self.unreadable, self.wrong_captions, self.silent = {}, {}, []
-        self.skip, self.reasons = frozenset(map(video_name, skip)), {}       # why without windows
+        self.skip, self.reasons = frozenset(map(video_name, skip)), {}       # {id: why no windows}
         what = "is there" if captions is None else "is there with a narration"
         name, file = next(iter(names), None), next(iter(paths), None)
         require(self.videos, f"none of the {len(names)} listed videos {what}; listed is {name!r}, "
@@ -66,8 +66,8 @@ class VideoSource:
         return spoken
 
     def read(self, i, read, *args):
-        """read(path of video i, *args). Raises Unreadable after TRIES failures in a row, since an
-        error of a network passes; at once if the video is one to skip."""
+        """read(path of video i, *args). Raises Unreadable after TRIES failures in a row, since
+        network errors pass; at once if the video is one to skip."""
         name = self.videos[i].name
         if name in self.skip:
             raise Unreadable(SKIPPED)
@@ -115,7 +115,7 @@ class VideoSource:
         return torch.stack(clips), views
 
     def load(self, requests, rng=None):
-        """The clips of [(i, windows (n, 2) s, ...), ...] -> data.Loaded. rng: of the squares that
+        """The clips of [(i, windows (n, 2) s, ...), ...] -> data.Loaded. rng draws the squares that
         are cut; None: the middle ones."""
         readable, made, failed = [], [], {}
         for request in requests:
@@ -145,9 +145,9 @@ def require_readable(source, share, where=None):
 
 def open_folder(folder, caption_path, ids, view, teacher_size=0, skip=(),
                 max_unreadable=MAX_UNREADABLE, kind=VideoSource):
-    """The VideoSource of a folder, or another kind of source: of the list `ids`, else of all with a
-    narration, or of all videos if caption_path is None. All their narrations are read, and those
-    that are wrong or without words left out; InputError if more than a share is wrong."""
+    """The VideoSource of a folder, or another kind of source. Its videos are those of a list `ids`,
+    else all with a narration, or all if caption_path is None. All narrations are read. Videos with
+    a wrong or wordless one are left out; InputError if more than a share is wrong."""
     captions, paths = Captions(caption_path) if caption_path else None, kind.find(folder)
     names = load_ids(ids) if ids else captions or sorted(paths)
     source = kind([Video(name) for name in names], paths, view, teacher_size, captions, skip)

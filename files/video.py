@@ -17,7 +17,7 @@ from data import View, forecast_windows, frame_times
 from files.lists import VIDEO_SUFFIXES, video_name
 from support.errors import InputError, require
 
-SLACK = 1.0               # s for which the first picture counts before it, the last after its end
+SLACK = 1.0               # s before the first picture, or after the last, in which it still counts
 AHEAD = 10.0              # s up to which decoding goes on; x264 has a key frame each 250 frames
 JITTER = 256, 320         # short side before a crop of 224, pixels; 256 in evaluation
 
@@ -28,7 +28,7 @@ class Unreadable(InputError):
 
 # --- Files ---
 def find_videos(folder):
-    """{id: path} of all videos below a folder. InputError if it is none, or an id has two files."""
+    """{id: path} of the videos below a folder. InputError: no folder, or two files of one id."""
     require(os.path.isdir(folder), f"{folder}: no such folder; a folder of videos is needed")
     paths, found, visited = [], {}, set()
     for parent, folders, names in os.walk(folder, followlinks=True):
@@ -60,8 +60,8 @@ def open_video(path):
 
 
 def duration(path):
-    """Return the s from the start of the file to the end of its video, as its header tells, also if
-    it is cut off. A recorded webm is read to its end. Raises Unreadable."""
+    """Return the seconds from the start of the file to the end of its video. The header tells, even
+    of a file that is cut off. A recorded webm is read to its end. Raises Unreadable."""
     with open_video(path) as (container, stream):
         if stream.duration:
             end = ((stream.start_time or 0) + stream.duration) * stream.time_base
@@ -78,9 +78,9 @@ def read_frames(path, times, short_side=None):
     """Return the pictures at `times`, from one opening of the file, decoded forward.
 
     Args:    times (n,) s, in any order, up to 1 s after the end, since annotations often end late;
-             short_side: pixels to which that of larger pictures is reduced.
+             short_side: pixels; pictures with a longer one are reduced to it.
     Returns: (n, 3, H, W) uint8, upright, of the size of the first.
-    Raises:  Unreadable if the file cannot be decoded, is damaged there, or ends before.
+    Raises:  Unreadable if the file cannot be decoded, is damaged there, or ends too early.
     """
     distinct, which = np.unique(times, return_inverse=True)                  # sorted; (n,)
     with open_video(path) as (container, stream):

@@ -56,7 +56,7 @@ def whole(text):
 
 
 def add_run_flags(parser):
-    """Of the commands that read clips and run f."""
+    """Add the flags of all commands that read clips and run f."""
     add = parser.add_argument
     add("--seed", type=whole, default=0, help="of all that is random")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
@@ -64,11 +64,11 @@ def add_run_flags(parser):
         "0: all (default: 192 pictures of 224 pixels, or as much)")
     add("--workers", type=whole, default=0, help="processes that read ahead")
     add("--max-unreadable", type=float, default=0.05, metavar="SHARE",
-        help="of the videos, that may be unreadable")
+        help="of the videos that may be unreadable")
 
 
 def add_scores_flag(parser):
-    """Of the commands that match clips with texts."""
+    """Add the flag of all commands that match clips with texts."""
     parser.add_argument("--scores", choices=["debiased", "paper"], default="debiased",
                         help="losses.match without each text's bias, or Eq. 6 as printed")
 
@@ -93,8 +93,8 @@ def pick_device(name):
 
 
 def limit_threads(image, device):
-    """One thread on a CPU if f's pictures are small, or features. Two gain a third on idle cores,
-    and lose a factor of four beside another busy process."""
+    """Use one thread on a CPU if f reads small pictures, or features. Two threads gain a third on
+    idle cores, but lose a factor of four beside another busy process."""
     if device.type == "cpu" and image < 64:
         torch.set_num_threads(1)
 

@@ -15,7 +15,7 @@ def require(good, problem):
 
 
 def fail(status, problem):
-    """End with the line `PROG: error: problem`; of `python -m files`, PROG is files."""
+    """End with the line `PROG: error: problem`. For `python -m files`, PROG is files."""
     path = Path(sys.argv[0])
     program = path.parent.name if path.name == "__main__.py" else path.name
     print(f"{program}: error: {problem}", file=sys.stderr)
@@ -42,7 +42,7 @@ def run(main, parse):
             except BrokenPipeError:                    # `| head` has read enough; Python's own last
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())     # flush must work
                 sys.exit(141)
-        # One of a worker process comes with its traceback above the last line.
+        # An error in a worker process comes with its traceback above the last line.
         fail(2, str(error).strip().split("\n")[-1].removeprefix("support.errors.InputError: "))
     except (RuntimeError, MemoryError) as error:
         lines = str(error).strip().split("\n")         # of a worker, the last one tells

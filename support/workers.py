@@ -16,15 +16,15 @@ SHARED = "/dev/shm"       # where Linux keeps what processes share
 
 
 def ignore(signals, worker):
-    """What is sent to all processes of a job ends no worker: the main process may still finish an
-    update, and ends it then."""
+    """Signals that are sent to all processes of a job end no worker. The main process may still
+    finish an update, and ends its workers afterwards."""
     for number in signals:
         signal.signal(number, signal.SIG_IGN)
 
 
 def hand_over(make, items, reading, number):
     """make(items[number]); a worker's tensors go to shared memory, since torch's queue would wait
-    for ever if that failed. reading (workers, 2): its process, and the number while it reads."""
+    forever if that failed. reading (workers, 2): its process, and the number while it reads."""
     worker = get_worker_info()
     if worker is None:
         return make(items[number])
@@ -41,8 +41,8 @@ def prefetch(make, items, workers, title=None, size=0, held=1, name=str, pin=Fal
     """Yield make(item) for each item, in order, made ahead by worker processes (0: none).
 
     title: of a progress bar, or None in training. size: most bytes of one item's tensors; held:
-    most items that the caller keeps at once. name: called with an item, gives the words for one
-    that killed its worker. pin: whether tensors go to pinned memory, from which a GPU copies
+    most items that the caller keeps at once. name(item): what to call an item that
+    killed its worker. pin: whether tensors go to pinned memory, from which a GPU copies
     without waiting.
     """
     ignored = (signal.SIGINT,) if title else (signal.SIGINT, signal.SIGTERM)

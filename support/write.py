@@ -1,4 +1,4 @@
-"""Whole files: a new one is complete, or the old one stays."""
+"""Write whole files: the new one is complete, or the old one stays."""
 import json
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The toy world as the files that real data come as."""
+"""Write the toy world as files, in the layout of real data."""
 import functools
 from fractions import Fraction
 
@@ -13,11 +13,11 @@ from toy import grammar, render
 from toy.source import load_teacher
 from toy.teacher import TEACHER_CONFIG
 
-BORDER = 2, 3                 # pixels around the 32: a reader of files crops the middle of 37 to 32
+BORDER = 2, 3                 # pixels around the 32; a reader of files crops the middle 32 of 37
 
 
 def write_video(path, frames):
-    """Write frames (n, 3, H, W) uint8 as lossless H.264 of RGB pixels: any reader gets them."""
+    """Write frames (n, 3, H, W) uint8 as lossless H.264 of RGB: readers get the same pixels."""
     pictures = np.pad(frames.transpose(0, 2, 3, 1), ((0, 0), BORDER, BORDER, (0, 0)), "edge")
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264rgb", rate=Fraction(render.FPS))
@@ -43,7 +43,7 @@ def export_video(out, draw, item):
 
 
 def export(out, train, test, workers, draw=True):
-    """The command: videos/, captions/, COIN.json, steps.txt, phrases.txt, train.txt (its ids) and
+    """Write videos/, captions/, COIN.json, steps.txt, phrases.txt, train.txt (the training ids) and
     clip/, the teacher for open_clip."""
     require(not out.exists() or not any(out.iterdir()), f"--out {out}: not empty; choose another")
     for folder in ("videos", "captions", "clip"):

@@ -13,8 +13,8 @@ import numpy as np
 from data import Step, Video
 
 VERSION = 3                                        # of grammar.py, render.py and teacher.py
-# Of the 42 steps that are asked for in a video of each procedure, the order of look-alikes decides
-# so many: 4, 7 or 10, which is 10, 17 or 24 percent. Other pairs decide 12 minus as many.
+# How many steps the order of look-alikes decides, of the 42 asked for in one video of each
+# procedure: 4, 7 or 10, which is 10, 17 or 24 percent. Other pairs decide 12 minus STAKE.
 STAKE = 10
 
 
@@ -84,7 +84,7 @@ PROCEDURES = {
 }
 STEPS = tuple(sorted({step for options in PROCEDURES.values() for _, s in options for step in s}))
 STEP_ID = {step: i for i, step in enumerate(STEPS)}
-# (S,): each step's id, but of two look-alikes that of the first.
+# (S,): each step's id; both look-alikes of a pair have the id of the first.
 ALIKE = np.array([STEP_ID[{b: a for a, b in LOOK_ALIKES}.get(step, step)] for step in STEPS])
 
 # Never in a caption of the teacher or in the phrase pool, though each of their words is in other
@@ -100,7 +100,7 @@ PHRASES = tuple(sorted(set(STEPS) - set(HELD_OUT) | set(OTHER_PHRASES)))     # t
 
 # Timeline of a video, seconds; each drawn uniformly and independently of everything else.
 INTRO_SECONDS, STEP_SECONDS, GAP_SECONDS, OUTRO_SECONDS = (6, 14), (9, 14), (4, 8), (3, 6)
-GAP_SHARE = 0.12                                   # of the steps that a background gap follows
+GAP_SHARE = 0.12                                   # share of the steps before a background gap
 SPLIT_SEEDS = {"train": 0, "validation": 1_000_000, "test": 2_000_000}   # first seed of each split
 
 
@@ -134,7 +134,7 @@ def seed_of(video):
     return SPLIT_SEEDS[video.split] + int(video.name.removeprefix(f"{video.split}_"))
 
 
-# What a forecast may know of the observed steps (from_start: whether from the video's first one).
+# What a forecast may know of the observed steps (from_start: is the video's first among them?).
 KNOWN = {"sequence": lambda steps, from_start: (steps, from_start),
          "set": lambda steps, from_start: (frozenset(steps), from_start),
          "set_last": lambda steps, from_start: (frozenset(steps), steps[-1:], from_start),
@@ -145,7 +145,7 @@ KNOWN = {"sequence": lambda steps, from_start: (steps, from_start),
 
 class Grammar:
     """The exact distribution of the next step, over all sequences of all procedures. With
-    `training`, only over those of training videos: what has probability 0 then occurs in none."""
+    `training`, only over those of training videos. No training video shows what then has p = 0."""
 
     def __init__(self, known="sequence", training=False):
         self.known = KNOWN[known]
@@ -166,7 +166,7 @@ class Grammar:
         return mass / (mass.sum() or 1.0)
 
     def chance(self, observed, from_start, future):
-        """P(these steps follow in this order), each given that the video goes on; 0 for any -1."""
+        """P(these steps follow in this order), each if the video goes on; 0 if one is -1."""
         p, observed = 1.0, list(observed)
         for step in future:
             p *= float(self.next_step(observed, from_start)[step]) if step >= 0 else 0.0

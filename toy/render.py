@@ -1,8 +1,8 @@
 """Frames and narrations of the toy world.
 
-A step "verb object" shows the object's sprite, and that of a tool that moves on an arc. Two
-look-alikes show the same, but for a lamp in a corner, which no caption names: lit during the first,
-dark during the second. All else is drawn independently of the steps.
+A step "verb object" shows the object and the verb's tool, which moves on an arc. Two look-alikes
+differ only by a lamp in a corner, which no caption names. It is lit during the first and dark
+during the second. All else is drawn independently of the steps.
 
 n frames; m instances (segments of a video: one step, or background); k sprites.
 """
@@ -84,10 +84,10 @@ TOOL_SHAPE = np.array([list(SHAPES).index(row[0]) for row in TOOLS.values()])
 TOOL_COLORS = np.array([(row[1], row[1]) for row in TOOLS.values()], np.float32)       # (20, 2, 3)
 TOOL_ARC = np.radians([row[2:] for row in TOOLS.values()])                             # (20, 2)
 RADIUS = 8                                         # pixels, of a tool's arc
-LAMP, LAMP_SIZE = 30, 6                            # grey levels added or taken; pixels, a side
+LAMP, LAMP_SIZE = 30, 6                            # gray levels added or subtracted; side in pixels
 LAMPS = {step: lamp for pair in grammar.LOOK_ALIKES for step, lamp in zip(pair, (1, -1))}
 
-# Shapes per scene, share of frames with another in front, pixels, deviation of colors and pixels.
+# Shapes per scene, share of frames with one more in front, pixels, deviation of colors and pixels.
 CLUTTER, OCCLUDED, SHIFT, COLOR_STD, NOISE_STD = 3, .5, 2.0, 10.0, 20.0
 BACKGROUND_OBJECT, BACKGROUND_FACE = .35, .25      # shares of the background segments
 
@@ -98,7 +98,7 @@ def last_taken(times, n):
 
 
 def appearance(phrase):
-    """How "verb object" is drawn: (object, tool, lamp), two ids, and 1 lit, -1 dark or 0 none."""
+    """How "verb object" is drawn: two ids, (object, tool, lamp); lamp 1 lit, -1 dark, 0 none."""
     verb, thing = phrase.split()
     return list(OBJECTS).index(thing), list(TOOLS).index(verb), LAMPS.get(phrase, 0)
 
@@ -159,7 +159,7 @@ def render(video):
     """All frames of a video: (ceil(duration * FPS), 3, SIZE, SIZE) uint8."""
     rng = np.random.default_rng((grammar.seed_of(video), 1))
     times = np.arange(np.ceil(video.duration * FPS)) / FPS            # (n,)  s
-    # Instances 0, 2, 4, .. are background (some of length 0), 1, 3, 5, .. the steps.
+    # Instances 0, 2, 4, .. are background (some of length 0); 1, 3, 5, .. are steps.
     edges = np.array([step[:2] for step in video.steps]).reshape(-1)  # (2 steps,)  s
     instance = np.searchsorted(edges, times, side="right")            # (n,)
     m = len(edges) + 1
@@ -175,7 +175,7 @@ def render(video):
 
 
 # --- Narration, as a speech recognizer transcribes it ---
-# Every second one gives a window (data.py): they lie 8.6 s apart; pieces of a history are 8.5 s.
+# Every second sentence gives a window (data.py), 8.6 s apart. Pieces of a history are 8.5 s.
 SENTENCE_SECONDS = (3.9, 4.7)                      # s per sentence; one rate per video
 DROPPED, MISALIGNED, MAX_SHIFT = .05, .2, 6.0      # shares of the sentences; shift in s
 PARAPHRASE = {                                     # of the held-out steps, never named directly

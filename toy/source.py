@@ -16,7 +16,7 @@ from toy.teacher import TEACHER_FILE, build_teacher
 
 
 class ToySource:
-    """The first `count` videos of a split, in clips of F frames, as those of files/sources.py."""
+    """A source like files/sources.py: the first `count` videos of a split, in clips of F frames."""
 
     def __init__(self, split, count, frames):
         self.frames_per_clip = frames
@@ -36,8 +36,8 @@ class ToySource:
         return sentence_windows(self.narration[video], self.videos[video].duration, rng)
 
     def load(self, requests, rng=None):
-        """The clips of [(video, windows (n, 2) s, ...), ...] -> Loaded. For a time stands the
-        last frame taken at or before it. views: (C, F), their places in `pixels`."""
+        """The clips of [(video, windows (n, 2) s, ...), ...] -> Loaded. Each time gets the
+        last frame taken at or before it. views: (C, F), the places of these in `pixels`."""
         index = []
         for video, windows, *_ in requests:
             times = frame_times(windows, self.frames_per_clip)                              # (n, F)
@@ -52,7 +52,7 @@ class WorldTeacher(Teacher):
 
     def watch(self, source):
         """Encode all frames -> self."""
-        threads = 1 if self.device.type == "mps" else None     # two crash it
+        threads = 1 if self.device.type == "mps" else None     # two threads crash MPS
         parts = in_threads(self.encode_frames, source.pixels.split(128), "teacher", threads)
         self.features = torch.cat([*parts])                                                # (n, D)
         return self
@@ -65,7 +65,7 @@ class WorldTeacher(Teacher):
 
 
 def in_threads(function, items, title, threads=None):
-    """[function(item) for all items], one core each: NumPy and torch allow it."""
+    """[function(item) for all items], in threads. NumPy and torch let them run on all cores."""
     with ThreadPoolExecutor(threads) as pool:
         return list(tqdm(pool.map(function, items), title, len(items), mininterval=1, delay=2))
 
@@ -78,5 +78,5 @@ def load_teacher(device):
     model, tokenizer = build_teacher()
     file["model"]["token_embedding.weight"] = model.token_embedding.weight     # not in the file
     model.load_state_dict(file["model"])
-    model.to(memory_format=torch.channels_last)        # its convolutions take 0.7 of the time
+    model.to(memory_format=torch.channels_last)        # so its convolutions take 0.7 of the time
     return WorldTeacher(model, tokenizer, render.MEAN, render.STD, device)

@@ -23,7 +23,7 @@ TEACHER_CONFIG = {                                 # as in open_clip's open_clip
         "text_cfg": {"context_length": 24, "vocab_size": 49408, "width": 64, "heads": 2,
                      "layers": 1}},
     "preprocess_cfg": {"mean": [MEAN] * 3, "std": [STD] * 3}}
-# So few pictures that it overfits: training on many clips averages out errors of clutter and noise.
+# With so few pictures it overfits to clutter and noise; training f on many clips averages that out.
 TEACHER_IMAGES, TEACHER_STEPS, TEACHER_BATCH, TEACHER_LR = 1_200, 150, 256, 2e-3
 RANDOM_PAIR, DROPPED_WORD, WRONG_WORD, SENTENCES = .3, .15, .15, .5     # shares of the captions
 TEXTS = 4                                          # captions of a picture
@@ -34,8 +34,8 @@ CAPTIONS = ("{}", "a photo of {}.", "a photo of a person {}.", "a video of a per
 
 
 def caption(phrase, howto, rng):
-    """A caption of a picture of this phrase: a word may be left out or wrong. SENTENCES of those of
-    the pool are speech or how-to sentences, {phrase: sentence}: CLIP has read both, too."""
+    """A caption for a picture of this phrase. A word may be left out or wrong. A share SENTENCES of
+    those in the pool are speech, or from howto {phrase: sentence}, since CLIP has read both."""
     form = CAPTIONS[rng.integers(len(CAPTIONS))]
     if phrase in howto and rng.random() < SENTENCES:
         if rng.random() < .5:
@@ -70,8 +70,8 @@ def captioned_pictures(n, rng):
 def build_teacher():
     """The teacher, untrained, and its tokenizer. Its input is (pixels / 255 - MEAN) / STD."""
     model = open_clip.CLIP(**TEACHER_CONFIG["model_cfg"])
-    # 49,408 rows, few in use: no better trained than random. NumPy draws them, the same on
-    # every machine, so that no file need hold them (12 MB).
+    # Few of the 49,408 rows are used, and trained ones are no better than random ones. NumPy draws
+    # the same rows on every machine, so no file has to hold them (12 MB).
     tokens = model.token_embedding.weight.requires_grad_(False)                       # (49408, 64)
     normal = np.random.default_rng(TOKEN_SEED).standard_normal(tokens.shape, np.float32)
     tokens.copy_(torch.from_numpy(normal * TOKEN_STD))

@@ -20,8 +20,8 @@ DRAWS = "videos", "clips", "rows", "noise", "labels"
 
 
 def generator(draws, seed, update=0, video=0):
-    """NumPy's generator of one kind of DRAWS: of a video in an update; "videos": of an epoch.
-    Besides the first weights, nothing else is random in pre-training."""
+    """NumPy's generator for one kind of DRAWS, of a video in an update; for "videos", of an epoch.
+    Nothing else is random in pre-training, except for the first weights."""
     return np.random.default_rng((DRAWS.index(draws), seed, update, video))
 
 
@@ -39,7 +39,7 @@ def videos_of(update, count, batch, seed):
 
 def taken(item, share, count, args):
     """The update of an item, and which of `count` videos or examples it is. A process counts its
-    items through all updates; in each it has the places `share`, a range, of the batch."""
+    items through all updates. In each it takes the places `share`, a range, of the batch."""
     update, k = divmod(item, len(share))
     return update, int(videos_of(update, count, args.batch, args.seed)[share[k]])
 
@@ -68,7 +68,7 @@ def note(source, loaded):
 
 
 def groups(loaded, count, most, source, device):
-    """The next `count` items of `loaded`, one video or example each, joined to groups.
+    """The next `count` items of `loaded`, one video or example each, joined into groups.
 
     Yields: Loaded of at most `most` >= 1 items, the groups of equal size or one less; clips and
             views on `device`. What cannot be read is left out, and noted.
@@ -119,4 +119,4 @@ def clip_features(teacher, source, loaded, targets):
     if targets == "narration":
         return narration
     vision = functional.normalize(teacher.encode_clips(loaded.views), dim=-1)
-    return (vision + narration.to(vision.device)) / 2  # the release: the text not at length 1
+    return (vision + narration.to(vision.device)) / 2  # as in the release, text not at length 1

@@ -40,11 +40,11 @@ from weights.checkpoint import build_model, fill
 
 DROPOUT = 0.1             # of h's tokens
 WEIGHT_DECAY = 1e-2
-LOG_EVERY = 20            # updates between two rows of metrics; of EPIC each is logged
+LOG_EVERY = 20            # updates between two rows of metrics; for EPIC 1
 
 
 def open_init(args):
-    """The pre-trained model of --init, whose teacher goes with the new run."""
+    """The pre-trained model of --init. The new run keeps its teacher."""
     init = weights.load(args.init)
     require(init.arguments["denoiser"] and not init.task, f"--init {args.init}: holds f alone, or "
             "is fine-tuned; give a run of --stage pretrain, or ProcedureVRL's pre-trained file")
@@ -56,7 +56,7 @@ def open_init(args):
 
 
 def labeled_examples(args, source):
-    """The task's examples of --labels of the videos, drawn from the seed."""
+    """The task's examples in a share --labels of the videos, drawn from the seed."""
     examples = (classify_examples(source.videos, seconds=EPIC_SECONDS) if args.data == "epic" else
                 examples_of(args.task, source.videos))
     videos = sorted({example.video for example in examples})
@@ -69,8 +69,8 @@ def labeled_examples(args, source):
 def extend(init, args, texts, videos):
     """The checkpoint's model with a classifier of the classes of the listed videos.
 
-    It starts as `match` reads the texts (S, D), with a bias of minus half of each text's mean
-    score; or at zero if they are None. For EPIC, f reads 32 frames.
+    It starts as a `match` with the texts (S, D), with a bias of minus half of each text's mean
+    score. Without texts it starts at zero. For EPIC, f reads 32 frames.
     """
     arguments = {**init.arguments, "task": args.task}
     arguments["denoiser"] = {**init.arguments["denoiser"], "dropout": DROPOUT}
@@ -89,7 +89,7 @@ def extend(init, args, texts, videos):
 
 
 def load_action(source, examples, args, share, item):
-    """The action of an item, in one view that is drawn -> Loaded."""
+    """The action of an item, in one view drawn at random -> Loaded."""
     update, number = taken(item, share, len(examples), args)
     rng, example = generator("clips", args.seed, update, number), examples[number]
     return source.load([example._replace(windows=rng.permutation(example.windows)[:1])], rng)
@@ -112,8 +112,8 @@ def clips_of_updates(source, examples, encoder, updates, args, device):
 
 
 def embeddings_of_updates(x, readable, examples, updates, args):
-    """The same of what a frozen f made of the readable examples, x (M, N, D): one group
-    (x (B, N, D), ...). Draws are of all examples, whoever could be read this time."""
+    """The same from a frozen f's embeddings x (M, N, D) of the readable examples: one group
+    (x (B, N, D), ...). All examples are drawn from, whichever could be read this time."""
     place = {(one.video, one.step): i for i, one in enumerate(readable)}
     places = np.array([place.get((one.video, one.step), -1) for one in examples])
     labels = torch.tensor([[one.label] for one in readable])
@@ -124,8 +124,8 @@ def embeddings_of_updates(x, readable, examples, updates, args):
 
 
 def set_up(args, device):
-    """The source of labeled videos, its examples, the model, the checkpoint to go on from, {} at
-    first, and the settings of the run."""
+    """The source of labeled videos, its examples, the model, the checkpoint to go on from ({}
+    at first), and the settings of the run."""
     init, checkpoint = open_init(args), open_run(args)
     limit_threads(init.encoder.image, device)
     source, _, texts = open_labeled(args, "train", init, device, with_teacher=False,

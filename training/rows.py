@@ -21,7 +21,7 @@ import torch
 from data import PIECES, forecast_windows, paper_rows
 from training.batches import generator
 
-EVERY = 3                     # every third row of `paper_rows` stands beside `forecast_rows`
+EVERY = 3                     # every third row of `paper_rows` is kept beside `forecast_rows`
 
 
 def steps_of(phrases):
@@ -30,7 +30,7 @@ def steps_of(phrases):
 
 
 def forecast_rows(windows, steps):
-    """Rows that ask what comes next. The first clip of each step after the first is missing in one.
+    """Rows that ask what comes next: each step after the first has one. Its first clip is missing.
 
     The history ends with the last clip whose window ends before the missing clip begins. It has at
     most 68 s, in 8 pieces. Each piece is represented by the clip whose middle is nearest.
@@ -50,7 +50,7 @@ def forecast_rows(windows, steps):
 
 
 def change_context(row, j, n, context, rng):
-    """Controls. "shuffled": the observed clips of the row go to random places. "bag": besides, the
+    """Controls. "shuffled": the observed clips of the row go to random places. "bag": also, the
     missing clip is any of the n clips that are not observed, before or after them."""
     places = [i for i, clip in enumerate(row) if clip >= 0 and i != j]
     row = np.array(row)

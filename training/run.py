@@ -59,8 +59,8 @@ def commit():
 
 
 def begin(args, checkpoint, source, **used):
-    """Make the folder --out, or go on in it: the rows of metrics.jsonl that are later than the
-    checkpoint go -> the settings of the run, which stand in its checkpoints. InputError if the
+    """Make the folder --out, or go on in it and drop the rows of metrics.jsonl that are later than
+    the checkpoint -> the settings of the run, which its checkpoints hold. InputError if the
     checkpoint's run used other videos, or other lists of lines `used`."""
     used["videos"] = [video.name for video in source.videos]
     for name, lines in used.items():
@@ -74,7 +74,7 @@ def begin(args, checkpoint, source, **used):
     if checkpoint and unreadable.exists():
         before = json.loads(unreadable.read_bytes())
         source.unreadable = {name: before[name] for name in before if name not in args.skip}
-    source.shared = dict(source.unreadable)    # what was unreadable at the last save, for anyone
+    source.shared = dict(source.unreadable)    # what any process could not read at the last save
     if parallel.rank_and_world()[0] > 0:
         return settings
     versions = {"python": sys.version.split()[0], "torch": torch.__version__, "commit": commit()}
@@ -96,8 +96,8 @@ def begin(args, checkpoint, source, **used):
 
 
 class Stop:
-    """Ctrl-C and SIGTERM while a run goes on: `asked` is True, and the update under way is
-    finished and saved. A second Ctrl-C ends the run at once."""
+    """Ctrl-C or SIGTERM during a run sets `asked` to True. The update under way is then finished
+    and saved. A second Ctrl-C ends the run at once."""
 
     def __enter__(self):
         self.asked = False
@@ -119,7 +119,7 @@ class Stop:
 
 # --- While it goes on ---
 def learning_rate(update, first, last, peak):
-    """Of an update in a stage [first, last): it rises over 5% of the stage, then falls to 0."""
+    """Of an update in a stage [first, last). It rises over 5% of the stage, then falls to 0."""
     updates = last - first
     return peak * min(1.0, (update - first + 1) / (0.05 * updates + 1),
                       (last - update) / (0.95 * updates))
@@ -138,14 +138,14 @@ class Metrics:
         self.began = time.perf_counter()
 
     def add(self, terms, clips):
-        """Count in a group: {name: (V,)}, and how many clips it has."""
+        """Add a group: its terms {name: (V,)}, and how many clips it has."""
         self.counted |= terms.keys()
         videos, zero = len(terms["loss"]), self.sums.new_zeros(())
         sums = [terms[name].detach().sum() if name in terms else zero for name in self.names]
         self.sums += torch.stack([*sums, zero + videos, zero + clips])
 
     def row(self, **given):
-        """{name: mean, or None if it was never counted in}, what is given, and clips_per_s."""
+        """{name: mean, or None if it was never added}, with what is given and clips_per_s."""
         *sums, videos, clips = parallel.total(self.sums).tolist()              # waits for the GPU
         values = {name: value / max(videos, 1) if name in self.counted else None
                   for name, value in zip(self.names, sums)}

@@ -59,7 +59,7 @@ def open_videos(args, view):
 
 def set_up(args, device):
     """All that the loop needs: the source of videos, their frozen teacher, f and h, the checkpoint
-    to go on from, {} at first, and the settings of the run."""
+    to go on from ({} at first), and the settings of the run."""
     checkpoint = open_run(args)
     encoder = ENCODER[args.encoder][args.size]
     view = View(encoder.get("image", 0), encoder.get("frames", 0), encoder.get("seconds"))
@@ -96,14 +96,14 @@ def set_up(args, device):
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, on {device}")
     if args.compile:
         require(args.encoder == "timesformer", "--compile: TimeSformer's blocks can be compiled")
-        for block in model.encoder.blocks[:-1]:            # of the last, only `class_token` runs
+        for block in model.encoder.blocks[:-1]:            # the last one only runs `class_token`
             block.compile()
     return source, teacher, model, checkpoint, settings
 
 
 def read_ahead(source, model, teacher_size, batch, first, updates, args):
-    """Returns: an iterator of Loaded, one video each, those this process takes of the updates; how
-    many make an update; at most how many make a group."""
+    """Returns: an iterator of Loaded, one for each video that this process takes of updates; how
+    many of them make an update; how many make a group, at most."""
     encoder, clips, (rank, world) = model.encoder, CONSECUTIVE[args.size], parallel.rank_and_world()
     share = range(rank, batch, world)                      # its places in the batch of an update
     most = max(1, clips_at_once(encoder, args.micro_batch) // clips)

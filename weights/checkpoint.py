@@ -19,15 +19,15 @@ from weights.adapter import Adapter
 from weights.mvit import MViT
 from weights.names import published, tensors_of
 
-PARTED = 0.01             # relative difference; that of machines and bfloat16 is smaller
+PARTED = 0.01             # relative difference; machines and bfloat16 differ by less
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"
 
 
 def build_model(phrases, encoder, denoiser, order, task=None, **others):
-    """A new ProcedureModel over phrases (K, D); all but these are its `arguments`, of plain types.
+    """A new ProcedureModel over phrases (K, D). Its `arguments` are all but these, of plain types.
 
-    encoder: arguments of TimeSformer, or with "kind" of "mvit" or "adapter" of those; denoiser: of
-    Denoiser; others: of ProcedureModel.
+    encoder: arguments of TimeSformer; if it has a "kind", "mvit" or "adapter", those of that class.
+    denoiser: those of Denoiser. others: those of ProcedureModel.
     """
     D, sizes, h = phrases.shape[1], dict(encoder), None
     kind = {"mvit": MViT, "adapter": Adapter}.get(sizes.pop("kind", None), TimeSformer)
@@ -55,7 +55,7 @@ def answers_of(model):
 
 def save(path, model, **more):
     """Write a model for `load`, with its settings, which name its classes, and `more` (tensors and
-    plain types). The file is complete, or the one before stays."""
+    plain types). If writing fails, the file before stays."""
     content = {"arguments": model.arguments | {"order": model.order, "tau": model.tau},
                "model": model.state_dict(), "answers": answers_of(model),
                "settings": model.settings, **more}
@@ -127,7 +127,7 @@ def download():
 
 def open_start(source):
     """{name of ours: tensor} of a run, a file or "timm", for `fill`. An image model has no temporal
-    attention: it and its norm copy the spatial ones, and time_embed is 0."""
+    attention. Copies of the spatial attention and its norm stand in, and time_embed is 0."""
     content = download() if str(source) == "timm" else read(source)
     require_world(source, content.get("settings", {}))
     w = tensors_of(content)
@@ -139,7 +139,7 @@ def open_start(source):
 
 
 def resize(name, value, shape):
-    """pos_embed, in its square, and time_embed (1, places, W) by nearest neighbor; others as is."""
+    """pos_embed (as a square) and time_embed (1, places, W) by nearest neighbor; others as is."""
     if value.shape == shape or value.shape[2:] != shape[2:] or not name.endswith("_embed"):
         return value
     if name.endswith("time_embed"):

@@ -9,7 +9,7 @@ from torchvision.models.video import mvit
 
 
 def block_settings(stages, width, heads, kv_stride):
-    """torchvision's settings of each block: pooling kernels of 3 x 3 x 3, as many keys in each."""
+    """torchvision's settings of each block: pooling kernels of 3 x 3 x 3, equally many keys."""
     settings = []
     for stage, blocks in enumerate(stages):
         for block in range(blocks):
@@ -23,10 +23,10 @@ def block_settings(stages, width, heads, kv_stride):
 class MViT(nn.Module):
     """f: clips to unit vectors in the text space. Defaults are MViT-v2-S (torchvision mvit_v2_s).
 
-    image, frames: H = W, pixels, a multiple of 4 * 2^(stages - 1); F, even. seconds: most that a
-    clip covers, around the middle of its window; None: all of it. width, heads, kv_stride: of a
-    token, of attention, of the pooling of keys and values, in the first stage; heads divides width.
-    stages, dim: blocks in each stage; D, width of the text space.
+    image: H = W, pixels, a multiple of 4 * 2^(stages - 1). frames: F, even. seconds: what a clip
+    covers at most, around the middle of its window; None: all of it. In the first stage: width of a
+    token, heads of attention (they divide width), kv_stride of the pooling of keys and values.
+    stages: blocks in each stage. dim: D, width of the text space.
     """
 
     def __init__(self, image=224, frames=16, seconds=3.2, width=96, heads=1, stages=(1, 2, 11, 2),

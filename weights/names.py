@@ -55,8 +55,8 @@ def tensors_of(content):
 
 def published(content):
     """The content of a published file -> that of a file of ours. The classifiers, one per label
-    set, become one. Its logits are divided by tau; in the release those of forecasts are not, so
-    its weights are multiplied by it."""
+    set, become one. Its logits are divided by tau. In the release those of forecasts are not, so
+    here its weights are multiplied by tau."""
     w = tensors_of(content)
     require("standardize.updates" not in w, "the state_dict of a model of this code, which tells "
             "neither tau nor the noise schedule; save the model: `weights.save(path, model)`")

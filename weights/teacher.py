@@ -13,8 +13,8 @@ from support.errors import InputError, require
 
 
 class TextTable(Teacher):
-    """The teacher of features whose model is not at hand: an npz of names (K,), text, and their
-    embeddings (K, D)."""
+    """A teacher for features when the model itself is not at hand: an npz of names (K,), text, and
+    their embeddings (K, D)."""
     size = 0                                           # it looks at no pictures
 
     def __init__(self, path):
@@ -36,8 +36,8 @@ def open_teacher(clip, clip_weights=None, device="cpu"):
     """A pre-trained image-language model -> Teacher, with its own picture preprocessing.
 
     clip: a model of open_clip; "local-dir:DIR", with open_clip_config.json and weights; T.npz, a
-    TextTable; None: the paper's, as is said. clip_weights: a tag of open_clip, by default "openai",
-    or a file, which does not tell if it needs a -quickgelu model. InputError if they do not fit.
+    TextTable; None: the paper's, which is printed. clip_weights: a tag of open_clip (default
+    "openai"), or a file, which does not tell if it needs a -quickgelu model. InputError: no fit.
     """
     if clip is None:
         clip = "ViT-B-16-quickgelu"
@@ -60,7 +60,7 @@ def open_teacher(clip, clip_weights=None, device="cpu"):
     try:
         model = open_clip.create_model(clip, clip_weights, require_pretrained=True)
         tokenizer = open_clip.get_tokenizer(clip)
-    except Exception as error:                 # a class for each way of loading
+    except Exception as error:                 # each way of loading has another class
         raise InputError(f"--clip {clip} --clip-weights {clip_weights}: "
                          f"{shorten(str(error).split('. ')[0], 250)}; a file must be whole, of "
                          "this model's tensors only; without a network, fetch it elsewhere and "
