@@ -1,4 +1,5 @@
 """From features: files, what a clip is shown of them, commands from training to a forecast."""
+import json
 import tracemalloc
 from pathlib import Path
 
@@ -91,10 +92,19 @@ def test_from_features_to_a_forecast(trained, here, capsys):
     steps = [(str(step), [20. * k, 20. * k + 20], f"text {step}") for k, step in enumerate("3142")]
     Path("COIN.json").write_text(coin(**{f"v{i}": entry(
         *steps, subset="testing" if i >= 50 else "training", duration=80) for i in range(60)}))
-    for file, D in ("t", 32), ("wide", 33):
-        np.savez(file, names=[f"text {k + 1}" for k in range(4)], embeddings=np.eye(4, D))
-        call("experiments/coin_features.py", "--annotations", "COIN.json", "--texts", f"{file}.npz",
-             "--out", file, "--sigma", "0.5")
+    rng, rows, said = np.random.default_rng(0), np.arange(0, 80, 4.), np.arange(0, 80, 4.5)
+    for file, D in ("t", 32), ("wide", 33):            # rows of 4 s; somebody speaks all the time
+        texts, noise = np.eye(4, D), rng.normal(0, 0.5 / D ** 0.5, (60 * 20, D))
+        np.savez(file, names=[f"text {k + 1}" for k in range(4)], embeddings=texts)
+        Path(file).mkdir()
+        np.savez(f"{file}/F", video=np.repeat([f"v{i}" for i in range(60)], 20),
+                 start=np.tile(rows, 60), end=np.tile(rows + 4, 60),
+                 embedding=texts[np.tile(np.repeat([2, 0, 3, 1], 5), 60)] + noise)
+        Path(file, "phrases.txt").write_text("text 1\ntext 2\ntext 3\ntext 4\n")
+        Path(file, "caption.json").write_text(json.dumps({f"v{i}": {
+            "start": [*said], "end": [*(said + 4.5)], "text": [f"{k}" + " word" * 12 for k in
+                                                               range(len(said))]}
+            for i in range(50)}))
     data = "--data", "features", "--features", "t/F.npz", "--annotations", "COIN.json"
     train = ("train.py", *data[:4], "--captions", "t/caption.json", "--phrases", "t/phrases.txt",
              "--clip", "t.npz", "--tau", "0.1", "--epochs", "8", "--out")
