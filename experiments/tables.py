@@ -99,14 +99,14 @@ def commands(recipe, seed, folder, evaluations, args):
 
 
 def make(recipe, seed, args):
-    """Make what is not there of a run. InputError if a command fails; its output is in log.txt."""
+    """Make what is missing of a run. InputError if a command fails; its output is in log.txt."""
     folder = args.out.resolve() / f"{recipe}-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     there = {name for name in EVALUATIONS if (folder / f"{name}.json").exists()}
     needed = dict.fromkeys(cell[1] for cell in cells_of(args.tables) if cell[0] == recipe)
     left = [name for name in needed if name not in there]
     lines = commands(recipe, seed, folder, left, args) if left else []
-    for line in lines[1:] if there else lines:             # it is trained if one is there
+    for line in lines[1:] if there else lines:             # if one is there, it was trained
         with open(folder / "log.txt", "a", encoding="utf-8") as log:
             ended = subprocess.run([sys.executable, *map(str, line)], cwd=ROOT, stdout=log,
                                    stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -141,8 +141,15 @@ def text_table(header, rows):
     return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
 
 
+def span(seeds):
+    """Sorted seeds as text: "100-104", or "100, 102"."""
+    if len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1:
+        return f"{seeds[0]}-{seeds[-1]}"
+    return ", ".join(map(str, seeds))
+
+
 def is_measured(row, results):
-    """Whether a row has no numbers of ours, or all its differences or else one number were run."""
+    """True if all differences of a row were run or, if it has none, any number; or none is ours."""
     ours = [name for name in (str(cell).removeprefix(VERDICT) for cell in row)
             if is_ours(name.split(" - ")[0])]
     run = [name in results for name in ours if " - " in name]
@@ -150,22 +157,25 @@ def is_measured(row, results):
 
 
 def markdown(name, results):
-    """A table as Markdown: its title, the rows that were measured and, unless it says no, the seeds
-    behind it."""
+    """A table as Markdown: its title, the rows that were measured and the seeds behind them, unless
+    the table says no."""
     rows = [[format_cell(cell, results) for cell in row] for row in TABLES[name]["rows"]
             if is_measured(row, results)]
-    rows = [row for row, after in zip(rows, [*rows[1:], ["**"]])           # no heading of nothing
+    rows = [row for row, after in zip(rows, [*rows[1:], ["**"]])           # no heading without rows
             if not (row[0].startswith("**") and after[0].startswith("**"))]
-    seeds, groups = {}, {}         # {(recipe, evaluation): seeds}, {(seeds, recipe): evaluations}
+    found = {}                     # {recipe: {evaluation: its seeds}}
     for recipe, evaluation, key in cells_of([name]):
-        found = seeds.setdefault((recipe, evaluation), set())
-        found.update(results.get(f"{recipe} {evaluation} {key}", {}))
-    for (recipe, evaluation), found in seeds.items():
-        if found:
-            groups.setdefault((", ".join(sorted(found)), recipe), []).append(evaluation)
-    line = "; ".join(f"{recipe} ({', '.join(same)}) {found}"
-                     for (found, recipe), same in groups.items())
-    seeds = f"\nSeeds: {line}.\n" if TABLES[name].get("seeds", True) else ""
+        seeds = results.get(f"{recipe} {evaluation} {key}", {})
+        found.setdefault(recipe, {}).setdefault(evaluation, set()).update(map(int, seeds))
+    line = []
+    for recipe, evaluations in found.items():
+        groups = {}                # {seeds: evaluations}
+        for evaluation, seeds in evaluations.items():
+            groups.setdefault(span(sorted(seeds)), []).append(evaluation)
+        groups.pop("", None)
+        line += [f"{recipe} {seeds}" + (f" ({', '.join(same)})" if len(groups) > 1 else "")
+                 for seeds, same in groups.items()]
+    seeds = f"\nSeeds: {'; '.join(line)}.\n" if TABLES[name].get("seeds", True) else ""
     return (f"**{TABLES[name]['title']}**\n\n{text_table(TABLES[name]['columns'], rows)}\n"
             f"{seeds}")
 
@@ -187,7 +197,7 @@ def write_pages(out):
 
 
 def main(args):
-    """Make the runs that are not there; after each, write its numbers and the tables."""
+    """Make the runs that are missing; after each, write its numbers and the tables."""
     for name in args.tables:
         require(name in TABLES, f"{name}: no such table; there are {', '.join(TABLES)}")
     write_pages(args.out)

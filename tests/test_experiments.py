@@ -36,8 +36,8 @@ def here(tmp_path, monkeypatch):
     their file, and are listed; they fail if there is a file "fail"."""
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments/results.json").write_text("{}")
-    (tmp_path / "README.md").write_text("a\n<!-- table: table-5 -->\nold\n<!-- end -->\nb\n"
-                                        "<!-- table: table-D -->\n<!-- end -->\n")
+    (tmp_path / "README.md").write_text("a\n<!-- table: targets -->\nold\n<!-- end -->\nb\n"
+                                        "<!-- table: videos -->\n<!-- end -->\n")
     ran, made = [], []
 
     def fake(line, **options):
@@ -66,14 +66,14 @@ def test_runs_are_made_once_and_fill_the_pages(here, capsys):
     """Catches: a run or its training made again, one forgotten, a flag that a script refuses, a
     checkpoint of another run, a cell of another, a page's text changed, a failure passed over."""
     flags = "--seeds", "3", "--out", "out", "--coin", "folder"
-    call("experiments/tables.py", "table-5", "table-D", *flags)
+    call("experiments/tables.py", "targets", "videos", *flags)
     page = Path("README.md").read_text()
-    assert len([*Path("out").glob("*/*.json")]) == 5
-    assert re.search(r"\| ours +\| 12\.3 +\| not run +\| 23\.4 +\|", page)
-    assert re.search(r"\| MViT +\| 34\.5 +\| 12\.3 +\|", page)
+    assert len([*Path("out").glob("*/*.json")]) == 8
+    assert re.search(r"\| vision +\| 34\.5 +\| not run +\| not run +\| 12\.3 +\| 23\.4 +\|", page)
+    assert re.search(r"\| 2,000 +\| 12\.3 +\| 23\.4 +\| 34\.5 +\| not run +\|", page)
     assert page.startswith("a\n") and "old" not in page and "<!-- end -->\nb\n" in page
     del here[:]
-    call("experiments/tables.py", "infilling", "table-D", *flags)
+    call("experiments/tables.py", "scores", "videos", *flags)
     assert here == 2 * ["evaluate.py"] and Path("README.md").read_text() == page
     call("experiments/tables.py", *flags)
     made = {(path.parent.name, path.stem) for path in Path("out").glob("*/*.json")}
@@ -91,7 +91,7 @@ def test_cells_are_means_over_seeds(tmp_path, monkeypatch):
     difference = "mask classify top1.ours - both classify top1.ours"
     row = ["mask", "mask classify top1.ours", "mask classify top1.teacher",
            "mask infill by_position.1", difference, "verdict " + difference]
-    monkeypatch.setitem(TABLES, "table-D", {"title": "T", "columns": list("abcdef"), "rows": [row]})
+    monkeypatch.setitem(TABLES, "videos", {"title": "T", "columns": list("abcdef"), "rows": [row]})
     examples = [Example(video, None, 0, 0) for video in range(10)]
     for run, value in {"mask-1": 10.0, "mask-2": 20.0, "mask-30": 33.0, "mask-or-1": 99.0,
                        "both-1": 40.0, "both-2": 60.0}.items():
@@ -106,10 +106,10 @@ def test_cells_are_means_over_seeds(tmp_path, monkeypatch):
     assert results == read_json(tmp_path / "results.json")
     assert results[row[1]] == {"1": 10.0, "2": 20.0, "30": 33.0} and row[2] not in results
     assert results["mask infill by_position.0"] == {"2": 1, "9": 5}
-    text = tables.markdown("table-D", results)
+    text = tables.markdown("videos", results)
     assert [cell.strip() for cell in text.split("\n")[4].split("|")] == [
         "", "mask", "21.0 ± 11.5", "not run", "0.250", "-30.0 ± 15.8", "undecided", ""]
-    assert text.endswith("mask (classify) 1, 2, 30; mask (infill) 2; both (classify) 1, 2.\n")
+    assert text.endswith("mask 1, 2, 30 (classify); mask 2 (infill); both 1, 2.\n")
 
 
 def test_tables_are_whole_and_on_the_pages():
