@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 CLIPS = 9                     # N: places in a row of h
-HISTORY, PIECES = 68.0, 8     # s of observed video in step forecasting, cut into so many clips
+HISTORY, PIECES = 68.0, 8     # s of video that a forecast observes; clips they are cut into
 CLIP_SECONDS = 9.0            # of a narrated clip, and of a clip to classify; as in the release
 EPIC_FRAMES, EPIC_SECONDS = 32, 2.0                # of a clip of an action: 16 frames/s
 MIN_WORDS, STRIDE = 12, 2     # shorter sentences are joined; every second gives a clip (release)
@@ -37,7 +37,7 @@ class View(NamedTuple):
     """What f sees of a window."""
     size: int                          # side of a picture, pixels
     frames: int                        # F
-    seconds: float | None = None       # of the window's middle; None: all of it
+    seconds: float | None = None       # only the middle of the window; None: all
 
 
 class Example(NamedTuple):
@@ -102,8 +102,8 @@ def paper_rows(videos, rng=None, hide_tail=False):
     default, training/rows.py uses this on one clip of each step.
 
     If a video has more than nine clips, the place of the missing clip in its row is drawn uniformly
-    (without rng: the middle place). It shifts where the row would pass an end of the video.
-    hide_tail: as in the release, clips become padding from a random place after the missing clip.
+    (without rng: the middle place). It shifts if the row would pass an end of the video.
+    hide_tail: from a random place after the missing clip, clips become padding, as in the release.
 
     Args:    videos: [[clip, ...], ...], the numbers of each video's clips in time order.
     Returns: [(row, j), ...]: nine numbers of clips, -1 = padding; the place of the missing clip.
@@ -127,7 +127,7 @@ def forecast_windows(end, history=HISTORY, start=0.0):
 
 
 def classify_windows(start, end, duration, views, seconds=CLIP_SECONDS):
-    """`views` windows spread over a step. In a step shorter than one, all are around its middle."""
+    """`views` windows spread over a step; all at its middle if it is shorter than a window."""
     spare = max(end - start - seconds, 0.0)
     middles = (start + end) / 2 + spare * (np.arange(views) - (views - 1) / 2) / max(views - 1, 1)
     return np.array([window_around(m, m, seconds, duration) for m in middles])

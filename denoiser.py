@@ -38,7 +38,7 @@ class Denoiser(nn.Module):
     """h of Eq. 5: x_hat_j^0 = h(x_j^t, {x_i}_{i != j}, t). Published weights load into it.
 
     Args:
-        dim:     D, width of an embedding and of a token; a multiple of heads and of 8, from 16.
+        dim:     D, width of an embedding and of a token; a multiple of heads and of 8, at least 16.
         layers, heads: of the Transformer; the paper has 4 layers.
         clips:   the most clips a row can have, the missing one included; the paper's 9.
         dropout: share of the tokens' values that are set to zero in training.

@@ -36,7 +36,7 @@ class Standardizer(nn.Module):
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("variance", torch.ones(()))
         self.register_buffer("updates", torch.zeros(()))
-        # Of the clips since the last `update`: the sum of x, of its squares, and how many they are.
+        # Over the clips since the last `update`: sum of x, sum of its squares, number of clips.
         self.register_buffer("sums", torch.zeros(dim + 2), persistent=False)
 
     @torch.no_grad()
@@ -49,7 +49,7 @@ class Standardizer(nn.Module):
         """Move the running averages toward the clips added since the last update, if any."""
         total, square, count = self.sums.split([len(self.mean), 1, 1])
         self.updates += count[0] > 0
-        rate = 1 / self.updates.clamp(1, 1 / self.rate)    # the mean of all, until 1 / rate updates
+        rate = 1 / self.updates.clamp(1, 1 / self.rate)    # a plain mean for 1 / rate updates
         rate, count = rate * (count > 0), count.clamp(min=1)
         self.mean.lerp_(total / count, rate)
         # The mean square of x - mean, over clips and coordinates; 0 if all clips are equal.

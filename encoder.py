@@ -16,7 +16,7 @@ Model: Bertasius et al., ICML 2021 (arXiv:2102.05095): TimeSformer, divided spac
     B clips, D = 512, F = 8 frames, H = W = 224 pixels, P = 196 patches of 16 x 16 pixels per frame,
     width = 768; S sequences of L tokens in one attention. (Elsewhere B counts videos or rows.)
 
-Parameter names are the released TimeSformer's but for a prefix, so released weights load. The
+Parameter names, except for a prefix, are the released TimeSformer's, so its weights load. The
 results equal the released model's up to rounding. Two things are done differently, for speed:
   - Patches, in (P, F) order, and class token are two tensors, so temporal attention copies nothing.
   - The last block computes only the class token, since nothing reads its patches. This gains most.
@@ -79,7 +79,7 @@ class Block(nn.Module):
         tokens  = tokens + proj(attention over the class token and the P patches of each frame)
         tokens  = tokens + mlp(tokens)
 
-    A LayerNorm comes first in each. Temporal attention leaves out the class token. Spatial
+    Each line begins with a LayerNorm. Temporal attention leaves out the class token. Spatial
     attention reads the class token once per frame, and the F results are averaged.
     """
 

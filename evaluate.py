@@ -52,11 +52,11 @@ def score(model, x, texts, y, args, where=()):
     lines, right = accuracies(p, y), {name: topk_correct(p[name], y, 1) for name in p}     # (M,)
     right["oracle"] = (log_p.argmax(-1) == y[:, None]).any(1)
     lines["top1"]["oracle"] = percent(right["oracle"])
-    # Beside it one step is drawn from each sample's p, or from that of zero noise, as many times.
+    # For comparison: one step drawn from each sample's p, or Q steps drawn from that of zero noise.
     for name, of in (("oracle_draws", log_p), ("oracle_softmax", zero[:, None].expand_as(log_p))):
         chance = best_of_draws(of, y)                                          # (M,)
         lines["top1"][name] = percent(chance)
-        sums = (chance.cumsum(0) + 0.5).floor()            # as many are right as on average
+        sums = (chance.cumsum(0) + 0.5).floor()            # as many right as the chances add up to
         right[name] = sums.diff(prepend=sums.new_zeros(1)) > 0
     return lines | {"distinct": distinct(log_p), "right": right}, zero, log_p
 
@@ -115,8 +115,8 @@ def evaluate(args):
     source, teacher, texts = open_labeled(args, args.split, model, device,     # texts: (S, D)
                                           with_teacher=args.task != "infill")
     examples = examples_in(source.videos, args)
-    require(examples, f"no {args.split} video to {args.task}; annotated steps are needed, to "
-            f"forecast or infill --min-steps {args.min_steps} in a video")
+    require(examples, f"no {args.split} video to {args.task}; a video needs annotated steps; to "
+            f"forecast or infill, at least {args.min_steps} of them (--min-steps)")
 
     # 2. Their clips through f, and the task.
     x, seen, examples = encode_examples(model, teacher, source, examples, args, device)
@@ -156,7 +156,7 @@ def parse(argv=None):
     parser = Parser("Measure a checkpoint: forecasting, classification, infilling.")
     add = parser.add_argument
     add("--task", choices=[*TASKS, "features"], help="what to measure (default: forecast; with "
-        "--data epic classify); features: write those of --videos, or of the world, to --out")
+        "--data epic classify); features: write those of --videos or the toy world to --out")
     add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add_labeled_flags(parser)
@@ -165,15 +165,15 @@ def parse(argv=None):
     add("--min-steps", type=count, default=2, help="leave out videos with fewer annotated steps")
     add("--samples", "--oracle", type=count, default=5, dest="samples",
         help="Monte Carlo samples per forecast (Eq. 11); the oracle counts the best of them")
-    add("--horizon", type=count, default=1, help="also sample futures of so many steps")
+    add("--horizon", type=count, default=1, help="also sample futures of this many steps")
     add("--json", type=Path, help="also write the numbers here")
     add("--out", type=Path, default=Path("features.npz"), help="features: the file to write")
     add("--batch", type=count, default=64, help="examples at once; no effect on the result")
     add_run_flags(parser)
     args = parser.parse_args(argv)
     args.task = args.task or ("classify" if args.data == "epic" else "forecast")
-    require(args.data != "epic" or args.task == "classify", f"--task {args.task}: --data epic has "
-            "actions to classify")
+    require(args.data != "epic" or args.task == "classify", f"--task {args.task}: --data epic can "
+            "only classify actions")
     args.checkpoint = args.checkpoint or default_checkpoint()
     return args
 

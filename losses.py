@@ -15,7 +15,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
 Each term is a mean within one video. The clips and rows of several videos are concatenated, and
 `counts`, a list of V numbers, says how many belong to each.
 
-Where they come from. Clip j is hidden. The diffusion gives its embedding, and its text, p_theta:
+The bound. Clip j is hidden. The diffusion gives a distribution p_theta of x_j, and so of its text:
 
     p_theta(y_j | {x_i}) = E_{x_j ~ p_theta} p(y_j | x_j)
 
@@ -52,7 +52,7 @@ def match(x, phrases, tau, mean=None):
 
         p(y_k | x) = exp(cos(x, y_k) / tau) / sum_l exp(cos(x, y_l) / tau)
 
-    `mean` is the mean embedding of unlabeled clips. It subtracts half of each text's mean score:
+    With `mean`, the mean embedding of unlabeled clips, half of each text's mean score is removed:
 
         cos(x, y_k) - mean . y_k / 2    instead of    cos(x, y_k)
 
@@ -63,7 +63,7 @@ def match(x, phrases, tau, mean=None):
 
     Args:    x (..., D), phrases (K, D), both normalized here; tau > 0, a number or (..., 1); mean
              (D,), of embeddings of length 1, or None.
-    Returns: (..., K) log probabilities, of at least float32.
+    Returns: (..., K) log probabilities, float32 or float64.
     """
     with torch.autocast(x.device.type, enabled=False):
         x = x if x.dtype == torch.float64 else x.float()

@@ -20,7 +20,7 @@ from torch.nn import functional
 import diffusion
 import losses
 
-PICTURES = 192            # of 224 x 224 pixels, that f takes at once: training fits 24 GB
+PICTURES = 192            # of 224 x 224 pixels that f takes at once, so that 24 GB suffice
 
 
 def check(name, given, *sizes, dtype=torch.float32):
@@ -44,7 +44,7 @@ class ProcedureModel(nn.Module):
         alpha_bar: T floats, the noise schedule that h was trained with.
         task:     what it is fine-tuned for: "classify", "forecast" or "activity"; None = zero-shot.
         classes:  how many classes each label set of the task has: (S,), or verbs and nouns.
-        witness:  text of the first phrase. The same teacher embeds this text as phrases[0].
+        witness:  text of the first phrase. A teacher fits if it embeds this as phrases[0].
     """
 
     def __init__(self, phrases, encoder, denoiser, order, tau, pixels, alpha_bar, task=None,
@@ -137,7 +137,7 @@ class ProcedureModel(nn.Module):
 
 
 def clips_at_once(encoder, size=None):
-    """How many clips f takes at once: `size`; 0: all; None: clips with PICTURES frames in all."""
+    """How many clips f takes at once: `size`; 0: all; None: as many as hold PICTURES frames."""
     most = PICTURES * 224 ** 2 // (encoder.frames * encoder.image ** 2 or 1)
     return max(1, most) if size is None else size or 10 ** 9
 

@@ -120,7 +120,7 @@ def main(args):
     """Forecast, print, and write what was asked for."""
     painted = {}
     require(not (args.name and (args.figure or args.keyframes)), "features have no pictures")
-    if args.figure:                                        # what may be missing comes first
+    if args.figure:                                        # first, what may not be installed
         figures.open_matplotlib(args.figure)
     if args.keyframes:
         painter = keyframes.open_painter(args.keyframe_model, pick_device(args.device))
@@ -144,7 +144,7 @@ def parse(argv=None):
     add = parser.add_argument
     add("video", nargs="?", help="the video; without one, test video number --seed of the toy "
         "world, with the truth beside the forecast")
-    add("--video", dest="name", metavar="ID", help="which one, if `video` is a file of features")
+    add("--video", dest="name", metavar="ID", help="which video, if VIDEO is a file of features")
     add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add("--steps", type=Path, help="the steps to choose among, one per line (default: those the "
@@ -154,7 +154,7 @@ def parse(argv=None):
     add("--clip", help="the teacher: a model of open_clip, or local-dir:DIR (default: the run's)")
     add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
     add_scores_flag(parser)
-    add("--samples", type=count, default=50, help="Monte Carlo samples (Eq. 11): so many futures")
+    add("--samples", type=count, default=50, help="Monte Carlo samples (Eq. 11), one future each")
     add("--horizon", type=count, default=3, help="steps of a future; the paper forecasts one")
     add("--json", type=Path, help="also write the forecast here")
     add("--figure", type=Path, help="also draw it: FILE.png, .pdf or .svg (needs matplotlib)")
@@ -162,7 +162,7 @@ def parse(argv=None):
         "the last observed frame (needs diffusers and transformers)")
     add("--keyframe-model", default="stable-diffusion-v1-5/stable-diffusion-v1-5",
         help="a Stable Diffusion model of diffusers: a name of the hub, or a folder")
-    add("--seed", type=whole, default=0, help="of the noise; which test video, without VIDEO")
+    add("--seed", type=whole, default=0, help="of the noise; without VIDEO, which test video")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
     return parser.parse_args(argv)
 

@@ -58,7 +58,7 @@ def make_optimizer(model, stage):
 
 
 def objective(model, group, features, update, args):
-    """Eqs. 6 and 8 to 10 of a group of whole videos. Means of one do not depend on the others.
+    """Eqs. 6 and 8 to 10 for a group of whole videos. A video's terms do not depend on the others.
 
     Args:    group: Loaded, V videos with C clips; features (C, D) of the teacher.
     Returns: {"xe", "mse", "mc": the terms; "match", "match_h": the share of clips, and of h's
@@ -113,7 +113,7 @@ def pretrain(args):
     loaded, videos, most = read_ahead(source, model, teacher.size, batch, first, updates, args)
     print(f"{len(source.videos)} videos, {switch} updates by SGD and {updates - switch} by AdamW")
 
-    # 2. Train: the mean over the videos of an update of their objective, Eq. 7.
+    # 2. Train: each update minimizes the mean of its videos' objectives, Eq. 7.
     rank, _ = parallel.rank_and_world()
     metrics, saved = Metrics(("loss", *TERMS), device), time.perf_counter()
     bar = trange(first, updates, desc="pretrain", mininterval=1, disable=rank > 0)
@@ -162,25 +162,25 @@ def parse(argv=None):
     add = parser.add_argument
     add("--stage", choices=["pretrain", "finetune"], default="pretrain")
     add("--data", choices=["toy", "howto100m", "features"], default="toy",
-        help="howto100m: narrated videos; features: of such, instead of the pictures")
+        help="howto100m: narrated videos; features: their features instead of pictures")
     add("--toy-videos", type=count, default=6000, help="training videos of the toy world")
     add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
-    add("--features", type=Path, help="npz of features, as of evaluate.py --task features")
+    add("--features", type=Path, help="npz of features, as evaluate.py --task features writes")
     add("--captions", type=Path, help="folder of ID.csv, ID.srt or ID.vtt; or caption.json")
     add("--ids", type=Path, help="use only these videos: an id per line")
     add("--phrases", type=Path, help="the phrase pool, one phrase per line")
     add("--clip", default="ViT-B-16-quickgelu", help="teacher: open_clip's model or local-dir:DIR")
     add("--clip-weights", help="its weights: a tag of open_clip (default openai), or a file")
-    add("--size", choices=["small", "base"], help="of f and h: 2 blocks on 4 frames of 32 pixels, "
-        "or ViT-B on 8 of 224; with defaults of --init, --sgd-epochs, --epochs, --batch and --lr")
-    add("--encoder", choices=["timesformer", "mvit", "adapter"], help="f; of features: adapter")
+    add("--size", choices=["small", "base"], help="f and h: 2 blocks on 4 frames of 32 pixels, or "
+        "ViT-B on 8 of 224; sets defaults of --init, --sgd-epochs, --epochs, --batch and --lr, too")
+    add("--encoder", choices=["timesformer", "mvit", "adapter"], help="f; for features: adapter")
     add("--order", choices=["diffusion", "mask", "none"], default="diffusion",
         help="how h learns the order of steps; none: matching alone")
     add("--rows", choices=["steps", "release", "paper"], default="steps",
         help="which clips h reads and predicts: training/rows.py")
     add("--context", choices=["observed", "shuffled", "bag", "random"], default="observed",
-        help="controls: h reads the observed clips in random places; and any clip is missing, not "
-        "the next; or h reads random clips of the update")
+        help="controls. shuffled: h reads the observed clips in random order; bag: also, any clip "
+        "is missing, not the next; random: h reads random clips of the update")
     add("--targets", choices=["vision", "narration", "both"], default="vision",
         help="soft targets of the teacher: of frames, of speech, or their mean")
     add("--tau", type=positive, help="temperature of Eq. 6 (default: 0.02, toy 0.045)")

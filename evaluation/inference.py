@@ -16,7 +16,7 @@ def score_labels(model, x, texts):
 
 
 def match_teacher(model, features, texts):
-    """`score_labels` for the teacher's features (M, n, D). Their mean is that of these clips."""
+    """`score_labels` for the teacher's features (M, n, D). The mean is that of these features."""
     mean = functional.normalize(features, dim=-1).mean((0, 1))
     return match(features, texts, model.tau, None if model.scores == "paper" else mean)
 
@@ -30,8 +30,8 @@ def draw_noise(shape, seed):
 def predict_missing(model, x, texts, noise, batch, where=()):
     """log p of a missing clip, once per noise (Sec. 3.3), `batch` examples at a time, on the CPU.
 
-    x (M, N, D); texts (S, D), None once fine-tuned; noise (M, Q, D) -> (M, Q, S). The clip after
-    the N is missing, or with where = (observed (M, N), j (M,)) clip j: ProcedureModel.forecast.
+    x (M, N, D); texts (S, D), None once fine-tuned; noise (M, Q, D) -> (M, Q, S). The missing
+    clip follows the N; with where = (observed (M, N), j (M,)), it is clip j, as in `forecast`.
     """
     forecast = model.forecast if where else model.forecast_next
     log_p = []

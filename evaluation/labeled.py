@@ -53,8 +53,8 @@ def warn_of_data(model, toy):
         return ("this checkpoint knows only the toy world, rendered pictures of 32 pixels: on "
                 "any other video its answers mean nothing")
     if not toy and 0 < model.encoder.image < 64:
-        return ("this is a small model, of pictures of 32 pixels: it tells whether all is in "
-                "place, and little more")
+        return ("this is a small model, for pictures of 32 pixels: it shows whether everything "
+                "is in place, and little more")
 
 
 # --- Texts and videos ---
@@ -82,7 +82,7 @@ def open_texts(names, toy, model, checkpoint, clip, clip_weights, device):
     if same and model.witness is not None:
         now = teacher.encode_phrases([model.witness]).to(model.phrases)
         same = functional.cosine_similarity(now, model.phrases[:1]).item() > 0.999
-    require(same, f"{checkpoint}: was trained with another teacher, which embeds texts otherwise; "
+    require(same, f"{checkpoint}: was trained with another teacher, whose embeddings differ; "
             "give the same --clip and --clip-weights (the toy world's is toy/teacher.pt)")
     return teacher, texts
 
@@ -91,10 +91,10 @@ def add_labeled_flags(parser):
     """Add --data, and the flags for what it reads, to a command that reads labeled videos."""
     add = parser.add_argument
     add("--data", choices=["toy", "coin", "epic", "features"], default="toy", help="coin: COIN, or "
-        "own videos in its layout; features: of those; epic: EPIC-Kitchens-100, verbs and nouns")
+        "videos in its layout; features: of such videos; epic: EPIC-Kitchens-100, verbs and nouns")
     add("--annotations", type=Path, help="COIN.json or a released csv, or EPIC's csv")
     add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
-    add("--features", type=Path, help="npz of features, as of evaluate.py --task features")
+    add("--features", type=Path, help="npz of features, as evaluate.py --task features writes")
     add("--steps", type=Path, help="line i names class i (default: the names in COIN.json)")
     add("--clip", help="the teacher: a model of open_clip, or local-dir:DIR (default: the run's)")
     add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
@@ -103,7 +103,7 @@ def add_labeled_flags(parser):
 
 def list_videos(args, split, tuned=None):
     """The annotated videos of COIN or EPIC, and the names of the classes; None for a task without
-    texts. A csv holds no names: they are those of --steps, or those in `tuned`."""
+    texts. A csv holds no names: they come from --steps, or from `tuned`."""
     path = args.annotations
     if args.data == "epic":
         return lists.load_epic(path), None
@@ -136,7 +136,7 @@ def open_labeled(args, split, model, device, with_teacher=True, skip=()):
         require(not args.videos and not skip, "--data toy reads no --videos, and has none to "
                 "--skip; add --data coin or epic")
         require(view.size == render.SIZE, f"--data toy: its pictures are {render.SIZE} pixels "
-                f"wide, the checkpoint reads {view.size}; give it --data coin")
+                f"wide, but the checkpoint reads {view.size}; use --data coin")
         names = grammar.STEPS if args.task != "activity" else None
     else:
         require(args.annotations and (args.videos or features),

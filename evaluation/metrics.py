@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize, one_hot
 
-# Of a softmax that is drawn from. Each figure uses the one that is best for its own answers.
+# Of a softmax that steps are drawn from. Each figure uses the one that is best on its examples.
 TEMPERATURES = .05, .07, .1, .15, .2, .3, .4, .5, .6, .7, .85, 1., 1.2, 1.4, 1.7, 2., 3.
 # What is printed for a key of the JSON: the words of docs/results.md.
 WORDS = {

@@ -30,7 +30,7 @@ def read_steps(steps, toy):
     names = grammar.STEPS if toy and steps is None else steps
     require(names is not None, "--steps is needed: a file with a step per line")
     names = list(names) if isinstance(names, (list, tuple)) else load_phrases(names)
-    require(len(names) > 1, "--steps: one step: nothing to choose from; give two or more")
+    require(len(names) > 1, "--steps: one step leaves no choice; give two or more")
     return names
 
 
@@ -54,7 +54,7 @@ def observe_file(path, model, at, name=None):
 
 
 def observe_toy(number, model, at, left):
-    """A test video of the toy world, until `at` s or `left` steps are left -> Observed."""
+    """A test video of the toy world, up to `at` s, or until `left` steps remain -> Observed."""
     script = grammar.make_video("test", number)
     end = script.steps[max(len(script.steps) - 1 - left, 0)].end if at is None else at
     require(0 < end <= script.duration,

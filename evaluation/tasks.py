@@ -47,7 +47,7 @@ def similar_histories(model, read, args):
     source, rng = ToySource("train", count, model.encoder.frames), np.random.default_rng(args.seed)
     requests = [[(video, source.pretrain_windows(video, rng))] for video in range(count)]
 
-    @torch.no_grad()                                       # which a thread does not inherit
+    @torch.no_grad()                                       # a thread does not inherit no_grad
     def histories(request):
         x = model.encode(source.load(request).clips.to(read.x.device))         # (n, D)
         phrases, steps = (model.match(x, texts).argmax(-1) for texts in (None, read.texts))
@@ -114,7 +114,7 @@ def truth(model, read, zero, log_p, exact, args):
         best = possible.gather(1, p.argmax(-1, keepdim=True))                  # (M, 1)
         of_possible[name] = [percent(best), percent((p * possible).sum(-1))]
 
-    # Distances are those of m of the M forecasts, whose draws are made ten at a time.
+    # Distances are measured on m of the M forecasts. Draws for them are made ten at a time.
     picks, chosen = [], chosen_examples(len(y))                                # (m,)
     for i in range(DRAWS // 10):
         noise = draw_noise((len(chosen), 10, model.dim), args.seed * 1000 + 1 + i)
@@ -140,7 +140,7 @@ def by_pair(p, y):
 def forecasts_by_pair(zero, log_p, exact, y):
     """Percent right if the name of a step's look-alike counts as right, too. Zero noise, log p
     (M, S), and exact (M, S) have one forecast. Samples, log p (M, Q, S), and exact draws have the
-    best of Q. "bayes_unnamed": the exact forecast counts by name, and guesses those of look-alikes.
+    best of Q. "bayes_unnamed": the exact forecast must name the step, and guesses within pairs.
     """
     size = torch.from_numpy(np.bincount(grammar.ALIKE, minlength=zero.shape[1])).clamp(min=1)
     (zero, pairs), (draws, _), (exact, _) = (by_pair(p, y) for p in (

@@ -80,7 +80,7 @@ class Captions(dict):
 
 
 def list_folder(folder):
-    """{id: file}, by id. If it has several, no language or English goes before others, then csv."""
+    """{id: file}, by id. Of several files, no language or English comes first, then csv."""
     found = []
     for file in folder.iterdir():
         if file.suffix.lower() in SUFFIXES:

@@ -66,7 +66,7 @@ def find_rows(path):
     first = np.flatnonzero(np.append(True, video[1:] != video[:-1]))       # row of each video
     found = {video_name(video[i]): Rows(path, spans_of, int(i), matrices)
              for i, spans_of in zip(first, np.split(spans, first[1:]))}
-    require(len(found) == len(first), f"{path}: rows of a video stand in two places; {NEED}")
+    require(len(found) == len(first), f"{path}: the rows of a video are in two places; {NEED}")
     return found
 
 
@@ -105,7 +105,7 @@ def require_widths(found, width, dim=None):
     teacher's features. A width of None fits any."""
     path, _, _, ((_, F, _), (_, D, _)) = next(iter(found.values()))
     require(width in (None, F), f"{path}: rows of embedding have {F} numbers, the checkpoint reads "
-            f"{width}; give those that it was trained on")
+            f"{width}; give the features that it was trained on")
     require(dim in (None, D), f"{path}: what the teacher sees has {D} numbers, its texts {dim}; "
             f"needed is teacher (R, {dim}), the image features of --clip")
     return F

@@ -96,7 +96,7 @@ def load_coin(path):
                         "words, without a mark before them or _")
                 known = names.setdefault(label, text)
                 require(known.casefold() == text.casefold(), f"{where}: id {label + 1} is {text!r},"
-                        f" before it was {known!r}; an id is the same step in all videos")
+                        f" before it was {known!r}; an id must name the same step in all videos")
                 steps.append(Step(*map(float, step["segment"]), label))
             split, activity = SUBSETS[entry["subset"]], int(entry["recipe_type"])
             duration = float(entry["duration"]) if entry.get("duration") else None
@@ -108,7 +108,7 @@ def load_coin(path):
 
 
 def in_order(steps, where):
-    """The steps by start. Those that do not end after it are skipped. How many is printed."""
+    """The steps, sorted by start. Skips those that do not end later, and prints how many."""
     kept = sorted((step for step in steps if step.start < step.end), key=lambda step: step.start)
     if len(kept) < len(steps):
         print(f"{where}: {len(steps) - len(kept)} steps do not end after their start: skipped")
@@ -131,7 +131,7 @@ def load_released_csv(path, task):
                  "forecast": (Step(start, end, UNKNOWN), Step(end, end, label))}[task]
         videos.append(Video(video_name(row["path"]), None, label, duration, steps))
     require(task == "activity" or any(starts) == (task == "classify"), f"{path}:1: a list for "
-            "another task: to forecast (`next`) all histories start at 0 s, steps do not")
+            "another task: lists to forecast (`next`) start each row at 0 s, lists of steps do not")
     return videos
 
 

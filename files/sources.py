@@ -62,7 +62,7 @@ class VideoSource:
         sentences = self.sentences(i)
         spoken = [sentence for sentence in sentences if sentence[0] < end]
         require(2 * len(spoken) >= len(sentences), f"{len(spoken)} of {len(sentences)} captions "
-                f"begin before the video ends, at {end:.1f} s: of another, or not in seconds?")
+                f"begin before the video ends, at {end:.1f} s: another video's, or not in seconds?")
         return spoken
 
     def read(self, i, read, *args):
@@ -116,7 +116,7 @@ class VideoSource:
 
     def load(self, requests, rng=None):
         """The clips of [(i, windows (n, 2) s, ...), ...] -> data.Loaded. rng draws the squares that
-        are cut; None: the middle ones."""
+        are cropped; None: center crops."""
         readable, made, failed = [], [], {}
         for request in requests:
             i, windows, *_ = request
@@ -146,8 +146,8 @@ def require_readable(source, share, where=None):
 def open_folder(folder, caption_path, ids, view, teacher_size=0, skip=(),
                 max_unreadable=MAX_UNREADABLE, kind=VideoSource):
     """The VideoSource of a folder, or another kind of source. Its videos are those of a list `ids`,
-    else all with a narration, or all if caption_path is None. All narrations are read. Videos with
-    a wrong or wordless one are left out; InputError if more than a share is wrong."""
+    else all with a narration, or all if caption_path is None. All narrations are read. Videos
+    with an unreadable or wordless one are left out; InputError if too many are unreadable."""
     captions, paths = Captions(caption_path) if caption_path else None, kind.find(folder)
     names = load_ids(ids) if ids else captions or sorted(paths)
     source = kind([Video(name) for name in names], paths, view, teacher_size, captions, skip)

@@ -60,8 +60,8 @@ def open_video(path):
 
 
 def duration(path):
-    """Return the seconds from the start of the file to the end of its video. The header tells, even
-    of a file that is cut off. A recorded webm is read to its end. Raises Unreadable."""
+    """Return the seconds from the start of the file to the end of its video. The header tells it,
+    even if the file is cut off. A recorded webm is read to its end. Raises Unreadable."""
     with open_video(path) as (container, stream):
         if stream.duration:
             end = ((stream.start_time or 0) + stream.duration) * stream.time_base

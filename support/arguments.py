@@ -34,7 +34,7 @@ def number(text, kind=float):
     """A number, 0 or above."""
     value = kind(text)
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is below 0, or no number")
+        raise argparse.ArgumentTypeError(f"{text} is below 0, or not a number")
     return value
 
 
@@ -60,11 +60,11 @@ def add_run_flags(parser):
     add = parser.add_argument
     add("--seed", type=whole, default=0, help="of all that is random")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
-    add("--micro-batch", type=whole, metavar="CLIPS", help="that f takes at once, to save memory; "
-        "0: all (default: 192 pictures of 224 pixels, or as much)")
+    add("--micro-batch", type=whole, metavar="CLIPS", help="at once through f, to save memory; 0: "
+        "all (default: as many as hold 192 pictures of 224 pixels)")
     add("--workers", type=whole, default=0, help="processes that read ahead")
     add("--max-unreadable", type=float, default=0.05, metavar="SHARE",
-        help="of the videos that may be unreadable")
+        help="share of the videos that may be unreadable")
 
 
 def add_scores_flag(parser):
@@ -78,7 +78,7 @@ def default_checkpoint():
     if (OWN / "checkpoint.pt").exists():
         print(f"checkpoint: {OWN}")
         return OWN
-    print(f"no {OWN}: the default checkpoint that comes with the code, of the toy world")
+    print(f"no {OWN}: the default checkpoint that comes with the code, trained on the toy world")
     return DEFAULT
 
 

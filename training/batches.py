@@ -32,7 +32,7 @@ def order_of(epoch, count, seed):
 
 
 def videos_of(update, count, batch, seed):
-    """(batch,) int: which of `count` videos or examples an update takes; all, if they are fewer."""
+    """(batch,) int: which of `count` videos or examples an update takes; all if count < batch."""
     epoch, place = divmod(update, max(count // batch, 1))
     return order_of(epoch, count, seed)[place * batch:(place + 1) * batch]
 
@@ -58,8 +58,8 @@ def with_remedy(video):
 
 
 def note(source, loaded):
-    """Keep source.unreadable: {id: reason} of videos that could not be read the last time. A new
-    one is printed."""
+    """Update source.unreadable, {id: reason} of the videos whose last read failed. New ones are
+    printed."""
     for request in loaded.requests:
         source.unreadable.pop(source.videos[request[0]].name, None)
     for name in loaded.failed.keys() - source.unreadable.keys():

@@ -5,7 +5,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and append
     task                   the classifier reads                     trained            paper
     classify               x = f(v), a clip of a step               classifier         Table 2
     forecast               x_hat = h(0, {x_i}), the clip after 8    h and classifier   Table 1
-    activity               the same; the 8 clips are all the video  h and classifier   App. C
+    activity               the same; the 8 clips span the video     h and classifier   App. C
     classify, --data epic  x = f(v), 32 frames of an action         f and classifier   Table 3
 
 The classifier is one linear layer, its logits divided by tau. The loss is its cross entropy alone,
@@ -69,8 +69,8 @@ def labeled_examples(args, source):
 def extend(init, args, texts, videos):
     """The checkpoint's model with a classifier of the classes of the listed videos.
 
-    It starts as a `match` with the texts (S, D), with a bias of minus half of each text's mean
-    score. Without texts it starts at zero. For EPIC, f reads 32 frames.
+    The classifier starts as `match` with the texts (S, D): its bias is minus half of each text's
+    mean score. Without texts it starts at zero. For EPIC, f reads 32 frames.
     """
     arguments = {**init.arguments, "task": args.task}
     arguments["denoiser"] = {**init.arguments["denoiser"], "dropout": DROPOUT}
@@ -113,7 +113,7 @@ def clips_of_updates(source, examples, encoder, updates, args, device):
 
 def embeddings_of_updates(x, readable, examples, updates, args):
     """The same from a frozen f's embeddings x (M, N, D) of the readable examples: one group
-    (x (B, N, D), ...). All examples are drawn from, whichever could be read this time."""
+    (x (B, N, D), ...). The draw is from all examples, whichever could be read this time."""
     place = {(one.video, one.step): i for i, one in enumerate(readable)}
     places = np.array([place.get((one.video, one.step), -1) for one in examples])
     labels = torch.tensor([[one.label] for one in readable])
@@ -214,7 +214,7 @@ def parse(argv):
     add = parser.add_argument
     add("--stage", choices=["pretrain", "finetune"], default="finetune")
     add("--task", choices=["classify", "forecast", "activity"], default="classify", help="classify "
-        "trains the classifier alone; forecast and activity h, too; --data epic f, too")
+        "trains only the classifier; forecast and activity also train h; --data epic also f")
     add("--init", type=Path, help="start from a run folder or a file, also a published one "
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add_labeled_flags(parser)
@@ -228,9 +228,9 @@ def parse(argv):
     add("--skip", nargs="+", default=[], metavar="ID", help="videos that are never opened")
     add_run_flags(parser)
     args = parser.parse_args(argv)
-    require(args.data != "epic" or args.task == "classify", f"--task {args.task}: --data epic has "
-            "actions to classify")
-    require(args.labels <= 1, f"--labels {args.labels}: is a share; 0.1 is a tenth")
+    require(args.data != "epic" or args.task == "classify", f"--task {args.task}: --data epic can "
+            "only classify actions")
+    require(args.labels <= 1, f"--labels {args.labels}: is a share, at most 1; 0.1 is a tenth")
     args.log_every = 1 if args.data == "epic" else LOG_EVERY
     args.epochs = args.epochs or (60.0 if args.task == "activity" else 15.0)
     args.out = args.out or Path(f"runs/finetune-{args.task}")

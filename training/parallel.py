@@ -26,7 +26,7 @@ def start(device):
         return device
     if device.type == "cuda":
         place, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-        require(place < count, f"{count} GPUs for more processes; start torchrun with "
+        require(place < count, f"more processes than {count} GPUs; start torchrun with "
                 f"--nproc-per-node {count}, or add --device cpu")
         device = torch.device("cuda", place)
         torch.cuda.set_device(device)

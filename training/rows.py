@@ -25,7 +25,7 @@ EVERY = 3                     # every third row of `paper_rows` is kept beside `
 
 
 def steps_of(phrases):
-    """Merge consecutive clips of one likeliest phrase, (n,), into steps: [[clip, ...], ...]."""
+    """Merge consecutive clips whose phrases (n,) are equal into steps: [[clip, ...], ...]."""
     return [list(step) for _, step in itertools.groupby(range(len(phrases)), phrases.__getitem__)]
 
 

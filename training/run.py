@@ -34,7 +34,7 @@ def require_same(args, before, now):
     """InputError unless the checkpoint's run has the settings {name: value} of now."""
     for name, value in now.items():
         require(before.get(name) == value, f"--resume: the run in {args.out} has {name} "
-                f"{before.get(name)}, not {value}; give the same")
+                f"{before.get(name)}, not {value}; it must stay the same")
 
 
 def open_run(args):
@@ -119,7 +119,7 @@ class Stop:
 
 # --- While it goes on ---
 def learning_rate(update, first, last, peak):
-    """Of an update in a stage [first, last). It rises over 5% of the stage, then falls to 0."""
+    """The rate in a stage [first, last). It rises over 5% of the stage, then falls to 0."""
     updates = last - first
     return peak * min(1.0, (update - first + 1) / (0.05 * updates + 1),
                       (last - update) / (0.95 * updates))
@@ -156,7 +156,7 @@ class Metrics:
 
 def log(args, bar, update, norm, **values):
     """Write a row of metrics.jsonl, and its loss and shares to the bar. FloatingPointError unless
-    the norm of the gradient is finite, as the loss then is."""
+    the norm of the gradient is finite; if it is, the loss is finite, too."""
     if not torch.isfinite(norm):                       # waits for the GPU
         raise FloatingPointError(f"update {update}: the loss or its gradient is not finite; the "
                                  f"last checkpoint in {args.out} stays; try a smaller --lr")
@@ -170,8 +170,8 @@ def log(args, bar, update, norm, **values):
 
 def save(args, model, optimizer, update, settings, source):
     """Write checkpoint.pt; if that fails, the one before stays. Then merge what each process could
-    not read. InputError if it is too much, or if pre-training has read no clip: nothing is saved.
-    """
+    not read. InputError if that is too much; also if pre-training has read no clip, so
+    that nothing is saved."""
     learned = model.task or model.standardize.updates > 0  # published weights come with 0 updates
     if parallel.rank_and_world()[0] == 0 and learned:
         weights.checkpoint.save(args.out / "checkpoint.pt", model, step=update,

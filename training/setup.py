@@ -41,7 +41,7 @@ def open_videos(args, view):
     """The narrated videos, and the phrases of the pool."""
     features = args.data == "features"
     require(features == (args.encoder == "adapter"), f"--encoder {args.encoder} --data {args.data}:"
-            " adapter reads --data features, and nothing else does")
+            " adapter reads --data features, no other encoder does")
     if args.data == "toy":
         require(not args.videos and not args.skip, "--data toy reads no --videos, and has none to "
                 "--skip; add --data howto100m")
@@ -67,7 +67,7 @@ def set_up(args, device):
     start = None                                           # weights to start from
     if args.init not in ("none", "timm") and not checkpoint:
         start = weights.checkpoint.open_start(args.init)
-    source, phrases = open_videos(args, view)              # all paths are checked, then downloads
+    source, phrases = open_videos(args, view)              # check all paths, then download
     settings = begin(args, checkpoint, source, phrases=phrases)
     if args.init == "timm" and not checkpoint:
         start = weights.checkpoint.open_start(args.init)
@@ -95,20 +95,20 @@ def set_up(args, device):
     parallel.share_weights(model.to(device).train())
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, on {device}")
     if args.compile:
-        require(args.encoder == "timesformer", "--compile: TimeSformer's blocks can be compiled")
+        require(args.encoder == "timesformer", "--compile: needs --encoder timesformer")
         for block in model.encoder.blocks[:-1]:            # the last one only runs `class_token`
             block.compile()
     return source, teacher, model, checkpoint, settings
 
 
 def read_ahead(source, model, teacher_size, batch, first, updates, args):
-    """Returns: an iterator of Loaded, one for each video that this process takes of updates; how
-    many of them make an update; how many make a group, at most."""
+    """Returns: an iterator of Loaded, one for each video of this process in all updates; how many
+    of them make an update; how many make a group, at most."""
     encoder, clips, (rank, world) = model.encoder, CONSECUTIVE[args.size], parallel.rank_and_world()
     share = range(rank, batch, world)                      # its places in the batch of an update
     most = max(1, clips_at_once(encoder, args.micro_batch) // clips)
     if args.context == "random":                           # rows of clips of other videos
-        require(world == 1, "--context random: an update must be in one process")
+        require(world == 1, "--context random: runs in one process only")
         most = len(share)
     size = 3 * clips * encoder.frames * (encoder.image ** 2 + teacher_size ** 2)   # bytes of one
 

@@ -72,8 +72,8 @@ def read(path):
         return dict(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:                 # torch documents no class for what it cannot load
         raise InputError(f"{path}: is cut off, or holds code, which is never run; get it again, or "
-                         "save it again: a model of this code by `weights.save(path, model)`, of "
-                         f"another its state_dict alone ({type(error).__name__})") from None
+                         "save it again: a model of this code by `weights.save(path, model)`, any "
+                         f"other as a state_dict alone ({type(error).__name__})") from None
 
 
 def require_world(path, settings):

@@ -58,8 +58,8 @@ def published(content):
     set, become one. Its logits are divided by tau. In the release those of forecasts are not, so
     here its weights are multiplied by tau."""
     w = tensors_of(content)
-    require("standardize.updates" not in w, "the state_dict of a model of this code, which tells "
-            "neither tau nor the noise schedule; save the model: `weights.save(path, model)`")
+    require("standardize.updates" not in w, "the state_dict of a model of this code, which lacks "
+            "tau and the noise schedule; save the model: `weights.save(path, model)`")
     D, T, denoiser, encoder = len(w["encoder.head.weight"]), 4, None, {"kind": "mvit"}
     if "encoder.body.conv_proj.weight" not in w:       # MViT-v2 is published in one size
         width, _, patch, _ = w["encoder.patch_embed.proj.weight"].shape

@@ -62,8 +62,8 @@ def open_teacher(clip, clip_weights=None, device="cpu"):
         tokenizer = open_clip.get_tokenizer(clip)
     except Exception as error:                 # each way of loading has another class
         raise InputError(f"--clip {clip} --clip-weights {clip_weights}: "
-                         f"{shorten(str(error).split('. ')[0], 250)}; a file must be whole, of "
-                         "this model's tensors only; without a network, fetch it elsewhere and "
+                         f"{shorten(str(error).split('. ')[0], 250)}; a file must be whole, with "
+                         "only this model's tensors; without a network, fetch it elsewhere and "
                          "give --clip-weights FILE") from None
     pictures = model.visual.preprocess_cfg
     return Teacher(model, tokenizer, pictures["mean"], pictures["std"], device)
