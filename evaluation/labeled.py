@@ -15,7 +15,7 @@ from files.features import FeatureSource, require_widths
 from files.sources import VideoSource, open_folder, require_readable
 from files.video import Unreadable, view_of
 from model import encode_parts
-from support.arguments import add_scores_flag, mixed_precision, pick_device
+from support.arguments import add_scores_flag, mixed_precision, pick_device, require_read
 from support.errors import require
 from support.workers import prefetch
 from support.write import write_atomically
@@ -130,11 +130,11 @@ def open_labeled(args, split, model, device, with_teacher=True, skip=()):
     """The source of a split's videos, the teacher that looks at them, and the label set's text
     embeddings (S, D). The last two may be None: without texts, or with_teacher=False."""
     toy, view, features = args.data == "toy", view_of(model.encoder), args.features
+    require_read(args)
     require((args.data == "features") == (not view.size) == bool(features), f"{args.checkpoint}: "
             f"reads {'videos' if view.size else 'features, by --data features --features F.npz'}")
     if toy:
-        require(not args.videos and not skip, "--data toy reads no --videos, and has none to "
-                "--skip; add --data coin or epic")
+        require(not skip, "--data toy has no videos to --skip")
         require(view.size == render.SIZE, f"--data toy: its pictures are {render.SIZE} pixels "
                 f"wide, but the checkpoint reads {view.size}; use --data coin")
         names = grammar.STEPS if args.task != "activity" else None
@@ -219,4 +219,5 @@ def write_features(args):
         **({"teacher": seen.cpu().numpy()} if teacher else {})))
     warning = warn_of_data(model, toy=not args.videos)
     print(f"{args.out}: {len(x)} windows; {len(source.unreadable)} of {len(source.videos)} "
-          "videos unreadable", *([f"warning: {warning}"] if warning else []), sep="\n")
+          "videos unreadable", *([f"warning: {warning}"] if warning else []),
+          *([] if teacher else ["no `teacher` in it: to train from it, add --clip"]), sep="\n")

@@ -10,7 +10,7 @@ import torch
 
 from data import Example, Video, forecast_windows, frame_times, observed_steps
 from files.features import FeatureSource, find_rows, require_widths
-from files.lists import load_phrases
+from files.lists import load_phrases, video_name
 from files.video import duration, read_clips, read_frames
 from support.errors import require
 from toy import grammar, render
@@ -40,7 +40,7 @@ def observe_file(path, model, at, name=None):
     require((name is None) == bool(model.encoder.image), "the checkpoint reads "
             f"{'features: give F.npz --video ID' if name is None else 'videos, not features'}")
     if name:
-        source = FeatureSource([Video(name)], find_rows(path), None)
+        source = FeatureSource([Video(video_name(name))], find_rows(path), None)
         require_widths(source.paths, model.encoder.features)
     length = source.duration(0) if name else duration(path)
     end = length if at is None else at

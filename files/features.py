@@ -82,7 +82,7 @@ def read_rows(rows, windows):
     ends, end = rows.spans[:, 1], windows.max()
     require(ends.min() <= end + ROUNDING, f"{rows.path}: no row ends before {end:.1f} s")
     require(windows[:, 0].max() < ends.max() + SLACK, f"{rows.path}: ends at {ends.max():.1f} s, "
-            f"before the window that begins at {windows[:, 0].max():.1f} s")
+            f"before the window that begins at {windows[:, 0].max():.1f} s; times must be seconds")
     ended = ends <= np.maximum(windows[:, 1:], ends.min()) + ROUNDING              # (n, m)
     share = shares(rows.spans, windows, ended)
     used = share.any(0)

@@ -13,6 +13,7 @@ from support.errors import InputError, require
 
 TRIES = 3                     # failures in a row after which a video is unreadable
 SKIPPED = "left out by --skip"
+EARLY = 0.05                  # share of a video before whose end nobody stops speaking for good
 
 
 def shares(spans, windows, usable=True):
@@ -58,11 +59,14 @@ class VideoSource:
         return self.captions.sentences(self.videos[i].name)
 
     def spoken(self, i, end):
-        """The sentences that begin before video i ends, at `end` s. InputError if most do not."""
+        """The sentences that begin before video i ends, at `end` s. InputError if most do not, or
+        if all are in its first twentieth, as in minutes."""
         sentences = self.sentences(i)
         spoken = [sentence for sentence in sentences if sentence[0] < end]
-        require(2 * len(spoken) >= len(sentences), f"{len(spoken)} of {len(sentences)} captions "
-                f"begin before the video ends, at {end:.1f} s: another video's, or not in seconds?")
+        last = max((sentence[1] for sentence in sentences), default=end)
+        require(2 * len(spoken) >= len(sentences) and last >= EARLY * end,
+                f"{len(spoken)} of {len(sentences)} captions begin before the video ends, at "
+                f"{end:.1f} s, and the last ends at {last:.1f} s: another video's, or not in s?")
         return spoken
 
     def read(self, i, read, *args):
@@ -134,13 +138,12 @@ class VideoSource:
 def require_readable(source, share, where=None):
     """Raise InputError if more than a share of a source's videos is unreadable, or all are. Those
     of --skip do not count. where: a file that has the reasons."""
-    failed = [reason for reason in source.unreadable.values() if reason != SKIPPED]
+    failed = [": ".join(item) for item in source.unreadable.items() if item[1] != SKIPPED]
     count = len(source.videos) - len(source.unreadable) + len(failed)
     require(count, "no video is left: all are silent, or left out by --skip")
     require(len(failed) <= share * count and len(failed) < count,
             f"{len(failed)} of {count} videos are unreadable, more than --max-unreadable {share}; "
-            f"{f'all are in {where}; ' if where else ''}the first: {next(iter(failed), '')} (if it "
-            "ends too early: times must be seconds, not milliseconds or frames)")
+            f"{f'all are in {where}; ' if where else ''}the first, {next(iter(failed), '')}")
 
 
 def open_folder(folder, caption_path, ids, view, teacher_size=0, skip=(),

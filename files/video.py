@@ -28,7 +28,8 @@ class Unreadable(InputError):
 
 # --- Files ---
 def find_videos(folder):
-    """{id: path} of the videos below a folder. InputError: no folder, or two files of one id."""
+    """{id: path} of the videos below a folder. InputError: no folder or video, or two files of one
+    id."""
     require(os.path.isdir(folder), f"{folder}: no such folder; a folder of videos is needed")
     paths, found, visited = [], {}, set()
     for parent, folders, names in os.walk(folder, followlinks=True):
@@ -38,6 +39,7 @@ def find_videos(folder):
             continue
         visited.add(place)
         paths += [Path(parent, name) for name in names if name.lower().endswith(VIDEO_SUFFIXES)]
+    require(paths, f"{folder}: holds no {', '.join(VIDEO_SUFFIXES)}")
     for path in sorted(paths):
         first = found.setdefault(video_name(path), path)
         require(path == first or path.samefile(first), f"{first} and {path}: two files of one id, "
@@ -51,7 +53,7 @@ def open_video(path):
     try:
         with av.open(str(path), metadata_errors="replace") as container:
             streams = [stream for stream in container.streams.video if stream.codec_context]
-            if not streams:
+            if not streams or container.format.name == "tty":      # FFmpeg would draw a text
                 raise Unreadable(f"{path}: no video stream that can be decoded")
             streams[0].codec_context.thread_count = 1  # FFmpeg's threads can hang in a worker
             yield container, streams[0]
@@ -124,7 +126,7 @@ def frames_at(path, container, stream, times):
         end = frame.time + float(frame.duration * frame.time_base)
         if following is None and time > end + SLACK:   # a file that is cut off may not say so
             raise Unreadable(f"{path}: ends {time - end:.1f} s before the picture asked for, at "
-                             f"{time - start:.1f} s")
+                             f"{time - start:.1f} s; times must be seconds")
         yield frame
 
 

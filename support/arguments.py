@@ -8,6 +8,9 @@ from support.errors import InputError, require
 
 OWN = Path("runs/pretrain")                                    # the run of `python train.py`
 DEFAULT = Path(__file__).parents[1] / "toy" / "default.pt"     # the checkpoint beside the code
+READS = {"toy": (), "howto100m": ("videos", "captions"), "epic": ("videos", "annotations"),
+         "coin": ("videos", "annotations", "steps"),
+         "features": ("features", "captions", "annotations", "steps")}
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -71,6 +74,15 @@ def add_scores_flag(parser):
     """Add the flag of all commands that match clips with texts."""
     parser.add_argument("--scores", choices=["debiased", "paper"], default="debiased",
                         help="losses.match without each text's bias, or Eq. 6 as printed")
+
+
+def require_read(args):
+    """InputError if a path is given that --data does not read."""
+    for name in ("videos", "features", "captions", "annotations", "steps"):
+        if getattr(args, name, None):
+            fit = " or ".join(data for data in READS if name in READS[data])
+            require(name in READS[args.data], f"--data {args.data} reads no --{name}; add --data "
+                    f"{fit}")
 
 
 def default_checkpoint():

@@ -198,6 +198,9 @@ def test_what_is_not_there_is_one_line(here, capsys):
     for argv, reason in (
             (check[:4], "needs --captions"), ((*check, "gone"), "gone"),
             ((*check, captions, "--videos", "gone"), "gone: no such folder"),
+            ((*check, captions, "--videos", captions), "captions: holds no .mp4, "),
+            (("train.py", "--captions", captions), "reads no --captions; add --data howto100m or "),
+            (("evaluate.py", "--steps", "x"), "reads no --steps; add --data coin or features"),
             ((*check, captions, "--videos", other), "listed is 'a', there is 'b'"),
             (("files", "check", "--annotations", "gone"), "gone"),
             ((*train, "--captions", "gone", "--phrases", "gone"), "gone"),

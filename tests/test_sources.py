@@ -62,9 +62,9 @@ def test_the_absent_and_the_unreadable_are_named(folder):
     assert len(again.clips) == 0 and list(again.failed) == ["bad"]
     source.unreadable |= loaded.failed
     require_readable(source, 0.7)
-    with pytest.raises(InputError, match="2 of 3 videos.*--max-unreadable 0.05; .*times must be"):
+    with pytest.raises(InputError, match="2 of 3 videos.*--max-unreadable 0.05; the first, bad: "):
         require_readable(source, 0.05)
-    with pytest.raises(InputError, match="all are in run/unreadable.json; the first: .*bad.mp4"):
+    with pytest.raises(InputError, match="all are in run/unreadable.json; the first, bad: "):
         require_readable(source, 0.05, "run/unreadable.json")
 
 
@@ -99,7 +99,7 @@ def test_narrations_are_judged_before_a_video_is_read(folder, capsys):
 
 
 def test_windows_of_narrations(folder):
-    """Catches: a window after the end of the video; a video that is shorter than a clip refused; a
+    """Catches: a window after the end of the video; times in minutes; a video that is shorter than a clip refused; a
     reason that is lost, or told again of another request."""
     source = open_folder(folder, folder, None, View(32, 2), max_unreadable=0.25)
     assert [video.name for video in source.videos] == ["a", "bad", "short"]
@@ -116,6 +116,8 @@ def test_windows_of_narrations(folder):
     assert list(loaded[1].failed) == ["bad"] and "bad.mp4: cannot be" in loaded[1].failed["bad"]
     assert list(loaded[2].failed) == ["short"]
     assert "1 of 3 captions begin before the video ends, at 3.0 s" in loaded[2].failed["short"]
+    (folder / "short.csv").write_text(f"start,end,text\n0,0.04,{TEXT}\n")         # minutes
+    assert not len(source.pretrain_windows(2, None)) and "ends at 0.0 s" in source.reasons["short"]
     (folder / "short.csv").write_text(f"start,end,text\n0,2.5,{TEXT}\n")
     assert source.pretrain_windows(2, np.random.default_rng(SEED)).tolist() == [[0, 3]]
 

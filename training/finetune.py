@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 import weights
 from data import EPIC_FRAMES, EPIC_SECONDS, classify_examples, examples_of
-from evaluation.labeled import add_labeled_flags, encode_examples, open_labeled
+from evaluation.labeled import (add_labeled_flags, encode_examples, open_labeled, warn_of_data)
 from files.lists import NOUNS, VERBS
 from model import clips_at_once
 from support.arguments import (Parser, add_run_flags, count, default_checkpoint, limit_threads,
@@ -49,6 +49,8 @@ def open_init(args):
     require(init.arguments["denoiser"] and not init.task, f"--init {args.init}: holds f alone, or "
             "is fine-tuned; give a run of --stage pretrain, or ProcedureVRL's pre-trained file")
     args.checkpoint = args.init                            # whose teacher and texts must fit
+    if warning := warn_of_data(init, args.data == "toy"):
+        print(f"warning: {warning}")
     if init.settings.get("data") != "toy":
         args.clip = args.clip or init.settings.get("clip")
         args.clip_weights = args.clip_weights or init.settings.get("clip_weights")

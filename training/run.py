@@ -159,7 +159,7 @@ def log(args, bar, update, norm, **values):
     the norm of the gradient is finite; if it is, the loss is finite, too."""
     if not torch.isfinite(norm):                       # waits for the GPU
         raise FloatingPointError(f"update {update}: the loss or its gradient is not finite; the "
-                                 f"last checkpoint in {args.out} stays; try a smaller --lr")
+                                 f"last checkpoint in {args.out} stays, if any; use a smaller --lr")
     row = {"step": update, **values}
     shown = [name for name in ("loss", "match", "match_h") if row.get(name) is not None]
     bar.set_postfix({name: f"{row[name]:.3g}" for name in shown}, refresh=False)
