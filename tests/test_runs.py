@@ -253,7 +253,7 @@ def test_paths_are_checked_before_anything_is_downloaded(here, capsys, monkeypat
     Path("captions/a.csv").write_text("start,end,text\n0,4,cut the bread\n")
     flags = "--data", "howto100m", "--videos", "captions", "--phrases", "p.txt", "--captions"
     assert "needs --captions" in fails(capsys, "train.py", *flags, "nowhere")
-    assert "there with a narration" in fails(capsys, "train.py", *flags, "captions")
+    assert "holds no .mp4" in fails(capsys, "train.py", *flags, "captions")
 
 
 def test_reads_that_fail_now_and_then_end_no_run(here, monkeypatch):
