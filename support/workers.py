@@ -1,7 +1,7 @@
 """Worker processes, which decode or render ahead of the update that needs it."""
 import functools
+import multiprocessing
 import os
-import re
 import shutil
 import signal
 
@@ -65,10 +65,13 @@ def prefetch(make, items, workers, title=None, size=0, held=1, name=str, pin=Fal
         if workers and child and signal.getsignal(child) is not before:
             signal.signal(child, before)       # torch's would raise anywhere, not only in a read
         yield from tqdm(loaded, title, len(items), mininterval=1, disable=title is None)
-    except RuntimeError as error:
-        found = re.match(r"DataLoader worker \(pid\S* ([\d, ]+)\)", str(error))
-        dead = found[1].split(", ") if found else []
-        read = [name(items[i]) for pid, i in reading.tolist() if str(pid) in dead and i >= 0]
-        require(not found and "shared memory" not in str(error), "a worker process was killed, or "
-                f"could not hand over its batch{', while it read '.join(['', *read])}; {text}")
+    except (RuntimeError, ConnectionError, EOFError) as error:     # the latter amid its last batch
+        for process in multiprocessing.active_children():
+            process.join(0.2)                          # one that was killed may be ending
+        alive = {process.pid for process in multiprocessing.active_children()}
+        dead = [i for pid, i in reading.tolist() if pid and pid not in alive]
+        read = [name(items[i]) for i in dead if i >= 0]
+        lost = dead or str(error).startswith("DataLoader worker") or "shared memory" in str(error)
+        require(not lost, "a worker process was killed, or could not hand over its batch"
+                f"{', while it read '.join(['', *read])}; {text}")
         raise
