@@ -15,7 +15,8 @@ from files.features import FeatureSource, require_widths
 from files.sources import VideoSource, open_folder, require_readable
 from files.video import Unreadable, view_of
 from model import encode_parts
-from support.arguments import add_scores_flag, mixed_precision, pick_device, require_read
+from support.arguments import (add_scores_flag, mixed_precision, pick_device,
+                               refuse_other_paths)
 from support.errors import require
 from support.workers import prefetch
 from support.write import write_atomically
@@ -130,7 +131,7 @@ def open_labeled(args, split, model, device, with_teacher=True, skip=()):
     """The source of a split's videos, the teacher that looks at them, and the label set's text
     embeddings (S, D). The last two may be None: without texts, or with_teacher=False."""
     toy, view, features = args.data == "toy", view_of(model.encoder), args.features
-    require_read(args)
+    refuse_other_paths(args)
     require((args.data == "features") == (not view.size) == bool(features), f"{args.checkpoint}: "
             f"reads {'videos' if view.size else 'features, by --data features --features F.npz'}")
     if toy:
@@ -217,7 +218,9 @@ def write_features(args):
     write_atomically(args.out, lambda file: np.savez(
         file, video=names, start=windows[:, 0], end=windows[:, 1], embedding=x.cpu().numpy(),
         **({"teacher": seen.cpu().numpy()} if teacher else {})))
-    warning = warn_of_data(model, toy=not args.videos)
-    print(f"{args.out}: {len(x)} windows; {len(source.unreadable)} of {len(source.videos)} "
-          "videos unreadable", *([f"warning: {warning}"] if warning else []),
-          *([] if teacher else ["no `teacher` in it: to train from it, add --clip"]), sep="\n")
+    print(f"{args.out}: {len(x)} windows; {len(source.unreadable)} of {len(source.videos)} videos "
+          "unreadable")
+    if warning := warn_of_data(model, toy=not args.videos):
+        print(f"warning: {warning}")
+    if not teacher:
+        print("no `teacher` in it: to train from it, add --clip")

@@ -69,5 +69,5 @@ def copy(args):
     failed = [reason for reason in made if reason]
     told = (f"{args.videos}: of {len(items)} videos {len(new) - len(failed)} copied, "
             f"{len(items) - len(new)} were there, {len(failed)} unreadable")
-    require(len(failed) < len(items), f"{told}; {next(iter(failed), 'no videos')}")
+    require(len(failed) < len(items), f"{told}; {next(iter(failed), '')}")
     print(*failed, told, sep="\n")

@@ -13,7 +13,7 @@ from support.errors import InputError, require
 
 TRIES = 3                     # failures in a row after which a video is unreadable
 SKIPPED = "left out by --skip"
-EARLY = 0.05                  # share of a video before whose end nobody stops speaking for good
+EARLY = 0.05                  # captions that all end in this first share of a video do not fit it
 
 
 def shares(spans, windows, usable=True):

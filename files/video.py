@@ -28,8 +28,7 @@ class Unreadable(InputError):
 
 # --- Files ---
 def find_videos(folder):
-    """{id: path} of the videos below a folder. InputError: no folder or video, or two files of one
-    id."""
+    """{id: path} of the videos below a folder. InputError: no folder, no video, or one id twice."""
     require(os.path.isdir(folder), f"{folder}: no such folder; a folder of videos is needed")
     paths, found, visited = [], {}, set()
     for parent, folders, names in os.walk(folder, followlinks=True):

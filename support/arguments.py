@@ -8,6 +8,7 @@ from support.errors import InputError, require
 
 OWN = Path("runs/pretrain")                                    # the run of `python train.py`
 DEFAULT = Path(__file__).parents[1] / "toy" / "default.pt"     # the checkpoint beside the code
+# Which paths each --data reads.
 READS = {"toy": (), "howto100m": ("videos", "captions"), "epic": ("videos", "annotations"),
          "coin": ("videos", "annotations", "steps"),
          "features": ("features", "captions", "annotations", "steps")}
@@ -76,13 +77,12 @@ def add_scores_flag(parser):
                         help="losses.match without each text's bias, or Eq. 6 as printed")
 
 
-def require_read(args):
+def refuse_other_paths(args):
     """InputError if a path is given that --data does not read."""
-    for name in ("videos", "features", "captions", "annotations", "steps"):
-        if getattr(args, name, None):
-            fit = " or ".join(data for data in READS if name in READS[data])
-            require(name in READS[args.data], f"--data {args.data} reads no --{name}; add --data "
-                    f"{fit}")
+    for name in dict.fromkeys(sum(READS.values(), ())):
+        fitting = [data for data in READS if name in READS[data]]
+        require(not getattr(args, name, None) or args.data in fitting, f"--data {args.data} reads "
+                f"no --{name}; add --data {' or '.join(fitting)}")
 
 
 def default_checkpoint():

@@ -477,7 +477,8 @@ def test_features_of_videos(trained, here, capsys):
     call("toy", "export", "--out", "world", "--train", "1", "--test", "1")
     call("evaluate.py", "--task", "features", "--videos", "world/videos", "--checkpoint",
          trained / "none", "--out", "f.npz")
-    assert "warning: this checkpoint knows only the toy world" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "warning: this checkpoint knows only the toy world" in told and "no `teacher`" in told
     file, model = np.load("f.npz"), weights.load(trained / "none")
     assert {*file["video"]} == {"train_00000", "test_00000"}
     for name in {*file["video"]}:

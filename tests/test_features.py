@@ -118,7 +118,7 @@ def test_from_features_to_a_forecast(trained, here, capsys):
         assert min(read_json("o.json")["top1"].values()) > 95
     model, forecast = weights.load("run"), (
         "predict.py", "t/F.npz", "--steps", "t/phrases.txt", "--checkpoint", "run")
-    content = predict("t/F.npz", steps="t/phrases.txt", checkpoint="run", name="v55")
+    content = predict("t/F.npz", steps="t/phrases.txt", checkpoint="run", name="v55.mp4")
     p = model.match(model(read_clips("t/F.npz", "v55"))).exp().amax(1)
     assert [clip["steps"][0]["p"] for clip in content["clips"]] == pytest.approx(p.tolist())
     for argv, words in (

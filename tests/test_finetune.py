@@ -74,12 +74,14 @@ def test_training_starts_from_the_zero_shot_model(task):
     torch.testing.assert_close(model.classify(x_hat)[0], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_run_of_real_videos_keeps_its_teacher(here):
-    """Catches: a fine-tuned run that does not say which teacher embeds its texts."""
+def test_a_run_of_real_videos_keeps_its_teacher(here, capsys):
+    """Catches: a fine-tuned run that does not say which teacher embeds its texts; a start from a
+    small model without a word."""
     save("run.pt", random_model(), settings={"data": "howto100m", "clip": "a", "clip_weights": "b"})
     args = args_of("--data", "coin", "--init", "run.pt")
     finetune.open_init(args)
     assert (args.clip, args.clip_weights) == ("a", "b")
+    assert "warning: this is a small model" in capsys.readouterr().out
 
 
 def test_a_checkpoint_of_f_alone_is_refused(here, capsys):

@@ -99,8 +99,8 @@ def test_narrations_are_judged_before_a_video_is_read(folder, capsys):
 
 
 def test_windows_of_narrations(folder):
-    """Catches: a window after the end of the video; times in minutes; a video that is shorter than a clip refused; a
-    reason that is lost, or told again of another request."""
+    """Catches: a window after the end of the video; times in minutes; a video that is shorter than
+    a clip refused; a reason that is lost, or told again of another request."""
     source = open_folder(folder, folder, None, View(32, 2), max_unreadable=0.25)
     assert [video.name for video in source.videos] == ["a", "bad", "short"]
     (folder / "short.csv").write_text("start,end,text\n0,9,a\n1500,1600,b\n2500,2600,c\n")   # ms

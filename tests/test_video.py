@@ -170,8 +170,8 @@ def test_a_bad_file_is_named_with_its_reason(tmp_path):
     (tmp_path / "codec.mp4").write_bytes(whole.replace(b"avc1", b"zzzz"))
     (tmp_path / "phrases.txt").write_text("crack egg\n" * 60)                # FFmpeg would draw it
     for name in "absent.mp4", "no_index.mp4", "text.mp4", "sound.mp4", "codec.mp4", "phrases.txt":
-        path, drawn = tmp_path / name, name in ("sound.mp4", "codec.mp4", "phrases.txt")
-        reason = "no video stream" if drawn else "cannot be read"
+        path, opens = tmp_path / name, name in ("sound.mp4", "codec.mp4", "phrases.txt")
+        reason = "no video stream" if opens else "cannot be read"
         for read in (lambda: read_frames(path, [0.0]), lambda: video.duration(path)):
             with pytest.raises(Unreadable, match=reason) as error:
                 read()

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 import weights
 from data import EPIC_FRAMES, EPIC_SECONDS, classify_examples, examples_of
-from evaluation.labeled import (add_labeled_flags, encode_examples, open_labeled, warn_of_data)
+from evaluation.labeled import add_labeled_flags, encode_examples, open_labeled, warn_of_data
 from files.lists import NOUNS, VERBS
 from model import clips_at_once
 from support.arguments import (Parser, add_run_flags, count, default_checkpoint, limit_threads,

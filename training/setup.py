@@ -13,7 +13,7 @@ from files.features import FeatureSource, require_widths
 from files.lists import load_phrases
 from files.sources import VideoSource, open_folder
 from model import clips_at_once
-from support.arguments import limit_threads, require_read
+from support.arguments import limit_threads, refuse_other_paths
 from support.errors import require
 from support.workers import prefetch
 from toy import grammar, render
@@ -42,7 +42,7 @@ def open_videos(args, view):
     features = args.data == "features"
     require(features == (args.encoder == "adapter"), f"--encoder {args.encoder} --data {args.data}:"
             " adapter reads --data features, no other encoder does")
-    require_read(args)
+    refuse_other_paths(args)
     if args.data == "toy":
         require(not args.skip, "--data toy has no videos to --skip")
         phrases = load_phrases(args.phrases) if args.phrases else grammar.PHRASES
