@@ -43,8 +43,8 @@ from training.run import (SAVE_EVERY, TERMS, Metrics, Stop, ended, learning_rate
 from training.setup import read_ahead, set_up
 
 PRESETS = {               # what --size implies; a flag overrides it
-    "small": dict(init="none", sgd_epochs=0.25, epochs=9, batch=8, lr=4e-3, log_every=20),
-    "base": dict(init="timm", sgd_epochs=5, epochs=25, batch=128, lr=5e-5, log_every=1)}
+    "small": dict(sgd_epochs=0.25, epochs=9, batch=8, lr=4e-3, log_every=20),
+    "base": dict(sgd_epochs=5, epochs=25, batch=128, lr=5e-5, log_every=1)}
 TAU = {"toy": 0.045, "howto100m": 0.02, "features": 0.02}      # of Eq. 6; the paper's with CLIP
 SGD_LR, WEIGHT_DECAY, BETAS = 5e-3, 1e-4, (0.9, 0.95)  # the release's; AdamW's betas are ours
 
@@ -190,8 +190,7 @@ def parse(argv=None):
     add("--batch", type=count, help="videos per update")
     add("--lr", type=positive, help="peak learning rate of AdamW")
     add("--out", type=Path, default=Path("runs/pretrain"), help="folder of the run")
-    add("--compile", action="store_true", help="compile f's blocks: on a GPU a fifth faster, after "
-        "half a minute")
+    add("--compile", action="store_true", help="compile f's blocks: a fifth faster on a GPU")
     add("--resume", action="store_true", help="go on from OUT/checkpoint.pt, if there is one")
     add("--skip", nargs="+", default=[], metavar="ID", help="videos that are never opened")
     add_run_flags(parser)
@@ -199,7 +198,8 @@ def parse(argv=None):
     args.size = args.size or ("base" if args.data == "howto100m" else "small")
     args.encoder = args.encoder or ("adapter" if args.data == "features" else "timesformer")
     args.world = grammar.VERSION if args.data == "toy" else None
-    for name, value in {**PRESETS[args.size], "tau": TAU[args.data]}.items():
+    init = "timm" if args.size == "base" and args.encoder == "timesformer" else "none"
+    for name, value in {**PRESETS[args.size], "tau": TAU[args.data], "init": init}.items():
         if getattr(args, name, None) is None:
             setattr(args, name, value)
     return args

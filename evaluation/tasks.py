@@ -88,12 +88,15 @@ def baselines(model, read, exact, args):
 
 def exact_forecasts(read):
     """P(next step | what is known of the steps observed): {"bayes_KNOWN": (M, S) float64} for each
-    of grammar.KNOWN. For the sequence the name is "bayes_top1"."""
+    of grammar.KNOWN. For the sequence the name is "bayes_top1". Of the sequence and of the set also
+    if names must be guessed: "bayes_unnamed", "bayes_set_unnamed"."""
     before = [observed_steps(example, read.source.videos[example.video])
               for example in read.examples]
     worlds = {known: grammar.Grammar(known) for known in grammar.KNOWN}
-    return {"bayes_top1" if known == "sequence" else f"bayes_{known}": torch.from_numpy(
+    exact = {"bayes_top1" if known == "sequence" else f"bayes_{known}": torch.from_numpy(
         np.array([world.next_step(*steps) for steps in before])) for known, world in worlds.items()}
+    return exact | {"bayes_unnamed": names_guessed(exact["bayes_top1"]),
+                    "bayes_set_unnamed": names_guessed(exact["bayes_set"])}
 
 
 def truth(model, read, zero, log_p, exact, args):
@@ -137,16 +140,20 @@ def by_pair(p, y):
     return torch.zeros_like(p).index_add_(-1, alike, p), alike[y]
 
 
+def names_guessed(p):
+    """p (M, S) if the name must be guessed within a pair of look-alikes: both are equally likely,
+    so the likeliest step is always the same one of its pair."""
+    pairs, alike = by_pair(p, torch.arange(p.shape[1]))                        # (M, S), (S,)
+    return pairs[:, alike] / alike.bincount()[alike]
+
+
 def forecasts_by_pair(zero, log_p, exact, y):
     """Percent right if the name of a step's look-alike counts as right, too. Zero noise, log p
     (M, S), and exact (M, S) have one forecast. Samples, log p (M, Q, S), and exact draws have the
-    best of Q. "bayes_unnamed": the exact forecast must name the step, and guesses within pairs.
-    """
-    size = torch.from_numpy(np.bincount(grammar.ALIKE, minlength=zero.shape[1])).clamp(min=1)
+    best of Q."""
     (zero, pairs), (draws, _), (exact, _) = (by_pair(p, y) for p in (
         zero.exp(), log_p.exp(), exact))
     hits = {"zero_noise": topk_correct(zero, pairs, 1), "bayes_top1": topk_correct(exact, pairs, 1),
-            "bayes_unnamed": (exact / size).amax(1),
             "oracle": (draws.argmax(-1) == pairs[:, None]).any(1),
             "ideal_oracle": 1 - (1 - exact.gather(1, pairs[:, None])) ** log_p.shape[1]}
     return {name: percent(of) for name, of in hits.items()}

@@ -239,7 +239,8 @@ def test_a_run_folder_is_complete(trained, order):
 
 
 def test_default_of_real_videos_is_the_papers():
-    """Pins the defaults. Catches: the toy world's rate or size for real videos."""
+    """Pins the defaults. Catches: the toy world's rate or size for real videos; ImageNet's ViT
+    for an f that is none."""
     real, small = train.parse(["--data", "howto100m"]), train.parse(
         ["--data", "howto100m", "--size", "small"])
     assert (real.init, real.lr, real.batch, real.sgd_epochs, real.epochs, real.log_every,
@@ -247,7 +248,8 @@ def test_default_of_real_videos_is_the_papers():
     toy = train.parse([])
     assert (small.lr, small.init, small.tau) == (toy.lr, toy.init, .02)
     assert (toy.rows, toy.order, toy.targets, toy.tau) == ("steps", "diffusion", "vision", .045)
-    assert train.parse(["--data", "howto100m", "--lr", "1e-3"]).lr == 1e-3
+    other = train.parse(["--data", "howto100m", "--lr", "1e-3", "--encoder", "mvit"])
+    assert (other.lr, other.init) == (1e-3, "none")
 
 
 def test_every_choice_trains(here):
