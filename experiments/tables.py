@@ -26,21 +26,27 @@ ROOT = Path(__file__).resolve().parent.parent
 SPECIFIED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 RECIPES, EVALUATIONS, LABELS, TABLES = (
     SPECIFIED[part] for part in ("recipes", "evaluations", "labels", "tables"))
-VERDICT = "verdict "          # of a difference "A - B", by experiments/compare.py
 
 
 # --- Cells ---
-def is_ours(cell):
-    """Whether a cell is "RECIPE EVALUATION KEY"."""
-    words = str(cell).split(" ")
-    return len(words) > 2 and words[0] in RECIPES and words[1] in EVALUATIONS
+def cells_in(text):
+    """The cells of ours in a text, as [recipe, evaluation, key]: one, or two if it is "A - B"; none
+    if the text is shown as it is."""
+    cells = [cell.split(" ") for cell in text.split(" - ")]
+    ours = all(len(cell) == 3 and cell[0] in RECIPES and cell[1] in EVALUATIONS for cell in cells)
+    return cells if ours else []
+
+
+def rows_of(name):
+    """The rows of a table. If it is `compared`, a row [label, A, B] gets "A - B"."""
+    rows, compared = TABLES[name]["rows"], TABLES[name].get("compared")
+    return [[*row, " - ".join(row[1:])] if compared else row for row in rows]
 
 
 def cells_of(names):
-    """The cells of ours in these tables, as [recipe, evaluation, key]; "A - B" is two of them."""
-    texts = [str(text) for name in names for row in TABLES[name]["rows"] for text in row[1:]]
-    cells = [cell for text in texts for cell in text.removeprefix(VERDICT).split(" - ")]
-    return [cell.split(" ", 2) for cell in cells if is_ours(cell)]
+    """The cells of ours in these tables."""
+    return [cell for name in names for row in rows_of(name) for text in row
+            for cell in cells_in(text)]
 
 
 def column_of(key):
@@ -54,24 +60,20 @@ def collect(out, path):
     """Add the numbers of the runs in the folder `out` to results.json at `path` -> its content."""
     results = json.loads(read_text(path))
 
-    def files_of(cell):
-        recipe, evaluation, _ = cell.split(" ", 2)
-        return sorted(file for file in out.glob(f"{recipe}-*/{evaluation}.json")
-                      if file.parent.name.removeprefix(f"{recipe}-").isdecimal())
-    for cell in map(" ".join, cells_of(TABLES)):
-        for file in files_of(cell):
+    def files_of(recipe, evaluation, _):
+        return sorted(out.glob(f"{recipe}-[0-9]*/{evaluation}.json"))      # one for each seed
+    for cell in cells_of(TABLES):
+        for file in files_of(*cell):
             seed, at = file.parent.name.rpartition("-")[2], json.loads(read_text(file))
-            for part in cell.split(" ", 2)[2].split("."):  # "a.1" is ["a"][1]
+            for part in cell[2].split("."):                # "a.1" is ["a"][1]
                 at = at[int(part)] if isinstance(at, list) else (at or {}).get(part)
             if at is not None:
-                results.setdefault(cell, {})[seed] = at
-    texts = {str(text).removeprefix(VERDICT) for table in TABLES.values() for row in table["rows"]
-             for text in row[1:]}
-    for text in texts:
-        cells = text.split(" - ")
-        if len(cells) == 2 and all(map(is_ours, cells)) and all(map(files_of, cells)):
-            (column, part), (other, _) = (column_of(cell.split(" ")[2]) for cell in cells)
-            found = compare(*map(files_of, cells), column, other, part)
+                results.setdefault(" ".join(cell), {})[seed] = at
+    for text in (text for name in TABLES for row in rows_of(name) for text in row):
+        sides = [(files_of(*cell), *column_of(cell[2])) for cell in cells_in(text)]
+        if len(sides) == 2 and sides[0][0] and sides[1][0]:
+            (ours, column, part), (theirs, other, _) = sides
+            found = compare(ours, theirs, column, other, part)
             results[text] = {name: found[name] for name in ("difference", "error")}
     write_json(path, {cell: dict(sorted(results[cell].items())) for cell in sorted(results)})
     return results
@@ -118,16 +120,15 @@ def make(recipe, seed, args):
 # --- Tables ---
 def format_cell(text, results):
     """A cell as the page shows it. Ours: the mean over seeds ± their standard deviation; of a
-    difference, and of its verdict, what experiments/compare.py says."""
-    name = str(text).removeprefix(VERDICT)
-    if not all(map(is_ours, name.split(" - "))):
-        return str(text)
-    if name not in results:
+    difference, what experiments/compare.py says."""
+    cells = cells_in(text)
+    if not cells:
+        return text
+    if text not in results:
         return "not run"
-    if " - " in name:
-        difference, error = results[name]["difference"], results[name]["error"]
-        return verdict(difference, error) if name != text else f"{difference:+.1f} ± {error:.1f}"
-    sample = [*results[name].values()]
+    if len(cells) == 2:
+        return "{difference:+.1f} ± {error:.1f}".format(**results[text])
+    sample = [*results[text].values()]
     mean = statistics.mean(sample)
     digits = 1 if abs(mean) >= 10 else 2 if abs(mean) >= 1 else 3
     spread = statistics.stdev(sample) if len(sample) > 1 else 0.0
@@ -150,17 +151,21 @@ def span(seeds):
 
 def is_measured(row, results):
     """True if all differences of a row were run or, if it has none, any number; or none is ours."""
-    ours = [name for name in (str(cell).removeprefix(VERDICT) for cell in row)
-            if is_ours(name.split(" - ")[0])]
-    run = [name in results for name in ours if " - " in name]
-    return not ours or (all(run) if run else any(name in results for name in ours))
+    ours = [text for text in row if cells_in(text)]
+    run = [text in results for text in ours if " - " in text]
+    return not ours or (all(run) if run else any(text in results for text in ours))
 
 
 def markdown(name, results):
     """A table as Markdown: its title, the rows that were measured and the seeds behind them, unless
     the table says no."""
-    rows = [[format_cell(cell, results) for cell in row] for row in TABLES[name]["rows"]
-            if is_measured(row, results)]
+    rows, header = [], TABLES[name]["columns"]
+    for row in rows_of(name):
+        if is_measured(row, results):
+            shown = [format_cell(text, results) for text in row]
+            if cells_in(row[-1]) and len(shown) < len(header):
+                shown.append(verdict(**results[row[-1]]))
+            rows.append(shown + [""] * (len(header) - len(shown)))             # of a heading
     rows = [row for row, after in zip(rows, [*rows[1:], ["**"]])           # no heading without rows
             if not (row[0].startswith("**") and after[0].startswith("**"))]
     found = {}                     # {recipe: {evaluation: its seeds}}
@@ -176,8 +181,7 @@ def markdown(name, results):
         line += [f"{recipe} {seeds}" + (f" ({', '.join(same)})" if len(groups) > 1 else "")
                  for seeds, same in groups.items()]
     seeds = f"\nSeeds: {'; '.join(line)}.\n" if TABLES[name].get("seeds", True) else ""
-    return (f"**{TABLES[name]['title']}**\n\n{text_table(TABLES[name]['columns'], rows)}\n"
-            f"{seeds}")
+    return f"**{TABLES[name]['title']}**\n\n{text_table(header, rows)}\n{seeds}"
 
 
 def replace(page, name, text):
