@@ -79,60 +79,24 @@ def test_missing_rows_by_loops(kind, phrases):
         assert seen == slow_paper_rows(len(steps)) and missing == {*range(n)}
 
 
-def test_rows_of_a_video_depend_on_it_alone():
-    """Catches: clips of another video, or its draws; draws that are the same in every update, or
-    for all videos; rows counted to another video. In the control, clips of all videos."""
+def test_every_update_asks_something_else():
+    """Catches: rows or noise that are the same in all updates, or change within one; a control that
+    moves the missing clip, or reads clips of the same video alone."""
     args = SimpleNamespace(seed=1, rows="steps", context="observed")
-    windows = {video: np.arange(n)[:, None] * 10. + [0, 9]
-               for video, n in ((4, 7), (2, 12), (9, 5), (6, 12))}
+    requests = [(video, np.arange(n)[:, None] * 10. + [0, 9]) for video, n in ((4, 7), (2, 12))]
+    phrases = np.arange(7 + 12) // 2
 
-    def rows_in(videos, update=3):
-        """{video: its rows, in numbers of its own clips}, of a group of these videos."""
-        first, found, place = 0, {}, 0
-        shown = {video: np.arange(len(windows[video])) // 2 for video in videos}
-        rows, j, counts = rows_of_group(
-            [(video, windows[video]) for video in videos], np.concatenate([*shown.values()]),
-            update, args)
-        for video, count in zip(videos, counts, strict=True):
-            own = rows[place:place + count]
-            found[video] = as_list(torch.where(own < 0, -1, own - first), j[place:place + count])
-            first, place = first + len(windows[video]), place + count
-        assert place == len(rows)
-        return found
-    whole = rows_in([4, 2, 9])
-    assert whole == rows_in([9, 4]) | rows_in([2]) != rows_in([4, 2, 9], 5)
-    assert any(rows_in([2], update)[2] != rows_in([6], update)[6] for update in range(9))
-    clips = {video: {i for row, _ in rows for i in row} for video, rows in whole.items()}
-    assert all(of <= {-1, *range(len(windows[video]))} for video, of in clips.items())
+    def draws(update):
+        rows, j, counts = rows_of_group(requests, phrases, update, args)
+        noise, t = draw_noise(requests, counts, update, 5, 4, args.seed)
+        return rows.tolist(), noise.tolist(), t.tolist(), j.tolist()
+    first, again, other = draws(3), draws(3), draws(5)
+    assert first == again and all(a != b for a, b in zip(first[:3], other))
     args.context = "random"
-    for video, rows in rows_in([4, 2, 9]).items():
-        assert all(row[j] == other[j] for (row, j), (other, _) in zip(rows, whole[video]))
-        assert any({*row} - {-1, *range(len(windows[video]))} for row, _ in rows)
-
-
-def test_noise_of_a_video_depends_on_it_alone():
-    """Catches: the same noise in every update or for all videos; a level that is never drawn."""
-    requests, levels = [(4, None), (2, None)], set()
-    noise, t = draw_noise(requests, [3, 2], 1, 5, 4, 0)
-    other, level = draw_noise(requests[1:], [2], 1, 5, 4, 0)
-    assert torch.equal(noise[3:], other) and torch.equal(t[3:], level)
-    assert not torch.equal(other, noise[:2]) and noise.shape == (5, 5)
-    for update in range(30):
-        more, t = draw_noise(requests, [3, 2], update, 5, 4, 0)
-        assert torch.equal(more, noise) == (update == 1)
-        levels.update(t.tolist())
-    assert levels == {0, 1, 2, 3}
-
-
-def test_the_example_of_the_page():
-    """Catches: an example that the code does not give."""
-    windows = np.array([[0, 9], [8, 17], [18, 27], [26, 35], [36, 45]], float)
-    pad, until_17 = (-1,) * 6, (0, 0, 0, 0, 1, 1, 1, 1)
-    following = [(until_17 + (2,), 8), (until_17 + (3,), 8)]
-    drawn = [as_list(*missing_rows(windows, np.array([7, 7, 3, 5, 5]),
-                                   np.random.default_rng(seed))) for seed in range(99)]
-    assert all(rows[1:] == following for rows in drawn)
-    assert {((0, 2, 4) + pad, j) for j in range(3)} <= {rows[0] for rows in drawn}
+    rows, *_, j = draws(3)
+    missing = [row[place] for row, place in zip(first[0], first[3])]
+    assert j == first[3] and [row[place] for row, place in zip(rows, j)] == missing
+    assert any({*row} & {*range(7)} and {*row} & {*range(7, 7 + 12)} for row in rows)
 
 
 def test_the_release_hides_a_drawn_tail_after_the_missing_clip():
