@@ -87,8 +87,8 @@ def test_every_update_asks_something_else():
     phrases = np.arange(7 + 12) // 2
 
     def draws(update):
-        rows, j, counts = rows_of_group(requests, phrases, update, args)
-        noise, t = draw_noise(requests, counts, update, 5, 4, args.seed)
+        rows, j, _ = rows_of_group(requests, phrases, update, args)
+        noise, t = draw_noise(requests, [30, 20], update, 5, 4, args.seed)
         return rows.tolist(), noise.tolist(), t.tolist(), j.tolist()
     first, again, other = draws(3), draws(3), draws(5)
     assert first == again and all(a != b for a, b in zip(first[:3], other))
