@@ -216,7 +216,7 @@ def test_unreadable_videos_are_counted_and_named(here, capsys, monkeypatch):
         patch.setattr(parallel, "gather", lambda failed: [failed, {"b": "no", "c": "video"}])
         patch.setattr(train, "SAVE_EVERY", 999.)
         line = fails(capsys, "train.py", *flags, "--max-unreadable", "0.3", "--out", "two")
-    assert "of 8 videos are unreadable" in line
+    assert "of 8 videos are unreadable" in line and "two/unreadable.json; the first, " in line
     assert read_json("two/unreadable.json").keys() >= {"b", "c"}
     assert torch.load("two/checkpoint.pt", weights_only=True)["step"] == 8
     args, source = train.parse([*flags, "--out", "two", "--resume"]), ToySource("train", 8, 4)
