@@ -376,18 +376,6 @@ def test_a_run_is_the_same_whatever_processes_make_it(many, monkeypatch, world):
     assert abs(sizes[0] - sizes[1]) < 0.01 * sizes[1]
 
 
-def test_gradients_and_sums_are_added_over_processes(monkeypatch):
-    """Catches: a mean; a gradient that is missing in one process, and shifts the others."""
-    model = torch.nn.Linear(2, 1)
-    model.standardize = SimpleNamespace(sums=torch.tensor([5.]))
-    model.weight.grad, model.phrases = torch.tensor([[1., 2.]]), torch.zeros(1)
-    monkeypatch.setattr(parallel, "rank_and_world", lambda: (0, 2))
-    monkeypatch.setattr(parallel.dist, "all_reduce", lambda vector: vector.mul_(2))
-    assert parallel.add(model, True, 3) == [2, 6]
-    assert model.weight.grad.tolist() == [[2, 4]] and model.bias.grad.tolist() == [0]
-    assert model.standardize.sums.tolist() == [10]
-
-
 def test_processes_that_do_not_fit_are_one_line(here, capsys, monkeypatch, trained):
     """Catches: a traceback for WORLD_SIZE of a cluster, fine-tuning in several processes, or more
     processes than GPUs."""
