@@ -19,7 +19,6 @@ from commands import call, fails, read_json
 from conftest import TINY, log_and_save_every
 from data import Video
 from support import errors
-from support.workers import prefetch
 from test_train import ONE, START, random_start, rows_of, same_run
 from toy import grammar
 from toy.source import ToySource
@@ -293,27 +292,6 @@ def test_too_little_memory_and_killed_workers_are_one_line(here, capsys, monkeyp
         patch.setattr(torch.Tensor, "share_memory_", no_space)
         line = fails(capsys, "train.py", *ONE, "--workers", "1", "--out", "three")
     assert "--shm-size" in line and "GiB" in line and "--workers" in line
-    load = ToySource.load
-
-    def killed(self, requests, rng=None):
-        if torch.utils.data.get_worker_info():
-            os.kill(os.getpid(), KILL)
-        return load(self, requests, rng)
-    monkeypatch.setattr(ToySource, "load", killed)
-    line = fails(capsys, "train.py", *ONE, "--workers", "1", "--out", "two")
-    first = grammar.make_video("train", int(batches.videos_of(0, 6, 6, 0)[0])).name
-    assert f"while it read {first} (leave it out with --skip {first}); --workers" in line
-
-
-def slow_first(number):
-    """The first item takes longest."""
-    time.sleep(0.3 * (number == 0))
-    return number
-
-
-def test_workers_keep_the_order(forked):
-    """Catches: what is read first given first: another video in its place."""
-    assert [*prefetch(slow_first, range(6), 2)] == [*range(6)]
 
 
 # --- Processes ---
