@@ -19,6 +19,7 @@ from test_lists import coin, entry
 from test_train import same_run
 from test_video import MPEG4, VARIABLE, VP9, ticks_of, turn, write
 
+from training import setup
 # Of each text: its tokens (text, part of speech, relation, its head's place, lemma if another), the
 # places of its noun chunks, its phrases.
 PARSES = {" ".join(token.split()[0] for token in tokens.split("|")): (tokens, chunks, found)
@@ -189,12 +190,15 @@ def test_copies_show_what_the_videos_show(tmp_path, capsys):
 
 def test_what_is_not_there_is_one_line(here, capsys):
     """Catches: a traceback for a file or folder that does not exist, or for a flag left out; a
-    folder of other videos that is counted in silence."""
+    folder of other videos that is counted in silence; CLIP or ImageNet's weights fetched for a run
+    that cannot begin."""
+    monkeypatch.setattr(setup, "open_teacher", lambda *args: pytest.fail("downloaded"))
+    monkeypatch.setitem(sys.modules, "timm", None)     # would be "timm is not installed"
     captions, other = narrate(here / "captions", a=["add salt"]), here / "other"
     other.mkdir()
     (other / "b.mp4").touch()
     check = "files", "check", "--data", "howto100m", "--captions"
-    train = "train.py", "--data", "howto100m", "--size", "small", "--videos", "gone"
+    train = "train.py", "--data", "howto100m", "--videos", "gone"
     for argv, reason in (
             (check[:4], "needs --captions"), ((*check, "gone"), "gone"),
             ((*check, captions, "--videos", "gone"), "gone: no such folder"),

@@ -219,18 +219,6 @@ def test_a_run_that_read_no_video_leaves_no_checkpoint(here, capsys, monkeypatch
     assert rows_of("run")[-1]["loss"] and read_json("run/unreadable.json") == {}
 
 
-def test_paths_are_checked_before_anything_is_downloaded(here, capsys, monkeypatch):
-    """Catches: CLIP or ImageNet's weights fetched for a run that cannot begin."""
-    for place, name in (setup, "open_teacher"), (setup.weights.checkpoint, "open_start"):
-        monkeypatch.setattr(place, name, lambda *args: pytest.fail("downloaded"))
-    Path("p.txt").write_text("cut bread\nfry egg\n")
-    Path("captions").mkdir()
-    Path("captions/a.csv").write_text("start,end,text\n0,4,cut the bread\n")
-    flags = "--data", "howto100m", "--videos", "captions", "--phrases", "p.txt", "--captions"
-    assert "needs --captions" in fails(capsys, "train.py", *flags, "nowhere")
-    assert "holds no .mp4" in fails(capsys, "train.py", *flags, "captions")
-
-
 def test_reads_that_fail_now_and_then_end_no_run(here, monkeypatch):
     """Catches: a video that counts as unreadable for good after one failure: 0.5% of the reads
     would end a run of thirty epochs."""
