@@ -69,6 +69,14 @@ def start_method():
 
 
 @pytest.fixture
+def forked(start_method):
+    """Worker processes are forked: what is patched holds in them."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("worker processes cannot be forked here")
+    start_method("fork")
+
+
+@pytest.fixture
 def here(tmp_path, monkeypatch):
     """The current folder is a new one; each update is logged and saved."""
     monkeypatch.chdir(tmp_path)

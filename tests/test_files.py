@@ -6,6 +6,7 @@ import runpy
 import signal
 import sys
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,8 +19,8 @@ from files.video import duration, find_videos, read_frames
 from test_lists import coin, entry
 from test_train import same_run
 from test_video import MPEG4, VARIABLE, VP9, ticks_of, turn, write
-
 from training import setup
+
 # Of each text: its tokens (text, part of speech, relation, its head's place, lemma if another), the
 # places of its noun chunks, its phrases.
 PARSES = {" ".join(token.split()[0] for token in tokens.split("|")): (tokens, chunks, found)
@@ -188,7 +189,7 @@ def test_copies_show_what_the_videos_show(tmp_path, capsys):
     assert "lies in --videos" in fails(capsys, *flags[:-1], videos / "small")
 
 
-def test_what_is_not_there_is_one_line(here, capsys):
+def test_what_is_not_there_is_one_line(here, capsys, monkeypatch):
     """Catches: a traceback for a file or folder that does not exist, or for a flag left out; a
     folder of other videos that is counted in silence; CLIP or ImageNet's weights fetched for a run
     that cannot begin."""
@@ -246,13 +247,10 @@ def test_scores_of_files_are_those_of_memory(here, start_method):
         assert found["evaluated"] > 20
 
 
-def test_a_run_goes_on_without_a_video_that_kills_its_worker(here, start_method, monkeypatch,
-                                                             capsys):
-    """Catches: a run that no resuming can save, since its draws are fixed; a video left out that
-    moves the draws of the others, or is opened, or is not listed."""
-    if "fork" not in multiprocessing.get_all_start_methods():
-        pytest.skip("what is patched must hold in the worker")
-    start_method("fork")
+def test_a_run_goes_on_without_a_video_that_kills_its_worker(here, forked, monkeypatch, capsys):
+    """Catches: a run that waits for a killed worker for good, or that no resuming can save, since
+    its draws are fixed; a video left out that moves the draws of the others, is opened, counts as
+    unreadable, or is not listed; other videos than the run's."""
     call("toy", "export", "--out", "world", "--train", "9", "--test", "1")
     read = sources.read_frames
 
@@ -263,9 +261,13 @@ def test_a_run_goes_on_without_a_video_that_kills_its_worker(here, start_method,
     monkeypatch.setattr(sources, "read_frames", kill)
     line = fails(capsys, "train.py", *TRAIN, "--workers", "1", "--out", "run")
     assert "while it read train_00002 (leave it out with --skip train_00002)" in line
-    call("train.py", *TRAIN, "--workers", "1", "--out", "run", "--resume", "--skip", "train_00002")
+    flags = "train.py", *TRAIN, "--out", "run", "--resume", "--skip"
+    call(*flags, "train_00002", "--workers", "1")
     assert read_json("run/unreadable.json") == {"train_00002": sources.SKIPPED}
     assert read_json("run/config.json")["settings"]["used"]["videos"].startswith("9 (")
+    assert "--skip a b: not among the listed" in fails(capsys, *flags, "b", "a")
+    Path("world/train.txt").write_text("train_00000\ntrain_00002\n")
+    assert "has list of videos 9 (sha256" in fails(capsys, *flags, "train_00002")
     line = fails(capsys, "evaluate.py", "--data", "coin", "--annotations", "world/COIN.json",
                  "--videos", "world/videos", "--checkpoint", "run", "--workers", "1")
     assert "a worker process was killed" in line and "while it read test_00000; --workers" in line

@@ -6,7 +6,7 @@ import torch
 from data import Video, View, frame_times, sentence_windows
 from files import sources
 from files.captions import Captions
-from files.sources import VideoSource, open_folder, require_readable
+from files.sources import VideoSource, open_folder
 from files.video import (Unreadable, evaluation_view, find_videos, read_frames, short_side_for,
                          training_view)
 from support.errors import InputError
@@ -47,8 +47,7 @@ def test_clips_are_those_of_their_windows_and_videos(folder, seed):
 
 
 def test_the_absent_and_the_unreadable_are_named(folder):
-    """Catches: another video in place of a broken one; a reason lost; an end by one bad file;
-    scores of the rest, if times are in other units."""
+    """Catches: another video in place of a broken one; a reason lost; an end by one bad file."""
     listed = [Video(name) for name in ("bad", "gone", "a", "short")]
     source = VideoSource(listed, find_videos(folder), View(32, 2))
     assert [video.name for video in source.videos] == ["bad", "a", "short"]
@@ -129,22 +128,3 @@ def test_a_video_is_unreadable_after_three_failures(folder, monkeypatch, failure
         loaded = source.load([(0, windows)])
         assert loaded.failed == ({"a": "no answer"} if failures == 3 else {}) and not left
         assert len(loaded.clips) == (failures < 3)
-
-
-def test_a_video_to_skip_is_not_opened(folder, monkeypatch):
-    """Catches: a video that crashes its decoder opened in spite of --skip; one that counts."""
-    listed = [Video(name) for name in ("a", "b", "gone")]
-    source = VideoSource(listed, find_videos(folder), View(32, 2), 0, Captions(folder), ["a.mp4"])
-    for name in "duration", "read_frames":
-        monkeypatch.setattr(sources, name, lambda path, *_: pytest.fail(f"{path} was opened"))
-    windows = source.pretrain_windows(0, np.random.default_rng(SEED))
-    for windows in windows, np.array([[0.0, 2.0]]):
-        loaded = source.load([(0, windows)])
-        assert loaded.failed == {"a": "left out by --skip"} and loaded.requests == []
-    source.unreadable |= loaded.failed
-    require_readable(source, 0.0)
-    source.unreadable |= {"b": "cut off"}
-    with pytest.raises(InputError, match="1 of 1 videos are unreadable"):
-        require_readable(source, 0.9)
-    with pytest.raises(InputError, match="--skip c d: not among the listed"):
-        VideoSource(listed, find_videos(folder), View(32, 2), skip=["d", "c", "gone"])
