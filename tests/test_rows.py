@@ -99,6 +99,17 @@ def test_every_update_asks_something_else():
     assert any({*row} & {*range(7)} and {*row} & {*range(7, 7 + 12)} for row in rows)
 
 
+def test_the_example_of_the_page():
+    """Catches: an example that the code does not give."""
+    windows = np.array([[0, 9], [8, 17], [18, 27], [26, 35], [36, 45]], float)
+    pad, until_17 = (-1,) * 6, (0, 0, 0, 0, 1, 1, 1, 1)
+    following = [(until_17 + (2,), 8), (until_17 + (3,), 8)]
+    drawn = [as_list(*missing_rows(windows, np.array([7, 7, 3, 5, 5]),
+                                   np.random.default_rng(seed))) for seed in range(99)]
+    assert all(rows[1:] == following for rows in drawn)
+    assert {((0, 2, 4) + pad, j) for j in range(3)} <= {rows[0] for rows in drawn}
+
+
 def test_the_release_hides_a_drawn_tail_after_the_missing_clip():
     """Catches: the missing clip hidden, a tail that begins at it or is the same in all rows."""
     rng, tails = np.random.default_rng(0), Counter()
