@@ -164,7 +164,8 @@ def markdown(name, results):
         if is_measured(row, results):
             shown = [format_cell(text, results) for text in row]
             if cells_in(row[-1]) and len(shown) < len(header):
-                shown.append(verdict(**results[row[-1]]))
+                runs = min(len(results.get(" ".join(cell), ())) for cell in cells_in(row[-1]))
+                shown.append(verdict(**results[row[-1]]) if runs > 1 else "one run")
             rows.append(shown + [""] * (len(header) - len(shown)))             # of a heading
     rows = [row for row, after in zip(rows, [*rows[1:], ["**"]])           # no heading without rows
             if not (row[0].startswith("**") and after[0].startswith("**"))]

@@ -94,10 +94,12 @@ def test_cells_are_means_over_seeds(tmp_path, monkeypatch):
     monkeypatch.setitem(TABLES, "videos", {"title": "T", "columns": list("abcde"), "rows": [row]})
     monkeypatch.setitem(TABLES, "targets", {
         "title": "T", "columns": list("abcde"), "compared": True,
-        "rows": [["**h**"], ["m", *difference.split(" - ")], ["**no rows**"]]})
+        "rows": [["**h**"], ["m", *difference.split(" - ")], ["o", "mask classify top1.ours",
+                                                            "bag classify top1.ours"],
+                 ["**no rows**"]]})
     examples = [Example(video, None, 0, 0) for video in range(10)]
     for run, value in {"mask-1": 10.0, "mask-2": 20.0, "mask-30": 33.0, "mask-or-1": 99.0,
-                       "both-1": 40.0, "both-2": 60.0}.items():
+                       "both-1": 40.0, "both-2": 60.0, "bag-1": 9.0}.items():
         (tmp_path / run).mkdir()
         right = {"ours": torch.arange(10) < value // 10}
         write_json(tmp_path / run / "classify.json", {
@@ -114,9 +116,10 @@ def test_cells_are_means_over_seeds(tmp_path, monkeypatch):
         "", "mask", "21.0 ± 11.5", "not run", "0.250", "-30.0 ± 15.8", ""]
     assert text.endswith("mask 1, 2, 30 (classify); mask 2 (infill); both 1, 2.\n")
     compared = [[cell.strip() for cell in line.split("|")[1:-1]]
-                for line in tables.markdown("targets", results).split("\n")[4:6]]
-    assert compared == [["**h**", "", "", "", ""], [
+                for line in tables.markdown("targets", results).split("\n")[4:7]]
+    assert compared[:2] == [["**h**", "", "", "", ""], [
         "m", "21.0 ± 11.5", "50.0 ± 14.1", "-30.0 ± 15.8", "undecided"]]
+    assert compared[2][-1] == "one run"
     assert "no rows" not in tables.markdown("targets", results)
 
 
