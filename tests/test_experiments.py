@@ -68,7 +68,7 @@ def test_runs_are_made_once_and_fill_the_pages(here, capsys):
     flags = "--seeds", "3", "--out", "out", "--coin", "folder"
     call("experiments/tables.py", "targets", "videos", *flags)
     page = Path("README.md").read_text()
-    assert len([*Path("out").glob("*/*.json")]) == 9
+    assert len([*Path("out").glob("*/*.json")]) == 10
     assert re.search(r"\| vision +\| 34\.5 +\| not run +\| not run +\| 12\.3 +\| 23\.4 +\|", page)
     assert re.search(r"\| 2,000 +\| 12\.3 +\| 23\.4 +\| 34\.5 +\| not run +\|", page)
     assert page.startswith("a\n") and "old" not in page and "<!-- end -->\nb\n" in page
