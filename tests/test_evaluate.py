@@ -211,6 +211,8 @@ def test_the_truth_equals_counting(table):
     for name, key in ("sequence", "bayes_unnamed"), ("set", "bayes_set_unnamed"):
         means = [[(q[k] + q[other[k]]) / 2 for k in range(S)] for q in known[name]]
         assert found[key] == percent(np.argmax(means, 1), y)
+        guessed = tasks.names_guessed(torch.from_numpy(np.array(known[name])))
+        torch.testing.assert_close(guessed, torch.tensor(means, dtype=torch.float64))
     noise = torch.cat([draw(len(y), 10, D, seed=seed) for seed in (4001, 4002)], 1)
     shares = [np.bincount([p.argmax() for p in row], minlength=S) / 20
               for row in table.samples(noise)]
