@@ -9,6 +9,7 @@ independent), and the error over seeds. M examples, S seeds of one side.
     not held    the difference is below minus twice its error
     equal       the difference, plus or minus twice its error, is within one point
     undecided   none of these
+    one run     a side has one seed, so its error over seeds is not known
 """
 import json
 from itertools import pairwise
@@ -59,8 +60,11 @@ def paired_difference(ours, theirs, first):
     return float(difference), float(squares ** 0.5)
 
 
-def verdict(difference, error):
-    """The verdict on a difference and its standard error, in points."""
+def verdict(difference, error, seeds):
+    """The verdict on a difference and its standard error, in points. seeds: how many each side has.
+    """
+    if min(seeds) == 1:
+        return "one run"
     if abs(difference) > 2 * error:
         return "held" if difference > 0 else "not held"
     return "equal" if abs(difference) + 2 * error <= EQUAL else "undecided"
@@ -68,19 +72,19 @@ def verdict(difference, error):
 
 def compare(ours, theirs, column, with_column=None, part=None):
     """Two lists of files -> {"ours", "theirs": percent right, "difference", "error": in points,
-    "examples", "videos": how many, "seeds": of both}."""
+    "examples", "videos": how many, "seeds": how many of each side}."""
     sides = [[(path, *read_right(path, name, part)) for path in paths]
              for paths, name in ((ours, column), (theirs, with_column or column))]
     first = sides[0][0][2]
     for path, _, other, _ in sum(sides, []):
         require(np.array_equal(first, other), f"{path}: was measured on other videos than "
                 f"{ours[0]}; give the same --data, --split and --toy-videos")
-    seeds = [sorted(seed for *_, seed in side) for side in sides]
     ours, theirs = (np.stack([bits for _, bits, *_ in sorted(side, key=lambda one: one[3])])
                     for side in sides)
     difference, error = paired_difference(ours, theirs, first)
     return {"ours": 100 * ours.mean(), "theirs": 100 * theirs.mean(), "difference": difference,
-            "error": error, "examples": ours.shape[1], "videos": len(first) - 1, "seeds": seeds}
+            "error": error, "examples": ours.shape[1], "videos": len(first) - 1,
+            "seeds": [len(ours), len(theirs)]}
 
 
 def main(args):
@@ -88,9 +92,9 @@ def main(args):
     found = compare(sorted(args.ours), sorted(args.theirs), args.column, args.with_column,
                     args.part)
     print("{ours:.1f} and {theirs:.1f}% right of {examples} examples in {videos} videos".format(
-        **found) + ", {} and {} seeds".format(*map(len, found["seeds"])))
+        **found) + ", {} and {} seeds".format(*found["seeds"]))
     print("difference {difference:+.2f} ± {error:.2f}: ".format(**found)
-          + verdict(found["difference"], found["error"]))
+          + verdict(found["difference"], found["error"], found["seeds"]))
 
 
 def parse(argv=None):

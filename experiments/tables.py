@@ -2,9 +2,9 @@
 
 A run is trained, fine-tuned and evaluated once for all tables, in OUT/RECIPE-SEED; the command goes
 on where it was interrupted. After each run its numbers go to results.json, {cell: {seed: number}}
-or, of a difference, {"A - B": {"difference", "error"}} by experiments/compare.py. The tables of
-README.md and docs/ are written from it, between their marks
-`<!-- table: NAME -->` and `<!-- end -->`. Numbers of older code stay until they are deleted there.
+or, of a difference, {"A - B": {"difference", "error", "seeds"}} by experiments/compare.py. The
+tables of README.md and docs/ are written from it, between their marks `<!-- table: NAME -->` and
+`<!-- end -->`. Numbers of older code stay until they are deleted there.
 """
 import json
 import os
@@ -74,7 +74,7 @@ def collect(out, path):
         if len(sides) == 2 and sides[0][0] and sides[1][0]:
             (ours, column, part), (theirs, other, _) = sides
             found = compare(ours, theirs, column, other, part)
-            results[text] = {name: found[name] for name in ("difference", "error")}
+            results[text] = {name: found[name] for name in ("difference", "error", "seeds")}
     write_json(path, {cell: dict(sorted(results[cell].items())) for cell in sorted(results)})
     return results
 
@@ -164,8 +164,7 @@ def markdown(name, results):
         if is_measured(row, results):
             shown = [format_cell(text, results) for text in row]
             if cells_in(row[-1]) and len(shown) < len(header):
-                runs = min(len(results.get(" ".join(cell), ())) for cell in cells_in(row[-1]))
-                shown.append(verdict(**results[row[-1]]) if runs > 1 else "one run")
+                shown.append(verdict(**results[row[-1]]))
             rows.append(shown + [""] * (len(header) - len(shown)))             # of a heading
     rows = [row for row, after in zip(rows, [*rows[1:], ["**"]])           # no heading without rows
             if not (row[0].startswith("**") and after[0].startswith("**"))]

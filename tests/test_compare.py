@@ -35,7 +35,8 @@ def test_verdicts_and_the_command(tmp_path, capsys):
     compared; seeds that are not paired by their number."""
     for given, said in {(3, 1): "held", (-3, 1): "not held", (.5, .2): "held", (.3, .3): "equal",
                         (1.5, 1): "undecided", (.1, .5): "undecided"}.items():
-        assert compare.verdict(*given) == said, given
+        assert compare.verdict(*given, [2, 3]) == said, given
+        assert compare.verdict(*given, [2, 1]) == "one run"
     examples = [Example(video, None, 0, 0) for video in (0, 0, 0, 1, 1, 4, 4, 4, 4, 4, 4)]
     bits = torch.tensor([1, 0, 1, 1, 0, 0, 0, 1, 1, 0, 1], dtype=torch.bool)
     part = torch.tensor([1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1], dtype=torch.bool)
