@@ -2,19 +2,21 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3, Sec. 4 and appendix B.
 
-Times are in seconds; rng is a numpy Generator. A video has n windows. A batch has C clips, numbered
-0 to C - 1. h reads R rows of nine clips. toy/source.py and files/sources.py give the clips.
+Times are in seconds; rng is a numpy Generator. A video has n windows. C clips have F frames each.
+toy/source.py and files/sources.py give the clips of windows.
 """
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-CLIPS = 9                     # N: places in a row of h
-HISTORY, PIECES = 68.0, 8     # s of video that a forecast observes; clips they are cut into
+CLIPS = 9                     # N: clips of a video that h reads, the missing one included
+PIECES = CLIPS - 1            # clips of a history, at most
+HISTORY = 68.0                # s of video that a forecast observes, by the released protocol
 CLIP_SECONDS = 9.0            # of a narrated clip, and of a clip to classify; as in the release
 EPIC_FRAMES, EPIC_SECONDS = 32, 2.0                # of a clip of an action: 16 frames/s
-MIN_WORDS, STRIDE = 12, 2     # shorter sentences are joined; every second gives a clip (release)
+MIN_WORDS = 12                # of a sentence; shorter ones are joined (release)
+STRIDE = 2                    # every second sentence gives a clip (release)
 
 
 class Step(NamedTuple):
@@ -35,7 +37,7 @@ class Video(NamedTuple):
 
 class View(NamedTuple):
     """What f sees of a window."""
-    size: int                          # side of a picture, pixels
+    size: int                          # side of a picture, pixels; 0: f reads features
     frames: int                        # F
     seconds: float | None = None       # only the middle of the window; None: all
 
@@ -56,6 +58,7 @@ class Loaded(NamedTuple):
     failed: dict                  # {id: reason} of the others
 
 
+# --- Pre-training: narrated clips ---
 def window_around(start, end, seconds, duration):
     """A window of `seconds` with the same middle as (start s, end s), moved into (0, duration)."""
     first = max(0.0, min((start + end - seconds) / 2, duration - seconds))
@@ -77,53 +80,48 @@ def joined(sentences, i):
     return first, last
 
 
-def sentence_windows(sentences, duration, rng):
-    """9-s windows around every second sentence, and what is `joined` with it: (n, 2) float64.
+def sentence_windows(sentences, duration, rng, stride=STRIDE):
+    """9-s windows around every `stride`-th sentence, and what is `joined` with it: (n, 2) float64.
 
-    A draw decides whether to begin with the first or the second sentence.
+    A draw decides which of the first `stride` sentences is the first.
     sentences: [(start s, end s, text), ...], by start, each with words.
     """
     windows = []
-    for i in range(rng.integers(min(STRIDE, max(len(sentences), 1))), len(sentences), STRIDE):
+    for i in range(rng.integers(min(stride, max(len(sentences), 1))), len(sentences), stride):
         first, last = joined(sentences, i)
         start, end = sentences[first][0], sentences[last][1]
         windows.append(window_around(start, end, CLIP_SECONDS, duration))
     return np.array(windows).reshape(-1, 2)
 
 
-def consecutive_windows(windows, clips, rng):
-    """At most `clips` consecutive windows of these (n, 2) s. The first is drawn uniformly."""
-    first = rng.integers(max(len(windows) - clips, 0) + 1)
-    return windows[first:first + clips]
+def consecutive(windows, rng):
+    """Nine consecutive ones of the windows (n, 2) s; the first is drawn uniformly. If there are
+    fewer, some are repeated, evenly."""
+    n = len(windows)
+    if n < CLIPS:
+        return windows[np.linspace(0, max(n - 1, 0), CLIPS if n else 0).round().astype(int)]
+    first = rng.integers(n - CLIPS + 1)
+    return windows[first:first + CLIPS]
 
 
-def paper_rows(videos, rng=None, hide_tail=False):
-    """Sec. 3: rows of up to nine consecutive clips; each clip of a video is missing in one row. By
-    default, training/rows.py uses this on one clip of each step.
+# --- Labeled examples ---
+def equal_windows(start, end, n):
+    """(start s, end s), cut into n equal windows: (n, 2)."""
+    edges = np.linspace(start, end, n + 1)
+    return np.stack([edges[:-1], edges[1:]], -1)
 
-    If a video has more than nine clips, the place of the missing clip in its row is drawn uniformly
-    (without rng: the middle place). It shifts if the row would pass an end of the video.
-    hide_tail: from a random place after the missing clip, clips become padding, as in the release.
 
-    Args:    videos: [[clip, ...], ...], the numbers of each video's clips in time order.
-    Returns: [(row, j), ...]: nine numbers of clips, -1 = padding; the place of the missing clip.
+def history_windows(end, pitch=None):
+    """What a forecast observes of a video before `end` s: (n, 2) s, n <= 8.
+
+    pitch: s, the length of a window; there are at most eight, and fewer if the video has begun
+    later. So h reads clips that are as far apart as in training. None: the released protocol, the
+    last 68 s cut into eight.
     """
-    rows = []
-    for clips in videos:
-        for k in range(len(clips)):
-            place = CLIPS // 2 if rng is None else int(rng.integers(CLIPS))
-            first = max(0, min(k - place, len(clips) - CLIPS))
-            row, j = clips[first:first + CLIPS], k - first
-            if hide_tail and j + 1 < len(row):
-                row = row[:rng.integers(j + 1, len(row))]
-            rows.append((row + [-1] * (CLIPS - len(row)), j))
-    return rows
-
-
-def forecast_windows(end, history=HISTORY, start=0.0):
-    """The last 68 s before `end`, not before `start`, cut into 8 windows: (...) -> (..., 8, 2)."""
-    edges = np.linspace(np.maximum(start, end - history), end, PIECES + 1, axis=-1)
-    return np.stack([edges[..., :-1], edges[..., 1:]], -1)
+    if pitch is None:
+        return equal_windows(max(0.0, end - HISTORY), end, PIECES)
+    n = min(max(round(end / pitch), 1), PIECES)
+    return equal_windows(max(0.0, end - n * pitch), end, n)
 
 
 def classify_windows(start, end, duration, views, seconds=CLIP_SECONDS):
@@ -154,33 +152,23 @@ def classify_examples(videos, views=3, seconds=CLIP_SECONDS):
     return examples
 
 
-def examples_of(task, videos, min_steps=2):
-    """The examples of a task. To forecast and infill, a video needs at least min_steps steps.
+def activity_examples(videos):
+    """One example for every video: all of it, cut into eight."""
+    return [Example(i, equal_windows(0.0, video.duration or max(
+        (step.end for step in video.steps), default=0.0), PIECES), video.activity, 0)
+        for i, video in enumerate(videos)]
 
-        "classify"  every annotated step, in three views
-        "forecast"  for two consecutive steps: the history that ends with one, the label of the next
-        "infill"    one clip of every step, in videos with at least three steps
-        "activity"  the whole video, cut into 8
-    """
-    if task == "classify":
-        return classify_examples(videos)
-    if task == "infill":
-        return [example for example in classify_examples(videos, 1)
-                if len(videos[example.video].steps) >= max(min_steps, 3)]
+
+def forecast_examples(videos, pitch=None, min_steps=2):
+    """One example for two consecutive steps of a video: the history that ends with the first, and
+    the label of the second. A history ends before the next step begins, unless both begin at 0.
+    A video needs at least min_steps steps. pitch: as in `history_windows`."""
     examples = []
     for i, video in enumerate(videos):
-        if task == "activity":
-            end = video.duration or max((step.end for step in video.steps), default=0.0)
-            examples.append(Example(i, forecast_windows(end, np.inf), video.activity, 0))
-        elif len(video.steps) >= min_steps:
-            pairs = enumerate(zip(video.steps, video.steps[1:]), start=1)
-            examples += [Example(i, forecast_windows(now.end), then.label, k)
-                         for k, (now, then) in pairs if now.end > 0]
+        if len(video.steps) < min_steps:
+            continue
+        for k, (now, then) in enumerate(zip(video.steps, video.steps[1:]), start=1):
+            end = min(now.end, then.start) if then.start > 0 else now.end
+            if end > 0:
+                examples.append(Example(i, history_windows(end, pitch), then.label, k))
     return examples
-
-
-def observed_steps(example, video):
-    """Labels of the steps seen for 1 s or more; whether the video's first step is among them."""
-    start = example.windows[0, 0]
-    observed = [k for k in range(example.step) if video.steps[k].end - start >= 1]
-    return [video.steps[k].label for k in observed], 0 in observed

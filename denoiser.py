@@ -4,14 +4,14 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eq. 5) and appendix
 Model: the Transformer of CLIP's text encoder (Radford et al. 2021) with bidirectional attention.
 
     paper          here       shape        meaning
-    {x_i}, i != j  z          (B, N, D)    standardized embeddings of the clips (diffusion.py)
+    {x_i}, i != j  z          (B, N, D)    embeddings of the clips, scaled (diffusion.py)
     -              observed   (B, N)       bool; False = missing, or padding
     j              j          (B,)         the place of the missing clip, 0 to N - 1
-    x_j^t          zt         (B, D)       its noisy version, standardized too
+    x_j^t          zt         (B, D)       its noisy version, scaled
     t              t          (B,)         noise level, 0 (least) to T - 1 (most)
     h              Denoiser   nn.Module    predicts the clean missing clip
-    x_hat_j^0      z_hat      (B, D)       its prediction, standardized
-    B rows of clips (R in train.py), N clips in each, T levels, D embedding.
+    x_hat_j^0      z_hat      (B, D)       its prediction, scaled
+    B rows (in training, one for each missing clip), N clips in each, T levels, D embedding.
 
 The N clips are N tokens. x_j^t overwrites clip j before anything reads clip j, so z may hold the
 true clip there:
@@ -47,6 +47,7 @@ class Denoiser(nn.Module):
     def __init__(self, dim=512, layers=4, heads=8, clips=9, dropout=0.0):
         super().__init__()
         self.heads = heads
+        self.arguments = dict(layers=layers, heads=heads, clips=clips)     # kept in a checkpoint
         self.role = nn.Embedding(2, dim)                                # 0 = observed, 1 = missing
         self.position = nn.Embedding(clips, dim)
         self.level = nn.Sequential(nn.Linear(dim // 4, dim), nn.GELU(), nn.Linear(dim, dim))

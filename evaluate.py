@@ -6,137 +6,132 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and 4.4, a
     forecast                 which step comes next, from the clips before it     Tables 1, 4, 5
     classify                 which step a clip shows                             Tables 2, 4
     activity                 which activity a video shows, fine-tuned            Table A
-    infill                   which step is missing, from the others              Sec. 3.1
     classify, --data epic    verb, noun and action, fine-tuned                   Table 3
     features                 writes embeddings of whole videos to a file         -
 
-Forecasts and infillings are made here. evaluation/tasks.py has the other tasks, and what forecasts
-are compared with: baselines without labels, and the truth of the toy world.
-M examples, N clips of each, Q Monte Carlo samples, S steps (the label set), D embedding.
+M examples, N <= 8 clips of each, Q Monte Carlo samples, S steps (the label set), D embedding.
 """
+import functools
 import time
 from pathlib import Path
 
 import torch
 
 import weights
-from data import EPIC_SECONDS, classify_examples, examples_of
 from diffusion import expectation
 from evaluation import tasks
-from evaluation.inference import draw_noise, predict_missing
-from evaluation.labeled import (add_labeled_flags, encode_examples, open_labeled, require_task,
-                                warn_of_data, write_features)
-from evaluation.metrics import (accuracies, best_of_draws, distinct, pack, percent, print_lines,
-                                topk_correct)
+from evaluation.features import write_features
+from evaluation.labeled import (add_labeled_flags, encode_examples, examples_of, labeled_flags,
+                                open_labeled, require_task, warn_of_data)
+from evaluation.metrics import accuracies, draw_correct, percent, print_lines, topk_correct
+from evaluation.prediction import match_labels
 from files.lists import epic_split
-from support.arguments import (Parser, add_run_flags, count, default_checkpoint, limit_threads,
-                               pick_device)
+from losses import match
+from support.arguments import (Parser, add_run_flags, default_checkpoint, limit_threads,
+                               pick_device, refuse_other_paths)
 from support.errors import require, run
 from support.write import write_json
 
 
-# --- Inference (Sec. 3.3): the clips x of M examples -> log p over the S texts of a label set ---
-def score(model, x, texts, y, args, where=()):
-    """Forecast y (M,) -> the lines of the table; log p of zero noise and of samples.
+# --- Inference (Sec. 3.3): the clips of M examples -> p over the S steps of a label set ---
+@torch.no_grad()
+def score(model, x, n, texts, noise, batch):
+    """Forecast the clip that follows each history, `batch` histories at a time, on the CPU.
 
     Monte Carlo: h denoises Q draws of x_j^T ~ N(0, I) to x_hat_j^0, and Eq. 6 gives p(y | x_hat).
-    The approximate inference takes the peak of the Gaussian, x_j^T = 0. The oracle of Table 5 is
-    right if any of the Q samples has step y as its likeliest. The oracle knows the answer, so it
-    measures what the samples cover. x (M, N, D); where: the missing clip, as in `predict_missing`.
+    The approximate inference takes the peak of the Gaussian, x_j^T = 0.
+
+    Args:    x (M, N, D), n (M,): how many of the N clips a history has; texts (S, D), None once
+             fine-tuned; noise (M, Q, D), standard normal.
+    Returns: log p(y) of zero noise (M, S), and of each sample (M, Q, S).
     """
-    noise = draw_noise((len(x), args.samples, model.dim), args.seed)           # x_j^T, (M, Q, D)
-    log_p = predict_missing(model, x, texts, noise, args.batch, where)         # (M, Q, S)
-    zeros = torch.zeros_like(noise[:, :1])
-    zero = predict_missing(model, x, texts, zeros, args.batch, where)[:, 0]    # (M, S)
-    p = {"zero_noise": zero, "expectation": expectation(log_p)}                # Eq. 11
-    lines, right = accuracies(p, y), {name: topk_correct(p[name], y, 1) for name in p}     # (M,)
-    right["oracle"] = (log_p.argmax(-1) == y[:, None]).any(1)
-    lines["top1"]["oracle"] = percent(right["oracle"])
-    # For comparison: one step drawn from each sample's p, or Q steps drawn from that of zero noise.
-    for name, of in (("oracle_draws", log_p), ("oracle_softmax", zero[:, None].expand_as(log_p))):
-        chance = best_of_draws(of, y)                                          # (M,)
-        lines["top1"][name] = percent(chance)
-        sums = (chance.cumsum(0) + 0.5).floor()            # as many right as the chances add up to
-        right[name] = sums.diff(prepend=sums.new_zeros(1)) > 0
-    return lines | {"distinct": distinct(log_p), "right": right}, zero, log_p
+    zero, samples = [], []
+    for x, n, noise in zip(x.split(batch), n.split(batch), noise.split(batch)):
+        x_hat = model.forecast_next(x, torch.zeros_like(x[:, :1]), n)      # (B, 1, D)
+        zero.append(match_labels(model, x_hat[:, 0], texts).cpu())
+        x_hat = model.forecast_next(x, noise.to(x.device), n)              # (B, Q, D)
+        samples.append(match_labels(model, x_hat, texts).cpu())
+    return torch.cat(zero), torch.cat(samples)
 
 
 def forecast(model, read, args):
-    """Which step comes next, from the 8 clips before it; with baselines and the truth."""
-    y, toy, parts = read.labels, args.data == "toy", {}
-    lines, zero, log_p = score(model, read.x, read.texts, y, args)
-    known = tasks.exact_forecasts(read) if toy else {}                         # (M, S) each
-    exact, right = known.get("bayes_top1"), lines["right"]
-    lines["baselines"], others = tasks.baselines(model, read, exact, args)
-    right |= others | {name: topk_correct(p, y, 1) for name, p in known.items()}
-    lines |= dict.fromkeys(("truth", "by_pair", "new", "futures"))
-    if toy:
-        parts["new"] = tasks.new_forecasts(read)                               # (M,)
-        lines |= tasks.beside_the_truth(model, read, zero, log_p, exact, right, parts["new"], args)
-    return lines | {"right": pack(right, read.examples, parts)}
+    """Which step comes next, from the clips before it. Table 5 is zero noise, mean and best of the
+    samples: an oracle picks one whose likeliest step is right, so it measures what they cover."""
+    noise = torch.randn(len(read.x), args.samples, model.dim,
+                        generator=torch.Generator().manual_seed(args.seed))            # x_j^T
+    zero, samples = score(model, read.x, read.n, read.texts, noise, args.batch)
+    y, as_one = tasks.right_steps(read), functools.partial(tasks.look_alikes_as_one, read)
+    p = {"zero_noise": as_one(zero.exp()), "expectation": as_one(expectation(samples))}    # Eq. 11
+    lines, right = accuracies(p, y), {name: topk_correct(p[name], y) for name in p}    # (M,)
+    right["oracle"] = (as_one(samples.exp()).argmax(-1) == y[:, None]).any(1)
+    chance, right["oracle_softmax"] = draw_correct(p["zero_noise"], y, args.samples)
+    lines["top1"] |= {"oracle": percent(right["oracle"]), "oracle_softmax": percent(chance)}
+    return lines | tasks.beside_forecasts(model, read, right, args.samples, args.similar,
+                                          args.horizon, args.seed)
 
 
-def infill(model, read, args):
-    """Predict each step of a video from the others. by_position: first, between, last steps."""
-    x, missing, where, position = tasks.hide_each_step(read)
-    y, examples = read.labels[missing], [read.examples[i] for i in missing.tolist()]
-    lines, zero, _ = score(model, x, read.texts, y, args, where)
-    kinds, right = [position == kind for kind in range(3)], lines["right"]
-    lines |= {"evaluated": len(y), "truth": None,
-              "by_position": [percent(right["zero_noise"][kind]) for kind in kinds]}
-    if args.data == "toy":
-        right["bayes_top1"] = topk_correct(tasks.exact_infilling(read, missing), y, 1)
-        lines["truth"] = {"bayes_top1": percent(right["bayes_top1"]), "by_position": [
-            percent(right["bayes_top1"][kind]) for kind in kinds]}
-    return lines | {"right": pack(right, examples)}
+def classify(model, read, args):
+    """Which step a clip shows: softmaxes averaged over 3 views, x (M, 3, D); and the teacher's."""
+    seen = match(read.teacher, read.texts, model.tau)
+    return tasks.beside_classification(read, {
+        "ours": match_labels(model, read.x, read.texts).exp().mean(1).cpu(),           # (M, S)
+        "teacher": seen.exp().mean(1).cpu()})
+
+
+def activity(model, read, args):
+    """Which activity a video shows: the classifier on h's zero-noise prediction."""
+    zeros = torch.zeros(len(read.x), 1, model.dim)
+    log_p, _ = score(model, read.x, read.n, None, zeros, args.batch)
+    return accuracies({"ours": log_p}, read.labels)
+
+
+def actions(model, read, args):
+    """Verbs and nouns of EPIC-Kitchens-100: softmaxes averaged over 10 clips of each action."""
+    verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(read.x))
+    return tasks.action_scores(verb, noun, read.labels)
+
+
+TASKS = {"forecast": forecast, "classify": classify, "activity": activity}
 
 
 # --- The command ---
-TASKS = {"forecast": forecast, "classify": tasks.classify, "activity": tasks.activity,
-         "infill": infill}
-
-
-def examples_in(videos, args):
-    """The examples of these videos that are scored."""
-    if args.data == "epic":
-        return classify_examples(videos, tasks.VIEWS, EPIC_SECONDS)
-    return examples_of(args.task, videos, args.min_steps)
-
-
 def evaluate(args):
     """Score a checkpoint -> the content of --json."""
     # 1. The checkpoint, the videos, and the texts of their label set.
-    began = time.perf_counter()
-    device = pick_device(args.device)
+    began, device, epic = time.perf_counter(), pick_device(args.device), args.data == "epic"
     model = weights.load(args.checkpoint).to(device)
-    model.scores = args.scores
     limit_threads(model.encoder.image, device)
-    require_task(model, args)
-    source, teacher, texts = open_labeled(args, args.split, model, device,     # texts: (S, D)
-                                          with_teacher=args.task != "infill")
-    examples = examples_in(source.videos, args)
+    require_task(model, args.task, args.data)
+    refuse_other_paths(args)
+    source, _, teacher, texts = open_labeled(model, device, args.split, **labeled_flags(args))
+    pitch = None if args.history == "released" else model.pitch
+
+    def examples_in(videos):
+        return examples_of(videos, args.task, args.data, pitch, args.min_steps)
+    examples = examples_in(source.videos)
     require(examples, f"no {args.split} video to {args.task}; a video needs annotated steps; to "
-            f"forecast or infill, at least {args.min_steps} of them (--min-steps)")
+            f"forecast, at least {args.min_steps} of them (--min-steps)")
 
     # 2. Their clips through f, and the task.
-    x, seen, examples = encode_examples(model, teacher, source, examples, args, device)
-    x, seen = (e if e is None else e.unflatten(0, (len(examples), -1))     # (M, N, D)
-               for e in (x, seen))
+    x, n, seen, examples = encode_examples(model, teacher, source, examples, device, args.workers,
+                                           args.micro_batch, args.max_unreadable)
     labels = torch.tensor([example.label for example in examples])
-    measure = tasks.actions if args.data == "epic" else TASKS[args.task]
+    toy = args.data == "toy"
+    read = tasks.Read(source, examples, labels, x, n, seen, texts, toy, toy and not model.task)
     with torch.no_grad():
-        lines = measure(model, tasks.Read(source, examples, labels, x, seen, texts), args)
+        lines = (actions if epic else TASKS[args.task])(model, read, args)
 
     # 3. The table.
     return {"task": args.task, "data": args.data,
-            "split": epic_split(args.annotations) if args.data == "epic" else args.split,
+            "split": epic_split(args.annotations) if epic else args.split,
             "setting": "fine-tuned" if model.task else "zero-shot", "order": model.order,
-            "listed": len(examples_in(source.listed, args)), "evaluated": len(examples),
+            "listed": len(examples_in(source.listed)), "evaluated": len(examples),
             "absent": len(source.absent), "unreadable": len(source.unreadable),
             "classes": sum(model.classes) if texts is None else len(texts),
-            "samples": args.samples if args.task in ("forecast", "infill") else None, **lines,
+            "samples": args.samples if args.task == "forecast" else None, **lines,
             "warning": warn_of_data(model, args.data == "toy"), "seed": args.seed,
-            "checkpoint": str(args.checkpoint), "seconds": time.perf_counter() - began}
+            "run_seed": model.settings.get("seed"), "checkpoint": str(args.checkpoint),
+            "seconds": time.perf_counter() - began}
 
 
 def main(args):
@@ -145,15 +140,13 @@ def main(args):
         return write_features(args)
     content = evaluate(args)
     print_lines(content)
-    print("standard error of a percentage of {evaluated:,} examples: at most {:.1f}; what the "
-          "lines are: docs/results.md".format(50 / content["evaluated"] ** 0.5, **content))
     if args.json:
         write_json(args.json, content)
 
 
 def parse(argv=None):
     """The command line."""
-    parser = Parser("Measure a checkpoint: forecasting, classification, infilling.")
+    parser = Parser("Measure a checkpoint: forecasting, classification.")
     add = parser.add_argument
     add("--task", choices=[*TASKS, "features"], help="what to measure (default: forecast; with "
         "--data epic classify); features: write those of --videos or the toy world to --out")
@@ -161,14 +154,18 @@ def parse(argv=None):
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add_labeled_flags(parser)
     add("--split", choices=["test", "validation", "train"], default="test", help="which videos")
-    add("--toy-videos", type=count, default=1000, help="videos of the toy world's split")
-    add("--min-steps", type=count, default=2, help="leave out videos with fewer annotated steps")
-    add("--samples", "--oracle", type=count, default=5, dest="samples",
+    add("--toy-videos", type=int, default=1000, help="videos of the toy world's split")
+    add("--min-steps", type=int, default=2, help="leave out videos with fewer annotated steps")
+    add("--history", choices=["pitch", "released"], default="pitch", help="what a forecast "
+        "observes: at most eight clips, as far apart as the checkpoint's in training; or the last "
+        "68 s in eight, as released. Published weights always read the latter")
+    add("--samples", "--oracle", type=int, default=5, dest="samples",
         help="Monte Carlo samples per forecast (Eq. 11); the oracle counts the best of them")
-    add("--horizon", type=count, default=1, help="also sample futures of this many steps")
+    add("--similar", action="store_true", help="also forecast by similar training histories (toy)")
+    add("--horizon", type=int, default=1, help="also sample futures of this many steps (toy)")
     add("--json", type=Path, help="also write the numbers here")
     add("--out", type=Path, default=Path("features.npz"), help="features: the file to write")
-    add("--batch", type=count, default=64, help="examples at once; no effect on the result")
+    add("--batch", type=int, default=64, help="examples at once; no effect on the result")
     add_run_flags(parser)
     args = parser.parse_args(argv)
     args.task = args.task or ("classify" if args.data == "epic" else "forecast")

@@ -2,18 +2,16 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
 
-    paper                    here       shape            meaning
-    x_i, x_hat_j^0           x, x_hat   (..., D)         embeddings of clips, of any length
-    y^{1:K}                  phrases    (K, D)           embeddings of the phrase pool, any length
-    tau                      tau        float            temperature; the paper's 0.02
-    p(y_i | x_i)             match      (..., K)         Eq. 6, as log probabilities
-    p'_i                     targets    (..., K)         the teacher's soft targets, no gradient
-    x_j^0                    xj         (R, D)           the missing clips, f(v_j), no gradient
-    L_XE, L_MSE, L_MC        xe, mse, mc  (V,)           Eqs. 8, 9, 10; train.py sums them (Eq. 7)
-    V videos, C clips of them, R rows with one missing clip each, K phrases, D embedding.
+    paper                    here       shape        meaning
+    x_i, x_hat_j^0           x, x_hat   (..., D)     embeddings of clips, of any length
+    y^{1:K}                  texts      (K, D)       embeddings of the phrase pool, any length
+    tau                      tau        float        temperature; the paper's 0.02
+    p(y_i | x_i)             match      (..., K)     Eq. 6, as log probabilities
+    p'_i                     targets    (B, N, K)    the teacher's soft targets, no gradient
+    L_XE, L_MSE, L_MC        xe, mse, mc  (B,)       Eqs. 8, 9, 10; train.py sums them (Eq. 7)
+    B videos, N clips of each, K phrases, D embedding.
 
-Each term is a mean within one video. The clips and rows of several videos are concatenated, and
-`counts`, a list of V numbers, says how many belong to each.
+In training each of the N clips is missing in turn. So every term is the mean over a video's clips.
 
 The bound. Clip j is hidden. The diffusion gives a distribution p_theta of x_j, and so of its text:
 
@@ -47,67 +45,61 @@ from torch.nn import functional
 TAU = 0.02                # temperature of Eq. 6: the paper's, for CLIP's embeddings
 
 
-def match(x, phrases, tau, mean=None):
+def match(x, texts, tau):
     """log p(y | x) over the pool: Eq. 6.
 
         p(y_k | x) = exp(cos(x, y_k) / tau) / sum_l exp(cos(x, y_l) / tau)
 
-    With `mean`, the mean embedding of unlabeled clips, half of each text's mean score is removed:
-
-        cos(x, y_k) - mean . y_k / 2    instead of    cos(x, y_k)
-
-    Some texts are close to every clip, and Eq. 6 prefers them. Zhou et al., NeurIPS 2023
-    (arXiv:2302.11084), derive the factor of one half for CLIP. Training uses Eq. 6 as printed.
     This runs in float32 even under autocast. A cosine rounded to bfloat16 and divided by 0.02 would
     be off by up to 0.1.
 
-    Args:    x (..., D), phrases (K, D), both normalized here; tau > 0, a number or (..., 1); mean
-             (D,), of embeddings of length 1, or None.
-    Returns: (..., K) log probabilities, float32 or float64.
+    Args:    x (..., D), texts (K, D), both normalized here; tau > 0.
+    Returns: (..., K) log probabilities, float32; float64 if x is.
     """
     with torch.autocast(x.device.type, enabled=False):
         x = x if x.dtype == torch.float64 else x.float()
-        y = functional.normalize(phrases, dim=-1)                                   # (K, D)
-        score = functional.normalize(x, dim=-1) @ y.T                               # (..., K)
-        if mean is not None:
-            score = score - y @ mean / 2
-        return (score / tau).log_softmax(-1)
+        y = functional.normalize(texts.to(x.dtype), dim=-1)                         # (K, D)
+        cosine = functional.normalize(x, dim=-1) @ y.T                              # (..., K)
+        return (cosine / tau).log_softmax(-1)
 
 
-def video_means(values, counts):
-    """The mean of values (C,) within each video: (V,). Video k has counts[k] of the values."""
-    return torch.stack([part.mean() for part in values.split(counts)])
+def cross_entropy(targets, log_p):
+    """H(p', p) = -sum_k p'_k log p_k, of targets and log_p (..., K): (...)."""
+    return -(targets * log_p).sum(-1)
 
 
-def xe_loss(log_p, targets, counts):
-    """L_XE (Eq. 8): match the clips to their soft targets.
+def xe_loss(log_p, targets):
+    """L_XE (Eq. 8): match each clip to its soft target.
 
-        L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i)),   H(p', p) = -sum_k p'_k log p_k
+        L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i))
 
-    The paper averages over the observed clips of one row. Here the mean is over all clips of the
-    video, whichever rows h reads. With nine clips, each missing in turn, the two means are equal.
+    The paper averages over the N - 1 observed clips. With each clip missing in turn, the mean over
+    all j is the mean over all N clips.
 
-    Args:    log_p (C, K) from `match`, of the clips that f encodes; targets (C, K); counts: clips
-             of each video.
-    Returns: (V,).
+    Args:    log_p (B, N, K) from `match`, of f's embeddings; targets (B, N, K).
+    Returns: (B,).
     """
-    return video_means(-(targets * log_p).sum(-1), counts)
+    return cross_entropy(targets, log_p).mean(1)
 
 
-def mse_loss(x_hat, xj, counts):
-    """L_MSE (Eq. 9): squared distance from the predicted to the true embedding, x_hat, xj (R, D).
+def mse_loss(x_hat, x):
+    """L_MSE (Eq. 9): squared distance from each predicted to the true embedding, (B, N, D) both.
 
-    Args:    counts: rows of each video.
-    Returns: (V,): summed over D, averaged over the rows of a video (the expectation over t).
+    Returns: (B,): summed over D, averaged over the missing clip j and its level t.
     """
-    return video_means((x_hat - xj).pow(2).sum(-1), counts)
+    return (x_hat - x).pow(2).sum(-1).mean(1)
 
 
-def mc_loss(log_p, targets, counts):
-    """L_MC (Eq. 10): match each predicted embedding to the missing clip's soft target.
+def mc_loss(log_p, targets):
+    """L_MC (Eq. 10): match each predicted embedding to the soft target of the missing clip.
 
-    Args:    log_p (R, K) from `match`, of the embeddings that h predicts; targets (R, K); counts:
-             rows of each video.
-    Returns: (V,): averaged over the rows of a video (the expectation over t).
+    Args:    log_p (B, N, K) from `match`, of h's predictions; targets (B, N, K).
+    Returns: (B,): averaged over the missing clip j and its level t.
     """
-    return video_means(-(targets * log_p).sum(-1), counts)
+    return cross_entropy(targets, log_p).mean(1)
+
+
+def agreement(log_p, targets):
+    """The share of a video's clips whose likeliest phrase is the teacher's: (B, N, K) -> (B,).
+    None without log_p."""
+    return log_p if log_p is None else (log_p.argmax(-1) == targets.argmax(-1)).float().mean(1)

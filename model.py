@@ -9,26 +9,18 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.
     h              denoiser     nn.Module     None if trained with matching only
     p(y | x)       match        (..., K)      Eq. 6 over the phrase pool, log probabilities
     x_hat_j^0      forecast     (B, Q, D)     the missing clip, once per noise
-    -              standardize  nn.Module     x <-> z, x_hat <-> z_hat: diffusion.py's space
+    -              scale        float         z = scale * x is what is noised: diffusion.py
     -              classifier   nn.Linear     replaces the texts after fine-tuning
-    B rows, N clips in each, Q noises, T levels, K phrases, D embedding, S classes.
+    B videos, N clips of each, Q noises, T levels, K phrases, D embedding, S classes.
 """
 import torch
 from torch import nn
 from torch.nn import functional
 
-import diffusion
 import losses
+from diffusion import sample
 
 PICTURES = 192            # of 224 x 224 pixels that f takes at once, so that 24 GB suffice
-
-
-def check(name, given, *sizes, dtype=torch.float32):
-    """ValueError unless `given` has these sizes; a text matches any size. No value is read."""
-    shape, kind = (tuple(given.shape), given.dtype) if torch.is_tensor(given) else ("", type(given))
-    fits = all(n == size or isinstance(size, str) for n, size in zip(shape[::-1], sizes[::-1]))
-    if kind != dtype or not fits or len(shape) != len(sizes) and sizes[0] != "...":
-        raise ValueError(f"{name}: needed is {dtype} {sizes}, given is {kind} {shape}")
 
 
 class ProcedureModel(nn.Module):
@@ -40,35 +32,43 @@ class ProcedureModel(nn.Module):
         denoiser: h, a Denoiser; None with order "none", unless `task` needs it.
         order:    "diffusion": h learns from the noised missing clip; "mask": zeros; "none": no h.
         tau:      temperature of Eq. 6, for clips, forecasts and soft targets.
-        pixels:   (mean, std) of pixels / 255 as f expects them.
+        scale:    the constant of z = scale * x.
         alpha_bar: T floats, the noise schedule that h was trained with.
+        pixels:   (mean, std) of pixels / 255 as f expects them.
+        pitch:    s, the mean distance of consecutive training clips, by which a history is cut into
+                  clips (data.history_windows). None: by the released protocol.
         task:     what it is fine-tuned for: "classify", "forecast" or "activity"; None = zero-shot.
         classes:  how many classes each label set of the task has: (S,), or verbs and nouns.
         witness:  text of the first phrase. A teacher fits if it embeds this as phrases[0].
     """
 
-    def __init__(self, phrases, encoder, denoiser, order, tau, pixels, alpha_bar, task=None,
-                 classes=(), witness=None):
+    def __init__(self, phrases, encoder, denoiser, order, tau, scale, alpha_bar, pixels,
+                 pitch=None, task=None, classes=(), witness=None):
         super().__init__()
+        # A checkpoint keeps these. `settings` are the flags of its run, {} without one.
+        self.arguments = dict(
+            encoder=encoder.arguments, denoiser=denoiser and denoiser.arguments, order=order,
+            tau=tau, scale=scale, alpha_bar=[*alpha_bar], pixels=pixels, pitch=pitch, task=task,
+            classes=[*classes], witness=witness)
+        self.settings, self.path = {}, "the model"
         self.encoder, self.denoiser, self.order = encoder, denoiser, order
-        self.tau, self.pixels, self.witness = tau, pixels, witness
-        self.task, self.classes = task, list(classes)
-        self.scores = "debiased"           # how `match` reads them; "paper": Eq. 6 as printed
+        self.tau, self.scale, self.pixels, self.pitch = tau, scale, pixels, pitch
+        self.task, self.classes, self.witness = task, [*classes], witness
         self.dim = D = phrases.shape[1]
         self.classifier = nn.Linear(D, sum(classes)) if task else None
-        self.standardize = diffusion.Standardizer(D)
         self.register_buffer("phrases", functional.normalize(phrases, dim=-1))      # (K, D)
         self.register_buffer("alpha_bar", torch.tensor(alpha_bar), persistent=False)       # (T,)
 
     def normalize(self, clips):
         """Clips (C, F, 3, H, W) uint8 -> pixels (C, 3, F, H, W) float for f, on its device. For an
-        Adapter, clips are features (C, F), and stay as they are."""
-        F, H = self.encoder.frames, self.encoder.image
-        if not H:
-            return clips.to(self.phrases.device)
-        check("clips (C, F, 3, H, W)", clips, "C", F, 3, H, H, dtype=torch.uint8)
+        Adapter, clips are features (C, F), and stay as they are. ValueError if not uint8."""
+        clips = clips.to(self.phrases.device)
+        if not self.encoder.image:
+            return clips
+        if clips.dtype != torch.uint8:
+            raise ValueError(f"clips are {clips.dtype}; needed are pixels from 0 to 255, uint8")
         mean, std = self.pixels
-        pixels = clips.to(self.phrases.device).float()
+        pixels = clips.float()
         pixels.div_(255).sub_(mean).div_(std)              # in place: half the time
         return pixels.transpose(1, 2)
 
@@ -79,18 +79,8 @@ class ProcedureModel(nn.Module):
     forward = encode
 
     def match(self, x, texts=None):
-        """log p(y | x) over the pool, or over other texts (K', D): (..., D) -> (..., K). If
-        `scores` is "paper", this is Eq. 6; else half of each text's mean score is subtracted first.
-        """
-        texts = self.phrases if texts is None else texts
-        check("x (..., D)", x, "...", self.dim)
-        check("texts (K, D), the teacher's embeddings", texts, "K", self.dim)
-        mean = None if self.scores == "paper" else self.standardize.mean
-        return losses.match(x, texts, self.tau, mean)
-
-    def denoise(self, zt, x, observed, j, t):
-        """Eq. 5: z_hat (B, D) float32; x as `encode` gives it, the rest as in denoiser.py."""
-        return self.denoiser(zt, self.standardize(x), observed, j, t).float()
+        """log p(y | x), Eq. 6, over the pool, or over other texts (K', D): (..., D) -> (..., K)."""
+        return losses.match(x, self.phrases if texts is None else texts, self.tau)
 
     def forecast(self, x, observed, j, noise):
         """Predict the missing clip of each row, once per noise (Sec. 3.3).
@@ -100,34 +90,24 @@ class ProcedureModel(nn.Module):
                  normal, or zeros for the approximate inference. Mask models ignore the noise.
         Returns: x_hat (B, Q, D), of any length.
         """
-        check("x (B, N, D)", x, "B", "N", self.dim)
+        z, Q, last = self.scale * x, noise.shape[1], len(self.alpha_bar) - 1
+        if self.order != "diffusion":                      # one answer, whatever the noise
+            z_hat = self.denoiser(torch.zeros_like(z[:, 0]), z, observed, j,
+                                  torch.full_like(j, last)).float()
+            return (z_hat / self.scale)[:, None].expand(-1, Q, -1)
+        z, observed, j = (of.repeat_interleave(Q, 0) for of in (z, observed, j))       # B Q rows
+        z_hat = sample(self.denoiser, z, observed, j, noise.flatten(0, 1), self.alpha_bar)
+        return (z_hat / self.scale).unflatten(0, (-1, Q))
+
+    def forecast_next(self, x, noise, n=None):
+        """`forecast` the clip that follows: x (B, N, D), noise (B, Q, D) -> x_hat (B, Q, D).
+
+        n (B,) int64: how many of the N <= 8 clips a history has, the first ones; None: all.
+        """
         B, N, D = x.shape
-        check("observed (B, N)", observed, B, N, dtype=torch.bool)
-        check("j (B,)", j, B, dtype=torch.int64)
-        check("noise (B, Q, D)", noise, B, "Q", D)
-        position = getattr(self.denoiser, "position", None)        # another h may lack it
-        if position and N > len(position.weight):
-            raise ValueError(f"{N} clips, the missing one included: h reads {len(position.weight)}")
-        Q, last = noise.shape[1], len(self.alpha_bar) - 1
-        x, observed, j = (rows.repeat_interleave(Q, 0) for rows in (x, observed, j))
-        noise = noise.flatten(0, 1)                                         # (B Q, D)
-
-        def h(zt, t):
-            return self.denoise(zt, x, observed, j, t)
-
-        if self.order == "diffusion":
-            z_hat = diffusion.sample(h, noise, self.alpha_bar)
-        else:
-            z_hat = h(torch.zeros_like(noise), torch.full((len(x),), last, device=x.device))
-        return self.standardize.inverse(z_hat).unflatten(0, (-1, Q))
-
-    def forecast_next(self, x, noise):
-        """`forecast` the clip that follows N <= 8: x (B, N, D), noise (B, Q, D) -> (B, Q, D)."""
-        check("x (B, N, D)", x, "B", "N", self.dim)
-        B, N, D = x.shape
-        observed = torch.arange(N + 1, device=x.device).expand(B, -1) < N
-        j = torch.full((B,), N, device=x.device)
-        return self.forecast(torch.cat([x, x.new_zeros(B, 1, D)], 1), observed, j, noise)
+        n = torch.full((B,), N, device=x.device) if n is None else n
+        observed = torch.arange(N + 1, device=x.device) < n[:, None]           # (B, N + 1)
+        return self.forecast(torch.cat([x, x.new_zeros(B, 1, D)], 1), observed, n, noise)
 
     def classify(self, x):
         """log softmax((W x + b) / tau): x (..., D) -> [(..., S), ...], float32, by label set."""
@@ -143,7 +123,6 @@ def clips_at_once(encoder, size=None):
 
 
 def encode_parts(model, clips, size=None):
-    """`model.encode` for inference, `clips_at_once` at a time. With gradients it would keep the
-    activations of all parts, so training takes groups of videos instead."""
-    size = clips_at_once(model.encoder, size)
-    return torch.cat([model.encode(part) for part in clips.split(size)])
+    """`model.encode` for inference, `clips_at_once` at a time: clips (C, ...) -> (C, D)."""
+    return torch.cat([model.encode(part)
+                      for part in clips.split(clips_at_once(model.encoder, size))])

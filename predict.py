@@ -2,8 +2,8 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
 
-The observed part is the last 68 s before --at, cut into 8 windows. Futures are sampled step by step
-(evaluation/inference.py). `predict` does the same from Python.
+Observed are at most eight clips before --at, as far apart as the checkpoint's in training. Futures
+are sampled step by step (evaluation/prediction.py). `predict` does the same from Python.
 """
 from pathlib import Path
 
@@ -12,15 +12,14 @@ import torch
 import weights
 from data import CLIP_SECONDS
 from diffusion import expectation
-from evaluation import figures, keyframes
-from evaluation.inference import draw_noise, sample_in_turn
+from evaluation import figures
 from evaluation.labeled import knows_toy, open_texts, warn_of_data
 from evaluation.prediction import (count_futures, observe_file, observe_toy, rank_steps, read_steps,
-                                   truth_of)
+                                   sample_in_turn, truth_of)
 from files.lists import clock
 from model import encode_parts
-from support.arguments import (Parser, add_scores_flag, count, default_checkpoint, limit_threads,
-                               mixed_precision, pick_device, whole)
+from support.arguments import (Parser, default_checkpoint, limit_threads, mixed_precision,
+                               pick_device)
 from support.errors import require, run
 from support.write import write_json
 
@@ -28,19 +27,18 @@ TOP = 5                   # steps of a window in the JSON; next steps and future
 
 
 def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip, clip_weights,
-             scores, name):
+             name):
     """Forecast one video, with the arguments of `predict` -> its content, and the Observed."""
     # 1. The checkpoint, the steps to choose among, the video.
     device, checkpoint = pick_device(device), checkpoint or default_checkpoint()
     model = weights.load(checkpoint).to(device)
-    model.scores = scores
     limit_threads(model.encoder.image, device)
     require(model.task in (None, "forecast"), f"{checkpoint}: is fine-tuned for {model.task}; give "
             "the checkpoint it was made from, or one that is fine-tuned for forecast")
     toy = knows_toy(model)
     require(video or toy, f"VIDEO is needed: {checkpoint} was trained on real videos")
     names = read_steps(steps or model.settings.get("classes"), toy)
-    _, texts = open_texts(names, toy, model, checkpoint, clip, clip_weights, device)   # (S, D)
+    _, texts = open_texts(model, names, toy, clip, clip_weights, device)       # (S, D)
     observed = (observe_file(video, model, at, name) if video else
                 observe_toy(seed, model, at, horizon))
     seconds = float(observed.windows[-1, 1] - observed.windows[0, 0])
@@ -49,11 +47,12 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
     following, futures = [], []
     with torch.no_grad():
         with mixed_precision(device):
-            x = encode_parts(model, observed.clips)                            # x_i = f(v_i) (8, D)
-        p = model.match(x, texts).exp().cpu()                                  # Eq. 6        (8, S)
+            x = encode_parts(model, observed.clips)                            # x_i = f(v_i) (N, D)
+        p = model.match(x, texts).exp().cpu()                                  # Eq. 6        (N, S)
         if model.denoiser is not None:
-            noise = draw_noise((horizon, samples, model.dim), seed)            # (H, Q, D)
-            log_p, picks = sample_in_turn(model, x, seconds, texts, noise.to(device))
+            noise = torch.randn(horizon, samples, model.dim,                   # (H, Q, D)
+                                generator=torch.Generator().manual_seed(seed))
+            log_p, picks = sample_in_turn(model, x, texts, noise)
             mean = expectation(log_p[None].cpu())[0]                           # Eq. 11        (S,)
             chosen = torch.bincount(picks[:, 0].cpu(), minlength=len(names))           # (S,)
             following = rank_steps(names, mean, chosen.double() / samples)             # by share
@@ -76,7 +75,7 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
 
 
 def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizon=3, seed=0,
-            device="auto", clip=None, clip_weights=None, scores="debiased", name=None):
+            device="auto", clip=None, clip_weights=None, name=None):
     """The command as a function -> the JSON's content. None means that the flag is not given.
 
     Args:
@@ -88,8 +87,12 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
         samples, horizon: Q Monte Carlo samples, and H steps of each future.
     Raises:  InputError or OSError, if the command would end with status 2.
     """
-    return forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
-                    clip_weights, scores, name)[0]
+    threads = torch.get_num_threads()
+    try:
+        return forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
+                        clip_weights, name)[0]
+    finally:
+        torch.set_num_threads(threads)
 
 
 def print_forecast(content):
@@ -118,24 +121,17 @@ def print_forecast(content):
 
 def main(args):
     """Forecast, print, and write what was asked for."""
-    painted = {}
-    require(not (args.name and (args.figure or args.keyframes)), "features have no pictures")
+    require(not (args.name and args.figure), "features have no pictures")
     if args.figure:                                        # first, what may not be installed
         figures.open_matplotlib(args.figure)
-    if args.keyframes:
-        painter = keyframes.open_painter(args.keyframe_model, pick_device(args.device))
     content, observed = forecast(args.video, args.steps, args.checkpoint, args.at, args.samples,
                                  args.horizon, args.seed, args.device, args.clip,
-                                 args.clip_weights, args.scores, args.name)
+                                 args.clip_weights, args.name)
     print_forecast(content)
     if args.json:
         write_json(args.json, content)
-    if args.keyframes:
-        steps = [row["step"] for row in content["next"]]
-        painted = keyframes.paint_steps(painter, observed.pictures[-1], steps, args.keyframes,
-                                        args.seed)
     if args.figure:
-        figures.save(args.figure, figures.plot_forecast, content, observed.pictures, painted)
+        figures.save(args.figure, figures.plot_forecast, content, observed.pictures)
 
 
 def parse(argv=None):
@@ -150,19 +146,14 @@ def parse(argv=None):
     add("--steps", type=Path, help="the steps to choose among, one per line (default: those the "
         "checkpoint is fine-tuned to, or the toy world's)")
     add("--at", type=clock, help="forecast from here: s, MM:SS or HH:MM:SS (default: the end of "
-        "the video; without VIDEO, before its last --horizon steps)")
+        "the video; without VIDEO, of a step that is drawn)")
     add("--clip", help="the teacher: a model of open_clip, or local-dir:DIR (default: the run's)")
     add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
-    add_scores_flag(parser)
-    add("--samples", type=count, default=50, help="Monte Carlo samples (Eq. 11), one future each")
-    add("--horizon", type=count, default=3, help="steps of a future; the paper forecasts one")
+    add("--samples", type=int, default=50, help="Monte Carlo samples (Eq. 11), one future each")
+    add("--horizon", type=int, default=3, help="steps of a future; the paper forecasts one")
     add("--json", type=Path, help="also write the forecast here")
     add("--figure", type=Path, help="also draw it: FILE.png, .pdf or .svg (needs matplotlib)")
-    add("--keyframes", type=Path, help="also paint the likeliest next steps into this folder, from "
-        "the last observed frame (needs diffusers and transformers)")
-    add("--keyframe-model", default="stable-diffusion-v1-5/stable-diffusion-v1-5",
-        help="a Stable Diffusion model of diffusers: a name of the hub, or a folder")
-    add("--seed", type=whole, default=0, help="of the noise; without VIDEO, which test video")
+    add("--seed", type=int, default=0, help="of the noise; without VIDEO, which test video")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
     return parser.parse_args(argv)
 

@@ -2,154 +2,218 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4.
 
-Each video has an objective, Eqs. 6 to 10. Pre-training minimizes the mean objective of the videos
-of an update, first with SGD, then with AdamW. In one update f encodes each clip once, and h
-predicts many clips, one in each row (training/rows.py). A random choice depends only on its kind,
-seed, update and video. So a run stays the same, up to rounding, if it is resumed, or made by more
-processes or in smaller groups. Fine-tuning is in training/finetune.py.
+Pre-training reads B videos in an update, N = 9 consecutive clips of each, and minimizes the mean of
+their objectives, Eqs. 6 to 10, first with SGD, then with AdamW. Fine-tuning is in
+training/finetune.py.
 
-    paper          here           shape             meaning
-    v_i            group.clips    (C, F, 3, H, W)   consecutive clips of V videos
-    x_i            x              (C, D)            f(v_i)
-    p'_i           targets        (C, K)            soft targets of the teacher, over K phrases
-    {x_i}          rows           (R, N)            numbers of the clips of each row; -1 = padding
-    j              j, missing     (R,)              the place of the missing clip in its row, and
-                                                    its number
-    {i != j}       observed       (R, N)            bool
-    x_j^0          xj, z0         (R, D)            the missing clip; standardized (diffusion.py)
-    x_j^t          zt             (R, D)            z0 noised to level t, counted from 0
-    x_hat_j^0      x_hat, z_hat   (R, D)            what h predicts; standardized
+    paper          here           shape                meaning
+    v_i            clips          (B, N, F, 3, H, W)   the clips of a video, in time order
+    x_i            x              (B, N, D)            f(v_i)
+    p'_i           targets        (B, N, K)            soft targets of the teacher, over K phrases
+    j              j              0 .. N - 1           the missing clip: each clip in turn
+    {i != j}       observed       (B, N, N)            bool; row j: which clips i are observed
+    x_j^0          x, z0          (B, N, D)            the missing clip; scaled (diffusion.py)
+    x_j^t          zt             (B, N, D)            z0 noised to level t
+    t              t              (B, N)               noise level, 0 to T - 1; the paper's t - 1
+    x_hat_j^0      x_hat, z_hat   (B, N, D)            what h predicts; scaled
+    -              cut            (B, N)               row j: clips from this place on are hidden
 
-C clips, F frames of a clip; R rows of N places; K phrases; D embedding; T noise levels.
+B videos, N clips, F frames of a clip; K phrases; D embedding; T noise levels.
 """
-import time
 from pathlib import Path
 
 import torch
+from torch import nn
 from tqdm import trange
 
-from data import CLIPS
-from diffusion import add_noise
-from losses import match, mc_loss, mse_loss, video_means, xe_loss
+import weights.checkpoint
+from data import CLIPS, View
+from denoiser import Denoiser
+from diffusion import add_noise, noise_levels, scale_of
+from encoder import TimeSformer
+from files.features import require_widths
+from losses import agreement, match, mc_loss, mse_loss, xe_loss
+from model import ProcedureModel, clips_at_once
 from pseudo_labels import soft_targets
-from support.arguments import (Parser, add_run_flags, count, mixed_precision, number, pick_device,
-                               positive)
+from support.arguments import (Parser, add_run_flags, limit_threads, mixed_precision, pick_device,
+                               refuse_other_paths)
 from support.errors import require, run
-from toy import grammar
+from toy.grammar import VERSION as WORLD
 from training import finetune, parallel
-from training.batches import clip_features, draw_noise, groups
-from training.rows import rows_of_group
-from training.run import (SAVE_EVERY, TERMS, Metrics, Stop, ended, learning_rate, log, save)
-from training.setup import read_ahead, set_up
+from training.dataset import (OPENED, NarratedVideos, add_video_flags, mean_pitch, open_videos,
+                              pixels_of, teacher_of, to_device)
+from training.run import Metrics, Run, Stop, learning_rate
+from weights.adapter import Adapter
+from weights.mvit import MViT
 
-PRESETS = {               # what --size implies; a flag overrides it
-    "small": dict(sgd_epochs=0.25, epochs=9, batch=8, lr=4e-3, log_every=20),
-    "base": dict(sgd_epochs=5, epochs=25, batch=128, lr=5e-5, log_every=1)}
+SIZES = {                 # what --size implies: f, h, and how they are trained; a flag overrides it
+    "small": dict(timesformer=dict(image=32, patch=16, frames=4, width=64, depth=2, heads=2),
+                  mvit=dict(image=32, frames=4, seconds=None, width=16, heads=1, stages=(1, 1, 1),
+                            kv_stride=4), adapter={}, denoiser=dict(layers=4, heads=4),
+                  sgd_epochs=0.25, epochs=15, batch=8, lr=4e-3, log_every=20),
+    "base": dict(timesformer=dict(image=224, patch=16, frames=8, width=768, depth=12, heads=12),
+                 mvit=dict(image=224, frames=16, seconds=3.2), adapter=dict(width=2048),
+                 denoiser=dict(layers=4, heads=8),
+                 sgd_epochs=5, epochs=25, batch=128, lr=5e-5, log_every=1)}
+ENCODERS = {"timesformer": TimeSformer, "mvit": MViT, "adapter": Adapter}
 TAU = {"toy": 0.045, "howto100m": 0.02, "features": 0.02}      # of Eq. 6; the paper's with CLIP
+TERMS = "loss", "xe", "mse", "mc", "match", "match_h"  # of metrics.jsonl
 SGD_LR, WEIGHT_DECAY, BETAS = 5e-3, 1e-4, (0.9, 0.95)  # the release's; AdamW's betas are ours
+
+
+def objective(model, clips, targets, noise, t, cut, keys=None):
+    """Eqs. 6 and 8 to 10; shapes are in the header, noise (B, N, D). keys: `shuffle`, a control.
+
+    Returns: L_XE, L_MSE and L_MC of each video, (B,); log p of Eq. 6, of x and x_hat, (B, N, K).
+    """
+    B, N = clips.shape[:2]
+    x = model.encode(clips.flatten(0, 1)).unflatten(0, (B, N))             # x_i = f(v_i)
+    log_p = match(x, model.phrases, model.tau)                             # Eq. 6
+    xe = xe_loss(log_p, targets)                                           # Eq. 8
+    if model.order == "none":                                              # f learns alone
+        return xe, 0 * xe, 0 * xe, log_p, None
+    i = torch.arange(N, device=x.device)
+    observed = (i != i[:, None]) & (i < cut[..., None])                    # (B, N, N)
+    context = model.scale * x[:, None].expand(-1, N, -1, -1)               # {x_i} for each j
+    if keys is not None:
+        context = shuffle(context, observed, keys)
+    zt = add_noise(model.scale * x.detach(), noise, model.alpha_bar[t])    # Eq. 2: x_j^t
+    if model.order == "mask":                                              # h sees nothing of x_j
+        zt, t = torch.zeros_like(zt), torch.full_like(t, len(model.alpha_bar) - 1)
+    rows = (zt, context, observed, i.expand(B, N), t)                      # B N rows
+    z_hat = model.denoiser(*(of.flatten(0, 1) for of in rows)).float()     # Eq. 5
+    x_hat = z_hat.unflatten(0, (B, N)) / model.scale
+    log_q = match(x_hat, model.phrases, model.tau)                         # Eq. 6, of x_hat
+    return xe, mse_loss(x_hat, x.detach()), mc_loss(log_q, targets), log_p, log_q  # Eqs. 9, 10
+
+
+def shuffle(context, observed, keys):
+    """The observed clips of each row at random places among themselves: context (..., N, D),
+    observed (..., N) bool, keys (..., N) random numbers in (0, 1) -> (..., N, D)."""
+    places = (~observed).long().argsort(dim=-1, stable=True)               # observed ones first
+    chosen = torch.where(observed, keys, 2.0).argsort(dim=-1, stable=True)
+    return context.take_along_dim(places.scatter(-1, places, chosen)[..., None], -2)
+
+
+def draw(batch, dim, levels, rows, context, seed, update):
+    """The draws of an update, for all videos of its batch: noise, t, cut, [keys] of `objective`.
+
+    rows: "release": from a random place after j on, all clips are hidden, as in the authors' code;
+    "paper": none is hidden.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + update)   # its low 32 bits count
+    noise = torch.randn(batch, CLIPS, dim, generator=generator)
+    t = torch.randint(levels, (batch, CLIPS), generator=generator)         # t ~ U[1, T], minus 1
+    after = torch.arange(CLIPS) + 1                                        # j + 1
+    place = torch.rand(batch, CLIPS, generator=generator) * (CLIPS - after)
+    cut = after + place.long()             # uniform in j + 1 .. N - 1; N if j is the last clip
+    if rows == "paper":
+        cut = torch.full_like(cut, CLIPS)
+    keys = torch.rand(batch, CLIPS, CLIPS, generator=generator)
+    return (noise, t, cut, keys) if context == "shuffled" else (noise, t, cut)
 
 
 def make_optimizer(model, stage):
     """SGD with momentum, then AdamW (paper, Sec. 4). The loop sets the learning rate."""
-    options = dict(lr=0.0, weight_decay=WEIGHT_DECAY)
-    if stage == "sgd":
-        return torch.optim.SGD(model.parameters(), momentum=0.9, **options)
-    return torch.optim.AdamW(model.parameters(), betas=BETAS, fused=True, **options)
+    kind, options = ((torch.optim.SGD, dict(momentum=0.9)) if stage == "sgd" else
+                     (torch.optim.AdamW, dict(betas=BETAS, fused=True)))
+    return kind(model.parameters(), lr=0.0, weight_decay=WEIGHT_DECAY, **options)
 
 
-def objective(model, group, features, update, args):
-    """Eqs. 6 and 8 to 10 for a group of whole videos. A video's terms do not depend on the others.
+def set_up(args, device):
+    """The run, its videos and their frozen teacher; the model: f and h together."""
+    # 1. Check all paths, make the folder, embed the phrase pool.
+    sizes, folder = SIZES[args.size][args.encoder], Run(vars(args))
+    view = View(sizes.get("image", 0), sizes.get("frames", 0), sizes.get("seconds"))
+    limit_threads(view.size, device)
+    refuse_other_paths(args)
+    source, phrases = open_videos(view, **{name: getattr(args, name) for name in OPENED})
+    start = None if folder.checkpoint else weights.checkpoint.open_start(args.init)
+    folder.begin(source, phrases=phrases)
+    teacher, pixels = teacher_of(source, args.data, args.clip, args.clip_weights, device)
+    texts = teacher.encode_phrases(phrases)                                # (K, D)
+    if args.data == "features":
+        before = folder.checkpoint["arguments"]["encoder"]["features"] if folder.checkpoint else None
+        sizes = {**sizes, "features": require_widths(source.paths, before, texts.shape[1])}
 
-    Args:    group: Loaded, V videos with C clips; features (C, D) of the teacher.
-    Returns: {"xe", "mse", "mc": the terms; "match", "match_h": the share of clips, and of h's
-             predictions, whose likeliest phrase is the teacher's}, each (V,); and x (C, D).
-    """
-    clips = [len(windows) for _, windows in group.requests]                # of each video
-    x = model.encode(group.clips)                                          # x_i = f(v_i)
-    targets = soft_targets(features, model.phrases, model.tau)             # p'_i
-    log_p = match(x, model.phrases, model.tau)                             # Eq. 6
-    xe, taught = xe_loss(log_p, targets, clips), targets.argmax(-1)        # Eq. 8
-    terms = {"xe": xe, "mse": torch.zeros_like(xe), "mc": torch.zeros_like(xe),
-             "match": video_means((log_p.argmax(-1) == taught).float(), clips)}
-    if args.order == "none":                                               # f learns alone
-        return terms, x
-    phrase = log_p.argmax(-1).cpu().numpy()                                # likeliest, (C,)
-    rows, j, counts = rows_of_group(group.requests, phrase, update, args)
-    T = len(model.alpha_bar)                                               # t ~ U[1, T], minus 1
-    noise, t = draw_noise(group.requests, counts, update, model.dim, T, args.seed)
-    rows, j, noise, t = (part.to(x.device) for part in (rows, j, noise, t))
-    missing = rows.gather(1, j[:, None])[:, 0]
-    observed = (rows >= 0) & (torch.arange(CLIPS, device=x.device) != j[:, None])
-    xj = x[missing].detach()                                               # x_j^0
-    z0 = model.standardize(xj)
-    zt = add_noise(z0, noise, model.alpha_bar[t])                          # Eq. 2
-    if args.order == "mask":                                               # h sees nothing of x_j
-        zt, t = torch.zeros_like(zt), torch.full_like(t, T - 1)
-    # Padding, -1, reads the last clip; `observed` hides it.
-    z_hat = model.denoise(zt, x[rows], observed, j, t)                     # Eq. 5
-    x_hat = model.standardize.inverse(z_hat)
-    log_q = match(x_hat, model.phrases, model.tau)                         # Eq. 6, of x_hat
-    terms["mse"] = mse_loss(x_hat, xj, counts)                             # Eq. 9, of x, not of z
-    terms["mc"] = mc_loss(log_q, targets[missing], counts)                 # Eq. 10
-    terms["match_h"] = video_means((log_q.argmax(-1) == taught[missing]).float(), counts)
-    return terms, x
+    # 2. f and h.
+    torch.manual_seed(args.seed)
+    D = texts.shape[1]
+    f = ENCODERS[args.encoder](dim=D, **sizes)
+    h = Denoiser(D, **SIZES[args.size]["denoiser"]) if args.order != "none" else None
+    model = ProcedureModel(texts, f, h, args.order, args.tau, scale_of(D), noise_levels(D).tolist(),
+                           pixels, mean_pitch(source, args.stride), witness=phrases[0])
+    if start:
+        weights.checkpoint.fill(args.init, model, start)
+    if folder.checkpoint:
+        model = weights.checkpoint.rebuild(folder.checkpoint)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, on {device}")
+    return folder, source, teacher, model.to(device).train()
 
 
 def pretrain(args):
     """Pre-training (Sec. 3.2): f and h together."""
     # 1. Narrated videos with their teacher, f and h, the optimizer.
     device = parallel.start(pick_device(args.device))
-    source, teacher, model, checkpoint, settings = set_up(args, device)
+    folder, source, teacher, model = set_up(args, device)
     batch = min(args.batch, len(source.videos))
     per_epoch = len(source.videos) // batch
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
     updates = switch + round(args.epochs * per_epoch)
-    first = done = checkpoint.get("step", 0)               # updates that the run has made
     require(updates > 0, f"--sgd-epochs {args.sgd_epochs} --epochs {args.epochs}: no update; there "
             f"are {per_epoch} in an epoch")
-    optimizer = make_optimizer(model, "sgd" if first <= switch else "adamw")
-    if checkpoint:
-        optimizer.load_state_dict(checkpoint.pop("optimizer"))
-    loaded, videos, most = read_ahead(source, model, teacher.size, batch, first, updates, args)
+    rank, world = parallel.rank_and_world()
+    videos = NarratedVideos(source, args.seed, args.stride)
+    micro = clips_at_once(model.encoder, args.micro_batch) // CLIPS            # videos at once
+    read = videos.updates(range(folder.first, updates), batch, parallel.share(batch), max(1, micro),
+                          args.workers, CLIPS * pixels_of(model.encoder, teacher))
+    optimizer = make_optimizer(model, "sgd" if folder.first <= switch else "adamw")
+    if folder.checkpoint:
+        optimizer.load_state_dict(folder.checkpoint["optimizer"])
+    net = parallel.wrap(objective, model)
     print(f"{len(source.videos)} videos, {switch} updates by SGD and {updates - switch} by AdamW")
 
     # 2. Train: each update minimizes the mean of its videos' objectives, Eq. 7.
-    rank, _ = parallel.rank_and_world()
-    metrics, saved = Metrics(("loss", *TERMS), device), time.perf_counter()
-    bar = trange(first, updates, desc="pretrain", mininterval=1, disable=rank > 0)
+    metrics, done = Metrics(TERMS, device), folder.first
+    bar = trange(folder.first, updates, desc="pretrain", mininterval=1, disable=rank > 0)
     with Stop() as stop:
-        for update in bar:
+        for update, parts in zip(bar, read):
             if update == switch:
                 optimizer = make_optimizer(model, "adamw")
             span = (0, switch, SGD_LR) if update < switch else (switch, updates, args.lr)
             optimizer.param_groups[0]["lr"] = learning_rate(update, *span)
+            draws = draw(batch, model.dim, len(model.alpha_bar), args.rows, args.context,
+                         args.seed, update)
             optimizer.zero_grad()
-            for group in groups(loaded, videos, most, source, device):
-                features = clip_features(teacher, source, group, args.targets).to(device)  # (C, D)
+            for loaded, last in parts:                     # slices of the batch
+                net.require_backward_grad_sync = last      # DistributedDataParallel's
+                if not loaded.requests:                    # no video of it could be read
+                    net().backward()
+                    continue
+                clips, features, own = to_device(loaded, teacher, source, args.targets, device)
+                targets = soft_targets(features, model.phrases, model.tau)     # Eq. 6: p'_i
                 with mixed_precision(device):
-                    terms, x = objective(model, group, features, update, args)
-                terms["loss"] = terms["xe"] + terms["mse"] + terms["mc"]               # Eq. 7
-                (terms["loss"].sum() / batch).backward()
-                model.standardize.add(x)
-                metrics.add(terms, len(x))
-            due = rank == 0 and time.perf_counter() - saved > SAVE_EVERY
-            asked, due = parallel.add(model, stop.asked, due)      # and gradients, and statistics
-            model.standardize.update()
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    xe, mse, mc, log_p, log_q = net(clips, targets,
+                                                    *(of[own].to(device) for of in draws))
+                loss = xe + mse + mc                                       # Eq. 7, (B,)
+                (loss.sum() * world / batch).backward()    # the processes' gradients are averaged
+                metrics.add(len(clips) * CLIPS, loss=loss, xe=xe, mse=mse, mc=mc,
+                            match=agreement(log_p, targets), match_h=agreement(log_q, targets))
+            asked, due = parallel.any_of(device, stop.asked, rank == 0 and folder.due())
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
 
             done = update + 1
             end = asked or done == updates
             if end or done % args.log_every == 0:
-                log(args, bar, done, norm, epoch=done / per_epoch,
-                    **metrics.row(lr=optimizer.param_groups[0]["lr"]))
+                folder.log(bar, done, norm, metrics.row(epoch=done / per_epoch,
+                                                     lr=optimizer.param_groups[0]["lr"]))
                 if end or due:
-                    save(args, model, optimizer, done, settings, source)
-                    saved = time.perf_counter()
+                    folder.save(model, optimizer, done, source)
             if end:
                 break
     parallel.end()
-    ended(args, done, updates)
+    folder.end(done, updates)
 
 
 def parse(argv=None):
@@ -161,54 +225,38 @@ def parse(argv=None):
     parser = Parser("Pre-train f and h (Sec. 3.2). See also --stage finetune --help.")
     add = parser.add_argument
     add("--stage", choices=["pretrain", "finetune"], default="pretrain")
-    add("--data", choices=["toy", "howto100m", "features"], default="toy",
-        help="howto100m: narrated videos; features: their features instead of pictures")
-    add("--toy-videos", type=count, default=6000, help="training videos of the toy world")
-    add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
-    add("--features", type=Path, help="npz of features, as evaluate.py --task features writes")
-    add("--captions", type=Path, help="folder of ID.csv, ID.srt or ID.vtt; or caption.json")
-    add("--ids", type=Path, help="use only these videos: an id per line")
-    add("--phrases", type=Path, help="the phrase pool, one phrase per line")
-    add("--clip", default="ViT-B-16-quickgelu", help="teacher: open_clip's model or local-dir:DIR")
-    add("--clip-weights", help="its weights: a tag of open_clip (default openai), or a file")
+    add_video_flags(parser)
     add("--size", choices=["small", "base"], help="f and h: 2 blocks on 4 frames of 32 pixels, or "
         "ViT-B on 8 of 224; sets defaults of --init, --sgd-epochs, --epochs, --batch and --lr, too")
-    add("--encoder", choices=["timesformer", "mvit", "adapter"], help="f; for features: adapter")
+    add("--encoder", choices=[*ENCODERS], help="f; for features: adapter")
     add("--order", choices=["diffusion", "mask", "none"], default="diffusion",
         help="how h learns the order of steps; none: matching alone")
-    add("--rows", choices=["steps", "release", "paper"], default="steps",
-        help="which clips h reads and predicts: training/rows.py")
-    add("--context", choices=["observed", "shuffled", "bag", "random"], default="observed",
-        help="controls. shuffled: h reads the observed clips in random order; bag: also, any clip "
-        "is missing, not the next; random: h reads random clips of the update")
+    add("--rows", choices=["release", "paper"], default="release", help="release: clips from a "
+        "random place after the missing one on are hidden, as in the authors' code; paper: none")
+    add("--context", choices=["observed", "shuffled"], default="observed",
+        help="shuffled: h reads the observed clips in random order, a control")
     add("--targets", choices=["vision", "narration", "both"], default="vision",
         help="soft targets of the teacher: of frames, of speech, or their mean")
-    add("--tau", type=positive, help="temperature of Eq. 6 (default: 0.02, toy 0.045)")
+    add("--tau", type=float, help="temperature of Eq. 6 (default: 0.02, toy 0.045)")
     add("--init", help="start f and h from a run, a file, ImageNet's ViT (timm), or anew (none)")
-    add("--sgd-epochs", type=number, help="epochs of SGD, the first stage")
-    add("--epochs", type=number, help="epochs of AdamW, the second stage")
-    add("--batch", type=count, help="videos per update")
-    add("--lr", type=positive, help="peak learning rate of AdamW")
+    add("--sgd-epochs", type=float, help="epochs of SGD, the first stage")
+    add("--epochs", type=float, help="epochs of AdamW, the second stage")
+    add("--batch", type=int, help="videos per update")
+    add("--lr", type=float, help="peak learning rate of AdamW")
     add("--out", type=Path, default=Path("runs/pretrain"), help="folder of the run")
-    add("--compile", action="store_true", help="compile f's blocks: a fifth faster on a GPU")
     add("--resume", action="store_true", help="go on from OUT/checkpoint.pt, if there is one")
-    add("--skip", nargs="+", default=[], metavar="ID", help="videos that are never opened")
     add_run_flags(parser)
     args = parser.parse_args(argv)
     args.size = args.size or ("base" if args.data == "howto100m" else "small")
     args.encoder = args.encoder or ("adapter" if args.data == "features" else "timesformer")
-    args.world = grammar.VERSION if args.data == "toy" else None
+    args.world = WORLD if args.data == "toy" else None
     init = "timm" if args.size == "base" and args.encoder == "timesformer" else "none"
-    for name, value in {**PRESETS[args.size], "tau": TAU[args.data], "init": init}.items():
-        if getattr(args, name, None) is None:
+    for name, value in {**SIZES[args.size], "tau": TAU[args.data], "init": init}.items():
+        if getattr(args, name, value) is None:
             setattr(args, name, value)
+    args.log_every = SIZES[args.size]["log_every"]
     return args
 
 
-def main(args):
-    """Pre-train, or fine-tune."""
-    pretrain(args) if args.stage == "pretrain" else finetune.finetune(args)
-
-
 if __name__ == "__main__":
-    run(main, parse)
+    run(lambda args: (pretrain if args.stage == "pretrain" else finetune.finetune)(args), parse)

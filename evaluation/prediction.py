@@ -1,14 +1,15 @@
-"""What predict.py needs: the observed part of a video, ranked steps, counted futures, the truth.
+"""What predict.py needs: the observed part of a video, sampled futures, ranked steps, the truth.
 
-Q Monte Carlo samples, each with a future of H steps; S steps to choose among, D embedding.
+Q Monte Carlo samples, each with a future of H steps; S steps to choose among, N clips, D embedding.
 """
 from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.functional import normalize
 
-from data import Example, Video, forecast_windows, frame_times, observed_steps
+from data import PIECES, Example, Video, frame_times, history_windows
 from files.features import FeatureSource, find_rows, require_widths
 from files.lists import load_phrases, video_name
 from files.video import duration, read_clips, read_frames
@@ -19,9 +20,9 @@ from toy import grammar, render
 class Observed(NamedTuple):
     """What is observed of a video."""
     name: str
-    windows: np.ndarray                    # (8, 2) s
-    clips: torch.Tensor                    # (8, F, 3, S, S) uint8, the encoder's view; or (8, F)
-    pictures: np.ndarray | None            # (8, 3, H, W) uint8, the middle of each window
+    windows: np.ndarray                    # (N, 2) s, N <= 8
+    clips: torch.Tensor                    # (N, F, 3, S, S) uint8, the encoder's view; or (N, F)
+    pictures: np.ndarray | None            # (N, 3, H, W) uint8, the middle of each window
     script: Video | None                   # of the toy world: its steps are known
 
 
@@ -35,7 +36,7 @@ def read_steps(steps, toy):
 
 
 def observe_file(path, model, at, name=None):
-    """The last 68 s before `at` s, or before the end if None, of a video file, or of the video
+    """The last clips before `at` s, or before the end if None, of a video file, or of the video
     `name` in a file of features -> Observed."""
     require((name is None) == bool(model.encoder.image), "the checkpoint reads "
             f"{'features: give F.npz --video ID' if name is None else 'videos, not features'}")
@@ -45,7 +46,7 @@ def observe_file(path, model, at, name=None):
     length = source.duration(0) if name else duration(path)
     end = length if at is None else at
     require(0 < end <= length, f"--at {end:g}: {path} ends at {length:.1f} s")
-    windows = forecast_windows(end)                                            # (8, 2)
+    windows = history_windows(end, model.pitch)                                # (N, 2)
     if name:
         return Observed(name, windows, source.clips(0, windows, None)[0], None, None)
     clips = read_clips(path, model.encoder, windows)
@@ -54,19 +55,49 @@ def observe_file(path, model, at, name=None):
 
 
 def observe_toy(number, model, at, left):
-    """A test video of the toy world, up to `at` s, or until `left` steps remain -> Observed."""
+    """A test video of the toy world, up to `at` s; None: to the end of a step that is drawn, such
+    that `left` steps remain -> Observed."""
     script = grammar.make_video("test", number)
-    end = script.steps[max(len(script.steps) - 1 - left, 0)].end if at is None else at
-    require(0 < end <= script.duration,
-            f"--at {end:g}: {script.name} ends at {script.duration:.1f} s")
-    windows, frames = forecast_windows(end), render.render(script)
+    if at is None:
+        step = np.random.default_rng(number).integers(max(len(script.steps) - left, 1))
+        at = script.steps[step].end
+    require(0 < at <= script.duration,
+            f"--at {at:g}: {script.name} ends at {script.duration:.1f} s")
+    windows, frames = history_windows(at, model.pitch), render.render(script)
     taken, middle = (render.last_taken(times, len(frames)) for times in (
         frame_times(windows, model.encoder.frames), windows.mean(1)))
-    clips = torch.from_numpy(frames[taken])
-    return Observed(script.name, windows, clips, frames[middle], script)
+    return Observed(script.name, windows, torch.from_numpy(frames[taken]), frames[middle], script)
 
 
 # --- What comes next ---
+def match_labels(model, x, texts):
+    """log p over the label set, (..., D) -> (..., S): by texts, or by a fine-tuned classifier."""
+    return model.classify(x)[0] if model.task else model.match(x, texts)
+
+
+@torch.no_grad()
+def sample_in_turn(model, x, texts, noise):
+    """Q futures of H steps of a video, each sampled step by step (Sec. 3.3, repeated).
+
+    What h predicted, x_hat at unit length, is then the last clip observed; of nine, the first
+    leaves. x (N, D), noise (H, Q, D) -> (Q, S), log p of the next step, and (Q, H) int64, the
+    likeliest steps.
+    """
+    log_p, x = [], x.expand(noise.shape[1], -1, -1)                            # (Q, N, D)
+    for eps in noise.to(x.device):
+        x_hat = model.forecast_next(x, eps[:, None])                           # (Q, 1, D)
+        log_p.append(match_labels(model, x_hat[:, 0], texts))                  # (Q, S)
+        x = torch.cat([x, normalize(x_hat, dim=-1)], 1)[:, -PIECES:]
+    return log_p[0], torch.stack(log_p, 1).argmax(-1)
+
+
+def observed_steps(example, video):
+    """Labels of the steps seen for 1 s or more; whether the video's first step is among them."""
+    start = example.windows[0, 0]
+    observed = [k for k in range(example.step) if video.steps[k].end - start >= 1]
+    return [video.steps[k].label for k in observed], 0 in observed
+
+
 def rank_steps(names, p, share=None):
     """[{"step", "p"}, ...] of probabilities (S,), the largest first; equal ones as listed.
     With a share (S,), [{"step", "p", "share"}, ...], by share and then by p."""

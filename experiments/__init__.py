@@ -1,1 +1,1 @@
-"""Tables of many runs, comparisons, curves, speed, COIN's step orders: all of it optional."""
+"""Tables of many runs, comparisons, charts, and the order of real steps: all of it optional."""

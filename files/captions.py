@@ -1,10 +1,6 @@
-"""Read narrations: what was said in a video, and when.
-
-    folder of ID.csv (start,end,text), ID.srt or ID.vtt           a file is read when asked for
-    caption.json or raw_caption.json, {ID: {start, end, text}}    read whole, at the start
-
-The id is the name of the video's file: `Title [id].en.vtt` belongs to `Title [id].mp4`.
-"""
+"""Read narrations, what was said in a video and when: a folder of ID.csv (start,end,text), ID.srt
+or ID.vtt, each read when asked for; or caption.json, {ID: {start, end, text}}, read at the start.
+The id is the name of the video's file: `Title [id].en.vtt` belongs to `Title [id].mp4`."""
 import html
 import json
 import math
@@ -21,7 +17,7 @@ SUFFIXES = (".csv", ".srt", ".vtt")
 LANGUAGE = re.compile(r"\.([a-z]{2,3}([-_]\w+)?|steps)$")    # ID.en-orig.vtt; steps: of CrossTask
 # The times of a cue, and its lines up to an empty one. Lines of blanks (YouTube) do not end it.
 CUE = re.compile(r"^(.*?)\s*-->\s*(\S*).*\n?((?:.+\n?)*)", re.M)
-# <i>, </c>, <00:00:01.000>, {\an8}, [Music]
+# Tags <i>, </c>, <00:00:01.000>, {\an8}, and sounds [Music].
 NOT_SPEECH = re.compile(r"</?[a-z\d][^<>]*>|\{\\[^{}]*\}|\[[^\[\]]*\]", re.I)
 ROLL = 2.0         # s for which a line that has ended can still be on the screen above the next
 MAX_UNREADABLE = 0.05          # share of the narrations, or of the videos
@@ -29,7 +25,7 @@ SHOWN = 30         # earlier cues that may still be on the screen; some cues add
 
 
 class Captions(dict):
-    """The narrations of a folder or of a caption.json, by ids. InputError if there is none."""
+    """The narrations of a folder or of a caption.json, by id. InputError if there is none."""
 
     def __init__(self, path):
         self.path = path = Path(path)
@@ -40,8 +36,8 @@ class Captions(dict):
         require(self, f"{path}: no narrations; {need}")
 
     def sentences(self, name):
-        """Return [(start s, end s, text), ...] of one video, by start. Tags, sounds like [Music],
-        padding, and what a cue repeats are removed. InputError names file and line."""
+        """[(start s, end s, text), ...] of one video, by start. Tags, sounds like [Music], padding,
+        and what a cue repeats are removed. InputError names file and line."""
         sentences = []
         for where, start, end, text in self.rows(name):
             text = " ".join(html.unescape(NOT_SPEECH.sub("", str(text))).split())

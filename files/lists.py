@@ -14,7 +14,6 @@ from pathlib import Path, PurePath
 
 from data import Step, Video
 from support.errors import InputError, require
-from toy.grammar import VERSION as WORLD
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 # COIN.json -> here; some copies of the file write "validation" instead of "testing".
@@ -24,29 +23,30 @@ COIN = ('needed is {"database": {id: {"subset": "training" or "testing", "recipe
 EPIC = "video_id", "start_timestamp", "stop_timestamp", "verb_class", "noun_class"
 VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100
 UNKNOWN = -1                  # label of a step whose class a list does not give
+WORDS = "a phrase is words, without a mark before them or _"
 PHRASE = re.compile(r'(?!\d+[\W_]|[-*#(])"?([^;\t"_]*[^\W\d_][^;\t"_]*?)"?(?:,\s*[\d.]*){0,2}')
 
 
 # --- Text, csv, JSON ---
 def read_text(path):
-    """Return the text of a UTF-8 file. InputError if it is empty, or has other bytes."""
+    """The text of a UTF-8 file. InputError if it is empty, or not UTF-8."""
     try:
         text = Path(path).read_text("utf-8-sig")
     except UnicodeDecodeError:
-        text = "\0"
+        text = "\0"                                    # UTF-16 without a mark has such bytes, too
     require("\0" not in text, f"{path}: not UTF-8; save it as UTF-8")
     require(text.strip(), f"{path}: the file is empty")
     return text
 
 
 def read_lines(path):
-    """Return [("file:line", text), ...] of the lines that hold text, stripped."""
+    """[("file:line", text), ...] of the lines that hold text, stripped."""
     lines = enumerate(read_text(path).split("\n"), start=1)
     return [(f"{path}:{number}", line.strip()) for number, line in lines if line.strip()]
 
 
 def read_table(path, columns):
-    """Return [("file:line", {column: text}), ...] of a csv file whose first line names columns."""
+    """[("file:line", {column: text}), ...] of a csv file whose first line names the columns."""
     reader = csv.DictReader(io.StringIO(read_text(path)))
     require(set(columns) <= set(reader.fieldnames), f"{path}:1: the first line must name "
             f"{','.join(columns)}; it is {','.join(reader.fieldnames)[:80]!r}")
@@ -60,7 +60,7 @@ def read_table(path, columns):
 
 @contextmanager
 def fields_of(where, need):
-    """Turn what a wrong or absent field raises into an InputError: "where: problem; need"."""
+    """Within it, what a wrong or absent field raises is an InputError: "where: problem; need"."""
     try:
         yield
     except InputError:
@@ -77,23 +77,29 @@ def clock(text):
     return seconds
 
 
+def video_name(path):
+    """The id of a video's file: its name without the suffix, with accents composed (NFC)."""
+    path = PurePath(unicodedata.normalize("NFC", str(path)))
+    return path.stem if path.suffix.lower() in VIDEO_SUFFIXES else path.name
+
+
 # --- Annotations ---
-def load_coin(path):
-    """Read COIN.json -> [data.Video, ...] and the name of each class, "" if no step has it.
-    A tenth of its training videos, by CRC-32, is our validation split."""
+def load_coin(path, world=None):
+    """Read COIN.json -> [data.Video, ...] and the name of each class, "" if no step has it. A tenth
+    of its training videos, by the CRC-32 of the id, is our validation split. world: the version of
+    the toy world that an exported file must have."""
     with fields_of(path, COIN):
         content = json.loads(read_text(path))
-        database = content["database"].items()
-    require(content.get("world", WORLD) == WORLD, f"{path}: is of version {content.get('world')} "
-            f"of the toy world; this code needs {WORLD}; `python -m toy export` again")
+        database, written = content["database"].items(), content.get("world")
+    require(world is None or written in (None, world), f"{path}: is of version {written} of the toy"
+            f" world; this code needs {world}; `python -m toy export` again")
     videos, names = [], {}
     for name, entry in database:
         where, steps = f"{path}: video {name}", []
         with fields_of(where, COIN):
             for step in entry["annotation"]:
                 label, text = int(step["id"]) - 1, step["label"].strip()
-                require(PHRASE.fullmatch(text), f"{where}: id {label + 1} is {text!r}; a name is "
-                        "words, without a mark before them or _")
+                require(PHRASE.fullmatch(text), f"{where}: id {label + 1} is {text!r}; {WORDS}")
                 known = names.setdefault(label, text)
                 require(known.casefold() == text.casefold(), f"{where}: id {label + 1} is {text!r},"
                         f" before it was {known!r}; an id must name the same step in all videos")
@@ -108,7 +114,7 @@ def load_coin(path):
 
 
 def in_order(steps, where):
-    """The steps, sorted by start. Skips those that do not end later, and prints how many."""
+    """The steps, by start. Those that do not end after it are left out, and counted in a line."""
     kept = sorted((step for step in steps if step.start < step.end), key=lambda step: step.start)
     if len(kept) < len(steps):
         print(f"{where}: {len(steps) - len(kept)} steps do not end after their start: skipped")
@@ -116,9 +122,8 @@ def in_order(steps, where):
 
 
 def load_released_csv(path, task):
-    """Read a csv of ProcedureVRL or DistantSup, without a header: [data.Video, ...], one a line. To
+    """Read a csv of ProcedureVRL or DistantSup: a data.Video for each line; it has no header. To
     forecast, start and end are those of the history, and the label is the next step's."""
-    require(task != "infill", f"{path}: a csv lists no whole videos; infill needs COIN.json")
     columns = "path label duration" + (" start end" if task != "activity" else "")
     videos, starts = [], []
     for where, line in read_lines(path):
@@ -136,16 +141,16 @@ def load_released_csv(path, task):
 
 
 def load_epic(path):
-    """Read EPIC_100_train.csv or the like: [data.Video, ...] with labels (verb, noun), of
-    infinite length, since none is given. The official test list has no labels: an InputError."""
+    """Read EPIC_100_train.csv or the like: [data.Video, ...] with labels (verb, noun), of infinite
+    duration, since the file has none. The official test list has no labels: an InputError."""
     steps = {}
     for where, row in read_table(path, EPIC):
         with fields_of(where, "times HH:MM:SS.ss, and numbers of classes, are needed"):
             start, end = clock(row["start_timestamp"]), clock(row["stop_timestamp"])
             label = int(row["verb_class"]), int(row["noun_class"])
         steps.setdefault(row["video_id"], []).append(Step(start, end, label))
-    return [Video(name, None, None, inf, in_order(of, f"{path}: video {name}"))
-            for name, of in steps.items()]
+    return [Video(name, None, None, inf, in_order(actions, f"{path}: video {name}"))
+            for name, actions in steps.items()]
 
 
 def epic_split(path):
@@ -155,40 +160,31 @@ def epic_split(path):
 
 # --- Names ---
 def load_phrases(path):
-    """Return the phrases, or names of classes, of lines `phrase` or `phrase,count,concreteness`.
-
-    Line i is class i; two may be equal. A phrase may hold commas: only numbers at the end are
-    columns. A first line that names the column `phrase` is left out.
-    """
-    phrases = []
-    for number, line in enumerate(read_text(path).rstrip().split("\n"), start=1):
+    """The phrases, or names of classes, of lines `phrase` or `phrase,count,concreteness`. Line i is
+    class i; two may be equal. Phrases may hold commas: only numbers at the end are columns. A first
+    line that names the column `phrase` is left out."""
+    lines = read_text(path).rstrip().split("\n")
+    header, phrases = lines[0].startswith("phrase,"), []
+    for number, line in enumerate(lines[header:], start=1 + header):
         found = PHRASE.fullmatch(line.strip())
-        require(found, f"{path}:{number}: {line[:80]!r} is not `phrase` or "
-                "`phrase,count,concreteness`; a phrase is words, without a mark before them or _")
-        if phrases or not line.startswith("phrase,"):
-            phrases.append(found[1].strip())
+        require(found, f"{path}:{number}: {line[:80]!r} is not `phrase` or `phrase,count,...`; "
+                f"{WORDS}")
+        phrases.append(found[1].strip())
     require(len(phrases) > 1, f"{path}: at least two phrases are needed")
     return phrases
 
 
 def load_ids(path):
-    """Return the video ids of a list, each once. A file name counts as its id."""
+    """The video ids of a list, each once. A file name counts as its id."""
     return list(dict.fromkeys(video_name(line) for _, line in read_lines(path)))
-
-
-def video_name(path):
-    """The id of a video's file: its name without the suffix, with accents composed (NFC)."""
-    path = PurePath(unicodedata.normalize("NFC", str(path)))
-    return path.stem if path.suffix.lower() in VIDEO_SUFFIXES else path.name
 
 
 def check_names(path, names, annotation_file, labels):
     """InputError if the names in `path` contradict the labels of the annotations, "" where unknown.
-    The labels of a csv are unknown; it may have fewer classes than names."""
-    need = f"{annotation_file}; line i must be class i"
-    fits = len(names) == len(labels) or not any(labels) and len(names) > len(labels)
-    require(fits, f"{path}: {len(names)} names, but {len(labels)} classes in {need}")
-    for number, (name, label) in enumerate(zip(names, labels), start=1):
+    There may be more names than labels: the last classes may have no step."""
+    need = f"in {annotation_file}; line i must be class i"
+    require(len(names) >= len(labels),
+            f"{path}: {len(names)} names, but {len(labels)} classes {need}")
+    for i, (name, label) in enumerate(zip(names, labels), start=1):
         same = name.casefold().split() == label.casefold().split()
-        require(same or not label,
-                f"{path}:{number}: class {number} is {name!r}, but {label!r} in {need}")
+        require(same or not label, f"{path}:{i}: class {i} is {name!r}, but {label!r} {need}")

@@ -1,9 +1,7 @@
-"""Verb phrases from narrations, the pool y^{1:K} that clips are matched with (paper, Sec. 3.2).
-
-The rule is that of Shen et al., CVPR 2021, on a dependency parse: "take off covers", "put link in
-box". Unlike in theirs, words like the, some and our are dropped, so "add the salt" and "add our
-salt" are one phrase. The third column of the released file, concreteness, is empty here.
-"""
+"""Verb phrases from narrations, the pool y^{1:K} that clips are matched with (paper, Sec. 3.2), by
+the rule of Shen et al., CVPR 2021, on a dependency parse: "take off covers", "put link in box".
+Unlike in theirs, words like the, some and our are dropped: "add the salt" and "add our salt" are
+one phrase. The third column of the released file, concreteness, is empty here."""
 from collections import Counter
 
 from files.captions import MAX_UNREADABLE, Captions
@@ -46,15 +44,13 @@ def collect(args):
     except (ImportError, OSError) as error:
         raise InputError(f"{str(error).splitlines()[0]}; `pip install spacy` and `python -m spacy "
                          f"download {args.model}`, or the released list: docs/data.md") from None
-    captions = Captions(args.captions)
-    counts, wrong = Counter(), {}
+    captions, counts, wrong = Captions(args.captions), Counter(), {}
     narrations = captions.readable(captions, wrong)
     for doc in nlp.pipe(text for _, sentences in narrations for _, _, text in sentences):
         counts.update(filter(PHRASE.fullmatch, verb_phrases(doc)))     # none with a quote or _
     kept = sorted((-count, phrase) for phrase, count in counts.items() if count >= args.min_count)
     found = f"{len(captions)} narrations, {len(wrong)} unreadable: {len(counts)} phrases"
-    few = len(wrong) <= MAX_UNREADABLE * len(captions)
-    require(few, f"{found}; {next(iter(wrong.values()), '')}")
+    require(len(wrong) <= MAX_UNREADABLE * len(captions), f"{found}; {[*wrong.values()][:1]}")
     require(len(kept) > 1, f"{found}, of which {len(kept)} occur often enough; lower --min-count")
     write_text(args.out, "".join(f"{phrase},{-count},\n" for count, phrase in kept[:TOP]))
     print(f"{found}; {args.out} has the {min(TOP, len(kept))} most frequent")

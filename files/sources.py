@@ -1,4 +1,4 @@
-"""Sources of clips: from listed videos to what the model reads, C clips of F frames, width D."""
+"""Sources of clips: from listed videos to what the model reads, n clips of F frames, H W pixels."""
 import contextlib
 
 import numpy as np
@@ -30,11 +30,10 @@ def shares(spans, windows, usable=True):
 class VideoSource:
     """Listed videos as files that are read on demand. InputError if none of them is there.
 
-    videos: those that are there; absent: the ids of the others; unreadable: {id: reason}, filled by
-    whoever calls `load`. With captions (pre-training) a video needs a narration, too; `open_folder`
-    leaves out the videos of wrong_captions {id: reason} and silent [id]. paths: {id: path}; view:
-    data.View of f; teacher_size: side of a teacher's pictures, pixels, or 0 without one; skip: ids
-    of videos that are not opened.
+    videos: those that are there; absent: the ids of the others; unreadable {id: reason}: filled by
+    whoever calls `load`; wrong_captions {id: reason}, silent [id]: filled by `open_folder`.
+    paths: {id: path}; view: data.View of f; teacher_size: side of a teacher's pictures, pixels, or
+    0; captions: Captions, if a video needs a narration, too; skip: ids of videos not to be opened.
     """
     find = staticmethod(find_videos)
 
@@ -47,10 +46,10 @@ class VideoSource:
         self.absent = [name for name in names if name not in present]
         self.unreadable, self.wrong_captions, self.silent = {}, {}, []
         self.skip, self.reasons = frozenset(map(video_name, skip)), {}       # {id: why no windows}
-        what = "is there" if captions is None else "is there with a narration"
-        name, file = next(iter(names), None), next(iter(paths), None)
-        require(self.videos, f"none of the {len(names)} listed videos {what}; listed is {name!r}, "
-                f"there is {file!r}: they must be equal")
+        narrated = "" if captions is None else " with a narration"
+        require(self.videos, f"none of the {len(names)} listed videos is there{narrated}; listed is"
+                f" {next(iter(names), None)!r}, there is {next(iter(paths), None)!r}: they must be "
+                "equal")
         unknown = sorted(self.skip - names.keys())
         require(not unknown, f"--skip {' '.join(unknown)}: not among the listed videos")
 
@@ -97,20 +96,19 @@ class VideoSource:
         except InputError as error:
             return 0.0, str(error)
 
-    def pretrain_windows(self, i, rng):
-        """Windows (n, 2) s of one pass over a narrated video, of what is said before its end; n = 0
-        if it is unreadable: `load` then tells why."""
+    def pretrain_windows(self, i, rng, stride):
+        """Windows (n, 2) s of what is said in video i; n = 0 if it is unreadable: see `load`."""
         try:
             end = self.duration(i)
-            return sentence_windows(self.spoken(i, end), end, rng)
+            return sentence_windows(self.spoken(i, end), end, rng, stride)
         except InputError as error:
             self.reasons[self.videos[i].name] = str(error)
             return np.empty((0, 2))
 
     def clips(self, i, windows, rng):
-        """Clips of windows (n, 2) s of video i, and what the teacher sees. Raises InputError."""
+        """Clips (n, F, 3, H, W) of windows (n, 2) s of video i, and the teacher's view of them."""
         size, F, seconds = self.view
-        times = frame_times(windows, F, seconds).flatten()                 # (n F,)
+        times = frame_times(windows, F, seconds).flatten()                          # (n F,)
         frames = self.read(i, read_frames, times, short_side_for(max(size, self.teacher_size)))
         clips = [evaluation_view(clip, size) if rng is None else training_view(clip, size, rng)
                  for clip in frames.split(F)]                              # frames (n F, 3, H, W)
@@ -136,8 +134,8 @@ class VideoSource:
 
 
 def require_readable(source, share, where=None):
-    """Raise InputError if more than a share of a source's videos is unreadable, or all are. Those
-    of --skip do not count. where: a file that has the reasons."""
+    """InputError if more than a share of a source's videos is unreadable, or all are. Those of
+    --skip do not count. where: a file that has the reasons."""
     failed = [": ".join(item) for item in source.unreadable.items() if item[1] != SKIPPED]
     count = len(source.videos) - len(source.unreadable) + len(failed)
     require(count, "no video is left: all are silent, or left out by --skip")
@@ -149,8 +147,8 @@ def require_readable(source, share, where=None):
 def open_folder(folder, caption_path, ids, view, teacher_size=0, skip=(),
                 max_unreadable=MAX_UNREADABLE, kind=VideoSource):
     """The VideoSource of a folder, or another kind of source. Its videos are those of a list `ids`,
-    else all with a narration, or all if caption_path is None. All narrations are read. Videos
-    with an unreadable or wordless one are left out; InputError if too many are unreadable."""
+    else all with a narration, or all if caption_path is None. Every narration is read: videos whose
+    narration is unreadable or has no words are left out. InputError if too many are unreadable."""
     captions, paths = Captions(caption_path) if caption_path else None, kind.find(folder)
     names = load_ids(ids) if ids else captions or sorted(paths)
     source = kind([Video(name) for name in names], paths, view, teacher_size, captions, skip)

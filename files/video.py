@@ -13,7 +13,7 @@ import torch
 from av.video.reformatter import VideoReformatter
 from torchvision.transforms.v2 import functional as transform
 
-from data import View, forecast_windows, frame_times
+from data import View, frame_times, history_windows
 from files.lists import VIDEO_SUFFIXES, video_name
 from support.errors import InputError, require
 
@@ -28,7 +28,8 @@ class Unreadable(InputError):
 
 # --- Files ---
 def find_videos(folder):
-    """{id: path} of the videos below a folder. InputError: no folder, no video, or one id twice."""
+    """{id: path} of the videos in a folder and below. InputError if there is no such folder or no
+    video in it, or if two files have one id."""
     require(os.path.isdir(folder), f"{folder}: no such folder; a folder of videos is needed")
     paths, found, visited = [], {}, set()
     for parent, folders, names in os.walk(folder, followlinks=True):
@@ -38,11 +39,11 @@ def find_videos(folder):
             continue
         visited.add(place)
         paths += [Path(parent, name) for name in names if name.lower().endswith(VIDEO_SUFFIXES)]
-    require(paths, f"{folder}: holds no {', '.join(VIDEO_SUFFIXES)}")
     for path in sorted(paths):
         first = found.setdefault(video_name(path), path)
         require(path == first or path.samefile(first), f"{first} and {path}: two files of one id, "
                 "the name without its suffix; rename one or move it elsewhere")
+    require(found, f"{folder}: holds no {', '.join(VIDEO_SUFFIXES)}")
     return found
 
 
@@ -84,22 +85,16 @@ def read_frames(path, times, short_side=None):
     Raises:  Unreadable if the file cannot be decoded, is damaged there, or ends too early.
     """
     distinct, which = np.unique(times, return_inverse=True)                  # sorted; (n,)
+    pictures, scaler = [], VideoReformatter()
     with open_video(path) as (container, stream):
-        frames = frames_at(path, container, stream, distinct)
-        pictures = [picture.transpose(2, 0, 1) for picture in upright(frames, short_side)]
+        for frame in frames_at(path, container, stream, distinct):
+            if not pictures:
+                factor = min(1.0, (short_side or np.inf) / min(frame.width, frame.height))
+                size = round(frame.width * factor), round(frame.height * factor)
+                turns = round(frame.rotation / 90)     # of a phone; FFmpeg does not turn frames
+            rgb = scaler.reformat(frame, *size, "rgb24", threads=1).to_ndarray()     # (H, W, 3)
+            pictures.append(np.rot90(rgb, turns).transpose(2, 0, 1))
     return torch.from_numpy(np.ascontiguousarray(np.stack(pictures)[which]))
-
-
-def upright(frames, short_side=None):
-    """Yield the picture (H, W, 3) uint8 of each av.VideoFrame, of the size of the first."""
-    scaler, size = VideoReformatter(), None
-    for frame in frames:
-        if size is None:
-            factor = min(1.0, (short_side or np.inf) / min(frame.width, frame.height))
-            size = round(frame.width * factor), round(frame.height * factor)
-            turns = round(frame.rotation / 90)         # of a phone; FFmpeg does not turn frames
-        rgb = scaler.reformat(frame, *size, "rgb24", threads=1).to_ndarray()
-        yield np.rot90(rgb, turns)
 
 
 def frames_at(path, container, stream, times):
@@ -162,7 +157,7 @@ def read_clips(path, encoder, windows=None):
 
     windows: (n, 2) s; None: the last 68 s in 8 windows, as in a forecast at the end.
     """
-    windows = forecast_windows(duration(path)) if windows is None else windows
+    windows = history_windows(duration(path)) if windows is None else windows
     size, F, seconds = view_of(encoder)
     frames = read_frames(path, frame_times(windows, F, seconds).flatten(), short_side_for(size))
     return evaluation_view(frames, size).unflatten(0, (-1, F))

@@ -1,5 +1,6 @@
 """Flags that several commands share, and what --device means."""
 import argparse
+import json
 from pathlib import Path
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from support.errors import InputError, require
 
 OWN = Path("runs/pretrain")                                    # the run of `python train.py`
-DEFAULT = Path(__file__).parents[1] / "toy" / "default.pt"     # the checkpoint beside the code
+INCLUDED = Path(__file__).parents[1] / "toy" / "default.pt"    # the checkpoint beside the code
 # Which paths each --data reads.
 READS = {"toy": (), "howto100m": ("videos", "captions"), "epic": ("videos", "annotations"),
          "coin": ("videos", "annotations", "steps"),
@@ -34,47 +35,16 @@ class Parser(argparse.ArgumentParser):
         raise InputError(message)
 
 
-def number(text, kind=float):
-    """A number, 0 or above."""
-    value = kind(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is below 0, or not a number")
-    return value
-
-
-def positive(text, kind=float):
-    """A number above 0."""
-    if number(text, kind) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return kind(text)
-
-
-def count(text):
-    """A whole number above 0."""
-    return positive(text, int)
-
-
-def whole(text):
-    """A whole number, 0 or above."""
-    return number(text, int)
-
-
 def add_run_flags(parser):
     """Add the flags of all commands that read clips and run f."""
     add = parser.add_argument
-    add("--seed", type=whole, default=0, help="of all that is random")
+    add("--seed", type=int, default=0, help="of all that is random")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
-    add("--micro-batch", type=whole, metavar="CLIPS", help="at once through f, to save memory; 0: "
+    add("--micro-batch", type=int, metavar="CLIPS", help="at once through f, to save memory; 0: "
         "all (default: as many as hold 192 pictures of 224 pixels)")
-    add("--workers", type=whole, default=0, help="processes that read ahead")
+    add("--workers", type=int, default=0, help="processes that read ahead")
     add("--max-unreadable", type=float, default=0.05, metavar="SHARE",
         help="share of the videos that may be unreadable")
-
-
-def add_scores_flag(parser):
-    """Add the flag of all commands that match clips with texts."""
-    parser.add_argument("--scores", choices=["debiased", "paper"], default="debiased",
-                        help="losses.match without each text's bias, or Eq. 6 as printed")
 
 
 def refuse_other_paths(args):
@@ -87,11 +57,13 @@ def refuse_other_paths(args):
 
 def default_checkpoint():
     """--checkpoint or --init if not given: runs/pretrain, else the one that comes with the code."""
-    if (OWN / "checkpoint.pt").exists():
-        print(f"checkpoint: {OWN}")
-        return OWN
-    print(f"no {OWN}: the default checkpoint that comes with the code, trained on the toy world")
-    return DEFAULT
+    if not (OWN / "checkpoint.pt").exists():
+        print(f"no {OWN}: the included checkpoint, {INCLUDED}, trained on the toy world")
+        return INCLUDED
+    rows = (OWN / "metrics.jsonl").read_bytes().splitlines()
+    updates = f", after {json.loads(rows[-1])['step']} updates" if rows else ""
+    print(f"checkpoint: {OWN}{updates}; the included one is --checkpoint {INCLUDED}")
+    return OWN
 
 
 def pick_device(name):

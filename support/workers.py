@@ -6,13 +6,14 @@ import shutil
 import signal
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 from tqdm import tqdm
 
 from support.errors import require
 
 AHEAD = 2                 # items that a worker makes ahead
 SHARED = "/dev/shm"       # where Linux keeps what processes share
+NAME = 200                # bytes of the name of what a worker is reading
 
 
 def ignore(signals, worker):
@@ -22,28 +23,47 @@ def ignore(signals, worker):
         signal.signal(number, signal.SIG_IGN)
 
 
-def hand_over(make, items, reading, number):
-    """make(items[number]); a worker's tensors go to shared memory, since torch's queue would wait
-    forever if that failed. reading (workers, 2): its process, and the number while it reads."""
-    worker = get_worker_info()
-    if worker is None:
-        return make(items[number])
-    reading[worker.id] = torch.tensor([os.getpid(), number])
-    made = make(items[number])
-    reading[worker.id, 1] = -1
-    if isinstance(made, tuple):
-        for tensor in filter(torch.is_tensor, made):
-            tensor.share_memory_()
-    return made
+class Watched(Dataset):
+    """Item: make(item). A worker notes its process and name(item) while it makes one, in pids
+    (workers,) and names (workers, NAME), which the processes share."""
+
+    def __init__(self, make, name, workers):
+        self.make, self.name = make, name
+        self.pids = torch.zeros(workers, dtype=torch.int64).share_memory_()
+        self.names = torch.zeros(workers, NAME, dtype=torch.uint8).share_memory_()
+
+    def __getitem__(self, item):
+        worker = get_worker_info()
+        if worker is None:
+            return self.make(item)
+        text = self.name(item).encode()[:NAME].ljust(NAME, b"\0")
+        self.pids[worker.id] = os.getpid()
+        self.names[worker.id] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        made = self.make(item)
+        self.names[worker.id] = 0
+        if isinstance(made, tuple):            # torch's queue would wait forever if this failed
+            for tensor in filter(torch.is_tensor, made):
+                tensor.share_memory_()
+        return made
+
+    def lost(self):
+        """Whether a worker has ended; and the names of what such workers were reading."""
+        for process in multiprocessing.active_children():
+            process.join(0.2)                          # one that was killed may be ending
+        alive = {process.pid for process in multiprocessing.active_children()}
+        dead = [i for i, pid in enumerate(self.pids.tolist()) if pid and pid not in alive]
+        texts = [bytes(self.names[i].tolist()).rstrip(b"\0").decode(errors="replace") for i in dead]
+        return bool(dead), [text for text in texts if text]
 
 
 def prefetch(make, items, workers, title=None, size=0, held=1, name=str, pin=False):
-    """Yield make(item) for each item, in order, made ahead by worker processes (0: none).
+    """A torch DataLoader that yields make(item) for each item, in order, made ahead by worker
+    processes (0: none). InputError if one is killed, or if shared memory is too small.
 
-    title: of a progress bar, or None in training. size: most bytes of one item's tensors; held:
-    most items that the caller keeps at once. name(item): what to call an item that
-    killed its worker. pin: whether tensors go to pinned memory, from which a GPU copies
-    without waiting.
+    title: of a progress bar, or None in training, where items may be any iterable. size: most
+    bytes of one item's tensors; held: most items that the caller keeps at once. name(item): what to
+    call an item that killed its worker. pin: whether tensors go to pinned memory, from which a GPU
+    copies without waiting.
     """
     ignored = (signal.SIGINT,) if title else (signal.SIGINT, signal.SIGTERM)
     need = (AHEAD * workers + held) * size * int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -52,11 +72,9 @@ def prefetch(make, items, workers, title=None, size=0, held=1, name=str, pin=Fal
     if workers and os.path.isdir(SHARED):
         free = shutil.disk_usage(SHARED).free
         require(need <= free, f"{text}; {free / 2 ** 30:.2g} GiB are free in {SHARED}")
-    reading = torch.zeros(workers, 2, dtype=torch.int64)
+    watched = Watched(make, name, workers)
     try:
-        loader = DataLoader(range(len(items)), batch_size=None, num_workers=workers,
-                            collate_fn=functools.partial(hand_over, make, items,
-                                                         reading.share_memory_()),
+        loader = DataLoader(watched, batch_size=None, sampler=items, num_workers=workers,
                             prefetch_factor=AHEAD if workers else None, pin_memory=pin,
                             worker_init_fn=functools.partial(ignore, ignored))
         child = getattr(signal, "SIGCHLD", None)       # Windows has none
@@ -64,14 +82,10 @@ def prefetch(make, items, workers, title=None, size=0, held=1, name=str, pin=Fal
         loaded = iter(loader)
         if workers and child and signal.getsignal(child) is not before:
             signal.signal(child, before)       # torch's would raise anywhere, not only in a read
-        yield from tqdm(loaded, title, len(items), mininterval=1, disable=title is None)
+        yield from tqdm(loaded, title, len(items), mininterval=1) if title else loaded
     except (RuntimeError, ConnectionError, EOFError) as error:     # the latter amid its last batch
-        for process in multiprocessing.active_children():
-            process.join(0.2)                          # one that was killed may be ending
-        alive = {process.pid for process in multiprocessing.active_children()}
-        dead = [i for pid, i in reading.tolist() if pid and pid not in alive]
-        read = [name(items[i]) for i in dead if i >= 0]
+        dead, reading = watched.lost()
         lost = dead or str(error).startswith("DataLoader worker") or "shared memory" in str(error)
         require(not lost, "a worker process was killed, or could not hand over its batch"
-                f"{', while it read '.join(['', *read])}; {text}")
+                f"{', while it read '.join(['', *reading])}; {text}")
         raise

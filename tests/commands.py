@@ -10,13 +10,17 @@ from support.errors import run
 
 
 def call(program, *argv):
-    """Run `python PROGRAM ...`: of "train.py", train.main(train.parse(argv)); of "files", those of
-    files/__main__.py."""
+    """Run `python PROGRAM ...` in this process; of "files", files/__main__.py."""
     name = program.removesuffix(".py").replace("/", ".")
     module = importlib.import_module(name if program.endswith(".py") else f"{name}.__main__")
     before, sys.argv = sys.argv, [f"/somewhere/{program}", *map(str, argv)]
+
+    def main(args):
+        if name != "train":
+            return module.main(args)
+        return (module.pretrain if args.stage == "pretrain" else module.finetune.finetune)(args)
     try:
-        return run(module.main, lambda: module.parse(list(map(str, argv))))
+        return run(main, lambda: module.parse(list(map(str, argv))))
     finally:
         sys.argv = before
 

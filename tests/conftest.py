@@ -51,13 +51,26 @@ def trained(tmp_path_factory):
 
 
 def log_and_save_every(updates, patch):
-    """A row of metrics after every so many updates, a checkpoint after each."""
+    """A row of metrics and a checkpoint after every so many updates."""
     import train
-    from training import finetune
-    patch.setitem(train.PRESETS["small"], "log_every", updates)
-    patch.setattr(finetune, "LOG_EVERY", updates)
-    for module in (train, finetune):
-        patch.setattr(module, "SAVE_EVERY", 0.0)
+    from training import finetune, run
+    parse = finetune.parse
+
+    def parse_and_set(argv):
+        args = parse(argv)
+        args.log_every = updates
+        return args
+    patch.setitem(train.SIZES["small"], "log_every", updates)
+    patch.setattr(finetune, "parse", parse_and_set)
+    patch.setattr(run, "SAVE_EVERY", 0.0)
+
+
+@pytest.fixture
+def float64():
+    """Numbers are float64 by default: h makes its mask and its sinusoids of the default type."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture
@@ -82,3 +95,14 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     log_and_save_every(1, monkeypatch)
     return tmp_path
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are saved."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from matplotlib.figure import Figure
+    figures, write = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **kwargs: (
+        figures.append(figure), write(figure, *args, **kwargs)))
+    return figures

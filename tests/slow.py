@@ -1,4 +1,4 @@
-"""Slow, obvious versions of f, h and Eq. 6, one token and one number at a time; random tensors."""
+"""Slow, obvious versions of f, h and Eqs. 5 to 10, one token and one clip at a time; random tensors."""
 import math
 
 import torch
@@ -123,7 +123,7 @@ def slow_h(weights, heads, zt, z, observed, j, t):
     return tokens[j]
 
 
-# --- Eq. 6, and the cross entropy of Eqs. 8 and 10 ---
+# --- Eqs. 5 to 10 ---
 def slow_match(x, phrases, tau):
     """Eq. 6 for one x (D,): softmax of x^T y / (tau |x| |y|), K probabilities in float64."""
     x, phrases = x.double(), phrases.double()
@@ -134,3 +134,34 @@ def slow_match(x, phrases, tau):
 def slow_entropy(target, p):
     """H(p', p) of one clip, each (K,)."""
     return -(target @ p.log())
+
+
+def slow_objective(model, v, targets, noise, t, cut, keys=None):
+    """L_XE, L_MSE and L_MC of each video, (B, 3): v (B, N, ..), the other tensors as in train.py.
+    h reads, of the clips before `cut`, all but j; in the order of their keys, if there are any."""
+    N, scale, terms = v.shape[1], model.scale, []
+    for b, video in enumerate(v):
+        x = [model.encoder(clip[None])[0] for clip in video]                   # x_i = f(v_i)
+        p = [slow_match(clip, model.phrases, model.tau) for clip in x]
+        xe = mse = mc = torch.zeros(())
+        for j in range(N):                             # each clip in turn is missing
+            xe = xe + sum(slow_entropy(targets[b, i], p[i])
+                          for i in range(N) if i != j) / (N - 1) / N           # Eq. 8
+            if model.order == "none":
+                continue
+            seen = [i for i in range(N) if i != j and i < cut[b, j]]
+            read = seen if keys is None else sorted(seen, key=lambda i: keys[b, j, i])
+            z = torch.full((N, len(x[0])), 99.0)
+            for i, clip in zip(seen, read):
+                z[i] = scale * x[clip]
+            x0, level = x[j].detach(), int(t[b, j])
+            a = float(model.alpha_bar[level])
+            zt = math.sqrt(a) * scale * x0 + math.sqrt(1 - a) * noise[b, j]    # Eq. 2
+            if model.order == "mask":
+                zt, level = 0 * zt, len(model.alpha_bar) - 1
+            x_hat = slow_h(dict(model.denoiser.named_parameters()), model.denoiser.heads, zt, z,
+                           [i in seen for i in range(N)], j, level) / scale    # Eq. 5
+            mse = mse + ((x_hat - x0) ** 2).sum() / N                          # Eq. 9
+            mc = mc + slow_entropy(targets[b, j], slow_match(x_hat, model.phrases, model.tau)) / N
+        terms.append(torch.stack([xe, mse, mc]))
+    return torch.stack(terms)

@@ -1,5 +1,6 @@
-"""experiments/compare.py: the error of a paired difference, by simulation, and the command."""
+"""experiments/compare.py: the error and margin of a difference, by simulation; the command."""
 import json
+import math
 
 import numpy as np
 import pytest
@@ -11,51 +12,79 @@ from evaluation import metrics
 from experiments import compare
 
 
-@pytest.mark.parametrize("seeds", [1, 4])
-def test_the_error_of_a_difference_is_that_of_many_trials(seeds):
-    """Two models of known difference, simulated: videos differ in how hard they are, and models in
-    how good a seed is. Catches: examples taken for independent, or not paired; the error of videos
-    or of seeds left out, or counted twice; another sign."""
-    rng, V, per, found = np.random.default_rng(0), 60, 5, []
-    first = np.arange(0, V * per + 1, per)
-    for _ in range(400):
-        hard = rng.normal(0, .2, V).repeat(per)                # of the examples of a video
-        better = .06 + rng.normal(0, .1, V).repeat(per)        # by which the first is better there
-        level = rng.normal(0, .03, (2, seeds, 1)) * (seeds > 1)
-        shares = .5 + hard + np.stack([better / 2, -better / 2])[:, None] + level     # (2, S, M)
-        ours, theirs = (rng.random(shares.shape) < shares).astype(float)
-        found.append(compare.paired_difference(ours, theirs, first))
-    difference, error = np.array(found).T
-    assert difference.mean() == pytest.approx(6, abs=.3)
+@pytest.mark.parametrize("apart", [0, .45])
+def test_the_difference_is_that_of_a_slow_version(apart):
+    """Catches: examples taken for independent, a video cut elsewhere, an error left out or counted
+    twice, sides that are paired, the freedom of another side, the quantile of the neighbor."""
+    rng, M, spans = np.random.default_rng(1), 40, [(a, a + 8) for a in range(0, 40, 8)]
+    ours, theirs = ((rng.random((S, M)) < .5 + apart * np.linspace(-1, 1, S)[:, None]).astype(float)
+                    for S in (3, 2))                       # the seeds of a side are so far apart
+    share = [[100 * sum(line) / M for line in side] for side in (ours, theirs)]
+    mean = [sum(of) / len(of) for of in share]
+    each = [100 * (sum(ours[:, m]) / 3 - sum(theirs[:, m]) / 2) for m in range(M)]
+    videos = sum(sum(each[m] - mean[0] + mean[1] for m in range(*of)) ** 2 for of in spans) / M ** 2
+    a, b = (sum((x - m) ** 2 for x in of) / (len(of) - 1) / len(of) for of, m in zip(share, mean))
+    freedom = (a + b) ** 2 / (a ** 2 / 2 + b ** 2 / 1)                         # Welch
+    t, low = (12.71, 4.30, 3.18, 2.78), int(freedom)       # of 1 to 4 degrees, as books print it
+    t_seeds = t[low - 1] + (freedom - low) * (t[low] - t[low - 1])
+    error = (videos + a + b) ** .5
+    assert compare.paired_difference(ours, theirs, range(0, 41, 8), False) == pytest.approx(
+        (mean[0] - mean[1], error, max(2.78 * error, t_seeds * (a + b) ** .5)))
+    assert (t_seeds * (a + b) ** .5 > 2.78 * error) == bool(apart)     # each part decides once
+
+
+def test_the_quantiles_are_those_of_students_t():
+    """Catches: a wrong figure in the table. The density is integrated to the quantile."""
+    for freedom, quantile in enumerate(compare.STUDENT[:-1], start=1):
+        x = np.linspace(0, quantile, 20001)
+        density = (1 + x ** 2 / freedom) ** (-(freedom + 1) / 2) * math.exp(math.lgamma(
+            (freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi * freedom)
+        assert np.trapezoid(density, x) == pytest.approx(.475, abs=4e-4), freedom
+
+
+@pytest.mark.parametrize("seeds, paired", [(3, True), (5, True), (4, False)])
+def test_equal_models_are_rarely_told_apart(seeds, paired):
+    """Catches: a margin of twice the error, which errs in 9 to 15% of such trials; an error of
+    another size, over videos or over seeds."""
+    rng, first, found = np.random.default_rng(0), np.arange(0, 301, 5), []
+    for _ in range(1500):
+        hard, better = rng.normal(.5, .2, 60), rng.normal(0, .1, 60)           # of each video
+        shares = hard + np.stack([better / 2, -better / 2])[:, None] + rng.normal(
+            0, .08, (2, seeds, 1))                                             # (2, S, V)
+        answers = (rng.random((2, seeds, 300)) < shares.repeat(5, 2)).astype(float)
+        found.append(compare.paired_difference(*answers, first, paired))
+    difference, error, margin = np.array(found).T
     assert np.median(error) == pytest.approx(difference.std(), rel=.2)
+    assert .03 < np.mean(abs(difference) > margin) < .07
 
 
 def test_verdicts_and_the_command(tmp_path, capsys):
     """Catches: the rule of another order; bits of another example or column; runs of other videos
-    compared; seeds that are not paired by their number."""
-    for given, said in {(3, 1): "held", (-3, 1): "not held", (.5, .2): "held", (.3, .3): "equal",
-                        (1.5, 1): "undecided", (.1, .5): "undecided"}.items():
-        assert compare.verdict(*given, [2, 3]) == said, given
-        assert compare.verdict(*given, [2, 1]) == "one run"
+    compared; runs that are paired by their files' names, or by the seed of evaluate's noise."""
+    for given, said in {(3, 2): "held", (-3, 2): "not held", (.5, .4): "held", (.3, .6): "equal",
+                        (1.5, 2): "undecided", (.1, 1): "undecided"}.items():
+        assert compare.verdict(*given, 2) == said, given
+        assert compare.verdict(*given, 1) == "one run"
     examples = [Example(video, None, 0, 0) for video in (0, 0, 0, 1, 1, 4, 4, 4, 4, 4, 4)]
     bits = torch.tensor([1, 0, 1, 1, 0, 0, 0, 1, 1, 0, 1], dtype=torch.bool)
     part = torch.tensor([1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1], dtype=torch.bool)
-    for name, seed, right in ("a", 1, bits), ("b", 0, ~bits), ("c", 1, ~bits), ("d", 0, bits):
+    for name, seed, right in ("a", 100, bits), ("b", 99, ~bits), ("c", 99, ~bits), ("d", 100, bits):
         (tmp_path / f"{name}.json").write_text(json.dumps({
-            "evaluated": 11, "seed": seed, "right": metrics.pack(
+            "evaluated": 11, "seed": 0, "run_seed": seed, "right": metrics.pack(
                 {"zero_noise": right, "pair": ~right}, examples, {"new": part, "pair": part})}))
     files = [tmp_path / f"{name}.json" for name in "abcd"]
     call("experiments/compare.py", *files[:2], "--with", *files[2:])
     said = capsys.readouterr().out
     assert said.startswith("50.0 and 50.0% right of 11 examples in 3 videos, 2 and 2 seeds\n")
-    assert "difference +0.00" in said                      # by seed: b and d, a and c
+    assert "difference +0.00 ± 0.00" in said               # by seed: a and d, b and c
     call("experiments/compare.py", files[0], "--with", files[1])
     assert "54.5 and 45.5%" in capsys.readouterr().out
     call("experiments/compare.py", files[0], "--with", files[1], "--part", "new")
     assert "66.7 and 33.3% right of 3 examples" in capsys.readouterr().out
     call("experiments/compare.py", files[0], "--with", files[1], "--column", "pair")
     assert "33.3 and 66.7% right of 3 examples" in capsys.readouterr().out
-    assert "there are pair, zero_noise" in fails(capsys, "experiments/compare.py", files[0],
-                                                 "--with", files[1], "--column", "x")
+    once = "experiments/compare.py", files[0], "--with", files[1]
+    assert "x, all" in fails(capsys, *once, "--column", "x")
+    assert "given twice" in fails(capsys, *once, files[2])
     files[1].write_text(files[1].read_text().replace("[3, 2, 6]", "[3, 3, 5]"))
-    assert "other videos" in fails(capsys, "experiments/compare.py", files[0], "--with", files[1])
+    assert "other videos" in fails(capsys, *once)

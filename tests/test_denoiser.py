@@ -6,14 +6,7 @@ from denoiser import Denoiser
 from slow import draw, randomized, slow_h
 
 N, D, HEADS = 5, 16, 2
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    """The level's sinusoids and the mask are made in the default type, so that is what is set."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("float64")    # of its level and its mask, too
 
 
 def tiny(**more):

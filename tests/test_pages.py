@@ -8,16 +8,13 @@ import sys
 import textwrap
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-import denoiser
 from commands import call
-from data import Step, Video
-from files.features import read_clips
 from files.lists import load_coin
 from predict import predict
+from toy.source import load_teacher
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -31,12 +28,11 @@ def code_after(page, begin):
     """The indented block of a page that begins with `begin`, without its indent."""
     text = TEXTS[page]
     first = text.rindex("\n", 0, text.index(begin)) + 1
-    block = re.match(r"(?:(?: {4}.*)?\n)+", text[first:])[0]
-    return textwrap.dedent(block)
+    return textwrap.dedent(re.match(r"(?:(?: {4}.*)?\n)+", text[first:])[0])
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_the_commands_of_the_pages_parse(line, capsys):
+def test_the_commands_of_the_pages_parse(line):
     """Catches: a flag or a module that is gone."""
     script, *argv = shlex.split(line, comments=True)
     if script == "-m":
@@ -45,69 +41,46 @@ def test_the_commands_of_the_pages_parse(line, capsys):
     importlib.import_module(script.removesuffix(".py")).parse(argv)
 
 
-def test_what_the_pages_name_exists():
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_names_exists(page):
     """Catches: a function, a test, a page or a picture that was renamed or moved."""
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("*.py"))
-    for page, text in TEXTS.items():
-        for name in re.findall(r"`(test_\w+)`", text):
-            assert f"def {name}(" in tests, (page, name)
-        for file, name in re.findall(r"`([\w/]+\.py):(\w+)`", text):
-            body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
-            assert name in {node.name for node in body if hasattr(node, "name")}, (page, name)
-        for link in re.findall(r"\]\(([^():#]+)[)#]", text):
-            assert (ROOT / page).parent.joinpath(link).exists(), (page, link)
+    for name in re.findall(r"`(test_\w+)`", TEXTS[page]):
+        assert f"def {name}(" in tests, name
+    for file, name in re.findall(r"`([\w/]+\.py):(\w+)`", TEXTS[page]):
+        body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+        assert name in {node.name for node in body if hasattr(node, "name")}, name
+    for link in re.findall(r"\]\(([^():#]+)[)#]", TEXTS[page]):
+        assert (ROOT / page).parent.joinpath(link).exists(), link
 
 
-def test_f_and_h_in_ten_lines(here):
-    """Catches: a name that moved, axes that no longer fit, other pixels than predict.py's."""
+def test_the_lines_of_python(trained, here):
+    """Catches: a name that moved, axes that no longer fit, other pixels or windows than
+    predict.py's."""
     call("toy", "export", "--out", "world", "--train", "1", "--test", "1")
-    code = code_after("README.md", "import torch")
-    code = code.replace("VIDEO.mp4", "world/videos/test_00000.mp4")
-    assert len(code.strip().splitlines()) <= 14
-    checkpoint = str(ROOT / "toy/default.pt")
-    exec(compile(code.replace("toy/default.pt", checkpoint), "README.md", "exec"), found := {})
+    video, run = "world/videos/test_00000.mp4", trained / "diffusion"
+    code = code_after("README.md", "import torch").replace("VIDEO.mp4", video)
+    code = re.sub(r'weights\.load\(".*?"\)', f'weights.load("{run}")', code)
+    code = re.sub(r'open_teacher\(".*?"\)', 'load_teacher("cpu")', code)
+    exec(compile(code, "README.md", "exec"), found := {"load_teacher": load_teacher})
     phrases = ["crack egg", "pour oil"]
-    clips = predict("world/videos/test_00000.mp4", steps=phrases, checkpoint=checkpoint)["clips"]
+    clips = predict(video, steps=phrases, checkpoint=run)["clips"]
     shown = found["model"].match(found["x"], found["texts"]).exp()
     for row, clip in zip(shown, clips, strict=True):
         assert dict(zip(phrases, row.tolist())) == pytest.approx(
             {step["step"]: step["p"] for step in clip["steps"]}, abs=1e-4)
-    assert len(found["x_hat"][0].unique(dim=0)) == 5
+    assert len(found["x_hat"][0].unique(dim=0)) == len(found["x_hat"][0]) > 1
 
 
-def test_a_folder_of_features_becomes_a_file(here):
-    """Catches: lines that write what is not read; rows of another video or second."""
-    Path("FOLDER").mkdir()
-    for name, rows in ("b", np.ones((3, 4))), ("a", np.arange(8.).reshape(2, 4)):
-        np.save(f"FOLDER/{name}.npy", rows)
-    exec(code_after("docs/data.md", "from pathlib"), {})
-    found = read_clips("F.npz", "a", np.array([[0., 1.], [1., 2.]]))
-    assert found.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-def test_another_h_fits_the_shapes():
-    """Catches: arguments of h that the page's example lacks."""
-    exec(code_after("docs/training.md", "class Denoiser"), found := dict(vars(denoiser)))
-    h, B, N, D = found["Denoiser"](32), 3, 9, 32
-    z_hat = h(torch.zeros(B, D), torch.zeros(B, N, D), torch.arange(N).expand(B, N) < 8,
-              torch.full((B,), 8), torch.zeros(B, dtype=torch.int64))
-    assert z_hat.shape == (B, D)
-
-
-def test_ten_lines_score_videos_of_ones_own(tmp_path):
-    """Catches: an example of COIN.json, or of a loader, that is not read."""
+def test_the_example_of_coin_json_is_read(tmp_path):
+    """Catches: an example of a file that no command reads."""
     (tmp_path / "COIN.json").write_text(code_after("docs/data.md", '{"database"'), encoding="utf-8")
     videos, names = load_coin(tmp_path / "COIN.json")
-    assert [len(video.steps) for video in videos] == [3] and len(names) == 3
-    (tmp_path / "v.csv").write_text("3,31,38.5\n1,12,20.5\n")
-    exec(code_after("docs/data.md", "def load_folder"), found := {"Step": Step, "Video": Video})
-    videos, _ = found["load_folder"](tmp_path, names, "test")
-    assert videos == [Video("v", "test", 0, None, (Step(12, 20.5, 0), Step(31, 38.5, 2)))]
+    assert videos[0].steps and all(names)
 
 
-def test_the_notebook_runs_and_shows_what_it_stores(monkeypatch, capsys):
-    """Catches: a name that moved, a cell that needs a later one, outputs of another version of the
-    cells."""
+def test_the_notebook_runs(monkeypatch):
+    """Catches: a name that moved, a cell that needs a later one."""
     pytest.importorskip("matplotlib", reason="matplotlib is not installed").use("Agg")
     from matplotlib import pyplot
     cells = json.loads((ROOT / "docs/tour.ipynb").read_text(encoding="utf-8"))["cells"]
@@ -117,9 +90,4 @@ def test_the_notebook_runs_and_shows_what_it_stores(monkeypatch, capsys):
     with torch.no_grad(), pyplot.rc_context():             # afterwards both are as before
         for cell in cells:
             if cell["cell_type"] == "code":
-                pyplot.close("all")
                 exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
-                printed = "".join("".join(output.get("text", "")) for output in cell["outputs"])
-                shown = [output for output in cell["outputs"] if "data" in output]
-                assert printed == capsys.readouterr().out, cell["id"]
-                assert len(shown) == len(pyplot.get_fignums()), cell["id"]

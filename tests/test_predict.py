@@ -1,78 +1,93 @@
 """predict.py: one video in, steps and futures out; its JSON, its table, its warnings."""
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import normalize
 
 import weights
 from commands import call, fails, read_json
-from evaluation.inference import draw_noise, sample_in_turn
-from evaluation.labeled import open_texts
-from evaluation.prediction import count_futures, observe_toy, rank_steps
+from data import history_windows
 from predict import predict
-from support.arguments import DEFAULT
+from support.arguments import INCLUDED
 from support.errors import InputError
 from toy import grammar
 from toy.export import write_video
 from toy.render import render
-from toy.source import ToySource
-from weights.checkpoint import build_model, save
+from toy.source import ToySource, load_teacher
+from weights.checkpoint import build
+
+STEPS = [*grammar.STEPS]
 
 
-def test_futures_are_counted_and_steps_ranked():
-    """Catches: p ranked above share; shares of another future; ties in another order."""
-    names = ["a", "b", "c"]
-    picks = torch.tensor([[0, 1], [2, 1], [0, 1], [0, 2]])
-    assert [(future["steps"], future["share"]) for future in count_futures(picks, names)] == [
-        (["a", "b"], 0.5), (["c", "b"], 0.25), (["a", "c"], 0.25)]
-    rows = rank_steps(names, torch.tensor([.1, .6, .3]), torch.tensor([.75, 0, .25]))
-    assert [(row["step"], row["share"]) for row in rows] == [("a", .75), ("c", .25), ("b", 0)]
-
-
-def test_the_first_forecast_anyone_sees(here, capsys):
-    """Catches: a true step or a column's name that is not printed; a warning, or none; keys
-    renamed; another length of the history, noise of another seed, the mean of fewer samples; a
-    truth of other steps."""
-    call("predict.py", "--json", "a.json")
+def test_the_first_forecast_anyone_sees(trained, here, capsys):
+    """Catches: keys renamed; another part of the video, noise of another seed, the mean of fewer
+    samples; steps ranked by p before share; a truth of other steps; a default checkpoint that is
+    not announced; torch left with one thread."""
+    shutil.copytree(trained / "diffusion", "runs/pretrain")
+    call("predict.py", "--seed", "3", "--json", "a.json")
     out, content = capsys.readouterr().out, read_json("a.json")
+    assert "checkpoint: runs/pretrain, after 6 updates" in out
     assert [*content] == ["video", "clips", "next", "futures", "warning", "truth"]
-    assert len(content["clips"]) == 8 and len(content["next"]) == len(grammar.STEPS)
     assert [*content["clips"][0]] == ["start", "end", "steps"] and content["warning"] is None
-    assert sum(future["share"] for future in content["futures"]) == pytest.approx(1)
-    for row in content["truth"]["next"]:
-        assert f"{row['step']} {row['p']:.0%}" in out
-    assert [*content["next"][0]] == ["step", "p", "share"] and "\n  share    p  step\n" in out
-    assert predict() == content
-    call("predict.py", "--scores", "paper", "--json", "b.json")
-    assert read_json("b.json")["clips"] != content["clips"]
-    model = weights.load(DEFAULT)
-    observed, steps = observe_toy(0, model, None, 3), grammar.STEPS
-    assert torch.equal(observed.clips, ToySource("test", 1, 4).load([(0, observed.windows)]).clips)
-    _, texts = open_texts(steps, True, model, DEFAULT, None, None, "cpu")
-    log_p, picks = sample_in_turn(model, model.encode(observed.clips), float(
-        observed.windows.max() - observed.windows.min()), texts, draw_noise((3, 50, model.dim), 0))
-    assert content["futures"] == count_futures(picks, steps)
-    assert {row["step"]: row["p"] for row in content["next"]} == pytest.approx(
-        dict(zip(steps, log_p.exp().mean(0).tolist())))
-    exact, labels = grammar.Grammar(), [step.label for step in observed.script.steps]
-    p = exact.next_step(labels[:-3], True)
-    assert {row["step"]: row["p"] for row in content["truth"]["next"]} == {
-        steps[k]: p[k] for k in p.nonzero()[0]}
-    assert content["truth"]["follows"] == [steps[label] for label in labels[-3:]]
-    for future in content["truth"]["futures"]:
-        named = [steps.index(step) for step in future["steps"]]
-        assert future["share"] == exact.chance(labels[:-3], True, named)
+    torch.set_num_threads(2)
+    try:
+        assert predict(seed=3) == content and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+    model, source = weights.load("runs/pretrain"), ToySource("test", 4, 4)
+    steps, end = source.videos[3].steps, content["clips"][-1]["end"]
+    windows = history_windows(end, model.pitch)
+    assert [(clip["start"], clip["end"]) for clip in content["clips"]] == [*map(tuple, windows)]
+    with torch.no_grad():
+        texts = load_teacher("cpu").encode_phrases(STEPS)
+        x = model.encode(source.load([(3, windows)]).clips)
+        for clip, p in zip(content["clips"], model.match(x, texts).exp().tolist(), strict=True):
+            assert clip["steps"] == [{"step": step, "p": pytest.approx(value)} for value, step in
+                                     sorted(zip(p, STEPS), key=lambda row: -row[0])[:5]]
+        futures, shares, mean = [], torch.zeros(40), torch.zeros(40)
+        noise = torch.randn(3, 50, model.dim, generator=torch.Generator().manual_seed(3))
+        for eps in noise.transpose(0, 1):              # of one future
+            own, future = x, []
+            for step in range(3):                      # at most eight clips are observed
+                x_hat = model.forecast_next(own[None], eps[None, step:step + 1])[0]
+                p = model.match(x_hat[0], texts).exp()
+                future.append(STEPS[p.argmax()])
+                mean += p / 50 * (step == 0)
+                own = torch.cat([own, normalize(x_hat, dim=-1)])[-8:]
+            shares[STEPS.index(future[0])] += .02
+            futures.append(future)
+    rows = sorted(zip(shares.tolist(), mean.tolist(), STEPS), reverse=True)
+    for row, (share, p, step) in zip(content["next"], rows, strict=True):
+        assert row == {"step": step, "p": pytest.approx(p, 1e-3), "share": pytest.approx(share)}
+    shares = [row["share"] for row in content["futures"]]
+    assert shares == [futures.count(row["steps"]) / 50 for row in content["futures"]]
+    assert sum(shares) == pytest.approx(1) and shares == sorted(shares, reverse=True)
+
+    begun, exact = sum(step.end <= end for step in steps), grammar.Grammar()
+    before = [step.label for step in steps[:begun] if step.end - windows[0, 0] >= 1]
+    p = exact.next_step(before, len(before) == begun)
+    truth = content["truth"]
+    assert {row["step"]: row["p"] for row in truth["next"]} == dict(
+        (step, chance) for step, chance in zip(STEPS, p) if chance)
+    assert truth["follows"] == [STEPS[step.label] for step in steps[begun:]] and 1 <= begun <= 5
+    for row in truth["futures"]:
+        named = [STEPS.index(step) for step in row["steps"]]
+        assert row["share"] == exact.chance(before, len(before) == begun, named)
+    assert truth["clips"] == [next((STEPS[step.label] for step in steps
+                                    if step.start <= middle < step.end), None)
+                              for middle in windows.mean(1)]
+    assert all(f"{row['step']} {row['p']:.0%}" in out for row in truth["next"])
 
 
-def test_a_video_file_and_steps_of_ones_own(trained, here, capsys, monkeypatch):
-    """Catches: another part of the video, a history of another length, a warning not given; a
-    forecast that is made and lost, as its figure cannot be drawn."""
-    lengths = []
-    monkeypatch.setattr("predict.sample_in_turn", lambda model, x, seconds, *more: lengths.append(
-        seconds) or sample_in_turn(model, x, seconds, *more))
+def test_a_video_file_and_steps_of_ones_own(trained, here, capsys):
+    """Catches: another part of the video, a warning not given; a forecast that is made and lost, as
+    its figure cannot be drawn."""
     write_video(here / "v.mp4", render(grammar.make_video("test", 3)))
     steps, checkpoint = ["crack egg", "pour oil"], trained / "diffusion"
     content = predict("v.mp4", steps=steps, checkpoint=checkpoint, samples=4, horizon=2, at=40.0)
@@ -82,7 +97,6 @@ def test_a_video_file_and_steps_of_ones_own(trained, here, capsys, monkeypatch):
     Path("steps.txt").write_text("crack egg\npour oil\n")
     call("predict.py", "v.mp4", "--steps", "steps.txt", "--checkpoint", checkpoint, "--samples",
          "4", "--horizon", "2", "--at", "00:40", "--json", "a.json")
-    assert lengths == [40, 40]
     assert read_json("a.json") == content and "warning: " in capsys.readouterr().out
     content = predict("v.mp4", steps=steps * 2, checkpoint=checkpoint, samples=4, at=4.0)
     assert "only 4.0 s are observed" in content["warning"]
@@ -95,16 +109,26 @@ def test_a_video_file_and_steps_of_ones_own(trained, here, capsys, monkeypatch):
     assert "out.jpg: must end in .png, .pdf or .svg" in line and not Path("b.json").exists()
 
 
+def test_a_forecast_is_drawn(trained, here):
+    """Catches: a figure that is not written; axes that only fit futures, or eight clips."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    for order in "diffusion", "none":
+        call("predict.py", "--checkpoint", trained / order, "--at", "30", "--figure", "a.svg")
+        assert Path("a.svg").read_bytes().startswith(b"<?xml")
+        Path("a.svg").unlink()
+
+
 def test_a_model_that_is_fine_tuned_to_forecast(trained, here, capsys):
     """Catches: texts matched in place of its classes; classes that are not the lines of --steps, or
     not its own without --steps."""
     start, steps = weights.load(trained / "diffusion"), ["crack egg", "pour oil"]
     for task in ("forecast", "classify"):
-        model = build_model(start.phrases, **start.arguments | {"task": task, "classes": [2]})
+        model = build(start.phrases, **start.arguments | {"task": task, "classes": [2]})
         model.load_state_dict(start.state_dict(), strict=False)
         model.classifier.weight.data.zero_()
         model.classifier.bias.data = torch.tensor([0., .5])
-        save(f"{task}.pt", model, settings=start.settings | {"classes": steps})
+        model.settings = start.settings | {"classes": steps}
+        weights.save(f"{task}.pt", model)
     flags = dict(steps=steps, samples=4, horizon=2)
     content = predict(checkpoint="forecast.pt", **flags)
     assert content == predict(checkpoint="forecast.pt", **flags | {"steps": None})
@@ -120,13 +144,13 @@ def test_a_model_that_is_fine_tuned_to_forecast(trained, here, capsys):
 
 
 @pytest.mark.parametrize("unbuffered, work, status", [
-    ("1", "print(1)", 141), ("", "print(1)", 141), ("", "print('1' * 10 ** 6)", 141),
+    ("1", "print(1)", 141), ("", "print('1' * 10 ** 6)", 141),
     ("", "(i for i in ()).throw(BrokenPipeError(1))", 2)])
 def test_a_pipe_that_nobody_reads_ends_quietly(unbuffered, work, status):
     """Catches: a traceback, or status 0, after `| head`; silence about the pipe to a worker."""
     code = f"from support.errors import *; run(lambda args: {work}, lambda: None)"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, cwd=DEFAULT.parents[1],
+                               stderr=subprocess.PIPE, cwd=INCLUDED.parents[1],
                                env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
     if status == 141:
         process.stdout.close()

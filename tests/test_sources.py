@@ -5,20 +5,19 @@ import torch
 
 from data import Video, View, frame_times, sentence_windows
 from files import sources
-from files.captions import Captions
 from files.sources import VideoSource, open_folder
 from files.video import (Unreadable, evaluation_view, find_videos, read_frames, short_side_for,
                          training_view)
 from support.errors import InputError
 from test_video import write
 
-SEED = 1                                               # starts with the first sentence
 TEXT = "word " * 12                                    # a sentence that is not joined with others
+VIEW = View(32, 2)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Videos a (4 s), b (10 s), bad (no video), short (3 s); narrations of a, b, bad and gone."""
+    """Videos a (4 s), b (10 s), bad (no video), short (3 s); narrations of all, and of gone."""
     for name, count in (("a", 100), ("b", 250), ("short", 75)):
         write(tmp_path / f"{name}.mp4", ticks=range(count))
     (tmp_path / "bad.mp4").write_text("no video")
@@ -33,12 +32,10 @@ def test_clips_are_those_of_their_windows_and_videos(folder, seed):
     """Catches: clips of another window or video, views of other frames, a crop drawn twice."""
     rng, same = (seed and np.random.default_rng(seed) for _ in range(2))
     paths = find_videos(folder)
-    source = VideoSource([Video("b"), Video("a")], paths, View(32, 2))
-    source.teacher_size = 4                            # as of a teacher that is opened later
+    source = VideoSource([Video("b"), Video("a")], paths, VIEW, teacher_size=4)
     requests = [(1, np.array([[0.0, 2.0], [1.0, 3.0]])), (0, np.array([[6.0, 9.0]]))]
     loaded = source.load(requests, rng)
-    assert loaded.clips.shape == (3, 2, 3, 32, 32) and loaded.failed == {}
-    assert loaded.views.shape == (3, 2, 3, 4, 4) and loaded.views.dtype == torch.uint8
+    assert len(loaded.clips) == len(loaded.views) == 3 and loaded.failed == {}
     for row, (name, window) in enumerate([("a", [0, 2]), ("a", [1, 3]), ("b", [6, 9])]):
         clip = read_frames(paths[name], frame_times([window], 2)[0], short_side_for(32))
         assert torch.equal(loaded.clips[row], evaluation_view(clip, 32) if rng is None
@@ -49,7 +46,7 @@ def test_clips_are_those_of_their_windows_and_videos(folder, seed):
 def test_the_absent_and_the_unreadable_are_named(folder):
     """Catches: another video in place of a broken one; a reason lost; an end by one bad file."""
     listed = [Video(name) for name in ("bad", "gone", "a", "short")]
-    source = VideoSource(listed, find_videos(folder), View(32, 2))
+    source = VideoSource(listed, find_videos(folder), VIEW)
     assert [video.name for video in source.videos] == ["bad", "a", "short"]
     assert source.listed == listed and source.absent == ["gone"]
     now, later = np.array([[0.0, 2.0]]), np.array([[3000.0, 4000.0]])                 # ms
@@ -57,74 +54,56 @@ def test_the_absent_and_the_unreadable_are_named(folder):
     assert loaded.requests == [(1, now)] and len(loaded.clips) == 1 and len(loaded.views) == 0
     assert list(loaded.failed) == ["bad", "short"] and "ends 3" in loaded.failed["short"]
     assert "bad.mp4: cannot be read" in loaded.failed["bad"]
-    again = source.load([(0, now)])
-    assert len(again.clips) == 0 and list(again.failed) == ["bad"]
-
-
-def test_a_list_chooses_among_the_videos_of_a_folder(folder):
-    """Catches: ids ignored, or not by the names of files; a video without a narration taken."""
-    source = open_folder(folder, None, None, View(32, 2))
-    assert [video.name for video in source.videos] == ["a", "b", "bad", "short"]
-    (folder / "ids.txt").write_text("a.mp4\nshort\n")
-    (folder / "short.csv").unlink()                    # without a narration
-    source = open_folder(folder, folder, folder / "ids.txt", View(32, 2))
-    assert [video.name for video in source.videos] == ["a"] and source.absent == ["short"]
+    assert len(source.load([(0, now)]).clips) == 0
 
 
 def test_narrations_are_judged_before_a_video_is_read(folder, capsys):
     """Catches: a narration at fault, or without words, that is found in training alone, or left out
-    in silence; a share that counts other videos."""
+    in silence; a share that counts other videos; a list of ids ignored."""
     (folder / "short.csv").write_text("start,end,text\n0,1,[Music]\n")
     with pytest.raises(InputError, match=r"1 of 4 narrations are unreadable.* 0.2; .*b\.csv:2: "):
-        open_folder(folder, folder, None, View(32, 2), max_unreadable=0.2)
-    source = open_folder(folder, folder, None, View(32, 2), max_unreadable=0.25)
+        open_folder(folder, folder, None, VIEW, max_unreadable=0.2)
+    source = open_folder(folder, folder, None, VIEW, max_unreadable=0.25)
     assert ("1 of 4 videos have narrations without words, 1 unreadable ones: left out"
             in capsys.readouterr().out)
     assert [video.name for video in source.videos] == ["a", "bad"] and source.absent == ["gone"]
     assert list(source.wrong_captions) == ["b"] and source.silent == ["short"]
-    (folder / "ids.txt").write_text("short")
+    (folder / "ids.txt").write_text("short.mp4\n")
     with pytest.raises(InputError, match="1 of 1 videos have narrations without words"):
-        open_folder(folder, folder, folder / "ids.txt", View(32, 2))
+        open_folder(folder, folder, folder / "ids.txt", VIEW)
 
 
 def test_windows_of_narrations(folder):
-    """Catches: a window after the end of the video; times in minutes; a video that is shorter than
-    a clip refused; a reason that is lost, or told again of another request."""
-    source = open_folder(folder, folder, None, View(32, 2), max_unreadable=0.25)
-    assert [video.name for video in source.videos] == ["a", "bad", "short"]
-    (folder / "short.csv").write_text("start,end,text\n0,9,a\n1500,1600,b\n2500,2600,c\n")   # ms
-    loaded = []
-    for i in range(3):
-        windows = source.pretrain_windows(i, np.random.default_rng(SEED))
-        loaded.append(source.load([(i, windows)]))
-        if i == 0:
-            sentences = Captions(folder).sentences("a")[:2]    # the third begins after the video
-            same = sentence_windows(sentences, 4.0, np.random.default_rng(SEED))
-            assert np.array_equal(windows, same)
-    assert [len(part.clips) for part in loaded] == [1, 0, 0] and loaded[0].failed == {}
-    assert list(loaded[1].failed) == ["bad"] and "bad.mp4: cannot be" in loaded[1].failed["bad"]
-    assert list(loaded[2].failed) == ["short"]
-    assert "1 of 3 captions begin before the video ends, at 3.0 s" in loaded[2].failed["short"]
-    (folder / "short.csv").write_text(f"start,end,text\n0,0.04,{TEXT}\n")         # minutes
-    assert not len(source.pretrain_windows(2, None)) and "ends at 0.0 s" in source.reasons["short"]
-    (folder / "short.csv").write_text(f"start,end,text\n0,2.5,{TEXT}\n")
-    assert source.pretrain_windows(2, np.random.default_rng(SEED)).tolist() == [[0, 3]]
+    """Catches: a window after the end of the video; times in ms or minutes; a video that is shorter
+    than a clip refused; a reason that is lost, or told again of another request."""
+    source = open_folder(folder, folder, None, VIEW, max_unreadable=0.25)
+    for i, (name, rows, reason) in enumerate([
+            ("a", None, None), ("bad", None, "bad.mp4: cannot be read"),
+            ("short", "0,9,a\n1500,1600,b\n2500,2600,c", "1 of 3 captions begin before the video"),
+            ("short", f"0,0.04,{TEXT}", "the last ends at 0.0 s"),
+            ("short", f"0,2.5,{TEXT}", None)]):
+        if rows:
+            (folder / "short.csv").write_text(f"start,end,text\n{rows}\n")
+        windows = source.pretrain_windows(min(i, 2), np.random.default_rng(1), 2)
+        loaded = source.load([(min(i, 2), windows)])
+        assert (reason or "") in loaded.failed.get(name, "") and bool(loaded.failed) == bool(reason)
+        if name == "a":                                # its third sentence begins after the video
+            said = source.sentences(0)[:2]
+            assert np.array_equal(windows, sentence_windows(said, 4.0, np.random.default_rng(1)))
+    assert windows.tolist() == [[0, 3]]
 
 
 @pytest.mark.parametrize("failures", [2, 3])
 def test_a_video_is_unreadable_after_three_failures(folder, monkeypatch, failures):
     """Catches: an error of a network that passes taken for a broken file; a file tried for ever."""
-    source = open_folder(folder, folder, None, View(32, 2), max_unreadable=0.25)
-    for name in "duration", "read_frames":
-        left, read = [None] * failures, getattr(sources, name)
+    source = VideoSource([Video("a")], find_videos(folder), VIEW)
+    left = [None] * failures
 
-        def read_some(*args, left=left, read=read):
-            if left:
-                left.pop()
-                raise Unreadable("no answer")
-            return read(*args)
-        monkeypatch.setattr(sources, name, read_some)
-        windows = source.pretrain_windows(0, np.random.default_rng(SEED))
-        loaded = source.load([(0, windows)])
-        assert loaded.failed == ({"a": "no answer"} if failures == 3 else {}) and not left
-        assert len(loaded.clips) == (failures < 3)
+    def read_some(*args):
+        if left:
+            left.pop()
+            raise Unreadable("no answer")
+        return read_frames(*args)
+    monkeypatch.setattr(sources, "read_frames", read_some)
+    loaded = source.load([(0, np.array([[0.0, 2.0]]))])
+    assert loaded.failed == ({"a": "no answer"} if failures == 3 else {}) and not left

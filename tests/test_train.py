@@ -1,9 +1,7 @@
-"""train.py as a user runs it, barely trained: objective, run folder, resuming, processes."""
-import copy
+"""train.py: the objective and its draws by loops; the command, barely trained."""
 import json
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,16 +11,16 @@ import train
 import weights
 from commands import call, read_json
 from data import Loaded
+from denoiser import Denoiser
 from files.sources import shares
-from slow import slow_entropy, slow_match
-from toy import grammar
+from model import ProcedureModel
+from pseudo_labels import soft_targets
+from slow import draw, randomized, slow_objective
 from toy.source import ToySource, load_teacher
-from training import setup
-from training.batches import clip_features, generator, groups, load_video
-from training.rows import missing_rows
-from weights.checkpoint import build_model, save
+from training.dataset import NarratedVideos, clip_features, epoch_order
+from weights.adapter import Adapter
 
-ROW = ["step", "epoch", "loss", "xe", "mse", "mc", "match", "match_h", "lr", "clips_per_s"]
+ROW = {"step", "epoch", "loss", "xe", "mse", "mc", "match", "match_h", "lr", "clips_per_s"}
 ONE = "--toy-videos", "6", "--batch", "6", "--sgd-epochs", "1", "--epochs", "0"     # one update
 
 
@@ -42,179 +40,139 @@ def same_run(a, b):
 
 
 # --- The objective ---
-def batch_of(source, seed, batch, clips):
-    """The videos of the first update, a Loaded of each, as one process reads them."""
-    args = SimpleNamespace(seed=seed, batch=batch)
-    return [load_video(source, args, range(batch), clips, item) for item in range(batch)]
+def tiny(order="diffusion", alpha_bar=(.9, .5, .2)):
+    """A tiny model of features, six numbers per clip; and clips and targets of two videos."""
+    h = Denoiser(16, layers=1, heads=2) if order != "none" else None
+    model = ProcedureModel(draw(5, 16, seed=9), Adapter(6, 8, 16), h, order, .3, 3.0, alpha_bar,
+                           (.4, .25))
+    return randomized(model, 0.5), draw(2, 9, 6), (3 * draw(2, 9, 5, seed=1)).softmax(-1)
 
 
-def terms_by_loops(model, loaded, features, kind, mask, seed):
-    """L_XE, L_MSE, L_MC (Eqs. 8-10) of one video and the two shares, row by row without padding, in
-    float64. Random numbers are drawn in the order of train.py. mask: x_j^t is 0, at the last level.
-    """
-    (video, windows), = loaded.requests
-    x = model.encode(loaded.clips).double()                                        # (n, D)
-    p = [slow_match(clip, model.phrases, model.tau) for clip in x]
-    targets = [slow_match(row, model.phrases, model.tau) for row in features]
-    xe = [slow_entropy(target, q) for target, q in zip(targets, p)]
-    rows, places = missing_rows(windows, np.array([int(q.argmax()) for q in p]),
-                                generator("rows", seed, 0, video), kind, "observed")
-    T, rng = len(model.alpha_bar), generator("noise", seed, 0, video)
-    t = rng.integers(T, size=len(rows))
-    noise = torch.from_numpy(rng.standard_normal((len(rows), model.dim), np.float32)).double()
-    mean, scale = model.standardize.mean.double(), model.standardize.variance.double() ** 0.5
-    mse, mc, match_h = [], [], []
-    for row, j, level, drawn in zip(rows.tolist(), places.tolist(), t, noise):
-        clips = [i for i in row if i >= 0]
-        z = (x[clips] - mean) / scale                                              # (n, D)
-        level = T - 1 if mask else level
-        signal = model.alpha_bar[level].double()
-        zt = 0 * drawn if mask else signal ** 0.5 * z[j].detach() + (1 - signal) ** 0.5 * drawn
-        observed = torch.tensor([[i != j for i in range(len(clips))]])
-        z_hat = model.denoiser(zt[None].float(), z[None].float(), observed, torch.tensor([j]),
-                               torch.tensor([level]))[0]
-        x_hat, missing = mean + scale * z_hat, clips[j]
-        q = slow_match(x_hat, model.phrases, model.tau)
-        mse.append(((x_hat - x[missing].detach()) ** 2).sum())
-        mc.append(slow_entropy(targets[missing], q))
-        match_h.append(float(q.argmax() == targets[missing].argmax()))
-    agree = [float(q.argmax() == target.argmax()) for q, target in zip(p, targets)]
-    terms = {name: sum(values) / len(values) for name, values in dict(
-        xe=xe, mse=mse, mc=mc, match=agree, match_h=match_h).items()}
-    return terms | {"loss": terms["xe"] + terms["mse"] + terms["mc"]}
+@pytest.mark.parametrize("order, rows, context", [
+    ("diffusion", "release", "observed"), ("diffusion", "paper", "shuffled"),
+    ("mask", "release", "shuffled"), ("none", "release", "observed")])
+def test_eqs_5_to_10_the_objective_by_loops(float64, order, rows, context):
+    """Catches: a clip, level, noise or target of another row; clips in another order, or kept in
+    theirs in the control; a scale left out, or of one side alone; a gradient through the target or
+    through x_j^t, or none through the context; a mask model that reads noise."""
+    model, v, targets = tiny(order)
+    given = v, targets, *train.draw(2, 16, 3, rows, context, 0, 7)
+    found, weight = [], torch.tensor([1., 2., 3.])     # so that no terms' gradients are exchanged
+    for objective in train.objective, slow_objective:
+        terms = objective(model, *given)
+        terms = torch.stack(terms[:3], -1) if isinstance(terms, tuple) else terms      # (B, 3)
+        found.append([terms, *torch.autograd.grad((terms * weight).sum(), [*model.parameters()])])
+    for ours, slow in zip(*found):
+        torch.testing.assert_close(ours, slow, rtol=1e-4, atol=1e-4)
 
 
-START = ("--sgd-epochs", "1", "--epochs", "0", "--seed", "3", "--init", "start.pt", "--tau", "0.05")
+@pytest.mark.parametrize("rows", ["release", "paper"])
+def test_h_reads_the_observed_clips_and_no_other(float64, rows):
+    """Catches: the missing clip or one at or after `cut` that reaches x_hat, another video's; an
+    observed one that does not."""
+    model, v, targets = tiny(alpha_bar=(0., 0., 0.))   # so that x_j^t holds nothing of x_j
+    drawn = train.draw(2, 16, 3, rows, "observed", 0, 7)
+    before = train.objective(model, v, targets, *drawn)[4]                     # (B, N, K)
+    for i in range(9):
+        other = v.clone()
+        other[0, i] = v[1, i]
+        apart = (train.objective(model, other, targets, *drawn)[4] - before).abs().amax(-1)
+        expected = [[i != j and i < int(drawn[2][0, j]) for j in range(9)], [False] * 9]
+        assert (apart > 1e-6).tolist() == expected
 
 
-def random_start(order):
-    """A random model, also in start.pt, and the world's teacher."""
-    torch.manual_seed(5)
-    teacher = load_teacher("cpu")
-    model = build_model(teacher.encode_phrases(grammar.PHRASES), setup.TIMESFORMER["small"],
-                        setup.DENOISER["small"], order=order, tau=0.05, pixels=(.4, .25),
-                        alpha_bar=[.5, .2, .1, .05])
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    save("start.pt", model)
-    return model, teacher
+def test_the_draws_of_an_update():
+    """Catches: a cut at or before j, or one that is never drawn; clips hidden in the paper's rows;
+    levels or noise of another distribution; draws that are the same in all updates, or depend on
+    what else is chosen."""
+    noise, t, cut, keys = train.draw(900, 2, 4, "release", "shuffled", 0, 5)
+    for j in range(9):
+        places, counts = cut[:, j].unique(return_counts=True)
+        assert places.tolist() == ([*range(j + 1, 9)] or [9])
+        assert counts.min() > 0.6 * 900 / len(places)
+        assert t[:, j].bincount(minlength=4).min() > 170
+    assert t.max() == 3 and abs(noise.mean()) < .03 and abs(noise.std() - 1) < .03
+    assert (keys > 0).all() and (keys < 1).all() and keys.unique().numel() > .98 * keys.numel()
+    paper = train.draw(900, 2, 4, "paper", "observed", 0, 5)
+    assert len(paper) == 3 and (paper[2] == 9).all()
+    assert torch.equal(paper[0], noise) and torch.equal(paper[1], t)
+    for seed, update in (0, 6), (1, 5):
+        other = train.draw(900, 2, 4, "release", "shuffled", seed, update)
+        assert not any(map(torch.equal, other, (noise, t, cut, keys)))
 
 
-def assert_one_update(before, after, lr):
-    """SGD made `after` of `before`, by its gradients, clipped to a norm of 1, and by decay."""
-    norm = float(sum((p.grad ** 2).sum() for p in before.parameters()) ** 0.5)
-    assert norm > 1.2
-    for (name, new), old in zip(after.named_parameters(), before.parameters()):
-        expected = old - lr * (old.grad / norm + train.WEIGHT_DECAY * old)
-        torch.testing.assert_close(new, expected, rtol=1e-4, atol=1e-6, msg=name)
-
-
-@pytest.mark.parametrize("order, kind", [("diffusion", "steps"), ("diffusion", "release"),
-                                         ("diffusion", "paper"), ("mask", "steps")])
-def test_eq7_every_update_minimizes_the_sum_of_the_terms_by_loops(here, order, kind):
-    """Catches: a term left out, weighted, or of other clips; a gradient cut, or not clipped to 1;
-    another order, kind of rows or target; a mean over clips or rows, not over videos; statistics of
-    other clips; a share that counts something else."""
-    model, teacher = random_start(order)
-    call("train.py", *ONE, *START, "--order", order, "--rows", kind, "--out", "run")
-    after = weights.load("run")
-    before = copy.deepcopy(after).train()
-    before.load_state_dict(model.state_dict())         # as it was, with the schedule of the run
-    source = ToySource("train", 6, 4)
-    teacher.watch(source)
-    batch = batch_of(source, 3, 6, 16)
-    every = [terms_by_loops(before, loaded, teacher.encode_clips(loaded.views), kind,
-                            order == "mask", 3) for loaded in batch]
-    terms = {name: sum(of[name] for of in every) / 6 for name in every[0]}
-    terms["loss"].backward()
-    row, = rows_of("run")
-    for name, value in terms.items():
-        assert row[name] == pytest.approx(float(torch.as_tensor(value).detach()), rel=1e-4), name
-    assert_one_update(before, after, row["lr"])
-    with torch.no_grad():
-        before.standardize.add(torch.cat([before.encode(loaded.clips) for loaded in batch]))
-    before.standardize.update()
-    for name, value in before.standardize.state_dict().items():
-        torch.testing.assert_close(after.standardize.state_dict()[name], value)
-
-
-@pytest.mark.parametrize("context", ["observed", "bag"])
-def test_groups_of_any_size_have_the_same_gradient(context):
-    """Catches: a clip, a row or a draw that depends on the other videos of its group; a group that
-    weighs more; statistics of a part."""
-    args = train.parse(["--context", context, "--batch", "6"])
-    source, teacher, found = ToySource("train", 6, 4), load_teacher("cpu"), []
-    teacher.watch(source)
-    batch = batch_of(source, args.seed, 6, 16)
-    for most in 1, 3, 6:
-        torch.manual_seed(0)
-        model = build_model(teacher.encode_phrases(grammar.PHRASES), setup.TIMESFORMER["small"],
-                            setup.DENOISER["small"], order="diffusion", tau=.05, pixels=(.4, .25),
-                            alpha_bar=[.5, .2, .1, .05])
-        for group in groups(iter(batch), 6, most, source, torch.device("cpu")):
-            assert len(group.requests) == most
-            terms, x = train.objective(model, group, teacher.encode_clips(group.views), 5, args)
-            ((terms["xe"] + terms["mse"] + terms["mc"]).sum() / 6).backward()
-            model.standardize.add(x)
-        model.standardize.update()
-        found.append((torch.cat([p.grad.flatten() for p in model.parameters()]),
-                      torch.cat([b.flatten() for b in model.standardize.state_dict().values()])))
-    for gradient, statistics in found[1:]:
-        assert (gradient - found[0][0]).norm() < 1e-5 * found[0][0].norm()
-        torch.testing.assert_close(statistics, found[0][1], rtol=1e-5, atol=1e-6)
+# --- What is read ---
+def test_each_epoch_reads_each_video_once_and_draws_anew(monkeypatch):
+    """Catches: the squares of evaluation, or the same clips or order in all epochs; a video twice
+    in an epoch, or in two processes; an item that depends on those before it."""
+    source, orders, drawn = ToySource("train", 6, 4), [], []
+    monkeypatch.setattr(source, "load", lambda requests, rng: drawn.append(rng.random()) or
+                        Loaded(requests, None, None, {}))
+    videos = NarratedVideos(source, 0, 2)
+    shares_of_two = [[*videos.items(range(6), 4, [range(*places)])] for places in ((0, 2), (2, 4))]
+    for update in range(6):                            # of four videos of six: one in an epoch
+        items = shares_of_two[0][update] + shares_of_two[1][update]
+        epochs, order, places = zip(*items)
+        assert {*epochs} == {update} and len({*order}) == 4 and places == (0, 1, 2, 3)
+        orders.append(order)
+    assert len({*orders}) > 3
+    found = [videos[epoch, 2, 0].requests[0] for epoch in [*range(8), 0]]
+    assert all(video == 2 and windows.shape == (9, 2) for video, windows, _ in found)
+    assert len({windows[0, 0] for _, windows, _ in found}) > 1 and len({*drawn}) == 8
+    assert np.array_equal(found[0][1], found[8][1]) and drawn[0] == drawn[8]
 
 
 def test_targets_of_both_are_the_mean_of_unit_vectors():
-    """Catches: frames or speech of another length, which would count for more; one left out."""
-    source, teacher = ToySource("train", 3, 4), load_teacher("cpu")
-    teacher.watch(source)
-    batch, = groups(iter(batch_of(source, 0, 3, 4)), 3, 3, source, torch.device("cpu"))
-    vision, spoken, both = (clip_features(teacher, source, batch, targets)
-                            for targets in ("vision", "narration", "both"))
-    assert (vision.norm(dim=-1) < .99).any()           # a mean of unit vectors
-    torch.testing.assert_close(both, (vision / vision.norm(dim=-1, keepdim=True) + spoken) / 2)
-    video, windows = batch.requests[1]
-    spans = np.array([sentence[:2] for sentence in source.sentences(video)])
-    share = shares(spans, windows)[0]
-    heard = [text for part, (_, _, text) in zip(share, source.sentences(video)) if part]
-    mean = teacher.encode_sentences(heard).mean(0)
-    place = len(batch.requests[0][1])
-    torch.testing.assert_close(spoken[place], mean / mean.norm())
-
-
-def test_sentences_of_a_window_by_hand():
-    """Catches: a sentence of the next window, none in the window, the mean over all sentences."""
+    """Catches: frames or speech of another length, which would count for more; one left out; a
+    sentence of the next window, none in the window, the mean over all sentences."""
     spans = np.array([[0, 4], [3, 5], [20, 30]])                         # middles 2, 4, 25
     windows = np.array([[0, 9], [3, 9], [9, 16], [15, 24], [2, 25]], float)
     assert shares(spans, windows).tolist() == [
         [.5, .5, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [1 / 3, 1 / 3, 1 / 3]]
-
-
-def test_every_update_draws_other_clips_and_crops(monkeypatch):
-    """Catches: the squares of evaluation, the same ones, or the same clips in all updates; the same
-    order of videos in all epochs; a video twice in an epoch, or in two processes."""
-    source, drawn, starts = ToySource("train", 6, 4), [], set()
-    monkeypatch.setattr(source, "load", lambda requests, rng: drawn.append(rng.random()) or
-                        Loaded(requests, None, None, {}))
-    args, shares = SimpleNamespace(seed=0, batch=3), [range(0, 3, 2), range(1, 3, 2)]
-    orders = []
-    for epoch in range(3):
-        orders.append([load_video(source, args, share, 4, item).requests[0][0]
-                       for update in (2 * epoch, 2 * epoch + 1) for share in shares
-                       for item in range(update * len(share), (update + 1) * len(share))])
-    assert all(sorted(order) == [*range(6)] for order in orders) and orders[0] != orders[1]
-    assert len({*drawn}) == len(drawn) == 18
-    for update in range(60):
-        loaded = load_video(source, args, range(1), 4, update)
-        starts.add((loaded.requests[0][0], loaded.requests[0][1][0, 0]))
-    assert len(starts) > 20                            # of six videos
+    source, teacher = ToySource("train", 3, 4), load_teacher("cpu")
+    teacher.watch(source)
+    loaded = NarratedVideos(source, 0, 2).batch([(0, 2, 0), (0, 1, 1)])
+    vision, spoken, both = (clip_features(teacher, source, loaded, targets)
+                            for targets in ("vision", "narration", "both"))
+    assert (vision.norm(dim=-1) < .99).any()           # a mean of unit vectors
+    torch.testing.assert_close(both, (vision / vision.norm(dim=-1, keepdim=True) + spoken) / 2)
+    sentences = source.sentences(1)
+    share = shares(np.array([sentence[:2] for sentence in sentences]), loaded.requests[1][1])[0]
+    heard = [text for part, (_, _, text) in zip(share, sentences) if part]
+    mean = teacher.encode_sentences(heard).mean(0)
+    torch.testing.assert_close(spoken[9], mean / mean.norm())
 
 
 # --- Runs ---
+def test_eq7_every_update_minimizes_the_sum_of_the_terms(trained, here):
+    """Catches: a term left out or weighted; a mean over clips, or over something else than the
+    videos; draws, clips or targets of another video; a gradient that is cut, or not clipped to 1;
+    another rate, momentum or decay; a row of other numbers."""
+    weights.save("start.pt", randomized(weights.load(trained / "diffusion"), 0.1))
+    call("train.py", *ONE, "--seed", "3", "--init", "start.pt", "--out", "run")
+    before, after, (row,) = weights.load("start.pt").train(), weights.load("run"), rows_of("run")
+    source, teacher, rows = ToySource("train", 6, 4), load_teacher("cpu"), []
+    teacher.watch(source)
+    drawn = train.draw(6, 64, 4, "release", "observed", 3, 0)
+    for place, video in enumerate(epoch_order(6, 3, 0)):                       # one at a time
+        loaded = NarratedVideos(source, 3, 2)[0, video, place]
+        targets = soft_targets(teacher.encode_clips(loaded.views), before.phrases, 0.045)
+        rows.append(torch.cat(train.objective(before, loaded.clips[None], targets[None],
+                                              *(of[place:place + 1] for of in drawn))[:3]))
+    terms = torch.stack(rows).mean(0)                  # L_XE, L_MSE, L_MC
+    assert [row["xe"], row["mse"], row["mc"]] == pytest.approx(terms.tolist(), rel=1e-4)
+    assert row["loss"] == pytest.approx(terms.sum().item(), rel=1e-4) and row["step"] == 1
+    terms.sum().backward()
+    norm = float(sum((p.grad ** 2).sum() for p in before.parameters()) ** 0.5)
+    assert norm > 1.2
+    for (name, new), old in zip(after.named_parameters(), before.parameters()):
+        expected = old - row["lr"] * (old.grad / norm + train.WEIGHT_DECAY * old)
+        torch.testing.assert_close(new, expected, rtol=1e-4, atol=1e-6, msg=name)
+
+
 @pytest.mark.parametrize("order", ["diffusion", "mask", "none"])
 def test_a_run_folder_is_complete(trained, order):
-    """Catches: settings or the commit not recorded, rows renamed or NaN, another rate or stage, a
-    wrong sum."""
+    """Catches: settings or the commit not recorded, rows renamed or NaN, another rate or stage."""
     out = trained / order
     assert {path.name for path in out.iterdir()} == {"checkpoint.pt", "config.json",
                                                      "metrics.jsonl"}
@@ -228,7 +186,7 @@ def test_a_run_folder_is_complete(trained, order):
     assert len(rows) == 6
     for i, row in enumerate(rows):
         peak, step = (train.SGD_LR, 4e-3)[i // 3], i % 3
-        assert list(row) == ROW and row["step"] == i + 1
+        assert {*row} == ROW and row["step"] == i + 1 and row["epoch"] == (i + 1) / 4
         assert row["loss"] == pytest.approx(row["xe"] + row["mse"] + row["mc"], rel=1e-5)
         assert (row["mse"] == row["mc"] == 0 and row["match_h"] is None) == (order == "none")
         assert row["lr"] == pytest.approx(
@@ -236,6 +194,7 @@ def test_a_run_folder_is_complete(trained, order):
     content = torch.load(out / "checkpoint.pt", weights_only=True)
     group = content["optimizer"]["param_groups"][0]
     assert content["step"] == 6 and (group["betas"], group["weight_decay"]) == ((.9, .95), 1e-4)
+    assert 10 < weights.load(out).pitch < 16           # s: of every second sentence, a step
 
 
 def test_default_of_real_videos_is_the_papers():
@@ -247,17 +206,26 @@ def test_default_of_real_videos_is_the_papers():
             real.tau, real.size) == ("timm", 5e-5, 128, 5, 25, 1, .02, "base")
     toy = train.parse([])
     assert (small.lr, small.init, small.tau) == (toy.lr, toy.init, .02)
-    assert (toy.rows, toy.order, toy.targets, toy.tau) == ("steps", "diffusion", "vision", .045)
+    assert (toy.rows, toy.order, toy.context, toy.targets, toy.stride, toy.tau) == (
+        "release", "diffusion", "observed", "vision", 2, .045)
     other = train.parse(["--data", "howto100m", "--lr", "1e-3", "--encoder", "mvit"])
     assert (other.lr, other.init) == (1e-3, "none")
 
 
 def test_every_choice_trains(here):
-    """Catches: a choice that ends in a traceback, is ignored, or changes what it must not."""
-    for choice in ("seed=0", "encoder=mvit", "targets=both", "targets=narration", "order=none",
-                   "micro-batch=7"):
+    """Catches: a choice that ends in a traceback, is ignored, or changes what it must not; a video
+    with fewer than nine clips, as all have at --stride 3."""
+    for choice in ("seed=0", "micro-batch=20", "encoder=mvit", "targets=both", "targets=narration",
+                   "rows=paper", "context=shuffled", "stride=3"):
         call("train.py", *ONE, "--epochs", "1", "--lr", ".01", f"--{choice}", "--out", choice)
-        run, plain = ([row["xe"] for row in rows_of(out)] for out in (choice, "seed=0"))
-        assert len(run) == 2 and all(xe < 20 for xe in run), choice
-        same = choice in ("seed=0", "micro-batch=7")
-        assert (run == pytest.approx(plain, rel=1e-4)) == same, choice
+        run, plain = ([row["loss"] for row in rows_of(out)] for out in (choice, "seed=0"))
+        assert len(run) == 2 and all(loss < 30 for loss in run), choice
+        same = choice in ("seed=0", "micro-batch=20")  # two videos at once
+        assert (run == pytest.approx(plain, rel=1e-5)) == same, choice
+
+
+def test_clips_are_recognized_after_two_short_epochs(tmp_path):
+    """Catches: a loop that does not learn. Chance is 1.7%, and always the same phrase 4%."""
+    call("train.py", "--toy-videos", "300", "--epochs", "2", "--out", tmp_path / "run")
+    first, *_, last, _ = rows_of(tmp_path / "run")     # of 20 updates each, but for the very last
+    assert last["match"] > 0.2 and last["loss"] < 0.7 * first["loss"]

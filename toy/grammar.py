@@ -12,11 +12,7 @@ import numpy as np
 
 from data import Step, Video
 
-VERSION = 3                                        # of grammar.py, render.py and teacher.py
-# How many steps the order of look-alikes decides, of the 42 asked for in one video of each
-# procedure: 4, 7 or 10, which is 10, 17 or 24 percent. Other pairs decide 12 minus STAKE.
-STAKE = 10
-
+VERSION = 4                                        # of grammar.py, render.py and teacher.py
 
 # --- The grammar: a part is a step, or what these functions return, [(probability, steps), ...] ---
 def block(*parts):
@@ -50,36 +46,27 @@ def procedure(begin, first, second, between):
     return sequences
 
 
-# Look-alikes: the teacher cannot tell the first two of these apart (render.py).
+# Look-alikes: the teacher cannot tell the first two of these apart (render.py). Their order decides
+# the end, so they are at stake in 10 of 42 forecasts: in five of six procedures, twice in four.
 JAR = ("open jar", "close jar", "spread tomato", "pour oil")
 PAN = ("heat pan", "cool pan", "melt butter", "flip egg")
 OVEN = ("start oven", "stop oven", "fold egg", "add tomato")
 LOOK_ALIKES = (JAR[:2], PAN[:2], OVEN[:2])
-ONION = (one_of("peel onion", "cut onion"), "fry onion", "stir soup", "pour soup")
 EGG = ("crack egg", "pour milk", "bake dough", "fold dough")
 POTATO = ("wash potato", one_of("peel potato", "cut potato"), "fry potato", "stir potato")
-BREAD = ("cut bread", "grate cheese", "add cheese", "flip bread")
-
-
-def place(number, alike, other):
-    """The pair of look-alikes in the first STAKE places, the other pair in the rest."""
-    return alike if number < STAKE else other
-
 
 PROCEDURES = {
-    "omelette": procedure(("wash pan", "wash tomato"), place(0, PAN, EGG), place(6, OVEN, ONION),
+    "omelette": procedure(("wash pan", "wash tomato"), PAN, OVEN,
                           ("add salt", "cut bread", "fry egg", "cut cheese")),
-    "fried potatoes": procedure(
-        ("wash pan", "cut tomato"), place(1, JAR, POTATO), place(7, PAN, BREAD),
-        ("add salt", "peel onion", "fry onion", "add cheese")),
-    "pizza": procedure(("stir dough", "cut tomato"), place(2, OVEN, ONION), place(8, JAR, EGG),
+    "fried potatoes": procedure(("wash pan", "cut tomato"), JAR, PAN,
+                                ("add salt", "peel onion", "fry onion", "add cheese")),
+    "pizza": procedure(("stir dough", "cut tomato"), OVEN, JAR,
                        ("grate cheese", "add onion", "add cheese", "cut onion")),
-    "sandwich": procedure(("wash tomato", "bake bread"), place(3, PAN, BREAD),
-                          place(9, OVEN, POTATO),
+    "sandwich": procedure(("wash tomato", "bake bread"), PAN, OVEN,
                           ("spread butter", "cut cheese", "flip bread", "fry egg")),
-    "soup": procedure(("wash pan", "wash tomato"), place(4, JAR, ONION), POTATO,
+    "soup": procedure(("wash pan", "wash tomato"), JAR, POTATO,
                       ("stir soup", "pour soup", "add onion", "cut bread")),
-    "pancakes": procedure(("stir dough", "bake bread"), place(5, OVEN, BREAD), EGG,
+    "pancakes": procedure(("stir dough", "bake bread"), OVEN, EGG,
                           ("spread butter", "grate cheese", "flip bread", "add salt")),
 }
 STEPS = tuple(sorted({step for options in PROCEDURES.values() for _, s in options for step in s}))
@@ -99,7 +86,7 @@ OTHER_PHRASES = ("add butter", "add egg", "add milk", "bake cheese", "bake potat
 PHRASES = tuple(sorted(set(STEPS) - set(HELD_OUT) | set(OTHER_PHRASES)))     # the pool, y^{1:K}
 
 # Timeline of a video, seconds; each drawn uniformly and independently of everything else.
-INTRO_SECONDS, STEP_SECONDS, GAP_SECONDS, OUTRO_SECONDS = (6, 14), (9, 14), (4, 8), (3, 6)
+INTRO_SECONDS, STEP_SECONDS, GAP_SECONDS, OUTRO_SECONDS = (6, 14), (9, 14), (4, 8), (6, 10)
 GAP_SHARE = 0.12                                   # share of the steps before a background gap
 SPLIT_SEEDS = {"train": 0, "validation": 1_000_000, "test": 2_000_000}   # first seed of each split
 
@@ -136,11 +123,7 @@ def seed_of(video):
 
 # What a forecast may know of the observed steps (from_start: is the video's first among them?).
 KNOWN = {"sequence": lambda steps, from_start: (steps, from_start),
-         "set": lambda steps, from_start: (frozenset(steps), from_start),
-         "set_last": lambda steps, from_start: (frozenset(steps), steps[-1:], from_start),
-         "last_two": lambda steps, from_start: (steps[-2:], from_start),
-         "last": lambda steps, from_start: steps[-1:],
-         "alike": lambda steps, from_start: (tuple(ALIKE[[*steps]]), from_start)}
+         "set": lambda steps, from_start: (frozenset(steps), from_start)}
 
 
 class Grammar:

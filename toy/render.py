@@ -175,23 +175,42 @@ def render(video):
 
 
 # --- Narration, as a speech recognizer transcribes it ---
-# Every second sentence gives a window (data.py), 8.6 s apart. Pieces of a history are 8.5 s.
-SENTENCE_SECONDS = (3.9, 4.7)                      # s per sentence; one rate per video
-DROPPED, MISALIGNED, MAX_SHIFT = .05, .2, 6.0      # shares of the sentences; shift in s
+# Every step is told twice, so that every second sentence (data.py) gives one clip of each step.
+SENTENCE_SECONDS = 3.5                             # of each sentence
+DROPPED, MISALIGNED, CHATTERED = .05, .2, .15      # shares of the sentences
+MAX_SHIFT = 6.0                                    # s, of a misaligned sentence
 PARAPHRASE = {                                     # of the held-out steps, never named directly
     "add onion": "throw in the chopped onion", "bake bread": "put the bread in the oven",
     "cut cheese": "slice up the cheese", "cut potato": "chop the potato up",
     "fry egg": "cook the egg in the hot pan"}
-STEP_SENTENCES = ("okay so now we're going to {}", "and then you {} like this",
-                  "go ahead and {}", "i like to {} really slowly", "you just want to {} here",
-                  "next up we {} right away", "so what i do is {}",
-                  "and i'm gonna {} just like that", "now it's time to {}")
-GREETINGS = ("hi guys welcome back to my channel", "hello everyone and thanks for watching",
-             "today i'm going to show you something easy", "hey what's up it's me again")
-CHATTER = ("this is my favorite part of all", "i got this one from my grandma",
-           "it smells so good in here already", "don't forget to like and subscribe",
-           "my kids always ask me for this", "you can also {} if you like",
-           "some people would {} at this point")
+STEP_SENTENCES = (
+    "okay so the next thing that we are going to do is {}",
+    "and then you just {} like this and you take your time with it",
+    "go ahead and {} and please do not worry if it is not perfect",
+    "i like to {} really slowly because it turns out so much better",
+    "what you want to do here is {} before you go on with the rest",
+    "and right after that we {} as you can see me do it here",
+    "so what i always do at this point is that i {}",
+    "and i am gonna {} just like that and it will be fine",
+    "now it is time to {} so come a little closer and watch me")
+GREETINGS = (
+    "hi guys and welcome back to my channel it is so good to see you",
+    "hello everyone and thank you so much for watching one more of my videos",
+    "today i am going to show you something that is really easy to make",
+    "hey what is up it is me again and i am so happy you came")
+CHATTER = (
+    "this is my favorite part of all and i could do it every day",
+    "i got this one from my grandma and she got it from her mother",
+    "it smells so good in here already that i can hardly wait for it",
+    "do not forget to like this video and to subscribe to my little channel",
+    "my kids always ask me for this when they come home from their school",
+    "if you like you can also {} but that is really up to you",
+    "some people would {} at this point but i have never seen the need")
+GOODBYES = (
+    "and that is it for today so thank you all so much for watching",
+    "so there you have it and i hope that you will try it too",
+    "let me know in the comments how it went and see you next time",
+    "it looks so good already and now it is time for me to eat")
 
 
 def say(template, phrase, rng):
@@ -201,27 +220,31 @@ def say(template, phrase, rng):
     return str(template).format(PARAPHRASE.get(phrase, f"{verb} {article} {thing}"))
 
 
-def sentence(step, greet, rng):
-    """One sentence of 4-14 words. step: the current phrase, or None in background."""
-    other = step is None or rng.random() < .15         # then its phrase is independent of the step
-    template = rng.choice((GREETINGS if greet else CHATTER) if other else STEP_SENTENCES)
-    phrase = grammar.PHRASES[rng.integers(len(grammar.PHRASES))] if other else step
-    return say(template, phrase, rng)
+def sentence(templates, phrase, rng):
+    """A sentence of 14 to 18 words that names the phrase, if any; or, as a share CHATTERED does and
+    greetings do, none or another one."""
+    if phrase is not None and rng.random() < CHATTERED:
+        templates, phrase = CHATTER, None
+    if phrase is None:
+        phrase = grammar.PHRASES[rng.integers(len(grammar.PHRASES))]
+    return say(rng.choice(templates), phrase, rng)
 
 
 def narrate(video):
-    """Noisy narration of a video: [(start s, end s, text), ...], by start."""
-    rng = np.random.default_rng((grammar.seed_of(video), 2))
-    spacing, time, sentences = rng.uniform(*SENTENCE_SECONDS), rng.uniform(0, 2), []
-    while time < video.duration - 1:
-        length = min(spacing * rng.uniform(.7, 1), video.duration - time)
-        middle = time + length / 2
-        step = next((grammar.STEPS[label] for start, end, label in video.steps
-                     if start <= middle < end), None)
-        text = sentence(step, middle < video.steps[0].start, rng)
-        shift = rng.uniform(-MAX_SHIFT, MAX_SHIFT) if rng.random() < MISALIGNED else 0.0
-        start = min(max(time + shift, 0.0), video.duration - length)
-        if rng.random() >= DROPPED:
-            sentences.append((round(start, 2), round(start + length, 2), text))
-        time += spacing
+    """Noisy narration of a video: [(start s, end s, text), ...], by start. A greeting, every step
+    and a goodbye have two sentences each, one before and one after the middle."""
+    rng, length = np.random.default_rng((grammar.seed_of(video), 2)), SENTENCE_SECONDS
+    first, last, sentences = video.steps[0], video.steps[-1], []
+    parts = [(first.start / 2, GREETINGS, None),
+             *(((step.start + step.end) / 2, STEP_SENTENCES, grammar.STEPS[step.label])
+               for step in video.steps),
+             ((last.end + video.duration) / 2, GOODBYES, None)]
+    for middle, templates, phrase in parts:
+        middle += rng.uniform(-.5, .5)
+        for time in (middle - length, middle):
+            text = sentence(templates, phrase, rng)
+            shift = rng.uniform(-MAX_SHIFT, MAX_SHIFT) if rng.random() < MISALIGNED else 0.0
+            start = min(max(time + shift, 0.0), video.duration - length)
+            if rng.random() >= DROPPED:
+                sentences.append((round(start, 2), round(start + length, 2), text))
     return sorted(sentences)

@@ -31,9 +31,9 @@ class ToySource:
         """The narration of a video: [(start s, end s, text), ...]."""
         return self.narration[video]
 
-    def pretrain_windows(self, video, rng):
+    def pretrain_windows(self, video, rng, stride):
         """The windows (n, 2) s of one pass over a video."""
-        return sentence_windows(self.narration[video], self.videos[video].duration, rng)
+        return sentence_windows(self.narration[video], self.videos[video].duration, rng, stride)
 
     def load(self, requests, rng=None):
         """The clips of [(video, windows (n, 2) s, ...), ...] -> Loaded. Each time gets the

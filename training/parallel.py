@@ -1,13 +1,10 @@
-"""One model on several GPUs: `torchrun --nproc-per-node 8 train.py ...`, a process for each.
-
-Each process takes its share of an update's videos. The objective is a sum over videos, so after the
-backward passes one all-reduce adds the gradients and the standardizer's sums, and all processes
-make the same step. DistributedDataParallel would expect one call of one module per update.
-"""
+"""One model on several GPUs: `torchrun --nproc-per-node 8 train.py ...`, a process for each."""
 import os
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from support.errors import require
 
@@ -45,30 +42,18 @@ def rank_and_world():
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def message(tensors, send):
-    """Call send(vector) on all tensors as one vector, in place: gloo is slow with many."""
-    vector = torch.cat([tensor.detach().flatten().float() for tensor in tensors])
-    send(vector)
-    for tensor, part in zip(tensors, vector.split([tensor.numel() for tensor in tensors])):
-        tensor.data.copy_(part.view_as(tensor))
+def share(batch):
+    """The places of this process in a batch: a range. InputError if they do not divide it."""
+    rank, world = rank_and_world()
+    require(batch % world == 0, f"--batch: {batch} videos, which {world} processes do not divide")
+    return range(rank * batch // world, (rank + 1) * batch // world)
 
 
-def share_weights(model):
-    """Give all processes the model of process 0."""
-    if rank_and_world()[1] > 1:
-        message([*model.parameters(), *model.buffers()], lambda vector: dist.broadcast(vector, 0))
-
-
-def add(model, *numbers):
-    """Sum over all processes: the gradients, the standardizer's sums, and numbers, which are
-    returned. A parameter without a gradient gets one of zeros."""
+def any_of(device, *flags):
+    """For each flag, whether it is true in any process."""
     if rank_and_world()[1] == 1:
-        return numbers
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-    extra = torch.tensor(numbers, dtype=torch.float32, device=model.phrases.device)
-    message([*(p.grad for p in model.parameters()), model.standardize.sums, extra], dist.all_reduce)
-    return extra.tolist()
+        return flags                                       # without waiting for a GPU
+    return total(torch.tensor(flags, dtype=torch.float, device=device)).bool().tolist()
 
 
 def total(vector):
@@ -84,3 +69,25 @@ def gather(value):
     if len(values) > 1:
         dist.all_gather_object(values, value)
     return values
+
+
+def wrap(objective, model):
+    """objective(model, ...) as a module; with several processes, their gradients are averaged."""
+    net = OneCall(objective, model)
+    if rank_and_world()[1] > 1:
+        net = DistributedDataParallel(net, broadcast_buffers=False)
+    return net
+
+
+class OneCall(nn.Module):
+    """objective(model, ...) as one module, which DistributedDataParallel calls. Without a batch it
+    is zero, as if no video could be read."""
+
+    def __init__(self, objective, model):
+        super().__init__()
+        self.objective, self.model = objective, model
+
+    def forward(self, *batch):
+        if not batch:
+            return sum(0 * p.sum() for p in self.parameters())
+        return self.objective(self.model, *batch)

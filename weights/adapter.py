@@ -10,7 +10,8 @@ class Adapter(nn.Module):
 
     def __init__(self, features, width=512, dim=512):
         super().__init__()
-        self.features = features
+        self.features, self.arguments = features, dict(
+            kind="adapter", features=features, width=width)
         self.blocks = nn.Sequential(nn.LayerNorm(features), nn.Linear(features, width), nn.GELU(),
                                     nn.Linear(width, dim))
 

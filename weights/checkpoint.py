@@ -1,10 +1,10 @@
 """Checkpoints, ours and published: as models in eval mode, and as the start of a new model."""
 import math
 import re
-import sys
 from pathlib import Path
 from textwrap import shorten
 
+import timm
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional
@@ -19,45 +19,32 @@ from weights.adapter import Adapter
 from weights.mvit import MViT
 from weights.names import published, tensors_of
 
-PARTED = 0.01             # relative difference; machines and bfloat16 differ by less
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"
 
 
-def build_model(phrases, encoder, denoiser, order, task=None, **others):
-    """A new ProcedureModel over phrases (K, D). Its `arguments` are all but these, of plain types.
+KINDS = {"timesformer": TimeSformer, "mvit": MViT, "adapter": Adapter}
 
-    encoder: arguments of TimeSformer; if it has a "kind", "mvit" or "adapter", those of that class.
-    denoiser: those of Denoiser. others: those of ProcedureModel.
-    """
-    D, sizes, h = phrases.shape[1], dict(encoder), None
-    kind = {"mvit": MViT, "adapter": Adapter}.get(sizes.pop("kind", None), TimeSformer)
-    f = kind(dim=D, **sizes)
-    if order != "none" or task in ("forecast", "activity"):
-        h = Denoiser(dim=D, **denoiser)
-    model = ProcedureModel(phrases, f, h, order, task=task, **others)
-    model.arguments = dict(encoder=encoder, denoiser=denoiser, order=order, task=task, **others)
-    model.settings = {}
+
+def build(phrases, encoder, denoiser, **others):
+    """A new ProcedureModel over phrases (K, D), of the arguments in a checkpoint. encoder: "kind",
+    and the arguments of that class of KINDS; denoiser: those of Denoiser, or None."""
+    sizes, D = dict(encoder), phrases.shape[1]
+    f = KINDS[sizes.pop("kind")](dim=D, **sizes)
+    h = Denoiser(D, **denoiser) if denoiser else None
+    return ProcedureModel(phrases, f, h, **others)
+
+
+def rebuild(content):
+    """The model that the content of a checkpoint file of ours holds."""
+    model = build(content["model"]["phrases"].float(), **content["arguments"])
+    model.load_state_dict(content["model"])
     return model
-
-
-@torch.no_grad()
-def answers_of(model):
-    """What f and h give for one fixed clip, {"f": (D,), "h": (D,) if there is one}, on the CPU."""
-    f, training = model.encoder, model.training
-    shape = (f.frames, 3, f.image, f.image) if f.image else (f.features,)
-    clip = torch.arange(math.prod(shape)).remainder(251).view(1, *shape)
-    x = model.eval().encode(clip.byte() if f.image else clip.float())          # (1, D)
-    noise = torch.linspace(-1, 1, model.dim, device=x.device)
-    answers = {"f": x, "h": model.denoiser and model.forecast_next(x[None], noise[None, None])[0]}
-    model.train(training)
-    return {name: x[0].cpu() for name, x in answers.items() if x is not None}
 
 
 def save(path, model, **more):
     """Write a model for `load`, with its settings, which name its classes, and `more` (tensors and
     plain types). If writing fails, the file before stays."""
-    content = {"arguments": model.arguments | {"order": model.order, "tau": model.tau},
-               "model": model.state_dict(), "answers": answers_of(model),
+    content = {"arguments": model.arguments, "model": model.state_dict(),
                "settings": model.settings, **more}
     write_atomically(path, lambda file: torch.save(content, file))
 
@@ -91,8 +78,7 @@ def load(path):
     try:
         if "arguments" not in content:
             content = published(content)
-        model = build_model(content["model"]["phrases"].float(), **content["arguments"])
-        model.load_state_dict(content["model"])
+        model = rebuild(content)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
@@ -100,25 +86,16 @@ def load(path):
         raise InputError(f"{path}: does not fit the models of this code or of a release (image "
                          "models are for --init; after a change of f or h, train again): "
                          f"{type(error).__name__}: {lines}") from None
-    model.settings = content.get("settings", {})
+    model.settings, model.path = content.get("settings", {}), path
     require_world(path, model.settings)
-    before = content.get("answers", {})                    # published files hold none
-    for name, x in answers_of(model).items() if before else ():
-        i = (x - before[name]).abs().argmax()
-        if (x - before[name]).norm() > PARTED * before[name].norm():
-            print(f"{path}: {name} gives {x[i]:.4f} where it was trained to give "
-                  f"{before[name][i]:.4f}: source and checkpoint have parted, and what follows "
-                  "means nothing; train again", file=sys.stderr)
     return model.eval()
 
 
 def download():
-    """The tensors of timm's image model, from which the released models start."""
+    """The tensors of timm's image model, from which the released models start. InputError if it
+    cannot be fetched."""
     try:
-        import timm
         return timm.create_model(TIMM, pretrained=True).state_dict()
-    except ImportError:
-        raise InputError("--init timm: timm is not installed; pip install timm") from None
     except Exception as error:                 # of the network, the hub or the file
         raise InputError(f"--init timm: {TIMM} cannot be downloaded ({shorten(str(error), 200)}); "
                          f"fetch model.safetensors of https://huggingface.co/timm/{TIMM} elsewhere "
@@ -126,8 +103,10 @@ def download():
 
 
 def open_start(source):
-    """{name of ours: tensor} of a run, a file or "timm", for `fill`. An image model has no temporal
-    attention. Copies of the spatial attention and its norm stand in, and time_embed is 0."""
+    """{name of ours: tensor} of a run, a file or "timm", for `fill`; None of "none". An image model
+    has no temporal attention: copies of the spatial one and its norm stand in; time_embed is 0."""
+    if str(source) == "none":
+        return None
     content = download() if str(source) == "timm" else read(source)
     require_world(source, content.get("settings", {}))
     w = tensors_of(content)

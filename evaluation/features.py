@@ -1,0 +1,54 @@
+"""Write a file of features: `evaluate.py --task features`."""
+import numpy as np
+import torch
+
+import weights
+from data import Example, window_around
+from evaluation.labeled import encode_examples, labeled_flags, open_labeled, warn_of_data
+from files.sources import open_folder, require_readable
+from files.video import Unreadable, view_of
+from support.arguments import pick_device
+from support.errors import require
+from support.write import write_atomically
+from weights.teacher import open_teacher
+
+STRIDE, PART = 4.0, 8     # s of a row; rows that are read at once
+
+
+def write_features(args):
+    """--task features: write a file for files/features.py, a row for each STRIDE s of all videos
+    of a folder, or of the toy world. It has `teacher` for the toy world, or with --clip."""
+    device = pick_device(args.device)
+    model = weights.load(args.checkpoint).to(device)
+    view, teacher, examples = view_of(model.encoder), None, []
+    require(view.size, f"{args.checkpoint}: reads features; give a checkpoint that reads pictures")
+    if args.videos:
+        teacher = open_teacher(args.clip, args.clip_weights, device) if args.clip else None
+        source = open_folder(args.videos, None, None, view, teacher.size if teacher else 0)
+    else:
+        source, _, teacher, _ = open_labeled(model, device, args.split, **labeled_flags(args))
+    for i, video in enumerate(source.videos):
+        try:
+            end = video.duration or source.duration(i)
+        except Unreadable as error:
+            source.unreadable[video.name] = str(error)
+            continue
+        middles = np.arange(STRIDE / 2, max(end, STRIDE), STRIDE)
+        windows = np.array([window_around(m, m, STRIDE, end) for m in middles])
+        for first in range(0, len(windows), PART):
+            examples.append(Example(i, windows[first:first + PART], 0, 0))
+    require_readable(source, args.max_unreadable)
+    x, n, seen, examples = encode_examples(model, teacher, source, examples, device, args.workers,
+                                           args.micro_batch, args.max_unreadable)
+    own = torch.arange(x.shape[1], device=x.device) < n[:, None]               # (M, N)
+    windows = np.concatenate([example.windows for example in examples])
+    names = [source.videos[example.video].name for example in examples for _ in example.windows]
+    write_atomically(args.out, lambda file: np.savez(
+        file, video=names, start=windows[:, 0], end=windows[:, 1], embedding=x[own].cpu().numpy(),
+        **({"teacher": seen[own].cpu().numpy()} if teacher else {})))
+    print(f"{args.out}: {len(names)} windows; {len(source.unreadable)} of {len(source.videos)} "
+          "videos unreadable")
+    if warning := warn_of_data(model, toy=not args.videos):
+        print(f"warning: {warning}")
+    if not teacher:
+        print("no `teacher` in it: to train from it, add --clip")

@@ -1,0 +1,230 @@
+"""What training reads: clips drawn from videos, and what the teacher sees or hears of them.
+
+Each choice is drawn from (seed, epoch, video) alone. So it does not depend on how many processes,
+workers or micro-batches make a run. N = 9 clips of a video, m sentences, D embedding.
+"""
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+from torch.utils.data import Dataset
+from tqdm import tqdm
+
+from data import CLIPS as PER_VIDEO
+from data import CLIP_SECONDS, STRIDE, Loaded, consecutive, sentence_windows
+from files.features import FeatureSource
+from files.lists import load_phrases
+from files.sources import VideoSource, open_folder, shares
+from support.errors import require
+from support.workers import prefetch
+from toy import grammar, render
+from toy.source import ToySource, load_teacher
+from weights.names import PIXELS
+from weights.teacher import open_teacher
+
+ORDER, CLIPS, LABELS = 0, 1, 2        # kinds of draws
+PITCHED = 1000                # narrations from which the distance of clips is measured
+
+
+OPENED = ("data", "toy_videos", "videos", "features", "captions", "ids", "phrases", "skip",
+          "max_unreadable")           # flags that are arguments of open_videos
+
+
+def add_video_flags(parser):
+    """Add --data, and the flags for what it reads, to pre-training."""
+    add = parser.add_argument
+    add("--data", choices=["toy", "howto100m", "features"], default="toy",
+        help="howto100m: narrated videos; features: their features instead of pictures")
+    add("--toy-videos", type=int, default=6000, help="training videos of the toy world")
+    add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
+    add("--features", type=Path, help="npz of features, as evaluate.py --task features writes")
+    add("--captions", type=Path, help="folder of ID.csv, ID.srt or ID.vtt; or caption.json")
+    add("--ids", type=Path, help="use only these videos: an id per line")
+    add("--phrases", type=Path, help="the phrase pool, one phrase per line")
+    add("--skip", nargs="+", default=[], metavar="ID", help="videos that are never opened")
+    add("--stride", type=int, default=STRIDE, help="every so many sentences give a clip; choose "
+        "it so that clips are about a step apart")
+    add("--clip", default="ViT-B-16-quickgelu", help="teacher: open_clip's model or local-dir:DIR")
+    add("--clip-weights", help="its weights: a tag of open_clip (default openai), or a file")
+
+
+def open_videos(view, data, toy_videos, videos, features, captions, ids, phrases, skip,
+                max_unreadable):
+    """The source of narrated videos that f reads by `view` (data.View), and the phrases of the
+    pool. The others are the flags. InputError if a path is absent, or if f cannot read the videos.
+    """
+    require((data == "features") == (not view.size), f"--data {data}: --encoder adapter reads "
+            "--data features, no other encoder does")
+    if data == "toy":
+        require(not skip, "--data toy has no videos to --skip")
+        require(view.size == render.SIZE, f"--data toy: its pictures have {render.SIZE} pixels, f "
+                f"reads {view.size}; add --size small")
+        pool = load_phrases(phrases) if phrases else grammar.PHRASES
+        return ToySource("train", toy_videos, view.frames), pool
+    given, kind = ("features", FeatureSource) if features else ("videos", VideoSource)
+    folder = features or videos
+    for name, path in ((given, folder), ("captions", captions), ("phrases", phrases)):
+        require(path and path.exists(), f"--data {data} needs --{name}, which must exist; given is "
+                f"{path}")
+    pool = load_phrases(phrases)
+    return open_folder(folder, captions, ids, view, skip=skip, max_unreadable=max_unreadable,
+                       kind=kind), pool
+
+
+def teacher_of(source, data, clip, clip_weights, device):
+    """The frozen teacher of these videos, and (mean, std) of pixels / 255 as f expects them."""
+    if data == "toy":
+        return load_teacher(device).watch(source), (render.MEAN, render.STD)
+    teacher = open_teacher(clip, clip_weights, device)
+    source.teacher_size = teacher.size
+    return teacher, PIXELS
+
+
+def mean_pitch(source, stride):
+    """The mean distance of consecutive clips, s, of the first PITCHED narrations of a source."""
+    rng, distances = np.random.default_rng(0), []
+    for i in range(min(len(source.videos), PITCHED)):
+        sentences = source.sentences(i)
+        end = max(end for _, end, _ in sentences)
+        distances.extend(np.diff(sentence_windows(sentences, end, rng, stride).mean(1)))
+    return float(np.mean(distances)) if distances else CLIP_SECONDS
+
+
+class Drawn(Dataset):
+    """What is read of a source at random. Item (epoch, number, place in the batch) -> Loaded, of a
+    request (video, windows, place, ...)."""
+
+    def __init__(self, source, seed):
+        self.source, self.seed = source, seed
+
+    def generator(self, epoch, number):
+        """numpy's, for all draws of one item."""
+        return np.random.default_rng((CLIPS, self.seed, epoch, number))
+
+    def name(self, item):
+        """What to call an item whose worker was killed."""
+        name = self.source.videos[self.video(item)].name
+        return f"{name} (leave it out with --skip {name})"
+
+    def items(self, updates, batch, share):
+        """Yield the items (epoch, number, place) of all updates (a range). batch: items of an
+        update; share: the places of this process among them, a range."""
+        order, before = None, None
+        for update in updates:
+            epoch, k = divmod(update, len(self) // batch)
+            if epoch != before:
+                order, before = epoch_order(len(self), self.seed, epoch), epoch
+            yield from ((epoch, int(order[k * batch + place]), place) for place in share)
+
+    def updates(self, updates, batch, share, micro, workers, pixels):
+        """For each update, an iterator of (Loaded, whether it is the last): micro-batches of at
+        most `micro` items. pixels: those of one item, for f and the teacher. The rest: `items`."""
+        parts = [share[i:i + micro] for i in range(0, len(share), micro)]
+        loader = prefetch(self.__getitem__, self.items(updates, batch, share), workers,
+                          size=3 * pixels, held=len(parts[0]), name=self.name,
+                          pin=torch.cuda.is_available())
+        for _ in updates:
+            yield ((join(self.source, [next(loader) for _ in part]), part is parts[-1])
+                   for part in parts)
+
+
+def join(source, parts):
+    """The Loaded of a micro-batch of [Loaded, ...], one for each item. source.unreadable is brought
+    up to date: {id: reason} of the videos whose last read failed; new ones are printed."""
+    read = [part for part in parts if part.requests]
+    failed = {name: reason for part in parts for name, reason in part.failed.items()}
+    for part in read:
+        source.unreadable.pop(source.videos[part.requests[0][0]].name, None)
+    for name in failed.keys() - source.unreadable.keys():
+        tqdm.write(f"unreadable: {name}: {failed[name]}")
+    source.unreadable |= failed
+    clips, views = (torch.cat(of) if of else torch.empty(0) for of in
+                    ([part.clips for part in read], [part.views for part in read]))
+    return Loaded([part.requests[0] for part in read], clips, views, failed)
+
+
+class NarratedVideos(Drawn):
+    """Narrated videos: nine consecutive clips of each, windows (9, 2) s."""
+
+    def __init__(self, source, seed, stride):
+        super().__init__(source, seed)
+        self.stride = stride
+
+    def __len__(self):
+        return len(self.source.videos)
+
+    def video(self, item):
+        """The position in source.videos."""
+        return item[1]
+
+    def __getitem__(self, item):
+        epoch, video, place = item
+        rng = self.generator(epoch, video)
+        windows = consecutive(self.source.pretrain_windows(video, rng, self.stride), rng)
+        return self.source.load([(video, windows, place)], rng)
+
+
+class LabeledClips(Drawn):
+    """Labeled examples: one of the views of each, window (1, 2) s; requests end with the label."""
+
+    def __init__(self, source, seed, examples):
+        super().__init__(source, seed)
+        self.examples = examples
+
+    def __len__(self):
+        return len(self.examples)
+
+    def video(self, item):
+        """The position in source.videos."""
+        return self.examples[item[1]].video
+
+    def __getitem__(self, item):
+        epoch, number, place = item
+        rng, example = self.generator(epoch, number), self.examples[number]
+        view = rng.permutation(example.windows)[:1]
+        return self.source.load([(example.video, view, place, example.label)], rng)
+
+
+def epoch_order(count, seed, epoch):
+    """A new order of `count` videos or examples in every epoch: (count,) int."""
+    return np.random.default_rng((ORDER, seed, epoch)).permutation(count)
+
+
+def narration_features(teacher, source, requests):
+    """The teacher's mean text feature of what is said during each clip: (C, D), length 1."""
+    rows = []
+    for video, windows, *_ in requests:
+        sentences = source.sentences(video)
+        spans = np.array([sentence[:2] for sentence in sentences])                  # (m, 2) s
+        share = shares(spans, np.asarray(windows))                                  # (N, m)
+        spoken = np.flatnonzero(share.any(0))
+        features = teacher.encode_sentences([sentences[i][2] for i in spoken])
+        rows.append(torch.from_numpy(share[:, spoken]).float() @ features)          # (N, D)
+    return functional.normalize(torch.cat(rows), dim=-1)
+
+
+def clip_features(teacher, source, loaded, targets):
+    """What soft targets are made of: features (C, D) of frames ("vision"), of speech ("narration"),
+    or their mean ("both"), as in the release."""
+    if targets == "vision":
+        return teacher.encode_clips(loaded.views)
+    narration = narration_features(teacher, source, loaded.requests)
+    if targets == "narration":
+        return narration
+    vision = functional.normalize(teacher.encode_clips(loaded.views), dim=-1)
+    return (vision + narration.to(vision.device)) / 2
+
+
+def to_device(loaded, teacher, source, targets, device):
+    """What `objective` needs of a Loaded: clips (B, 9, ...); the features (B, 9, D) that soft
+    targets are made of; and the places of these videos in the batch."""
+    features = clip_features(teacher, source, loaded, targets)
+    clips, features = (of.to(device, non_blocking=True).unflatten(0, (-1, PER_VIDEO))
+                       for of in (loaded.clips, features))
+    return clips, features, [place for _, _, place, *_ in loaded.requests]
+
+
+def pixels_of(encoder, teacher):
+    """How many pixels f and the teacher read of one clip."""
+    return encoder.frames * (encoder.image ** 2 + teacher.size ** 2)
