@@ -133,7 +133,7 @@ def set_up(args, device):
     teacher, pixels = teacher_of(source, args.data, args.clip, args.clip_weights, device)
     texts = teacher.encode_phrases(phrases)                                # (K, D)
     if args.data == "features":
-        before = folder.checkpoint["arguments"]["encoder"]["features"] if folder.checkpoint else None
+        before = folder.checkpoint.get("arguments", {}).get("encoder", {}).get("features")
         sizes = {**sizes, "features": require_widths(source.paths, before, texts.shape[1])}
 
     # 2. f and h.
@@ -147,7 +147,6 @@ def set_up(args, device):
         weights.checkpoint.fill(args.init, model, start)
     if folder.checkpoint:
         model = weights.checkpoint.rebuild(folder.checkpoint)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, on {device}")
     return folder, source, teacher, model.to(device).train()
 
 
@@ -171,7 +170,9 @@ def pretrain(args):
     if folder.checkpoint:
         optimizer.load_state_dict(folder.checkpoint["optimizer"])
     net = parallel.wrap(objective, model)
-    print(f"{len(source.videos)} videos, {switch} updates by SGD and {updates - switch} by AdamW")
+    if rank == 0:
+        print(f"{len(source.videos)} videos, clips {model.pitch:.1f} s apart; {switch} updates by SGD"
+              f" and {updates - switch} by AdamW, on {device}")
 
     # 2. Train: each update minimizes the mean of its videos' objectives, Eq. 7.
     metrics, done = Metrics(TERMS, device), folder.first

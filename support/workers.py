@@ -56,6 +56,11 @@ class Watched(Dataset):
         return bool(dead), [text for text in texts if text]
 
 
+def as_is(made):
+    """What a Dataset gives is not changed; torch would make tensors of NumPy's arrays."""
+    return made
+
+
 def prefetch(make, items, workers, title=None, size=0, held=1, name=str, pin=False):
     """A torch DataLoader that yields make(item) for each item, in order, made ahead by worker
     processes (0: none). InputError if one is killed, or if shared memory is too small.
@@ -74,9 +79,9 @@ def prefetch(make, items, workers, title=None, size=0, held=1, name=str, pin=Fal
         require(need <= free, f"{text}; {free / 2 ** 30:.2g} GiB are free in {SHARED}")
     watched = Watched(make, name, workers)
     try:
-        loader = DataLoader(watched, batch_size=None, sampler=items, num_workers=workers,
-                            prefetch_factor=AHEAD if workers else None, pin_memory=pin,
-                            worker_init_fn=functools.partial(ignore, ignored))
+        loader = DataLoader(watched, batch_size=None, sampler=items, collate_fn=as_is,
+                            num_workers=workers, prefetch_factor=AHEAD if workers else None,
+                            pin_memory=pin, worker_init_fn=functools.partial(ignore, ignored))
         child = getattr(signal, "SIGCHLD", None)       # Windows has none
         before = child and signal.getsignal(child)
         loaded = iter(loader)
@@ -85,6 +90,8 @@ def prefetch(make, items, workers, title=None, size=0, held=1, name=str, pin=Fal
         yield from tqdm(loaded, title, len(items), mininterval=1) if title else loaded
     except (RuntimeError, ConnectionError, EOFError) as error:     # the latter amid its last batch
         dead, reading = watched.lost()
+        for process in multiprocessing.active_children():
+            process.kill()                 # it ignores SIGTERM; at its end Python would wait for it
         lost = dead or str(error).startswith("DataLoader worker") or "shared memory" in str(error)
         require(not lost, "a worker process was killed, or could not hand over its batch"
                 f"{', while it read '.join(['', *reading])}; {text}")

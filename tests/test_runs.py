@@ -225,11 +225,11 @@ def test_too_little_memory_is_one_line(here, capsys, monkeypatch, forked):
         errors.run(caught, lambda: None)
     assert "can't allocate memory: 9 bytes; the memory is too small" in capsys.readouterr().err
     if os.path.isdir("/dev/shm"):
-        usage, size = shutil.disk_usage("/"), 5 * 6 * 9 * 3 * 4 * 2 * 32 * 32    # 2 x 2 and 1
+        usage, size = shutil.disk_usage("/"), 10 * 9 * 3 * 4 * 2 * 32 * 32        # 2 x 2, 6
         with monkeypatch.context() as patch:
             patch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=size - 1))
             line = fails(capsys, "train.py", *ONE, "--workers", "2", "--out", "one")
-        assert "0.0062 GiB of shared memory" in line
+        assert "0.0021 GiB of shared memory" in line
 
     def no_space(tensor):
         if tensor.ndim > 2:                            # clips, of a worker
@@ -291,8 +291,8 @@ def test_a_run_is_the_same_whatever_processes_make_it(two, here, monkeypatch):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-5), name
     ours, theirs = (torch.load(Path(out, "checkpoint.pt"), weights_only=True)["model"]
                     for out in ("run", here / "run"))
-    for name, value in ours.items():       # AdamW steps by the sign of a gradient of nearly 0
-        assert (value - theirs[name]).norm() <= 1e-3 * theirs[name].norm(), name
+    ours, theirs = (torch.cat([of.flatten() for of in one.values()]) for one in (ours, theirs))
+    assert (ours - theirs).norm() < 1e-4 * theirs.norm()
     assert read_json("run/unreadable.json").keys() == {*LOST}
 
 

@@ -17,7 +17,7 @@ from model import ProcedureModel
 from pseudo_labels import soft_targets
 from slow import draw, randomized, slow_objective
 from toy.source import ToySource, load_teacher
-from training.dataset import NarratedVideos, clip_features, epoch_order
+from training.dataset import NarratedVideos, clip_features, epoch_order, join
 from weights.adapter import Adapter
 
 ROW = {"step", "epoch", "loss", "xe", "mse", "mc", "match", "match_h", "lr", "clips_per_s"}
@@ -109,11 +109,12 @@ def test_each_epoch_reads_each_video_once_and_draws_anew(monkeypatch):
     monkeypatch.setattr(source, "load", lambda requests, rng: drawn.append(rng.random()) or
                         Loaded(requests, None, None, {}))
     videos = NarratedVideos(source, 0, 2)
-    shares_of_two = [[*videos.items(range(6), 4, [range(*places)])] for places in ((0, 2), (2, 4))]
-    for update in range(6):                            # of four videos of six: one in an epoch
-        items = shares_of_two[0][update] + shares_of_two[1][update]
-        epochs, order, places = zip(*items)
-        assert {*epochs} == {update} and len({*order}) == 4 and places == (0, 1, 2, 3)
+    for epoch in range(6):                             # two updates of three videos
+        updates = range(2 * epoch, 2 * epoch + 2)
+        first, second = (videos.items(updates, 3, share) for share in (range(2), range(2, 3)))
+        epochs, order, places = zip(*first, *second)   # of two processes
+        assert {*epochs} == {epoch} and sorted(order) == [*range(6)] and sorted(places) == [
+            0, 0, 1, 1, 2, 2]
         orders.append(order)
     assert len({*orders}) > 3
     found = [videos[epoch, 2, 0].requests[0] for epoch in [*range(8), 0]]
@@ -131,7 +132,7 @@ def test_targets_of_both_are_the_mean_of_unit_vectors():
         [.5, .5, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [1 / 3, 1 / 3, 1 / 3]]
     source, teacher = ToySource("train", 3, 4), load_teacher("cpu")
     teacher.watch(source)
-    loaded = NarratedVideos(source, 0, 2).batch([(0, 2, 0), (0, 1, 1)])
+    loaded = join(source, [NarratedVideos(source, 0, 2)[0, video, 0] for video in (2, 1)])
     vision, spoken, both = (clip_features(teacher, source, loaded, targets)
                             for targets in ("vision", "narration", "both"))
     assert (vision.norm(dim=-1) < .99).any()           # a mean of unit vectors

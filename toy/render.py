@@ -221,7 +221,7 @@ def say(template, phrase, rng):
 
 
 def sentence(templates, phrase, rng):
-    """A sentence of 14 to 18 words that names the phrase, if any; or, as a share CHATTERED does and
+    """A sentence of 14 to 21 words that names the phrase, if any; or, as a share CHATTERED does and
     greetings do, none or another one."""
     if phrase is not None and rng.random() < CHATTERED:
         templates, phrase = CHATTER, None

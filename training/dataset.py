@@ -197,7 +197,7 @@ def narration_features(teacher, source, requests):
     for video, windows, *_ in requests:
         sentences = source.sentences(video)
         spans = np.array([sentence[:2] for sentence in sentences])                  # (m, 2) s
-        share = shares(spans, np.asarray(windows))                                  # (N, m)
+        share = shares(spans, windows)                                              # (N, m)
         spoken = np.flatnonzero(share.any(0))
         features = teacher.encode_sentences([sentences[i][2] for i in spoken])
         rows.append(torch.from_numpy(share[:, spoken]).float() @ features)          # (N, D)

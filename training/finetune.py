@@ -72,8 +72,9 @@ def set_up(args, device):
     teacher = {name: getattr(args, name) or init.settings.get(name)        # evaluate.py needs it
                for name in ("clip", "clip_weights")} if init.settings.get("data") != "toy" else {}
     run = Run(vars(args) | teacher)
-    require(not init.task, f"--init {args.init}: is fine-tuned; give a run of --stage pretrain, or "
-            "a published file of pre-training")
+    require(not init.task and (init.denoiser or len(init.phrases)), f"--init {args.init}: is "
+            "fine-tuned, or a published f alone; give a run of --stage pretrain, or ProcedureVRL's "
+            "pre-trained file")
     if warning := warn_of_data(init, args.data == "toy"):
         print(f"warning: {warning}")
     limit_threads(init.encoder.image, device)

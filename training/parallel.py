@@ -75,7 +75,8 @@ def wrap(objective, model):
     """objective(model, ...) as a module; with several processes, their gradients are averaged."""
     net = OneCall(objective, model)
     if rank_and_world()[1] > 1:
-        net = DistributedDataParallel(net, broadcast_buffers=False)
+        net = DistributedDataParallel(net)
+        net.broadcast_buffers = False                      # phrases stay as they are
     return net
 
 

@@ -57,6 +57,7 @@ class Run:
             self.require_same(self.checkpoint["settings"], {
                 name: value for name, value in self.settings.items() if name not in PATHS})
         self.first = self.checkpoint.get("step", 0)        # updates that were made before
+        self.rank, self.world = parallel.rank_and_world()  # process 0 writes the files
 
     def require_same(self, before, now):
         """InputError unless the checkpoint's run has the settings {name: value} of now."""
@@ -82,12 +83,12 @@ class Run:
                 source.unreadable = {name: found[name] for name in found if name not in self.skip}
         self.settings["used"] = used
         source.shared = dict(source.unreadable)    # what any process could not read when last saved
-        if parallel.rank_and_world()[0] > 0:
+        if self.rank > 0:
             return
         versions = {"python": sys.version.split()[0], "torch": torch.__version__,
                     "commit": commit()}
         write_json(self.out / "config.json", {"settings": self.settings, "versions": versions,
-                                              "processes": parallel.rank_and_world()[1]})
+                                              "processes": self.world})
         metrics = self.out / "metrics.jsonl"
         metrics.touch()
         rows = [row for row in metrics.read_bytes().splitlines(keepends=True)
@@ -115,7 +116,7 @@ class Run:
         self.read += row.pop("clips")
         shown = [name for name in ("loss", "match", "match_h") if row.get(name) is not None]
         bar.set_postfix({name: f"{row[name]:.3g}" for name in shown}, refresh=False)
-        if parallel.rank_and_world()[0] == 0:
+        if self.rank == 0:
             with open(self.out / "metrics.jsonl", "a", encoding="utf-8") as file:
                 print(json.dumps({"step": update, **row}), file=file)
 
@@ -124,7 +125,7 @@ class Run:
         could not read. InputError if that is too much; also if no clip was ever read, so that
         nothing is saved."""
         learned = self.read or self.checkpoint
-        if parallel.rank_and_world()[0] == 0 and learned:
+        if self.rank == 0 and learned:
             weights.checkpoint.save(self.out / "checkpoint.pt", model, step=update,
                                     optimizer=optimizer.state_dict(), settings=self.settings)
         found = parallel.gather(source.unreadable)
@@ -133,7 +134,7 @@ class Run:
                              if name not in read}
         source.shared = dict(source.unreadable)
         path = self.out / "unreadable.json"
-        if (source.unreadable or path.exists()) and parallel.rank_and_world()[0] == 0:
+        if (source.unreadable or path.exists()) and self.rank == 0:
             write_json(path, source.unreadable)
         require_readable(source, self.max_unreadable, path)
         require(learned, f"no video could be read, so nothing is saved; see {path}")
@@ -145,7 +146,8 @@ class Run:
         if update < updates:
             raise KeyboardInterrupt(f"stopped; {path} is of update {update} of {updates}; add "
                                     "--resume")
-        print(f"{path}: {updates} updates")
+        if self.rank == 0:
+            print(f"{path}: {updates} updates")
 
 
 class Metrics:
