@@ -3,7 +3,6 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3, Sec. 4 and appendix B.
 
 Times are in seconds; rng is a numpy Generator. A video has n windows. C clips have F frames each.
-toy/source.py and files/sources.py give the clips of windows.
 """
 from typing import NamedTuple
 
@@ -37,7 +36,7 @@ class Video(NamedTuple):
 
 class View(NamedTuple):
     """What f sees of a window."""
-    size: int                          # side of a picture, pixels; 0: f reads features
+    size: int                          # side of a picture, pixels; 0: features
     frames: int                        # F
     seconds: float | None = None       # only the middle of the window; None: all
 
@@ -60,20 +59,18 @@ class Loaded(NamedTuple):
 
 # --- Pre-training: narrated clips ---
 def window_around(start, end, seconds, duration):
-    """A window of `seconds` with the same middle as (start s, end s), moved into (0, duration)."""
+    """A window of `seconds` with the middle of (start s, end s), moved into (0, duration)."""
     first = max(0.0, min((start + end - seconds) / 2, duration - seconds))
     return first, min(first + seconds, duration)
 
 
 def joined(sentences, i):
-    """First and last of the sentences that are joined with sentence i. As long as they have fewer
-    than 12 words, the next sentence and the one before are added in turn."""
-    first = last = i
-    while sum(len(text.split()) for _, _, text in sentences[first:last + 1]) < MIN_WORDS:
-        before, after = first > 0, last + 1 < len(sentences)
-        if not (before or after):
-            break
-        if after and (last - i <= i - first or not before):
+    """First and last of the sentences that are joined with sentence i: until they have 12 words,
+    the next sentence and the one before are added in turn."""
+    first, last, end = i, i, len(sentences) - 1
+    while ((first > 0 or last < end) and
+           sum(len(text.split()) for _, _, text in sentences[first:last + 1]) < MIN_WORDS):
+        if last < end and (first == 0 or last - i <= i - first):
             last += 1
         else:
             first -= 1
@@ -82,10 +79,7 @@ def joined(sentences, i):
 
 def sentence_windows(sentences, duration, rng, stride=STRIDE):
     """9-s windows around every `stride`-th sentence, and what is `joined` with it: (n, 2) float64.
-
-    A draw decides which of the first `stride` sentences is the first.
-    sentences: [(start s, end s, text), ...], by start, each with words.
-    """
+    The first is drawn. sentences: [(start s, end s, text), ...], by start, each with words."""
     windows = []
     for i in range(rng.integers(min(stride, max(len(sentences), 1))), len(sentences), stride):
         first, last = joined(sentences, i)
@@ -95,8 +89,7 @@ def sentence_windows(sentences, duration, rng, stride=STRIDE):
 
 
 def consecutive(windows, rng):
-    """Nine consecutive ones of the windows (n, 2) s; the first is drawn uniformly. If there are
-    fewer, some are repeated, evenly."""
+    """Nine consecutive windows of (n, 2) s, the first one drawn; fewer are repeated, evenly."""
     n = len(windows)
     if n < CLIPS:
         return windows[np.linspace(0, max(n - 1, 0), CLIPS if n else 0).round().astype(int)]
@@ -112,16 +105,14 @@ def equal_windows(start, end, n):
 
 
 def history_windows(end, pitch=None):
-    """What a forecast observes of a video before `end` s: (n, 2) s, n <= 8.
+    """What a forecast observes of a video before `end` s: (n, 2) s.
 
-    pitch: s, the length of a window; there are at most eight, and fewer if the video has begun
-    later. So h reads clips that are as far apart as in training. None: the released protocol, the
-    last 68 s cut into eight.
+    pitch: s, the length of a window, so that h reads clips as far apart as in training; n <= 8 fit
+    into the video. None: the released protocol, the last 68 s cut into eight.
     """
-    if pitch is None:
-        return equal_windows(max(0.0, end - HISTORY), end, PIECES)
-    n = min(max(round(end / pitch), 1), PIECES)
-    return equal_windows(max(0.0, end - n * pitch), end, n)
+    n = PIECES if pitch is None else min(max(round(end / pitch), 1), PIECES)
+    seconds = HISTORY if pitch is None else n * pitch
+    return equal_windows(max(0.0, end - seconds), end, n)
 
 
 def classify_windows(start, end, duration, views, seconds=CLIP_SECONDS):
@@ -160,9 +151,9 @@ def activity_examples(videos):
 
 
 def forecast_examples(videos, pitch=None, min_steps=2):
-    """One example for two consecutive steps of a video: the history that ends with the first, and
-    the label of the second. A history ends before the next step begins, unless both begin at 0.
-    A video needs at least min_steps steps. pitch: as in `history_windows`."""
+    """One example for two consecutive steps of a video with min_steps steps or more: the history
+    that ends with the first, and before the second begins, unless both begin at 0; the label of the
+    second. pitch: as in `history_windows`."""
     examples = []
     for i, video in enumerate(videos):
         if len(video.steps) < min_steps:

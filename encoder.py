@@ -16,8 +16,8 @@ Model: Bertasius et al., ICML 2021 (arXiv:2102.05095): TimeSformer, divided spac
     B clips, D = 512, F = 8 frames, H = W = 224 pixels, P = 196 patches of 16 x 16 pixels per frame,
     width = 768; S sequences of L tokens in one attention. (Elsewhere B counts videos or rows.)
 
-Parameter names, except for a prefix, are the released TimeSformer's, so its weights load. The
-results equal the released model's up to rounding. Two things are done differently, for speed:
+Parameter names, except for a prefix, are the released TimeSformer's, so its weights load, and the
+results are equal up to rounding. Two things are done differently, for speed:
   - Patches, in (P, F) order, and class token are two tensors, so temporal attention copies nothing.
   - The last block computes only the class token, since nothing reads its patches. This gains most.
 """
@@ -126,8 +126,8 @@ class TimeSformer(nn.Module):
     """f: clips to unit vectors in the text space. Defaults: ViT-B/16 (release), F = 8 (appendix D).
 
     As in ViT, weights start normal with std .02, and biases at zero. temporal_fc starts at zero
-    except in block 0, so the other blocks start as an image model. time_embed starts with std .3.
-    If it starts at zero, a small f needs twice as many clips to learn motion (docs/log.md).
+    except in block 0: the others start as an image model. time_embed starts with std .3: from zero,
+    a small f needs twice as many clips to learn motion (docs/log.md).
 
     Args:
         image, patch: sides of a frame (H = W, a multiple of patch) and of a patch, pixels.

@@ -11,7 +11,6 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and 4.4, a
 
 M examples, N <= 8 clips of each, Q Monte Carlo samples, S steps (the label set), D embedding.
 """
-import functools
 import time
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from evaluation import tasks
 from evaluation.features import write_features
 from evaluation.labeled import (add_labeled_flags, encode_examples, examples_of, labeled_flags,
                                 open_labeled, require_task, warn_of_data)
-from evaluation.metrics import accuracies, draw_correct, percent, print_lines, topk_correct
+from evaluation.metrics import accuracies, print_lines
 from evaluation.prediction import match_labels
 from files.lists import epic_split
 from losses import match
@@ -54,61 +53,51 @@ def score(model, x, n, texts, noise, batch):
     return torch.cat(zero), torch.cat(samples)
 
 
-def forecast(model, read, args):
-    """Which step comes next, from the clips before it. Table 5 is zero noise, mean and best of the
-    samples: an oracle picks one whose likeliest step is right, so it measures what they cover."""
-    noise = torch.randn(len(read.x), args.samples, model.dim,
+def forecast(model, x, n, seen, texts, labels, examples, videos, args):
+    """Which step comes next, from the clips before it: zero noise, mean and best of the samples
+    (Table 5: an oracle picks one whose likeliest step is right), and what stands beside them."""
+    toy = args.data == "toy"
+    noise = torch.randn(len(x), args.samples, model.dim,
                         generator=torch.Generator().manual_seed(args.seed))            # x_j^T
-    zero, samples = score(model, read.x, read.n, read.texts, noise, args.batch)
-    y, as_one = tasks.right_steps(read), functools.partial(tasks.look_alikes_as_one, read)
-    p = {"zero_noise": as_one(zero.exp()), "expectation": as_one(expectation(samples))}    # Eq. 11
-    lines, right = accuracies(p, y), {name: topk_correct(p[name], y) for name in p}    # (M,)
-    right["oracle"] = (as_one(samples.exp()).argmax(-1) == y[:, None]).any(1)
-    chance, right["oracle_softmax"] = draw_correct(p["zero_noise"], y, args.samples)
-    lines["top1"] |= {"oracle": percent(right["oracle"]), "oracle_softmax": percent(chance)}
-    return lines | tasks.beside_forecasts(model, read, right, args.samples, args.similar,
-                                          args.horizon, args.seed)
+    zero, samples = score(model, x, n, texts, noise, args.batch)
+    p = {"zero_noise": zero.exp(), "expectation": expectation(samples),                # Eq. 11
+         "teacher": tasks.teacher_forecast(model, seen, n, texts)}                     # (M, S)
+    if args.similar and toy:
+        p["similar"] = tasks.similar_histories(model, x, n, texts, args.seed)
+    lines = tasks.forecast_lines(p, samples.exp(), labels, examples, videos, toy, model.task)
+    if toy and args.horizon > 1:
+        lines["futures"] = tasks.sampled_futures(model, x, n, texts, examples, videos,
+                                                 args.horizon, args.seed)
+    return lines
 
 
-def classify(model, read, args):
+def classify(model, x, seen, texts, labels, examples, toy):
     """Which step a clip shows: softmaxes averaged over 3 views, x (M, 3, D); and the teacher's."""
-    seen = match(read.teacher, read.texts, model.tau)
-    return tasks.beside_classification(read, {
-        "ours": match_labels(model, read.x, read.texts).exp().mean(1).cpu(),           # (M, S)
-        "teacher": seen.exp().mean(1).cpu()})
+    p = {"ours": match_labels(model, x, texts).exp().mean(1).cpu(),
+         "teacher": match(seen, texts, model.tau).exp().mean(1).cpu()}                 # (M, S)
+    return tasks.classify_lines(p, labels, examples, toy, model.task)
 
 
-def activity(model, read, args):
-    """Which activity a video shows: the classifier on h's zero-noise prediction."""
-    zeros = torch.zeros(len(read.x), 1, model.dim)
-    log_p, _ = score(model, read.x, read.n, None, zeros, args.batch)
-    return accuracies({"ours": log_p}, read.labels)
-
-
-def actions(model, read, args):
+def actions(model, x, labels):
     """Verbs and nouns of EPIC-Kitchens-100: softmaxes averaged over 10 clips of each action."""
-    verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(read.x))
-    return tasks.action_scores(verb, noun, read.labels)
-
-
-TASKS = {"forecast": forecast, "classify": classify, "activity": activity}
+    verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(x))
+    return tasks.action_lines(verb, noun, labels)
 
 
 # --- The command ---
 def evaluate(args):
     """Score a checkpoint -> the content of --json."""
     # 1. The checkpoint, the videos, and the texts of their label set.
-    began, device, epic = time.perf_counter(), pick_device(args.device), args.data == "epic"
+    began, device = time.perf_counter(), pick_device(args.device)
+    toy, epic = args.data == "toy", args.data == "epic"
     model = weights.load(args.checkpoint).to(device)
     limit_threads(model.encoder.image, device)
     require_task(model, args.task, args.data)
     refuse_other_paths(args)
     source, _, teacher, texts = open_labeled(model, device, args.split, **labeled_flags(args))
     pitch = None if args.history == "released" else model.pitch
-
-    def examples_in(videos):
-        return examples_of(videos, args.task, args.data, pitch, args.min_steps)
-    examples = examples_in(source.videos)
+    listed, examples = (examples_of(videos, args.task, args.data, pitch, args.min_steps)
+                        for videos in (source.listed, source.videos))
     require(examples, f"no {args.split} video to {args.task}; a video needs annotated steps; to "
             f"forecast, at least {args.min_steps} of them (--min-steps)")
 
@@ -116,20 +105,26 @@ def evaluate(args):
     x, n, seen, examples = encode_examples(model, teacher, source, examples, device, args.workers,
                                            args.micro_batch, args.max_unreadable)
     labels = torch.tensor([example.label for example in examples])
-    toy = args.data == "toy"
-    read = tasks.Read(source, examples, labels, x, n, seen, texts, toy, toy and not model.task)
     with torch.no_grad():
-        lines = (actions if epic else TASKS[args.task])(model, read, args)
+        if epic:
+            lines = actions(model, x, labels)
+        elif args.task == "activity":                      # the classifier on h(0, {x_i})
+            log_p, _ = score(model, x, n, None, torch.zeros(len(x), 1, model.dim), args.batch)
+            lines = accuracies({"ours": log_p}, labels)
+        elif args.task == "classify":
+            lines = classify(model, x, seen, texts, labels, examples, toy)
+        else:
+            lines = forecast(model, x, n, seen, texts, labels, examples, source.videos, args)
 
     # 3. The table.
     return {"task": args.task, "data": args.data,
             "split": epic_split(args.annotations) if epic else args.split,
             "setting": "fine-tuned" if model.task else "zero-shot", "order": model.order,
-            "listed": len(examples_in(source.listed)), "evaluated": len(examples),
-            "absent": len(source.absent), "unreadable": len(source.unreadable),
+            "listed": len(listed), "evaluated": len(examples), "absent": len(source.absent),
+            "unreadable": len(source.unreadable),
             "classes": sum(model.classes) if texts is None else len(texts),
             "samples": args.samples if args.task == "forecast" else None, **lines,
-            "warning": warn_of_data(model, args.data == "toy"), "seed": args.seed,
+            "warning": warn_of_data(model, toy), "seed": args.seed,
             "run_seed": model.settings.get("seed"), "checkpoint": str(args.checkpoint),
             "seconds": time.perf_counter() - began}
 
@@ -148,17 +143,17 @@ def parse(argv=None):
     """The command line."""
     parser = Parser("Measure a checkpoint: forecasting, classification.")
     add = parser.add_argument
-    add("--task", choices=[*TASKS, "features"], help="what to measure (default: forecast; with "
-        "--data epic classify); features: write those of --videos or the toy world to --out")
+    add("--task", choices=["forecast", "classify", "activity", "features"], help="what to measure "
+        "(default: forecast; with --data epic classify); features: write those of --videos or the "
+        "toy world to --out")
     add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add_labeled_flags(parser)
     add("--split", choices=["test", "validation", "train"], default="test", help="which videos")
     add("--toy-videos", type=int, default=1000, help="videos of the toy world's split")
     add("--min-steps", type=int, default=2, help="leave out videos with fewer annotated steps")
-    add("--history", choices=["pitch", "released"], default="pitch", help="what a forecast "
-        "observes: at most eight clips, as far apart as the checkpoint's in training; or the last "
-        "68 s in eight, as released. Published weights always read the latter")
+    add("--history", choices=["pitch", "released"], default="pitch", help="a forecast observes at "
+        "most eight clips as far apart as in training; or, as published weights do, 68 s in eight")
     add("--samples", "--oracle", type=int, default=5, dest="samples",
         help="Monte Carlo samples per forecast (Eq. 11); the oracle counts the best of them")
     add("--similar", action="store_true", help="also forecast by similar training histories (toy)")

@@ -11,8 +11,6 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
     L_XE, L_MSE, L_MC        xe, mse, mc  (B,)       Eqs. 8, 9, 10; train.py sums them (Eq. 7)
     B videos, N clips of each, K phrases, D embedding.
 
-In training each of the N clips is missing in turn. So every term is the mean over a video's clips.
-
 The bound. Clip j is hidden. The diffusion gives a distribution p_theta of x_j, and so of its text:
 
     p_theta(y_j | {x_i}) = E_{x_j ~ p_theta} p(y_j | x_j)
@@ -50,8 +48,7 @@ def match(x, texts, tau):
 
         p(y_k | x) = exp(cos(x, y_k) / tau) / sum_l exp(cos(x, y_l) / tau)
 
-    This runs in float32 even under autocast. A cosine rounded to bfloat16 and divided by 0.02 would
-    be off by up to 0.1.
+    In float32 even under autocast: a cosine in bfloat16, divided by 0.02, is off by up to 0.1.
 
     Args:    x (..., D), texts (K, D), both normalized here; tau > 0.
     Returns: (..., K) log probabilities, float32; float64 if x is.
@@ -63,40 +60,29 @@ def match(x, texts, tau):
         return (cosine / tau).log_softmax(-1)
 
 
-def cross_entropy(targets, log_p):
-    """H(p', p) = -sum_k p'_k log p_k, of targets and log_p (..., K): (...)."""
-    return -(targets * log_p).sum(-1)
-
-
 def xe_loss(log_p, targets):
     """L_XE (Eq. 8): match each clip to its soft target.
 
-        L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i))
+        L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i)),    H(p', p) = -sum_k p'_k log p_k
 
-    The paper averages over the N - 1 observed clips. With each clip missing in turn, the mean over
-    all j is the mean over all N clips.
+    The paper averages over the N - 1 observed clips. In training each clip is missing in turn: the
+    mean over all j is the mean over all N clips.
 
-    Args:    log_p (B, N, K) from `match`, of f's embeddings; targets (B, N, K).
-    Returns: (B,).
+    Args:    log_p (B, N, K) from `match`, of f's embeddings; targets (B, N, K). Returns: (B,).
     """
-    return cross_entropy(targets, log_p).mean(1)
+    return -(targets * log_p).sum(-1).mean(1)
 
 
 def mse_loss(x_hat, x):
-    """L_MSE (Eq. 9): squared distance from each predicted to the true embedding, (B, N, D) both.
-
-    Returns: (B,): summed over D, averaged over the missing clip j and its level t.
-    """
+    """L_MSE (Eq. 9): squared distance from each predicted to the true embedding, (B, N, D) both ->
+    (B,): summed over D, averaged over the missing clip j and its level t."""
     return (x_hat - x).pow(2).sum(-1).mean(1)
 
 
 def mc_loss(log_p, targets):
-    """L_MC (Eq. 10): match each predicted embedding to the soft target of the missing clip.
-
-    Args:    log_p (B, N, K) from `match`, of h's predictions; targets (B, N, K).
-    Returns: (B,): averaged over the missing clip j and its level t.
-    """
-    return cross_entropy(targets, log_p).mean(1)
+    """L_MC (Eq. 10): H of the soft target of the missing clip and its predicted embedding: log_p of
+    h's predictions, targets (B, N, K) -> (B,), averaged over the missing clip j and its level t."""
+    return -(targets * log_p).sum(-1).mean(1)
 
 
 def agreement(log_p, targets):

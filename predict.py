@@ -2,8 +2,8 @@
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
 
-Observed are at most eight clips before --at, as far apart as the checkpoint's in training. Futures
-are sampled step by step (evaluation/prediction.py). `predict` does the same from Python.
+N observed clips, at most eight; Q samples, each a future of H steps; S steps, D embedding.
+From Python, call `predict`.
 """
 from pathlib import Path
 
@@ -22,13 +22,14 @@ from support.arguments import (Parser, default_checkpoint, limit_threads, mixed_
                                pick_device)
 from support.errors import require, run
 from support.write import write_json
+from toy import grammar
 
 TOP = 5                   # steps of a window in the JSON; next steps and futures that are printed
 
 
 def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip, clip_weights,
              name):
-    """Forecast one video, with the arguments of `predict` -> its content, and the Observed."""
+    """`predict`, and the pictures of the windows, (N, 3, H, W) uint8; None of features."""
     # 1. The checkpoint, the steps to choose among, the video.
     device, checkpoint = pick_device(device), checkpoint or default_checkpoint()
     model = weights.load(checkpoint).to(device)
@@ -39,15 +40,15 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
     require(video or toy, f"VIDEO is needed: {checkpoint} was trained on real videos")
     names = read_steps(steps or model.settings.get("classes"), toy)
     _, texts = open_texts(model, names, toy, clip, clip_weights, device)       # (S, D)
-    observed = (observe_file(video, model, at, name) if video else
-                observe_toy(seed, model, at, horizon))
-    seconds = float(observed.windows[-1, 1] - observed.windows[0, 0])
+    script = None if video else grammar.make_video("test", seed)               # its steps are known
+    windows, clips, pictures = (observe_toy(script, seed, model, at, horizon) if script else
+                                observe_file(video, model, at, name))
 
     # 2. The step of each window, and what may come next.
     following, futures = [], []
     with torch.no_grad():
         with mixed_precision(device):
-            x = encode_parts(model, observed.clips)                            # x_i = f(v_i) (N, D)
+            x = encode_parts(model, clips)                                     # x_i = f(v_i) (N, D)
         p = model.match(x, texts).exp().cpu()                                  # Eq. 6        (N, S)
         if model.denoiser is not None:
             noise = torch.randn(horizon, samples, model.dim,                   # (H, Q, D)
@@ -59,19 +60,17 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
             futures = count_futures(picks, names)
 
     # 3. The result.
-    warnings = [warn_of_data(model, toy=not video)]
+    warnings, seconds = [warn_of_data(model, toy=not video)], windows[-1, 1] - windows[0, 0]
     if seconds < CLIP_SECONDS:
         warnings.append(f"only {seconds:.1f} s are observed: less than one clip of training")
     if model.denoiser is None:
-        warnings.append("this checkpoint was trained without order: it recognizes steps, but "
-                        "forecasts none")
-    warning = "; ".join(filter(None, warnings)) or None
-    content = {"video": observed.name,
-               "clips": [{"start": start, "end": end, "steps": rank_steps(names, row)[:TOP]}
-                         for (start, end), row in zip(observed.windows.tolist(), p)],
-               "next": following, "futures": futures, "warning": warning,
-               "truth": truth_of(observed, futures) if observed.script else None}
-    return content, observed
+        warnings.append("trained without order: it recognizes steps, but forecasts none")
+    return {"video": script.name if script else name or str(video),
+            "clips": [{"start": start, "end": end, "steps": rank_steps(names, row)[:TOP]}
+                      for (start, end), row in zip(windows.tolist(), p)],
+            "next": following, "futures": futures,
+            "warning": "; ".join(filter(None, warnings)) or None,
+            "truth": truth_of(script, windows, futures) if script else None}, pictures
 
 
 def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizon=3, seed=0,
@@ -113,8 +112,8 @@ def print_forecast(content):
             print(f"  {future['share']:4.0%}  {' > '.join(future['steps'])}")
     if truth:
         exact = ", ".join(f"{row['step']} {row['p']:.0%}" for row in truth["next"])
-        print(f"exact distribution of the next step: {exact or 'nothing follows'}")
-        print(f"what follows in the video: {', '.join(truth['follows']) or 'nothing'}")
+        print(f"exact distribution of the next step: {exact or 'nothing follows'}\n"
+              f"what follows in the video: {', '.join(truth['follows']) or 'nothing'}")
     if content["warning"]:
         print(f"warning: {content['warning']}")
 
@@ -124,14 +123,13 @@ def main(args):
     require(not (args.name and args.figure), "features have no pictures")
     if args.figure:                                        # first, what may not be installed
         figures.open_matplotlib(args.figure)
-    content, observed = forecast(args.video, args.steps, args.checkpoint, args.at, args.samples,
-                                 args.horizon, args.seed, args.device, args.clip,
-                                 args.clip_weights, args.name)
+    flags = {name: value for name, value in vars(args).items() if name not in ("json", "figure")}
+    content, pictures = forecast(**flags)
     print_forecast(content)
     if args.json:
         write_json(args.json, content)
     if args.figure:
-        figures.save(args.figure, figures.plot_forecast, content, observed.pictures)
+        figures.save(args.figure, figures.plot_forecast, content, pictures)
 
 
 def parse(argv=None):

@@ -70,11 +70,9 @@ class Teacher:
 
     @torch.no_grad()
     def encode_frames(self, frames):
-        """Frames (n, 3, H, W) uint8 of any size -> (n, D) float32, unit length, on `device`.
-
-        On a GPU the matrix products run in float16, which takes a third of the time. (bfloat16
-        would change the likeliest phrase of 1.5% of the clips, float16 of none.)
-        """
+        """Frames (n, 3, H, W) uint8 of any size -> (n, D) float32, unit length, on `device`. On a
+        GPU in float16: a third of the time. (bfloat16 would change the likeliest phrase of 1.5% of
+        the clips, float16 of none.)"""
         pixels = fit(frames.to(self.device).float(), self.size)
         pixels = (pixels / 255 - self.mean) / self.std
         with torch.autocast(self.device.type, torch.float16, enabled=self.device.type == "cuda"):
@@ -90,7 +88,7 @@ class Teacher:
 
 
 def soft_targets(features, phrases, tau):
-    """p': how well each phrase of the pool fits a clip. This is Eq. 6 with the teacher's features.
+    """p': how well each phrase of the pool fits a clip, by Eq. 6 with the teacher's features.
 
     Args:    features (..., D): a clip's mean over frames, or its narration's; phrases (K, D).
     Returns: (..., K) float, rows sum to 1, without gradient.

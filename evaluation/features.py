@@ -16,8 +16,8 @@ STRIDE, PART = 4.0, 8     # s of a row; rows that are read at once
 
 
 def write_features(args):
-    """--task features: write a file for files/features.py, a row for each STRIDE s of all videos
-    of a folder, or of the toy world. It has `teacher` for the toy world, or with --clip."""
+    """Write a file for files/features.py, a row for each STRIDE s of all videos of a folder, or of
+    the toy world. It has `teacher`, from which one can train, for the toy world or with --clip."""
     device = pick_device(args.device)
     model = weights.load(args.checkpoint).to(device)
     view, teacher, examples = view_of(model.encoder), None, []
@@ -50,5 +50,3 @@ def write_features(args):
           "videos unreadable")
     if warning := warn_of_data(model, toy=not args.videos):
         print(f"warning: {warning}")
-    if not teacher:
-        print("no `teacher` in it: to train from it, add --clip")

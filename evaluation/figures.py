@@ -40,9 +40,9 @@ def plot_forecast(figure, content, pictures):
     """Draw predict.py's JSON: observed frames, next steps, futures. pictures (N, 3, height, width)
     uint8, of each window."""
     clips, truth = content["clips"], content["truth"] or {"clips": [], "next": [], "futures": []}
-    figure.set_size_inches(8, 3.4 + 8 / len(clips) * pictures.shape[2] / pictures.shape[3])
-    observed, following = figure.subfigures(2, 1, height_ratios=(
-        0.9 + 8 / len(clips) * pictures.shape[2] / pictures.shape[3], 2.5))
+    strip = 8 / len(clips) * pictures.shape[2] / pictures.shape[3]             # its height, inches
+    figure.set_size_inches(8, strip + 3.4)
+    observed, following = figure.subfigures(2, 1, height_ratios=(strip + 0.9, 2.5))
     observed.suptitle(f"Observed: {content['video']}, {clips[0]['start']:.0f} to "
                       f"{clips[-1]['end']:.0f} s", x=0.01, ha="left")
     for i, axes in enumerate(observed.subplots(1, len(clips), squeeze=False)[0]):

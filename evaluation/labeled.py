@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from data import (EPIC_FRAMES, EPIC_SECONDS, activity_examples, classify_examples,
                   forecast_examples)
@@ -26,9 +27,10 @@ VIEWS, EPIC_VIEWS = 3, 10                  # clips of a step, and of an action (
 
 
 def require_task(model, task, data):
-    """The checkpoint must be fine-tuned for the task; for most tasks it may also be zero-shot."""
+    """InputError unless the model is fine-tuned for the task; to forecast or classify steps, a
+    model that is not fine-tuned matches texts."""
     epic, flags = data == "epic", f"--task {task} --data {data}"
-    fits = task != "activity" and not epic                 # zero-shot: texts are matched
+    fits = task != "activity" and not epic
     if model.task:                                         # of several classes: verbs and nouns
         fits = model.task == task and epic == (len(model.classes) > 1)
     state = f"is fine-tuned for {model.task}" if model.task else "is not fine-tuned"
@@ -44,21 +46,17 @@ def knows_toy(model):
 
 
 def warn_of_data(model, toy):
-    """A warning if the model was trained on other videos than it is given, else None. toy: whether
-    these are of the toy world."""
+    """A warning, or None. toy: whether the videos are those of the toy world."""
     if not toy and knows_toy(model) and model.settings.get("data", "toy") == "toy":
         return ("this checkpoint knows only the toy world, rendered pictures of 32 pixels: on "
                 "any other video its answers mean nothing")
-    if not toy and 0 < model.encoder.image < 64:
-        return ("this is a small model, for pictures of 32 pixels: it shows whether everything "
-                "is in place, and little more")
 
 
 # --- Texts and videos ---
 def open_texts(model, names, toy, clip, clip_weights, device):
     """The teacher that the checkpoint was trained with, or --clip's, and its embeddings (S, D) of a
-    label set. toy: whether the texts are those of the toy world. InputError if this teacher embeds
-    the checkpoint's witness differently, or a fine-tuned checkpoint does not have S classes."""
+    label set. toy: whether it is that of the toy world. InputError for another teacher than the
+    run's, or for other classes than those it is fine-tuned to."""
     settings = model.settings
     require(not model.task or model.classes == [len(names)], f"{model.path}: is fine-tuned to "
             f"{sum(model.classes)} classes, there are {len(names)} here; give the --data or the "
@@ -69,11 +67,9 @@ def open_texts(model, names, toy, clip, clip_weights, device):
     if len({*names}) < len(names):
         print(f"{len(names) - len({*names})} of {len(names)} names are those of other classes, too;"
               " their texts cannot tell such classes apart")
-    if toy or knows_toy(model) and not clip:               # the run's own teacher
-        teacher = load_teacher(device)
-    else:
-        clip_weights = clip_weights or settings.get("clip_weights")
-        teacher = open_teacher(clip or settings.get("clip"), clip_weights, device)
+    own = toy or knows_toy(model) and not clip
+    teacher = load_teacher(device) if own else open_teacher(
+        clip or settings.get("clip"), clip_weights or settings.get("clip_weights"), device)
     texts = teacher.encode_phrases(names).to(device)
     same = texts.shape[1] == model.dim
     if same and model.witness is not None:
@@ -103,10 +99,10 @@ def labeled_flags(args):
     return {name: getattr(args, name) for name in (*names, "task", "toy_videos")}
 
 
-def list_videos(data, annotations, task, split, steps, tuned):
-    """The annotated videos of COIN or EPIC, and the names of the classes; None for a task without
-    texts. A csv holds no names: they come from the file `steps`, or from `tuned`."""
-    path = annotations
+def list_videos(data, path, task, split, steps, tuned):
+    """The videos that are annotated in the file `path` of COIN or EPIC, and the names of the
+    classes; None for a task without texts. A csv holds no names: they are those of the file
+    `steps`, or `tuned`."""
     if data == "epic":
         return lists.load_epic(path), None
     if path.suffix == ".csv":                          # a released list holds one split, no names
@@ -122,8 +118,7 @@ def list_videos(data, annotations, task, split, steps, tuned):
     names = names if any(names) else tuned
     require(names, f"{path}: a csv has no class names; add --steps FILE")
     if not all(names):
-        print(f"{path}: {names.count('')} of {len(names)} ids are in no annotation: classes "
-              "without a name; number the classes without gaps, or add --steps FILE")
+        print(f"{path}: {names.count('')} of {len(names)} classes have no name; add --steps FILE")
     lists.check_names(steps or "the checkpoint", names, path, labels)
     return videos, names
 
@@ -133,17 +128,15 @@ def open_labeled(model, device, split, task, data, annotations=None, videos=None
     """The source of a split's videos; names of the classes; the teacher that looks at the videos;
     the text embeddings (S, D) of the names. Without texts, the last three are None; the teacher
     also if look=False. The other arguments are the flags."""
-    toy, view = data == "toy", view_of(model.encoder)
+    toy, view, path = data == "toy", view_of(model.encoder), features or videos
     require((data == "features") == (not view.size) == bool(features), f"{model.path}: reads "
             f"{'videos' if view.size else 'features, by --data features --features F.npz'}")
     if toy:
-        require(not skip, "--data toy has no videos to --skip")
-        require(view.size == render.SIZE, f"--data toy: its pictures are {render.SIZE} pixels "
-                f"wide, but the checkpoint reads {view.size}; use --data coin")
+        require(view.size == render.SIZE, f"--data toy: has pictures of {render.SIZE} pixels, but "
+                f"the checkpoint reads {view.size}; use --data coin")
         names = [*grammar.STEPS] if task != "activity" else None
     else:
-        require(annotations and (videos or features),
-                f"--data {data} needs --annotations and --videos")
+        require(annotations and path, f"--data {data} needs --annotations and --videos")
         listed, names = list_videos(data, annotations, task, split, steps,
                                     model.settings.get("classes"))
     teacher = texts = None
@@ -156,8 +149,7 @@ def open_labeled(model, device, split, task, data, annotations=None, videos=None
     if data == "epic":
         view = view._replace(frames=EPIC_FRAMES)
     kind = FeatureSource if features else VideoSource
-    source = kind(listed, kind.find(features or videos), view, teacher.size if teacher else 0,
-                  None, skip)
+    source = kind(listed, kind.find(path), view, teacher.size if teacher else 0, None, skip)
     if features:
         require_widths(source.paths, model.encoder.features, model.dim)
     return source, names, teacher, texts
@@ -184,27 +176,25 @@ def encode_examples(model, teacher, source, examples, device, workers=0, micro_b
              features (M, N, D), None without one; the M examples that could be read. InputError if
              they are too few.
     """
-    x, features, readable, view = [], [], [], view_of(model.encoder)
+    x, seen, readable, view = [], [], [], view_of(model.encoder)
     N = max(len(example.windows) for example in examples)
     count = max(READ // N, 1)                              # examples that are read at once
     batches = [examples[i:i + count] for i in range(0, len(examples), count)]
     pixels = view.size ** 2 + (teacher.size ** 2 if teacher else 0)
-    size = 3 * count * N * view.frames * pixels            # bytes
 
     def name(batch):
         return " or ".join(dict.fromkeys(source.videos[one.video].name for one in batch))
-    for loaded in prefetch(source.load, batches, workers, "encode", size, name=name):
+    for loaded in prefetch(source.load, batches, workers, "encode",
+                           size=3 * count * N * view.frames * pixels, name=name):
         source.unreadable |= loaded.failed
         if loaded.requests:
             readable += loaded.requests
+            n = [len(example.windows) for example in loaded.requests]
             with mixed_precision(device):
-                x.append(encode_parts(model, loaded.clips, micro_batch))
+                x += encode_parts(model, loaded.clips, micro_batch).split(n)
             if teacher:
-                features.append(teacher.encode_clips(loaded.views).to(device))
+                seen += teacher.encode_clips(loaded.views).to(device).split(n)
     require_readable(source, max_unreadable)
-    n = [len(example.windows) for example in readable]
-
-    def padded(rows):
-        return torch.nn.utils.rnn.pad_sequence(torch.cat(rows).split(n), batch_first=True)
-    n_clips = torch.tensor(n, device=device)
-    return padded(x), n_clips, padded(features) if teacher else None, readable
+    n = torch.tensor([len(rows) for rows in x], device=device)
+    x, seen = (pad_sequence(rows, batch_first=True) if rows else None for rows in (x, seen))
+    return x, n, seen, readable

@@ -1,7 +1,7 @@
 """Scores, and what they are written and compared as. M examples, K steps or classes.
 
-labels (M,) int64: the correct classes. Equal scores are ranked by index; they occur, since only 749
-of COIN's 778 step texts are distinct.
+labels (M,) int64: the correct classes. Equal scores are ranked by index; they occur, since some
+classes of COIN have one text.
 """
 import numpy as np
 import torch
@@ -10,14 +10,13 @@ import torch
 WORDS = {
     "zero_noise": "zero noise", "expectation": "mean of samples", "oracle": "best of samples",
     "oracle_softmax": "best of as many draws", "top1": "% right",
-    "top5": "% among the five likeliest", "similar": "similar histories",
-    "truth": "what can be known", "exact": "exact",
-    "set": "what the set tells", "new": "new to training", "held_out": "% right of held-out steps",
-    "look_alikes": "% right within look-alikes", "futures": "% of futures possible",
-    "possible": "whole futures", "first": "their first steps", "baselines": "baselines, % right"}
-HEADED = ("task", "data", "split", "setting", "order", "listed", "evaluated", "absent",
-          "unreadable")            # these are in the first line
-UNPRINTED = (*HEADED, "right", "by_class", "by_place", "seed", "run_seed", "classes")
+    "top5": "% among the five likeliest", "similar": "similar histories", "exact": "exact",
+    "truth": "what can be known", "set": "what the set tells", "new": "new to training",
+    "held_out": "% right of held-out steps", "look_alikes": "% right within look-alikes",
+    "futures": "% of futures possible", "possible": "whole futures", "first": "their first steps",
+    "baselines": "baselines, % right"}
+LINES = ("samples", "top1", "top5", "baselines", "truth", "new", "held_out", "look_alikes",
+         "futures", "warning", "checkpoint", "seconds")    # keys that have a line of their own
 
 
 def percent(hits):
@@ -71,13 +70,12 @@ def print_lines(content):
     """Print the JSON of evaluate.py: what was measured, then a line for each key and place."""
     print("{task}, {data} {split}, {setting}: {evaluated} evaluated of {listed} listed, {absent} "
           "videos absent, {unreadable} unreadable".format(**content))
-    for name, value in content.items():
-        if name not in UNPRINTED and value is not None:
-            print(f"{WORDS.get(name, name):<28}{text_of(value)}")
-    places = content.get("by_place")
-    if places:
+    for name in LINES:
+        if content.get(name) is not None:
+            print(f"{WORDS.get(name, name):<28}{text_of(content[name])}")
+    if places := content.get("by_place"):
         print("% right after so many steps " + "".join(f"{k:>7}" for k in places))
-        for name in ("zero_noise", "exact", "set", "similar"):
-            numbers = [of[name] for of in places.values() if name in of]
-            if numbers:
-                print(f"  {WORDS[name]:<26}" + "".join(f"{number:7.1f}" for number in numbers))
+        for name in next(iter(places.values())):
+            if name != "evaluated":
+                numbers = "".join(f"{of[name]:7.1f}" for of in places.values())
+                print(f"  {WORDS[name]:<26}{numbers}")

@@ -3,7 +3,6 @@
 Q Monte Carlo samples, each with a future of H steps; S steps to choose among, N clips, D embedding.
 """
 from collections import Counter
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,18 +11,10 @@ from torch.nn.functional import normalize
 from data import PIECES, Example, Video, frame_times, history_windows
 from files.features import FeatureSource, find_rows, require_widths
 from files.lists import load_phrases, video_name
-from files.video import duration, read_clips, read_frames
+from files.sources import VideoSource
+from files.video import read_frames, view_of
 from support.errors import require
 from toy import grammar, render
-
-
-class Observed(NamedTuple):
-    """What is observed of a video."""
-    name: str
-    windows: np.ndarray                    # (N, 2) s, N <= 8
-    clips: torch.Tensor                    # (N, F, 3, S, S) uint8, the encoder's view; or (N, F)
-    pictures: np.ndarray | None            # (N, 3, H, W) uint8, the middle of each window
-    script: Video | None                   # of the toy world: its steps are known
 
 
 def read_steps(steps, toy):
@@ -35,29 +26,31 @@ def read_steps(steps, toy):
     return names
 
 
+# --- What is observed ---
 def observe_file(path, model, at, name=None):
-    """The last clips before `at` s, or before the end if None, of a video file, or of the video
-    `name` in a file of features -> Observed."""
+    """The clips before `at` s, or before the end if None, of a video file, or of the video `name`
+    in a file of features.
+
+    Returns: windows (N, 2) s, N <= 8; clips (N, F, 3, S, S) uint8, or (N, F); pictures
+             (N, 3, H, W) uint8 of their middles, None of features.
+    """
     require((name is None) == bool(model.encoder.image), "the checkpoint reads "
             f"{'features: give F.npz --video ID' if name is None else 'videos, not features'}")
+    kind, paths = (FeatureSource, find_rows(path)) if name else (VideoSource, {str(path): path})
+    source = kind([Video(video_name(name) if name else str(path))], paths, view_of(model.encoder))
     if name:
-        source = FeatureSource([Video(video_name(name))], find_rows(path), None)
-        require_widths(source.paths, model.encoder.features)
-    length = source.duration(0) if name else duration(path)
+        require_widths(paths, model.encoder.features)
+    length = source.duration(0)
     end = length if at is None else at
     require(0 < end <= length, f"--at {end:g}: {path} ends at {length:.1f} s")
-    windows = history_windows(end, model.pitch)                                # (N, 2)
-    if name:
-        return Observed(name, windows, source.clips(0, windows, None)[0], None, None)
-    clips = read_clips(path, model.encoder, windows)
-    pictures = read_frames(path, windows.mean(1), 512).numpy()
-    return Observed(str(path), windows, clips, pictures, None)
+    windows = history_windows(end, model.pitch)
+    pictures = None if name else read_frames(path, windows.mean(1), 512).numpy()
+    return windows, source.clips(0, windows, None)[0], pictures
 
 
-def observe_toy(number, model, at, left):
-    """A test video of the toy world, up to `at` s; None: to the end of a step that is drawn, such
-    that `left` steps remain -> Observed."""
-    script = grammar.make_video("test", number)
+def observe_toy(script, number, model, at, left):
+    """As `observe_file`, of test video `number` of the toy world. at: None: the end of a step that
+    is drawn, such that `left` steps remain."""
     if at is None:
         step = np.random.default_rng(number).integers(max(len(script.steps) - left, 1))
         at = script.steps[step].end
@@ -66,7 +59,7 @@ def observe_toy(number, model, at, left):
     windows, frames = history_windows(at, model.pitch), render.render(script)
     taken, middle = (render.last_taken(times, len(frames)) for times in (
         frame_times(windows, model.encoder.frames), windows.mean(1)))
-    return Observed(script.name, windows, torch.from_numpy(frames[taken]), frames[middle], script)
+    return windows, torch.from_numpy(frames[taken]), frames[middle]
 
 
 # --- What comes next ---
@@ -92,7 +85,8 @@ def sample_in_turn(model, x, texts, noise):
 
 
 def observed_steps(example, video):
-    """Labels of the steps seen for 1 s or more; whether the video's first step is among them."""
+    """What a forecast may know in the toy world: labels of the steps that are seen for 1 s or more;
+    whether the video's first step is among them."""
     start = example.windows[0, 0]
     observed = [k for k in range(example.step) if video.steps[k].end - start >= 1]
     return [video.steps[k].label for k in observed], 0 in observed
@@ -114,17 +108,17 @@ def count_futures(picks, names):
             for future, count in counts]
 
 
-def truth_of(observed, futures):
+def truth_of(script, windows, futures):
     """What the toy world knows: {"clips": [step or None, ...], "next": [{"step", "p"}],
     "futures": [{"steps", "share"}], "follows": [step, ...]}; after the last step, next and futures
     are empty."""
-    script, windows, exact = observed.script, observed.windows, grammar.Grammar()
-    clips = [next((grammar.STEPS[step.label] for step in script.steps
-                   if step.start <= middle < step.end), None) for middle in windows.mean(1)]
-    begun = sum(step.start <= windows[-1, 1] - 1 for step in script.steps)
-    follows = [grammar.STEPS[step.label] for step in script.steps[begun:]]
-    truth = {"clips": clips, "next": [], "futures": [], "follows": follows}
-    if follows:
+    exact, begun = grammar.Grammar(), sum(step.start <= windows[-1, 1] - 1 for step in script.steps)
+    truth = {"next": [], "futures": [],
+             "clips": [next((grammar.STEPS[step.label] for step in script.steps
+                             if step.start <= middle < step.end), None)
+                       for middle in windows.mean(1)],
+             "follows": [grammar.STEPS[step.label] for step in script.steps[begun:]]}
+    if truth["follows"]:
         before = observed_steps(Example(0, windows, -1, begun), script) if begun else ([], True)
         rows = rank_steps(grammar.STEPS, exact.next_step(*before))
         truth["next"] = [row for row in rows if row["p"] > 0]

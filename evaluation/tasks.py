@@ -1,13 +1,12 @@
-"""What stands beside the scores of evaluate.py: baselines, and the truth of the toy world.
+"""From probabilities to the lines of evaluate.py's table, and what stands beside its scores.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 4.1, 4.2. M examples of a task, N clips of
-each, H steps ahead, S steps (the label set), D embedding.
+each, Q samples, H steps ahead, S steps (the label set), D embedding. p: what every answer is, from
+the model, a baseline or the toy world's truth, probabilities (M, S).
 """
-from typing import NamedTuple
-
 import numpy as np
 import torch
-from torch.nn.functional import normalize, one_hot
+from torch.nn.functional import normalize, one_hot, pad
 
 from data import PIECES
 from evaluation.metrics import accuracies, draw_correct, pack, percent, topk_correct
@@ -20,50 +19,33 @@ NEIGHBORS = 50                 # similar histories; chosen on validation videos 
 FUTURES, DRAWS = 100, 200      # forecasts whose futures are sampled; samples of each
 
 
-class Read(NamedTuple):
-    """What evaluate.py has read of the M readable examples."""
-    source: object                 # of the videos
-    examples: list                 # (M)
-    labels: torch.Tensor           # (M,) int64; (M, 2) verbs and nouns of EPIC
-    x: torch.Tensor                # (M, N, D) f's embeddings of their clips
-    n: torch.Tensor                # (M,) how many of the N clips an example has
-    teacher: torch.Tensor | None   # (M, N, D) the teacher's features; None if it embeds no texts
-    texts: torch.Tensor | None     # (S, D) of the label set; None if the task matches no texts
-    toy: bool                      # whether the truth is known
-    as_one: bool                   # whether look-alikes count as one: where no label names them
+def counted_as(S, toy, task):
+    """(S,) int64: which step each counts as. In the toy world both look-alikes of a pair count as
+    the first, unless the model is fine-tuned (task), since then labels name them."""
+    return torch.from_numpy(grammar.ALIKE) if toy and not task else torch.arange(S)
 
 
-def look_alikes_as_one(read, p):
-    """p (..., S), where the two of a pair of look-alikes count as one: their probabilities are
-    added at the first of them. As they are, if fine-tuned or not in the toy world."""
-    if not read.as_one:
-        return p
-    return torch.zeros_like(p).index_add_(-1, torch.from_numpy(grammar.ALIKE), p)
+def merged(p, alike):
+    """p (..., S): the probabilities of steps that count as one are added. alike: `counted_as`."""
+    return torch.zeros_like(p).index_add_(-1, alike, p)
 
 
-def right_steps(read):
-    """(M,) int64: the correct step; the first of its pair if look-alikes count as one."""
-    return torch.from_numpy(grammar.ALIKE)[read.labels] if read.as_one else read.labels
+# --- Baselines of a forecast ---
+def teacher_forecast(model, seen, n, texts):
+    """The teacher on the observed clips, as the paper re-purposes CLIP: p (M, S). seen (M, N, D):
+    its features, zeros after an example's own n (M,) clips."""
+    return match(seen.sum(1) / n[:, None], texts, model.tau).exp().cpu()
 
 
-# --- Forecasts ---
-def teacher_forecast(model, read):
-    """The teacher on the observed clips, as the paper re-purposes CLIP: p (M, S)."""
-    observed = torch.arange(read.x.shape[1], device=read.n.device) < read.n[:, None]       # (M, N)
-    mean = (read.teacher * observed[..., None]).sum(1) / read.n[:, None]                   # (M, D)
-    return look_alikes_as_one(read, match(mean, read.texts, model.tau).exp().cpu())
-
-
-def aligned(x, n):
-    """Histories x (M, N, D) of n (M,) clips, moved to the end of eight places: (M, 8 D), length 1.
-    So the last clips of two histories are compared with each other."""
-    place = torch.arange(PIECES, device=x.device) - (PIECES - n[:, None])                  # (M, 8)
-    moved = x.take_along_dim(place.clamp(0, x.shape[1] - 1)[..., None], 1)
-    return normalize((moved * (place >= 0)[..., None]).flatten(1), dim=-1)
+def aligned(histories):
+    """Histories [(n, D), ...], n <= 8, moved to the end of eight places: (M, 8 D), length 1. So the
+    last clips of two histories are compared with each other."""
+    places = [pad(x, (0, 0, PIECES - len(x), 0)).flatten() for x in histories]
+    return normalize(torch.stack(places), dim=-1)
 
 
 @torch.no_grad()
-def similar_histories(model, read, seed):
+def similar_histories(model, x, n, texts, seed):
     """How often each step followed the NEIGHBORS most similar histories of training: p (M, S).
 
     They are the clips before each clip of all videos that the checkpoint was trained on, at most
@@ -74,92 +56,84 @@ def similar_histories(model, read, seed):
     requests = [(video, source.pretrain_windows(video, rng, stride)) for video in range(count)]
     parts = [requests[i:i + 50] for i in range(0, count, 50)]
 
-    def encode(part):                                      # a thread does not inherit no_grad
-        with torch.no_grad():
-            return model.encode(source.load(part).clips)
-    x = torch.cat(in_threads(encode, parts, "similar histories"))
-    steps, keys, following = model.match(x, read.texts).argmax(-1), [], []
-    for own, step in zip(*(of.split([len(windows) for _, windows in requests])
-                           for of in (x, steps))):
-        n = torch.arange(1, len(own)).clamp(max=PIECES)
-        before = [own[max(k - PIECES, 0):k] for k in range(1, len(own))]
-        if before:
-            before = torch.nn.utils.rnn.pad_sequence(before, batch_first=True)
-            keys.append(aligned(before, n))
-            following.append(step[1:])
-    keys, following = torch.cat(keys), torch.cat(following)
+    @torch.no_grad()                                       # a thread does not inherit it
+    def encode(part):
+        return model.encode(source.load(part).clips)
+    clips = torch.cat(in_threads(encode, parts, "similar histories"))
+    counts = [len(windows) for _, windows in requests]
+    steps = model.match(clips, texts).argmax(-1).split(counts)
+    following = torch.cat([own[1:] for own in steps])
+    keys = aligned([own[max(k - PIECES, 0):k] for own in clips.split(counts)
+                    for k in range(1, len(own))])
+    queries = aligned([own[:k] for own, k in zip(x, n.tolist())])
     nearest = torch.cat([(part @ keys.T).topk(min(NEIGHBORS, len(keys))).indices
-                         for part in aligned(read.x, read.n).split(256)])      # (M, NEIGHBORS)
-    return one_hot(following[nearest], len(read.texts)).double().mean(1).cpu()
+                         for part in queries.split(256)])                      # (M, NEIGHBORS)
+    return one_hot(following[nearest], len(texts)).double().mean(1).cpu()
 
 
-def known_steps(read):
-    """What each forecast may know: [(labels of the steps shown, whether from the start), ...]."""
-    return [observed_steps(example, read.source.videos[example.video]) for example in read.examples]
+# --- Forecasts ---
+def forecast_lines(p, samples, labels, examples, videos, toy, task):
+    """The lines of a forecast from {"zero_noise", "expectation", "teacher", maybe "similar": p},
+    of samples (M, Q, S). In the toy world there are more:
+
+        truth       the exact distribution of the next step given the steps shown, from their
+                    sequence, and from their set
+        by_place    % right after k steps of the video
+        new         forecasts whose history and next step no training video can show
+    """
+    if toy:
+        known = [observed_steps(example, videos[example.video]) for example in examples]
+        for column, name in ("exact", "sequence"), ("set", "set"):
+            world = grammar.Grammar(name)
+            rows = [world.next_step(*steps) for steps in known]
+            p = p | {column: torch.from_numpy(np.array(rows))}
+    Q, alike = samples.shape[1], counted_as(samples.shape[2], toy, task)
+    y, p = alike[labels], {name: merged(of, alike) for name, of in p.items()}
+    right, parts = {name: topk_correct(of, y) for name, of in p.items()}, {}   # (M,)
+    right["oracle"] = (merged(samples, alike).argmax(-1) == y[:, None]).any(1)
+    chance, right["oracle_softmax"] = draw_correct(p["zero_noise"], y, Q)
+
+    lines = accuracies({name: p[name] for name in ("zero_noise", "expectation")}, y)
+    lines["top1"] |= {"oracle": percent(right["oracle"]), "oracle_softmax": percent(chance)}
+    lines["baselines"] = {"random": 100 / len(alike.unique()), "teacher": percent(right["teacher"]),
+                          "similar": None}
+    if "similar" in p:
+        lines["baselines"]["similar"] = {
+            "top1": percent(right["similar"]), "top5": percent(topk_correct(p["similar"], y, 5)),
+            "oracle": percent(draw_correct(p["similar"], y, Q)[0])}
+    lines |= dict.fromkeys(("truth", "by_place", "new", "futures"))
+    if toy:
+        place = torch.tensor([example.step for example in examples])
+        trained = grammar.Grammar(training=True)
+        parts["new"] = torch.tensor([trained.chance(*steps, [label]) == 0
+                                     for steps, label in zip(known, labels.tolist())])
+
+        def row(part):
+            return {name: percent(right[name][part])
+                    for name in ("zero_noise", "exact", "set", "similar") if name in right} | {
+                "evaluated": int(part.sum())}
+        lines["truth"] = {name: percent(right[name]) for name in ("exact", "set")}
+        lines["by_place"] = {int(k): row(place == k) for k in place.unique()}
+        lines["new"] = row(parts["new"])
+    return lines | {"right": pack(right, examples, parts)}
 
 
-def sampled_futures(model, read, H, seed):
+def sampled_futures(model, x, n, texts, examples, videos, H, seed):
     """Percent of sampled futures of H steps, and of their first steps, that the grammar allows
     after the true steps; of FUTURES forecasts that H steps follow, DRAWS each. None without any."""
-    videos = read.source.videos
-    long = [i for i, e in enumerate(read.examples) if e.step + H <= len(videos[e.video].steps)]
+    long = [i for i, e in enumerate(examples) if e.step + H <= len(videos[e.video].steps)]
     if not long:
         return None
     exact, hits = grammar.Grammar(), []
     spread = torch.linspace(0, len(long) - 1, min(len(long), FUTURES)).long()
     for i in (long[place] for place in spread):
-        generator = torch.Generator().manual_seed(seed * 1000 + 500 + i)
-        noise = torch.randn(H, DRAWS, model.dim, generator=generator)
-        _, picks = sample_in_turn(model, read.x[i, :read.n[i]], read.texts, noise)     # (DRAWS, H)
-        before = observed_steps(read.examples[i], videos[read.examples[i].video])
+        noise = torch.randn(H, DRAWS, model.dim,
+                            generator=torch.Generator().manual_seed(seed * 1000 + 500 + i))
+        _, picks = sample_in_turn(model, x[i, :n[i]], texts, noise)            # (DRAWS, H)
+        before = observed_steps(examples[i], videos[examples[i].video])
         hits += [[exact.chance(*before, steps) > 0 for steps in (future, future[:1])]
                  for future in picks.tolist()]
     return dict(zip(("possible", "first"), (100 * np.mean(hits, 0)).tolist()))
-
-
-def beside_forecasts(model, read, right, samples, similar, horizon, seed):
-    """The lines of a forecast beside its own scores. right: {name: (M,) bool} of these.
-
-        baselines   random, the teacher, and similar histories if asked for, with the best of as
-                    many draws as there are samples
-        truth       the exact distribution of the next step given the steps shown, from their
-                    sequence, and from their set
-        by_place    % right after k steps of the video
-        new         forecasts whose history and next step no training video can show
-        futures     `sampled_futures`
-    """
-    y, parts, right = right_steps(read), {}, dict(right)
-    right["teacher"] = topk_correct(teacher_forecast(model, read), y)
-    classes = len(set(grammar.ALIKE.tolist())) if read.as_one else len(read.texts)
-    lines = {"baselines": {"random": 100 / classes, "teacher": percent(right["teacher"]),
-                           "similar": None}}
-    lines |= dict.fromkeys(("truth", "by_place", "new", "futures"))
-    if similar and read.toy:
-        p = look_alikes_as_one(read, similar_histories(model, read, seed))
-        right["similar"] = topk_correct(p, y)
-        lines["baselines"]["similar"] = {
-            "top1": percent(right["similar"]), "top5": percent(topk_correct(p, y, 5)),
-            "oracle": percent(draw_correct(p, y, samples)[0])}
-    if read.toy:
-        known = known_steps(read)
-        for name in grammar.KNOWN:
-            world = grammar.Grammar(name)
-            p = torch.from_numpy(np.array([world.next_step(*steps) for steps in known]))
-            column = "exact" if name == "sequence" else name
-            right[column] = topk_correct(look_alikes_as_one(read, p), y)
-        lines["truth"] = {name: percent(right[name]) for name in ("exact", "set")}
-        place = torch.tensor([example.step for example in read.examples])
-        columns = [name for name in ("zero_noise", "exact", "set", "similar") if name in right]
-        lines["by_place"] = {int(k): {name: percent(right[name][place == k]) for name in columns}
-                             | {"evaluated": int((place == k).sum())} for k in place.unique()}
-        trained = grammar.Grammar(training=True)
-        parts["new"] = torch.tensor([trained.chance(*steps, [label]) == 0
-                                     for steps, label in zip(known, read.labels.tolist())])
-        lines["new"] = {"evaluated": int(parts["new"].sum())} | {
-            name: percent(right[name][parts["new"]]) for name in columns}
-        if horizon > 1:
-            lines["futures"] = sampled_futures(model, read, horizon, seed)
-    return lines | {"right": pack(right, read.examples, parts)}
 
 
 # --- Classification ---
@@ -174,28 +148,26 @@ def within_pairs(p, y):
     return (p.gather(1, y[:, None]) > p.gather(1, other[y][:, None]))[:, 0]
 
 
-def beside_classification(read, p):
-    """The lines of {"ours", "teacher": p (M, S)}: accuracies; in the toy world those of the
-    held-out steps, and within pairs of look-alikes; and of each class."""
-    y, parts = right_steps(read), {}
-    merged = {name: look_alikes_as_one(read, of) for name, of in p.items()}
-    right = {name: topk_correct(of, y) for name, of in merged.items()}                 # (M,)
-    lines = accuracies(merged, y) | {"held_out": None, "look_alikes": None}
-    if read.toy:
-        for part, steps in (("held_out", grammar.HELD_OUT),
-                            ("look_alikes", sum(grammar.LOOK_ALIKES, ()))):
+def classify_lines(p, labels, examples, toy, task):
+    """The lines of {"ours", "teacher": p}: accuracies; in the toy world those of the held-out
+    steps, and within pairs of look-alikes; and of each class."""
+    S, parts, lines = p["ours"].shape[1], {}, {"held_out": None, "look_alikes": None}
+    alike = counted_as(S, toy, task)
+    y, one = alike[labels], {name: merged(of, alike) for name, of in p.items()}
+    right = {name: topk_correct(of, y) for name, of in one.items()}            # (M,)
+    if toy:
+        pairs = {name: within_pairs(of, labels) for name, of in p.items()}
+        for part, steps, hits in (("held_out", grammar.HELD_OUT, right),
+                                  ("look_alikes", sum(grammar.LOOK_ALIKES, ()), pairs)):
             ids = torch.tensor([grammar.STEP_ID[step] for step in steps])
-            parts[part] = torch.isin(read.labels, ids)
-        pairs = {name: within_pairs(of, read.labels) for name, of in p.items()}
-        for part, hits in ("held_out", right), ("look_alikes", pairs):
+            parts[part] = torch.isin(labels, ids)
             lines[part] = {name: percent(of[parts[part]]) for name, of in hits.items()}
         right["look_alikes"] = pairs["ours"]
-    S = p["ours"].shape[1]
-    lines["by_class"] = [percent(right["ours"][read.labels == k]) for k in range(S)]
-    return lines | {"right": pack(right, read.examples, parts)}
+    lines["by_class"] = [percent(right["ours"][labels == k]) for k in range(S)]
+    return accuracies(one, y) | lines | {"right": pack(right, examples, parts)}
 
 
-def action_scores(verb, noun, labels):
+def action_lines(verb, noun, labels):
     """Table 3: p of V verbs (M, V) and U nouns (M, U). An action is right if both are. Its top 5
     have the largest p(verb) p(noun)."""
     v, u = labels.T                                                            # (M,) each

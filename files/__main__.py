@@ -1,5 +1,6 @@
 """Before training: `check` counts data and names what is unusable, `phrases` collects a pool."""
 import json
+from itertools import product
 from pathlib import Path
 
 from data import Video, activity_examples, classify_examples, forecast_examples
@@ -19,40 +20,26 @@ EXAMPLES = {"classify": classify_examples, "forecast": forecast_examples,
 
 def counts(listed, paths, unreadable):
     """How many ids are listed, found, absent and unreadable; without paths, only the first."""
-    ids = set(listed)
-    if paths is None:
-        return {"videos": len(ids), "found": None, "absent": None, "unreadable": None}
-    return {"videos": len(ids), "found": len(ids & paths.keys()),
-            "absent": len(ids - paths.keys()), "unreadable": len(ids & unreadable.keys())}
+    ids, facts = set(listed), dict.fromkeys(("found", "absent", "unreadable"))
+    if paths is not None:
+        facts = {"found": len(ids & paths.keys()), "absent": len(ids - paths.keys()),
+                 "unreadable": len(ids & unreadable.keys())}
+    return {"videos": len(ids), **facts}
 
 
 def count_coin(videos, paths, unreadable):
     """{task: {split: counts}} of the examples that COIN.json lists."""
     result = {task: {} for task in EXAMPLES}
-    for task in result:
-        for split in "train", "validation", "test":
-            chosen = [video for video in videos if video.split == split]
-            listed = [chosen[example.video].name for example in EXAMPLES[task](chosen)]
-            result[task][split] = {"listed": len(listed), **counts(listed, paths, unreadable)}
+    for task, split in product(EXAMPLES, ("train", "validation", "test")):
+        chosen = [video for video in videos if video.split == split]
+        listed = [chosen[example.video].name for example in EXAMPLES[task](chosen)]
+        result[task][split] = {"listed": len(listed), **counts(listed, paths, unreadable)}
     return result
-
-
-def count_speech(captions, wrong, silent):
-    """What all narrations hold. Adds the unreadable to `wrong` {id: reason}, the wordless to
-    `silent` {id}. They are read one by one, since HowTo100M's do not fit in memory."""
-    sentences, seconds = 0, 0.0
-    for name, said in captions.readable(captions, wrong):
-        sentences += len(said)
-        seconds += max((end for _, end, _ in said), default=0.0)
-        if not said:
-            silent.add(name)
-    return {"captions": len(captions), "unreadable_captions": len(wrong), "sentences": sentences,
-            "hours": round(seconds / 3600, 2)}
 
 
 def check(args):
     """Print what a list holds and, with --videos, which of its videos training can use."""
-    captions, wrong, silent = None, {}, set()          # {id: reason}, {id}: narrations
+    captions, wrong, silent = None, {}, []             # {id: reason}, [id]: narrations
     if args.data == "coin":
         videos, names = load_coin(args.annotations)
         videos = [video for video in videos if video.steps]
@@ -64,7 +51,13 @@ def check(args):
     else:
         captions = Captions(args.captions)
         videos = [Video(name) for name in captions]
-        facts = count_speech(captions, wrong, silent)
+        # (sentences, s) of each. The texts of HowTo100M do not fit in memory.
+        said = {name: (len(own), max((end for _, end, _ in own), default=0.0))
+                for name, own in captions.readable(captions, wrong)}
+        silent = sorted(name for name, (count, _) in said.items() if not count)
+        facts = {"captions": len(captions), "unreadable_captions": len(wrong),
+                 "sentences": sum(count for count, _ in said.values()),
+                 "hours": round(sum(end for _, end in said.values()) / 3600, 2)}
     paths, source, seconds, unreadable = None, None, 0.0, {}
     if args.videos:
         paths = find_videos(args.videos)
@@ -79,7 +72,7 @@ def check(args):
               counts([video.name for video in videos], paths, unreadable))
     facts |= {"absent_ids": source.absent if source else None, "unreadable_ids": wrong | unreadable}
     if captions:
-        facts["silent_ids"] = sorted(silent)
+        facts["silent_ids"] = silent
         facts["video_hours"] = round(seconds / 3600, 2) if source else None
         facts["without_captions_ids"] = sorted(paths.keys() - captions.keys()) if source else None
     if args.json:

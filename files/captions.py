@@ -90,8 +90,8 @@ def list_folder(folder):
 
 
 def unroll(sentences):
-    """Remove the words by which a cue repeats the lines above it: YouTube's rolling captions.
-    A cue without new words prolongs the last one."""
+    """Remove the words by which a cue repeats the lines above it: YouTube's rolling captions. A cue
+    without new words prolongs the last one."""
     unrolled = []
     for start, end, text in sentences:
         shown = unrolled[-SHOWN:] if unrolled and start <= unrolled[-1][1] + ROLL else []

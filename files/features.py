@@ -1,8 +1,7 @@
 """Features of videos, instead of their frames, as `evaluate.py --task features` writes them.
 
-A file is an npz of R rows; those of a video follow each other. Its arrays: video (R,) text; start,
-end (R,) s; embedding (R, F); teacher (R, D), if the embeddings are not CLIP's own. A video has m
-rows and n windows.
+A file is an npz of R rows, as NEED says; teacher, if the embeddings are not CLIP's own. A video has
+m rows and n windows.
 """
 import functools
 import zipfile
@@ -12,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from data import history_windows
 from files.lists import fields_of, video_name
 from files.sources import VideoSource, shares
 from files.video import SLACK
@@ -28,8 +26,8 @@ class Rows(NamedTuple):
     """The m rows of one video."""
     path: Path                     # of the file
     spans: np.ndarray              # (m, 2) s
-    embedding: np.ndarray          # (m, F): what f reads
-    teacher: np.ndarray            # (m, D): what the teacher sees
+    embedding: np.ndarray          # (m, F): for f
+    teacher: np.ndarray            # (m, D): for the teacher
 
 
 def find_rows(path):
@@ -71,12 +69,6 @@ def read_rows(rows, windows):
     require(all(mean.isfinite().all() for mean in means), f"{rows.path}: a number that is not "
             f"finite, before {end:.1f} s")
     return means
-
-
-def read_clips(path, name, windows=None):
-    """Like files.video.read_clips, for video `name` of a file of features -> (n, F) float32."""
-    rows = find_rows(path)[name]
-    return read_rows(rows, history_windows(rows.spans.max()) if windows is None else windows)[0]
 
 
 def require_widths(found, width, dim=None):

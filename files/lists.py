@@ -142,7 +142,7 @@ def load_released_csv(path, task):
 
 def load_epic(path):
     """Read EPIC_100_train.csv or the like: [data.Video, ...] with labels (verb, noun), of infinite
-    duration, since the file has none. The official test list has no labels: an InputError."""
+    duration, since the file has none."""
     steps = {}
     for where, row in read_table(path, EPIC):
         with fields_of(where, "times HH:MM:SS.ss, and numbers of classes, are needed"):
@@ -161,8 +161,7 @@ def epic_split(path):
 # --- Names ---
 def load_phrases(path):
     """The phrases, or names of classes, of lines `phrase` or `phrase,count,concreteness`. Line i is
-    class i; two may be equal. Phrases may hold commas: only numbers at the end are columns. A first
-    line that names the column `phrase` is left out."""
+    class i; two may be equal. Only numbers at the end are columns, and a header is left out."""
     lines = read_text(path).rstrip().split("\n")
     header, phrases = lines[0].startswith("phrase,"), []
     for number, line in enumerate(lines[header:], start=1 + header):

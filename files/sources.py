@@ -17,8 +17,8 @@ EARLY = 0.05                  # captions that all end in this first share of a v
 
 
 def shares(spans, windows, usable=True):
-    """Which of m spans (m, 2) s belong to each window (n, 2) s: those whose middle lies in it, else
-    the nearest one. Only usable ones, (n, m) bool, count. Returns shares (n, m); rows sum to 1."""
+    """Which of m spans (m, 2) s belong to each window (n, 2) s: of the usable ones, (n, m) bool,
+    those whose middle lies in it, else the nearest: (n, m), rows sum to 1."""
     middle = spans.mean(1)                                                          # (m,)
     inside = (windows[:, :1] <= middle) & (middle <= windows[:, 1:]) & usable       # (n, m)
     distance = np.where(usable, np.abs(middle - windows.mean(1, keepdims=True)), np.inf)
@@ -32,8 +32,8 @@ class VideoSource:
 
     videos: those that are there; absent: the ids of the others; unreadable {id: reason}: filled by
     whoever calls `load`; wrong_captions {id: reason}, silent [id]: filled by `open_folder`.
-    paths: {id: path}; view: data.View of f; teacher_size: side of a teacher's pictures, pixels, or
-    0; captions: Captions, if a video needs a narration, too; skip: ids of videos not to be opened.
+    paths: {id: path}; view: data.View; teacher_size: side of a teacher's pictures, pixels, or 0;
+    captions: Captions, if a video needs a narration, too; skip: ids of videos not to be opened.
     """
     find = staticmethod(find_videos)
 
@@ -146,9 +146,9 @@ def require_readable(source, share, where=None):
 
 def open_folder(folder, caption_path, ids, view, teacher_size=0, skip=(),
                 max_unreadable=MAX_UNREADABLE, kind=VideoSource):
-    """The VideoSource of a folder, or another kind of source. Its videos are those of a list `ids`,
-    else all with a narration, or all if caption_path is None. Every narration is read: videos whose
-    narration is unreadable or has no words are left out. InputError if too many are unreadable."""
+    """The source of a folder. Its videos are those of a list `ids`, else all with a narration, or
+    all if caption_path is None; but for those whose narration has no words or is unreadable.
+    InputError if too many are."""
     captions, paths = Captions(caption_path) if caption_path else None, kind.find(folder)
     names = load_ids(ids) if ids else captions or sorted(paths)
     source = kind([Video(name) for name in names], paths, view, teacher_size, captions, skip)

@@ -62,8 +62,8 @@ def open_video(path):
 
 
 def duration(path):
-    """Return the seconds from the start of the file to the end of its video. The header tells it,
-    even if the file is cut off. A recorded webm is read to its end. Raises Unreadable."""
+    """The seconds from the start of a file to the end of its video, by the header, even if the file
+    is cut off; a recorded webm is read to its end. Raises Unreadable."""
     with open_video(path) as (container, stream):
         if stream.duration:
             end = ((stream.start_time or 0) + stream.duration) * stream.time_base
@@ -153,10 +153,8 @@ def evaluation_view(frames, size):
 
 
 def read_clips(path, encoder, windows=None):
-    """Return clips of a file as an encoder reads them: (n, F, 3, H, W) uint8. Raises Unreadable.
-
-    windows: (n, 2) s; None: the last 68 s in 8 windows, as in a forecast at the end.
-    """
+    """Clips of a file as an encoder reads them: (n, F, 3, H, W) uint8. Raises Unreadable. windows:
+    (n, 2) s; None: the last 68 s in 8 windows, as in a forecast at the end."""
     windows = history_windows(duration(path)) if windows is None else windows
     size, F, seconds = view_of(encoder)
     frames = read_frames(path, frame_times(windows, F, seconds).flatten(), short_side_for(size))

@@ -1,4 +1,4 @@
-"""Slow, obvious versions of f, h and Eqs. 5 to 10, one token and one clip at a time; random tensors."""
+"""Slow, obvious versions of f, h and Eqs. 5 to 10, a token or clip at a time; random tensors."""
 import math
 
 import torch

@@ -8,7 +8,7 @@ import pytest
 import weights
 from data import history_windows
 from commands import call, fails, read_json
-from files.features import find_rows, read_clips, read_rows
+from files.features import find_rows, read_rows
 from predict import predict
 from support.errors import InputError
 from test_lists import coin, entry
@@ -57,7 +57,7 @@ def test_a_file_that_cannot_be_read_is_one_line(here, changes, words):
     """Catches: a traceback; something unpickled; rows of another video or time, or NaN, used."""
     write(**changes)
     with pytest.raises(InputError, match=f"^f.npz: .*{words}"):
-        read_clips("f.npz", "a", np.array([[0., 4.]]))
+        read_rows(find_rows("f.npz")["a"], np.array([[0., 4.]]))
     assert not Path("executed").exists()
 
 
@@ -94,7 +94,7 @@ def test_from_features_to_a_forecast(trained, here, capsys):
     model, forecast = weights.load("run"), (
         "predict.py", "t/F.npz", "--steps", "t/phrases.txt", "--checkpoint", "run")
     content = predict("t/F.npz", steps="t/phrases.txt", checkpoint="run", name="v55.mp4")
-    clips = read_clips("t/F.npz", "v55", history_windows(80., model.pitch))
+    clips, _ = read_rows(find_rows("t/F.npz")["v55"], history_windows(80., model.pitch))
     p = model.match(model(clips)).exp().amax(1)
     assert [clip["steps"][0]["p"] for clip in content["clips"]] == pytest.approx(p.tolist())
     for argv, words in (

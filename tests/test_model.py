@@ -15,12 +15,11 @@ ALPHA_BAR = [0.9, 0.6, 0.2]
 PHRASES = draw(K, D, seed=5).float() + 1
 
 
-def build(order="diffusion", **more):
+def build(order="diffusion"):
     """A tiny model with every parameter random."""
     f = TimeSformer(dim=D, image=8, patch=4, frames=2, width=8, depth=1, heads=2)
     h = Denoiser(D, layers=2, heads=2, clips=N)
-    return randomized(ProcedureModel(PHRASES, f, h, order, TAU, SCALE, ALPHA_BAR, (.4, .25), **more),
-                      0.3)
+    return randomized(ProcedureModel(PHRASES, f, h, order, TAU, SCALE, ALPHA_BAR, (.4, .25)), 0.3)
 
 
 def some_clips(C):

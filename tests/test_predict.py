@@ -1,8 +1,5 @@
 """predict.py: one video in, steps and futures out; its JSON, its table, its warnings."""
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,6 @@ import weights
 from commands import call, fails, read_json
 from data import history_windows
 from predict import predict
-from support.arguments import INCLUDED
 from support.errors import InputError
 from toy import grammar
 from toy.export import write_video
@@ -141,18 +137,3 @@ def test_a_model_that_is_fine_tuned_to_forecast(trained, here, capsys):
         predict(checkpoint="forecast.pt", **flags | {"steps": 2 * steps})
     assert "is fine-tuned for classify" in fails(capsys, "predict.py", "--checkpoint",
                                                  "classify.pt")
-
-
-@pytest.mark.parametrize("unbuffered, work, status", [
-    ("1", "print(1)", 141), ("", "print('1' * 10 ** 6)", 141),
-    ("", "(i for i in ()).throw(BrokenPipeError(1))", 2)])
-def test_a_pipe_that_nobody_reads_ends_quietly(unbuffered, work, status):
-    """Catches: a traceback, or status 0, after `| head`; silence about the pipe to a worker."""
-    code = f"from support.errors import *; run(lambda args: {work}, lambda: None)"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, cwd=INCLUDED.parents[1],
-                               env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
-    if status == 141:
-        process.stdout.close()
-    assert process.stderr.read() == (b"" if status == 141 else b"-c: error: 1\n")
-    assert process.wait() == status

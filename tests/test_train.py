@@ -17,7 +17,7 @@ from model import ProcedureModel
 from pseudo_labels import soft_targets
 from slow import draw, randomized, slow_objective
 from toy.source import ToySource, load_teacher
-from training.dataset import NarratedVideos, clip_features, epoch_order, join
+from training.dataset import NarratedVideos, epoch_order, join, to_device
 from weights.adapter import Adapter
 
 ROW = {"step", "epoch", "loss", "xe", "mse", "mc", "match", "match_h", "lr", "clips_per_s"}
@@ -133,7 +133,7 @@ def test_targets_of_both_are_the_mean_of_unit_vectors():
     source, teacher = ToySource("train", 3, 4), load_teacher("cpu")
     teacher.watch(source)
     loaded = join(source, [NarratedVideos(source, 0, 2)[0, video, 0] for video in (2, 1)])
-    vision, spoken, both = (clip_features(teacher, source, loaded, targets)
+    vision, spoken, both = (to_device(loaded, teacher, source, targets, "cpu")[1].flatten(0, 1)
                             for targets in ("vision", "narration", "both"))
     assert (vision.norm(dim=-1) < .99).any()           # a mean of unit vectors
     torch.testing.assert_close(both, (vision / vision.norm(dim=-1, keepdim=True) + spoken) / 2)
