@@ -40,9 +40,9 @@ from support.arguments import (Parser, add_run_flags, limit_threads, mixed_preci
 from support.errors import require, run
 from toy.grammar import VERSION as WORLD
 from training import finetune, parallel
-from training.dataset import (OPENED, NarratedVideos, add_video_flags, mean_pitch, open_videos,
-                              pixels_of, teacher_of, to_device)
-from training.run import Metrics, Run, Stop, learning_rate
+from training.dataset import (NarratedVideos, add_video_flags, mean_pitch, open_videos, teacher_of,
+                              to_device)
+from training.run import Metrics, Run, learning_rate, stop_signals
 from weights.adapter import Adapter
 from weights.mvit import MViT
 
@@ -127,7 +127,7 @@ def set_up(args, device):
     view = View(sizes.get("image", 0), sizes.get("frames", 0), sizes.get("seconds"))
     limit_threads(view.size, device)
     refuse_other_paths(args)
-    source, phrases = open_videos(view, **{name: getattr(args, name) for name in OPENED})
+    source, phrases = open_videos(args, view)
     start = None if folder.checkpoint else weights.checkpoint.open_start(args.init)
     folder.begin(source, phrases=phrases)
     teacher, pixels = teacher_of(source, args.data, args.clip, args.clip_weights, device)
@@ -164,20 +164,21 @@ def pretrain(args):
     rank, world = parallel.rank_and_world()
     videos = NarratedVideos(source, args.seed, args.stride)
     micro = clips_at_once(model.encoder, args.micro_batch) // CLIPS            # videos at once
+    pixels = CLIPS * model.encoder.frames * (model.encoder.image ** 2 + teacher.size ** 2)
     read = videos.updates(range(folder.first, updates), batch, parallel.share(batch), max(1, micro),
-                          args.workers, CLIPS * pixels_of(model.encoder, teacher))
+                          args.workers, pixels)
     optimizer = make_optimizer(model, "sgd" if folder.first <= switch else "adamw")
     if folder.checkpoint:
         optimizer.load_state_dict(folder.checkpoint["optimizer"])
     net = parallel.wrap(objective, model)
     if rank == 0:
-        print(f"{len(source.videos)} videos, clips {model.pitch:.1f} s apart; {switch} updates by SGD"
-              f" and {updates - switch} by AdamW, on {device}")
+        print(f"{len(source.videos)} videos, clips {model.pitch:.1f} s apart; {switch} updates by "
+              f"SGD and {updates - switch} by AdamW, on {device}")
 
     # 2. Train: each update minimizes the mean of its videos' objectives, Eq. 7.
     metrics, done = Metrics(TERMS, device), folder.first
     bar = trange(folder.first, updates, desc="pretrain", mininterval=1, disable=rank > 0)
-    with Stop() as stop:
+    with stop_signals() as stop:
         for update, parts in zip(bar, read):
             if update == switch:
                 optimizer = make_optimizer(model, "adamw")
@@ -200,7 +201,7 @@ def pretrain(args):
                 (loss.sum() * world / batch).backward()    # the processes' gradients are averaged
                 metrics.add(len(clips) * CLIPS, loss=loss, xe=xe, mse=mse, mc=mc,
                             match=agreement(log_p, targets), match_h=agreement(log_q, targets))
-            asked, due = parallel.any_of(device, stop.asked, rank == 0 and folder.due())
+            asked, due = parallel.any_of(device, bool(stop), rank == 0 and folder.due())
             norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
 

@@ -9,10 +9,10 @@ from support.errors import InputError, require
 
 OWN = Path("runs/pretrain")                                    # the run of `python train.py`
 INCLUDED = Path(__file__).parents[1] / "toy" / "default.pt"    # the checkpoint beside the code
-# Which paths each --data reads.
-READS = {"toy": (), "howto100m": ("videos", "captions"), "epic": ("videos", "annotations"),
-         "coin": ("videos", "annotations", "steps"),
-         "features": ("features", "captions", "annotations", "steps")}
+READ_BY = {                                        # flag: the --data that read it
+    "videos": ("howto100m", "coin", "epic"), "captions": ("howto100m", "features"),
+    "annotations": ("coin", "epic", "features"), "steps": ("coin", "features"),
+    "features": ("features",), "skip": ("howto100m", "coin", "epic", "features")}
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -48,11 +48,10 @@ def add_run_flags(parser):
 
 
 def refuse_other_paths(args):
-    """InputError if a path is given that --data does not read."""
-    for name in dict.fromkeys(sum(READS.values(), ())):
-        fitting = [data for data in READS if name in READS[data]]
-        require(not getattr(args, name, None) or args.data in fitting, f"--data {args.data} reads "
-                f"no --{name}; add --data {' or '.join(fitting)}")
+    """InputError if something is given that --data does not read."""
+    for name, kinds in READ_BY.items():
+        require(not getattr(args, name, None) or args.data in kinds, f"--data {args.data} reads no "
+                f"--{name}; add --data {' or '.join(kinds)}")
 
 
 def default_checkpoint():

@@ -1,5 +1,4 @@
 """How a command ends: one line on stderr and a status, or a traceback if it is a bug."""
-import os
 import sys
 from pathlib import Path
 
@@ -24,31 +23,23 @@ def fail(status, problem):
 
 def run(main, parse):
     """Call main(parse()) and end: with status 2 for InputError, OSError and too little memory, 1
-    for FloatingPointError (a result that is not finite), 130 for Ctrl-C, 141 if nobody reads
-    stdout any more. A bug has its traceback."""
+    for FloatingPointError (a result that is not finite), 130 for Ctrl-C. A bug has its traceback.
+    """
     try:
-        result = main(parse())
-        sys.stdout.flush()
-        return result
+        return main(parse())
     except KeyboardInterrupt as stop:
         print(stop, file=sys.stderr)
         sys.exit(130)
     except FloatingPointError as error:
         fail(1, error)
     except (InputError, OSError) as error:
-        if isinstance(error, BrokenPipeError):
-            try:
-                print(flush=True)                      # if this works, another pipe broke
-            except BrokenPipeError:                    # `| head` has read enough; Python's own last
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())     # flush must work
-                sys.exit(141)
         # An error in a worker process comes with its traceback above the last line.
         fail(2, str(error).strip().split("\n")[-1].removeprefix("support.errors.InputError: "))
     except (RuntimeError, MemoryError) as error:
         lines = str(error).strip().split("\n")         # of a worker, the last one tells
         first = lines[-1 if lines[0].startswith("Caught ") else 0]
-        memory = "out of memory" in first.lower() or "allocate memory" in first
-        if memory or isinstance(error, MemoryError):
+        full = isinstance(error, MemoryError) or "allocate memory" in first
+        if full or "out of memory" in first.lower():
             fail(2, f"{first}; the memory is too small; use a smaller --micro-batch or --batch, or "
                  "fewer --workers")
         raise

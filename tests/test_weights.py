@@ -1,5 +1,4 @@
 """Checkpoints: ours come back bit for bit, every published layout is read, the rest is refused."""
-import re
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,6 @@ from torch import nn
 from torch.nn import functional
 
 import weights
-from denoiser import Denoiser
-from encoder import TimeSformer
 from slow import randomized
 from support.errors import InputError
 from test_teacher import Malice

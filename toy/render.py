@@ -6,6 +6,8 @@ during the second. All else is drawn independently of the steps.
 
 n frames; m instances (segments of a video: one step, or background); k sprites.
 """
+from pathlib import Path
+
 import numpy as np
 
 from toy import grammar
@@ -183,34 +185,10 @@ PARAPHRASE = {                                     # of the held-out steps, neve
     "add onion": "throw in the chopped onion", "bake bread": "put the bread in the oven",
     "cut cheese": "slice up the cheese", "cut potato": "chop the potato up",
     "fry egg": "cook the egg in the hot pan"}
-STEP_SENTENCES = (
-    "okay so the next thing that we are going to do is {}",
-    "and then you just {} like this and you take your time with it",
-    "go ahead and {} and please do not worry if it is not perfect",
-    "i like to {} really slowly because it turns out so much better",
-    "what you want to do here is {} before you go on with the rest",
-    "and right after that we {} as you can see me do it here",
-    "so what i always do at this point is that i {}",
-    "and i am gonna {} just like that and it will be fine",
-    "now it is time to {} so come a little closer and watch me")
-GREETINGS = (
-    "hi guys and welcome back to my channel it is so good to see you",
-    "hello everyone and thank you so much for watching one more of my videos",
-    "today i am going to show you something that is really easy to make",
-    "hey what is up it is me again and i am so happy you came")
-CHATTER = (
-    "this is my favorite part of all and i could do it every day",
-    "i got this one from my grandma and she got it from her mother",
-    "it smells so good in here already that i can hardly wait for it",
-    "do not forget to like this video and to subscribe to my little channel",
-    "my kids always ask me for this when they come home from their school",
-    "if you like you can also {} but that is really up to you",
-    "some people would {} at this point but i have never seen the need")
-GOODBYES = (
-    "and that is it for today so thank you all so much for watching",
-    "so there you have it and i hope that you will try it too",
-    "let me know in the comments how it went and see you next time",
-    "it looks so good already and now it is time for me to eat")
+# What is said of a step, at the beginning, of nothing shown, and at the end; {} is a phrase.
+STEP_SENTENCES, GREETINGS, CHATTER, GOODBYES = (
+    part.split("\n") for part in Path(__file__).with_name("sentences.txt").read_text(
+        "utf-8").strip().split("\n\n"))
 
 
 def say(template, phrase, rng):

@@ -3,6 +3,7 @@
 Each choice is drawn from (seed, epoch, video) alone. So it does not depend on how many processes,
 workers or micro-batches make a run. N = 9 clips of a video, m sentences, D embedding.
 """
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +28,6 @@ ORDER, CLIPS, LABELS = 0, 1, 2        # kinds of draws
 PITCHED = 1000                # narrations from which the distance of clips is measured
 
 
-OPENED = ("data", "toy_videos", "videos", "features", "captions", "ids", "phrases", "skip",
-          "max_unreadable")           # flags that are arguments of open_videos
-
-
 def add_video_flags(parser):
     """Add --data, and the flags for what it reads, to pre-training."""
     add = parser.add_argument
@@ -49,27 +46,25 @@ def add_video_flags(parser):
     add("--clip-weights", help="its weights: a tag of open_clip (default openai), or a file")
 
 
-def open_videos(view, data, toy_videos, videos, features, captions, ids, phrases, skip,
-                max_unreadable):
+def open_videos(args, view):
     """The source of narrated videos that f reads by `view` (data.View), and the phrases of the
-    pool. The others are the flags. InputError if a path is absent, or if f cannot read the videos.
-    """
-    require((data == "features") == (not view.size), f"--data {data}: --encoder adapter reads "
-            "--data features, no other encoder does")
-    if data == "toy":
-        require(not skip, "--data toy has no videos to --skip")
+    pool. InputError if a path is absent, or if f cannot read the videos."""
+    require((args.data == "features") == (not view.size), f"--data {args.data}: --encoder adapter "
+            "reads --data features, no other encoder does")
+    if args.data == "toy":
         require(view.size == render.SIZE, f"--data toy: its pictures have {render.SIZE} pixels, f "
                 f"reads {view.size}; add --size small")
-        pool = load_phrases(phrases) if phrases else grammar.PHRASES
-        return ToySource("train", toy_videos, view.frames), pool
-    given, kind = ("features", FeatureSource) if features else ("videos", VideoSource)
-    folder = features or videos
-    for name, path in ((given, folder), ("captions", captions), ("phrases", phrases)):
-        require(path and path.exists(), f"--data {data} needs --{name}, which must exist; given is "
-                f"{path}")
-    pool = load_phrases(phrases)
-    return open_folder(folder, captions, ids, view, skip=skip, max_unreadable=max_unreadable,
-                       kind=kind), pool
+        pool = load_phrases(args.phrases) if args.phrases else grammar.PHRASES
+        return ToySource("train", args.toy_videos, view.frames), pool
+    given, kind = (("features", FeatureSource) if args.data == "features" else
+                   ("videos", VideoSource))
+    for name in (given, "captions", "phrases"):
+        path = getattr(args, name)
+        require(path and path.exists(), f"--data {args.data} needs --{name}, which must exist; "
+                f"given is {path}")
+    pool = load_phrases(args.phrases)
+    return open_folder(getattr(args, given), args.captions, args.ids, view, skip=args.skip,
+                       max_unreadable=args.max_unreadable, kind=kind), pool
 
 
 def teacher_of(source, data, clip, clip_weights, device):
@@ -91,42 +86,10 @@ def mean_pitch(source, stride):
     return float(np.mean(distances)) if distances else CLIP_SECONDS
 
 
-class Drawn(Dataset):
-    """What is read of a source at random. Item (epoch, number, place in the batch) -> Loaded, of a
-    request (video, windows, place, ...)."""
-
-    def __init__(self, source, seed):
-        self.source, self.seed = source, seed
-
-    def generator(self, epoch, number):
-        """numpy's, for all draws of one item."""
-        return np.random.default_rng((CLIPS, self.seed, epoch, number))
-
-    def name(self, item):
-        """What to call an item whose worker was killed."""
-        name = self.source.videos[self.video(item)].name
-        return f"{name} (leave it out with --skip {name})"
-
-    def items(self, updates, batch, share):
-        """Yield the items (epoch, number, place) of all updates (a range). batch: items of an
-        update; share: the places of this process among them, a range."""
-        order, before = None, None
-        for update in updates:
-            epoch, k = divmod(update, len(self) // batch)
-            if epoch != before:
-                order, before = epoch_order(len(self), self.seed, epoch), epoch
-            yield from ((epoch, int(order[k * batch + place]), place) for place in share)
-
-    def updates(self, updates, batch, share, micro, workers, pixels):
-        """For each update, an iterator of (Loaded, whether it is the last): micro-batches of at
-        most `micro` items. pixels: those of one item, for f and the teacher. The rest: `items`."""
-        parts = [share[i:i + micro] for i in range(0, len(share), micro)]
-        loader = prefetch(self.__getitem__, self.items(updates, batch, share), workers,
-                          size=3 * pixels, held=len(parts[0]), name=self.name,
-                          pin=torch.cuda.is_available())
-        for _ in updates:
-            yield ((join(self.source, [next(loader) for _ in part]), part is parts[-1])
-                   for part in parts)
+@functools.lru_cache(1)
+def epoch_order(count, seed, epoch):
+    """A new order of `count` videos or examples in every epoch: (count,) int."""
+    return np.random.default_rng((ORDER, seed, epoch)).permutation(count)
 
 
 def join(source, parts):
@@ -144,51 +107,61 @@ def join(source, parts):
     return Loaded([part.requests[0] for part in read], clips, views, failed)
 
 
-class NarratedVideos(Drawn):
-    """Narrated videos: nine consecutive clips of each, windows (9, 2) s."""
+class NarratedVideos(Dataset):
+    """Nine consecutive clips of each narrated video. Item (epoch, video, place in the batch) ->
+    Loaded of one request (video, windows (9, 2) s, place)."""
 
     def __init__(self, source, seed, stride):
-        super().__init__(source, seed)
-        self.stride = stride
+        self.source, self.seed, self.stride = source, seed, stride
+        self.videos = range(len(source.videos))        # of each item: its place in source.videos
 
     def __len__(self):
-        return len(self.source.videos)
-
-    def video(self, item):
-        """The position in source.videos."""
-        return item[1]
+        return len(self.videos)
 
     def __getitem__(self, item):
         epoch, video, place = item
-        rng = self.generator(epoch, video)
+        rng = np.random.default_rng((CLIPS, self.seed, epoch, video))
         windows = consecutive(self.source.pretrain_windows(video, rng, self.stride), rng)
         return self.source.load([(video, windows, place)], rng)
 
+    def name(self, item):
+        """What to call an item whose worker was killed."""
+        name = self.source.videos[self.videos[item[1]]].name
+        return f"{name} (leave it out with --skip {name})"
 
-class LabeledClips(Drawn):
-    """Labeled examples: one of the views of each, window (1, 2) s; requests end with the label."""
+    def items(self, updates, batch, share):
+        """Yield the items of all updates (a range). batch: items of an update; share: the places of
+        this process among them, a range."""
+        for update in updates:
+            epoch, k = divmod(update, len(self) // batch)
+            order = epoch_order(len(self), self.seed, epoch)
+            yield from ((epoch, int(order[k * batch + place]), place) for place in share)
+
+    def updates(self, updates, batch, share, micro, workers, pixels):
+        """For each update, an iterator of (Loaded, whether it is the last): micro-batches of at
+        most `micro` items. pixels: those of one item, for f and the teacher. The rest: `items`."""
+        parts = [share[i:i + micro] for i in range(0, len(share), micro)]
+        loader = prefetch(self.__getitem__, self.items(updates, batch, share), workers,
+                          size=3 * pixels, held=len(parts[0]), name=self.name,
+                          pin=torch.cuda.is_available())
+        for _ in updates:
+            yield ((join(self.source, [next(loader) for _ in part]), part is parts[-1])
+                   for part in parts)
+
+
+class LabeledClips(NarratedVideos):
+    """One of the views of each labeled example, window (1, 2) s; requests end with the label."""
 
     def __init__(self, source, seed, examples):
-        super().__init__(source, seed)
-        self.examples = examples
-
-    def __len__(self):
-        return len(self.examples)
-
-    def video(self, item):
-        """The position in source.videos."""
-        return self.examples[item[1]].video
+        self.source, self.seed, self.examples = source, seed, examples
+        self.videos = [example.video for example in examples]
 
     def __getitem__(self, item):
         epoch, number, place = item
-        rng, example = self.generator(epoch, number), self.examples[number]
-        view = rng.permutation(example.windows)[:1]
-        return self.source.load([(example.video, view, place, example.label)], rng)
-
-
-def epoch_order(count, seed, epoch):
-    """A new order of `count` videos or examples in every epoch: (count,) int."""
-    return np.random.default_rng((ORDER, seed, epoch)).permutation(count)
+        rng = np.random.default_rng((CLIPS, self.seed, epoch, number))
+        video, label = self.examples[number].video, self.examples[number].label
+        view = rng.permutation(self.examples[number].windows)[:1]
+        return self.source.load([(video, view, place, label)], rng)
 
 
 def narration_features(teacher, source, requests):
@@ -204,27 +177,17 @@ def narration_features(teacher, source, requests):
     return functional.normalize(torch.cat(rows), dim=-1)
 
 
-def clip_features(teacher, source, loaded, targets):
-    """What soft targets are made of: features (C, D) of frames ("vision"), of speech ("narration"),
-    or their mean ("both"), as in the release."""
-    if targets == "vision":
-        return teacher.encode_clips(loaded.views)
-    narration = narration_features(teacher, source, loaded.requests)
-    if targets == "narration":
-        return narration
-    vision = functional.normalize(teacher.encode_clips(loaded.views), dim=-1)
-    return (vision + narration.to(vision.device)) / 2
-
-
 def to_device(loaded, teacher, source, targets, device):
-    """What `objective` needs of a Loaded: clips (B, 9, ...); the features (B, 9, D) that soft
-    targets are made of; and the places of these videos in the batch."""
-    features = clip_features(teacher, source, loaded, targets)
+    """What `objective` needs of a Loaded: clips (B, 9, ...); features (B, 9, D) that soft targets
+    are made of; and the places of these videos in the batch. targets: features of frames
+    ("vision"), of speech ("narration"), or their mean ("both"), as in the release."""
+    if targets == "narration":
+        features = narration_features(teacher, source, loaded.requests)    # (C, D)
+    else:
+        features = teacher.encode_clips(loaded.views)                      # (C, D)
+    if targets == "both":
+        spoken = narration_features(teacher, source, loaded.requests).to(features.device)
+        features = (functional.normalize(features, dim=-1) + spoken) / 2
     clips, features = (of.to(device, non_blocking=True).unflatten(0, (-1, PER_VIDEO))
                        for of in (loaded.clips, features))
     return clips, features, [place for _, _, place, *_ in loaded.requests]
-
-
-def pixels_of(encoder, teacher):
-    """How many pixels f and the teacher read of one clip."""
-    return encoder.frames * (encoder.image ** 2 + teacher.size ** 2)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import nll_loss, normalize
-from tqdm import trange
+from tqdm import tqdm
 
 import weights
 from data import EPIC_FRAMES
@@ -33,7 +33,7 @@ from support.errors import require
 from toy import grammar
 from training import parallel
 from training.dataset import LABELS, LabeledClips, epoch_order
-from training.run import Metrics, Run, Stop, learning_rate
+from training.run import Metrics, Run, learning_rate, stop_signals
 from weights.checkpoint import build, fill
 
 DROPOUT = 0.1             # of h's tokens
@@ -88,12 +88,12 @@ def set_up(args, device):
         f"{source.videos[example.video].name} {example.step} {example.label}"
         for example in examples])
     run.settings["classes"] = names
+
     torch.manual_seed(args.seed)
-    epic, classes = args.data == "epic", [len(names or [])]
+    epic, classes = args.data == "epic", [len(names)] if names else [VERBS, NOUNS]
     if args.task == "activity":
         classes = [1 + max(video.activity for video in source.listed)]
-    model = with_classifier(init, args.task, [VERBS, NOUNS] if epic else classes, texts, args.init,
-                            epic)
+    model = with_classifier(init, args.task, classes, texts, args.init, epic)
     if run.checkpoint:
         model.load_state_dict(run.checkpoint["model"])
     model.requires_grad_(False)
@@ -108,15 +108,14 @@ def set_up(args, device):
 def embedded_batches(updates, x, n, readable, examples, batch, seed):
     """For each update (x (B, N, D), n (B,), labels (B, 1)) of a frozen f's embeddings; n: clips of
     each. The draw is from all examples, whichever could be read this time."""
-    place = {(one.video, one.step): i for i, one in enumerate(readable)}
+    found = {(one.video, one.step): i for i, one in enumerate(readable)}
+    places = np.array([found.get((one.video, one.step), -1) for one in examples])      # in x
     labels = torch.tensor([[one.label] for one in readable], device=x.device)
-    per_epoch = len(examples) // batch
     for update in updates:
-        epoch, k = divmod(update, per_epoch)
-        numbers = epoch_order(len(examples), seed, epoch)[k * batch:(k + 1) * batch]
-        drawn = [examples[i] for i in numbers]
-        rows = [place[one.video, one.step] for one in drawn if (one.video, one.step) in place]
-        yield [(x[rows], n[rows], labels[rows])] if rows else []
+        epoch, k = divmod(update, len(examples) // batch)
+        rows = places[epoch_order(len(examples), seed, epoch)[k * batch:(k + 1) * batch]]
+        rows = rows[rows >= 0]
+        yield [(x[rows], n[rows], labels[rows])] if len(rows) else []
 
 
 def clip_batches(read, device):
@@ -154,8 +153,8 @@ def finetune(args):
 
     # 2. Train.
     metrics, model = Metrics(["loss"], device), model.train()
-    bar, done = trange(run.first, updates, desc="finetune", mininterval=1), run.first
-    with Stop() as stop:
+    bar, done = tqdm(left, desc="finetune", mininterval=1), run.first
+    with stop_signals() as stop:
         for update, parts in zip(bar, batches):
             optimizer.param_groups[0]["lr"] = learning_rate(update, 0, updates, args.lr)
             torch.manual_seed(args.seed * 1_000_003 + update)              # of views and dropout
@@ -177,7 +176,7 @@ def finetune(args):
             optimizer.step()
 
             done = update + 1
-            end = stop.asked or done == updates
+            end = bool(stop) or done == updates
             if end or done % args.log_every == 0:
                 run.log(bar, done, norm, metrics.row(epoch=done / per_epoch,
                                                      lr=optimizer.param_groups[0]["lr"]))

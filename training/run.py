@@ -1,10 +1,11 @@
 """The folder of a training run: checkpoint.pt, config.json, metrics.jsonl, and who was skipped."""
+import contextlib
 import hashlib
 import json
+import math
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -46,7 +47,7 @@ class Run:
     """
 
     def __init__(self, flags):
-        self.out, self.checkpoint, self.read, self.saved = flags["out"], {}, 0, time.perf_counter()
+        self.out, self.checkpoint, self.saved = flags["out"], {}, time.perf_counter()
         self.settings = {name: str(value) if isinstance(value, Path) else value
                          for name, value in flags.items() if name not in FREE}
         self.max_unreadable, self.skip = flags["max_unreadable"], flags["skip"]
@@ -57,27 +58,25 @@ class Run:
             self.require_same(self.checkpoint["settings"], {
                 name: value for name, value in self.settings.items() if name not in PATHS})
         self.first = self.checkpoint.get("step", 0)        # updates that were made before
+        self.learned = self.first > 0                      # whether a clip was ever read
         self.rank, self.world = parallel.rank_and_world()  # process 0 writes the files
 
-    def require_same(self, before, now):
+    def require_same(self, before, now, what=""):
         """InputError unless the checkpoint's run has the settings {name: value} of now."""
         for name, value in now.items():
-            require(before.get(name) == value, f"--resume: the run in {self.out} has {name} "
+            require(before.get(name) == value, f"--resume: the run in {self.out} has {what}{name} "
                     f"{before.get(name)}, not {value}; it must stay the same")
 
-    def begin(self, source, **used):
+    def begin(self, source, **lists):
         """Make the folder, or go on in it and drop the rows of metrics.jsonl that are later than
-        the checkpoint. InputError if the checkpoint's run used other videos, or other lists of
-        lines `used`."""
-        used["videos"] = [video.name for video in source.videos]
-        for name, lines in used.items():
+        the checkpoint. InputError if the checkpoint's run used other videos, or other `lists`."""
+        used, lists["videos"] = {}, [video.name for video in source.videos]
+        for name, lines in lists.items():
             digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
             used[name] = f"{len(lines)} (sha256 {digest[:16]})"
         unreadable = self.out / "unreadable.json"
         if self.checkpoint:
-            before = self.checkpoint["settings"]["used"]
-            self.require_same({f"list of {name}": before.get(name) for name in used},
-                              {f"list of {name}": lines for name, lines in used.items()})
+            self.require_same(self.checkpoint["settings"]["used"], used, "list of ")
             if unreadable.exists():
                 found = json.loads(unreadable.read_bytes())
                 source.unreadable = {name: found[name] for name in found if name not in self.skip}
@@ -113,9 +112,9 @@ class Run:
             raise FloatingPointError(f"update {update}: the loss or its gradient is not finite; the"
                                      f" last checkpoint in {self.out} stays, if any; use a smaller "
                                      "--lr")
-        self.read += row.pop("clips")
+        self.learned |= row["loss"] is not None
         shown = [name for name in ("loss", "match", "match_h") if row.get(name) is not None]
-        bar.set_postfix({name: f"{row[name]:.3g}" for name in shown}, refresh=False)
+        bar.set_postfix({name: row[name] for name in shown}, refresh=False)
         if self.rank == 0:
             with open(self.out / "metrics.jsonl", "a", encoding="utf-8") as file:
                 print(json.dumps({"step": update, **row}), file=file)
@@ -124,8 +123,7 @@ class Run:
         """Write checkpoint.pt; if that fails, the one before stays. Then merge what each process
         could not read. InputError if that is too much; also if no clip was ever read, so that
         nothing is saved."""
-        learned = self.read or self.checkpoint
-        if self.rank == 0 and learned:
+        if self.rank == 0 and self.learned:
             weights.checkpoint.save(self.out / "checkpoint.pt", model, step=update,
                                     optimizer=optimizer.state_dict(), settings=self.settings)
         found = parallel.gather(source.unreadable)
@@ -137,7 +135,7 @@ class Run:
         if (source.unreadable or path.exists()) and self.rank == 0:
             write_json(path, source.unreadable)
         require_readable(source, self.max_unreadable, path)
-        require(learned, f"no video could be read, so nothing is saved; see {path}")
+        require(self.learned, f"no video could be read, so nothing is saved; see {path}")
         self.saved = time.perf_counter()
 
     def end(self, update, updates):
@@ -154,49 +152,40 @@ class Metrics:
     """Means over the videos since the last row of metrics.jsonl, of all processes."""
 
     def __init__(self, names, device):
-        self.names, self.device, self.counted = names, device, set()
-        self.begin()
-
-    def begin(self):
-        """Begin a new row."""
-        self.sums = torch.zeros(len(self.names) + 2, device=self.device)
-        self.began = time.perf_counter()
+        self.names, self.began = names, time.perf_counter()
+        self.sums = torch.zeros(len(names) + 2, device=device)         # and of videos and clips
 
     def add(self, clips, **values):
         """Add a micro-batch of so many clips: {name: (B,), or None if there is no such value}."""
-        self.counted |= {name for name in values if values[name] is not None}
-        videos, zero = len(values["loss"]), self.sums.new_zeros(())
-        sums = [zero if values[name] is None else values[name].detach().sum()
-                for name in self.names]
-        self.sums += torch.stack([*sums, zero + videos, zero + clips])
+        for i, name in enumerate(self.names):
+            self.sums[i] += math.nan if values[name] is None else values[name].detach().sum()
+        self.sums[-2] += len(values["loss"])
+        self.sums[-1] += clips
 
     def row(self, **given):
-        """{name: mean, or None if it was never added}, with what is given and clips_per_s."""
+        """Begin a new row -> {name: mean, or None without values}, what is given, clips_per_s."""
         *sums, videos, clips = parallel.total(self.sums).tolist()              # waits for the GPU
-        values = {name: value / max(videos, 1) if name in self.counted else None
+        seconds = time.perf_counter() - self.began
+        self.sums.zero_()
+        self.began += seconds
+        values = {name: None if math.isnan(value) or not videos else value / videos
                   for name, value in zip(self.names, sums)}
-        given |= {"clips": clips, "clips_per_s": clips / (time.perf_counter() - self.began)}
-        self.begin()
-        return values | given
+        return values | given | {"clips_per_s": clips / seconds}
 
 
-class Stop:
-    """Ctrl-C or SIGTERM during a run sets `asked` to True. The update under way is then finished
+@contextlib.contextmanager
+def stop_signals():
+    """A list to which Ctrl-C and SIGTERM append during a run. The update under way is then finished
     and saved. A second Ctrl-C ends the run at once."""
+    asked = []
 
-    def __enter__(self):
-        self.asked = False
-        main = threading.current_thread() is threading.main_thread()
-        signals = (signal.SIGINT, signal.SIGTERM) if main else ()
-        self.before = {number: signal.signal(number, self.ask) for number in signals}
-        return self
-
-    def ask(self, number, frame):
-        """What a signal calls."""
-        if self.asked and number == signal.SIGINT:
+    def ask(number, frame):
+        if asked and number == signal.SIGINT:
             raise KeyboardInterrupt("stopped at once; the last checkpoint stays")
-        self.asked = True
-
-    def __exit__(self, *error):
-        for number, handler in self.before.items():
+        asked.append(number)
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)

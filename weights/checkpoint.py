@@ -19,9 +19,7 @@ from weights.adapter import Adapter
 from weights.mvit import MViT
 from weights.names import published, tensors_of
 
-TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"
-
-
+TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"       # from which the released models start
 KINDS = {"timesformer": TimeSformer, "mvit": MViT, "adapter": Adapter}
 
 
