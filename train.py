@@ -127,8 +127,10 @@ def set_up(args, device):
     view = View(sizes.get("image", 0), sizes.get("frames", 0), sizes.get("seconds"))
     limit_threads(view.size, device)
     refuse_other_paths(args)
+    init = "none" if folder.checkpoint else args.init
+    start = None if init == "timm" else weights.checkpoint.open_start(init)
     source, phrases = open_videos(args, view)
-    start = None if folder.checkpoint else weights.checkpoint.open_start(args.init)
+    start = weights.checkpoint.open_start(init) if init == "timm" else start
     folder.begin(source, phrases=phrases)
     teacher, pixels = teacher_of(source, args.data, args.clip, args.clip_weights, device)
     texts = teacher.encode_phrases(phrases)                                # (K, D)
@@ -260,5 +262,10 @@ def parse(argv=None):
     return args
 
 
+def main(args):
+    """Pre-train, or fine-tune."""
+    return pretrain(args) if args.stage == "pretrain" else finetune.finetune(args)
+
+
 if __name__ == "__main__":
-    run(lambda args: (pretrain if args.stage == "pretrain" else finetune.finetune)(args), parse)
+    run(main, parse)

@@ -13,14 +13,9 @@ def call(program, *argv):
     """Run `python PROGRAM ...` in this process; of "files", files/__main__.py."""
     name, argv = program.removesuffix(".py").replace("/", "."), [*map(str, argv)]
     module = importlib.import_module(name if program.endswith(".py") else f"{name}.__main__")
-
-    def main(args):
-        if name != "train":
-            return module.main(args)
-        return (module.pretrain if args.stage == "pretrain" else module.finetune.finetune)(args)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [f"/somewhere/{program}", *argv])
-        return run(main, lambda: module.parse(argv))
+        return run(module.main, lambda: module.parse(argv))
 
 
 def fails(capsys, program, *argv, status=2):
