@@ -30,21 +30,18 @@ import weights.checkpoint
 from data import CLIPS, View
 from denoiser import Denoiser
 from diffusion import add_noise, noise_levels, scale_of
-from encoder import TimeSformer
 from files.features import require_widths
 from losses import agreement, match, mc_loss, mse_loss, xe_loss
-from model import ProcedureModel, clips_at_once
+from model import ProcedureModel
 from pseudo_labels import soft_targets
 from support.arguments import (Parser, add_run_flags, limit_threads, mixed_precision, pick_device,
                                refuse_other_paths)
 from support.errors import require, run
 from toy.grammar import VERSION as WORLD
 from training import finetune, parallel
-from training.dataset import (NarratedVideos, add_video_flags, mean_pitch, open_videos, teacher_of,
-                              to_device)
+from training.dataset import (NarratedVideos, add_video_flags, draw, mean_pitch, open_videos,
+                              read_ahead, teacher_of, to_device)
 from training.run import Metrics, Run, learning_rate, stop_signals
-from weights.adapter import Adapter
-from weights.mvit import MViT
 
 SIZES = {                 # what --size implies: f, h, and how they are trained; a flag overrides it
     "small": dict(timesformer=dict(image=32, patch=16, frames=4, width=64, depth=2, heads=2),
@@ -55,7 +52,7 @@ SIZES = {                 # what --size implies: f, h, and how they are trained;
                  mvit=dict(image=224, frames=16, seconds=3.2), adapter=dict(width=2048),
                  denoiser=dict(layers=4, heads=8),
                  sgd_epochs=5, epochs=25, batch=128, lr=5e-5, log_every=1)}
-ENCODERS = {"timesformer": TimeSformer, "mvit": MViT, "adapter": Adapter}
+ENCODERS = weights.checkpoint.KINDS                            # f: TimeSformer, MViT or Adapter
 TAU = {"toy": 0.045, "howto100m": 0.02, "features": 0.02}      # of Eq. 6; the paper's with CLIP
 TERMS = "loss", "xe", "mse", "mc", "match", "match_h"  # of metrics.jsonl
 SGD_LR, WEIGHT_DECAY, BETAS = 5e-3, 1e-4, (0.9, 0.95)  # the release's; AdamW's betas are ours
@@ -95,29 +92,15 @@ def shuffle(context, observed, keys):
     return context.take_along_dim(places.scatter(-1, places, chosen)[..., None], -2)
 
 
-def draw(batch, dim, levels, rows, context, seed, update):
-    """The draws of an update, for all videos of its batch: noise, t, cut, [keys] of `objective`.
-
-    rows: "release": from a random place after j on, all clips are hidden, as in the authors' code;
-    "paper": none is hidden.
-    """
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + update)   # its low 32 bits count
-    noise = torch.randn(batch, CLIPS, dim, generator=generator)
-    t = torch.randint(levels, (batch, CLIPS), generator=generator)         # t ~ U[1, T], minus 1
-    after = torch.arange(CLIPS) + 1                                        # j + 1
-    place = torch.rand(batch, CLIPS, generator=generator) * (CLIPS - after)
-    cut = after + place.long()             # uniform in j + 1 .. N - 1; N if j is the last clip
-    if rows == "paper":
-        cut = torch.full_like(cut, CLIPS)
-    keys = torch.rand(batch, CLIPS, CLIPS, generator=generator)
-    return (noise, t, cut, keys) if context == "shuffled" else (noise, t, cut)
-
-
-def make_optimizer(model, stage):
-    """SGD with momentum, then AdamW (paper, Sec. 4). The loop sets the learning rate."""
+def make_optimizer(model, stage, folder=None):
+    """SGD with momentum, then AdamW (paper, Sec. 4), as the folder's checkpoint has it, if any. The
+    loop sets the learning rate."""
     kind, options = ((torch.optim.SGD, dict(momentum=0.9)) if stage == "sgd" else
                      (torch.optim.AdamW, dict(betas=BETAS, fused=True)))
-    return kind(model.parameters(), lr=0.0, weight_decay=WEIGHT_DECAY, **options)
+    optimizer = kind(model.parameters(), lr=0.0, weight_decay=WEIGHT_DECAY, **options)
+    if folder and folder.checkpoint:
+        optimizer.load_state_dict(folder.checkpoint["optimizer"])
+    return optimizer
 
 
 def set_up(args, device):
@@ -157,25 +140,19 @@ def pretrain(args):
     # 1. Narrated videos with their teacher, f and h, the optimizer.
     device = parallel.start(pick_device(args.device))
     folder, source, teacher, model = set_up(args, device)
-    batch = min(args.batch, len(source.videos))
-    per_epoch = len(source.videos) // batch
+    videos = NarratedVideos(source, args.seed, args.stride)
+    batch = min(args.batch, len(videos))
+    per_epoch = len(videos) // batch
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
     updates = switch + round(args.epochs * per_epoch)
-    require(updates > 0, f"--sgd-epochs {args.sgd_epochs} --epochs {args.epochs}: no update; there "
-            f"are {per_epoch} in an epoch")
+    require(updates > 0, f"--epochs {args.epochs}: no update; there are {per_epoch} in an epoch")
     rank, world = parallel.rank_and_world()
-    videos = NarratedVideos(source, args.seed, args.stride)
-    micro = clips_at_once(model.encoder, args.micro_batch) // CLIPS            # videos at once
-    pixels = CLIPS * model.encoder.frames * (model.encoder.image ** 2 + teacher.size ** 2)
-    read = videos.updates(range(folder.first, updates), batch, parallel.share(batch), max(1, micro),
-                          args.workers, pixels)
-    optimizer = make_optimizer(model, "sgd" if folder.first <= switch else "adamw")
-    if folder.checkpoint:
-        optimizer.load_state_dict(folder.checkpoint["optimizer"])
+    read = read_ahead(videos, range(folder.first, updates), batch, model.encoder, teacher,
+                      args.micro_batch, args.workers)
+    optimizer = make_optimizer(model, "sgd" if folder.first <= switch else "adamw", folder)
     net = parallel.wrap(objective, model)
     if rank == 0:
-        print(f"{len(source.videos)} videos, clips {model.pitch:.1f} s apart; {switch} updates by "
-              f"SGD and {updates - switch} by AdamW, on {device}")
+        print(f"{len(videos)} videos, clips {model.pitch:.1f} s apart; on {device}")
 
     # 2. Train: each update minimizes the mean of its videos' objectives, Eq. 7.
     metrics, done = Metrics(TERMS, device), folder.first

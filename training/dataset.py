@@ -12,19 +12,20 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from data import CLIPS as PER_VIDEO
-from data import CLIP_SECONDS, STRIDE, Loaded, consecutive, sentence_windows
+from data import CLIP_SECONDS, CLIPS, STRIDE, Loaded, consecutive, sentence_windows
 from files.features import FeatureSource
 from files.lists import load_phrases
 from files.sources import VideoSource, open_folder, shares
+from model import clips_at_once
 from support.errors import require
 from support.workers import prefetch
 from toy import grammar, render
 from toy.source import ToySource, load_teacher
+from training import parallel
 from weights.names import PIXELS
 from weights.teacher import open_teacher
 
-ORDER, CLIPS, LABELS = 0, 1, 2        # kinds of draws
+ORDER, ITEM, LABELS = 0, 1, 2        # kinds of draws
 PITCHED = 1000                # narrations from which the distance of clips is measured
 
 
@@ -120,7 +121,7 @@ class NarratedVideos(Dataset):
 
     def __getitem__(self, item):
         epoch, video, place = item
-        rng = np.random.default_rng((CLIPS, self.seed, epoch, video))
+        rng = np.random.default_rng((ITEM, self.seed, epoch, video))
         windows = consecutive(self.source.pretrain_windows(video, rng, self.stride), rng)
         return self.source.load([(video, windows, place)], rng)
 
@@ -158,10 +159,28 @@ class LabeledClips(NarratedVideos):
 
     def __getitem__(self, item):
         epoch, number, place = item
-        rng = np.random.default_rng((CLIPS, self.seed, epoch, number))
+        rng = np.random.default_rng((ITEM, self.seed, epoch, number))
         video, label = self.examples[number].video, self.examples[number].label
         view = rng.permutation(self.examples[number].windows)[:1]
         return self.source.load([(video, view, place, label)], rng)
+
+
+def draw(batch, dim, levels, rows, context, seed, update):
+    """The draws of an update, for all videos of its batch: noise, t, cut, [keys] of `objective`.
+
+    rows: "release": from a random place after j on, all clips are hidden, as in the authors' code;
+    "paper": none is hidden.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + update)   # its low 32 bits count
+    noise = torch.randn(batch, CLIPS, dim, generator=generator)
+    t = torch.randint(levels, (batch, CLIPS), generator=generator)         # t ~ U[1, T], minus 1
+    after = torch.arange(CLIPS) + 1                                        # j + 1
+    place = torch.rand(batch, CLIPS, generator=generator) * (CLIPS - after)
+    cut = after + place.long()             # uniform in j + 1 .. N - 1; N if j is the last clip
+    if rows == "paper":
+        cut = torch.full_like(cut, CLIPS)
+    keys = torch.rand(batch, CLIPS, CLIPS, generator=generator)
+    return (noise, t, cut, keys) if context == "shuffled" else (noise, t, cut)
 
 
 def narration_features(teacher, source, requests):
@@ -188,6 +207,13 @@ def to_device(loaded, teacher, source, targets, device):
     if targets == "both":
         spoken = narration_features(teacher, source, loaded.requests).to(features.device)
         features = (functional.normalize(features, dim=-1) + spoken) / 2
-    clips, features = (of.to(device, non_blocking=True).unflatten(0, (-1, PER_VIDEO))
+    clips, features = (of.to(device, non_blocking=True).unflatten(0, (-1, CLIPS))
                        for of in (loaded.clips, features))
     return clips, features, [place for _, _, place, *_ in loaded.requests]
+
+
+def read_ahead(videos, updates, batch, encoder, teacher, micro_batch, workers):
+    """`videos.updates` for this process, as many videos at a time as f takes at once."""
+    micro = max(1, clips_at_once(encoder, micro_batch) // CLIPS)
+    pixels = CLIPS * encoder.frames * (encoder.image ** 2 + teacher.size ** 2)
+    return videos.updates(updates, batch, parallel.share(batch), micro, workers, pixels)
