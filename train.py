@@ -12,8 +12,8 @@ training/finetune.py.
     p'_i           targets        (B, N, K)            soft targets of the teacher, over K phrases
     j              j              0 .. N - 1           the missing clip: each clip in turn
     {i != j}       observed       (B, N, N)            bool; row j: which clips i are observed
-    x_j^0          x, z0          (B, N, D)            the missing clip; scaled (diffusion.py)
-    x_j^t          zt             (B, N, D)            z0 noised to level t
+    x_j^0          x              (B, N, D)            the missing clip; scale * x is noised
+    x_j^t          zt             (B, N, D)            scale * x_j^0, noised to level t
     t              t              (B, N)               noise level, 0 to T - 1; the paper's t - 1
     x_hat_j^0      x_hat, z_hat   (B, N, D)            what h predicts; scaled
     -              cut            (B, N)               row j: clips from this place on are hidden
