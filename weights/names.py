@@ -27,17 +27,6 @@ video_encoder.blocks.*.mlp.fc1.*             encoder.body.blocks.*.mlp.0.*
 video_encoder.blocks.*.mlp.fc2.*             encoder.body.blocks.*.mlp.3.*
 video_encoder.blocks.*.proj.*                encoder.body.blocks.*.project.*
 video_encoder.*                              encoder.body.*
-class_token                                               encoder.cls_token  torchvision's ViT
-encoder.pos_embedding                                     encoder.pos_embed
-conv_proj.*                                               encoder.patch_embed.proj.*
-encoder.layers.encoder_layer_*.ln_*                       encoder.blocks.*.norm*
-encoder.layers.encoder_layer_*.self_attention.in_proj_*   encoder.blocks.*.attn.qkv.*
-encoder.layers.encoder_layer_*.self_attention.out_proj.*  encoder.blocks.*.attn.proj.*
-encoder.layers.encoder_layer_*.mlp.0.*                    encoder.blocks.*.mlp.fc1.*
-encoder.layers.encoder_layer_*.mlp.3.*                    encoder.blocks.*.mlp.fc2.*
-encoder.layers.encoder_layer_*.mlp.linear_1.*             encoder.blocks.*.mlp.fc1.*  (its download)
-encoder.layers.encoder_layer_*.mlp.linear_2.*             encoder.blocks.*.mlp.fc2.*
-encoder.ln.*                                              encoder.norm.*
 """.strip().splitlines()]
 
 
