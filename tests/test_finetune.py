@@ -16,7 +16,7 @@ from files.sources import SKIPPED
 from model import ProcedureModel
 from test_train import rows_of, same_run
 from toy import grammar
-from toy.export import export
+from toy.__main__ import export
 from training import finetune
 from training.dataset import LabeledClips
 from training.run import learning_rate
@@ -168,7 +168,7 @@ def test_an_action_is_read_in_a_view_that_is_drawn():
 def test_actions_of_epic_train_f(trained, here):
     """Catches: frames of another rate, verbs and nouns exchanged, f frozen; another split; a
     video of --skip that is opened; one that cannot be decoded, read as if it could."""
-    export(here / "world", 3, 0, 0)
+    export(here / "world", 3, 0)
     names = sorted(path.stem for path in (here / "world" / "videos").iterdir())
     (here / "world" / "videos" / f"{names[2]}.mp4").write_bytes(b"damaged")
     head = "video_id,start_timestamp,stop_timestamp,verb_class,noun_class\n"

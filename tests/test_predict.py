@@ -12,7 +12,7 @@ from data import history_windows
 from predict import predict
 from support.errors import InputError
 from toy import grammar
-from toy.export import write_video
+from toy.__main__ import write_video
 from toy.render import render
 from toy.source import ToySource, load_teacher
 from weights.checkpoint import build

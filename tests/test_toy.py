@@ -12,7 +12,7 @@ from commands import call, fails
 from data import forecast_examples, frame_times, sentence_windows
 from files.video import read_clips
 from support.errors import InputError
-from toy import __main__, export, grammar, render, source, teacher
+from toy import __main__, grammar, render, source, teacher
 from toy.grammar import PROCEDURES, STEP_ID, STEPS, Grammar, make_video
 
 S, SEQUENCES = len(STEPS), sum(PROCEDURES.values(), [])
@@ -212,7 +212,7 @@ def test_a_forecast_is_shown_nothing_of_what_follows(monkeypatch, tmp_path):
         loaded = toy.load(examples)
         pixels.append(toy.pixels)
         given.append([loaded.clips, known.watch(toy).encode_clips(loaded.views)])
-        export.export(tmp_path / name, 0, 4, 0)
+        __main__.export(tmp_path / name, 0, 4)
         for example in examples[:4]:
             path = tmp_path / name / "videos" / f"{toy.videos[example.video].name}.mp4"
             given[-1].append(read_clips(path, f, example.windows))
@@ -239,8 +239,8 @@ def test_the_teacher_knows_most_steps_from_single_pictures():
 
 def test_the_command_trains_a_teacher_and_writes_it(monkeypatch, tmp_path):
     """Catches: training without effect, weights lost; a file of another version."""
-    model, tokenizer = teacher.train_teacher(images=64, steps=30, batch_size=32)
-    monkeypatch.setattr(__main__, "train_teacher", lambda: (model, tokenizer))
+    model = teacher.train_teacher(images=64, steps=30, batch_size=32)
+    monkeypatch.setattr(__main__, "train_teacher", lambda: model)
     monkeypatch.setattr(source, "TEACHER_FILE", tmp_path / "teacher.pt")
     call("toy", "teacher", "--out", tmp_path / "teacher.pt")
     known = source.load_teacher("cpu")
@@ -256,7 +256,7 @@ def test_the_command_trains_a_teacher_and_writes_it(monkeypatch, tmp_path):
 # --- The world as files ---
 def test_exported_lists_are_those_of_the_world(here, capsys):
     """Catches: a column too few, another order; an export into a folder with files."""
-    call("toy", "export", "--out", "world", "--train", 2, "--no-videos", "--test", 0)
+    call("toy", "export", "--out", "world", "--train", 2, "--test", 0)
     rows = csv.reader((here / "world/captions/train_00001.csv").read_text().splitlines())
     assert next(rows) == ["start", "end", "text"]
     assert [(float(a), float(b), said) for a, b, said in rows] == render.narrate(

@@ -1,12 +1,63 @@
 """Write the toy world as real files (export), or train its teacher again (teacher)."""
+import functools
+from fractions import Fraction
 from pathlib import Path
 
+import av
+import numpy as np
 import torch
+from safetensors.torch import save_model
 
 from support.arguments import Parser
-from support.errors import run
-from toy.export import export
-from toy.teacher import TEACHER_FILE, train_teacher, write_weights
+from support.errors import require, run
+from support.write import write_json, write_text
+from toy import grammar, render
+from toy.source import in_threads, load_teacher
+from toy.teacher import TEACHER_CONFIG, TEACHER_FILE, train_teacher, write_weights
+
+BORDER = 2, 3                 # pixels around the 32; a reader of files crops the middle 32 of 37
+
+
+def write_video(path, frames):
+    """Write frames (n, 3, H, W) uint8 as lossless H.264 of RGB: readers get the same pixels."""
+    pictures = np.pad(frames.transpose(0, 2, 3, 1), ((0, 0), BORDER, BORDER, (0, 0)), "edge")
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264rgb", rate=Fraction(render.FPS))
+        stream.height, stream.width, stream.pix_fmt = *pictures.shape[1:3], "rgb24"
+        stream.options = {"crf": "0", "preset": "ultrafast"}
+        for picture in pictures:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, "rgb24")))
+        container.mux(stream.encode())
+
+
+def export_video(out, item):
+    """Write make_video(*item) and its captions -> its name and entry in COIN.json."""
+    video = grammar.make_video(*item)
+    write_video(out / "videos" / f"{video.name}.mp4", render.render(video))
+    rows = "".join(f"{start},{end},{text}\n" for start, end, text in render.narrate(video))
+    write_text(out / "captions" / f"{video.name}.csv", f"start,end,text\n{rows}")
+    return video.name, {
+        "duration": video.duration, "recipe_type": video.activity,
+        "subset": "testing" if video.split == "test" else "training",
+        "annotation": [{"id": str(label + 1), "segment": [start, end],       # COIN counts from 1
+                        "label": grammar.STEPS[label]} for start, end, label in video.steps]}
+
+
+def export(out, train, test):
+    """Write videos/, captions/, COIN.json, steps.txt, phrases.txt, train.txt (the training ids) and
+    clip/, the teacher for open_clip."""
+    require(not out.exists() or not any(out.iterdir()), f"--out {out}: not empty; choose another")
+    for folder in ("videos", "captions", "clip"):
+        (out / folder).mkdir(parents=True)
+    items = [("train", i) for i in range(train)] + [("test", i) for i in range(test)]
+    database = dict(in_threads(functools.partial(export_video, out), items, "export"))
+    write_json(out / "COIN.json", {"world": grammar.VERSION, "database": database})
+    trained = [name for name in database if name.startswith("train")]
+    for name, lines in (("steps", grammar.STEPS), ("phrases", grammar.PHRASES), ("train", trained)):
+        write_text(out / f"{name}.txt", "".join(f"{line}\n" for line in lines))
+    write_json(out / "clip" / "open_clip_config.json", TEACHER_CONFIG)
+    save_model(load_teacher("cpu").model, out / "clip" / "open_clip_model.safetensors")
+    print(f"{out}: {len(items)} videos")
 
 
 def parse(argv=None):
@@ -18,8 +69,6 @@ def parse(argv=None):
     flags.add_argument("--train", type=int, default=6000, help="training videos; a tenth of "
                        "them, by their ids, are for validation")
     flags.add_argument("--test", type=int, default=1000, help="test videos")
-    flags.add_argument("--no-videos", action="store_true", help="write all else: for features")
-    flags.add_argument("--workers", type=int, default=0, help="processes")
     flags = commands.add_parser("teacher", description="Train the teacher: a minute on one core.")
     flags.add_argument("--out", type=Path, default=TEACHER_FILE, help="file to write")
     return parser.parse_args(argv)
@@ -28,10 +77,10 @@ def parse(argv=None):
 def main(args):
     """Run the command."""
     if args.command == "export":
-        export(args.out, args.train, args.test, args.workers, not args.no_videos)
+        export(args.out, args.train, args.test)
     else:
         torch.set_num_threads(1)                           # sums are added in one order
-        write_weights(args.out, train_teacher()[0])
+        write_weights(args.out, train_teacher())
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def build_teacher():
 
 
 def train_teacher(images=TEACHER_IMAGES, steps=TEACHER_STEPS, batch_size=TEACHER_BATCH):
-    """Contrastive training from torch's seed 0 -> (model in eval mode, tokenizer)."""
+    """Contrastive training from torch's seed 0 -> the model in eval mode."""
     torch.manual_seed(0)
     pictures, captions = captioned_pictures(images, np.random.default_rng((0, 3)))
     model, tokenizer = build_teacher()
@@ -96,7 +96,7 @@ def train_teacher(images=TEACHER_IMAGES, steps=TEACHER_STEPS, batch_size=TEACHER
         loss.backward()
         optimizer.step()
         schedule.step()
-    return model.eval(), tokenizer
+    return model.eval()
 
 
 def write_weights(path, model):
