@@ -121,31 +121,27 @@ def seed_of(video):
     return SPLIT_SEEDS[video.split] + int(video.name.removeprefix(f"{video.split}_"))
 
 
-# What a forecast may know of the observed steps (from_start: is the video's first among them?).
-KNOWN = {"sequence": lambda steps, from_start: (steps, from_start),
-         "set": lambda steps, from_start: (frozenset(steps), from_start)}
-
-
 class Grammar:
-    """The exact distribution of the next step, over all sequences of all procedures. With
-    `training`, only over those of training videos. No training video shows what then has p = 0."""
+    """The exact distribution of the next step, over all sequences of all procedures. known: of the
+    observed steps, their "sequence" or their "set". With `training`, only sequences of training
+    videos count. No training video shows what then has p = 0."""
 
     def __init__(self, known="sequence", training=False):
-        self.known = KNOWN[known]
-        # {what is known: (S,)}: how probable it is that each step comes next
+        self.known = {"sequence": tuple, "set": frozenset}[known]
+        # {(what is known, from_start): (S,)}: how probable it is that each step comes next
         self.following = defaultdict(lambda: np.zeros(len(STEPS)))
         for p, names in sum(PROCEDURES.values(), []):              # procedures are equally likely
             if training and is_new(names):
                 continue
             steps = tuple(STEP_ID[name] for name in names)
             for last in range(len(steps)):         # a history of this video may begin anywhere
-                for key in {self.known(steps[i:last], i == 0) for i in range(last + 1)}:
+                for key in {(self.known(steps[i:last]), i == 0) for i in range(last + 1)}:
                     self.following[key][steps[last]] += p
 
     def next_step(self, observed, from_start):
         """P(next step | what is known of the observed step ids; the video goes on): (S,), or zeros.
         from_start: whether the first observed step is the first of the video."""
-        mass = self.following.get(self.known(tuple(observed), from_start), np.zeros(len(STEPS)))
+        mass = self.following.get((self.known(observed), from_start), np.zeros(len(STEPS)))
         return mass / (mass.sum() or 1.0)
 
     def chance(self, observed, from_start, future):
