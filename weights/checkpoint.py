@@ -48,24 +48,23 @@ def save(path, model, **more):
 
 
 def read(path):
-    """The content (dict) of a run folder, torch file or safetensors; InputError if it has none."""
+    """The content (dict) of a run folder, torch file or safetensors; InputError if it has none, or
+    if it was trained in an older toy world."""
     path = Path(path, "checkpoint.pt") if Path(path).is_dir() else Path(path)
     require(path.is_file(), f"{path}: no such checkpoint; `python train.py` makes one")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        return dict(torch.load(path, map_location="cpu", weights_only=True))
+        content = dict(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:                 # torch documents no class for what it cannot load
         raise InputError(f"{path}: is cut off, or holds code, which is never run; get it again, or "
                          "save it again: a model of this code by `weights.save(path, model)`, any "
                          f"other as a state_dict alone ({type(error).__name__})") from None
-
-
-def require_world(path, settings):
-    """InputError if a run in the toy world, of these settings, was made in an older one."""
+    settings = content.get("settings", {})
     world = settings.get("world", 1)
     require(settings.get("data") != "toy" or world == WORLD, f"{path}: was trained in version "
             f"{world} of the toy world; this code has {WORLD}; train it again")
+    return content
 
 
 def load(path):
@@ -85,7 +84,6 @@ def load(path):
                          "models are for --init; after a change of f or h, train again): "
                          f"{type(error).__name__}: {lines}") from None
     model.settings, model.path = content.get("settings", {}), path
-    require_world(path, model.settings)
     return model.eval()
 
 
@@ -106,7 +104,6 @@ def open_start(source):
     if str(source) == "none":
         return None
     content = download() if str(source) == "timm" else read(source)
-    require_world(source, content.get("settings", {}))
     w = tensors_of(content)
     if "encoder.pos_embed" not in w or any("temporal_attn" in name for name in w):
         return w
