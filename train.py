@@ -47,7 +47,7 @@ SIZES = {                 # what --size implies: f, h, and how they are trained;
     "small": dict(timesformer=dict(image=32, patch=16, frames=4, width=64, depth=2, heads=2),
                   mvit=dict(image=32, frames=4, seconds=None, width=16, heads=1, stages=(1, 1, 1),
                             kv_stride=4), adapter={}, denoiser=dict(layers=4, heads=4),
-                  sgd_epochs=0.25, epochs=17, batch=8, lr=6e-3, log_every=20),
+                  sgd_epochs=0.25, epochs=15, batch=8, lr=6e-3, log_every=20),
     "base": dict(timesformer=dict(image=224, patch=16, frames=8, width=768, depth=12, heads=12),
                  mvit=dict(image=224, frames=16, seconds=3.2), adapter=dict(width=2048),
                  denoiser=dict(layers=4, heads=8),
@@ -56,7 +56,6 @@ ENCODERS = weights.checkpoint.KINDS                            # f: TimeSformer,
 TAU = {"toy": 0.045, "howto100m": 0.02, "features": 0.02}      # of Eq. 6; the paper's with CLIP
 TERMS = "loss", "xe", "mse", "mc", "match", "match_h"  # of metrics.jsonl
 SGD_LR, WEIGHT_DECAY, BETAS = 5e-3, 1e-4, (0.9, 0.95)  # the release's; AdamW's betas are ours
-SGD_STEPS, STEPS = (0.4, 0.8), (0.6, 0.92)  # shares of a stage; then the rate falls to a tenth
 
 
 def objective(model, clips, targets, noise, t, cut, keys=None):
@@ -162,8 +161,7 @@ def pretrain(args):
         for update, parts in zip(bar, read):
             if update == switch:
                 optimizer = make_optimizer(model, "adamw")
-            span = ((0, switch, SGD_LR, SGD_STEPS) if update < switch else
-                    (switch, updates, args.lr, STEPS))
+            span = (0, switch, SGD_LR) if update < switch else (switch, updates, args.lr)
             optimizer.param_groups[0]["lr"] = learning_rate(update, *span)
             draws = draw(batch, model.dim, len(model.alpha_bar), args.rows, args.context,
                          args.seed, update)

@@ -38,7 +38,6 @@ from weights.checkpoint import build, fill
 
 DROPOUT = 0.1             # of h's tokens
 WEIGHT_DECAY = 1e-2
-STEPS = 11 / 15, 14 / 15  # shares of a run; then the rate falls to a tenth, as in the release
 
 
 def chosen_examples(examples, share, seed):
@@ -157,7 +156,7 @@ def finetune(args):
     bar, done = tqdm(left, desc="finetune", mininterval=1), run.first
     with stop_signals() as stop:
         for update, parts in zip(bar, batches):
-            optimizer.param_groups[0]["lr"] = learning_rate(update, 0, updates, args.lr, STEPS)
+            optimizer.param_groups[0]["lr"] = learning_rate(update, 0, updates, args.lr)
             torch.manual_seed(args.seed * 1_000_003 + update)              # of views and dropout
             optimizer.zero_grad()
             for inputs, n, labels in parts:

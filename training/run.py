@@ -32,11 +32,11 @@ def commit():
         return None
 
 
-def learning_rate(update, first, last, peak, steps):
-    """The rate in a stage [first, last): the peak, and after each of the `steps`, which are shares
-    of the stage, a tenth of what it was."""
-    done = (update - first) / (last - first)
-    return peak * 0.1 ** sum(done >= step for step in steps)
+def learning_rate(update, first, last, peak):
+    """The rate in a stage [first, last). It rises over 5% of the stage, then falls to 0."""
+    updates = last - first
+    return peak * min(1.0, (update - first + 1) / (0.05 * updates + 1),
+                      (last - update) / (0.95 * updates))
 
 
 class Run:
