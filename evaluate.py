@@ -60,28 +60,16 @@ def forecast(model, x, n, seen, texts, labels, examples, videos, args):
     noise = torch.randn(len(x), args.samples, model.dim,
                         generator=torch.Generator().manual_seed(args.seed))            # x_j^T
     zero, samples = score(model, x, n, texts, noise, args.batch)
+    clips = seen.sum(1) / n[:, None]         # the paper re-purposes CLIP: their mean    (M, D)
     p = {"zero_noise": zero.exp(), "expectation": expectation(samples),                # Eq. 11
-         "teacher": tasks.teacher_forecast(model, seen, n, texts)}                     # (M, S)
+         "teacher": match(clips, texts, model.tau).exp().cpu(), "samples": samples.exp()}
     if args.similar and toy:
         p["similar"] = tasks.similar_histories(model, x, n, texts, args.seed)
-    lines = tasks.forecast_lines(p, samples.exp(), labels, examples, videos, toy, model.task)
+    lines = tasks.forecast_lines(p, labels, examples, videos, toy, model.task)
     if toy and args.horizon > 1:
         lines["futures"] = tasks.sampled_futures(model, x, n, texts, examples, videos,
                                                  args.horizon, args.seed)
     return lines
-
-
-def classify(model, x, seen, texts, labels, examples, toy):
-    """Which step a clip shows: softmaxes averaged over 3 views, x (M, 3, D); and the teacher's."""
-    p = {"ours": match_labels(model, x, texts).exp().mean(1).cpu(),
-         "teacher": match(seen, texts, model.tau).exp().mean(1).cpu()}                 # (M, S)
-    return tasks.classify_lines(p, labels, examples, toy, model.task)
-
-
-def actions(model, x, labels):
-    """Verbs and nouns of EPIC-Kitchens-100: softmaxes averaged over 10 clips of each action."""
-    verb, noun = (log_p.exp().mean(1).cpu() for log_p in model.classify(x))
-    return tasks.action_lines(verb, noun, labels)
 
 
 # --- The command ---
@@ -107,12 +95,14 @@ def evaluate(args):
     labels = torch.tensor([example.label for example in examples])
     with torch.no_grad():
         if epic:
-            lines = actions(model, x, labels)
+            lines = tasks.action_lines(model.classify(x), labels)
         elif args.task == "activity":                      # the classifier on h(0, {x_i})
             log_p, _ = score(model, x, n, None, torch.zeros(len(x), 1, model.dim), args.batch)
             lines = accuracies({"ours": log_p}, labels)
         elif args.task == "classify":
-            lines = classify(model, x, seen, texts, labels, examples, toy)
+            log_p = {"ours": match_labels(model, x, texts),                            # (M, 3, S)
+                     "teacher": match(seen, texts, model.tau)}
+            lines = tasks.classify_lines(log_p, labels, examples, toy, model.task)
         else:
             lines = forecast(model, x, n, seen, texts, labels, examples, source.videos, args)
 

@@ -8,73 +8,59 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize, one_hot, pad
 
-from data import PIECES
+from data import PIECES, Example
+from evaluation.labeled import encode_examples
 from evaluation.metrics import accuracies, draw_correct, pack, percent, topk_correct
 from evaluation.prediction import observed_steps, sample_in_turn
-from losses import match
 from toy import grammar
-from toy.source import ToySource, in_threads
+from toy.source import ToySource
 
 NEIGHBORS = 50                 # similar histories; chosen on validation videos from 20, 50, 100
 FUTURES, DRAWS = 100, 200      # forecasts whose futures are sampled; samples of each
 
 
-def counted_as(S, toy, task):
-    """(S,) int64: which step each counts as. In the toy world both look-alikes of a pair count as
-    the first, unless the model is fine-tuned (task), since then labels name them."""
-    return torch.from_numpy(grammar.ALIKE) if toy and not task else torch.arange(S)
+def counted(p, labels, toy, task):
+    """{name: p (..., S)} and labels (M,) as they are scored, and how many steps are told apart. In
+    the toy world both look-alikes of a pair count as the first, with the sum of their p, unless the
+    model is fine-tuned (task), since then labels name them."""
+    S = next(iter(p.values())).shape[-1]
+    alike = torch.from_numpy(grammar.ALIKE) if toy and not task else torch.arange(S)
+    sums = {name: torch.zeros_like(of).index_add_(-1, alike, of) for name, of in p.items()}
+    return sums, alike[labels], len(alike.unique())
 
 
-def merged(p, alike):
-    """p (..., S): the probabilities of steps that count as one are added. alike: `counted_as`."""
-    return torch.zeros_like(p).index_add_(-1, alike, p)
+# --- Forecasts ---
+def histories(x):
+    """The eight clips before each place of x (V, N, D), zeros before the first: (V, N + 1, 8 D),
+    length 1. So the last clips of two histories are compared with each other."""
+    clips = pad(x, (0, 0, PIECES, 0)).unfold(1, PIECES, 1)                     # (V, N + 1, D, 8)
+    return normalize(clips.mT.flatten(2), dim=-1)
 
 
-# --- Baselines of a forecast ---
-def teacher_forecast(model, seen, n, texts):
-    """The teacher on the observed clips, as the paper re-purposes CLIP: p (M, S). seen (M, N, D):
-    its features, zeros after an example's own n (M,) clips."""
-    return match(seen.sum(1) / n[:, None], texts, model.tau).exp().cpu()
-
-
-def aligned(histories):
-    """Histories [(n, D), ...], n <= 8, moved to the end of eight places: (M, 8 D), length 1. So the
-    last clips of two histories are compared with each other."""
-    places = [pad(x, (0, 0, PIECES - len(x), 0)).flatten() for x in histories]
-    return normalize(torch.stack(places), dim=-1)
-
-
-@torch.no_grad()
 def similar_histories(model, x, n, texts, seed):
     """How often each step followed the NEIGHBORS most similar histories of training: p (M, S).
 
     They are the clips before each clip of all videos that the checkpoint was trained on, at most
     eight, as h reads them. The step that followed is that clip's likeliest step, by Eq. 6.
     """
-    stride, count = model.settings["stride"], model.settings["toy_videos"]
+    count, stride = model.settings["toy_videos"], model.settings["stride"]
     source, rng = ToySource("train", count, model.encoder.frames), np.random.default_rng(seed)
-    requests = [(video, source.pretrain_windows(video, rng, stride)) for video in range(count)]
-    parts = [requests[i:i + 50] for i in range(0, count, 50)]
-
-    @torch.no_grad()                                       # a thread does not inherit it
-    def encode(part):
-        return model.encode(source.load(part).clips)
-    clips = torch.cat(in_threads(encode, parts, "similar histories"))
-    counts = [len(windows) for _, windows in requests]
-    steps = model.match(clips, texts).argmax(-1).split(counts)
-    following = torch.cat([own[1:] for own in steps])
-    keys = aligned([own[max(k - PIECES, 0):k] for own in clips.split(counts)
-                    for k in range(1, len(own))])
-    queries = aligned([own[:k] for own, k in zip(x, n.tolist())])
+    videos = [Example(video, source.pretrain_windows(video, rng, stride), 0, 0)
+              for video in range(count)]
+    clips, counts, *_ = encode_examples(model, None, source, videos, x.device)     # (V, N, D)
+    place = torch.arange(clips.shape[1], device=x.device)
+    followed = (place > 0) & (place < counts[:, None])                         # (V, N)
+    keys = histories(clips)[:, :-1][followed]
+    following = model.match(clips, texts).argmax(-1)[followed]
+    queries = histories(x)[range(len(n)), n]                                   # (M, 8 D)
     nearest = torch.cat([(part @ keys.T).topk(min(NEIGHBORS, len(keys))).indices
                          for part in queries.split(256)])                      # (M, NEIGHBORS)
     return one_hot(following[nearest], len(texts)).double().mean(1).cpu()
 
 
-# --- Forecasts ---
-def forecast_lines(p, samples, labels, examples, videos, toy, task):
-    """The lines of a forecast from {"zero_noise", "expectation", "teacher", maybe "similar": p},
-    of samples (M, Q, S). In the toy world there are more:
+def forecast_lines(p, labels, examples, videos, toy, task):
+    """The lines of a forecast from {"zero_noise", "expectation", "teacher", maybe "similar": p,
+    "samples": (M, Q, S)}. In the toy world there are more:
 
         truth       the exact distribution of the next step given the steps shown, from their
                     sequence, and from their set
@@ -87,32 +73,33 @@ def forecast_lines(p, samples, labels, examples, videos, toy, task):
             world = grammar.Grammar(name)
             rows = [world.next_step(*steps) for steps in known]
             p = p | {column: torch.from_numpy(np.array(rows))}
-    Q, alike = samples.shape[1], counted_as(samples.shape[2], toy, task)
-    y, p = alike[labels], {name: merged(of, alike) for name, of in p.items()}
-    right, parts = {name: topk_correct(of, y) for name, of in p.items()}, {}   # (M,)
-    right["oracle"] = (merged(samples, alike).argmax(-1) == y[:, None]).any(1)
-    chance, right["oracle_softmax"] = draw_correct(p["zero_noise"], y, Q)
+    p, y, classes = counted(p, labels, toy, task)
+    samples, parts = p.pop("samples"), {}
+    right = {name: topk_correct(of, y) for name, of in p.items()}              # (M,)
+    right["oracle"] = (samples.argmax(-1) == y[:, None]).any(1)
+    chance, right["oracle_softmax"] = draw_correct(p["zero_noise"], y, samples.shape[1])
+    share = {name: percent(of) for name, of in right.items()} | {"oracle_softmax": percent(chance)}
+    top5 = {name: percent(topk_correct(of, y, 5)) for name, of in p.items()}
 
-    lines = accuracies({name: p[name] for name in ("zero_noise", "expectation")}, y)
-    lines["top1"] |= {"oracle": percent(right["oracle"]), "oracle_softmax": percent(chance)}
-    lines["baselines"] = {"random": 100 / len(alike.unique()), "teacher": percent(right["teacher"]),
-                          "similar": None}
+    ways = ("zero_noise", "expectation")
+    lines = {"top1": {name: share[name] for name in (*ways, "oracle", "oracle_softmax")},
+             "top5": {name: top5[name] for name in ways},
+             "baselines": {"random": 100 / classes, "teacher": share["teacher"], "similar": None}}
     if "similar" in p:
-        lines["baselines"]["similar"] = {
-            "top1": percent(right["similar"]), "top5": percent(topk_correct(p["similar"], y, 5)),
-            "oracle": percent(draw_correct(p["similar"], y, Q)[0])}
+        drawn, _ = draw_correct(p["similar"], y, samples.shape[1])
+        lines["baselines"]["similar"] = {"top1": share["similar"], "top5": top5["similar"],
+                                         "oracle": percent(drawn)}
     lines |= dict.fromkeys(("truth", "by_place", "new", "futures"))
     if toy:
-        place = torch.tensor([example.step for example in examples])
-        trained = grammar.Grammar(training=True)
-        parts["new"] = torch.tensor([trained.chance(*steps, [label]) == 0
-                                     for steps, label in zip(known, labels.tolist())])
+        columns = [name for name in ("zero_noise", "exact", "set", "similar") if name in p]
 
         def row(part):
-            return {name: percent(right[name][part])
-                    for name in ("zero_noise", "exact", "set", "similar") if name in right} | {
-                "evaluated": int(part.sum())}
-        lines["truth"] = {name: percent(right[name]) for name in ("exact", "set")}
+            shares = {name: percent(right[name][part]) for name in columns}
+            return shares | {"evaluated": int(part.sum())}
+        place, trained = torch.tensor([e.step for e in examples]), grammar.Grammar(training=True)
+        parts["new"] = torch.tensor([trained.chance(*steps, [label]) == 0
+                                     for steps, label in zip(known, labels.tolist())])
+        lines["truth"] = {name: share[name] for name in ("exact", "set")}
         lines["by_place"] = {int(k): row(place == k) for k in place.unique()}
         lines["new"] = row(parts["new"])
     return lines | {"right": pack(right, examples, parts)}
@@ -124,16 +111,17 @@ def sampled_futures(model, x, n, texts, examples, videos, H, seed):
     long = [i for i, e in enumerate(examples) if e.step + H <= len(videos[e.video].steps)]
     if not long:
         return None
-    exact, hits = grammar.Grammar(), []
-    spread = torch.linspace(0, len(long) - 1, min(len(long), FUTURES)).long()
-    for i in (long[place] for place in spread):
+    exact, possible, first = grammar.Grammar(), [], []
+    for k in torch.linspace(0, len(long) - 1, min(len(long), FUTURES)).long():
+        i = long[k]
         noise = torch.randn(H, DRAWS, model.dim,
                             generator=torch.Generator().manual_seed(seed * 1000 + 500 + i))
         _, picks = sample_in_turn(model, x[i, :n[i]], texts, noise)            # (DRAWS, H)
         before = observed_steps(examples[i], videos[examples[i].video])
-        hits += [[exact.chance(*before, steps) > 0 for steps in (future, future[:1])]
-                 for future in picks.tolist()]
-    return dict(zip(("possible", "first"), (100 * np.mean(hits, 0)).tolist()))
+        for future in picks.tolist():
+            possible.append(exact.chance(*before, future) > 0)
+            first.append(exact.chance(*before, future[:1]) > 0)
+    return {"possible": 100 * float(np.mean(possible)), "first": 100 * float(np.mean(first))}
 
 
 # --- Classification ---
@@ -148,13 +136,15 @@ def within_pairs(p, y):
     return (p.gather(1, y[:, None]) > p.gather(1, other[y][:, None]))[:, 0]
 
 
-def classify_lines(p, labels, examples, toy, task):
-    """The lines of {"ours", "teacher": p}: accuracies; in the toy world those of the held-out
-    steps, and within pairs of look-alikes; and of each class."""
-    S, parts, lines = p["ours"].shape[1], {}, {"held_out": None, "look_alikes": None}
-    alike = counted_as(S, toy, task)
-    y, one = alike[labels], {name: merged(of, alike) for name, of in p.items()}
-    right = {name: topk_correct(of, y) for name, of in one.items()}            # (M,)
+def classify_lines(log_p, labels, examples, toy, task):
+    """The lines of {"ours", "teacher": log p (M, 3, S)}, whose softmaxes are averaged over 3 views:
+    accuracies, of all and of each class; in the toy world those of the held-out steps, and within
+    pairs of look-alikes."""
+    p, parts = {name: of.exp().mean(1).cpu() for name, of in log_p.items()}, {}        # (M, S)
+    merged, y, _ = counted(p, labels, toy, task)
+    right = {name: topk_correct(of, y) for name, of in merged.items()}                 # (M,)
+    lines = accuracies(merged, y) | {"held_out": None, "look_alikes": None}
+    lines["by_class"] = [percent(right["ours"][labels == k]) for k in range(p["ours"].shape[1])]
     if toy:
         pairs = {name: within_pairs(of, labels) for name, of in p.items()}
         for part, steps, hits in (("held_out", grammar.HELD_OUT, right),
@@ -163,13 +153,13 @@ def classify_lines(p, labels, examples, toy, task):
             parts[part] = torch.isin(labels, ids)
             lines[part] = {name: percent(of[parts[part]]) for name, of in hits.items()}
         right["look_alikes"] = pairs["ours"]
-    lines["by_class"] = [percent(right["ours"][labels == k]) for k in range(S)]
-    return accuracies(one, y) | lines | {"right": pack(right, examples, parts)}
+    return lines | {"right": pack(right, examples, parts)}
 
 
-def action_lines(verb, noun, labels):
-    """Table 3: p of V verbs (M, V) and U nouns (M, U). An action is right if both are. Its top 5
-    have the largest p(verb) p(noun)."""
+def action_lines(log_p, labels):
+    """Table 3: log p of V verbs (M, 10, V) and of U nouns (M, 10, U), whose softmaxes are averaged
+    over 10 clips. An action is right if both are. Its top 5 have the largest p(verb) p(noun)."""
+    verb, noun = (of.exp().mean(1).cpu() for of in log_p)                      # (M, V), (M, U)
     v, u = labels.T                                                            # (M,) each
     verbs, nouns = accuracies({"verb": verb}, v), accuracies({"noun": noun}, u)
     lines = {name: verbs[name] | nouns[name] for name in verbs}
