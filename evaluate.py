@@ -134,8 +134,7 @@ def parse(argv=None):
     parser = Parser("Measure a checkpoint: forecasting, classification.")
     add = parser.add_argument
     add("--task", choices=["forecast", "classify", "activity", "features"], help="what to measure "
-        "(default: forecast; with --data epic classify); features: write those of --videos or the "
-        "toy world to --out")
+        "(default: forecast; epic: classify); features: write those of --videos to --out")
     add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add_labeled_flags(parser)

@@ -27,9 +27,19 @@ from toy import grammar
 TOP = 5                   # steps of a window in the JSON; next steps and futures that are printed
 
 
-def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip, clip_weights,
-             name):
-    """`predict`, and the pictures of the windows, (N, 3, H, W) uint8; None of features."""
+def forecast(video=None, steps=None, checkpoint=None, at=None, samples=50, horizon=3, seed=0,
+             device="auto", clip=None, clip_weights=None, name=None):
+    """The JSON's content, and pictures of the windows, (N, 3, H, W) uint8; None of features.
+
+    Args: those that are not here are the flags; None means that a flag is not given.
+        video:      path; None: test video number `seed` of the toy world.
+        steps:      list of texts, or the path of a file with one per line; None: the classes that
+                    the checkpoint is fine-tuned to, or the steps of the toy world.
+        at:         s, where the observed part ends.
+        name:       id of a video, if `video` is a file of features.
+        samples, horizon: Q Monte Carlo samples, and H steps of each future.
+    Raises:  InputError or OSError, if the command would end with status 2.
+    """
     # 1. The checkpoint, the steps to choose among, the video.
     device, checkpoint = pick_device(device), checkpoint or default_checkpoint()
     model = weights.load(checkpoint).to(device)
@@ -45,51 +55,38 @@ def forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
                                 observe_file(video, model, at, name))
 
     # 2. The step of each window, and what may come next.
-    following, futures = [], []
+    following, futures, warnings = [], [], [warn_of_data(model, toy=not video)]
+    if (seconds := windows[-1, 1] - windows[0, 0]) < CLIP_SECONDS:
+        warnings.append(f"only {seconds:.1f} s are observed: less than one clip of training")
     with torch.no_grad():
         with mixed_precision(device):
             x = encode_parts(model, clips)                                     # x_i = f(v_i) (N, D)
         p = model.match(x, texts).exp().cpu()                                  # Eq. 6        (N, S)
-        if model.denoiser is not None:
+        if model.denoiser is None:
+            warnings.append("trained without order: it recognizes steps, but forecasts none")
+        else:
             noise = torch.randn(horizon, samples, model.dim,                   # (H, Q, D)
                                 generator=torch.Generator().manual_seed(seed))
             log_p, picks = sample_in_turn(model, x, texts, noise)
             mean = expectation(log_p[None].cpu())[0]                           # Eq. 11        (S,)
             chosen = torch.bincount(picks[:, 0].cpu(), minlength=len(names))           # (S,)
-            following = rank_steps(names, mean, chosen.double() / samples)             # by share
+            following = rank_steps(names, share=chosen.double() / samples, p=mean)
             futures = count_futures(picks, names)
 
     # 3. The result.
-    warnings, seconds = [warn_of_data(model, toy=not video)], windows[-1, 1] - windows[0, 0]
-    if seconds < CLIP_SECONDS:
-        warnings.append(f"only {seconds:.1f} s are observed: less than one clip of training")
-    if model.denoiser is None:
-        warnings.append("trained without order: it recognizes steps, but forecasts none")
     return {"video": script.name if script else name or str(video),
-            "clips": [{"start": start, "end": end, "steps": rank_steps(names, row)[:TOP]}
+            "clips": [{"start": start, "end": end, "steps": rank_steps(names, p=row)[:TOP]}
                       for (start, end), row in zip(windows.tolist(), p)],
             "next": following, "futures": futures,
             "warning": "; ".join(filter(None, warnings)) or None,
             "truth": truth_of(script, windows, futures) if script else None}, pictures
 
 
-def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizon=3, seed=0,
-            device="auto", clip=None, clip_weights=None, name=None):
-    """The command as a function -> the JSON's content. None means that the flag is not given.
-
-    Args:
-        video:      path; None: test video number `seed` of the toy world.
-        steps:      list of texts, or the path of a file with one per line; None: the classes that
-                    the checkpoint is fine-tuned to, or the steps of the toy world.
-        at:         s, where the observed part ends.
-        name:       id of a video, if `video` is a file of features.
-        samples, horizon: Q Monte Carlo samples, and H steps of each future.
-    Raises:  InputError or OSError, if the command would end with status 2.
-    """
+def predict(video=None, **flags):
+    """`forecast` from Python -> the JSON's content. torch keeps its number of threads."""
     threads = torch.get_num_threads()
     try:
-        return forecast(video, steps, checkpoint, at, samples, horizon, seed, device, clip,
-                        clip_weights, name)[0]
+        return forecast(video, **flags)[0]
     finally:
         torch.set_num_threads(threads)
 

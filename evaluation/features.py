@@ -1,10 +1,10 @@
-"""Write a file of features: `evaluate.py --task features`."""
+"""Write a file of features: `evaluate.py --task features --videos DIR --out F.npz`."""
 import numpy as np
 import torch
 
 import weights
 from data import Example, window_around
-from evaluation.labeled import encode_examples, labeled_flags, open_labeled, warn_of_data
+from evaluation.labeled import encode_examples, warn_of_data
 from files.sources import open_folder, require_readable
 from files.video import Unreadable, view_of
 from support.arguments import pick_device
@@ -16,20 +16,18 @@ STRIDE, PART = 4.0, 8     # s of a row; rows that are read at once
 
 
 def write_features(args):
-    """Write a file for files/features.py, a row for each STRIDE s of all videos of a folder, or of
-    the toy world. It has `teacher`, from which one can train, for the toy world or with --clip."""
+    """Write a file for files/features.py, a row for each STRIDE s of all videos of a folder. With
+    --clip it has `teacher`, too, from which one can train."""
+    require(args.videos, "--task features needs --videos, a folder of videos")
     device = pick_device(args.device)
     model = weights.load(args.checkpoint).to(device)
-    view, teacher, examples = view_of(model.encoder), None, []
+    view, examples = view_of(model.encoder), []
     require(view.size, f"{args.checkpoint}: reads features; give a checkpoint that reads pictures")
-    if args.videos:
-        teacher = open_teacher(args.clip, args.clip_weights, device) if args.clip else None
-        source = open_folder(args.videos, None, None, view, teacher.size if teacher else 0)
-    else:
-        source, _, teacher, _ = open_labeled(model, device, args.split, **labeled_flags(args))
+    teacher = open_teacher(args.clip, args.clip_weights, device) if args.clip else None
+    source = open_folder(args.videos, None, None, view, teacher.size if teacher else 0)
     for i, video in enumerate(source.videos):
         try:
-            end = video.duration or source.duration(i)
+            end = source.duration(i)
         except Unreadable as error:
             source.unreadable[video.name] = str(error)
             continue
@@ -42,11 +40,12 @@ def write_features(args):
                                            args.micro_batch, args.max_unreadable)
     own = torch.arange(x.shape[1], device=x.device) < n[:, None]               # (M, N)
     windows = np.concatenate([example.windows for example in examples])
-    names = [source.videos[example.video].name for example in examples for _ in example.windows]
-    write_atomically(args.out, lambda file: np.savez(
-        file, video=names, start=windows[:, 0], end=windows[:, 1], embedding=x[own].cpu().numpy(),
-        **({"teacher": seen[own].cpu().numpy()} if teacher else {})))
-    print(f"{args.out}: {len(names)} windows; {len(source.unreadable)} of {len(source.videos)} "
+    rows = {"video": [source.videos[one.video].name for one in examples for _ in one.windows],
+            "start": windows[:, 0], "end": windows[:, 1], "embedding": x[own].cpu().numpy()}
+    if teacher:
+        rows["teacher"] = seen[own].cpu().numpy()
+    write_atomically(args.out, lambda file: np.savez(file, **rows))
+    print(f"{args.out}: {len(windows)} windows; {len(source.unreadable)} of {len(source.videos)} "
           "videos unreadable")
-    if warning := warn_of_data(model, toy=not args.videos):
+    if warning := warn_of_data(model, toy=False):
         print(f"warning: {warning}")

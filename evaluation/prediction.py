@@ -11,8 +11,7 @@ from torch.nn.functional import normalize
 from data import PIECES, Example, Video, frame_times, history_windows
 from files.features import FeatureSource, find_rows, require_widths
 from files.lists import load_phrases, video_name
-from files.sources import VideoSource
-from files.video import read_frames, view_of
+from files.video import duration, read_clips, read_frames, view_of
 from support.errors import require
 from toy import grammar, render
 
@@ -36,16 +35,18 @@ def observe_file(path, model, at, name=None):
     """
     require((name is None) == bool(model.encoder.image), "the checkpoint reads "
             f"{'features: give F.npz --video ID' if name is None else 'videos, not features'}")
-    kind, paths = (FeatureSource, find_rows(path)) if name else (VideoSource, {str(path): path})
-    source = kind([Video(video_name(name) if name else str(path))], paths, view_of(model.encoder))
     if name:
-        require_widths(paths, model.encoder.features)
-    length = source.duration(0)
+        rows = find_rows(path)
+        source = FeatureSource([Video(video_name(name))], rows, view_of(model.encoder))
+        require_widths(rows, model.encoder.features)
+    length = source.duration(0) if name else duration(path)
     end = length if at is None else at
     require(0 < end <= length, f"--at {end:g}: {path} ends at {length:.1f} s")
     windows = history_windows(end, model.pitch)
-    pictures = None if name else read_frames(path, windows.mean(1), 512).numpy()
-    return windows, source.clips(0, windows, None)[0], pictures
+    if name:
+        return windows, source.clips(0, windows, None)[0], None
+    pictures = read_frames(path, windows.mean(1), 512).numpy()
+    return windows, read_clips(path, model.encoder, windows), pictures
 
 
 def observe_toy(script, number, model, at, left):
@@ -68,7 +69,6 @@ def match_labels(model, x, texts):
     return model.classify(x)[0] if model.task else model.match(x, texts)
 
 
-@torch.no_grad()
 def sample_in_turn(model, x, texts, noise):
     """Q futures of H steps of a video, each sampled step by step (Sec. 3.3, repeated).
 
@@ -92,13 +92,12 @@ def observed_steps(example, video):
     return [video.steps[k].label for k in observed], 0 in observed
 
 
-def rank_steps(names, p, share=None):
-    """[{"step", "p"}, ...] of probabilities (S,), the largest first; equal ones as listed.
-    With a share (S,), [{"step", "p", "share"}, ...], by share and then by p."""
-    rows = [{"step": name, "p": value} for name, value in zip(names, p.tolist())]
-    if share is not None:
-        rows = [row | {"share": value} for row, value in zip(rows, share.tolist())]
-    return sorted(rows, key=lambda row: (-row.get("share", 0), -row["p"]))
+def rank_steps(names, **columns):
+    """[{"step": name, column: number, ...}, ...] of columns (S,), the largest of the first column
+    first, of equal ones that of the next; then as listed."""
+    numbers = zip(*(column.tolist() for column in columns.values()))
+    rows = [{"step": name, **dict(zip(columns, row))} for name, row in zip(names, numbers)]
+    return sorted(rows, key=lambda row: [-row[column] for column in columns])
 
 
 def count_futures(picks, names):
@@ -112,15 +111,17 @@ def truth_of(script, windows, futures):
     """What the toy world knows: {"clips": [step or None, ...], "next": [{"step", "p"}],
     "futures": [{"steps", "share"}], "follows": [step, ...]}; after the last step, next and futures
     are empty."""
-    exact, begun = grammar.Grammar(), sum(step.start <= windows[-1, 1] - 1 for step in script.steps)
-    truth = {"next": [], "futures": [],
-             "clips": [next((grammar.STEPS[step.label] for step in script.steps
-                             if step.start <= middle < step.end), None)
-                       for middle in windows.mean(1)],
-             "follows": [grammar.STEPS[step.label] for step in script.steps[begun:]]}
-    if truth["follows"]:
+    shown, middles = [None] * len(windows), windows.mean(1)
+    for step in script.steps:
+        for i in np.flatnonzero((step.start <= middles) & (middles < step.end)):
+            shown[i] = grammar.STEPS[step.label]
+    begun = sum(step.start <= windows[-1, 1] - 1 for step in script.steps)
+    follows = [grammar.STEPS[step.label] for step in script.steps[begun:]]
+    truth = {"clips": shown, "next": [], "futures": [], "follows": follows}
+    if follows:
+        exact = grammar.Grammar()
         before = observed_steps(Example(0, windows, -1, begun), script) if begun else ([], True)
-        rows = rank_steps(grammar.STEPS, exact.next_step(*before))
+        rows = rank_steps(grammar.STEPS, p=exact.next_step(*before))
         truth["next"] = [row for row in rows if row["p"] > 0]
         for future in futures:
             steps = [grammar.STEP_ID.get(step, -1) for step in future["steps"]]
