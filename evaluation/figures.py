@@ -63,8 +63,8 @@ def plot_forecast(figure, content, pictures):
 
 
 def plot_bars(axes, title, p, true):
-    """Bars of the likeliest of {text: p}, each above its true bar, from {text: p} or {}."""
-    texts = sorted(p, key=p.get, reverse=True)[:SHOWN]
+    """Bars of the first of {text: p}, each above its true bar, from {text: p} or {}."""
+    texts = [*p][:SHOWN]
     texts += [text for text in sorted(true, key=true.get, reverse=True)[:2] if text not in texts]
     places, height = range(len(texts)), -0.4 if true else 0.7
     axes.barh(places, [p.get(text, 0.0) for text in texts], height, color=BLUE, label="forecast",

@@ -29,10 +29,9 @@ VIEWS, EPIC_VIEWS = 3, 10                  # clips of a step, and of an action (
 def require_task(model, task, data):
     """InputError unless the model is fine-tuned for the task; to forecast or classify steps, a
     model that is not fine-tuned matches texts."""
-    epic, flags = data == "epic", f"--task {task} --data {data}"
-    fits = task != "activity" and not epic
+    fits, flags = task != "activity" and data != "epic", f"--task {task} --data {data}"
     if model.task:                                         # of several classes: verbs and nouns
-        fits = model.task == task and epic == (len(model.classes) > 1)
+        fits = model.task == task and (data == "epic") == (len(model.classes) > 1)
     state = f"is fine-tuned for {model.task}" if model.task else "is not fine-tuned"
     require(fits, f"{model.path}: {state}; {flags} needs a checkpoint of `python train.py --stage "
             f"finetune {flags}`")
@@ -64,11 +63,10 @@ def open_texts(model, names, toy, clip, clip_weights, device):
     tuned = settings.get("classes") or names               # a published file holds no names
     require([*tuned] == [*names], f"{model.path}: is fine-tuned to other classes, or in another "
             f"order: {', '.join(tuned[:2])}, ...; give the --steps it was fine-tuned on")
-    if len({*names}) < len(names):
-        print(f"{len(names) - len({*names})} of {len(names)} names are those of other classes, too;"
-              " their texts cannot tell such classes apart")
-    own = toy or knows_toy(model) and not clip
-    teacher = load_teacher(device) if own else open_teacher(
+    if twins := len(names) - len({*names}):
+        print(f"{twins} of {len(names)} names are those of other classes, too; their texts cannot "
+              "tell such classes apart")
+    teacher = load_teacher(device) if toy or knows_toy(model) and not clip else open_teacher(
         clip or settings.get("clip"), clip_weights or settings.get("clip_weights"), device)
     texts = teacher.encode_phrases(names).to(device)
     same = texts.shape[1] == model.dim
@@ -95,8 +93,9 @@ def add_labeled_flags(parser):
 
 def labeled_flags(args):
     """What add_labeled_flags has added, as arguments of `open_labeled`."""
-    names = "data", "annotations", "videos", "features", "steps", "clip", "clip_weights"
-    return {name: getattr(args, name) for name in (*names, "task", "toy_videos")}
+    return {name: getattr(args, name) for name in (
+        "task", "data", "annotations", "videos", "features", "steps", "clip", "clip_weights",
+        "toy_videos")}
 
 
 def list_videos(data, path, task, split, steps, tuned):
@@ -123,8 +122,8 @@ def list_videos(data, path, task, split, steps, tuned):
     return videos, names
 
 
-def open_labeled(model, device, split, task, data, annotations=None, videos=None, features=None,
-                 steps=None, clip=None, clip_weights=None, toy_videos=1000, look=True, skip=()):
+def open_labeled(model, device, split, task, data, annotations, videos, features, steps, clip,
+                 clip_weights, toy_videos, look=True, skip=()):
     """The source of a split's videos; names of the classes; the teacher that looks at the videos;
     the text embeddings (S, D) of the names. Without texts, the last three are None; the teacher
     also if look=False. The other arguments are the flags."""
@@ -170,12 +169,9 @@ def examples_of(videos, task, data, pitch=None, min_steps=2):
 @torch.no_grad()
 def encode_examples(model, teacher, source, examples, device, workers=0, micro_batch=None,
                     max_unreadable=0.05):
-    """The examples' windows through f and the teacher.
-
-    Returns: x (M, N, D), zeros after an example's own n windows; n (M,) int64; the teacher's
-             features (M, N, D), None without one; the M examples that could be read. InputError if
-             they are too few.
-    """
+    """The examples' windows through f and the teacher -> x (M, N, D), zeros after an example's own
+    n windows; n (M,) int64; the teacher's features (M, N, D), None without one; the M examples that
+    could be read. InputError if they are too few."""
     x, seen, readable, view = [], [], [], view_of(model.encoder)
     N = max(len(example.windows) for example in examples)
     count = max(READ // N, 1)                              # examples that are read at once

@@ -3,8 +3,9 @@
 labels (M,) int64: the correct classes. Equal scores are ranked by index; they occur, since some
 classes of COIN have one text.
 """
+from collections import Counter
+
 import numpy as np
-import torch
 
 # What is printed for a key of the JSON: the words of Sec. 4 and of docs/results.md.
 WORDS = {
@@ -53,9 +54,8 @@ def pack(right, examples, parts):
     how many examples each video has, in their order}."""
     def bits(columns):
         return {name: np.packbits(of.cpu().numpy()).tobytes().hex() for name, of in columns.items()}
-    videos = torch.tensor([example.video for example in examples])
-    runs = videos.unique_consecutive(return_counts=True)[1]
-    return bits(right) | {"parts": bits(parts), "per_video": runs.tolist()}
+    per_video = Counter(example.video for example in examples)
+    return bits(right) | {"parts": bits(parts), "per_video": [*per_video.values()]}
 
 
 def text_of(value):
