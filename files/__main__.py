@@ -20,26 +20,16 @@ EXAMPLES = {"classify": classify_examples, "forecast": forecast_examples,
 
 def counts(listed, paths, unreadable):
     """How many ids are listed, found, absent and unreadable; without paths, only the first."""
-    ids, facts = set(listed), dict.fromkeys(("found", "absent", "unreadable"))
-    if paths is not None:
-        facts = {"found": len(ids & paths.keys()), "absent": len(ids - paths.keys()),
-                 "unreadable": len(ids & unreadable.keys())}
-    return {"videos": len(ids), **facts}
-
-
-def count_coin(videos, paths, unreadable):
-    """{task: {split: counts}} of the examples that COIN.json lists."""
-    result = {task: {} for task in EXAMPLES}
-    for task, split in product(EXAMPLES, ("train", "validation", "test")):
-        chosen = [video for video in videos if video.split == split]
-        listed = [chosen[example.video].name for example in EXAMPLES[task](chosen)]
-        result[task][split] = {"listed": len(listed), **counts(listed, paths, unreadable)}
-    return result
+    ids = set(listed)
+    if paths is None:
+        return {"videos": len(ids), "found": None, "absent": None, "unreadable": None}
+    return {"videos": len(ids), "found": len(ids & paths.keys()),
+            "absent": len(ids - paths.keys()), "unreadable": len(ids & unreadable.keys())}
 
 
 def check(args):
     """Print what a list holds and, with --videos, which of its videos training can use."""
-    captions, wrong, silent = None, {}, []             # {id: reason}, [id]: narrations
+    captions, wrong, facts = None, {}, {}              # {id: reason}: narrations
     if args.data == "coin":
         videos, names = load_coin(args.annotations)
         videos = [video for video in videos if video.steps]
@@ -49,31 +39,37 @@ def check(args):
         segments = {epic_split(args.annotations): sum(len(video.steps) for video in videos)}
         facts = {"segments": segments, "verbs": VERBS, "nouns": NOUNS}
     else:
-        captions = Captions(args.captions)
+        captions, silent, sentences, end = Captions(args.captions), [], 0, 0.0
+        for name, said in captions.readable(captions, wrong):      # all do not fit in memory
+            sentences, end = sentences + len(said), end + max((of[1] for of in said), default=0.0)
+            if not said:
+                silent.append(name)
         videos = [Video(name) for name in captions]
-        # (sentences, s) of each. The texts of HowTo100M do not fit in memory.
-        said = {name: (len(own), max((end for _, end, _ in own), default=0.0))
-                for name, own in captions.readable(captions, wrong)}
-        silent = sorted(name for name, (count, _) in said.items() if not count)
         facts = {"captions": len(captions), "unreadable_captions": len(wrong),
-                 "sentences": sum(count for count, _ in said.values()),
-                 "hours": round(sum(end for _, end in said.values()) / 3600, 2)}
-    paths, source, seconds, unreadable = None, None, 0.0, {}
+                 "sentences": sentences, "hours": round(end / 3600, 2)}
+    paths, source, looks, unreadable = None, None, [], {}
     if args.videos:
         paths = find_videos(args.videos)
         source = VideoSource(videos, paths, None, captions=captions)
-        source.videos = [video for video in source.videos if video.name not in silent]
+        if captions:
+            source.videos = [video for video in source.videos if video.name not in silent]
         looks = [*prefetch(source.look_at, range(len(source.videos)), args.workers, "read",
                            name=lambda i: source.videos[i].name)]
-        seconds = sum(length for length, _ in looks)
         source.unreadable = unreadable = {
             video.name: reason for video, (_, reason) in zip(source.videos, looks) if reason}
-    facts |= (count_coin(videos, paths, unreadable) if args.data == "coin" else
-              counts([video.name for video in videos], paths, unreadable))
+    if args.data == "coin":
+        for task, split in product(EXAMPLES, ("train", "validation", "test")):
+            chosen = [video for video in videos if video.split == split]
+            listed = [chosen[example.video].name for example in EXAMPLES[task](chosen)]
+            facts.setdefault(task, {})[split] = {"listed": len(listed),
+                                                 **counts(listed, paths, unreadable)}
+    else:
+        facts |= counts([video.name for video in videos], paths, unreadable)
     facts |= {"absent_ids": source.absent if source else None, "unreadable_ids": wrong | unreadable}
     if captions:
-        facts["silent_ids"] = silent
-        facts["video_hours"] = round(seconds / 3600, 2) if source else None
+        facts["silent_ids"] = sorted(silent)
+        hours = sum(length for length, _ in looks) / 3600
+        facts["video_hours"] = round(hours, 2) if source else None
         facts["without_captions_ids"] = sorted(paths.keys() - captions.keys()) if source else None
     if args.json:
         write_json(args.json, facts)
@@ -97,7 +93,6 @@ def parse(argv=None):
     add("--captions", type=Path, required=True, help="folder, or caption.json")
     add("--out", type=Path, required=True, help="file to write: phrase,count,")
     add("--min-count", type=int, default=12, help="leave out rarer phrases")
-    add("--model", default="en_core_web_sm", help="spaCy's model: a name or folder")
     return parser.parse_args(argv)
 
 

@@ -83,10 +83,8 @@ def list_folder(folder):
             name = LANGUAGE.sub("", file.stem)
             foreign = file.stem[len(name):][:3] not in ("", ".en")
             found.append((name, foreign, SUFFIXES.index(file.suffix.lower()), file))
-    best = {}
-    for name, *_, file in sorted(found):
-        best.setdefault(name, file)
-    return best
+    best = {name: file for name, *_, file in sorted(found, reverse=True)}      # the last one stays
+    return dict(sorted(best.items()))
 
 
 def unroll(sentences):

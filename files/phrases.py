@@ -10,6 +10,7 @@ from support.errors import InputError, require
 from support.write import write_text
 
 TOP = 9871                    # phrases of the paper's pool
+MODEL = "en_core_web_sm"      # spaCy's, of English
 WHICH = "DET", "PRON"         # the, some, this, our: they only say which one
 
 
@@ -40,10 +41,10 @@ def collect(args):
     """Write the file of phrases. args: see __main__.py. InputError if spaCy is not installed."""
     try:
         import spacy
-        nlp = spacy.load(args.model, exclude=["ner"])
+        nlp = spacy.load(MODEL, exclude=["ner"])
     except (ImportError, OSError) as error:
         raise InputError(f"{str(error).splitlines()[0]}; `pip install spacy` and `python -m spacy "
-                         f"download {args.model}`, or the released list: docs/data.md") from None
+                         f"download {MODEL}`, or the released list: docs/data.md") from None
     captions, counts, wrong = Captions(args.captions), Counter(), {}
     narrations = captions.readable(captions, wrong)
     for doc in nlp.pipe(text for _, sentences in narrations for _, _, text in sentences):

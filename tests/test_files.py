@@ -72,9 +72,9 @@ def test_phrases_are_counted_and_sorted(tmp_path, monkeypatch, capsys):
     take, put, _, it = PARSES
     captions = narrate(tmp_path / "captions", a=[take, put, take], b=[take, it], c=[])
     monkeypatch.setitem(sys.modules, "spacy", SimpleNamespace(load=lambda name, exclude: (
-        {"de_core_news_sm": SimpleNamespace(pipe=lambda texts: map(parse, texts))}[name])))
+        {"en_core_web_sm": SimpleNamespace(pipe=lambda texts: map(parse, texts))}[name])))
     pool = tmp_path / "pool.txt"
-    flags = "phrases", "--captions", captions, "--out", pool, "--model", "de_core_news_sm"
+    flags = "phrases", "--captions", captions, "--out", pool
     assert "lower --min-count" in fails(capsys, "files", *flags)
     call("files", *flags, "--min-count", "1")
     assert pool.read_text().split("\n") == [
