@@ -39,7 +39,7 @@ def folded(text, width=15, lines=2):
 def plot_forecast(figure, content, pictures):
     """Draw predict.py's JSON: observed frames, next steps, futures. pictures (N, 3, height, width)
     uint8, of each window."""
-    clips, truth = content["clips"], content["truth"] or {"clips": [], "next": [], "futures": []}
+    clips, truth = content["clips"], content["truth"] or {"next": [], "futures": []}
     strip = 8 / len(clips) * pictures.shape[2] / pictures.shape[3]             # its height, inches
     figure.set_size_inches(8, strip + 3.4)
     observed, following = figure.subfigures(2, 1, height_ratios=(strip + 0.9, 2.5))
@@ -48,18 +48,16 @@ def plot_forecast(figure, content, pictures):
     for i, axes in enumerate(observed.subplots(1, len(clips), squeeze=False)[0]):
         best = clips[i]["steps"][0]
         caption = f"{folded(best['step'], 14, 3)}\n{best['p']:.0%}"
-        if truth["clips"]:
+        if content["truth"]:
             caption += "\n" + folded(f"true: {truth['clips'][i] or 'none'}", 14)
         axes.imshow(pictures[i].transpose(1, 2, 0))
         axes.set(xticks=[], yticks=[], xlabel=caption)
     if content["next"]:
         left, right = following.subplots(1, 2, width_ratios=(1, 2))
-        plot_bars(left, "Next step: share of the samples",
-                  {row["step"]: row["share"] for row in content["next"]},
+        plot_bars(left, "Next step", {row["step"]: row["share"] for row in content["next"]},
                   {row["step"]: row["p"] for row in truth["next"]})
-        plot_bars(right, "Futures: share of the samples", *(
-            {" > ".join(row["steps"]): row["share"] for row in answer["futures"]}
-            for answer in (content, truth)))
+        plot_bars(right, "Futures", *({" > ".join(row["steps"]): row["share"] for row in futures}
+                                      for futures in (content["futures"], truth["futures"])))
 
 
 def plot_bars(axes, title, p, true):
@@ -77,4 +75,4 @@ def plot_bars(axes, title, p, true):
         axes.bar_label(bars, fmt="{:.0%}", padding=3)
     axes.set_yticks(places, [folded(text, 40 if ">" in text else 15) for text in texts])
     axes.margins(x=0.2)
-    axes.set(xticks=[], ylim=(len(texts) - 0.4, -0.6), title=title)
+    axes.set(xticks=[], ylim=(len(texts) - 0.4, -0.6), title=f"{title}: share of the samples")

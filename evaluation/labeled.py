@@ -23,7 +23,7 @@ from toy.source import ToySource, load_teacher
 from weights.teacher import open_teacher
 
 READ = 64                 # windows that are read at once
-VIEWS, EPIC_VIEWS = 3, 10                  # clips of a step, and of an action (release)
+EPIC_VIEWS = 10, EPIC_SECONDS   # clips of an action (release), and their length
 
 
 def require_task(model, task, data):
@@ -138,9 +138,8 @@ def open_labeled(model, device, split, task, data, annotations, videos, features
         require(annotations and path, f"--data {data} needs --annotations and --videos")
         listed, names = list_videos(data, annotations, task, split, steps,
                                     model.settings.get("classes"))
-    teacher = texts = None
-    if names:
-        teacher, texts = open_texts(model, names, toy, clip, clip_weights, device)
+    teacher, texts = (open_texts(model, names, toy, clip, clip_weights, device) if names else
+                      (None, None))
     teacher = teacher if look else None
     if toy:
         source = ToySource(split, toy_videos, view.frames)
@@ -156,13 +155,11 @@ def open_labeled(model, device, split, task, data, annotations, videos, features
 
 def examples_of(videos, task, data, pitch=None, min_steps=2):
     """The examples of a task in these videos; pitch: of a history."""
-    if data == "epic":
-        return classify_examples(videos, EPIC_VIEWS, EPIC_SECONDS)
-    if task == "classify":
-        return classify_examples(videos, VIEWS)
+    if task == "forecast":
+        return forecast_examples(videos, pitch, min_steps)
     if task == "activity":
         return activity_examples(videos)
-    return forecast_examples(videos, pitch, min_steps)
+    return classify_examples(videos, *EPIC_VIEWS) if data == "epic" else classify_examples(videos)
 
 
 # --- Clips through f ---

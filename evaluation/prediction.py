@@ -27,12 +27,9 @@ def read_steps(steps, toy):
 
 # --- What is observed ---
 def observe_file(path, model, at, name=None):
-    """The clips before `at` s, or before the end if None, of a video file, or of the video `name`
-    in a file of features.
-
-    Returns: windows (N, 2) s, N <= 8; clips (N, F, 3, S, S) uint8, or (N, F); pictures
-             (N, 3, H, W) uint8 of their middles, None of features.
-    """
+    """What is observed before `at` s, or before the end if None, of a video file, or of the video
+    `name` in a file of features -> windows (N, 2) s, N <= 8; their clips (N, F, 3, S, S) uint8, or
+    (N, F); pictures (N, 3, H, W) uint8 of their middles, None of features."""
     require((name is None) == bool(model.encoder.image), "the checkpoint reads "
             f"{'features: give F.npz --video ID' if name is None else 'videos, not features'}")
     if name:
@@ -108,9 +105,8 @@ def count_futures(picks, names):
 
 
 def truth_of(script, windows, futures):
-    """What the toy world knows: {"clips": [step or None, ...], "next": [{"step", "p"}],
-    "futures": [{"steps", "share"}], "follows": [step, ...]}; after the last step, next and futures
-    are empty."""
+    """What the toy world knows: the step of each window or None, the exact "next" (S,) and share of
+    each of the futures, both empty after the last step, and what "follows" in the video."""
     shown, middles = [None] * len(windows), windows.mean(1)
     for step in script.steps:
         for i in np.flatnonzero((step.start <= middles) & (middles < step.end)):

@@ -74,35 +74,34 @@ def forecast_lines(p, labels, examples, videos, toy, task):
             rows = [world.next_step(*steps) for steps in known]
             p = p | {column: torch.from_numpy(np.array(rows))}
     p, y, classes = counted(p, labels, toy, task)
-    samples, parts = p.pop("samples"), {}
+    samples = p.pop("samples")
     right = {name: topk_correct(of, y) for name, of in p.items()}              # (M,)
     right["oracle"] = (samples.argmax(-1) == y[:, None]).any(1)
     chance, right["oracle_softmax"] = draw_correct(p["zero_noise"], y, samples.shape[1])
-    share = {name: percent(of) for name, of in right.items()} | {"oracle_softmax": percent(chance)}
+    top1 = {name: percent(of) for name, of in right.items()} | {"oracle_softmax": percent(chance)}
     top5 = {name: percent(topk_correct(of, y, 5)) for name, of in p.items()}
-
     ways = ("zero_noise", "expectation")
-    lines = {"top1": {name: share[name] for name in (*ways, "oracle", "oracle_softmax")},
+    lines = {"top1": {name: top1[name] for name in (*ways, "oracle", "oracle_softmax")},
              "top5": {name: top5[name] for name in ways},
-             "baselines": {"random": 100 / classes, "teacher": share["teacher"], "similar": None}}
+             "baselines": {"random": 100 / classes, "teacher": top1["teacher"], "similar": None},
+             "truth": None, "by_place": None, "new": None, "futures": None}
     if "similar" in p:
         drawn, _ = draw_correct(p["similar"], y, samples.shape[1])
-        lines["baselines"]["similar"] = {"top1": share["similar"], "top5": top5["similar"],
+        lines["baselines"]["similar"] = {"top1": top1["similar"], "top5": top5["similar"],
                                          "oracle": percent(drawn)}
-    lines |= dict.fromkeys(("truth", "by_place", "new", "futures"))
-    if toy:
-        columns = [name for name in ("zero_noise", "exact", "set", "similar") if name in p]
+    if not toy:
+        return lines | {"right": pack(right, examples, {})}
 
-        def row(part):
-            shares = {name: percent(right[name][part]) for name in columns}
-            return shares | {"evaluated": int(part.sum())}
-        place, trained = torch.tensor([e.step for e in examples]), grammar.Grammar(training=True)
-        parts["new"] = torch.tensor([trained.chance(*steps, [label]) == 0
-                                     for steps, label in zip(known, labels.tolist())])
-        lines["truth"] = {name: share[name] for name in ("exact", "set")}
-        lines["by_place"] = {int(k): row(place == k) for k in place.unique()}
-        lines["new"] = row(parts["new"])
-    return lines | {"right": pack(right, examples, parts)}
+    def row(part):
+        columns = [name for name in ("zero_noise", "exact", "set", "similar") if name in p]
+        shares = {name: percent(right[name][part]) for name in columns}
+        return shares | {"evaluated": int(part.sum())}
+    place, trained = torch.tensor([e.step for e in examples]), grammar.Grammar(training=True)
+    new = torch.tensor([trained.chance(*steps, [label]) == 0
+                        for steps, label in zip(known, labels.tolist())])
+    return lines | {"truth": {name: top1[name] for name in ("exact", "set")},
+                    "by_place": {int(k): row(place == k) for k in place.unique()},
+                    "new": row(new), "right": pack(right, examples, {"new": new})}
 
 
 def sampled_futures(model, x, n, texts, examples, videos, H, seed):
