@@ -37,7 +37,6 @@ def forecast(video=None, steps=None, checkpoint=None, at=None, samples=50, horiz
                     the checkpoint is fine-tuned to, or the steps of the toy world.
         at:         s, where the observed part ends.
         name:       id of a video, if `video` is a file of features.
-        samples, horizon: Q Monte Carlo samples, and H steps of each future.
     Raises:  InputError or OSError, if the command would end with status 2.
     """
     # 1. The checkpoint, the steps to choose among, the video.

@@ -7,17 +7,17 @@ from collections import Counter
 
 import numpy as np
 
-# What is printed for a key of the JSON: the words of Sec. 4 and of docs/results.md.
+# What is printed for a key of the JSON, the words of Sec. 4 and of docs/results.md: for those that
+# have a line of their own, in this order, and for those within a line.
 WORDS = {
-    "zero_noise": "zero noise", "expectation": "mean of samples", "oracle": "best of samples",
-    "oracle_softmax": "best of as many draws", "top1": "% right",
-    "top5": "% among the five likeliest", "similar": "similar histories", "exact": "exact",
-    "truth": "what can be known", "set": "what the set tells", "new": "new to training",
+    "samples": "samples", "top1": "% right", "top5": "% among the five likeliest",
+    "baselines": "baselines, % right", "truth": "what can be known", "new": "new to training",
     "held_out": "% right of held-out steps", "look_alikes": "% right within look-alikes",
-    "futures": "% of futures possible", "possible": "whole futures", "first": "their first steps",
-    "baselines": "baselines, % right"}
-LINES = ("samples", "top1", "top5", "baselines", "truth", "new", "held_out", "look_alikes",
-         "futures", "warning", "checkpoint", "seconds")    # keys that have a line of their own
+    "futures": "% of futures possible", "warning": "warning", "checkpoint": "checkpoint",
+    "seconds": "seconds",
+    "zero_noise": "zero noise", "expectation": "mean of samples", "oracle": "best of samples",
+    "oracle_softmax": "best of as many draws", "similar": "similar histories",
+    "set": "what the set tells", "possible": "whole futures", "first": "their first steps"}
 
 
 def percent(hits):
@@ -70,12 +70,12 @@ def print_lines(content):
     """Print the JSON of evaluate.py: what was measured, then a line for each key and place."""
     print("{task}, {data} {split}, {setting}: {evaluated} evaluated of {listed} listed, {absent} "
           "videos absent, {unreadable} unreadable".format(**content))
-    for name in LINES:
+    for name, words in WORDS.items():
         if content.get(name) is not None:
-            print(f"{WORDS.get(name, name):<28}{text_of(content[name])}")
+            print(f"{words:<28}{text_of(content[name])}")
     if places := content.get("by_place"):
         print("% right after so many steps " + "".join(f"{k:>7}" for k in places))
         for name in next(iter(places.values())):
             if name != "evaluated":
                 numbers = "".join(f"{of[name]:7.1f}" for of in places.values())
-                print(f"  {WORDS[name]:<26}{numbers}")
+                print(f"  {WORDS.get(name, name):<26}{numbers}")

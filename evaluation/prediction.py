@@ -3,6 +3,7 @@
 Q Monte Carlo samples, each with a future of H steps; S steps to choose among, N clips, D embedding.
 """
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,11 +19,9 @@ from toy import grammar, render
 
 def read_steps(steps, toy):
     """The names to choose among: a list, those in a file, or the toy world's if `toy` and None."""
-    names = grammar.STEPS if toy and steps is None else steps
-    require(names is not None, "--steps is needed: a file with a step per line")
-    names = list(names) if isinstance(names, (list, tuple)) else load_phrases(names)
-    require(len(names) > 1, "--steps: one step leaves no choice; give two or more")
-    return names
+    steps = grammar.STEPS if toy and steps is None else steps
+    require(steps is not None, "--steps is needed: a file with a step per line")
+    return load_phrases(steps) if isinstance(steps, (str, Path)) else [*steps]
 
 
 # --- What is observed ---
