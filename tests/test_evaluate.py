@@ -377,6 +377,7 @@ def test_features_of_videos(trained, here, capsys):
         np.testing.assert_allclose(model.encode(clips).detach(), file["embedding"][rows], atol=1e-5)
         (here / f"world/videos/{name}.mp4").write_bytes(b"damaged")
     assert "2 of 2 videos are unreadable" in fails(capsys, "evaluate.py", *flags)
+    assert "needs --videos" in fails(capsys, "evaluate.py", *flags[:2])
 
 
 def test_what_a_checkpoint_cannot_do_is_one_line(trained, here, capsys):
