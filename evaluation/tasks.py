@@ -124,32 +124,29 @@ def sampled_futures(model, x, n, texts, examples, videos, H, seed):
 
 
 # --- Classification ---
-def within_pairs(p, y):
-    """Whether a look-alike's own name is likelier than the other name of its pair: p (M, S),
-    y (M,) -> (M,) bool. A video shows both of a pair, so a constant answer is right half the time.
-    """
-    other = torch.arange(len(grammar.STEPS))                                   # (S,)
-    for a, b in grammar.LOOK_ALIKES:
-        a, b = grammar.STEP_ID[a], grammar.STEP_ID[b]
-        other[a], other[b] = b, a
-    return (p.gather(1, y[:, None]) > p.gather(1, other[y][:, None]))[:, 0]
-
-
 def classify_lines(log_p, labels, examples, toy, task):
     """The lines of {"ours", "teacher": log p (M, 3, S)}, whose softmaxes are averaged over 3 views:
-    accuracies, of all and of each class; in the toy world those of the held-out steps, and within
-    pairs of look-alikes."""
+    accuracies, of all and of each class. In the toy world there are more:
+
+        held_out     % right of the steps that no phrase of the pool names
+        look_alikes  whether a look-alike's own name is likelier than the other of its pair; a video
+                     shows both, so a constant answer is right half the time
+    """
     p, parts = {name: of.exp().mean(1).cpu() for name, of in log_p.items()}, {}        # (M, S)
     merged, y, _ = counted(p, labels, toy, task)
-    right = {name: topk_correct(of, y) for name, of in merged.items()}                 # (M,)
+    right, S = {name: topk_correct(of, y) for name, of in merged.items()}, p["ours"].shape[1]
     lines = accuracies(merged, y) | {"held_out": None, "look_alikes": None}
-    lines["by_class"] = [percent(right["ours"][labels == k]) for k in range(p["ours"].shape[1])]
+    lines["by_class"] = [percent(right["ours"][labels == k]) for k in range(S)]
     if toy:
-        pairs = {name: within_pairs(of, labels) for name, of in p.items()}
-        for part, steps, hits in (("held_out", grammar.HELD_OUT, right),
-                                  ("look_alikes", sum(grammar.LOOK_ALIKES, ()), pairs)):
-            ids = torch.tensor([grammar.STEP_ID[step] for step in steps])
-            parts[part] = torch.isin(labels, ids)
+        held_out, twin = [grammar.STEP_ID[step] for step in grammar.HELD_OUT], torch.arange(S)
+        for a, b in grammar.LOOK_ALIKES:
+            a, b = grammar.STEP_ID[a], grammar.STEP_ID[b]
+            twin[a], twin[b] = b, a
+        parts["held_out"] = torch.isin(labels, torch.tensor(held_out))                 # (M,)
+        parts["look_alikes"] = twin[labels] != labels
+        rows = torch.arange(len(labels))
+        pairs = {name: of[rows, labels] > of[rows, twin[labels]] for name, of in p.items()}
+        for part, hits in ("held_out", right), ("look_alikes", pairs):
             lines[part] = {name: percent(of[parts[part]]) for name, of in hits.items()}
         right["look_alikes"] = pairs["ours"]
     return lines | {"right": pack(right, examples, parts)}
