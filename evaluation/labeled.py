@@ -23,7 +23,7 @@ from toy.source import ToySource, load_teacher
 from weights.teacher import open_teacher
 
 READ = 64                 # windows that are read at once
-EPIC_VIEWS = 10, EPIC_SECONDS   # clips of an action (release), and their length
+EPIC_VIEWS = 10           # clips of an action (release)
 
 
 def require_task(model, task, data):
@@ -159,7 +159,9 @@ def examples_of(videos, task, data, pitch=None, min_steps=2):
         return forecast_examples(videos, pitch, min_steps)
     if task == "activity":
         return activity_examples(videos)
-    return classify_examples(videos, *EPIC_VIEWS) if data == "epic" else classify_examples(videos)
+    if data == "epic":
+        return classify_examples(videos, EPIC_VIEWS, EPIC_SECONDS)
+    return classify_examples(videos)
 
 
 # --- Clips through f ---
