@@ -31,8 +31,13 @@ def find_videos(folder):
     """{id: path} of the videos in a folder and below. InputError if there is no such folder or no
     video in it, or if two files have one id."""
     require(os.path.isdir(folder), f"{folder}: no such folder; a folder of videos is needed")
-    paths, found = [], {}
-    for parent, _, names in os.walk(folder, followlinks=True):
+    paths, found, visited = [], {}, set()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        place = os.path.realpath(parent)
+        if place in visited:                           # links in a circle would never end
+            folders.clear()
+            continue
+        visited.add(place)
         paths += [Path(parent, name) for name in names if name.lower().endswith(VIDEO_SUFFIXES)]
     for path in sorted(paths):
         first = found.setdefault(video_name(path), path)
