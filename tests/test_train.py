@@ -182,11 +182,11 @@ def test_a_run_folder_is_complete(trained, order):
     told = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(train.__file__).parent,
                           capture_output=True, text=True)              # fails outside a repository
     assert (commit or "").removesuffix("-dirty") == told.stdout.strip()
-    assert settings["order"] == order and settings["tau"] == 0.045 and settings["lr"] == 4e-3
+    assert settings["order"] == order and settings["tau"] == 0.045 and settings["lr"] == 6e-3
     rows = rows_of(out)
     assert len(rows) == 6
     for i, row in enumerate(rows):
-        peak, step = (train.SGD_LR, 4e-3)[i // 3], i % 3
+        peak, step = (train.SGD_LR, 6e-3)[i // 3], i % 3
         assert {*row} == ROW and row["step"] == i + 1 and row["epoch"] == (i + 1) / 4
         assert row["loss"] == pytest.approx(row["xe"] + row["mse"] + row["mc"], rel=1e-5)
         assert (row["mse"] == row["mc"] == 0 and row["match_h"] is None) == (order == "none")
