@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from files.captions import Captions, unroll
+from files.captions import Captions
 from support.errors import InputError
 
 CSV = "start,end,text\n0.5,2,add the egg\n2,4.25,\"stir it, gently\"\n"
@@ -60,19 +60,13 @@ def rolling_vtt(lines):
 
 
 def test_rolling_captions_are_said_once(tmp_path):
-    """Catches: a line twice, lost, or with the times of the one above; repeated words lost."""
+    """Catches: a line twice, lost, or with the times of the one above; words lost because they
+    recur; what is said again after a pause left out."""
     lines = ["so today we whisk", "the egg with a fork", "and then", "and then we fry it"]
-    assert read(tmp_path, "v.vtt", rolling_vtt(lines)) == [
-        (2 * i, 2 * i + 2, line) for i, line in enumerate(lines)]
-
-
-def test_only_whole_lines_on_the_screen_are_repetitions():
-    """Catches: words dropped because they recur; sentences merged over a pause."""
-    for cues, texts in (
-            ([(0, 2, "get yellow"), (2, 4, "yellow yellow")], ["get yellow", "yellow yellow"]),
-            ([(0, 1, "a"), (1, 2, "a b"), (2, 3, "a b c"), (3, 4, "b c d")], [*"abcd"]),
-            ([(0, 1, "thank you"), (30, 31, "thank you")], ["thank you", "thank you"])):
-        assert [text for *_, text in unroll(cues)] == texts
+    later = "01:00.000 --> 01:01.000\nand then we fry it\n\n01:01.000 --> 01:02.000\nit is done\n"
+    assert read(tmp_path, "v.vtt", rolling_vtt(lines) + later) == [
+        *((2 * i, 2 * i + 2, line) for i, line in enumerate(lines)),
+        (60, 61, "and then we fry it"), (61, 62, "it is done")]
 
 
 def test_a_folder_is_listed_by_the_names_of_videos(tmp_path):

@@ -8,8 +8,6 @@ from slow import draw, randomized, slow_timesformer
 TINY = dict(image=12, patch=4, frames=3, width=8, depth=3, heads=2, dim=5)      # P = 9
 
 
-
-
 @torch.no_grad()
 def test_divided_attention_equals_one_token_at_a_time():
     """Catches: patches, frames or heads mixed, a residual or norm left out, another eps or GELU."""

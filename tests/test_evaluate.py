@@ -1,5 +1,4 @@
 """evaluate.py: every number of its tables, counted again by loops from known embeddings."""
-import math
 from collections import Counter
 from types import SimpleNamespace
 
@@ -12,8 +11,8 @@ from torch.nn.functional import normalize
 import evaluate
 import weights
 from commands import call, fails, read_json
-from data import Loaded
-from evaluation import metrics, tasks
+from data import Loaded, history_windows
+from evaluation import tasks
 from evaluation.labeled import encode_examples
 from files.video import read_clips
 from model import ProcedureModel
@@ -177,15 +176,11 @@ def test_forecasts_equal_counting(monkeypatch):
 def test_histories_are_of_the_checkpoints_pitch(monkeypatch):
     """Catches: a pitch, or --history released, that does not reach the windows; published weights
     read by another protocol than the released one; a history that contains its answer."""
-    for flags, pitch in (((), 11.0), ((), None), (("--history", "released"), 11.0)):
+    for flags, pitch, used in (((), 11., 11.), ((), None, None),
+                               (("--history", "released"), 11., None)):
         for one in evaluated(monkeypatch, *flags, pitch=pitch)[1]:
             end = min(one.steps[one.step - 1].end, one.steps[one.step].start)
-            begin, count = max(end - 68, 0), 8
-            if pitch and not flags:
-                count = min(max(round(end / 11), 1), 8)
-                begin = max(end - 11 * count, 0)
-            edges = np.linspace(begin, end, count + 1)
-            np.testing.assert_allclose(one.windows, np.stack([edges[:-1], edges[1:]], 1))
+            assert np.array_equal(one.windows, history_windows(end, used))
 
 
 def test_similar_histories_equal_a_search_for_the_nearest(monkeypatch):
@@ -305,17 +300,6 @@ def test_actions_need_verb_and_noun_and_rank_pairs():
     assert rows["top1"]["noun"] == percent(noun.argmax(1) == labels[:, 1].numpy())
 
 
-def test_topk_equals_sorting_by_score_then_index():
-    """Catches: ties broken otherwise, or for the label; NaN scored."""
-    scores = (4 * torch.rand(300, 7, generator=torch.Generator().manual_seed(0))).floor()
-    for k in (1, 3, 9):
-        found = metrics.topk_correct(scores, torch.arange(300) % 7, k)
-        assert found.tolist() == [i % 7 in sorted(range(7), key=lambda c: (-row[c], c))[:k]
-                                  for i, row in enumerate(scores.tolist())]
-    with pytest.raises(FloatingPointError, match="not finite"):
-        metrics.topk_correct(torch.tensor([[0., math.nan]]), torch.tensor([0]), 1)
-
-
 # --- The command ---
 KEYS = ("task data split setting order listed evaluated absent unreadable classes samples top1 "
         "top5 baselines truth by_place new futures right seed run_seed checkpoint seconds").split()
@@ -382,8 +366,12 @@ def test_features_of_videos(trained, here, capsys):
 
 def test_what_a_checkpoint_cannot_do_is_one_line(trained, here, capsys):
     """Catches: a traceback, or a score for a task that the checkpoint was not trained for; texts of
-    one teacher matched with embeddings trained on another's."""
+    one teacher matched with embeddings trained on another's; NaN scored."""
     model = weights.load(trained / "mask")
+    torch.nn.init.constant_(model.encoder.head.bias, torch.nan)
+    weights.save("nan.pt", model)
+    flags = "--toy-videos", "1", "--checkpoint", "nan.pt"
+    assert "scores are not finite" in fails(capsys, "evaluate.py", *flags, status=1)
     model.phrases[0] = model.phrases[1]                # as another teacher embeds the first phrase
     weights.save("other.pt", model)
     for checkpoint, flags, words in (

@@ -110,8 +110,11 @@ def test_cells_are_means_over_seeds(here, monkeypatch):
 
 
 def test_tables_are_whole_and_on_the_pages():
-    """Catches: a row without a cell, a cell taken for text, a figure typed by hand, a table that
-    was measured again and not written."""
+    """Catches: a flag that a script refuses; a row without a cell, a cell taken for text, a figure
+    typed by hand, a table that was measured again and not written."""
+    for parse, lines in (train.parse, RECIPES), (evaluate.parse, EVALUATIONS):
+        for flags in lines.values():
+            parse(flags.split())
     ours, results = tables.cells(TABLES), read_json(ROOT / "experiments/results.json")
     pages = "".join(path.read_text(encoding="utf-8") for path in (
         ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
@@ -124,17 +127,6 @@ def test_tables_are_whole_and_on_the_pages():
         if any(text in results for text in tables.cells([name])):
             text = f"<!-- table: {name} -->\n{tables.markdown(name, results)}<!-- end -->"
             assert pages.count(text) == 1, name
-
-
-@pytest.mark.parametrize("parse, flags", [
-    *((train.parse, flags) for flags in RECIPES.values()),
-    *((evaluate.parse, flags) for flags in EVALUATIONS.values())])
-def test_flags_of_the_runs_parse(parse, flags, capsys):
-    """Catches: a flag that a script refuses."""
-    if flags in (EVALUATIONS["forecast"], RECIPES["stride-1"]) and not hasattr(
-            evaluate.parse(["--task", "forecast"]), "similar"):
-        pytest.skip("--similar and --stride come with the new evaluation")
-    parse(flags.split())
 
 
 def test_curves_of_runs_are_drawn(drawn, here):

@@ -10,8 +10,8 @@ from support.errors import InputError
 
 @pytest.mark.parametrize("truth", [True, False])
 def test_a_forecast_is_drawn(drawn, tmp_path, truth):
-    """Catches: a wrong frame above a caption, forecast and truth exchanged, a true step left out,
-    no figure without futures."""
+    """Catches: a wrong frame above a caption, forecast and truth exchanged, a true step left
+    out."""
     shares = {"a": .6, "b": .3, "c": .1}
     futures = {("a", "c"): .4, ("b", "b"): .3}
     content = {"video": "a $x.mp4", "truth": None, "clips": [
@@ -33,15 +33,10 @@ def test_a_forecast_is_drawn(drawn, tmp_path, truth):
     assert labels == [*"abc"] + ["f"] * truth
     assert [bar.get_width() for bar in bars.patches] == [.6, .3, .1] + [0, .1, 0, 0, .9] * truth
     assert [bar.get_width() for bar in tree.patches] == [.4, .3] + [.25, 0] * truth
-    figures.save(tmp_path / "a.svg", figures.plot_forecast,
-                 content | {"next": [], "futures": []}, pictures)
-    assert len(drawn[1].axes) == 3
 
 
 def test_matplotlib_that_is_absent_is_one_line(tmp_path, monkeypatch):
-    """Catches: a traceback in place of the pip line; a suffix that cannot be written."""
-    with pytest.raises(InputError, match="must end in .png, .pdf or .svg$"):
-        figures.save(tmp_path / "a.jpg", None)
+    """Catches: a traceback in place of the pip line."""
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InputError, match="pip install matplotlib$"):

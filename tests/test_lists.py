@@ -109,7 +109,6 @@ READERS |= {task: functools.partial(load_released_csv, task=task)
 @pytest.mark.parametrize("name, text, message", [
     ("classify", STEPS + TASK, "list:3: .*to classify, `path label duration start end` is needed"),
     ("classify", NEXT, "list:1: a list for another task"),
-    ("forecast", STEPS, "list:1: a list for another task"),
     ("activity", STEPS, "list:1: .*; to activity, `path label duration` is needed"),
     ("epic", EPIC.replace("01:02:04", "01:62:x"), "list:3: .*; times HH:MM:SS.ss, and"),
     ("epic", EPIC.replace("stop_timestamp", "stop"), "list:1: the first line must name video_id,"),
@@ -122,7 +121,6 @@ READERS |= {task: functools.partial(load_released_csv, task=task)
      "list: video bad: id 1 is 'y', before it was 'x'"),
     ("phrases", "stir\n- fold\n", "list:2: '- fold' is not `phrase`"),
     ("phrases", "stir\n", "list: at least two"),
-    ("phrases", "0,stir,3\n1,cut,2\n", "list:1: '0,stir,3' is not `phrase`"),
     ("phrases", "stir\nadd_kimchi\n", "list:2: 'add_kimchi' is .* a mark before them or _"),
     ("ids", " \n\r\n", "list: the file is empty"),
     ("epic", b"flamb\xe9 it\n", "list: not UTF-8; save it as"),
@@ -145,13 +143,3 @@ def test_names_that_contradict_the_annotations(tmp_path):
         check_names("T", ["stir", "fold", "serve", "fry"], "C", labels)
     with pytest.raises(InputError, match="T: 2 names, but 3 classes in C"):
         check_names("T", names[:2], "C", labels)
-
-
-def test_an_export_of_another_toy_world(tmp_path):
-    """Catches: scores of an older world in silence; COIN's own file refused."""
-    path = written(tmp_path, json.dumps({"world": 3, "database": {"a": entry()}}))
-    for world in None, 3:
-        assert len(load_coin(path, world)[0]) == 1
-    with pytest.raises(InputError, match="list: is of version 3 of the toy world; this code needs"):
-        load_coin(path, 4)
-    assert len(load_coin(written(tmp_path, coin(a=entry())), 4)[0]) == 1

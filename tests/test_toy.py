@@ -1,5 +1,4 @@
 """The toy world: its grammar and truth, pictures and narrations, its teacher, its files."""
-import csv
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from commands import call, fails
-from data import forecast_examples, frame_times, sentence_windows
+from data import forecast_examples, sentence_windows
 from files.video import read_clips
 from support.errors import InputError
 from toy import __main__, grammar, render, source, teacher
@@ -132,16 +131,6 @@ def test_every_second_sentence_gives_a_clip_of_each_step():
     assert 1.7 < np.mean(told) < 2.1
 
 
-def test_nothing_but_the_step_itself_shows_which_step_it_is():
-    """Catches: one drawing for all; a background, or a place, that depends on the step."""
-    video = make_video("validation", 0)
-    other = video._replace(steps=tuple(step._replace(label=0) for step in video.steps))
-    same, times = render.render(video) == render.render(other), np.arange(video.duration * .5) * 2
-    during = [any(step.start <= time < step.end for step in video.steps) for time in times]
-    assert same[:, :, -4:, -4:].mean() > .9 > same[during].mean()      # a corner that stays empty
-    assert same[~np.array(during)].all()
-
-
 def test_only_a_lamp_tells_look_alikes_apart(monkeypatch):
     """Catches: a tool or color that gives a pair away; a lamp of other steps, or one that goes
     with a caption of the teacher."""
@@ -176,24 +165,6 @@ def test_held_out_steps_are_never_named():
 
 
 # --- The source and the teacher ---
-def test_clips_are_the_last_frames_taken_before():
-    """Catches: a frame that is taken later, another video's clips, features of other frames."""
-    known = source.load_teacher("cpu")
-    toy, rng = source.ToySource("train", 3, 4), np.random.default_rng(0)
-    assert (toy.absent, toy.unreadable) == ([], {})
-    start = rng.uniform(0, 50, (3, 5))
-    requests = [*zip((2, 0, 1), np.stack([start, start + rng.uniform(0, 20, (3, 5))], 2))]
-    loaded, clips = toy.load(requests), []
-    for i, windows in requests:
-        frames = torch.from_numpy(render.render(make_video("train", i)))
-        for time in frame_times(windows, 4).flatten():
-            clips.append(frames[max(k for k in range(len(frames)) if k / render.FPS <= time)])
-    assert torch.equal(loaded.clips.flatten(0, 1), torch.stack(clips))              # (60, 3, ..)
-    features = known.encode_frames(torch.stack(clips)).unflatten(0, (15, 4)).mean(1)
-    torch.testing.assert_close(known.watch(toy).encode_clips(loaded.views), features)
-    assert len(toy.pretrain_windows(0, rng, 2)) > 1
-
-
 def test_a_forecast_is_shown_nothing_of_what_follows(monkeypatch, tmp_path):
     """With other steps after the history, a forecast is given the same clips, to the last bit, in
     memory and from a file. Catches: any picture, or draw, that depends on later steps."""
@@ -254,18 +225,6 @@ def test_the_command_trains_a_teacher_and_writes_it(monkeypatch, tmp_path):
 
 
 # --- The world as files ---
-def test_exported_lists_are_those_of_the_world(here, capsys):
-    """Catches: a column too few, another order; an export into a folder with files."""
-    call("toy", "export", "--out", "world", "--train", 2, "--test", 0)
-    rows = csv.reader((here / "world/captions/train_00001.csv").read_text().splitlines())
-    assert next(rows) == ["start", "end", "text"]
-    assert [(float(a), float(b), said) for a, b, said in rows] == render.narrate(
-        make_video("train", 1))
-    for name, lines in ("phrases", grammar.PHRASES), ("train", ("train_00000", "train_00001")):
-        assert (here / f"world/{name}.txt").read_text("utf-8").splitlines() == [*lines]
-    assert "not empty; choose another" in fails(capsys, "toy", "export", "--out", "world")
-
-
 def test_another_version_of_the_world_is_one_line(trained, here, capsys):
     """Catches: scores, a forecast, a start or files of an older world, in silence."""
     content = torch.load(trained / "diffusion" / "checkpoint.pt", weights_only=True)
