@@ -75,39 +75,27 @@ def test_eq10_mc_is_the_cross_entropy_averaged_over_the_missing_clips():
 
 
 def test_eq_a_bounds_the_likelihood_of_a_small_chain_by_enumeration():
-    """Eq. A with three values of x_j, three levels and two texts: the two terms of h, with the
-    likelihood at t = 1 and the prior's KL, are never below -log p, and equal to it where p_theta
-    is the posterior. Catches: a bound that is none, a term that is missing."""
+    """Eq. A with three values of x_j, three levels and two texts. The two terms of h, with the
+    likelihood at t = 1 and the prior's KL, are the mean of log q / p over all paths x^1, .., x^T,
+    and never below -log p. Catches: a bound that is none, a term that is missing."""
     S, T = 3, 3
-
-    def check(q, p, prior, p_y):
-        """q, p: (T, S, S), rows are q(x^t | x^t-1) and p(x^t-1 | x^t) -> gaps of the bounds."""
-        at_t = [torch.eye(S, dtype=torch.float64)]                 # q(x^t | x^0), (S, S)
-        for step in q:
-            at_t.append(at_t[-1] @ step)
-        p_0 = prior
-        for step in p.flip(0):
-            p_0 = p_0 @ step                                       # p_theta(x^0), (S,)
-        gaps = []
-        for x0 in range(S):
-            bound = (at_t[T][x0] * (at_t[T][x0] / prior).log()).sum()              # dropped
-            bound -= (at_t[1][x0] * p[0][:, x0].log()).sum()                       # t = 1
-            for t in range(2, T + 1):
-                for xt in range(S):
-                    posterior = at_t[t - 1][x0] * q[t - 1][:, xt] / at_t[t][x0, xt]
-                    kl = (posterior * (posterior / p[t - 1][xt]).log()).sum()
-                    bound += at_t[t][x0, xt] * kl
-            gaps.append(bound + p_0[x0].log())
-        jensen = (p_0[:, None] * -p_y.log()).sum(0) + (p_0[:, None] * p_y).sum(0).log()
-        return torch.stack(gaps), jensen
-    for seed in range(20):
-        q, p = soft(T, S, S, seed=seed), soft(T, S, S, seed=seed + 100)
-        gaps, jensen = check(q, p, soft(S, seed=seed + 200), soft(S, 2, seed=seed + 300))
-        assert gaps.min() > 0 and jensen.min() > 0
-    marginals = [soft(S)]                                          # q(x^0), then of each level
-    for step in q:
-        marginals.append(marginals[-1] @ step)
-    p = torch.stack([(before[:, None] * step / after).T
-                     for before, step, after in zip(marginals, q, marginals[1:])])
-    gaps, jensen = check(q, p, marginals[-1], torch.full((S, 2), 0.5, dtype=torch.float64))
-    assert gaps.abs().max() < 1e-12 and jensen.abs().max() < 1e-12
+    q, p = soft(T, S, S), soft(T, S, S, seed=1)            # rows are q(x^t | x^t-1), p(x^t-1 | x^t)
+    prior, p_y = soft(S, seed=2), soft(S, 2, seed=3)
+    p_0 = prior @ p[2] @ p[1] @ p[0]                       # p_theta(x^0), (S,)
+    at_t = [torch.eye(S, dtype=torch.float64), q[0], q[0] @ q[1], q[0] @ q[1] @ q[2]]
+    for x0 in range(S):
+        bound = (at_t[T][x0] * (at_t[T][x0] / prior).log()).sum()              # dropped
+        bound -= (at_t[1][x0] * p[0][:, x0].log()).sum()                       # t = 1
+        for t, xt in itertools.product(range(2, T + 1), range(S)):
+            posterior = at_t[t - 1][x0] * q[t - 1][:, xt] / at_t[t][x0, xt]
+            bound += at_t[t][x0, xt] * (posterior * (posterior / p[t - 1][xt]).log()).sum()
+        by_paths = 0.0
+        for path in itertools.product([x0], *[range(S)] * T):
+            forward, backward = 1.0, prior[path[-1]]
+            for t in range(T):
+                forward = forward * q[t][path[t], path[t + 1]]
+                backward = backward * p[t][path[t + 1], path[t]]
+            by_paths += forward * (forward / backward).log()
+        torch.testing.assert_close(bound, by_paths)
+        assert bound > -p_0[x0].log()
+    assert ((p_0[:, None] * -p_y.log()).sum(0) > -(p_0[:, None] * p_y).sum(0).log()).all()

@@ -1,13 +1,12 @@
 """f and h put together, and what inference makes of them: row by row, whatever f and h are."""
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from denoiser import Denoiser
 from encoder import TimeSformer
-from model import ProcedureModel, clips_at_once, encode_parts
+from model import ProcedureModel
 from slow import draw, randomized, slow_match
 
 K, N, D, TAU, SCALE = 6, 5, 16, 0.1, 3.0
@@ -95,18 +94,3 @@ def test_histories_of_any_length_are_forecast_as_if_alone(order):
             torch.testing.assert_close(SCALE * alone[0, 0], model.denoiser(*asked[0])[0])
         asked.clear()
     assert torch.equal(x_hat, model.forecast_next(x, 0 * noise, n)) == (order == "mask")
-
-
-@pytest.mark.parametrize("size", [0, 2, 5])
-def test_parts_give_the_same_embeddings(size):
-    """Catches: a part lost or exchanged; more clips, or pictures of more pixels, at once; none at
-    all; pixels that are normalized already."""
-    model, clips, counts = build(), some_clips(5), []
-    whole = model(clips)
-    model.encoder.register_forward_pre_hook(lambda f, given: counts.append(len(given[0])))
-    torch.testing.assert_close(encode_parts(model, clips, size), whole, rtol=1e-4, atol=1e-5)
-    assert sum(counts) == 5 and max(counts) <= (size or 5)
-    for frames, image, expected in (8, 224, 24), (32, 224, 6), (8, 112, 96), (999, 224, 1):
-        assert clips_at_once(SimpleNamespace(frames=frames, image=image)) == expected
-    with pytest.raises(ValueError, match="uint8"):
-        model(clips / 255)

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from commands import call
-from files.lists import load_coin
 from predict import predict
 from toy.source import load_teacher
 
@@ -70,13 +69,6 @@ def test_the_lines_of_python(trained, here):
         assert dict(zip(phrases, row.tolist())) == pytest.approx(
             {step["step"]: step["p"] for step in clip["steps"]}, abs=1e-4)
     assert len(found["x_hat"][0].unique(dim=0)) == len(found["x_hat"][0]) > 1
-
-
-def test_the_example_of_coin_json_is_read(tmp_path):
-    """Catches: an example of a file that no command reads."""
-    (tmp_path / "COIN.json").write_text(code_after("docs/data.md", '{"database"'), encoding="utf-8")
-    videos, names = load_coin(tmp_path / "COIN.json")
-    assert videos[0].steps and all(names)
 
 
 def test_the_notebook_runs(monkeypatch):

@@ -14,7 +14,6 @@ import train
 import weights
 from commands import call, fails, read_json
 from conftest import TINY, log_and_save_every
-from support import errors
 from test_train import ONE, rows_of, same_run
 from toy import grammar
 from toy.source import ToySource

@@ -54,23 +54,14 @@ def test_next_steps_equal_a_search_of_all_sequences():
 
 def test_the_order_of_the_steps_tells_what_follows():
     """Catches: a world in which the set of the steps tells as much, or their order more than the
-    ends of the pairs; look-alikes whose order other steps show, or decide too often."""
-    exact, by_set, alike = Grammar(), Grammar("set"), defaultdict(lambda: np.zeros(S))
-    pieces = [(p, [*map(STEP_ID.get, names)], k) for p, names in SEQUENCES for k in range(1, 8)]
-    for p, steps, k in pieces:
-        alike[tuple(grammar.ALIKE[steps[:k]])][steps[k]] += p
-    asked = stake = 0
-    for p, steps, k in pieces:
-        own, other = (world.next_step(steps[:k], True) for world in (exact, by_set))
-        assert (abs(own - other).max() > 1e-9) == (k in (5, 7))            # where a pair ends
-        if k in (5, 7):
-            assert (own[steps[k]], other[steps[k]]) == pytest.approx((1, .5))
-        blind = alike[tuple(grammar.ALIKE[steps[:k]])]
-        same = grammar.ALIKE == grammar.ALIKE[steps[k]]
-        told, blind = own[same].sum(), blind[same].sum() / blind.sum()
-        assert told == pytest.approx(blind) or (told, blind) == pytest.approx((1, .5))
-        asked, stake = asked + p, stake + p * (told > blind + 1e-9)
-    assert stake / asked == pytest.approx(10 / 42)
+    ends of the pairs, which come sixth and eighth."""
+    exact, by_set = Grammar(), Grammar("set")
+    for _, names in SEQUENCES:
+        steps = [*map(STEP_ID.get, names)]
+        for k in range(1, 8):
+            own, other = (world.next_step(steps[:k], True) for world in (exact, by_set))
+            chances = own[steps[k]], other[steps[k]]
+            assert chances == pytest.approx((1, .5)) if k in (5, 7) else np.allclose(own, other)
 
 
 def test_videos_are_drawn_with_the_probabilities_of_the_grammar():
@@ -93,10 +84,9 @@ def test_an_eighth_of_the_sequences_is_in_no_training_video():
     for _, names in SEQUENCES:
         *before, last = map(STEP_ID.get, names)
         assert (trained.chance(before, True, [last]) == 0) == grammar.is_new(names)
-    new = {split: np.mean([grammar.is_new([STEPS[k] for k in labels_of(make_video(split, i))])
-                           for i in range(500)]) for split in grammar.SPLIT_SEEDS}
-    assert new["train"] == 0 and .07 < min(new["validation"], new["test"])
-    assert max(new.values()) < .18
+    new = [np.mean([grammar.is_new([STEPS[k] for k in labels_of(make_video(split, i))])
+                    for i in range(500)]) for split in ("train", "validation", "test")]
+    assert new[0] == 0 and .07 < min(new[1:]) and max(new) < .18
 
 
 # --- Pictures and narrations ---
@@ -114,26 +104,21 @@ def test_default_world_is_that_of_the_published_figures():
 
 def test_every_second_sentence_gives_a_clip_of_each_step():
     """Catches: clips of which neighbors show one step, as where h could copy instead of forecast;
-    too few for nine; short sentences, which are joined; one clip a step with every sentence."""
-    rng, same, pairs, counts, told = np.random.default_rng(0), 0, 0, [], []
+    too few for nine; short sentences, which are joined."""
+    rng, same, pairs, counts = np.random.default_rng(0), 0, 0, []
     for video in (make_video("train", i) for i in range(200)):
         sentences = render.narrate(video)
         assert min(len(text.split()) for *_, text in sentences) >= 12
-        for stride in 1, 2:
-            middles = sentence_windows(sentences, video.duration, rng, stride).mean(1)
-            shown = [next((k for k, step in enumerate(video.steps)
-                           if step.start <= middle < step.end), None) for middle in middles]
-            if stride == 1:
-                told.append(sum(k is not None for k in shown) / len(video.steps))
+        middles = sentence_windows(sentences, video.duration, rng, 2).mean(1)
+        shown = [next((k for k, step in enumerate(video.steps)
+                       if step.start <= middle < step.end), None) for middle in middles]
         same += sum(a == b is not None for a, b in zip(shown, shown[1:]))
         pairs, counts = pairs + len(shown) - 1, [*counts, len(shown)]
     assert same / pairs < .06 and np.mean(np.array(counts) >= 9) > .9 and max(counts) <= 10
-    assert 1.7 < np.mean(told) < 2.1
 
 
-def test_only_a_lamp_tells_look_alikes_apart(monkeypatch):
-    """Catches: a tool or color that gives a pair away; a lamp of other steps, or one that goes
-    with a caption of the teacher."""
+def test_only_a_lamp_tells_look_alikes_apart():
+    """Catches: a tool or color that gives a pair away; a lamp of other steps."""
     def draw(phrase):
         thing, tool, lamp = (np.array([value]) for value in render.appearance(phrase))
         return render.draw_frames(thing, tool, lamp, np.zeros(7, int), np.linspace(0, 1, 7),
@@ -146,12 +131,6 @@ def test_only_a_lamp_tells_look_alikes_apart(monkeypatch):
         assert np.array_equal(more > 0, lamp > 0) and more.min() == 0
     others = set(STEPS).difference(*grammar.LOOK_ALIKES)
     assert not any(render.appearance(step)[2] for step in others)
-    given = []
-    monkeypatch.setattr(teacher, "draw_frames", lambda *args: given.append(args))
-    teacher.captioned_pictures(2000, np.random.default_rng(0))
-    _, tools, lamps, *_ = given[0]
-    for verb in "open", "close", "wash":
-        assert 2 < np.bincount(lamps[tools == [*render.TOOLS].index(verb)] + 1, minlength=3).min()
 
 
 def test_held_out_steps_are_never_named():

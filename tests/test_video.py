@@ -215,14 +215,6 @@ def test_a_training_view_is_one_square_for_the_whole_clip():
     assert 18 <= sum(flips) <= 42 and min(lefts) < 15 and max(lefts) > 85
 
 
-def test_an_evaluation_view_is_the_usual_resize_and_center_crop():
-    """Catches: a corner for the center, the whole short side."""
-    for size, short in ((224, 256), (112, 128), (32, 37)):
-        usual = v2.functional.center_crop(v2.functional.resize(ramp(), short, antialias=True), size)
-        view = video.evaluation_view(ramp(), size)
-        assert (view.int() - usual.int()).abs().max() <= 1 + 160 / short     # a pixel of the view
-
-
 def test_clips_are_read_as_the_encoder_sees_them(tmp_path):
     """Catches: frames of another window, the whole window for its middle, times of the header."""
     path = write(tmp_path / "a.mp4")                                         # 4 s
