@@ -332,6 +332,7 @@ def test_the_json_is_the_contract(trained, here, monkeypatch):
     for key in "top1", "top5", "held_out", "look_alikes":
         assert {*c[key]} == {"ours", "teacher"}
     assert len(c["by_class"]) == 40 and c["evaluated"] == 16 and c["samples"] is None
+    assert c["top1"]["teacher"] > 60                   # its weights are those of these pictures
 
 
 def test_the_included_checkpoint_forecasts(here, capsys):

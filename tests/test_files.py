@@ -185,8 +185,9 @@ def test_scores_of_files_are_those_of_memory(here, start_method, monkeypatch):
 def test_a_run_goes_on_without_a_video_that_kills_its_worker(here, forked, monkeypatch, capsys):
     """Catches: a run that waits for a killed worker for good, or that no resuming can save, since
     its draws are fixed; a video left out that moves the draws of the others, is opened, counts as
-    unreadable, or is not listed; other videos than the run's."""
-    call("toy", "export", "--out", "world", "--train", "9", "--test", "1")
+    unreadable, or is not listed; other videos than the run's; one that is absent, unsaid."""
+    call("toy", "export", "--out", "world", "--train", "10", "--test", "1")
+    Path("world/videos/train_00009.mp4").unlink()
     read = sources.read_frames
 
     def kill(path, *args):
@@ -199,6 +200,7 @@ def test_a_run_goes_on_without_a_video_that_kills_its_worker(here, forked, monke
     flags = "train.py", *TRAIN, "--out", "run", "--resume", "--skip"
     call(*flags, "train_00002", "--workers", "1")
     assert read_json("run/unreadable.json") == {"train_00002": sources.SKIPPED}
+    assert read_json("run/absent.json") == ["train_00009"]
     assert read_json("run/config.json")["settings"]["used"]["videos"].startswith("9 (")
     assert "--skip a b: not among the listed" in fails(capsys, *flags, "b", "a")
     Path("world/train.txt").write_text("train_00000\ntrain_00002\n")

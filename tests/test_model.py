@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from denoiser import Denoiser
+from diffusion import sample
 from encoder import TimeSformer
 from model import ProcedureModel
 from slow import draw, randomized, slow_match
@@ -34,20 +35,6 @@ def slow_f(model, clip):
     return model.encoder(pixels[None])[0]
 
 
-def slow_forecast(model, x, observed, j, noise):
-    """Sec. 3.3 for one row and one noise: x (N, D), noise (D,) -> x_hat (D,); h is not told x_j."""
-    z = torch.stack([SCALE * row for row in x])
-    z[j] = 99.0
-    zt, t = noise, len(ALPHA_BAR) - 1
-    while True:
-        z_hat = model.denoiser(zt[None], z[None], observed[None], torch.tensor([j]),
-                               torch.tensor([t]))[0]
-        if t == 0:
-            return z_hat / SCALE
-        t -= 1
-        zt = math.sqrt(ALPHA_BAR[t]) * z_hat + math.sqrt(1 - ALPHA_BAR[t]) * noise
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("j", [(0, 0), (2, 1), (4, 3)], ids=["past", "present", "future"])
 def test_eq1_f_h_and_the_matching_put_together(j):
@@ -67,7 +54,10 @@ def test_eq1_f_h_and_the_matching_put_together(j):
         torch.testing.assert_close(x[b, :len(part)], slow_x, rtol=1e-4, atol=1e-5)
         padded = torch.cat([slow_x, torch.full((N - len(part), D), 7.0)])
         for q in range(2):
-            slow = slow_forecast(model, padded, observed[b], j[b], noise[b, q])
+            z = SCALE * padded[None]
+            z[0, j[b]] = 99.0                                      # h is not told x_j
+            slow = sample(model.denoiser, z, observed[b:b + 1], torch.tensor(j[b:b + 1]),
+                          noise[b:b + 1, q], torch.tensor(ALPHA_BAR))[0] / SCALE
             torch.testing.assert_close(x_hat[b, q], slow, rtol=1e-3, atol=1e-4)
             found, p = log_q[b, q, K - 1 - y[b, j[b]]].item(), 1.0                 # p(Y | X)
             for i, row in enumerate(slow_x):

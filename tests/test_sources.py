@@ -43,20 +43,6 @@ def test_clips_are_those_of_their_windows_and_videos(folder, seed):
         assert torch.equal(loaded.views[row], evaluation_view(clip, 4))
 
 
-def test_the_absent_and_the_unreadable_are_named(folder):
-    """Catches: another video in place of a broken one; a reason lost; an end by one bad file."""
-    listed = [Video(name) for name in ("bad", "gone", "a", "short")]
-    source = VideoSource(listed, find_videos(folder), VIEW)
-    assert [video.name for video in source.videos] == ["bad", "a", "short"]
-    assert source.listed == listed and source.absent == ["gone"]
-    now, later = np.array([[0.0, 2.0]]), np.array([[3000.0, 4000.0]])                 # ms
-    loaded = source.load([(0, now), (1, now), (2, later)])
-    assert loaded.requests == [(1, now)] and len(loaded.clips) == 1 and len(loaded.views) == 0
-    assert list(loaded.failed) == ["bad", "short"] and "ends 3" in loaded.failed["short"]
-    assert "bad.mp4: cannot be read" in loaded.failed["bad"]
-    assert len(source.load([(0, now)]).clips) == 0
-
-
 def test_narrations_are_judged_before_a_video_is_read(folder, capsys):
     """Catches: a narration at fault, or without words, that is found in training alone, or left out
     in silence; a share that counts other videos; a list of ids ignored."""

@@ -173,20 +173,6 @@ def test_a_forecast_is_shown_nothing_of_what_follows(monkeypatch, tmp_path):
     assert torch.equal(clips, given[0][0][:len(clips)])                   # the file's, and memory's
 
 
-def test_the_teacher_knows_most_steps_from_single_pictures():
-    """Catches: weights or a normalization of another teacher (chance: 2.5 % of the pictures)."""
-    known, right = source.load_teacher("cpu"), []
-    texts = torch.nn.functional.normalize(known.encode_phrases(STEPS), dim=-1)
-    for i in range(10):
-        video = make_video("validation", i)
-        cosine = known.encode_frames(torch.from_numpy(render.render(video))) @ texts.T   # (n, S)
-        times = np.arange(len(cosine)) / render.FPS
-        for start, end, label in video.steps:
-            right += (grammar.ALIKE[cosine[(start <= times) & (times < end)].argmax(1)] ==
-                      grammar.ALIKE[label]).tolist()
-    assert np.mean(right) > .5
-
-
 def test_the_command_trains_a_teacher_and_writes_it(monkeypatch, tmp_path):
     """Catches: training without effect, weights lost; a file of another version."""
     model = teacher.train_teacher(images=64, steps=30, batch_size=32)
