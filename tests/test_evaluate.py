@@ -14,6 +14,7 @@ from commands import call, fails, read_json
 from data import Loaded, history_windows
 from evaluation import tasks
 from evaluation.labeled import encode_examples
+from files.features import find_rows
 from files.video import read_clips
 from model import ProcedureModel
 from support.arguments import INCLUDED
@@ -352,15 +353,15 @@ def test_features_of_videos(trained, here, capsys):
     flags = "--task", "features", "--videos", "world/videos", "--checkpoint", trained / "none"
     call("evaluate.py", *flags, "--out", "f.npz")
     assert "warning: this checkpoint knows only the toy world" in capsys.readouterr().out
-    file, model = np.load("f.npz"), weights.load(trained / "none")
+    model = weights.load(trained / "none")
     for name in "train_00000", "test_00000":
-        rows = file["video"] == name
-        windows = np.stack([file["start"], file["end"]], 1)[rows]
-        clips = read_clips(here / f"world/videos/{name}.mp4", model.encoder, windows)
+        path, own = here / f"world/videos/{name}.mp4", find_rows("f.npz")[name]
+        windows = own.spans
         assert np.allclose(np.diff(windows.mean(1)[2:-2]), 4) and windows[0, 0] == 0
         assert len(windows) == np.ceil((windows.max() - 2) / 4) > 8
-        np.testing.assert_allclose(model.encode(clips).detach(), file["embedding"][rows], atol=1e-5)
-        (here / f"world/videos/{name}.mp4").write_bytes(b"damaged")
+        x = model.encode(read_clips(path, model.encoder, windows)).detach()
+        np.testing.assert_allclose(x, own.embedding, atol=1e-5)
+        path.write_bytes(b"damaged")
     assert "2 of 2 videos are unreadable" in fails(capsys, "evaluate.py", *flags)
     assert "needs --videos" in fails(capsys, "evaluate.py", *flags[:2])
 

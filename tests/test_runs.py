@@ -168,7 +168,7 @@ def broken_source(monkeypatch, fails):
 def test_unreadable_videos_are_counted_and_named(here, capsys, monkeypatch):
     """Catches: an unreadable video that ends the run, or is not named or told; one of another
     process that is not counted; a run that ends without its checkpoint; one that a resumed run
-    forgets; one that was read since, and is counted still, as if it had failed for good."""
+    forgets; one that was read since, and is counted still."""
     once = ["train_00001"]
     broken_source(monkeypatch, lambda name: name == "train_00000" or name in once and once.pop())
     flags = "--toy-videos", "8", "--batch", "1", "--sgd-epochs", "2", "--epochs", "0"
@@ -188,10 +188,6 @@ def test_unreadable_videos_are_counted_and_named(here, capsys, monkeypatch):
         again = run.Run(vars(args) | {"skip": skip, "max_unreadable": 1.0})
         again.begin(source, phrases=grammar.PHRASES)
         assert source.unreadable.keys() == left
-    monkeypatch.setattr(weights.checkpoint, "save", lambda *args, **more: None)
-    monkeypatch.setattr(parallel, "gather", lambda failed: [{"c": ""}, {"d": "", "c": ""}])
-    again.save(None, torch.optim.SGD([torch.zeros(1)]), 1, source)       # one has read the first
-    assert source.unreadable.keys() == {"c", "d"}
 
 
 def test_a_run_that_read_no_video_leaves_no_checkpoint(here, capsys, monkeypatch):

@@ -184,18 +184,14 @@ def test_a_run_folder_is_complete(trained, order):
 
 
 def test_default_of_real_videos_is_the_papers():
-    """Pins the defaults. Catches: the toy world's rate or size for real videos; ImageNet's ViT
-    for an f that is none."""
-    real, small = train.parse(["--data", "howto100m"]), train.parse(
-        ["--data", "howto100m", "--size", "small"])
-    assert (real.init, real.lr, real.batch, real.sgd_epochs, real.epochs, real.log_every,
-            real.tau, real.size) == ("timm", 5e-5, 128, 5, 25, 1, .02, "base")
-    toy = train.parse([])
-    assert (small.lr, small.init, small.tau) == (toy.lr, toy.init, .02)
-    assert (toy.rows, toy.order, toy.context, toy.targets, toy.stride, toy.tau) == (
-        "release", "diffusion", "observed", "vision", 2, .045)
-    other = train.parse(["--data", "howto100m", "--lr", "1e-3", "--encoder", "mvit"])
-    assert (other.lr, other.init) == (1e-3, "none")
+    """Catches: the toy world's rate or size for real videos; ImageNet's ViT for an f that is none;
+    a choice that is not the paper's."""
+    real = train.parse(["--data", "howto100m"])
+    assert (real.init, real.lr, real.batch, real.sgd_epochs, real.epochs, real.tau, real.size) == (
+        "timm", 5e-5, 128, 5, 25, .02, "base")
+    assert (real.rows, real.order, real.context, real.targets) == (
+        "release", "diffusion", "observed", "vision")
+    assert train.parse(["--data", "howto100m", "--encoder", "mvit"]).init == "none"
 
 
 def test_every_choice_trains(here):

@@ -103,14 +103,6 @@ def test_no_picture_is_of_later(tmp_path, name, monkeypatch):
         check([video.duration(path)])
 
 
-def test_the_first_picture_stands_for_one_second_before_it(tmp_path):
-    """Catches: a picture from long after for a time at which there is none."""
-    path = write(tmp_path / "a.mkv", ticks=range(50, 150), sound=4.0)        # from 2 s on
-    assert ticks_of(read_frames(path, [1.01, 2.0])).tolist() == [50, 50]
-    with pytest.raises(Unreadable, match=r"a\.mkv: begins 1\.5 s after .*, at 0\.5 s$"):
-        read_frames(path, [0.5, 3.0])
-
-
 def test_a_phone_video_is_upright(tmp_path):
     """Catches: the rotation ignored or inverted; (0 1 -1 0) takes right to down. Small pictures
     enlarged, large ones not reduced, or by another interpolation."""
@@ -124,12 +116,14 @@ def test_a_phone_video_is_upright(tmp_path):
     assert torch.equal(turned, flat.rot90(-1, (2, 3)))
 
 
-def test_the_last_frame_holds_for_a_second(tmp_path):
-    """Catches: annotations that end a little late refused; the last frame for all later times."""
-    path = write(tmp_path / "a.mp4")                                         # 0 to 4 s
-    assert ticks_of(read_frames(path, [3.99, 4.9])).tolist() == [99, 99]
-    with pytest.raises(Unreadable, match=r"a\.mp4: ends 1\.2 s before .*, at 5\.2 s; times must"):
-        read_frames(path, [5.2, 0.0])
+def test_the_first_and_the_last_picture_hold_for_a_second(tmp_path):
+    """Catches: annotations that end a little late refused; a picture from long before or after."""
+    path = write(tmp_path / "a.mkv", ticks=range(50, 150), sound=4.0)        # from 2 s to 6 s
+    assert ticks_of(read_frames(path, [1.01, 2.0, 5.99, 6.9])).tolist() == [50, 50, 149, 149]
+    for times, words in (([0.5, 3.0], r"begins 1\.5 s after .*, at 0\.5 s$"),
+                         ([7.2, 3.0], r"ends 1\.2 s before .*, at 7\.2 s; times must")):
+        with pytest.raises(Unreadable, match=rf"a\.mkv: {words}"):
+            read_frames(path, times)
 
 
 @pytest.mark.parametrize("name, options", [
