@@ -15,6 +15,7 @@ import weights
 from commands import call, fails, read_json
 from conftest import TINY, log_and_save_every
 from test_train import ONE, rows_of, same_run
+from support import errors
 from toy import grammar
 from toy.source import ToySource
 from training import parallel, run
