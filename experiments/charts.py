@@ -1,7 +1,7 @@
 """Pictures of runs: `python -m experiments.charts --curves RUN ... | --places F.json ...`."""
 import json
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 from evaluation.figures import BLUE, save
 from files.lists import read_lines, read_text
@@ -32,15 +32,15 @@ def plot_curves(figure, runs):
 
 def plot_places(figure, files):
     """Draw % right by how many steps came before, of JSON files of forecasts in the toy world: the
-    means over the files, ± their standard deviation."""
+    means over the files, and bars from the lowest to the highest."""
     figure.set_size_inches(5.6, 3.2)                       # 700 pixels wide
     axes, labels = figure.subplots(), []
     runs = [json.loads(read_text(file))["by_place"] for file in files]
     *_, last = places = sorted(runs[0], key=int)
     for name, (label, style) in (of for of in PLACES.items() if runs[0][last].get(of[0])):
         shares = [[of[k][name] for of in runs] for k in places]
-        spread = [stdev(of) if len(runs) > 1 else 0 for of in shares]
-        axes.errorbar([*map(int, places)], [*map(mean, shares)], spread, label=label, **style)
+        bars = [mean(of) - min(of) for of in shares], [max(of) - mean(of) for of in shares]
+        axes.errorbar([*map(int, places)], [*map(mean, shares)], bars, label=label, **style)
         labels.append((mean(shares[-1]), label, style["color"]))
     height = 110.0
     for share, label, color in sorted(labels, reverse=True):       # from the top, 6.5 points apart
