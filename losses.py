@@ -11,7 +11,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
     L_XE, L_MSE, L_MC        xe, mse, mc  (B,)       Eqs. 8, 9, 10; train.py sums them (Eq. 7)
     B videos, N clips of each, K phrases, D embedding.
 
-The bound. Clip j is hidden. The diffusion gives a distribution p_theta of x_j, and so of its text:
+The bound. Clip j is missing. The diffusion gives a distribution p_theta of x_j, and so of its text:
 
     p_theta(y_j | {x_i}) = E_{x_j ~ p_theta} p(y_j | x_j)
 
