@@ -76,13 +76,13 @@ def make(recipe, seed, args):
 
 
 def markdown(name, results):
-    """A table as Markdown: the rows of which anything was measured. A number is the mean over seeds
-    ± their standard deviation."""
+    """A table as Markdown, of rows with a number: means over seeds ± their standard deviation."""
     rows, ours = [], cells([name])
+    compared = TABLES[name].get("compared")                # then each row says its seeds
     seeds = " or ".join(map(str, sorted({len(results[text]) for text in ours if text in results})))
     for label, *texts in TABLES[name]["rows"]:
         found = results.get(" - ".join(texts))
-        if found and TABLES[name].get("compared"):
+        if found and compared:
             row = "{ours:.1f}|{theirs:.1f}|{difference:+.1f} ± {error:.1f}|{verdict}|{seeds}"
             rows.append([label, *row.format(**found).split("|")])
         elif any(text in results for text in texts) or not any(text in ours for text in texts):
@@ -91,7 +91,7 @@ def markdown(name, results):
                    "not run" if text in ours else text for text, of in zip(texts, numbers)]
             rows.append([label, *row])
     return (f"**{TABLES[name]['title']}**\n\n{text_table(TABLES[name]['columns'], rows)}\n"
-            + (f"\nSeeds: {seeds}.\n" if seeds else ""))
+            + (f"\nSeeds: {seeds}.\n" if seeds and not compared else ""))
 
 
 def text_table(header, rows):
