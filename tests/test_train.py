@@ -210,4 +210,4 @@ def test_clips_are_recognized_after_two_short_epochs(tmp_path):
     """Catches: a loop that does not learn. Chance is 1.7%, and always the same phrase 4%."""
     call("train.py", "--toy-videos", "300", "--epochs", "2", "--out", tmp_path / "run")
     first, *_, last, _ = rows_of(tmp_path / "run")     # of 20 updates each, but for the very last
-    assert last["match"] > 0.2 and last["loss"] < 0.7 * first["loss"]
+    assert last["match"] > 0.1 and last["loss"] < 0.8 * first["loss"]
