@@ -12,7 +12,7 @@ import sys
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 from experiments.compare import compare
 from files.lists import read_text
@@ -76,22 +76,22 @@ def make(recipe, seed, args):
 
 
 def markdown(name, results):
-    """A table as Markdown, of rows with a number: means over seeds ± their standard deviation."""
+    """A table as Markdown, of rows with a number: means over seeds (the lowest-the highest)."""
     rows, ours = [], cells([name])
-    compared = TABLES[name].get("compared")                # then each row says its seeds
     seeds = " or ".join(map(str, sorted({len(results[text]) for text in ours if text in results})))
     for label, *texts in TABLES[name]["rows"]:
         found = results.get(" - ".join(texts))
-        if found and compared:
+        if found and TABLES[name].get("compared"):
             row = "{ours:.1f}|{theirs:.1f}|{difference:+.1f} ± {error:.1f}|{verdict}|{seeds}"
             rows.append([label, *row.format(**found).split("|")])
         elif any(text in results for text in texts) or not any(text in ours for text in texts):
             numbers = [[*results.get(text, {}).values()] for text in texts]
-            row = [f"{mean(of):.1f}" + (f" ± {stdev(of):.1f}" if len({*of}) > 1 else "") if of else
-                   "not run" if text in ours else text for text, of in zip(texts, numbers)]
+            row = [f"{mean(of):.1f}" + (f" ({min(of):.1f}-{max(of):.1f})" if len({*of}) > 1 else "")
+                   if of else "not run" if text in ours else text
+                   for text, of in zip(texts, numbers)]
             rows.append([label, *row])
     return (f"**{TABLES[name]['title']}**\n\n{text_table(TABLES[name]['columns'], rows)}\n"
-            + (f"\nSeeds: {seeds}.\n" if seeds and not compared else ""))
+            + (f"\nSeeds: {seeds}.\n" if seeds and "seeds" not in TABLES[name]["columns"] else ""))
 
 
 def text_table(header, rows):

@@ -80,7 +80,7 @@ def test_runs_are_made_once_and_fill_the_pages(here, capsys):
 
 
 def test_cells_are_means_over_seeds(here, monkeypatch):
-    """Catches: seeds of another recipe, a deviation of one seed, null counted as 0, a difference
+    """Catches: seeds of another recipe, a range of one seed, null counted as 0, a difference
     without the error of both, or of other files; a row without a number."""
     row = ["m", "mask classify top1.ours", "mask classify top1.teacher", "mask forecast a.b", "8"]
     rows = [["x", f"mask classify {key}", f"both classify {key}"] for key in ("ours", "new.ours")]
@@ -104,7 +104,7 @@ def test_cells_are_means_over_seeds(here, monkeypatch):
     page, compared = ([[cell.strip() for cell in line.split("|")[1:-1]]
                        for line in Path(file).read_text().split("- |\n")[1].split("\n")]
                       for file in ("README.md", "docs/results.md"))
-    assert page[:2] == [["m", "21.0 ± 11.5", "not run", "0.5 ± 0.4", "8"], []]
+    assert page[:2] == [["m", "21.0 (10.0-33.0)", "not run", "0.5 (0.2-0.8)", "8"], []]
     assert compared[0] == ["x", "20.0", "50.0", "-30.0 ± 15.8", "undecided", "3 and 2"]
     assert compared[1][1:3] == ["26.7", "50.0"] and compared[2] == []          # 1, 1, 2; 2, 3 of 5
 
