@@ -191,7 +191,7 @@ def pretrain(args):
                                                      lr=optimizer.param_groups[0]["lr"]))
                 if end or due:
                     folder.save(model, optimizer, done, source)
-            if end:
+            if asked:
                 break
     parallel.end()
     folder.end(done, updates)

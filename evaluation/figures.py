@@ -29,6 +29,7 @@ def save(path, draw, *args):
         figure = matplotlib.figure.Figure(layout="constrained")
         draw(figure, *args)
         write_atomically(path, lambda file: figure.savefig(file, format=path.suffix[1:]))
+    print(path)
 
 
 def folded(text, width=15, lines=2):

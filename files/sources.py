@@ -141,7 +141,8 @@ def require_readable(source, share, where=None):
     require(count, "no video is left: all are silent, or left out by --skip")
     require(len(failed) <= share * count and len(failed) < count,
             f"{len(failed)} of {count} videos are unreadable, more than --max-unreadable {share}; "
-            f"{f'all are in {where}; ' if where else ''}the first, {next(iter(failed), '')}")
+            f"{f'all are in {where}; ' if where else ''}repair them, or train with --skip or a "
+            f"larger --max-unreadable; the first, {next(iter(failed), '')}")
 
 
 def open_folder(folder, caption_path, ids, view, teacher_size=0, skip=(),
@@ -153,7 +154,7 @@ def open_folder(folder, caption_path, ids, view, teacher_size=0, skip=(),
     names = load_ids(ids) if ids else captions or sorted(paths)
     source = kind([Video(name) for name in names], paths, view, teacher_size, captions, skip)
     if captions:
-        names, wrong = [video.name for video in source.videos], {}
+        names, wrong = [video.name for video in source.videos if video.name not in skip], {}
         silent = [name for name, said in captions.readable(names, wrong) if not said]
         source.wrong_captions, source.silent, left = wrong, silent, {*wrong, *silent}
         source.videos = [video for video in source.videos if video.name not in left]

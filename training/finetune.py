@@ -182,7 +182,7 @@ def finetune(args):
                                                      lr=optimizer.param_groups[0]["lr"]))
                 if end or run.due():
                     run.save(model, optimizer, done, source)
-            if end:
+            if stop:
                 break
     run.end(done, updates)
 
