@@ -141,8 +141,8 @@ def require_readable(source, share, where=None):
     require(count, "no video is left: all are silent, or left out by --skip")
     require(len(failed) <= share * count and len(failed) < count,
             f"{len(failed)} of {count} videos are unreadable, more than --max-unreadable {share}; "
-            f"{f'all are in {where}; ' if where else ''}repair them, or train with --skip or a "
-            f"larger --max-unreadable; the first, {next(iter(failed), '')}")
+            f"{f'all are in {where}; ' if where else ''}repair or remove them, or give train.py or "
+            f"evaluate.py a larger --max-unreadable; the first, {next(iter(failed), '')}")
 
 
 def open_folder(folder, caption_path, ids, view, teacher_size=0, skip=(),
@@ -154,13 +154,14 @@ def open_folder(folder, caption_path, ids, view, teacher_size=0, skip=(),
     names = load_ids(ids) if ids else captions or sorted(paths)
     source = kind([Video(name) for name in names], paths, view, teacher_size, captions, skip)
     if captions:
-        names, wrong = [video.name for video in source.videos if video.name not in skip], {}
+        names, wrong = [video.name for video in source.videos], {}
         silent = [name for name, said in captions.readable(names, wrong) if not said]
         source.wrong_captions, source.silent, left = wrong, silent, {*wrong, *silent}
         source.videos = [video for video in source.videos if video.name not in left]
-        require(len(wrong) <= max_unreadable * len(names), f"{len(wrong)} of {len(names)} "
+        failed = [wrong[name] for name in wrong if name not in skip]
+        require(len(failed) <= max_unreadable * len(names), f"{len(failed)} of {len(names)} "
                 f"narrations are unreadable, more than --max-unreadable {max_unreadable}; the "
-                f"first: {next(iter(wrong.values()), '')}")
+                f"first: {next(iter(failed), '')}")
         told = (f"{len(silent)} of {len(names)} videos have narrations without words, {len(wrong)} "
                 "unreadable ones: left out")
         require(source.videos, f"{told}; none is left")

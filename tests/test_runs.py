@@ -181,7 +181,7 @@ def test_unreadable_videos_are_counted_and_named(here, capsys, monkeypatch):
     monkeypatch.setattr(parallel, "gather", lambda failed: [failed, failed | {"b": "", "c": ""}])
     monkeypatch.setattr(run, "SAVE_EVERY", 999.)
     line = fails(capsys, "train.py", *flags, "--max-unreadable", "0.3", "--out", "two")
-    assert "3 of 8 videos are unreadable" in line and "two/unreadable.json; repair them" in line
+    assert "3 of 8 videos are unreadable" in line and "two/unreadable.json; repair or" in line
     assert torch.load("two/checkpoint.pt", weights_only=True)["step"] == 16
     source = ToySource("train", 8, 4)
     for skip, left in ([], {"train_00000", "b", "c"}), (["b"], {"train_00000", "c"}):

@@ -45,11 +45,13 @@ def test_clips_are_those_of_their_windows_and_videos(folder, seed):
 
 def test_narrations_are_judged_before_a_video_is_read(folder, capsys):
     """Catches: a narration at fault, or without words, that is found in training alone, or left out
-    in silence; a share that counts other videos; a list of ids ignored."""
+    in silence; a share that counts other videos, or a skipped one; a list of ids ignored."""
     (folder / "short.csv").write_text("start,end,text\n0,1,[Music]\n")
     with pytest.raises(InputError, match=r"1 of 4 narrations are unreadable.* 0.2; .*b\.csv:2: "):
         open_folder(folder, folder, None, VIEW, max_unreadable=0.2)
+    skipping = open_folder(folder, folder, None, VIEW, skip=["b"], max_unreadable=0)
     source = open_folder(folder, folder, None, VIEW, max_unreadable=0.25)
+    assert [video.name for video in skipping.videos] == [video.name for video in source.videos]
     assert ("1 of 4 videos have narrations without words, 1 unreadable ones: left out"
             in capsys.readouterr().out)
     assert [video.name for video in source.videos] == ["a", "bad"] and source.absent == ["gone"]
