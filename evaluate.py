@@ -20,8 +20,8 @@ import weights
 from diffusion import expectation
 from evaluation import tasks
 from evaluation.features import write_features
-from evaluation.labeled import (add_labeled_flags, encode_examples, examples_of, labeled_flags,
-                                open_labeled, require_task, warn_of_data)
+from evaluation.labeled import (add_labeled_flags, encode_examples, examples_of, open_labeled,
+                                require_task, warn_of_data)
 from evaluation.metrics import accuracies, print_lines
 from evaluation.prediction import match_labels
 from files.lists import epic_split
@@ -64,7 +64,7 @@ def forecast(model, x, n, seen, texts, labels, examples, videos, args):
     p = {"zero_noise": zero.exp(), "expectation": expectation(samples),                # Eq. 11
          "teacher": match(clips, texts, model.tau).exp().cpu(), "samples": samples.exp()}
     if args.similar and toy:
-        p["similar"] = tasks.similar_histories(model, x, n, texts, args.seed)
+        p["similar"] = tasks.similar_histories(model, x, n, texts, args)
     lines = tasks.forecast_lines(p, labels, examples, videos, toy, model.task)
     if toy and args.horizon > 1:
         lines["futures"] = tasks.sampled_futures(model, x, n, texts, examples, videos,
@@ -82,16 +82,14 @@ def evaluate(args):
     limit_threads(model.encoder.image, device)
     require_task(model, args.task, args.data)
     refuse_other_paths(args)
-    source, _, teacher, texts = open_labeled(model, device, args.split, **labeled_flags(args))
+    source, _, teacher, texts = open_labeled(model, device, args, args.split)
     pitch = None if args.history == "released" else model.pitch
     listed, examples = (examples_of(videos, args.task, args.data, pitch, args.min_steps)
                         for videos in (source.listed, source.videos))
-    require(examples, f"no {args.split} video to {args.task}; a video needs annotated steps; to "
-            f"forecast, at least {args.min_steps} of them (--min-steps)")
+    require(examples, f"no {args.split} video has {args.min_steps} steps, or one to {args.task}")
 
     # 2. Their clips through f, and the task.
-    x, n, seen, examples = encode_examples(model, teacher, source, examples, device, args.workers,
-                                           args.micro_batch, args.max_unreadable)
+    x, n, seen, examples = encode_examples(model, teacher, source, examples, args)
     labels = torch.tensor([example.label for example in examples])
     with torch.no_grad():
         if epic:
@@ -153,8 +151,6 @@ def parse(argv=None):
     add_run_flags(parser)
     args = parser.parse_args(argv)
     args.task = args.task or ("classify" if args.data == "epic" else "forecast")
-    require(args.data != "epic" or args.task == "classify", f"--task {args.task}: --data epic can "
-            "only classify actions")
     args.checkpoint = args.checkpoint or default_checkpoint()
     return args
 

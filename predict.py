@@ -3,23 +3,20 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
 
 N observed clips, at most eight; Q samples, each a future of H steps; S steps, D embedding.
-From Python, call `predict`.
 """
 from pathlib import Path
 
 import torch
 
 import weights
-from data import CLIP_SECONDS
 from diffusion import expectation
 from evaluation import figures
 from evaluation.labeled import knows_toy, open_texts, warn_of_data
-from evaluation.prediction import (count_futures, observe_file, observe_toy, rank_steps, read_steps,
+from evaluation.prediction import (count_futures, observe_file, observe_toy, rank_steps,
                                    sample_in_turn, truth_of)
-from files.lists import clock
+from files.lists import clock, load_phrases
 from model import encode_parts
-from support.arguments import (Parser, default_checkpoint, limit_threads, mixed_precision,
-                               pick_device)
+from support.arguments import Parser, default_checkpoint, mixed_precision, pick_device
 from support.errors import require, run
 from support.write import write_json
 from toy import grammar
@@ -27,9 +24,9 @@ from toy import grammar
 TOP = 5                   # steps of a window in the JSON; next steps and futures that are printed
 
 
-def forecast(video=None, steps=None, checkpoint=None, at=None, samples=50, horizon=3, seed=0,
-             device="auto", clip=None, clip_weights=None, name=None):
-    """The JSON's content, and pictures of the windows, (N, 3, H, W) uint8; None of features.
+def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizon=3, seed=0,
+            device="auto", clip=None, clip_weights=None, name=None, figure=None):
+    """The JSON's content.
 
     Args: those that are not here are the flags; None means that a flag is not given.
         video:      path; None: test video number `seed` of the toy world.
@@ -40,23 +37,23 @@ def forecast(video=None, steps=None, checkpoint=None, at=None, samples=50, horiz
     Raises:  InputError or OSError, if the command would end with status 2.
     """
     # 1. The checkpoint, the steps to choose among, the video.
+    if figure:                                             # first, what may not be installed
+        figures.open_matplotlib()
     device, checkpoint = pick_device(device), checkpoint or default_checkpoint()
     model = weights.load(checkpoint).to(device)
-    limit_threads(model.encoder.image, device)
     require(model.task in (None, "forecast"), f"{checkpoint}: is fine-tuned for {model.task}; give "
             "the checkpoint it was made from, or one that is fine-tuned for forecast")
-    toy = knows_toy(model)
-    require(video or toy, f"VIDEO is needed: {checkpoint} was trained on real videos")
-    names = read_steps(steps or model.settings.get("classes"), toy)
-    _, texts = open_texts(model, names, toy, clip, clip_weights, device)       # (S, D)
+    steps = steps or model.settings.get("classes") or (grammar.STEPS if knows_toy(model) else None)
+    require(steps, "--steps is needed: a file with a step per line")
+    require(video or knows_toy(model), f"VIDEO is needed: {checkpoint} was trained on real videos")
+    names = load_phrases(steps) if isinstance(steps, (str, Path)) else [*steps]
+    _, texts = open_texts(model, names, clip, clip_weights, device)            # (S, D)
     script = None if video else grammar.make_video("test", seed)               # its steps are known
     windows, clips, pictures = (observe_toy(script, seed, model, at, horizon) if script else
                                 observe_file(video, model, at, name))
 
     # 2. The step of each window, and what may come next.
     following, futures, warnings = [], [], [warn_of_data(model, toy=not video)]
-    if (seconds := windows[-1, 1] - windows[0, 0]) < CLIP_SECONDS:
-        warnings.append(f"only {seconds:.1f} s are observed: less than one clip of training")
     with torch.no_grad():
         with mixed_precision(device):
             x = encode_parts(model, clips)                                     # x_i = f(v_i) (N, D)
@@ -73,21 +70,15 @@ def forecast(video=None, steps=None, checkpoint=None, at=None, samples=50, horiz
             futures = count_futures(picks, names)
 
     # 3. The result.
-    return {"video": script.name if script else name or str(video),
-            "clips": [{"start": start, "end": end, "steps": rank_steps(names, p=row)[:TOP]}
-                      for (start, end), row in zip(windows.tolist(), p)],
-            "next": following, "futures": futures,
-            "warning": "; ".join(filter(None, warnings)) or None,
-            "truth": truth_of(script, windows, futures) if script else None}, pictures
-
-
-def predict(video=None, **flags):
-    """`forecast` from Python -> the JSON's content. torch keeps its number of threads."""
-    threads = torch.get_num_threads()
-    try:
-        return forecast(video, **flags)[0]
-    finally:
-        torch.set_num_threads(threads)
+    content = {
+        "video": script.name if script else name or str(video),
+        "clips": [{"start": start, "end": end, "steps": rank_steps(names, p=row)[:TOP]}
+                  for (start, end), row in zip(windows.tolist(), p)],
+        "next": following, "futures": futures, "warning": "; ".join(filter(None, warnings)) or None,
+        "truth": truth_of(script, windows, futures) if script else None}
+    if figure:
+        figures.save(figure, figures.plot_forecast, content, pictures)
+    return content
 
 
 def print_forecast(content):
@@ -98,34 +89,27 @@ def print_forecast(content):
         shown = ", ".join(f"{row['step']} {row['p']:.0%}" for row in clip["steps"][:2])
         true = f"  (true: {truth['clips'][i] or 'no step'})" if truth else ""
         print(f"  {clip['start']:6.1f} - {clip['end']:6.1f} s  {shown}{true}")
-    if content["next"]:
-        print("next steps: share of the samples in which each is the likeliest, and mean p\n"
-              "  share    p  step")
-        for row in content["next"][:TOP]:
-            print(f"  {row['share']:5.0%} {row['p']:4.0%}  {row['step']}")
-        print("futures: share of the samples")
-        for future in content["futures"][:TOP]:
-            print(f"  {future['share']:4.0%}  {' > '.join(future['steps'])}")
+    print("next steps: share of the samples in which each is the likeliest, and mean p")
+    for row in content["next"][:TOP]:
+        print(f"  {row['share']:5.0%} {row['p']:4.0%}  {row['step']}")
+    print("futures: share of the samples")
+    for future in content["futures"][:TOP]:
+        print(f"  {future['share']:4.0%}  {' > '.join(future['steps'])}")
     if truth:
-        exact = ", ".join(f"{row['step']} {row['p']:.0%}" for row in truth["next"])
-        print(f"exact distribution of the next step: {exact or 'nothing follows'}\n"
-              f"what follows in the video: {', '.join(truth['follows']) or 'nothing'}")
+        print("exact distribution of the next step:",
+              ", ".join(f"{row['step']} {row['p']:.0%}" for row in truth["next"]))
+        print("what follows in the video:", ", ".join(truth["follows"]) or "nothing")
     if content["warning"]:
         print(f"warning: {content['warning']}")
 
 
 def main(args):
     """Forecast, print, and write what was asked for."""
-    require(not (args.name and args.figure), "features have no pictures")
-    if args.figure:                                        # first, what may not be installed
-        figures.open_matplotlib(args.figure)
-    flags = {name: value for name, value in vars(args).items() if name not in ("json", "figure")}
-    content, pictures = forecast(**flags)
+    flags = {name: value for name, value in vars(args).items() if name != "json"}
+    content = predict(**flags)
     print_forecast(content)
     if args.json:
         write_json(args.json, content)
-    if args.figure:
-        figures.save(args.figure, figures.plot_forecast, content, pictures)
 
 
 def parse(argv=None):

@@ -23,7 +23,7 @@ B videos, N clips, F frames of a clip; K phrases; D embedding; T noise levels.
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch.nn.utils import clip_grad_norm_
 from tqdm import trange
 
 import weights.checkpoint
@@ -38,9 +38,10 @@ from support.arguments import (Parser, add_run_flags, limit_threads, mixed_preci
                                refuse_other_paths)
 from support.errors import require, run
 from toy.grammar import VERSION as WORLD
+from toy.render import SIZE
 from training import finetune, parallel
 from training.dataset import (NarratedVideos, add_video_flags, draw, mean_pitch, open_videos,
-                              read_ahead, teacher_of, to_device)
+                              teacher_of, to_device)
 from training.run import Metrics, Run, learning_rate, stop_signals
 
 SIZES = {                 # what --size implies: f, h, and how they are trained; a flag overrides it
@@ -110,16 +111,16 @@ def set_up(args, device):
     view = View(sizes.get("image", 0), sizes.get("frames", 0), sizes.get("seconds"))
     limit_threads(view.size, device)
     refuse_other_paths(args)
-    init = "none" if folder.checkpoint else args.init
-    start = None if init == "timm" else weights.checkpoint.open_start(init)
+    pixels = {"toy": SIZE, "features": 0}.get(args.data, view.size)        # 0: it has no pictures
+    require(view.size == pixels, f"--data {args.data}: has pictures of {pixels} pixels, f reads "
+            f"{view.size}; leave out --size and --encoder")
     source, phrases = open_videos(args, view)
-    start = weights.checkpoint.open_start(init) if init == "timm" else start
+    start = None if folder.checkpoint else weights.checkpoint.open_start(args.init)
     folder.begin(source, phrases=phrases)
     teacher, pixels = teacher_of(source, args.data, args.clip, args.clip_weights, device)
     texts = teacher.encode_phrases(phrases)                                # (K, D)
     if args.data == "features":
-        before = folder.checkpoint.get("arguments", {}).get("encoder", {}).get("features")
-        sizes = {**sizes, "features": require_widths(source.paths, before, texts.shape[1])}
+        sizes = {**sizes, "features": require_widths(source.paths, None, texts.shape[1])}
 
     # 2. f and h.
     torch.manual_seed(args.seed)
@@ -145,54 +146,48 @@ def pretrain(args):
     per_epoch = len(videos) // batch
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
     updates = switch + round(args.epochs * per_epoch)
-    require(updates > 0, f"--epochs {args.epochs}: no update; there are {per_epoch} in an epoch")
-    rank, world = parallel.rank_and_world()
-    read = read_ahead(videos, range(folder.first, updates), batch, model.encoder, teacher,
-                      args.micro_batch, args.workers)
+    read = videos.updates(range(folder.first, updates), batch, model.encoder, teacher.size,
+                          args.micro_batch, args.workers)
     optimizer = make_optimizer(model, "sgd" if folder.first <= switch else "adamw", folder)
-    net = parallel.wrap(objective, model)
-    if rank == 0:
+    if folder.rank == 0:
         print(f"{len(videos)} videos, clips {model.pitch:.1f} s apart; on {device}")
 
     # 2. Train: each update minimizes the mean of its videos' objectives, Eq. 7.
     metrics, done = Metrics(TERMS, device), folder.first
-    bar = trange(folder.first, updates, desc="pretrain", mininterval=1, disable=rank > 0)
-    with stop_signals() as stop:
-        for update, parts in zip(bar, read):
-            if update == switch:
-                optimizer = make_optimizer(model, "adamw")
-            span = (0, switch, SGD_LR) if update < switch else (switch, updates, args.lr)
-            optimizer.param_groups[0]["lr"] = learning_rate(update, *span)
-            draws = draw(batch, model.dim, len(model.alpha_bar), args.rows, args.context,
-                         args.seed, update)
-            optimizer.zero_grad()
-            for loaded, last in parts:                     # slices of the batch
-                net.require_backward_grad_sync = last      # DistributedDataParallel's
-                if not loaded.requests:                    # no video of it could be read
-                    net().backward()
-                    continue
-                clips, features, own = to_device(loaded, teacher, source, args.targets, device)
-                targets = soft_targets(features, model.phrases, model.tau)     # Eq. 6: p'_i
-                with mixed_precision(device):
-                    xe, mse, mc, log_p, log_q = net(clips, targets,
-                                                    *(of[own].to(device) for of in draws))
-                loss = xe + mse + mc                                       # Eq. 7, (B,)
-                (loss.sum() * world / batch).backward()    # the processes' gradients are averaged
-                metrics.add(len(clips) * CLIPS, loss=loss, xe=xe, mse=mse, mc=mc,
-                            match=agreement(log_p, targets), match_h=agreement(log_q, targets))
-            asked, due = parallel.any_of(device, bool(stop), rank == 0 and folder.due())
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+    bar = trange(folder.first, updates, desc="pretrain", mininterval=1, disable=folder.rank > 0)
+    stop = stop_signals()
+    for update, parts in zip(bar, read):
+        if update == switch:
+            optimizer = make_optimizer(model, "adamw")
+        span = (0, switch, SGD_LR) if update < switch else (switch, updates, args.lr)
+        optimizer.param_groups[0]["lr"] = learning_rate(update, *span)
+        draws = draw(batch, model.dim, len(model.alpha_bar), args.rows, args.context, args.seed,
+                     update)
+        optimizer.zero_grad()
+        for loaded in parts:                               # slices of the batch
+            clips, features, own = to_device(loaded, teacher, source, args.targets, device)
+            targets = soft_targets(features, model.phrases, model.tau)         # Eq. 6: p'_i
+            with mixed_precision(device):
+                xe, mse, mc, log_p, log_q = objective(model, clips, targets,
+                                                      *(of[own].to(device) for of in draws))
+            loss = xe + mse + mc                                               # Eq. 7, (B,)
+            (loss.sum() / batch).backward()
+            metrics.add(len(clips) * CLIPS, loss=loss, xe=xe, mse=mse, mc=mc,
+                        match=agreement(log_p, targets), match_h=agreement(log_q, targets))
+        parallel.add_gradients(model)
+        asked, due = parallel.any_of(bool(stop), folder.rank == 0 and folder.due())
+        norm = clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
 
-            done = update + 1
-            end = asked or done == updates
-            if end or done % args.log_every == 0:
-                folder.log(bar, done, norm, metrics.row(epoch=done / per_epoch,
-                                                     lr=optimizer.param_groups[0]["lr"]))
-                if end or due:
-                    folder.save(model, optimizer, done, source)
-            if asked:
-                break
+        done = update + 1
+        end = asked or done == updates
+        if end or done % args.log_every == 0:
+            folder.log(bar, done, norm, metrics.row(epoch=done / per_epoch,
+                                                    lr=optimizer.param_groups[0]["lr"]))
+            if end or due:
+                folder.save(model, optimizer, done, source)
+        if asked:
+            break
     parallel.end()
     folder.end(done, updates)
 

@@ -4,8 +4,8 @@ import torch
 
 import weights
 from data import Example, window_around
-from evaluation.labeled import encode_examples, warn_of_data
-from files.sources import open_folder, require_readable
+from evaluation.labeled import encode_examples
+from files.sources import open_folder
 from files.video import Unreadable, view_of
 from support.arguments import pick_device
 from support.errors import require
@@ -18,26 +18,23 @@ STRIDE, PART = 4.0, 8     # s of a row; rows that are read at once
 def write_features(args):
     """Write a file for files/features.py, a row for each STRIDE s of all videos of a folder. With
     --clip it has `teacher`, too, from which one can train."""
-    require(args.videos, "--task features needs --videos, a folder of videos")
-    device = pick_device(args.device)
+    device, examples = pick_device(args.device), []
     model = weights.load(args.checkpoint).to(device)
-    view, examples = view_of(model.encoder), []
-    require(view.size, f"{args.checkpoint}: reads features; give a checkpoint that reads pictures")
+    view = view_of(model.encoder)
+    require(args.videos and view.size, "--task features needs --videos, a folder of videos, and a "
+            "checkpoint that reads pictures")
     teacher = open_teacher(args.clip, args.clip_weights, device) if args.clip else None
     source = open_folder(args.videos, None, None, view, teacher.size if teacher else 0)
-    for i, video in enumerate(source.videos):
+    for i in range(len(source.videos)):
         try:
             end = source.duration(i)
-        except Unreadable as error:
-            source.unreadable[video.name] = str(error)
-            continue
+        except Unreadable:
+            end = 0.0                                      # `encode_examples` counts it
         middles = np.arange(STRIDE / 2, max(end, STRIDE), STRIDE)
         windows = np.array([window_around(m, m, STRIDE, end) for m in middles])
         for first in range(0, len(windows), PART):
             examples.append(Example(i, windows[first:first + PART], 0, 0))
-    require_readable(source, args.max_unreadable)
-    x, n, seen, examples = encode_examples(model, teacher, source, examples, device, args.workers,
-                                           args.micro_batch, args.max_unreadable)
+    x, n, seen, examples = encode_examples(model, teacher, source, examples, args)
     own = torch.arange(x.shape[1], device=x.device) < n[:, None]               # (M, N)
     windows = np.concatenate([example.windows for example in examples])
     rows = {"video": [source.videos[one.video].name for one in examples for _ in one.windows],
@@ -47,5 +44,3 @@ def write_features(args):
     write_atomically(args.out, lambda file: np.savez(file, **rows))
     print(f"{args.out}: {len(windows)} windows; {len(source.unreadable)} of {len(source.videos)} "
           "videos unreadable")
-    if warning := warn_of_data(model, toy=False):
-        print(f"warning: {warning}")

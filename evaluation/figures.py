@@ -1,20 +1,19 @@
 """A forecast as a figure, as in Fig. 3: N windows, and futures of H steps."""
-import textwrap
+from textwrap import fill
 
-from support.errors import InputError, require
+from support.errors import InputError
 from support.write import write_atomically
 
 BLUE = "#0072B2"                               # Okabe and Ito's
 TRUE = {"facecolor": "white", "edgecolor": "black", "hatch": "/////", "linewidth": 0.6}
 STYLE = {"font.size": 8, "axes.titlelocation": "left", "axes.spines.top": False,
          "axes.spines.right": False, "legend.frameon": False, "savefig.dpi": 125,
-         "svg.fonttype": "none", "text.parse_math": False}     # SVG with text; $ is no formula
+         "text.parse_math": False}             # $ is no formula
 SHOWN = 5                                      # next steps, and futures, that a figure shows
 
 
-def open_matplotlib(path):
-    """matplotlib, to draw the file `path`; InputError without it, or for another suffix."""
-    require(path.suffix in (".png", ".pdf", ".svg"), f"{path}: must end in .png, .pdf or .svg")
+def open_matplotlib():
+    """matplotlib, or InputError without it."""
     try:
         import matplotlib.figure
     except ImportError:
@@ -24,7 +23,7 @@ def open_matplotlib(path):
 
 def save(path, draw, *args):
     """Write the figure that draw(figure, *args) makes, in the format of the suffix."""
-    matplotlib = open_matplotlib(path)
+    matplotlib = open_matplotlib()
     with matplotlib.rc_context(STYLE):
         figure = matplotlib.figure.Figure(layout="constrained")
         draw(figure, *args)
@@ -32,27 +31,20 @@ def save(path, draw, *args):
     print(path)
 
 
-def folded(text, width=15, lines=2):
-    """Text on at most `lines` lines of `width` characters, ending in "..." if cut."""
-    return "\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder=" ..."))
-
-
 def plot_forecast(figure, content, pictures):
     """Draw predict.py's JSON: observed frames, next steps, futures. pictures (N, 3, height, width)
     uint8, of each window."""
     clips, truth = content["clips"], content["truth"] or {"next": [], "futures": []}
-    strip = 8 / len(clips) * pictures.shape[2] / pictures.shape[3]             # its height, inches
-    figure.set_size_inches(8, strip + 3.4)
-    observed, following = figure.subfigures(2, 1, height_ratios=(strip + 0.9, 2.5))
+    figure.set_size_inches(8, 4.4)
+    observed, following = figure.subfigures(2, 1, height_ratios=(1.9, 2.5))
     observed.suptitle(f"Observed: {content['video']}, {clips[0]['start']:.0f} to "
                       f"{clips[-1]['end']:.0f} s", x=0.01, ha="left")
     for i, axes in enumerate(observed.subplots(1, len(clips), squeeze=False)[0]):
         best = clips[i]["steps"][0]
-        caption = f"{folded(best['step'], 14, 3)}\n{best['p']:.0%}"
-        if content["truth"]:
-            caption += "\n" + folded(f"true: {truth['clips'][i] or 'none'}", 14)
+        true = fill(f"true: {truth['clips'][i] or 'none'}", 14) if content["truth"] else ""
         axes.imshow(pictures[i].transpose(1, 2, 0))
-        axes.set(xticks=[], yticks=[], xlabel=caption)
+        axes.set(xticks=[], yticks=[],
+                 xlabel=f"{fill(best['step'], 14)}\n{best['p']:.0%}\n{true}")
     if content["next"]:
         left, right = following.subplots(1, 2, width_ratios=(1, 2))
         plot_bars(left, "Next step", {row["step"]: row["share"] for row in content["next"]},
@@ -65,15 +57,16 @@ def plot_bars(axes, title, p, true):
     """Bars of the first of {text: p}, each above its true bar, from {text: p} or {}."""
     texts = [*p][:SHOWN]
     texts += [text for text in sorted(true, key=true.get, reverse=True)[:2] if text not in texts]
-    places, height = range(len(texts)), -0.4 if true else 0.7
-    axes.barh(places, [p.get(text, 0.0) for text in texts], height, color=BLUE, label="forecast",
-              align="edge" if true else "center")
-    if true:
-        axes.barh(places, [true.get(text, 0.0) for text in texts], 0.4, align="edge", label="true",
-                  **TRUE)
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.02), ncols=2)
-    for bars in axes.containers:
+
+    def draw(shares, height, label, **style):
+        bars = axes.barh(range(len(texts)), [shares.get(text, 0.0) for text in texts], height,
+                         align="edge", label=label, **style)
         axes.bar_label(bars, fmt="{:.0%}", padding=3)
-    axes.set_yticks(places, [folded(text, 40 if ">" in text else 15) for text in texts])
-    axes.margins(x=0.2)
+    draw(p, -0.4, "forecast", color=BLUE)
+    if true:
+        draw(true, 0.4, "true", **TRUE)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.02), ncols=2)
+    axes.set_yticks(range(len(texts)), [fill(text, 40 if ">" in text else 15, max_lines=3,
+                                             placeholder=" ...") for text in texts])
     axes.set(xticks=[], ylim=(len(texts) - 0.4, -0.6), title=f"{title}: share of the samples")
+    axes.margins(x=0.2)

@@ -2,6 +2,7 @@
 
 M examples of up to N windows, S steps, D embedding. InputError: what does not fit a checkpoint.
 """
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,14 +30,12 @@ EPIC_VIEWS = 10           # clips of an action (release)
 def require_task(model, task, data):
     """InputError unless the model is fine-tuned for the task; to forecast or classify steps, a
     model that is not fine-tuned matches texts."""
-    fits, flags = task != "activity" and data != "epic", f"--task {task} --data {data}"
+    fits = task == "classify" and data != "epic" or task == "forecast" and model.denoiser
     if model.task:                                         # of several classes: verbs and nouns
         fits = model.task == task and (data == "epic") == (len(model.classes) > 1)
-    state = f"is fine-tuned for {model.task}" if model.task else "is not fine-tuned"
-    require(fits, f"{model.path}: {state}; {flags} needs a checkpoint of `python train.py --stage "
-            f"finetune {flags}`")
-    require(task != "forecast" or model.denoiser, f"{model.path}: trained with --order none; to "
-            "forecast, train with --order diffusion or mask, or fine-tune it")
+    state = f"fine-tuned for {model.task}" if model.task else "not fine-tuned"
+    require(fits, f"{model.path}: is {state}, of --order {model.order}; needed is a checkpoint of "
+            f"`python train.py --stage finetune --task {task} --data {data}`")
 
 
 def knows_toy(model):
@@ -52,20 +51,16 @@ def warn_of_data(model, toy):
 
 
 # --- Texts and videos ---
-def open_texts(model, names, toy, clip, clip_weights, device):
-    """The teacher that the checkpoint was trained with, or --clip's, and its embeddings (S, D) of a
-    label set. toy: whether it is that of the toy world. InputError for another teacher than the
-    run's, or for other classes than those it is fine-tuned to."""
+def open_texts(model, names, clip, clip_weights, device, toy=False):
+    """The teacher that the checkpoint was trained with, --clip's, or the toy world's if the videos
+    are; its embeddings (S, D) of a label set. InputError for another teacher than the run's, or for
+    other classes than those it is fine-tuned to."""
     settings = model.settings
-    require(not model.task or model.classes == [len(names)], f"{model.path}: is fine-tuned to "
-            f"{sum(model.classes)} classes, there are {len(names)} here; give the --data or the "
-            "--steps it was fine-tuned on")
     tuned = settings.get("classes") or names               # a published file holds no names
-    require([*tuned] == [*names], f"{model.path}: is fine-tuned to other classes, or in another "
-            f"order: {', '.join(tuned[:2])}, ...; give the --steps it was fine-tuned on")
-    if twins := len(names) - len({*names}):
-        print(f"{twins} of {len(names)} names are those of other classes, too; their texts cannot "
-              "tell such classes apart")
+    require(not model.task or model.classes == [len(names)] and [*tuned] == [*names],
+            f"{model.path}: is fine-tuned to {sum(model.classes)} classes, {', '.join(tuned[:2])} "
+            f"..., here are {len(names)}, {', '.join(names[:2])} ...; give the --data or --steps "
+            "of its training")
     teacher = load_teacher(device) if toy or knows_toy(model) and not clip else open_teacher(
         clip or settings.get("clip"), clip_weights or settings.get("clip_weights"), device)
     texts = teacher.encode_phrases(names).to(device)
@@ -91,65 +86,55 @@ def add_labeled_flags(parser):
     add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
 
 
-def labeled_flags(args):
-    """What add_labeled_flags has added, as arguments of `open_labeled`."""
-    return {name: getattr(args, name) for name in (
-        "task", "data", "annotations", "videos", "features", "steps", "clip", "clip_weights",
-        "toy_videos")}
-
-
-def list_videos(data, path, task, split, steps, tuned):
-    """The videos that are annotated in the file `path` of COIN or EPIC, and the names of the
-    classes; None for a task without texts. A csv holds no names: they are those of the file
-    `steps`, or `tuned`."""
-    if data == "epic":
+def list_videos(args, split, tuned):
+    """The videos that --annotations lists, and the names of their classes; None for a task without
+    texts. A csv holds no names: they are those of --steps, or `tuned`."""
+    path = args.annotations
+    if args.data == "epic":
         return lists.load_epic(path), None
     if path.suffix == ".csv":                          # a released list holds one split, no names
-        videos = lists.load_released_csv(path, task)
+        videos = lists.load_released_csv(path, args.task)
         labels = [""] * (1 + max(video.activity for video in videos))
     else:
-        videos, labels = lists.load_coin(path, grammar.VERSION)
+        videos, labels = lists.load_coin(path)
         videos = [video for video in videos if video.split == split and video.steps]
         require(videos, f"{path}: no video of subset {split} has steps")
-    if task == "activity":
+    if args.task == "activity":
         return videos, None
-    names = lists.load_phrases(steps) if steps else labels
-    names = names if any(names) else tuned
+    names = lists.load_phrases(args.steps) if args.steps else labels if any(labels) else tuned
     require(names, f"{path}: a csv has no class names; add --steps FILE")
-    if not all(names):
-        print(f"{path}: {names.count('')} of {len(names)} classes have no name; add --steps FILE")
-    lists.check_names(steps or "the checkpoint", names, path, labels)
+    lists.check_names(args.steps or "the checkpoint", names, path, labels)
     return videos, names
 
 
-def open_labeled(model, device, split, task, data, annotations, videos, features, steps, clip,
-                 clip_weights, toy_videos, look=True, skip=()):
+def open_labeled(model, device, args, split, look=True, skip=()):
     """The source of a split's videos; names of the classes; the teacher that looks at the videos;
     the text embeddings (S, D) of the names. Without texts, the last three are None; the teacher
-    also if look=False. The other arguments are the flags."""
-    toy, view, path = data == "toy", view_of(model.encoder), features or videos
-    require((data == "features") == (not view.size) == bool(features), f"{model.path}: reads "
-            f"{'videos' if view.size else 'features, by --data features --features F.npz'}")
+    also if look=False. args: those of the command; skip: ids of videos not to be opened."""
+    toy, view, path = args.data == "toy", view_of(model.encoder), args.features or args.videos
+    fits = {"toy": view.size == render.SIZE, "features": not view.size}.get(args.data, view.size)
+    reads = f"videos of {view.size} pixels" if view.size else "features, by --data features"
+    require(fits, f"{model.path}: reads {reads}, not --data {args.data}")
     if toy:
-        require(view.size == render.SIZE, f"--data toy: has pictures of {render.SIZE} pixels, but "
-                f"the checkpoint reads {view.size}; use --data coin")
-        names = [*grammar.STEPS] if task != "activity" else None
+        names = [*grammar.STEPS] if args.task != "activity" else None
+        source = ToySource(split, args.toy_videos, view.frames)
     else:
-        require(annotations and path, f"--data {data} needs --annotations and --videos")
-        listed, names = list_videos(data, annotations, task, split, steps,
-                                    model.settings.get("classes"))
-    teacher, texts = (open_texts(model, names, toy, clip, clip_weights, device) if names else
-                      (None, None))
-    teacher = teacher if look else None
-    if toy:
-        source = ToySource(split, toy_videos, view.frames)
-        return source, names, teacher and teacher.watch(source), texts
-    if data == "epic":
-        view = view._replace(frames=EPIC_FRAMES)
-    kind = FeatureSource if features else VideoSource
-    source = kind(listed, kind.find(path), view, teacher.size if teacher else 0, None, skip)
-    if features:
+        require(args.annotations and path, f"--data {args.data} needs --annotations and --videos")
+        listed, names = list_videos(args, split, model.settings.get("classes"))
+        view = view._replace(frames=EPIC_FRAMES) if args.data == "epic" else view
+        kind = FeatureSource if args.features else VideoSource
+        source = kind(listed, kind.find(path), view, skip=skip)
+    if args.features:
         require_widths(source.paths, model.encoder.features, model.dim)
+    if not names:
+        return source, None, None, None
+    teacher, texts = open_texts(model, names, args.clip, args.clip_weights, device, toy)
+    if not look:
+        teacher = None
+    elif toy:
+        teacher.watch(source)
+    else:
+        source.teacher_size = teacher.size
     return source, names, teacher, texts
 
 
@@ -165,31 +150,33 @@ def examples_of(videos, task, data, pitch=None, min_steps=2):
 
 
 # --- Clips through f ---
+def names_of(source, batch):
+    """The videos of a batch of examples. Spawned workers need a function of the module."""
+    return " or ".join(dict.fromkeys(source.videos[one.video].name for one in batch))
+
+
 @torch.no_grad()
-def encode_examples(model, teacher, source, examples, device, workers=0, micro_batch=None,
-                    max_unreadable=0.05):
+def encode_examples(model, teacher, source, examples, args):
     """The examples' windows through f and the teacher -> x (M, N, D), zeros after an example's own
     n windows; n (M,) int64; the teacher's features (M, N, D), None without one; the M examples that
-    could be read. InputError if they are too few."""
-    x, seen, readable, view = [], [], [], view_of(model.encoder)
+    could be read. InputError if they are too few. args: those of `add_run_flags`."""
+    x, seen, readable, view, device = [], [], [], view_of(model.encoder), model.phrases.device
     N = max(len(example.windows) for example in examples)
     count = max(READ // N, 1)                              # examples that are read at once
     batches = [examples[i:i + count] for i in range(0, len(examples), count)]
     pixels = view.size ** 2 + (teacher.size ** 2 if teacher else 0)
-
-    def name(batch):
-        return " or ".join(dict.fromkeys(source.videos[one.video].name for one in batch))
-    for loaded in prefetch(source.load, batches, workers, "encode",
-                           size=3 * count * N * view.frames * pixels, name=name):
+    size = 3 * count * N * view.frames * pixels            # bytes
+    for loaded in prefetch(source.load, batches, args.workers, "encode", size,
+                           name=partial(names_of, source)):
         source.unreadable |= loaded.failed
         if loaded.requests:
             readable += loaded.requests
             n = [len(example.windows) for example in loaded.requests]
             with mixed_precision(device):
-                x += encode_parts(model, loaded.clips, micro_batch).split(n)
+                x += encode_parts(model, loaded.clips, args.micro_batch).split(n)
             if teacher:
                 seen += teacher.encode_clips(loaded.views).to(device).split(n)
-    require_readable(source, max_unreadable)
+    require_readable(source, args.max_unreadable)
     n = torch.tensor([len(rows) for rows in x], device=device)
     x, seen = (pad_sequence(rows, batch_first=True) if rows else None for rows in (x, seen))
     return x, n, seen, readable

@@ -14,7 +14,6 @@ WORDS = {
     "baselines": "baselines, % right", "truth": "what can be known", "new": "new to training",
     "held_out": "% right of held-out steps", "look_alikes": "% right within look-alikes",
     "futures": "% of futures possible", "warning": "warning", "checkpoint": "checkpoint",
-    "seconds": "seconds",
     "zero_noise": "zero noise", "expectation": "mean of samples", "oracle": "best of samples",
     "oracle_softmax": "best of as many draws", "similar": "similar histories",
     "set": "what the set tells", "possible": "whole futures", "first": "their first steps"}
@@ -70,12 +69,8 @@ def print_lines(content):
     """Print the JSON of evaluate.py: what was measured, then a line for each key and place."""
     print("{task}, {data} {split}, {setting}: {evaluated} evaluated of {listed} listed, {absent} "
           "videos absent, {unreadable} unreadable".format(**content))
-    for name, words in WORDS.items():
-        if content.get(name) is not None:
-            print(f"{words:<28}{text_of(content[name])}")
-    if places := content.get("by_place"):
-        print("% right after so many steps " + "".join(f"{k:>7}" for k in places))
-        for name in next(iter(places.values())):
-            if name != "evaluated":
-                numbers = "".join(f"{of[name]:7.1f}" for of in places.values())
-                print(f"  {WORDS.get(name, name):<26}{numbers}")
+    lines = {words: content.get(name) for name, words in WORDS.items()}
+    places = content.get("by_place") or {}
+    for words, value in (lines | {f"% right after {k} steps": places[k] for k in places}).items():
+        if value is not None:
+            print(f"{words:<28}{text_of(value)}")

@@ -3,25 +3,18 @@
 Q Monte Carlo samples, each with a future of H steps; S steps to choose among, N clips, D embedding.
 """
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch.nn.functional import normalize
 
 from data import PIECES, Example, Video, frame_times, history_windows
-from files.features import FeatureSource, find_rows, require_widths
-from files.lists import load_phrases, video_name
-from files.video import duration, read_clips, read_frames, view_of
+from files.features import FeatureSource, find_rows
+from files.lists import video_name
+from files.sources import VideoSource
+from files.video import read_frames, view_of
 from support.errors import require
 from toy import grammar, render
-
-
-def read_steps(steps, toy):
-    """The names to choose among: a list, those in a file, or the toy world's if `toy` and None."""
-    steps = grammar.STEPS if toy and steps is None else steps
-    require(steps is not None, "--steps is needed: a file with a step per line")
-    return load_phrases(steps) if isinstance(steps, (str, Path)) else [*steps]
 
 
 # --- What is observed ---
@@ -29,20 +22,14 @@ def observe_file(path, model, at, name=None):
     """What is observed before `at` s, or before the end if None, of a video file, or of the video
     `name` in a file of features -> windows (N, 2) s, N <= 8; their clips (N, F, 3, S, S) uint8, or
     (N, F); pictures (N, 3, H, W) uint8 of their middles, None of features."""
-    require((name is None) == bool(model.encoder.image), "the checkpoint reads "
-            f"{'features: give F.npz --video ID' if name is None else 'videos, not features'}")
-    if name:
-        rows = find_rows(path)
-        source = FeatureSource([Video(video_name(name))], rows, view_of(model.encoder))
-        require_widths(rows, model.encoder.features)
-    length = source.duration(0) if name else duration(path)
-    end = length if at is None else at
-    require(0 < end <= length, f"--at {end:g}: {path} ends at {length:.1f} s")
-    windows = history_windows(end, model.pitch)
-    if name:
-        return windows, source.clips(0, windows, None)[0], None
-    pictures = read_frames(path, windows.mean(1), 512).numpy()
-    return windows, read_clips(path, model.encoder, windows), pictures
+    view, video = view_of(model.encoder), Video(video_name(name or path))
+    require(bool(view.size) != bool(name), "the checkpoint reads "
+            f"{'videos, not features' if name else 'features: give F.npz --video ID'}")
+    kind, paths = (FeatureSource, find_rows(path)) if name else (VideoSource, {video.name: path})
+    source = kind([video], paths, view)
+    windows = history_windows(source.duration(0) if at is None else at, model.pitch)
+    clips, _ = source.clips(0, windows, None)
+    return windows, clips, None if name else read_frames(path, windows.mean(1), 512).numpy()
 
 
 def observe_toy(script, number, model, at, left):
@@ -83,9 +70,8 @@ def sample_in_turn(model, x, texts, noise):
 def observed_steps(example, video):
     """What a forecast may know in the toy world: labels of the steps that are seen for 1 s or more;
     whether the video's first step is among them."""
-    start = example.windows[0, 0]
-    observed = [k for k in range(example.step) if video.steps[k].end - start >= 1]
-    return [video.steps[k].label for k in observed], 0 in observed
+    seen = [step.end - example.windows[0, 0] >= 1 for step in video.steps]
+    return [video.steps[k].label for k in range(example.step) if seen[k]], seen[0]
 
 
 def rank_steps(names, **columns):
@@ -104,21 +90,17 @@ def count_futures(picks, names):
 
 
 def truth_of(script, windows, futures):
-    """What the toy world knows: the step of each window or None, the exact "next" (S,) and share of
-    each of the futures, both empty after the last step, and what "follows" in the video."""
-    shown, middles = [None] * len(windows), windows.mean(1)
-    for step in script.steps:
-        for i in np.flatnonzero((step.start <= middles) & (middles < step.end)):
-            shown[i] = grammar.STEPS[step.label]
+    """What the toy world knows: the step of each window or None, the exact "next" step and share of
+    each of the futures, if the video goes on, and what "follows" in it."""
+    exact, shown = grammar.Grammar(), []
+    for middle in windows.mean(1):
+        labels = [step.label for step in script.steps if step.start <= middle < step.end]
+        shown.append(grammar.STEPS[labels[0]] if labels else None)
     begun = sum(step.start <= windows[-1, 1] - 1 for step in script.steps)
-    follows = [grammar.STEPS[step.label] for step in script.steps[begun:]]
-    truth = {"clips": shown, "next": [], "futures": [], "follows": follows}
-    if follows:
-        exact = grammar.Grammar()
-        before = observed_steps(Example(0, windows, -1, begun), script) if begun else ([], True)
-        rows = rank_steps(grammar.STEPS, p=exact.next_step(*before))
-        truth["next"] = [row for row in rows if row["p"] > 0]
-        for future in futures:
-            steps = [grammar.STEP_ID.get(step, -1) for step in future["steps"]]
-            truth["futures"].append({**future, "share": exact.chance(*before, steps)})
-    return truth
+    before = observed_steps(Example(0, windows, -1, begun), script)
+    rows = rank_steps(grammar.STEPS, p=exact.next_step(*before))
+    ids = [[grammar.STEP_ID.get(step, -1) for step in future["steps"]] for future in futures]
+    return {"clips": shown, "next": [row for row in rows if row["p"] > 0],
+            "futures": [future | {"share": exact.chance(*before, steps)}
+                        for future, steps in zip(futures, ids)],
+            "follows": [grammar.STEPS[step.label] for step in script.steps[begun:]]}

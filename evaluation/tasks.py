@@ -19,14 +19,13 @@ NEIGHBORS = 50                 # similar histories; chosen on validation videos 
 FUTURES, DRAWS = 100, 200      # forecasts whose futures are sampled; samples of each
 
 
-def counted(p, labels, toy, task):
+def counted(p, labels, alike):
     """{name: p (..., S)} and labels (M,) as they are scored, and how many steps are told apart. In
-    the toy world both look-alikes of a pair count as the first, with the sum of their p, unless the
-    model is fine-tuned (task), since then labels name them."""
+    the toy world, alike, both look-alikes of a pair count as the first, with the sum of their p."""
     S = next(iter(p.values())).shape[-1]
-    alike = torch.from_numpy(grammar.ALIKE) if toy and not task else torch.arange(S)
-    sums = {name: torch.zeros_like(of).index_add_(-1, alike, of) for name, of in p.items()}
-    return sums, alike[labels], len(alike.unique())
+    first = torch.from_numpy(grammar.ALIKE) if alike else torch.arange(S)
+    sums = {name: torch.zeros_like(of).index_add_(-1, first, of) for name, of in p.items()}
+    return sums, first[labels], len(first.unique())
 
 
 # --- Forecasts ---
@@ -37,21 +36,20 @@ def histories(x):
     return normalize(clips.mT.flatten(2), dim=-1)
 
 
-def similar_histories(model, x, n, texts, seed):
+def similar_histories(model, x, n, texts, args):
     """How often each step followed the NEIGHBORS most similar histories of training: p (M, S).
 
     They are the clips before each clip of all videos that the checkpoint was trained on, at most
     eight, as h reads them. The step that followed is that clip's likeliest step, by Eq. 6.
     """
     count, stride = model.settings["toy_videos"], model.settings["stride"]
-    source, rng = ToySource("train", count, model.encoder.frames), np.random.default_rng(seed)
+    source, rng = ToySource("train", count, model.encoder.frames), np.random.default_rng(args.seed)
     videos = [Example(video, source.pretrain_windows(video, rng, stride), 0, 0)
               for video in range(count)]
-    clips, counts, *_ = encode_examples(model, None, source, videos, x.device)     # (V, N, D)
-    place = torch.arange(clips.shape[1], device=x.device)
-    followed = (place > 0) & (place < counts[:, None])                         # (V, N)
-    keys = histories(clips)[:, :-1][followed]
-    following = model.match(clips, texts).argmax(-1)[followed]
+    clips, counts, *_ = encode_examples(model, None, source, videos, args)     # (V, N, D)
+    steps = model.match(clips, texts).argmax(-1)                               # (V, N)
+    keys, following = (torch.cat([rows[1:count] for rows, count in zip(of, counts)])
+                       for of in (histories(clips), steps))        # of all but a video's first clip
     queries = histories(x)[range(len(n)), n]                                   # (M, 8 D)
     nearest = torch.cat([(part @ keys.T).topk(min(NEIGHBORS, len(keys))).indices
                          for part in queries.split(256)])                      # (M, NEIGHBORS)
@@ -60,20 +58,16 @@ def similar_histories(model, x, n, texts, seed):
 
 def forecast_lines(p, labels, examples, videos, toy, task):
     """The lines of a forecast from {"zero_noise", "expectation", "teacher", maybe "similar": p,
-    "samples": (M, Q, S)}. In the toy world there are more:
-
-        truth       the exact distribution of the next step given the steps shown, from their
-                    sequence, and from their set
-        by_place    % right after k steps of the video
-        new         forecasts whose history and next step no training video can show
-    """
+    "samples": (M, Q, S)}. In the toy world there are more: by "truth", the exact distribution of
+    the next step, from the sequence of steps shown or from their set; "by_place", after k steps of
+    the video; "new", of those whose history and next step no training video can show. Look-alikes
+    are told apart if a task is fine-tuned, since then labels name them."""
     if toy:
         known = [observed_steps(example, videos[example.video]) for example in examples]
-        for column, name in ("exact", "sequence"), ("set", "set"):
-            world = grammar.Grammar(name)
+        for column, world in ("exact", grammar.Grammar()), ("set", grammar.Grammar("set")):
             rows = [world.next_step(*steps) for steps in known]
             p = p | {column: torch.from_numpy(np.array(rows))}
-    p, y, classes = counted(p, labels, toy, task)
+    p, y, classes = counted(p, labels, toy and not task)
     samples = p.pop("samples")
     right = {name: topk_correct(of, y) for name, of in p.items()}              # (M,)
     right["oracle"] = (samples.argmax(-1) == y[:, None]).any(1)
@@ -85,17 +79,18 @@ def forecast_lines(p, labels, examples, videos, toy, task):
              "top5": {name: top5[name] for name in ways},
              "baselines": {"random": 100 / classes, "teacher": top1["teacher"], "similar": None},
              "truth": None, "by_place": None, "new": None, "futures": None}
+    if not toy:
+        return lines | {"right": pack(right, examples, {})}
+
     if "similar" in p:
         drawn, _ = draw_correct(p["similar"], y, samples.shape[1])
         lines["baselines"]["similar"] = {"top1": top1["similar"], "top5": top5["similar"],
                                          "oracle": percent(drawn)}
-    if not toy:
-        return lines | {"right": pack(right, examples, {})}
 
     def row(part):
         columns = [name for name in ("zero_noise", "exact", "set", "similar") if name in p]
-        shares = {name: percent(right[name][part]) for name in columns}
-        return shares | {"evaluated": int(part.sum())}
+        return {name: percent(right[name][part]) for name in columns} | {
+            "evaluated": int(part.sum())}
     place, trained = torch.tensor([e.step for e in examples]), grammar.Grammar(training=True)
     new = torch.tensor([trained.chance(*steps, [label]) == 0
                         for steps, label in zip(known, labels.tolist())])
@@ -106,10 +101,8 @@ def forecast_lines(p, labels, examples, videos, toy, task):
 
 def sampled_futures(model, x, n, texts, examples, videos, H, seed):
     """Percent of sampled futures of H steps, and of their first steps, that the grammar allows
-    after the true steps; of FUTURES forecasts that H steps follow, DRAWS each. None without any."""
+    after the true steps; of FUTURES forecasts that H steps follow, DRAWS each."""
     long = [i for i, e in enumerate(examples) if e.step + H <= len(videos[e.video].steps)]
-    if not long:
-        return None
     exact, possible, first = grammar.Grammar(), [], []
     for k in torch.linspace(0, len(long) - 1, min(len(long), FUTURES)).long():
         i = long[k]
@@ -120,28 +113,25 @@ def sampled_futures(model, x, n, texts, examples, videos, H, seed):
         for future in picks.tolist():
             possible.append(exact.chance(*before, future) > 0)
             first.append(exact.chance(*before, future[:1]) > 0)
-    return {"possible": 100 * float(np.mean(possible)), "first": 100 * float(np.mean(first))}
+    return {"possible": percent(torch.tensor(possible)), "first": percent(torch.tensor(first))}
 
 
 # --- Classification ---
 def classify_lines(log_p, labels, examples, toy, task):
     """The lines of {"ours", "teacher": log p (M, 3, S)}, whose softmaxes are averaged over 3 views:
-    accuracies, of all and of each class. In the toy world there are more:
-
-        held_out     % right of the steps that no phrase of the pool names
-        look_alikes  whether a look-alike's own name is likelier than the other of its pair; a video
-                     shows both, so a constant answer is right half the time
-    """
+    accuracies, of all and of each class. In the toy world there are more: "held_out", of the steps
+    that no phrase of the pool names; "look_alikes", whether a look-alike's own name is likelier
+    than the other of its pair. A video shows both: a constant answer is right half the time."""
     p, parts = {name: of.exp().mean(1).cpu() for name, of in log_p.items()}, {}        # (M, S)
-    merged, y, _ = counted(p, labels, toy, task)
+    merged, y, _ = counted(p, labels, toy and not task)
     right, S = {name: topk_correct(of, y) for name, of in merged.items()}, p["ours"].shape[1]
     lines = accuracies(merged, y) | {"held_out": None, "look_alikes": None}
     lines["by_class"] = [percent(right["ours"][labels == k]) for k in range(S)]
     if toy:
-        held_out, twin = [grammar.STEP_ID[step] for step in grammar.HELD_OUT], torch.arange(S)
-        for a, b in grammar.LOOK_ALIKES:
-            a, b = grammar.STEP_ID[a], grammar.STEP_ID[b]
-            twin[a], twin[b] = b, a
+        held_out = [grammar.STEP_ID[step] for step in grammar.HELD_OUT]
+        alike = [[grammar.STEP_ID[step] for step in pair] for pair in grammar.LOOK_ALIKES]
+        (a, b), twin = torch.tensor(alike).T, torch.arange(S)
+        twin[a], twin[b] = b, a
         parts["held_out"] = torch.isin(labels, torch.tensor(held_out))                 # (M,)
         parts["look_alikes"] = twin[labels] != labels
         rows = torch.arange(len(labels))

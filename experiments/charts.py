@@ -21,11 +21,10 @@ def plot_curves(figure, runs):
     figure.set_size_inches(9, 5)
     panels = figure.subplots(2, 3).flatten()
     for folder in runs:
-        lines = [line for _, line in read_lines(folder / "metrics.jsonl")]
-        rows = [json.loads(line) for line in lines if line.endswith("}")]      # one may be cut off
+        rows = [json.loads(line) for _, line in read_lines(folder / "metrics.jsonl")]
+        epochs = [row["epoch"] for row in rows]
         for axes, name in zip(panels, CURVES):
-            points = [(row["epoch"], row[name]) for row in rows if row.get(name) is not None]
-            axes.plot(*(zip(*points) if points else ((), ())), marker=".", label=folder)
+            axes.plot(epochs, [row.get(name) for row in rows], marker=".", label=folder)
             axes.set(title=name, xlabel="epoch")
     panels[0].legend()
 
@@ -51,12 +50,10 @@ def plot_places(figure, files):
 
 
 def main(args):
-    """Draw the picture."""
     save(args.out, plot_curves if args.curves else plot_places, args.curves or args.places)
 
 
 def parse(argv=None):
-    """The command line."""
     parser = Parser("Draw the curves of runs, or what is right by how many steps came before.")
     one = parser.add_mutually_exclusive_group(required=True).add_argument
     one("--curves", type=Path, nargs="+", metavar="RUN", help="folders of runs")

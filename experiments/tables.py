@@ -4,15 +4,17 @@ A run is made once for all tables, in OUT/RECIPE-SEED; the command goes on where
 numbers go to results.json, {cell: {seed: number}}, or {"A - B": what compare.py finds}, and stay
 until deleted there; tables, to README.md and docs/, between `<!-- table: X -->` and `<!-- end -->`.
 """
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 import tomllib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
+
+from tqdm import tqdm
 
 from experiments.compare import compare
 from files.lists import read_text
@@ -44,8 +46,7 @@ def publish(out):
             results.setdefault(text, {})[file.parent.name.rpartition("-")[2]] = number
     for _, a, b in sum((of["rows"] for of in TABLES.values() if of.get("compared")), []):
         if files[a] and files[b]:
-            (part, _, column), (_, _, other) = (ours[text][2].rpartition(".") for text in (a, b))
-            results[f"{a} - {b}"] = compare(files[a], files[b], column, other, part)
+            results[f"{a} - {b}"] = compare(files[a], files[b], ours[a][2], ours[b][2])
     write_json(path, dict(sorted(results.items())))
     mark = rf"(?s)(<!-- table: ({'|'.join(TABLES)}) -->\n).*?(?=<!-- end -->)"
     for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
@@ -57,6 +58,8 @@ def make(recipe, seed, args):
     """Make what is missing of a run. InputError if a command fails; its output is in log.txt."""
     folder, lines = args.out.resolve() / f"{recipe}-{seed}", []
     train = ["train.py", "--resume", "--device", args.device, "--seed", seed, "--out"]
+    if not any((folder / f"{name}.json").exists() for name in EVALUATIONS):    # none: incomplete
+        lines.append([*train, folder, *RECIPES[recipe].split()])
     for name in dict.fromkeys(cell[1] for cell in cells(args.tables).values() if cell[0] == recipe):
         (task, _, labels), file = name.partition("-"), folder / f"{name}.json"
         checkpoint = folder / name if labels else folder
@@ -67,12 +70,11 @@ def make(recipe, seed, args):
             lines.append(["evaluate.py", *EVALUATIONS[name].split(), "--device", args.device,
                           "--checkpoint", checkpoint, "--json", file])
     folder.mkdir(parents=True, exist_ok=True)
-    for line in [[*train, folder, *RECIPES[recipe].split()], *lines] if lines else ():
+    for line in lines:
         with open(folder / "log.txt", "a", encoding="utf-8") as log:
             ended = subprocess.run([sys.executable, *map(str, line)], cwd=ROOT, stdout=log,
                                    stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
         require(ended.returncode == 0, f"{line[0]} ended with {ended.returncode}; see {log.name}")
-    return folder
 
 
 def markdown(name, results):
@@ -103,24 +105,18 @@ def text_table(header, rows):
 
 def main(args):
     """Make the runs that are missing; after each, write its numbers and the tables."""
-    for name in args.tables:
-        require(name in TABLES, f"{name}: no such table; there are {', '.join(TABLES)}")
     publish(args.out)
     recipes = dict.fromkeys(cell[0] for cell in cells(args.tables).values())
-    runs = [(recipe, seed) for seed in args.seeds.split(",") for recipe in recipes]
-    with ThreadPoolExecutor(args.jobs) as pool:            # a failure cancels those not begun
-        for done in pool.map(lambda one: make(*one, args), runs):
-            publish(args.out)
-            print(f"{done}: done", flush=True)
+    for seed, recipe in tqdm([*itertools.product(args.seeds.split(","), recipes)], desc="runs"):
+        make(recipe, seed, args)
+        publish(args.out)
 
 
 def parse(argv=None):
-    """The command line."""
     parser = Parser("Make the runs behind the tables, each once, and write the tables.")
     add = parser.add_argument
     add("tables", nargs="*", metavar="NAME", default=[*TABLES], help="tables of tables.toml")
     add("--seeds", default="100,101,102,103,104", help="of the runs")
-    add("--jobs", type=int, default=1, help="runs at a time, with one thread each")
     add("--out", type=Path, default=Path("runs/tables"), help="folder of the runs")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
     return parser.parse_args(argv)

@@ -18,62 +18,65 @@ EXAMPLES = {"classify": classify_examples, "forecast": forecast_examples,
             "activity": activity_examples}
 
 
-def counts(listed, paths, unreadable):
-    """How many ids are listed, found, absent and unreadable; without paths, only the first."""
+def counts(listed, source):
+    """How many ids are listed, found, absent and unreadable; without a source, only the first."""
     ids = set(listed)
-    if paths is None:
-        return {"videos": len(ids), "found": None, "absent": None, "unreadable": None}
-    return {"videos": len(ids), "found": len(ids & paths.keys()),
-            "absent": len(ids - paths.keys()), "unreadable": len(ids & unreadable.keys())}
+    return {"videos": len(ids), "found": source and len(ids & source.paths.keys()),
+            "absent": source and len(ids - source.paths.keys()),
+            "unreadable": source and len(ids & source.unreadable.keys())}
+
+
+def count_narrations(captions):
+    """What is said in a folder: counts; ids without words; {id: reason} of what cannot be read."""
+    wrong, silent, sentences, end = {}, [], 0, 0.0
+    for name, said in captions.readable(captions, wrong):          # all do not fit in memory
+        sentences, end = sentences + len(said), end + max((of[1] for of in said), default=0.0)
+        if not said:
+            silent.append(name)
+    return {"captions": len(captions), "unreadable_captions": len(wrong), "sentences": sentences,
+            "hours": round(end / 3600, 2), "silent_ids": silent}, wrong
 
 
 def check(args):
     """Print what a list holds and, with --videos, which of its videos training can use."""
-    captions, wrong, facts = None, {}, {}              # {id: reason}: narrations
+    needed = "captions" if args.data == "howto100m" else "annotations"
+    require(getattr(args, needed), f"check --data {args.data} needs --{needed}")
+    captions, source, looks, wrong, silent = None, None, [], {}, set()
     if args.data == "coin":
         videos, names = load_coin(args.annotations)
         videos = [video for video in videos if video.steps]
         facts = {"classes": len(names), "distinct_texts": len(set(names))}
     elif args.data == "epic":
         videos = load_epic(args.annotations)
-        segments = {epic_split(args.annotations): sum(len(video.steps) for video in videos)}
-        facts = {"segments": segments, "verbs": VERBS, "nouns": NOUNS}
+        count = sum(len(video.steps) for video in videos)
+        facts = {"segments": {epic_split(args.annotations): count}, "verbs": VERBS, "nouns": NOUNS}
     else:
-        captions, silent, sentences, end = Captions(args.captions), [], 0, 0.0
-        for name, said in captions.readable(captions, wrong):      # all do not fit in memory
-            sentences, end = sentences + len(said), end + max((of[1] for of in said), default=0.0)
-            if not said:
-                silent.append(name)
-        videos = [Video(name) for name in captions]
-        facts = {"captions": len(captions), "unreadable_captions": len(wrong),
-                 "sentences": sentences, "hours": round(end / 3600, 2)}
-    paths, source, looks, unreadable = None, None, [], {}
+        captions = Captions(args.captions)
+        videos, (facts, wrong) = [Video(name) for name in captions], count_narrations(captions)
+        silent = {*facts["silent_ids"]}
     if args.videos:
-        paths = find_videos(args.videos)
-        source = VideoSource(videos, paths, None, captions=captions)
-        if captions:
-            source.videos = [video for video in source.videos if video.name not in silent]
+        source = VideoSource(videos, find_videos(args.videos), None, captions=captions)
+        source.videos = [video for video in source.videos if video.name not in silent]
         looks = [*prefetch(source.look_at, range(len(source.videos)), args.workers, "read",
-                           name=lambda i: source.videos[i].name)]
-        source.unreadable = unreadable = {
-            video.name: reason for video, (_, reason) in zip(source.videos, looks) if reason}
+                           name=source.name)]
+        source.unreadable = {video.name: reason for video, (_, reason) in zip(source.videos, looks)
+                             if reason}
     if args.data == "coin":
         for task, split in product(EXAMPLES, ("train", "validation", "test")):
             chosen = [video for video in videos if video.split == split]
             listed = [chosen[example.video].name for example in EXAMPLES[task](chosen)]
-            facts.setdefault(task, {})[split] = {"listed": len(listed),
-                                                 **counts(listed, paths, unreadable)}
+            facts.setdefault(task, {})[split] = {"listed": len(listed), **counts(listed, source)}
     else:
-        facts |= counts([video.name for video in videos], paths, unreadable)
-    facts |= {"absent_ids": source.absent if source else None, "unreadable_ids": wrong | unreadable}
+        facts |= counts([video.name for video in videos], source)
+    facts |= {"absent_ids": source and source.absent,
+              "unreadable_ids": wrong | (source.unreadable if source else {})}
     if captions:
-        facts["silent_ids"] = sorted(silent)
         hours = sum(length for length, _ in looks) / 3600
-        facts["video_hours"] = round(hours, 2) if source else None
-        facts["without_captions_ids"] = sorted(paths.keys() - captions.keys()) if source else None
+        facts["video_hours"] = source and round(hours, 2)
+        facts["without_captions_ids"] = source and sorted(source.paths.keys() - captions.keys())
+    print(json.dumps(facts, indent=2))
     if args.json:
         write_json(args.json, facts)
-    print(json.dumps(facts, indent=2))
     if source:
         require_readable(source, MAX_UNREADABLE)
 
@@ -98,12 +101,7 @@ def parse(argv=None):
 
 def main(args):
     """Run a command."""
-    if args.command == "phrases":
-        return collect(args)
-    needed = "captions" if args.data == "howto100m" else "annotations"
-    require(getattr(args, needed), f"check --data {args.data} needs --{needed}; narrated videos "
-            "are --data howto100m")
-    check(args)
+    {"check": check, "phrases": collect}[args.command](args)
 
 
 if __name__ == "__main__":

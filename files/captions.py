@@ -14,7 +14,7 @@ from support.errors import InputError, require
 
 COLUMNS = ("start", "end", "text")
 SUFFIXES = (".csv", ".srt", ".vtt")
-LANGUAGE = re.compile(r"\.([a-z]{2,3}([-_]\w+)?|steps)$")    # ID.en-orig.vtt; steps: of CrossTask
+LANGUAGE = re.compile(r"\.[a-z]{2,3}([-_]\w+)?$")            # ID.en-orig.vtt
 # The times of a cue, and its lines up to an empty one. Lines of blanks (YouTube) do not end it.
 CUE = re.compile(r"^(.*?)\s*-->\s*(\S*).*\n?((?:.+\n?)*)", re.M)
 # Tags <i>, </c>, <00:00:01.000>, {\an8}, and sounds [Music].
@@ -76,15 +76,14 @@ class Captions(dict):
 
 
 def list_folder(folder):
-    """{id: file}, by id. Of several files, no language or English comes first, then csv."""
-    found = []
-    for file in folder.iterdir():
-        if file.suffix.lower() in SUFFIXES:
-            name = LANGUAGE.sub("", file.stem)
-            foreign = file.stem[len(name):][:3] not in ("", ".en")
-            found.append((name, foreign, SUFFIXES.index(file.suffix.lower()), file))
-    best = {name: file for name, *_, file in sorted(found, reverse=True)}      # the last one stays
-    return dict(sorted(best.items()))
+    """{id: file}, by id. Of several files of an id, the last English one, else the first."""
+    files = {}
+    for file in sorted(folder.iterdir()):
+        name = LANGUAGE.sub("", file.stem)
+        english = file.stem.startswith(f"{name}.en")
+        if file.suffix.lower() in SUFFIXES and (english or name not in files):
+            files[name] = file
+    return dict(sorted(files.items()))
 
 
 def unroll(sentences):

@@ -37,12 +37,10 @@ def find_rows(path):
         video, spans = file["video"], np.stack([file["start"], file["end"]], 1).astype(float)
         embedding = file["embedding"]
         teacher = file["teacher"] if "teacher" in file.files else embedding
-    require(len(video) and video.dtype.kind == "U" and spans.shape == (*video.shape, 2) and
-            (spans[:, 0] <= spans[:, 1]).all() and np.isfinite(spans).all(),
-            f"{path}: other video, start or end; {NEED}")
-    for name, matrix in ("embedding", embedding), ("teacher", teacher):
-        fits = matrix.ndim == 2 and len(matrix) == len(video) and matrix.dtype.kind == "f"
-        require(fits, f"{path}: {name} is {matrix.dtype} {matrix.shape}; {NEED}")
+    fits = all(matrix.ndim == 2 and len(matrix) == len(video) and matrix.dtype.kind == "f"
+               for matrix in (spans, embedding, teacher))
+    require(fits and len(video) and video.dtype.kind == "U" and (spans[:, 0] <= spans[:, 1]).all(),
+            f"{path}: other types, shapes or times; {NEED}")
     first = np.flatnonzero(np.append(True, video[1:] != video[:-1]))       # row of each video
     parts = zip(*(np.split(array, first[1:]) for array in (spans, embedding, teacher)))
     found = {video_name(video[i]): Rows(path, *part) for i, part in zip(first, parts)}
@@ -54,20 +52,18 @@ def read_rows(rows, windows):
     """What f and the teacher read of windows (n, 2) s: (n, F) and (n, D) float32.
 
     It is the mean of the rows whose middle lies in a window, else the nearest row. Only rows that
-    end before the window ends are used; if none does, the row that ends first. InputError if no row
-    ends before all windows end, if a window begins after all rows, if a number is not finite.
+    end before the window ends are used; if none does, the row that ends first. Raises InputError.
     """
     ends, end = rows.spans[:, 1], windows.max()
     require(ends.min() <= end + ROUNDING, f"{rows.path}: no row ends before {end:.1f} s")
-    require(windows[:, 0].max() < ends.max() + SLACK, f"{rows.path}: ends at {ends.max():.1f} s, "
-            f"before the window that begins at {windows[:, 0].max():.1f} s; times must be seconds")
+    require(windows[:, 0].max() < ends.max() + SLACK,
+            f"{rows.path}: ends before {end:.1f} s; times must be seconds")
     ended = ends <= np.maximum(windows[:, 1:], ends.min()) + ROUNDING              # (n, m)
     share = shares(rows.spans, windows, ended)                                     # (n, m)
     used = share.any(0)                                # a row of later may be NaN: 0 * NaN is NaN
     means = [torch.from_numpy(share[:, used] @ matrix[used]).float()
              for matrix in (rows.embedding, rows.teacher)]
-    require(all(mean.isfinite().all() for mean in means), f"{rows.path}: a number that is not "
-            f"finite, before {end:.1f} s")
+    require(all(mean.isfinite().all() for mean in means), f"{rows.path}: a number is not finite")
     return means
 
 
@@ -76,10 +72,8 @@ def require_widths(found, width, dim=None):
     `dim` than what the teacher sees. None: not compared."""
     path, _, embedding, teacher = next(iter(found.values()))
     F, D = embedding.shape[1], teacher.shape[1]
-    require(width in (None, F), f"{path}: rows of embedding have {F} numbers, the checkpoint reads "
-            f"{width}; give the features that it was trained on")
-    require(dim in (None, D), f"{path}: what the teacher sees has {D} numbers, its texts {dim}; "
-            f"needed is teacher (R, {dim}), the image features of --clip")
+    require(width in (None, F), f"{path}: embedding is (R, {F}), the checkpoint reads (R, {width})")
+    require(dim in (None, D), f"{path}: teacher is (R, {D}), (R, {dim}) of --clip is needed")
     return F
 
 

@@ -23,8 +23,8 @@ COIN = ('needed is {"database": {id: {"subset": "training" or "testing", "recipe
 EPIC = "video_id", "start_timestamp", "stop_timestamp", "verb_class", "noun_class"
 VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100
 UNKNOWN = -1                  # label of a step whose class a list does not give
-WORDS = "a phrase is words, without a mark before them or _"
-PHRASE = re.compile(r'(?!\d+[\W_]|[-*#(])"?([^;\t"_]*[^\W\d_][^;\t"_]*?)"?(?:,\s*[\d.]*){0,2}')
+# `phrase` or `phrase,count,concreteness`; a phrase has a letter, and may have commas.
+PHRASE = re.compile(r'"?([^;\t"_]*[^\W\d_][^;\t"_]*?)"?(?:,\s*[\d.]*){0,2}')
 
 
 # --- Text, csv, JSON ---
@@ -33,8 +33,7 @@ def read_text(path):
     try:
         text = Path(path).read_text("utf-8-sig")
     except UnicodeDecodeError:
-        text = "\0"                                    # UTF-16 without a mark has such bytes, too
-    require("\0" not in text, f"{path}: not UTF-8; save it as UTF-8")
+        raise InputError(f"{path}: not UTF-8; save it as UTF-8") from None
     require(text.strip(), f"{path}: the file is empty")
     return text
 
@@ -50,11 +49,10 @@ def read_table(path, columns):
     reader = csv.DictReader(io.StringIO(read_text(path)))
     require(set(columns) <= set(reader.fieldnames), f"{path}:1: the first line must name "
             f"{','.join(columns)}; it is {','.join(reader.fieldnames)[:80]!r}")
-    with fields_of(path, "a quote may be open"):
-        rows = [(f"{path}:{reader.line_num}", row) for row in reader]
+    rows = [(f"{path}:{reader.line_num}", row) for row in reader]
     for where, row in rows:
         require(None not in (*row, *row.values()), f"{where}: another number of columns than in "
-                "the first line; a text that holds a comma must be in quotes")
+                "the first line; put a text with a comma in quotes")
     return rows
 
 
@@ -65,7 +63,7 @@ def fields_of(where, need):
         yield
     except InputError:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError, csv.Error) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{where}: {error!r}; {need}") from None
 
 
@@ -84,25 +82,20 @@ def video_name(path):
 
 
 # --- Annotations ---
-def load_coin(path, world=None):
+def load_coin(path):
     """Read COIN.json -> [data.Video, ...] and the name of each class, "" if no step has it. A tenth
-    of its training videos, by the CRC-32 of the id, is our validation split. world: the version of
-    the toy world that an exported file must have."""
+    of its training videos, by the CRC-32 of the id, is our validation split."""
     with fields_of(path, COIN):
-        content = json.loads(read_text(path))
-        database, written = content["database"].items(), content.get("world")
-    require(world is None or written in (None, world), f"{path}: is of version {written} of the toy"
-            f" world; this code needs {world}; `python -m toy export` again")
+        database = json.loads(read_text(path))["database"].items()
     videos, names = [], {}
     for name, entry in database:
         where, steps = f"{path}: video {name}", []
         with fields_of(where, COIN):
             for step in entry["annotation"]:
                 label, text = int(step["id"]) - 1, step["label"].strip()
-                require(PHRASE.fullmatch(text), f"{where}: id {label + 1} is {text!r}; {WORDS}")
                 known = names.setdefault(label, text)
                 require(known.casefold() == text.casefold(), f"{where}: id {label + 1} is {text!r},"
-                        f" before it was {known!r}; an id must name the same step in all videos")
+                        f" before it was {known!r}")
                 steps.append(Step(*map(float, step["segment"]), label))
             split, activity = SUBSETS[entry["subset"]], int(entry["recipe_type"])
             duration = float(entry["duration"]) if entry.get("duration") else None
@@ -136,7 +129,7 @@ def load_released_csv(path, task):
                  "forecast": (Step(start, end, UNKNOWN), Step(end, end, label))}[task]
         videos.append(Video(video_name(row["path"]), None, label, duration, steps))
     require(task == "activity" or any(starts) == (task == "classify"), f"{path}:1: a list for "
-            "another task: lists to forecast (`next`) start each row at 0 s, lists of steps do not")
+            "another task: only lists to forecast start each row at 0 s")
     return videos
 
 
@@ -160,14 +153,11 @@ def epic_split(path):
 
 # --- Names ---
 def load_phrases(path):
-    """The phrases, or names of classes, of lines `phrase` or `phrase,count,concreteness`. Line i is
-    class i; two may be equal. Only numbers at the end are columns, and a header is left out."""
-    lines = read_text(path).rstrip().split("\n")
-    header, phrases = lines[0].startswith("phrase,"), []
-    for number, line in enumerate(lines[header:], start=1 + header):
+    """The phrases, or names of classes: line i is that of class i. Two may be equal."""
+    phrases = []
+    for number, line in enumerate(read_text(path).rstrip().split("\n"), start=1):
         found = PHRASE.fullmatch(line.strip())
-        require(found, f"{path}:{number}: {line[:80]!r} is not `phrase` or `phrase,count,...`; "
-                f"{WORDS}")
+        require(found, f"{path}:{number}: {line[:80]!r} is not `phrase` or `phrase,count,...`")
         phrases.append(found[1].strip())
     require(len(phrases) > 1, f"{path}: at least two phrases are needed")
     return phrases

@@ -52,6 +52,6 @@ def collect(args):
     kept = sorted((-count, phrase) for phrase, count in counts.items() if count >= args.min_count)
     found = f"{len(captions)} narrations, {len(wrong)} unreadable: {len(counts)} phrases"
     require(len(wrong) <= MAX_UNREADABLE * len(captions), f"{found}; {[*wrong.values()][:1]}")
-    require(len(kept) > 1, f"{found}, of which {len(kept)} occur often enough; lower --min-count")
+    require(len(kept) > 1, f"{found}, {len(kept)} of them frequent; lower --min-count")
     write_text(args.out, "".join(f"{phrase},{-count},\n" for count, phrase in kept[:TOP]))
     print(f"{found}; {args.out} has the {min(TOP, len(kept))} most frequent")

@@ -13,7 +13,6 @@ from support.errors import InputError, require
 
 TRIES = 3                     # failures in a row after which a video is unreadable
 SKIPPED = "left out by --skip"
-EARLY = 0.05                  # captions that all end in this first share of a video do not fit it
 
 
 def shares(spans, windows, usable=True):
@@ -30,10 +29,9 @@ def shares(spans, windows, usable=True):
 class VideoSource:
     """Listed videos as files that are read on demand. InputError if none of them is there.
 
-    videos: those that are there; absent: the ids of the others; unreadable {id: reason}: filled by
-    whoever calls `load`; wrong_captions {id: reason}, silent [id]: filled by `open_folder`.
     paths: {id: path}; view: data.View; teacher_size: side of a teacher's pictures, pixels, or 0;
     captions: Captions, if a video needs a narration, too; skip: ids of videos not to be opened.
+    Whoever calls `load` fills unreadable {id: reason}; `open_folder`, wrong_captions and silent.
     """
     find = staticmethod(find_videos)
 
@@ -41,43 +39,40 @@ class VideoSource:
         present = paths if captions is None else paths.keys() & captions.keys()
         self.listed, self.paths, self.view = videos, paths, view
         self.teacher_size, self.captions = teacher_size, captions
+        self.skip, self.reasons = frozenset(map(video_name, skip)), {}       # {id: why no windows}
+        self.unreadable, self.wrong_captions, self.silent = {}, {}, []
         self.videos = [video for video in videos if video.name in present]
         names = dict.fromkeys(video.name for video in videos)
         self.absent = [name for name in names if name not in present]
-        self.unreadable, self.wrong_captions, self.silent = {}, {}, []
-        self.skip, self.reasons = frozenset(map(video_name, skip)), {}       # {id: why no windows}
-        narrated = "" if captions is None else " with a narration"
-        require(self.videos, f"none of the {len(names)} listed videos is there{narrated}; listed is"
-                f" {next(iter(names), None)!r}, there is {next(iter(paths), None)!r}: they must be "
-                "equal")
-        unknown = sorted(self.skip - names.keys())
-        require(not unknown, f"--skip {' '.join(unknown)}: not among the listed videos")
+        require(self.videos, f"none of {len(names)} listed videos is there with what it needs; "
+                f"listed is {next(iter(names), None)!r}, there is {next(iter(paths))!r}")
+
+    def name(self, i):
+        """The id of video i."""
+        return self.videos[i].name
 
     def sentences(self, i):
         """The narration of video i, [(start s, end s, text), ...]. Raises InputError."""
-        return self.captions.sentences(self.videos[i].name)
+        return self.captions.sentences(self.name(i))
 
     def spoken(self, i, end):
-        """The sentences that begin before video i ends, at `end` s. InputError if most do not, or
-        if all are in its first twentieth, as in minutes."""
+        """The sentences that begin before video i ends, at `end` s. InputError if most do not."""
         sentences = self.sentences(i)
         spoken = [sentence for sentence in sentences if sentence[0] < end]
-        last = max((sentence[1] for sentence in sentences), default=end)
-        require(2 * len(spoken) >= len(sentences) and last >= EARLY * end,
-                f"{len(spoken)} of {len(sentences)} captions begin before the video ends, at "
-                f"{end:.1f} s, and the last ends at {last:.1f} s: another video's, or not in s?")
+        require(2 * len(spoken) >= len(sentences), f"{len(spoken)} of {len(sentences)} captions "
+                f"begin before the video ends, at {end:.1f} s; times must be seconds")
         return spoken
 
     def read(self, i, read, *args):
         """read(path of video i, *args). Raises Unreadable after TRIES failures in a row, since
         network errors pass; at once if the video is one to skip."""
-        name = self.videos[i].name
-        if name in self.skip:
+        if self.name(i) in self.skip:
             raise Unreadable(SKIPPED)
+        path = self.paths[self.name(i)]
         for _ in range(TRIES - 1):
             with contextlib.suppress(Unreadable):
-                return read(self.paths[name], *args)
-        return read(self.paths[name], *args)
+                return read(path, *args)
+        return read(path, *args)
 
     def duration(self, i):
         """The length of video i, s. Raises InputError."""
@@ -102,7 +97,7 @@ class VideoSource:
             end = self.duration(i)
             return sentence_windows(self.spoken(i, end), end, rng, stride)
         except InputError as error:
-            self.reasons[self.videos[i].name] = str(error)
+            self.reasons[self.name(i)] = str(error)
             return np.empty((0, 2))
 
     def clips(self, i, windows, rng):
@@ -122,13 +117,12 @@ class VideoSource:
         readable, made, failed = [], [], {}
         for request in requests:
             i, windows, *_ = request
-            name = self.videos[i].name
             try:
-                require(len(windows), self.reasons.get(name, "nothing is said"))
+                require(len(windows), self.reasons.get(self.name(i)))
                 made.append(self.clips(i, windows, rng))
                 readable.append(request)
             except InputError as error:
-                failed[name] = str(error)
+                failed[self.name(i)] = str(error)
         clips, views = map(torch.cat, zip(*made)) if made else (torch.empty(0), torch.empty(0))
         return Loaded(readable, clips, views, failed)
 
@@ -138,33 +132,27 @@ def require_readable(source, share, where=None):
     --skip do not count. where: a file that has the reasons."""
     failed = [": ".join(item) for item in source.unreadable.items() if item[1] != SKIPPED]
     count = len(source.videos) - len(source.unreadable) + len(failed)
-    require(count, "no video is left: all are silent, or left out by --skip")
     require(len(failed) <= share * count and len(failed) < count,
             f"{len(failed)} of {count} videos are unreadable, more than --max-unreadable {share}; "
-            f"{f'all are in {where}; ' if where else ''}repair or remove them, or give train.py or "
-            f"evaluate.py a larger --max-unreadable; the first, {next(iter(failed), '')}")
+            f"{f'all are in {where}; ' if where else ''}repair or remove them; the first, "
+            f"{next(iter(failed), 'none is left')}")
 
 
 def open_folder(folder, caption_path, ids, view, teacher_size=0, skip=(),
                 max_unreadable=MAX_UNREADABLE, kind=VideoSource):
     """The source of a folder. Its videos are those of a list `ids`, else all with a narration, or
-    all if caption_path is None; but for those whose narration has no words or is unreadable.
-    InputError if too many are."""
+    all if caption_path is None; but for those whose narration has no words or is unreadable."""
     captions, paths = Captions(caption_path) if caption_path else None, kind.find(folder)
     names = load_ids(ids) if ids else captions or sorted(paths)
     source = kind([Video(name) for name in names], paths, view, teacher_size, captions, skip)
     if captions:
-        names, wrong = [video.name for video in source.videos], {}
+        names, wrong = [video.name for video in source.videos], source.wrong_captions
         silent = [name for name, said in captions.readable(names, wrong) if not said]
-        source.wrong_captions, source.silent, left = wrong, silent, {*wrong, *silent}
+        source.silent, left = silent, {*wrong, *silent}
         source.videos = [video for video in source.videos if video.name not in left]
-        failed = [wrong[name] for name in wrong if name not in skip]
-        require(len(failed) <= max_unreadable * len(names), f"{len(failed)} of {len(names)} "
-                f"narrations are unreadable, more than --max-unreadable {max_unreadable}; the "
-                f"first: {next(iter(failed), '')}")
-        told = (f"{len(silent)} of {len(names)} videos have narrations without words, {len(wrong)} "
-                "unreadable ones: left out")
-        require(source.videos, f"{told}; none is left")
-        if left:
-            print(told)
+        failed = [wrong[name] for name in wrong if name not in source.skip]
+        told = f"{len(names)} narrations, {len(silent)} without words, {len(failed)} unreadable"
+        require(source.videos and len(failed) <= max_unreadable * len(names), f"{told}: more than "
+                f"--max-unreadable {max_unreadable}, or all; {next(iter(failed), '')}")
+        print(f"{told}: left out")
     return source

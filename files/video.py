@@ -28,22 +28,15 @@ class Unreadable(InputError):
 
 # --- Files ---
 def find_videos(folder):
-    """{id: path} of the videos in a folder and below. InputError if there is no such folder or no
-    video in it, or if two files have one id."""
-    require(os.path.isdir(folder), f"{folder}: no such folder; a folder of videos is needed")
-    paths, found, visited = [], {}, set()
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        place = os.path.realpath(parent)
-        if place in visited:                           # links in a circle would never end
-            folders.clear()
-            continue
-        visited.add(place)
-        paths += [Path(parent, name) for name in names if name.lower().endswith(VIDEO_SUFFIXES)]
+    """{id: path} of the videos in a folder and below. InputError if there are none, or if two files
+    have one id."""
+    paths = [Path(parent, name) for parent, _, names in os.walk(folder, followlinks=True)
+             for name in names if name.lower().endswith(VIDEO_SUFFIXES)]
+    found = {}
     for path in sorted(paths):
         first = found.setdefault(video_name(path), path)
-        require(path == first or path.samefile(first), f"{first} and {path}: two files of one id, "
-                "the name without its suffix; rename one or move it elsewhere")
-    require(found, f"{folder}: holds no {', '.join(VIDEO_SUFFIXES)}")
+        require(first.samefile(path), f"{first} and {path}: two files of one id; rename one")
+    require(found, f"{folder}: no such folder, or it holds no {', '.join(VIDEO_SUFFIXES)}")
     return found
 
 
@@ -53,7 +46,7 @@ def open_video(path):
     try:
         with av.open(str(path), metadata_errors="replace") as container:
             streams = [stream for stream in container.streams.video if stream.codec_context]
-            if not streams or container.format.name == "tty":      # FFmpeg would draw a text
+            if not streams:
                 raise Unreadable(f"{path}: no video stream that can be decoded")
             streams[0].codec_context.thread_count = 1  # FFmpeg's threads can hang in a worker
             yield container, streams[0]
@@ -115,12 +108,10 @@ def frames_at(path, container, stream, times):
         if frame is None or frame.is_corrupt:
             raise Unreadable(f"{path}: damaged at {time - start:.1f} s")
         if frame.time > time + SLACK:
-            raise Unreadable(f"{path}: begins {frame.time - time:.1f} s after the picture asked "
-                             f"for, at {time - start:.1f} s")
+            raise Unreadable(f"{path}: begins after {time - start:.1f} s")
         end = frame.time + float(frame.duration * frame.time_base)
         if following is None and time > end + SLACK:   # a file that is cut off may not say so
-            raise Unreadable(f"{path}: ends {time - end:.1f} s before the picture asked for, at "
-                             f"{time - start:.1f} s; times must be seconds")
+            raise Unreadable(f"{path}: ends before {time - start:.1f} s; times must be seconds")
         yield frame
 
 

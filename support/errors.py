@@ -22,9 +22,9 @@ def fail(status, problem):
 
 
 def run(main, parse):
-    """Call main(parse()) and end: with status 2 for InputError, OSError and too little memory, 1
-    for FloatingPointError (a result that is not finite), 130 for Ctrl-C. A bug has its traceback.
-    """
+    """Call main(parse()) and end: with status 2 for InputError, OSError and a GPU whose memory
+    is too small, 1 for FloatingPointError (a result that is not finite), 130 for Ctrl-C. A bug has
+    its traceback."""
     try:
         return main(parse())
     except KeyboardInterrupt as stop:
@@ -35,11 +35,8 @@ def run(main, parse):
     except (InputError, OSError) as error:
         # An error in a worker process comes with its traceback above the last line.
         fail(2, str(error).strip().split("\n")[-1].removeprefix("support.errors.InputError: "))
-    except (RuntimeError, MemoryError) as error:
-        lines = str(error).strip().split("\n")         # of a worker, the last one tells
-        first = lines[-1 if lines[0].startswith("Caught ") else 0]
-        full = isinstance(error, MemoryError) or "allocate memory" in first
-        if full or "out of memory" in first.lower():
-            fail(2, f"{first}; the memory is too small; use a smaller --micro-batch or --batch, or "
-                 "fewer --workers")
-        raise
+    except RuntimeError as error:                  # of CUDA, MPS or XPU
+        first = str(error).split("\n")[0]
+        if "out of memory" not in first:
+            raise
+        fail(2, f"{first}; use a smaller --micro-batch or --batch")

@@ -2,6 +2,7 @@
 import functools
 import multiprocessing
 import os
+import signal
 
 import pytest
 import torch
@@ -18,6 +19,14 @@ TINY = ("--toy-videos", "16", "--batch", "4", "--sgd-epochs", "0.75", "--epochs"
 def one_thread():
     """Sums in the same order on every machine, and no threads that wait for each other."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def signals():
+    """Signals end the tests, although a training leaves its handlers."""
+    yield
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -33,19 +33,15 @@ def slow_gelu(x):
 
 def slow_attention(tokens, weights, name, heads):
     """Every token attends to all of the list, head by head."""
-    width = len(tokens[0])
-    size = width // heads
-    qkv = [slow_linear(token, weights, name + ".qkv") for token in tokens]
+    size = len(tokens[0]) // heads
+    qkv = [slow_linear(token, weights, name + ".qkv").view(3, heads, size) for token in tokens]
     result = []
-    for query in qkv:
+    for q, _, _ in qkv:
         parts = []
         for head in range(heads):
-            part = slice(head * size, (head + 1) * size)
-            q = query[:width][part]
-            scores = [q @ other[width:2 * width][part] / size ** 0.5 for other in qkv]
-            total = sum(score.exp() for score in scores)
-            parts.append(sum(score.exp() / total * other[2 * width:][part]
-                             for score, other in zip(scores, qkv, strict=True)))
+            scores = [(q[head] @ k[head] / size ** 0.5).exp() for _, k, _ in qkv]
+            parts.append(sum(score / sum(scores) * v[head]
+                             for score, (_, _, v) in zip(scores, qkv, strict=True)))
         result.append(slow_linear(torch.cat(parts), weights, name + ".proj"))
     return result
 
@@ -65,15 +61,15 @@ def slow_block(cls, z, weights, name, heads):
         mixed = slow_attention(inputs, weights, name + "temporal_attn", heads)
         for t in range(F):
             z[p, t] = z[p, t] + slow_linear(mixed[t], weights, name + "temporal_fc")
-    cls_results = []
+    results = []
     for t in range(F):                                     # space: class token, one frame
         tokens = [cls] + [z[p, t] for p in range(P)]
         inputs = [slow_norm(token, weights, name + "norm1") for token in tokens]
-        mixed = slow_attention(inputs, weights, name + "attn", heads)
-        cls_results.append(mixed[0])
+        result, *mixed = slow_attention(inputs, weights, name + "attn", heads)
+        results.append(result)
         for p in range(P):
-            z[p, t] = z[p, t] + mixed[1 + p]
-    cls = cls + sum(cls_results) / F
+            z[p, t] = z[p, t] + mixed[p]
+    cls = cls + sum(results) / F
     z = {place: slow_mlp(token, weights, name) for place, token in z.items()}
     return slow_mlp(cls, weights, name), z
 
@@ -81,17 +77,13 @@ def slow_block(cls, z, weights, name, heads):
 def slow_timesformer(clip, weights, patch, heads, depth):
     """One clip (3, F, H, W) -> (class token after the last norm, embedding of length 1)."""
     _, F, H, W = clip.shape
-    z = {}
+    z, corners = {}, [(top, left) for top in range(0, H, patch) for left in range(0, W, patch)]
     for t in range(F):
-        p = 0
-        for top in range(0, H, patch):
-            for left in range(0, W, patch):
-                pixels = clip[:, t, top:top + patch, left:left + patch]
-                kernel = weights["patch_embed.proj.weight"]
-                token = torch.stack([(kernel[c] * pixels).sum() for c in range(len(kernel))])
-                token = token + weights["patch_embed.proj.bias"]
-                z[p, t] = token + weights["pos_embed"][0, 1 + p] + weights["time_embed"][0, t]
-                p += 1
+        for p, (top, left) in enumerate(corners):
+            pixels = clip[:, t, top:top + patch, left:left + patch]
+            token = torch.stack([(of * pixels).sum() for of in weights["patch_embed.proj.weight"]])
+            token = token + weights["patch_embed.proj.bias"]
+            z[p, t] = token + weights["pos_embed"][0, 1 + p] + weights["time_embed"][0, t]
     cls = weights["cls_token"][0, 0] + weights["pos_embed"][0, 0]
     for i in range(depth):
         cls, z = slow_block(cls, z, weights, f"blocks.{i}.", heads)

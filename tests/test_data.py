@@ -30,17 +30,15 @@ def test_sentence_windows_are_nine_seconds_around_every_so_many_sentences(stride
     assert sorted(firsts) == [*range(stride)] and min(firsts.values()) > 70
     ends = [(0, 2, "a " * 12), (38, 44, "a " * 12)]
     assert data.sentence_windows(ends, 40.0, FIRST, 1).tolist() == [[0, 9], [31, 40]]
-    assert data.sentence_windows([(1, 3, "a " * 12)], 5.0, rng, stride).tolist() == [[0, 5]]
+    assert data.sentence_windows(ends[:1], 5.0, rng, stride).tolist() == [[0, 5]]
     assert data.sentence_windows([], 100.0, rng, stride).shape == (0, 2)
 
 
 @pytest.mark.parametrize("counts, expected", [
-    ((12, 12, 12, 12, 12), [4.5, 23, 43]),
     ((12, 12, 11, 1, 12), [4.5, 28, 43]),                        # with the next: 12 words, enough
     ((12, 1, 10, 1, 12), [4.5, 23, 43]),                         # the next, then the one before
     ((5, 1, 9, 1, 12), [13, 28, 43]),                            # and the next but one
-    ((1, 1, 1, 1, 1), [23, 23, 23]),                             # everything there is
-    ((9, 5, 1), [8, 13]), ((1, 5, 9, 12), [13, 28])])            # at the end, at the start
+    ((1, 1, 1, 1, 1), [23, 23, 23]), ((9, 5, 1), [8, 13])])      # everything there is; at the end
 def test_short_sentences_are_joined_until_twelve_words(counts, expected):
     """Catches: one sentence too many or too few; at 3 + 10 i sentence i alone is seen."""
     assert data.sentence_windows(say(*counts), 1000.0, FIRST).mean(1).tolist() == expected
@@ -64,8 +62,8 @@ def test_nine_consecutive_clips_or_some_of_fewer_repeated():
 
 # --- Windows of the tasks, and their examples ---
 @pytest.mark.parametrize("end, pitch, begin, n", [
-    (100., None, 32., 8), (68., None, 0., 8), (20., None, 0., 8), (100., 10., 20., 8),
-    (80., 10., 0., 8), (43., 10., 3., 4), (38., 10., 0., 4), (7., 10., 0., 1), (3., 10., 0., 1)])
+    (100., None, 32., 8), (20., None, 0., 8), (100., 10., 20., 8), (43., 10., 3., 4),
+    (38., 10., 0., 4), (3., 10., 0., 1)])
 def test_a_history_is_cut_by_the_pitch_or_by_the_release(end, pitch, begin, n):
     """Catches: pieces of another length, more than eight, of time before the video or after the
     end; another protocol than the release's eighths of the last 68 s."""

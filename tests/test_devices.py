@@ -22,6 +22,7 @@ GPU = torch.device("cuda:0")
 WINDOWS = np.array([[9. * k, 9. * k + 9] for k in range(9)])
 SOURCE = SimpleNamespace(videos=[Video("a"), Video("b")], unreadable={}, absent=[], load=None)
 SOURCE.listed = SOURCE.videos
+FLAGS = SimpleNamespace(workers=0, micro_batch=None, max_unreadable=.05)
 
 
 def encode_clips(views):
@@ -54,7 +55,7 @@ def test_an_update_and_a_forecast_keep_to_one_device(monkeypatch, order):
         monkeypatch.setattr(labeled, "prefetch", lambda *args, **options: [
             Loaded([example], clips[:8], clips[:8], {})])
         f.register_forward_pre_hook(lambda *_: mixed.append(torch.is_autocast_enabled("cpu")))
-        x, n, features, _ = labeled.encode_examples(model, teacher, SOURCE, [example], GPU)
+        x, n, features, _ = labeled.encode_examples(model, teacher, SOURCE, [example], FLAGS)
         texts = torch.zeros(7, 64, device=GPU)
         scores = evaluate.score(model, x, n, texts, torch.zeros(1, 5, 64), 64)
         assert x.device == n.device == features.device == GPU and mixed == [True]

@@ -58,8 +58,7 @@ def narrate(folder, **videos):
 
 def test_phrases_are_counted_and_sorted(tmp_path, monkeypatch, capsys):
     """Catches: a particle lost; the object as its lemma; a pronoun or subject; a preposition; "our
-    salt" and "the salt" as two phrases; "no" dropped. Counts per video, ties in another order,
-    --min-count not honored; a narration that cannot be read left out in silence."""
+    salt" and "the salt" as two phrases; "no" dropped. Counts per video, --min-count not honored."""
     take, put, add, it = PARSES
     captions = narrate(tmp_path / "captions", a=[take, put, take], b=[take, add, it], c=[])
     monkeypatch.setitem(sys.modules, "spacy", SimpleNamespace(load=lambda name, exclude: (
@@ -68,9 +67,8 @@ def test_phrases_are_counted_and_sorted(tmp_path, monkeypatch, capsys):
     flags = "phrases", "--captions", captions, "--out", pool
     assert "lower --min-count" in fails(capsys, "files", *flags)
     call("files", *flags, "--min-count", "1")
-    assert pool.read_text().split("\n") == [
-        "take off covers,3,", "add salt,1,", "put link in box,1,", "take no salt from it,1,", ""]
-    assert load_phrases(pool)[:2] == ["take off covers", "add salt"]
+    assert load_phrases(pool) == [
+        "take off covers", "add salt", "put link in box", "take no salt from it"]
     (captions / "c.csv").write_text("no narration")    # promise 21: one of three is above 5 %
     assert "3 narrations, 1 unreadable" in fails(capsys, "files", *flags, "--min-count", "1")
 
@@ -79,35 +77,34 @@ def test_spacy_is_not_installed(monkeypatch, capsys):
     """Catches: ImportError, or spaCy's own error about a model, as a traceback."""
     def no_model(name, exclude):
         raise OSError(f"[E050] Can't find model '{name}'.\nmore lines")
-    for module, reason in ((None, "spacy"), (SimpleNamespace(load=no_model), "[E050] Can't find")):
+    for module in None, SimpleNamespace(load=no_model):
         monkeypatch.setitem(sys.modules, "spacy", module)
         line = fails(capsys, "files", "phrases", "--captions", "x", "--out", "no.txt")
-        assert reason in line and "`pip install spacy` and `python -m spacy download" in line
+        assert "`pip install spacy` and `python -m spacy download" in line
 
 
 def test_check_names_what_training_refuses(tmp_path, capsys):
     """Catches: a file at fault that ends the check, or is not named; a video that training finds
     unreadable passed; a video without a caption; a share above 5% unsaid."""
     folder = narrate(tmp_path / "v", a=["add salt"], b=["stir", "cut"], late=[], music=["[Music]"],
-                     gone=["x"], latin=["x"])
+                     gone=["x"])
     (folder / "gone.csv").write_text("no narration")
-    (folder / "latin.csv").write_bytes("start,end,text\n0,1,flamb\u00e9\n".encode("latin-1"))
     (folder / "late.csv").write_text("start,end,text\n2000,3000,add\n5000,6000,salt\n")     # ms
-    for name in "a", "mute", "late", "music", "latin":
+    for name in "a", "mute", "late", "music":
         write(folder / f"{name}.mp4")                  # 4 s
     whole = write(tmp_path / "b.mkv").read_bytes()
     (folder / "b.mkv").write_bytes(whole[:len(whole) // 2])
     file = tmp_path / "o.json"
     flags = "files", "check", "--data", "howto100m", "--captions", folder, "--videos", folder
-    assert "3 of 4 videos are unreadable, more than --max" in fails(capsys, *flags, "--json", file)
+    assert "2 of 3 videos are unreadable, more than --max" in fails(capsys, *flags, "--json", file)
     result = read_json(file)
     reasons = result.pop("unreadable_ids")
-    assert result == {"captions": 6, "unreadable_captions": 2, "sentences": 5, "hours": 1.67,
-                      "video_hours": 0.0, "videos": 6, "found": 5, "absent": 1, "unreadable": 3,
+    assert result == {"captions": 5, "unreadable_captions": 1, "sentences": 5, "hours": 1.67,
+                      "video_hours": 0.0, "videos": 5, "found": 4, "absent": 1, "unreadable": 2,
                       "absent_ids": ["gone"], "silent_ids": ["music"],
                       "without_captions_ids": ["mute"]}
-    assert reasons.keys() == {"b", "gone", "late", "latin"} and "gone.csv:1: " in reasons["gone"]
-    assert re.search("b.mkv: (ends|damaged)", reasons["b"]) and "not UTF-8" in reasons["latin"]
+    assert reasons.keys() == {"b", "gone", "late"} and "gone.csv:1: " in reasons["gone"]
+    assert re.search("b.mkv: (ends|damaged)", reasons["b"])
     assert "0 of 2 captions begin before the video ends" in reasons["late"]
     steps = ("1", [0, 2], "stir"), ("3", [1.5, 3.5], "stir")
     videos = {name: entry(*steps, subset="testing") for name in ("a", "b", "lost")}
@@ -119,16 +116,13 @@ def test_check_names_what_training_refuses(tmp_path, capsys):
     result = read_json(file)
     assert result["forecast"]["test"] == {"listed": 3, "videos": 3, "found": 2, "absent": 1,
                                           "unreadable": 1}
-    assert (result["classes"], result["distinct_texts"]) == (3, 2)
-    assert (result["absent_ids"], list(result["unreadable_ids"])) == (["lost"], ["b"])
+    assert (result["classes"], result["distinct_texts"], result["absent_ids"]) == (3, 2, ["lost"])
 
 
 def test_what_is_not_there_is_one_line(here, capsys, monkeypatch):
     """Catches: a traceback for a file or folder that does not exist, or for a flag left out; a
-    folder of other videos that is counted in silence; CLIP or ImageNet's weights fetched for a run
-    that cannot begin."""
+    folder of other videos that is counted in silence; CLIP fetched for a run that cannot begin."""
     monkeypatch.setattr(dataset, "open_teacher", lambda *args: pytest.fail("downloaded"))
-    monkeypatch.setitem(sys.modules, "timm", None)     # would be "timm is not installed"
     captions, other = narrate(here / "captions", a=["add salt"]), here / "other"
     other.mkdir()
     (other / "b.mp4").touch()
@@ -137,16 +131,12 @@ def test_what_is_not_there_is_one_line(here, capsys, monkeypatch):
     for argv, reason in (
             (check[:4], "needs --captions"), ((*check, "gone"), "gone"),
             ((*check, captions, "--videos", "gone"), "gone: no such folder"),
-            ((*check, captions, "--videos", captions), "captions: holds no .mp4, "),
-            (("train.py", "--captions", captions), "reads no --captions; add --data howto100m or "),
-            (("evaluate.py", "--steps", "x"), "reads no --steps; add --data coin or features"),
+            (("train.py", "--captions", captions), "reads no --captions"),
             ((*check, captions, "--videos", other), "listed is 'a', there is 'b'"),
             (("files", "check", "--annotations", "gone"), "gone"),
             ((*train, "--captions", "gone", "--phrases", "gone"), "gone"),
             (("train.py", "--init", "gone"), "gone"), (("predict.py", "gone.mp4"), "gone"),
-            (("evaluate.py", "--checkpoint", "gone"), "gone"),
-            (("predict.py", "--steps", "gone"), "gone"),
-            (("predict.py", "--device", "gone"), "gone")):
+            (("evaluate.py", "--checkpoint", "gone"), "gone")):
         assert reason in fails(capsys, *argv)
 
 
@@ -167,8 +157,8 @@ def test_scores_of_files_are_those_of_memory(here, start_method, monkeypatch):
         start_method(method)
         call("train.py", *TRAIN, "--workers", "2", "--out", method)
     assert all(same_run(method, "spawn") for method in methods)
-    used = read_json("spawn/config.json")["settings"]["used"]
-    assert used["videos"].startswith("16 (")           # of 20: --ids
+    settings = read_json("spawn/config.json")["settings"]
+    assert settings["list of videos"].startswith("16 (")                   # of 20: --ids
     files = ("--data", "coin", "--annotations", "world/COIN.json", "--steps", "world/steps.txt",
              "--videos", "world/videos")
     for task in "forecast", "classify":
@@ -197,14 +187,13 @@ def test_a_run_goes_on_without_a_video_that_kills_its_worker(here, forked, monke
     monkeypatch.setattr(sources, "read_frames", kill)
     line = fails(capsys, "train.py", *TRAIN, "--workers", "1", "--out", "run")
     assert "while it read train_00002 (leave it out with --skip train_00002)" in line
-    flags = "train.py", *TRAIN, "--out", "run", "--resume", "--skip"
-    call(*flags, "train_00002", "--workers", "1")
+    flags = "train.py", *TRAIN, "--out", "run", "--resume", "--skip", "train_00002"
+    call(*flags, "--workers", "1")
     assert read_json("run/unreadable.json") == {"train_00002": sources.SKIPPED}
     assert read_json("run/absent.json") == ["train_00009"]
-    assert read_json("run/config.json")["settings"]["used"]["videos"].startswith("9 (")
-    assert "--skip a b: not among the listed" in fails(capsys, *flags, "b", "a")
+    assert read_json("run/config.json")["settings"]["list of videos"].startswith("9 (")
     Path("world/train.txt").write_text("train_00000\ntrain_00002\n")
-    assert "has list of videos 9 (sha256" in fails(capsys, *flags, "train_00002")
+    assert "has list of videos 9 (sha256" in fails(capsys, *flags)
     line = fails(capsys, "evaluate.py", "--data", "coin", "--annotations", "world/COIN.json",
                  "--videos", "world/videos", "--checkpoint", "run", "--workers", "1")
     assert "a worker process was killed" in line and "while it read test_00000; --workers" in line

@@ -19,7 +19,6 @@ EPIC = ("narration_id,participant_id,video_id,narration_timestamp,start_timestam
         "P01_11_0,P01,P01_11,00:00:00.560,00:00:00.00,00:00:01.89,1,113,take plate,take,0,plate,2,"
         "\"['plate', 'cup']\",\"[2, 13]\"\n"
         "P01_11_1,P01,P01_11,,01:02:03.5,01:02:04,1,2,open tap,open,96,tap,299,['tap'],[0]\n")
-PHRASES = "add water,2878,5.0\nuse a q - tip,50,\n"
 
 
 def written(folder, text):
@@ -41,8 +40,7 @@ def coin(**videos):
 
 def test_coin_in_its_spellings(tmp_path, capsys):
     """Catches: labels off by one, unsorted steps, fields swapped; a spelling, no duration or a step
-    that ends before its start refused; such a step kept, or left out in silence; another hash,
-    which would move videos between train and validation."""
+    that ends before its start refused; such a step kept, or left out in silence; another hash."""
     last = entry(("3", [1, 2.5], "fold "), ("4", [3, 4], "fold"), subset="validation")
     del last["duration"]
     egg = "crack the egg"
@@ -71,29 +69,22 @@ def test_released_lists(tmp_path):
     assert [video_name(path) for path in ("a.mp4", "x/y.b.MKV", "c.d")] == ["a", "y.b", "c.d"]
 
 
-def test_epic_lists(tmp_path, capsys):
+def test_epic_lists(tmp_path):
     """Catches: frame numbers for times, hours forgotten, quotes, verb and noun exchanged."""
     assert load_epic(written(tmp_path, EPIC)) == [Video("P01_11", duration=math.inf, steps=(
         Step(0, 1.89, (0, 2)), Step(3723.5, 3724, (96, 299))))]
-    load_epic(written(tmp_path, EPIC.replace("01:02:04", "01:02:03")))
-    assert "video P01_11: 1 steps do not end" in capsys.readouterr().out
 
 
 def test_names_phrases_and_ids(tmp_path):
-    """Catches: another order, equal names joined, a phrase's commas cut; a header in the pool; an
-    id whose accents are apart taken for another."""
-    assert load_phrases(written(tmp_path, "stir\nput honey, oil\nstir\n3D-print it")) == [
-        "stir", "put honey, oil", "stir", "3D-print it"]
-    assert load_phrases(written(tmp_path, PHRASES)) == ["add water", "use a q - tip"]
-    for text in ("add water,2878\nput honey, oil,5", "add water,1,nan\n put honey, oil \n\n",
-                 '"add water",1\n"put honey, oil",2', 'phrase,count\nadd,7\n"put honey, oil",5'):
-        assert load_phrases(written(tmp_path, text))[1] == "put honey, oil"
+    """Catches: another order, equal names joined, a phrase's commas cut; a file's suffix in an id;
+    an id whose accents are apart taken for another."""
+    for text in ("stir\nput honey, oil\nstir", "stir,28,5.0\nput honey, oil,5\nstir,",
+                 'stir,1,\n"put honey, oil",2\n stir \n\n'):
+        assert load_phrases(written(tmp_path, text)) == ["stir", "put honey, oil", "stir"]
     assert load_ids(written(tmp_path, "\ufeff-a\r\nmy video.v2\nb.webm\n\n-a\nsub/c.MP4\n")) == [
         "-a", "my video.v2", "b", "c"]
     apart = "cre\u0300me"                               # of macOS; composed, it is one letter less
     assert load_ids(written(tmp_path, f"{apart}\ncr\u00e8me.mp4\n")) == ["cr\u00e8me"]
-    videos, _ = load_coin(written(tmp_path, coin(**{apart: entry()})))
-    assert videos[0].name == "cr\u00e8me"
 
 
 READERS = {"epic": load_epic, "coin": load_coin, "phrases": load_phrases, "ids": load_ids}
@@ -104,22 +95,18 @@ READERS |= {task: functools.partial(load_released_csv, task=task)
 @pytest.mark.parametrize("name, text, message", [
     ("classify", STEPS + TASK, "list:3: .*to classify, `path label duration start end` is needed"),
     ("classify", NEXT, "list:1: a list for another task"),
-    ("activity", STEPS, "list:1: .*; to activity, `path label duration` is needed"),
     ("epic", EPIC.replace("01:02:04", "01:62:x"), "list:3: .*; times HH:MM:SS.ss, and"),
     ("epic", EPIC.replace("stop_timestamp", "stop"), "list:1: the first line must name video_id,"),
     ("epic", EPIC.replace(",['tap'],", ","), "list:3: another number of columns than in the first"),
     ("coin", '{"database":\n{', "list: .*line 2.*; needed is"),
     ("coin", coin(bad=entry(subset="dev")), "list: video bad: .*'dev'.*; needed is"),
-    ("coin", coin(bad=entry(("1", [1], "x"))), "list: video bad: .*argument.*; needed is"),
     ("coin", coin(bad=entry(("0", [1, 2], "x"))), "list: .*an id of 0"),
     ("coin", coin(a=entry(("1", [1, 2], "x")), bad=entry(("1", [1, 2], "y"))),
      "list: video bad: id 1 is 'y', before it was 'x'"),
-    ("phrases", "stir\n- fold\n", "list:2: '- fold' is not `phrase`"),
     ("phrases", "stir\n", "list: at least two"),
-    ("phrases", "stir\nadd_kimchi\n", "list:2: 'add_kimchi' is .* a mark before them or _"),
+    ("phrases", "stir\nadd_kimchi\n", "list:2: 'add_kimchi' is not `phrase`"),
     ("ids", " \n\r\n", "list: the file is empty"),
-    ("epic", b"flamb\xe9 it\n", "list: not UTF-8; save it as"),
-    ("phrases", "stir\ncut\n".encode("utf-16-le"), "list: not UTF-8")])
+    ("epic", b"flamb\xe9 it\n", "list: not UTF-8; save it as")])
 def test_a_list_at_fault_is_named_with_its_line(tmp_path, name, text, message):
     """Catches: a bad value let through, an error without its line; a list for another task."""
     with pytest.raises(InputError, match=message) as error:
@@ -127,12 +114,10 @@ def test_a_list_at_fault_is_named_with_its_line(tmp_path, name, text, message):
     assert str(error.value).startswith(f"{tmp_path}/list:") and "\n" not in str(error.value)
 
 
-def test_names_that_contradict_the_annotations(tmp_path):
+def test_names_that_contradict_the_annotations():
     """Catches: rows of other classes scored; spelling, unnamed classes, or names of classes above
     the highest that has a step, refused."""
-    names = ["Stir ", "fold", "fry", "serve"]
-    _, labels = load_coin(written(tmp_path, coin(v=entry(("1", [1, 2], "stir"),
-                                                         ("3", [2, 3], "Fry")))))
+    names, labels = ["Stir ", "fold", "fry", "serve"], ["stir", "", "Fry"]
     check_names("T", names, "COIN.json", labels)
     with pytest.raises(InputError, match="T:3: class 3 is 'serve', but 'Fry' in C; line i"):
         check_names("T", ["stir", "fold", "serve", "fry"], "C", labels)

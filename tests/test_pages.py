@@ -16,18 +16,10 @@ from predict import predict
 from toy.source import load_teacher
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
-COMMAND = re.compile(r"^ {4,}(?:torchrun --nproc-per-node \d+|python) (.+)$", re.M)
-COMMANDS = sorted({line for text in TEXTS.values() for line in COMMAND.findall(text)
-                   if not line.startswith("-m pytest")})
-
-
-def code_after(page, begin):
-    """The indented block of a page that begins with `begin`, without its indent."""
-    text = TEXTS[page]
-    first = text.rindex("\n", 0, text.index(begin)) + 1
-    return textwrap.dedent(re.match(r"(?:(?: {4}.*)?\n)+", text[first:])[0])
+TEXTS = {path: path.read_text(encoding="utf-8")
+         for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+COMMAND = r"(?m)^ {4,}(?:torchrun --nproc-per-node \d+|python) ((?!-m pytest).+)$"
+COMMANDS = sorted({line for text in TEXTS.values() for line in re.findall(COMMAND, text)})
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -40,7 +32,7 @@ def test_the_commands_of_the_pages_parse(line):
     importlib.import_module(script.removesuffix(".py")).parse(argv)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
 def test_what_a_page_names_exists(page):
     """Catches: a function, a test, a page or a picture that was renamed or moved."""
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("*.py"))
@@ -50,7 +42,7 @@ def test_what_a_page_names_exists(page):
         body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
         assert name in {node.name for node in body if hasattr(node, "name")}, name
     for link in re.findall(r"\]\(([^():#]+)[)#]", TEXTS[page]):
-        assert (ROOT / page).parent.joinpath(link).exists(), link
+        assert page.parent.joinpath(link).exists(), link
 
 
 def test_the_lines_of_python(trained, here):
@@ -58,7 +50,8 @@ def test_the_lines_of_python(trained, here):
     predict.py's."""
     call("toy", "export", "--out", "world", "--train", "1", "--test", "1")
     video, run = "world/videos/test_00000.mp4", trained / "diffusion"
-    code = code_after("README.md", "import torch").replace("VIDEO.mp4", video)
+    lines = re.search(r"(?m)^    import torch(.*\n)+?\n", TEXTS[ROOT / "README.md"])[0]
+    code = textwrap.dedent(lines).replace("VIDEO.mp4", video)
     code = re.sub(r'weights\.load\(".*?"\)', f'weights.load("{run}")', code)
     code = re.sub(r'open_teacher\(".*?"\)', 'load_teacher("cpu")', code)
     exec(compile(code, "README.md", "exec"), found := {"load_teacher": load_teacher})
@@ -78,8 +71,6 @@ def test_the_notebook_runs(monkeypatch):
     cells = json.loads((ROOT / "docs/tour.ipynb").read_text(encoding="utf-8"))["cells"]
     monkeypatch.chdir(ROOT / "docs")
     monkeypatch.setattr(sys, "path", [*sys.path])
-    names = {}
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     with torch.no_grad(), pyplot.rc_context():             # afterwards both are as before
-        for cell in cells:
-            if cell["cell_type"] == "code":
-                exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+        exec("\n".join(code), {})

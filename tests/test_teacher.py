@@ -27,9 +27,8 @@ class Malice:
 def place(tmp_path, monkeypatch):
     """A folder with a random CLIP as open_clip saves models, and with files that are none."""
     monkeypatch.chdir(tmp_path)
-    for name, config in (("tiny", TINY), ("other", TINY | {"embed_dim": 32})):
-        Path(f"{name}.json").write_text(json.dumps(config))
-        open_clip.add_model_config(Path(f"{name}.json"))
+    Path("tiny.json").write_text(json.dumps(TINY))
+    open_clip.add_model_config(Path("tiny.json"))
     for name, text in (("clip", CONFIG), ("code", CONFIG.replace(
             '"layers"', '"tr\\u0075st_remote_code": true, "layers"'))):      # as JSON may spell it
         Path(name).mkdir()
@@ -37,6 +36,7 @@ def place(tmp_path, monkeypatch):
     weights = open_clip.CLIP(**TINY).state_dict()
     save_file(weights, "clip/open_clip_model.safetensors")
     torch.save(weights, "weights.pt")
+    torch.save(weights | {"ln_final.bias": torch.ones(2)}, "other.pt")
     torch.save({"state_dict": Malice()}, "malice.pt")
 
 
@@ -55,30 +55,26 @@ def test_the_weights_are_those_that_were_named(place, monkeypatch, clip, weights
     assert pixels == pytest.approx(MEAN + STD if clip == "local-dir:clip" else OPENAI)
 
 
-def test_a_teacher_that_cannot_be_downloaded(monkeypatch, capsys):
+def test_a_teacher_that_cannot_be_downloaded(monkeypatch):
     """Catches: the hub's traceback; an error that does not say what to fetch, or which flag."""
     def refuse(*args, **kwargs):
-        raise FileNotFoundError("Failed to download file (open_clip_model.safetensors) for "
-                                "timm/vit_base_patch16_clip_224.openai.\n(no network)")
+        raise FileNotFoundError("Failed to download timm/vit_base_patch16_clip_224.openai.\nOff")
     monkeypatch.setattr(open_clip.factory, "download_pretrained", refuse)
-    with pytest.raises(InputError, match=r"--clip-weights openai.*timm/vit_base_patch16_clip_224"
-                       r".*fetch it elsewhere and give --clip-weights FILE$") as caught:
+    with pytest.raises(InputError, match="--clip ViT-B-16-quickgelu --clip-weights openai.*timm/vit"
+                       ".*fetch it elsewhere and give --clip-weights FILE"):
         open_teacher(None)                             # as of a published file
-    assert "OpenAI's ViT-B-16-quickgelu is assumed; --clip" in capsys.readouterr().out
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("clip, weights, message", [
     ("ViT-B/16", None, "--clip ViT-B/16: not in open_clip.list_models"),
-    ("ViT-B-16", "openai", "needs QuickGELU; use --clip ViT-B-16-quickgelu$"),
-    ("local-dir:absent", None, "open_clip_config.json"),
+    ("ViT-B-16", "openai", "needs QuickGELU; use --clip ViT-B-16-quickgelu"),
     ("local-dir:code", None, "open_clip_config.json asks for code of its own to be run"),
     ("local-dir:clip", "openai", "--clip-weights openai: local-dir:clip has its own"),
-    ("other", "weights.pt", "--clip other --clip-weights weights.pt: Error.*size"),
-    ("tiny", "malice.pt", "--clip-weights malice.pt: .* load failed; a file")])
+    ("tiny", "other.pt", "--clip tiny --clip-weights other.pt: Error.*size"),
+    ("tiny", "malice.pt", "--clip-weights malice.pt: .* load failed")])
 def test_what_does_not_fit_is_not_whole_or_needs_code_is_refused(place, clip, weights, message):
     """Catches: a warning for an error, as open_clip's of OpenAI's weights with GELU; random
     weights, a pickle executed, a folder's code run."""
-    with pytest.raises((InputError, FileNotFoundError), match=message) as caught:
+    with pytest.raises(InputError, match=f"^.*{message}.*$"):                  # one line
         open_teacher(clip, weights)
-    assert "\n" not in str(caught.value) and not Path("executed").exists()
+    assert not Path("executed").exists()

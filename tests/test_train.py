@@ -1,6 +1,5 @@
 """train.py: the objective and its draws by loops; the command, barely trained."""
 import json
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -158,15 +157,11 @@ def test_eq7_every_update_minimizes_the_sum_of_the_terms(trained, here):
 
 @pytest.mark.parametrize("order", ["diffusion", "mask", "none"])
 def test_a_run_folder_is_complete(trained, order):
-    """Catches: settings or the commit not recorded, rows renamed or NaN, another rate or stage."""
+    """Catches: settings not recorded, rows renamed or NaN, another rate or stage."""
     out = trained / order
     assert {path.name for path in out.iterdir()} == {"checkpoint.pt", "config.json",
                                                      "metrics.jsonl"}
-    config = read_json(out / "config.json")
-    settings, commit = config["settings"], config["versions"]["commit"]
-    told = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(train.__file__).parent,
-                          capture_output=True, text=True)              # fails outside a repository
-    assert (commit or "").removesuffix("-dirty") == told.stdout.strip()
+    settings = read_json(out / "config.json")["settings"]
     assert settings["order"] == order and settings["tau"] == 0.045 and settings["lr"] == 6e-3
     rows = rows_of(out)
     assert len(rows) == 6

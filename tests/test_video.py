@@ -110,19 +110,16 @@ def test_a_phone_video_is_upright(tmp_path):
     usual = v2.functional.resize(whole, (24, 32), antialias=True)
     assert whole.shape == (1, 3, 48, 64) and (flat.float() - usual).abs().mean() < 4
     turn(path)
-    turned = read_frames(path, [0.1], short_side=24)
-    assert turned.shape == (1, 3, 32, 24)
-    assert torch.equal(turned, flat.rot90(-1, (2, 3)))
+    assert torch.equal(read_frames(path, [0.1], short_side=24), flat.rot90(-1, (2, 3)))
 
 
 def test_the_first_and_the_last_picture_hold_for_a_second(tmp_path):
     """Catches: annotations that end a little late refused; a picture from long before or after."""
     path = write(tmp_path / "a.mkv", ticks=range(50, 150), sound=4.0)        # from 2 s to 6 s
     assert ticks_of(read_frames(path, [1.01, 2.0, 5.99, 6.9])).tolist() == [50, 50, 149, 149]
-    for times, words in (([0.5, 3.0], r"begins 1\.5 s after .*, at 0\.5 s$"),
-                         ([7.2, 3.0], r"ends 1\.2 s before .*, at 7\.2 s; times must")):
-        with pytest.raises(Unreadable, match=rf"a\.mkv: {words}"):
-            read_frames(path, times)
+    for time, words in (0.5, "begins after 0.5 s"), (7.2, "ends before 7.2 s; times must be s"):
+        with pytest.raises(Unreadable, match=f"a.mkv: {words}"):
+            read_frames(path, [time, 3.0])
 
 
 @pytest.mark.parametrize("name, options", [
@@ -133,7 +130,7 @@ def test_a_file_cut_off_gives_what_it_has_and_no_more(tmp_path, name, options):
     part = whole.with_stem("cut")
     part.write_bytes(whole.read_bytes()[:whole.stat().st_size // 2])
     assert ticks_of(read_frames(part, [0.5, 1.5, 3.0])).tolist() == [12, 37, 75]
-    with pytest.raises(Unreadable, match="cut.*(ends .* s before|cannot be read|damaged)"):
+    with pytest.raises(Unreadable, match="cut.*(ends before|cannot be read|damaged)"):
         read_frames(part, [3.0, 9.0])
 
 
@@ -144,14 +141,11 @@ def test_a_bad_file_is_named_with_its_reason(tmp_path):
         write_silence(file, 1.0)
     (tmp_path / "no_index.mp4").write_bytes(whole[:-4000])                   # it is at the end
     (tmp_path / "text.mp4").write_text("<html>video unavailable</html>")
-    (tmp_path / "phrases.txt").write_text("crack egg\n" * 60)                # FFmpeg would draw it
-    for name in "absent.mp4", "no_index.mp4", "text.mp4", "sound.mp4", "phrases.txt":
-        path, opens = tmp_path / name, name in ("sound.mp4", "phrases.txt")
-        reason = "no video stream" if opens else "cannot be read"
-        for read in (lambda: read_frames(path, [0.0]), lambda: video.duration(path)):
-            with pytest.raises(Unreadable, match=reason) as error:
-                read()
-            assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
+    for name, reason in (("absent", "cannot be read"), ("no_index", "cannot be read"),
+                         ("text", "cannot be read"), ("sound", "no video stream")):
+        for read in (lambda path: read_frames(path, [0.0])), video.duration:
+            with pytest.raises(Unreadable, match=f"{name}.mp4: {reason}"):
+                read(tmp_path / f"{name}.mp4")
 
 
 def test_a_damaged_picture_is_not_returned(tmp_path):
@@ -169,21 +163,20 @@ def test_a_damaged_picture_is_not_returned(tmp_path):
 
 
 def test_the_videos_of_a_folder(tmp_path):
-    """Catches: other files taken, subfolders or capitals missed; one of two files of an id taken
-    unsaid, a link to the same file refused; accents apart from the same ones composed; links in
-    a circle."""
-    for name in ["a/x.mkv", "P01/videos/P01_101.MP4", "-id.webm", "y.mp4.part", "z.txt",
-                 "c.v1.MoV", "d.avi", "no_extension", "cre\u0300me.mp4"]:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    (tmp_path / "a/d.avi").hardlink_to(tmp_path / "d.avi")
-    (tmp_path / "a/again").symlink_to(tmp_path, target_is_directory=True)
-    found = {name: path.name for name, path in video.find_videos(tmp_path).items()}
-    assert found == {"x": "x.mkv", "P01_101": "P01_101.MP4", "-id": "-id.webm", "c.v1": "c.v1.MoV",
-                     "d": "d.avi", "cr\u00e8me": "cre\u0300me.mp4"}
-    (tmp_path / "x.mp4").touch()
+    """Catches: other files taken, folders, links or capitals missed; one of two files of an id
+    taken unsaid; accents apart from the same ones composed."""
+    folder, elsewhere = tmp_path / "videos", tmp_path / "disk"
+    for file in (folder / "a/x.mkv", elsewhere / "P01.v1.MP4", folder / "y.mp4.part",
+                 folder / "cre\u0300me.avi"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    (folder / "P01").symlink_to(elsewhere, target_is_directory=True)
+    assert video.find_videos(folder) == {
+        "x": folder / "a/x.mkv", "P01.v1": folder / "P01/P01.v1.MP4",
+        "cr\u00e8me": folder / "cre\u0300me.avi"}
+    (folder / "x.mp4").touch()
     with pytest.raises(InputError, match=r"x\.mkv and .*x\.mp4: two files of one id"):
-        video.find_videos(tmp_path)
+        video.find_videos(folder)
 
 
 def test_a_training_view_is_one_square_for_the_whole_clip():

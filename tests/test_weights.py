@@ -50,15 +50,13 @@ def test_a_checkpoint_comes_back(tmp_path, encoder, order, task, classes):
     assert loaded.settings == {"batch": 8} and not loaded.training
     assert (loaded.tau, loaded.scale, loaded.pitch) == (.3, 2., 11.)
     assert loaded.arguments == model.arguments
-    before, after = model.state_dict(), loaded.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind, name, value, message", [
     ("ours", "encoder.x", torch.ones(2), 'Unexpected key.*"encoder.x"'),
     ("ours", "encoder.norm.bias", torch.ones(31), r"encoder.norm.bias.*\[31\]"),
-    ("bare", "x", None, r"x.pt: the state_dict of .* this code.*: `weights.save\(path, model\)`"),
+    ("bare", "x", None, r"x.pt: .* state_dict of .* this code.*: `weights.save\(path, model\)`"),
     ("release", "model.time_embed", None, "image models are for --init.*encoder.time_embed"),
     ("release", "temporal_attn", None, r"Missing key.*temporal_attn.*\[\.\.\.\]$")])
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, kind, name, value, message):
@@ -69,9 +67,8 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, kind, name, value, m
     w = {other: w[other] for other in w if name not in other} | {name: value}
     torch.save({"ours": {"arguments": model.arguments, "model": w}, "bare": {"state_dict": w},
                 "release": {"model_state": w, "config": {"heads": 2}}}[kind], tmp_path / "x.pt")
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=f"^.*{message}.*$"):                  # one line
         weights.load(tmp_path / "x.pt")
-    assert "\n" not in str(caught.value)
 
 
 @torch.no_grad()
@@ -121,15 +118,6 @@ def test_released_weights_give_the_released_numbers(file):
         assert (ours - content[name]).norm() < 1e-5 * content[name].norm(), name
 
 
-def test_safetensors_in_half_precision_are_read_and_do_not_tell_the_heads(tmp_path):
-    """Catches: a file of tensors alone refused, or left half; a number of heads that is guessed."""
-    save_file({name: value.half() for name, value in STATE.items()}, tmp_path / "x.safetensors")
-    torch.testing.assert_close(open_start(tmp_path / "x.safetensors"), open_start(TINY),
-                               rtol=1e-3, atol=1e-6)
-    with pytest.raises(InputError, match='width 8: save it with "config": {"heads": N}'):
-        weights.load(tmp_path / "x.safetensors")
-
-
 @pytest.mark.filterwarnings("ignore")                  # TorchScript is deprecated
 def test_what_needs_code_or_is_cut_off_is_refused(tmp_path, monkeypatch):
     """Catches: a pickle executed, a traceback."""
@@ -145,17 +133,14 @@ def test_what_needs_code_or_is_cut_off_is_refused(tmp_path, monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("source", ["timm", "vit.pth"])
-def test_one_frame_without_temporal_parts_is_the_image_model(here, monkeypatch, source):
-    """Catches: queries, keys and values exchanged, another block's norm, temporal parts random;
-    another model of timm than the release's."""
+def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path):
+    """Catches: queries, keys and values exchanged, another block's norm, temporal parts random; a
+    file of tensors alone refused."""
     image = timm.models.VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=2,
                                           num_heads=2, num_classes=10)
-    torch.save(randomized(image, .2).eval().state_dict(), "vit.pth")   # .2: other numbers than f's
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: {(TIMM, True): image}[
-        name, pretrained])
-    model = build(F | {"frames": 1}, "none")
-    fill("x", model, open_start(source))
+    save_file(randomized(image, .2).eval().state_dict(), tmp_path / "x.safetensors")
+    model = build(F | {"frames": 1}, "none")           # .3: other numbers
+    fill("x", model, open_start(tmp_path / "x.safetensors"))
     f, pixels = model.encoder, torch.randn(3, 3, 32, 32)
     for block in f.blocks:
         w = block.state_dict()
@@ -177,10 +162,8 @@ def test_other_frames_and_sizes_are_resized_and_said(capsys):
     assert torch.equal(new[0], old[0]) and torch.equal(new[1:], square.flatten(0, 1))
     assert torch.equal(model.encoder.time_embed[0], STATE["model.time_embed"][0, [0, 0, 1]])
     out = capsys.readouterr().out
-    for line in ("x: 2 resized: encoder.pos_embed, encoder.time_embed",
-                 "x: 1 new, as of another shape: denoiser.position.weight",
-                 "x: 2 new: classifier.bias, classifier.weight"):
-        assert line in out.splitlines()
+    assert "x: 2 resized: encoder.pos_embed, encoder.time_embed\n" in out
+    assert "x: 3 new: classifier.bias, classifier.weight, denoiser.position.weight\n" in out
     with pytest.raises(InputError, match="fits a block of f or h; give a model of this --encoder"):
         fill("x", build(MVIT, order="none"), open_start(TINY))
 
@@ -203,15 +186,16 @@ def test_a_start_that_fits_is_taken_whole(tmp_path, encoder):
     assert torch.equal(model.phrases, phrases) and not torch.equal(phrases, source.phrases)
 
 
-def test_timm_offline_is_one_line(monkeypatch):
-    """Catches: the traceback of the hub; a model that timm does not have."""
+def test_timm_online_and_offline(monkeypatch):
+    """Catches: another model than the release's, or one without weights; the hub's traceback."""
     assert timm.models.get_pretrained_cfg(TIMM) is not None
-
-    def refuse(name, pretrained):
-        raise OSError("no network\nand no file in the cache")
-    monkeypatch.setattr(timm, "create_model", refuse)
-    with pytest.raises(InputError, match=r"downloaded \(no network and .*\); fetch model.*"
-                                         f"/{TIMM} elsewhere and give --init FILE"):
+    image = nn.Linear(2, 2)
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: {(TIMM, True): image}[
+        name, pretrained])
+    assert torch.equal(open_start("timm")["weight"], image.weight)
+    monkeypatch.setattr(timm, "create_model", None)    # in place of the network's errors
+    with pytest.raises(InputError, match=r"downloaded \(.*\); fetch model.safetensors of "
+                                         f".*/{TIMM} elsewhere and give --init FILE"):
         open_start("timm")
 
 

@@ -1,5 +1,4 @@
 """Write the toy world as real files (export), or train its teacher again (teacher)."""
-import functools
 from fractions import Fraction
 from pathlib import Path
 
@@ -7,13 +6,14 @@ import av
 import numpy as np
 import torch
 from safetensors.torch import save_model
+from tqdm.contrib.concurrent import thread_map
 
 from support.arguments import Parser
-from support.errors import require, run
+from support.errors import run
 from support.write import write_json, write_text
 from toy import grammar, render
-from toy.source import in_threads, load_teacher
-from toy.teacher import TEACHER_CONFIG, TEACHER_FILE, train_teacher, write_weights
+from toy.source import load_teacher
+from toy.teacher import TEACHER_CONFIG, train_teacher, write_weights
 
 BORDER = 2, 3                 # pixels around the 32; a reader of files crops the middle 32 of 37
 
@@ -30,9 +30,8 @@ def write_video(path, frames):
         container.mux(stream.encode())
 
 
-def export_video(out, item):
-    """Write make_video(*item) and its captions -> its name and entry in COIN.json."""
-    video = grammar.make_video(*item)
+def export_video(out, video):
+    """Write a video and its captions -> its name and entry in COIN.json."""
     write_video(out / "videos" / f"{video.name}.mp4", render.render(video))
     rows = "".join(f"{start},{end},{text}\n" for start, end, text in render.narrate(video))
     write_text(out / "captions" / f"{video.name}.csv", f"start,end,text\n{rows}")
@@ -46,18 +45,17 @@ def export_video(out, item):
 def export(out, train, test):
     """Write videos/, captions/, COIN.json, steps.txt, phrases.txt, train.txt (the training ids) and
     clip/, the teacher for open_clip."""
-    require(not out.exists() or not any(out.iterdir()), f"--out {out}: not empty; choose another")
     for folder in ("videos", "captions", "clip"):
         (out / folder).mkdir(parents=True)
-    items = [("train", i) for i in range(train)] + [("test", i) for i in range(test)]
-    database = dict(in_threads(functools.partial(export_video, out), items, "export"))
-    write_json(out / "COIN.json", {"world": grammar.VERSION, "database": database})
-    trained = [name for name in database if name.startswith("train")]
-    for name, lines in (("steps", grammar.STEPS), ("phrases", grammar.PHRASES), ("train", trained)):
+    videos = [grammar.make_video("train", i) for i in range(train)]
+    ids = [video.name for video in videos]
+    videos += [grammar.make_video("test", i) for i in range(test)]
+    database = dict(thread_map(lambda video: export_video(out, video), videos, desc="export"))
+    write_json(out / "COIN.json", {"database": database})
+    for name, lines in (("steps", grammar.STEPS), ("phrases", grammar.PHRASES), ("train", ids)):
         write_text(out / f"{name}.txt", "".join(f"{line}\n" for line in lines))
     write_json(out / "clip" / "open_clip_config.json", TEACHER_CONFIG)
     save_model(load_teacher("cpu").model, out / "clip" / "open_clip_model.safetensors")
-    print(f"{out}: {len(items)} videos")
 
 
 def parse(argv=None):
@@ -66,11 +64,9 @@ def parse(argv=None):
     commands = parser.add_subparsers(dest="command", required=True)
     flags = commands.add_parser("export", description="Write the toy world as real files.")
     flags.add_argument("--out", type=Path, required=True, help="folder, empty or new")
-    flags.add_argument("--train", type=int, default=6000, help="training videos; a tenth of "
-                       "them, by their ids, are for validation")
+    flags.add_argument("--train", type=int, default=6000, help="videos for training and validation")
     flags.add_argument("--test", type=int, default=1000, help="test videos")
-    flags = commands.add_parser("teacher", description="Train the teacher: a minute on one core.")
-    flags.add_argument("--out", type=Path, default=TEACHER_FILE, help="file to write")
+    commands.add_parser("teacher", description="Train the teacher: a minute on one core.")
     return parser.parse_args(argv)
 
 
@@ -80,7 +76,7 @@ def main(args):
         export(args.out, args.train, args.test)
     else:
         torch.set_num_threads(1)                           # sums are added in one order
-        write_weights(args.out, train_teacher())
+        write_weights(train_teacher())
 
 
 if __name__ == "__main__":

@@ -198,19 +198,10 @@ def say(template, phrase, rng):
     return str(template).format(PARAPHRASE.get(phrase, f"{verb} {article} {thing}"))
 
 
-def sentence(templates, phrase, rng):
-    """A sentence of 14 to 21 words that names the phrase, if any; or, as a share CHATTERED does and
-    greetings do, none or another one."""
-    if phrase is not None and rng.random() < CHATTERED:
-        templates, phrase = CHATTER, None
-    if phrase is None:
-        phrase = grammar.PHRASES[rng.integers(len(grammar.PHRASES))]
-    return say(rng.choice(templates), phrase, rng)
-
-
 def narrate(video):
     """Noisy narration of a video: [(start s, end s, text), ...], by start. A greeting, every step
-    and a goodbye have two sentences each, one before and one after the middle."""
+    and a goodbye have two sentences each of 14 to 21 words, one before and one after the middle. A
+    share CHATTERED of them, and greetings and goodbyes, name no phrase or a random one."""
     rng, length = np.random.default_rng((grammar.seed_of(video), 2)), SENTENCE_SECONDS
     first, last, sentences = video.steps[0], video.steps[-1], []
     parts = [(first.start / 2, GREETINGS, None),
@@ -220,7 +211,11 @@ def narrate(video):
     for middle, templates, phrase in parts:
         middle += rng.uniform(-.5, .5)
         for time in (middle - length, middle):
-            text = sentence(templates, phrase, rng)
+            forms, named = templates, phrase
+            if phrase and rng.random() < CHATTERED:
+                forms, named = CHATTER, None
+            named = named or grammar.PHRASES[rng.integers(len(grammar.PHRASES))]
+            text = say(rng.choice(forms), named, rng)
             shift = rng.uniform(-MAX_SHIFT, MAX_SHIFT) if rng.random() < MISALIGNED else 0.0
             start = min(max(time + shift, 0.0), video.duration - length)
             if rng.random() >= DROPPED:

@@ -2,15 +2,12 @@
 
 n frames of all videos, C clips, F frames of a clip, D embedding.
 """
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import torch
-from tqdm import tqdm
+from tqdm.contrib.concurrent import thread_map
 
 from data import Loaded, frame_times, sentence_windows
 from pseudo_labels import Teacher
-from support.errors import require
 from toy import grammar, render
 from toy.teacher import TEACHER_FILE, build_teacher
 
@@ -23,7 +20,7 @@ class ToySource:
         self.videos = self.listed = [grammar.make_video(split, i) for i in range(count)]
         self.absent, self.unreadable, self.silent, self.wrong_captions = [], {}, [], {}
         self.narration = [render.narrate(video) for video in self.videos]
-        parts = in_threads(render.render, self.videos, f"render {split}")
+        parts = thread_map(render.render, self.videos, desc=f"render {split}", delay=2)
         self.first = np.cumsum([0] + [len(part) for part in parts])     # of each video's frames
         self.pixels = torch.from_numpy(np.concatenate(parts))           # (n, 3, H, W) uint8
 
@@ -53,8 +50,9 @@ class WorldTeacher(Teacher):
     def watch(self, source):
         """Encode all frames -> self."""
         threads = 1 if self.device.type == "mps" else None     # two threads crash MPS
-        parts = in_threads(self.encode_frames, source.pixels.split(128), "teacher", threads)
-        self.features = torch.cat([*parts])                                                # (n, D)
+        parts = thread_map(self.encode_frames, source.pixels.split(128), desc="teacher", delay=2,
+                           max_workers=threads)
+        self.features = torch.cat(parts)                                                   # (n, D)
         return self
 
     def encode_clips(self, views):
@@ -64,19 +62,11 @@ class WorldTeacher(Teacher):
         return super().encode_clips(views)
 
 
-def in_threads(function, items, title, threads=None):
-    """[function(item) for all items], in threads. NumPy and torch let them run on all cores."""
-    with ThreadPoolExecutor(threads) as pool:
-        return list(tqdm(pool.map(function, items), title, len(items), mininterval=1, delay=2))
-
-
 def load_teacher(device):
-    """The world's WorldTeacher. InputError if its file is of another version."""
-    file = torch.load(TEACHER_FILE, map_location="cpu", weights_only=True)
-    require(file["version"] == grammar.VERSION, f"{TEACHER_FILE}: of version {file['version']} of "
-            f"the world; this code needs {grammar.VERSION}; `python -m toy teacher` trains it anew")
+    """The world's WorldTeacher."""
+    weights = torch.load(TEACHER_FILE, map_location="cpu", weights_only=True)["model"]
     model, tokenizer = build_teacher()
-    file["model"]["token_embedding.weight"] = model.token_embedding.weight     # not in the file
-    model.load_state_dict(file["model"])
+    weights["token_embedding.weight"] = model.token_embedding.weight           # not in the file
+    model.load_state_dict(weights)
     model.to(memory_format=torch.channels_last)        # so its convolutions take 0.7 of the time
     return WorldTeacher(model, tokenizer, render.MEAN, render.STD, device)

@@ -24,7 +24,7 @@ TEACHER_CONFIG = {                                 # as in open_clip's open_clip
                      "layers": 1}},
     "preprocess_cfg": {"mean": [MEAN] * 3, "std": [STD] * 3}}
 # With so few pictures it overfits to clutter and noise; training f on many clips averages that out.
-TEACHER_IMAGES, TEACHER_STEPS, TEACHER_BATCH, TEACHER_LR = 1_200, 150, 256, 2e-3
+IMAGES, UPDATES, BATCH, LR = 1_200, 150, 256, 2e-3
 RANDOM_PAIR, DROPPED_WORD, WRONG_WORD, SENTENCES = .3, .15, .15, .5     # shares of the captions
 TEXTS = 4                                          # captions of a picture
 TOKEN_SEED, TOKEN_STD = (0, 4), .02                # of the token embedding; the std is open_clip's
@@ -78,17 +78,17 @@ def build_teacher():
     return model, open_clip.get_tokenizer("RN50", context_length=model.context_length)
 
 
-def train_teacher(images=TEACHER_IMAGES, steps=TEACHER_STEPS, batch_size=TEACHER_BATCH):
+def train_teacher():
     """Contrastive training from torch's seed 0 -> the model in eval mode."""
     torch.manual_seed(0)
-    pictures, captions = captioned_pictures(images, np.random.default_rng((0, 3)))
+    pictures, captions = captioned_pictures(IMAGES, np.random.default_rng((0, 3)))
     model, tokenizer = build_teacher()
     pictures, tokens = torch.from_numpy(pictures), torch.stack([*map(tokenizer, captions)])
-    optimizer = torch.optim.AdamW(model.parameters(), TEACHER_LR, (.9, .98), weight_decay=.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, TEACHER_LR, steps)
+    optimizer = torch.optim.AdamW(model.parameters(), LR, (.9, .98), weight_decay=.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, UPDATES)
     contrastive = open_clip.ClipLoss()
-    for _ in trange(steps, desc="teacher", mininterval=1):
-        batch, text = torch.randint(images, (batch_size,)), torch.randint(TEXTS, (batch_size,))
+    for _ in trange(UPDATES, desc="teacher", mininterval=1):
+        batch, text = torch.randint(IMAGES, (BATCH,)), torch.randint(TEXTS, (BATCH,))
         x = model.encode_image((pictures[batch] / 255 - MEAN) / STD, normalize=True)       # (B, 64)
         y = model.encode_text(tokens[text, batch], normalize=True)                         # (B, 64)
         loss = contrastive(x, y, model.logit_scale.exp().clamp(max=100))
@@ -99,9 +99,9 @@ def train_teacher(images=TEACHER_IMAGES, steps=TEACHER_STEPS, batch_size=TEACHER
     return model.eval()
 
 
-def write_weights(path, model):
+def write_weights(model):
     """Write the file of a trained teacher, in float16 for its size."""
     weights = {name: value.half() if value.is_floating_point() else value
                for name, value in model.state_dict().items() if name != "token_embedding.weight"}
     content = {"version": grammar.VERSION, "model": weights}
-    write_atomically(path, lambda file: torch.save(content, file))
+    write_atomically(TEACHER_FILE, lambda file: torch.save(content, file))

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.nn import functional
-from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from data import CLIP_SECONDS, CLIPS, STRIDE, Loaded, consecutive, sentence_windows
@@ -49,20 +48,14 @@ def add_video_flags(parser):
 
 def open_videos(args, view):
     """The source of narrated videos that f reads by `view` (data.View), and the phrases of the
-    pool. InputError if a path is absent, or if f cannot read the videos."""
-    require((args.data == "features") == (not view.size), f"--data {args.data}: --encoder adapter "
-            "reads --data features, no other encoder does")
+    pool. InputError if a path is absent."""
     if args.data == "toy":
-        require(view.size == render.SIZE, f"--data toy: its pictures have {render.SIZE} pixels, f "
-                f"reads {view.size}; add --size small")
         pool = load_phrases(args.phrases) if args.phrases else grammar.PHRASES
         return ToySource("train", args.toy_videos, view.frames), pool
     given, kind = (("features", FeatureSource) if args.data == "features" else
                    ("videos", VideoSource))
     for name in (given, "captions", "phrases"):
-        path = getattr(args, name)
-        require(path and path.exists(), f"--data {args.data} needs --{name}, which must exist; "
-                f"given is {path}")
+        require(getattr(args, name), f"--data {args.data} needs --{name}")
     pool = load_phrases(args.phrases)
     return open_folder(getattr(args, given), args.captions, args.ids, view, skip=args.skip,
                        max_unreadable=args.max_unreadable, kind=kind), pool
@@ -94,23 +87,23 @@ def epoch_order(count, seed, epoch):
 
 
 def join(source, parts):
-    """The Loaded of a micro-batch of [Loaded, ...], one for each item. source.unreadable is brought
-    up to date: {id: reason} of the videos whose last read failed; new ones are printed."""
-    read = [part for part in parts if part.requests]
+    """The Loaded of a micro-batch of [Loaded, ...], one for each item; None if none could be read.
+    The videos that could not are added to source.unreadable {id: reason}, and printed once."""
     failed = {name: reason for part in parts for name, reason in part.failed.items()}
-    for part in read:
-        source.unreadable.pop(source.videos[part.requests[0][0]].name, None)
     for name in failed.keys() - source.unreadable.keys():
         tqdm.write(f"unreadable: {name}: {failed[name]}")
     source.unreadable |= failed
-    clips, views = (torch.cat(of) if of else torch.empty(0) for of in
-                    ([part.clips for part in read], [part.views for part in read]))
+    read = [part for part in parts if part.requests]
+    if not read:
+        return None
+    clips, views = (torch.cat(of) for of in zip(*((part.clips, part.views) for part in read)))
     return Loaded([part.requests[0] for part in read], clips, views, failed)
 
 
-class NarratedVideos(Dataset):
+class NarratedVideos:
     """Nine consecutive clips of each narrated video. Item (epoch, video, place in the batch) ->
     Loaded of one request (video, windows (9, 2) s, place)."""
+    clips = CLIPS                                      # of an item
 
     def __init__(self, source, seed, stride):
         self.source, self.seed, self.stride = source, seed, stride
@@ -138,20 +131,24 @@ class NarratedVideos(Dataset):
             order = epoch_order(len(self), self.seed, epoch)
             yield from ((epoch, int(order[k * batch + place]), place) for place in share)
 
-    def updates(self, updates, batch, share, micro, workers, pixels):
-        """For each update, an iterator of (Loaded, whether it is the last): micro-batches of at
-        most `micro` items. pixels: those of one item, for f and the teacher. The rest: `items`."""
-        parts = [share[i:i + micro] for i in range(0, len(share), micro)]
+    def updates(self, updates, batch, encoder, teacher_size, micro_batch, workers):
+        """For each update (of a range), the Loaded of this process' share of a batch: an iterator
+        of micro-batches, as many items as f takes at once. teacher_size: pixels, or 0."""
+        share = parallel.share(batch)
+        micro = max(1, clips_at_once(encoder, micro_batch) // self.clips)
+        pixels = self.clips * encoder.frames * (encoder.image ** 2 + teacher_size ** 2)
         loader = prefetch(self.__getitem__, self.items(updates, batch, share), workers,
-                          size=3 * pixels, held=len(parts[0]), name=self.name,
+                          size=3 * pixels, held=min(micro, len(share)), name=self.name,
                           pin=torch.cuda.is_available())
         for _ in updates:
-            yield ((join(self.source, [next(loader) for _ in part]), part is parts[-1])
-                   for part in parts)
+            parts = (join(self.source, [next(loader) for _ in share[i:i + micro]])
+                     for i in range(0, len(share), micro))
+            yield filter(None, parts)
 
 
 class LabeledClips(NarratedVideos):
     """One of the views of each labeled example, window (1, 2) s; requests end with the label."""
+    clips = 1
 
     def __init__(self, source, seed, examples):
         self.source, self.seed, self.examples = source, seed, examples
@@ -210,10 +207,3 @@ def to_device(loaded, teacher, source, targets, device):
     clips, features = (of.to(device, non_blocking=True).unflatten(0, (-1, CLIPS))
                        for of in (loaded.clips, features))
     return clips, features, [place for _, _, place, *_ in loaded.requests]
-
-
-def read_ahead(videos, updates, batch, encoder, teacher, micro_batch, workers):
-    """`videos.updates` for this process, as many videos at a time as f takes at once."""
-    micro = max(1, clips_at_once(encoder, micro_batch) // CLIPS)
-    pixels = CLIPS * encoder.frames * (encoder.image ** 2 + teacher.size ** 2)
-    return videos.updates(updates, batch, parallel.share(batch), micro, workers, pixels)

@@ -18,20 +18,19 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed import is_torchelastic_launched
 from torch.nn.functional import nll_loss, normalize
+from torch.nn.utils import clip_grad_norm_
 from tqdm import tqdm
 
 import weights
 from data import EPIC_FRAMES
-from evaluation.labeled import (add_labeled_flags, encode_examples, examples_of, labeled_flags,
-                                open_labeled, warn_of_data)
+from evaluation.labeled import add_labeled_flags, encode_examples, examples_of, open_labeled
 from files.lists import NOUNS, VERBS
-from model import clips_at_once
 from support.arguments import (Parser, add_run_flags, default_checkpoint, limit_threads,
                                mixed_precision, pick_device, refuse_other_paths)
 from support.errors import require
 from toy import grammar
-from training import parallel
 from training.dataset import LABELS, LabeledClips, epoch_order
 from training.run import Metrics, Run, learning_rate, stop_signals
 from weights.checkpoint import build, fill
@@ -48,17 +47,17 @@ def chosen_examples(examples, share, seed):
     return [example for example in examples if example.video in chosen]
 
 
-def with_classifier(init, task, classes, texts, source, epic):
+def with_classifier(init, task, classes, texts):
     """The model of --init with a classifier of these classes. It starts as `match` with the texts
-    (S, D), or at zero without texts. For EPIC, f reads 32 frames."""
+    (S, D), or at zero without texts."""
     arguments = {**init.arguments, "task": task, "classes": classes}
-    if task in ("forecast", "activity") or arguments["denoiser"]:
-        heads = dict(layers=4, heads=max(4, init.dim // 64))
+    if task != "classify":
+        heads = dict(layers=4, heads=max(4, init.dim // 64))               # of a new h
         arguments["denoiser"] = {**(arguments["denoiser"] or heads), "dropout": DROPOUT}
-    if epic:
+    if len(classes) > 1:                                                   # EPIC's
         arguments["encoder"] = {**arguments["encoder"], "frames": EPIC_FRAMES}
     model = build(init.phrases, **arguments)
-    fill(source, model, init.state_dict())             # all but the classifier, and a new h
+    fill(init.path, model, init.state_dict())          # all but the classifier, and a new h
     nn.init.zeros_(model.classifier.weight)
     nn.init.zeros_(model.classifier.bias)
     if texts is not None:
@@ -68,54 +67,43 @@ def with_classifier(init, task, classes, texts, source, epic):
 
 def set_up(args, device):
     """The run, its videos, their examples, and the model."""
+    # 1. The folder and the labeled examples.
     init = weights.load(args.init)
-    teacher = {name: getattr(args, name) or init.settings.get(name)        # evaluate.py needs it
-               for name in ("clip", "clip_weights")} if init.settings.get("data") != "toy" else {}
-    run = Run(vars(args) | teacher)
-    require(not init.task and (init.denoiser or len(init.phrases)), f"--init {args.init}: is "
-            "fine-tuned, or a published f alone; give a run of --stage pretrain, or ProcedureVRL's "
-            "pre-trained file")
-    if warning := warn_of_data(init, args.data == "toy"):
-        print(f"warning: {warning}")
+    run = Run(vars(args) | {name: getattr(args, name) or init.settings.get(name)
+                            for name in ("clip", "clip_weights")})         # evaluate.py reads them
     limit_threads(init.encoder.image, device)
     refuse_other_paths(args)
-    source, names, _, texts = open_labeled(init, device, "train", look=False, skip=args.skip,
-                                           **labeled_flags(args) | teacher)
+    source, names, _, texts = open_labeled(init, device, args, "train", False, args.skip)
     examples = chosen_examples(examples_of(source.videos, args.task, args.data, init.pitch),
                                args.labels, args.seed)
-    require(examples, f"{args.annotations}: no labeled training example for --task {args.task}")
-    run.begin(source, classes=names or [], examples=[
-        f"{source.videos[example.video].name} {example.step} {example.label}"
-        for example in examples])
     run.settings["classes"] = names
+    run.begin(source, examples=[f"{one.video} {one.step} {one.label}" for one in examples])
 
+    # 2. The model; its classifier is trained, and h to forecast, or f on EPIC.
     torch.manual_seed(args.seed)
-    epic, classes = args.data == "epic", [len(names)] if names else [VERBS, NOUNS]
+    classes = [len(names)] if names else [VERBS, NOUNS]
     if args.task == "activity":
         classes = [1 + max(video.activity for video in source.listed)]
-    model = with_classifier(init, args.task, classes, texts, args.init, epic)
+    model = with_classifier(init, args.task, classes, texts)
     if run.checkpoint:
         model.load_state_dict(run.checkpoint["model"])
     model.requires_grad_(False)
     model.classifier.requires_grad_(True)
-    if epic:
+    if args.data == "epic":
         model.encoder.requires_grad_(True)
     elif args.task != "classify":
         model.denoiser.requires_grad_(True)
     return run, source, examples, model.to(device)
 
 
-def embedded_batches(updates, x, n, readable, examples, batch, seed):
-    """For each update (x (B, N, D), n (B,), labels (B, 1)) of a frozen f's embeddings; n: clips of
-    each. The draw is from all examples, whichever could be read this time."""
-    found = {(one.video, one.step): i for i, one in enumerate(readable)}
-    places = np.array([found.get((one.video, one.step), -1) for one in examples])      # in x
-    labels = torch.tensor([[one.label] for one in readable], device=x.device)
+def embedded_batches(updates, x, n, examples, batch, seed):
+    """For each update the only micro-batch (x (B, N, D), n (B,), labels (B, 1)) of the embeddings
+    of all examples; n: clips of each."""
+    labels = torch.tensor([[example.label] for example in examples], device=x.device)
     for update in updates:
         epoch, k = divmod(update, len(examples) // batch)
-        rows = places[epoch_order(len(examples), seed, epoch)[k * batch:(k + 1) * batch]]
-        rows = rows[rows >= 0]
-        yield [(x[rows], n[rows], labels[rows])] if len(rows) else []
+        rows = epoch_order(len(examples), seed, epoch)[k * batch:(k + 1) * batch]
+        yield [(x[rows], n[rows], labels[rows])]
 
 
 def clip_batches(read, device):
@@ -123,30 +111,27 @@ def clip_batches(read, device):
     labels (B, label sets))."""
     for parts in read:
         yield ((one.clips, None, torch.tensor([label for *_, label in one.requests], device=device))
-               for one, _ in parts if one.requests)
+               for one in parts)
 
 
 def finetune(args):
     """`python train.py --stage finetune`: --epochs times all examples, one update per batch."""
     # 1. Labeled videos, the model, and the optimizer of what is trained.
     device, epic = pick_device(args.device), args.data == "epic"
-    require(parallel.processes() == 1, "fine-tuning runs in one process; start it without torchrun")
+    require(not is_torchelastic_launched(), "fine-tuning runs in one process, without torchrun")
     run, source, examples, model = set_up(args, device)
+    if not epic:                                           # each clip goes through f once
+        x, n, _, examples = encode_examples(model.eval(), None, source, examples, args)
     batch = min(args.batch, len(examples))
     per_epoch = len(examples) // batch
     updates = max(1, round(args.epochs * per_epoch))
     left = range(run.first, updates)
     if epic:
         batches = clip_batches(LabeledClips(source, args.seed, examples).updates(
-            left, batch, range(batch), clips_at_once(model.encoder, args.micro_batch), args.workers,
-            EPIC_FRAMES * model.encoder.image ** 2), device)
-    else:                                                  # each clip goes through f once
-        source.unreadable = {}                             # each is read again
-        x, n, _, readable = encode_examples(model.eval(), None, source, examples, device,
-                                            args.workers, args.micro_batch, args.max_unreadable)
-        batches = embedded_batches(left, x, n, readable, examples, batch, args.seed)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=0.0, weight_decay=WEIGHT_DECAY)
+            left, batch, model.encoder, 0, args.micro_batch, args.workers), device)
+    else:
+        batches = embedded_batches(left, x, n, examples, batch, args.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=WEIGHT_DECAY)
     if run.checkpoint:
         optimizer.load_state_dict(run.checkpoint["optimizer"])
     print(f"{len(examples)} examples, {updates} updates, on {device}")
@@ -154,36 +139,36 @@ def finetune(args):
     # 2. Train.
     metrics, model = Metrics(["loss"], device), model.train()
     bar, done = tqdm(left, desc="finetune", mininterval=1), run.first
-    with stop_signals() as stop:
-        for update, parts in zip(bar, batches):
-            optimizer.param_groups[0]["lr"] = learning_rate(update, 0, updates, args.lr)
-            torch.manual_seed(args.seed * 1_000_003 + update)              # of views and dropout
-            optimizer.zero_grad()
-            for inputs, n, labels in parts:
-                with mixed_precision(device):
-                    if epic:
-                        z = model.encode(inputs)                           # x = f(v), (B, D)
-                    elif args.task == "classify":          # one of N views of each: (B, D)
-                        z = inputs[range(len(n)), torch.randint(inputs.shape[1], (len(n),))]
-                    else:                                  # what h predicts with zero noise
-                        z = model.forecast_next(inputs, torch.zeros_like(inputs[:, :1]), n)[:, 0]
-                    log_p = model.classify(z)
-                loss = sum(nll_loss(p, y, reduction="none")                # (B,)
-                           for p, y in zip(log_p, labels.T))
-                (loss.sum() / batch).backward()
-                metrics.add(len(labels), loss=loss)
-            norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
-            optimizer.step()
+    stop = stop_signals()
+    for update, parts in zip(bar, batches):
+        optimizer.param_groups[0]["lr"] = learning_rate(update, 0, updates, args.lr)
+        torch.manual_seed(args.seed * 1_000_003 + update)              # of views and dropout
+        optimizer.zero_grad()
+        for inputs, n, labels in parts:
+            with mixed_precision(device):
+                if epic:
+                    z = model.encode(inputs)                           # x = f(v), (B, D)
+                elif args.task == "classify":          # one of N views of each: (B, D)
+                    z = inputs[range(len(n)), torch.randint(inputs.shape[1], (len(n),))]
+                else:                                  # what h predicts with zero noise
+                    z = model.forecast_next(inputs, torch.zeros_like(inputs[:, :1]), n)[:, 0]
+                log_p = model.classify(z)
+            loss = sum(nll_loss(p, y, reduction="none")                # (B,)
+                       for p, y in zip(log_p, labels.T))
+            (loss.sum() / batch).backward()
+            metrics.add(len(labels), loss=loss)
+        norm = clip_grad_norm_(model.parameters(), math.inf)               # it clips nothing
+        optimizer.step()
 
-            done = update + 1
-            end = bool(stop) or done == updates
-            if end or done % args.log_every == 0:
-                run.log(bar, done, norm, metrics.row(epoch=done / per_epoch,
-                                                     lr=optimizer.param_groups[0]["lr"]))
-                if end or run.due():
-                    run.save(model, optimizer, done, source)
-            if stop:
-                break
+        done = update + 1
+        end = bool(stop) or done == updates
+        if end or done % args.log_every == 0:
+            run.log(bar, done, norm, metrics.row(epoch=done / per_epoch,
+                                                 lr=optimizer.param_groups[0]["lr"]))
+            if end or run.due():
+                run.save(model, optimizer, done, source)
+        if stop:
+            break
     run.end(done, updates)
 
 
@@ -207,8 +192,6 @@ def parse(argv):
     add("--skip", nargs="+", default=[], metavar="ID", help="videos that are never opened")
     add_run_flags(parser)
     args = parser.parse_args(argv)
-    require(args.data != "epic" or args.task == "classify", f"--task {args.task}: --data epic can "
-            "only classify actions")
     require(args.labels <= 1, f"--labels {args.labels}: is a share, at most 1; 0.1 is a tenth")
     args.log_every = 1 if args.data == "epic" else 20
     args.epochs = args.epochs or (60.0 if args.task == "activity" else 15.0)

@@ -1,11 +1,8 @@
 """The folder of a training run: checkpoint.pt, config.json, metrics.jsonl, and who was skipped."""
-import contextlib
 import hashlib
 import json
 import math
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,16 +17,6 @@ from training import parallel
 SAVE_EVERY = 600.0        # s between two checkpoints
 FREE = ("out", "resume", "device", "workers", "max_unreadable", "micro_batch", "log_every", "skip")
 PATHS = "videos", "features", "captions", "ids", "phrases", "annotations", "steps"     # may move
-
-
-def commit():
-    """The commit of this code, "-dirty" if files were changed since; None outside a repository."""
-    command = "git describe --always --abbrev=40 --dirty --exclude *".split()
-    try:
-        return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True,
-                              check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def learning_rate(update, first, last, peak):
@@ -47,47 +34,33 @@ class Run:
     """
 
     def __init__(self, flags):
-        self.out, self.checkpoint, self.saved = flags["out"], {}, time.perf_counter()
+        self.out, self.max_unreadable = flags["out"], flags["max_unreadable"]
         self.settings = {name: str(value) if isinstance(value, Path) else value
                          for name, value in flags.items() if name not in FREE}
-        self.max_unreadable, self.skip = flags["max_unreadable"], flags["skip"]
+        self.checkpoint, self.saved = {}, time.perf_counter()
         if (self.out / "checkpoint.pt").exists():
             require(flags["resume"], f"--out {self.out}: holds a checkpoint; continue it with "
                     "--resume, or choose another folder")
             self.checkpoint = weights.checkpoint.read(self.out)
-            self.require_same(self.checkpoint["settings"], {
-                name: value for name, value in self.settings.items() if name not in PATHS})
         self.first = self.checkpoint.get("step", 0)        # updates that were made before
-        self.learned = self.first > 0                      # whether a clip was ever read
         self.rank, self.world = parallel.rank_and_world()  # process 0 writes the files
-
-    def require_same(self, before, now, what=""):
-        """InputError unless the checkpoint's run has the settings {name: value} of now."""
-        for name, value in now.items():
-            require(before.get(name) == value, f"--resume: the run in {self.out} has {what}{name} "
-                    f"{before.get(name)}, not {value}; it must stay the same")
 
     def begin(self, source, **lists):
         """Make the folder, or go on in it and drop the rows of metrics.jsonl that are later than
-        the checkpoint. InputError if the checkpoint's run used other videos, or other `lists`."""
-        used, lists["videos"] = {}, [video.name for video in source.videos]
+        the checkpoint. InputError if the checkpoint's run had other settings, or other `lists`
+        {name: lines}: the settings hold their digests."""
+        lists["videos"] = [video.name for video in source.videos]
         for name, lines in lists.items():
             digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-            used[name] = f"{len(lines)} (sha256 {digest[:16]})"
-        unreadable = self.out / "unreadable.json"
-        if self.checkpoint:
-            self.require_same(self.checkpoint["settings"]["used"], used, "list of ")
-            if unreadable.exists():
-                found = json.loads(unreadable.read_bytes())
-                source.unreadable = {name: found[name] for name in found if name not in self.skip}
-        self.settings["used"] = used
-        source.shared = dict(source.unreadable)    # what any process could not read when last saved
+            self.settings[f"list of {name}"] = f"{len(lines)} (sha256 {digest[:16]})"
+        before = self.checkpoint.get("settings", self.settings)
+        for name, value in self.settings.items():
+            require(name in PATHS or before.get(name) == value, f"--resume: the run in {self.out} "
+                    f"has {name} {before.get(name)}, not {value}; it must stay the same")
         if self.rank > 0:
             return
-        versions = {"python": sys.version.split()[0], "torch": torch.__version__,
-                    "commit": commit()}
-        write_json(self.out / "config.json", {"settings": self.settings, "versions": versions,
-                                              "processes": self.world})
+        write_json(self.out / "config.json", {
+            "settings": self.settings, "torch": torch.__version__, "processes": self.world})
         metrics = self.out / "metrics.jsonl"
         metrics.touch()
         rows = [row for row in metrics.read_bytes().splitlines(keepends=True)
@@ -112,7 +85,6 @@ class Run:
             raise FloatingPointError(f"update {update}: the loss or its gradient is not finite; the"
                                      f" last checkpoint in {self.out} stays, if any; use a smaller "
                                      "--lr")
-        self.learned |= row["loss"] is not None
         shown = [name for name in ("loss", "match", "match_h") if row.get(name) is not None]
         bar.set_postfix({name: row[name] for name in shown}, refresh=False)
         if self.rank == 0:
@@ -121,21 +93,16 @@ class Run:
 
     def save(self, model, optimizer, update, source):
         """Write checkpoint.pt; if that fails, the one before stays. Then merge what each process
-        could not read. InputError if that is too much; also if no clip was ever read, so that
-        nothing is saved."""
-        if self.rank == 0 and self.learned:
+        could not read since it began. InputError if that is too much."""
+        if self.rank == 0:
             weights.checkpoint.save(self.out / "checkpoint.pt", model, step=update,
                                     optimizer=optimizer.state_dict(), settings=self.settings)
-        found = parallel.gather(source.unreadable)
-        read = {name for name in source.shared for failed in found if name not in failed}
-        source.unreadable = {name: reason for failed in found for name, reason in failed.items()
-                             if name not in read}
-        source.shared = dict(source.unreadable)
+        for unreadable in parallel.gather(source.unreadable):
+            source.unreadable |= unreadable
         path = self.out / "unreadable.json"
         if (source.unreadable or path.exists()) and self.rank == 0:
             write_json(path, source.unreadable)
         require_readable(source, self.max_unreadable, path)
-        require(self.learned, f"no video could be read, so nothing is saved; see {path}")
         self.saved = time.perf_counter()
 
     def end(self, update, updates):
@@ -173,19 +140,14 @@ class Metrics:
         return values | given | {"clips_per_s": clips / seconds}
 
 
-@contextlib.contextmanager
 def stop_signals():
-    """A list to which Ctrl-C and SIGTERM append during a run. The update under way is then finished
-    and saved. A second Ctrl-C ends the run at once."""
+    """A list to which Ctrl-C and SIGTERM append. The update under way is then finished and saved. A
+    second Ctrl-C ends the run at once."""
     asked = []
 
     def ask(number, frame):
-        if asked and number == signal.SIGINT:
-            raise KeyboardInterrupt("stopped at once; the last checkpoint stays")
         asked.append(number)
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask)
+    return asked

@@ -49,21 +49,19 @@ def save(path, model, **more):
 
 def read(path):
     """The content (dict) of a run folder, torch file or safetensors; InputError if it has none, or
-    if it was trained in an older toy world."""
+    was trained in an older toy world."""
     path = Path(path, "checkpoint.pt") if Path(path).is_dir() else Path(path)
     require(path.is_file(), f"{path}: no such checkpoint; `python train.py` makes one")
     try:
-        if path.suffix == ".safetensors":
+        if path.suffix == ".safetensors":      # torch 2.11 does not load them
             return load_file(path)
         content = dict(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:                 # torch documents no class for what it cannot load
         raise InputError(f"{path}: is cut off, or holds code, which is never run; get it again, or "
-                         "save it again: a model of this code by `weights.save(path, model)`, any "
-                         f"other as a state_dict alone ({type(error).__name__})") from None
+                         f"save its state_dict alone ({type(error).__name__})") from None
     settings = content.get("settings", {})
-    world = settings.get("world", 1)
-    require(settings.get("data") != "toy" or world == WORLD, f"{path}: was trained in version "
-            f"{world} of the toy world; this code has {WORLD}; train it again")
+    require(settings.get("data") != "toy" or settings.get("world") == WORLD, f"{path}: was trained "
+            f"in version {settings.get('world')} of the toy world; this code has {WORLD}")
     return content
 
 
@@ -73,16 +71,11 @@ def load(path):
     if tensors are absent, unexpected or of another shape."""
     content = read(path)
     try:
-        if "arguments" not in content:
-            content = published(content)
-        model = rebuild(content)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        model = rebuild(content if "arguments" in content else published(content))
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         lines = " ".join(shorten(line, 200) for line in str(error).splitlines()[:5])
         raise InputError(f"{path}: does not fit the models of this code or of a release (image "
-                         "models are for --init; after a change of f or h, train again): "
-                         f"{type(error).__name__}: {lines}") from None
+                         f"models are for --init): {lines}") from None
     model.settings, model.path = content.get("settings", {}), path
     return model.eval()
 
@@ -132,9 +125,6 @@ def fill(source, model, tensors):
             "tensors fits a block of f or h; give a model of this --encoder and --size")
     model.load_state_dict(taken, strict=False)
     resized = [name for name in taken if taken[name] is not tensors[name]]
-    for what, names in (("taken", taken), ("resized", resized),
-                        ("new, as of another shape", fitted.keys() - taken.keys()),
-                        ("new", own.keys() - fitted.keys())):
+    for what, names in ("taken", taken), ("resized", resized), ("new", own.keys() - taken.keys()):
         if names:
-            kinds = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in names})
-            print(f"{source}: {len(names)} {what}: {shorten(', '.join(kinds), 200)}")
+            print(f"{source}: {len(names)} {what}: {shorten(', '.join(sorted(names)), 200)}")

@@ -36,18 +36,16 @@ def open_teacher(clip, clip_weights=None, device="cpu"):
     """A pre-trained image-language model -> Teacher, with its own picture preprocessing.
 
     clip: a model of open_clip; "local-dir:DIR", with open_clip_config.json and weights; T.npz, a
-    TextTable; None: the paper's, which is printed. clip_weights: a tag of open_clip (default
-    "openai"), or a file, which does not tell if it needs a -quickgelu model. InputError: no fit.
+    TextTable; None, as of a published checkpoint: the paper's. clip_weights: a tag of open_clip
+    (default "openai"), or a file, which does not tell if it needs a -quickgelu model. InputError:
+    no fit.
     """
-    if clip is None:
-        clip = "ViT-B-16-quickgelu"
-        print(f"the checkpoint names no teacher: OpenAI's {clip} is assumed; --clip takes another")
+    clip = clip or "ViT-B-16-quickgelu"
     if clip.endswith(".npz"):
         return TextTable(clip)
     if clip.startswith("local-dir:"):
         require(clip_weights is None, f"--clip-weights {clip_weights}: {clip} has its own")
         config = Path(clip.removeprefix("local-dir:")) / "open_clip_config.json"
-        require(config.is_file(), f"--clip {clip}: no {config}")
         require("trust_remote_code" not in json.dumps(json.loads(config.read_bytes())),
                 f"{config} asks for code of its own to be run; remove its trust_remote_code")
     else:
@@ -61,9 +59,8 @@ def open_teacher(clip, clip_weights=None, device="cpu"):
         model = open_clip.create_model(clip, clip_weights, require_pretrained=True)
         tokenizer = open_clip.get_tokenizer(clip)
     except Exception as error:                 # each way of loading has another class
-        raise InputError(f"--clip {clip} --clip-weights {clip_weights}: "
-                         f"{shorten(str(error).split('. ')[0], 250)}; a file must be whole, with "
-                         "only this model's tensors; without a network, fetch it elsewhere and "
-                         "give --clip-weights FILE") from None
+        raise InputError(f"--clip {clip} --clip-weights {clip_weights}: {shorten(str(error), 250)};"
+                         " without a network, fetch it elsewhere and give --clip-weights FILE, with"
+                         " only this model's tensors") from None
     pictures = model.visual.preprocess_cfg
     return Teacher(model, tokenizer, pictures["mean"], pictures["std"], device)
