@@ -1,9 +1,11 @@
-"""Pictures of runs: `python -m experiments.charts --curves RUN ... | --places F.json ...`."""
+"""Pictures of runs: `python -m experiments.charts --curves RUN ... | --places F.json ... | --claims
+RESULTS.json`."""
 import json
 from pathlib import Path
 from statistics import mean
 
 from evaluation.figures import BLUE, save
+from experiments.tables import TABLES
 from files.lists import read_lines, read_text
 from support.arguments import Parser
 from support.errors import run
@@ -49,15 +51,33 @@ def plot_places(figure, files):
              xticks=[*map(int, places)], xlim=(0.7, int(last) + 1.9))
 
 
+def plot_claims(figure, file):
+    """Draw the difference of each claim of tables.toml, in points, with its 95% margin, from
+    experiments/results.json. Those that are held are blue."""
+    figure.set_size_inches(8, 4)
+    axes, results = figure.subplots(), json.loads(read_text(file))
+    claims = [(label, results[f"{a} - {b}"]) for label, a, b in TABLES["claims"]["rows"]]
+    for place, (_, found) in enumerate(claims):
+        color = BLUE if found["verdict"] == "held" else "#767676"
+        axes.errorbar(found["difference"], place, xerr=found["margin"], fmt="o", color=color)
+    axes.axvline(0, color="black", linewidth=0.6)
+    axes.set_yticks(range(len(claims)), [label.partition(" (")[0] for label, _ in claims])
+    axes.invert_yaxis()
+    axes.set(title="difference in points, and its 95% margin; blue: held")
+
+
 def main(args):
-    save(args.out, plot_curves if args.curves else plot_places, args.curves or args.places)
+    draw, data = ((plot_curves, args.curves) if args.curves else
+                  (plot_places, args.places) if args.places else (plot_claims, args.claims))
+    save(args.out, draw, data)
 
 
 def parse(argv=None):
-    parser = Parser("Draw the curves of runs, or what is right by how many steps came before.")
+    parser = Parser("Draw the curves of runs, what is right by how many steps came before, or claims.")
     one = parser.add_mutually_exclusive_group(required=True).add_argument
     one("--curves", type=Path, nargs="+", metavar="RUN", help="folders of runs")
     one("--places", type=Path, nargs="+", metavar="F.json", help="of evaluate.py, one per seed")
+    one("--claims", type=Path, metavar="RESULTS.json", help="of tables.py: experiments/results.json")
     parser.add_argument("--out", type=Path, default=Path("curves.png"), help="the picture")
     return parser.parse_args(argv)
 

@@ -144,6 +144,19 @@ def test_places_are_drawn(drawn, here):
     assert spread.get_segments()[0][:, 1].tolist() == [61, 65]
 
 
+def test_claims_are_drawn(drawn, here):
+    """Catches: the error in place of the margin, a claim left out, all in one color."""
+    rows = TABLES["claims"]["rows"]
+    write_json(Path("r.json"), {f"{a} - {b}": {
+        "difference": k, "error": 1.0, "margin": 2.0, "verdict": "equal" if k else "held"}
+        for k, (_, a, b) in enumerate(rows)})
+    call("experiments/charts.py", "--claims", "r.json", "--out", "a.png")
+    bars = drawn[0].axes[0].containers
+    ends = [spread.get_segments()[0].tolist() for _, _, (spread,) in bars]
+    assert ends == [[[k - 2, k], [k + 2, k]] for k in range(len(rows))]
+    assert len({line.get_color() for line, *_ in bars}) == 2
+
+
 def test_orders_are_told_from_what_is_known(tmp_path, capsys):
     """Catches: an answer learned from its own video, steps of another task or not in order, a set
     that backs off to the last step, a context that does not back off."""
