@@ -73,11 +73,11 @@ def main(args):
 
 
 def parse(argv=None):
-    parser = Parser("Draw the curves of runs, what is right by how many steps came before, or claims.")
+    parser = Parser("Draw curves of runs, what is right by place, or the differences of claims.")
     one = parser.add_mutually_exclusive_group(required=True).add_argument
     one("--curves", type=Path, nargs="+", metavar="RUN", help="folders of runs")
     one("--places", type=Path, nargs="+", metavar="F.json", help="of evaluate.py, one per seed")
-    one("--claims", type=Path, metavar="RESULTS.json", help="of tables.py: experiments/results.json")
+    one("--claims", type=Path, metavar="RESULTS.json", help="as tables.py writes it")
     parser.add_argument("--out", type=Path, default=Path("curves.png"), help="the picture")
     return parser.parse_args(argv)
 

@@ -101,6 +101,7 @@ def test_fine_tuned_and_evaluated(trained, here, capsys, order, task):
     other = "forecast" if task != "forecast" else "classify"
     line = fails(capsys, "evaluate.py", "--task", other, "--checkpoint", "run")
     assert f"is fine-tuned for {task}" in line
+    assert "is fine-tuned" in fails(capsys, "train.py", *TUNE, "--init", "run", "--out", "again")
 
 
 def test_fine_tuning_stopped_by_ctrl_c_resumes_bit_exactly(trained, here, monkeypatch):

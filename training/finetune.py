@@ -69,6 +69,8 @@ def set_up(args, device):
     """The run, its videos, their examples, and the model."""
     # 1. The folder and the labeled examples.
     init = weights.load(args.init)
+    require(not init.task and (init.denoiser or len(init.phrases)), f"--init {args.init}: is "
+            "fine-tuned, or a published f alone; give a run of --stage pretrain")
     run = Run(vars(args) | {name: getattr(args, name) or init.settings.get(name)
                             for name in ("clip", "clip_weights")})         # evaluate.py reads them
     limit_threads(init.encoder.image, device)
