@@ -97,10 +97,9 @@ def markdown(name, results):
 
 
 def text_table(header, rows):
-    """Aligned lines `| a | b |`, also Markdown, of texts: header (n,) and each row (n,)."""
-    widths = [max(3, *map(len, column)) for column in zip(header, *rows)]
-    lines = [header, ["-" * width for width in widths], *rows]
-    return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
+    """Lines `| a | b |`, a table of Markdown, of texts: header (n,) and each row (n,)."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def main(args):
