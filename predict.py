@@ -37,8 +37,9 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     Raises:  InputError or OSError, if the command would end with status 2.
     """
     # 1. The checkpoint, the steps to choose among, the video.
+    require(not (name and figure), "features have no pictures")
     if figure:                                             # first, what may not be installed
-        figures.open_matplotlib()
+        figures.open_matplotlib(figure)
     device, checkpoint = pick_device(device), checkpoint or default_checkpoint()
     model = weights.load(checkpoint).to(device)
     require(model.task in (None, "forecast"), f"{checkpoint}: is fine-tuned for {model.task}; give "

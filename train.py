@@ -26,7 +26,6 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from tqdm import trange
 
-import weights.checkpoint
 from data import CLIPS, View
 from denoiser import Denoiser
 from diffusion import add_noise, noise_levels, scale_of
@@ -43,6 +42,7 @@ from training import finetune, parallel
 from training.dataset import (NarratedVideos, add_video_flags, draw, mean_pitch, open_videos,
                               teacher_of, to_device)
 from training.run import Metrics, Run, learning_rate, stop_signals
+from weights.checkpoint import KINDS, fill, open_start, rebuild
 
 SIZES = {                 # what --size implies: f, h, and how they are trained; a flag overrides it
     "small": dict(timesformer=dict(image=32, patch=16, frames=4, width=64, depth=2, heads=2),
@@ -53,7 +53,6 @@ SIZES = {                 # what --size implies: f, h, and how they are trained;
                  mvit=dict(image=224, frames=16, seconds=3.2), adapter=dict(width=2048),
                  denoiser=dict(layers=4, heads=8),
                  sgd_epochs=5, epochs=25, batch=128, lr=5e-5, log_every=1)}
-ENCODERS = weights.checkpoint.KINDS                            # f: TimeSformer, MViT or Adapter
 TAU = {"toy": 0.045, "howto100m": 0.02, "features": 0.02}      # of Eq. 6; the paper's with CLIP
 TERMS = "loss", "xe", "mse", "mc", "match", "match_h"  # of metrics.jsonl
 SGD_LR, WEIGHT_DECAY, BETAS = 5e-3, 1e-4, (0.9, 0.95)  # the release's; AdamW's betas are ours
@@ -111,11 +110,10 @@ def set_up(args, device):
     view = View(sizes.get("image", 0), sizes.get("frames", 0), sizes.get("seconds"))
     limit_threads(view.size, device)
     refuse_other_paths(args)
-    pixels = {"toy": SIZE, "features": 0}.get(args.data, view.size)        # 0: it has no pictures
-    require(view.size == pixels, f"--data {args.data}: has pictures of {pixels} pixels, f reads "
-            f"{view.size}; leave out --size and --encoder")
+    fits = {"toy": view.size == SIZE, "features": not view.size}.get(args.data, view.size)
+    require(fits, f"--data {args.data}: not what f reads; leave out --size and --encoder")
     source, phrases = open_videos(args, view)
-    start = None if folder.checkpoint else weights.checkpoint.open_start(args.init)
+    start = None if folder.checkpoint else open_start(args.init)
     folder.begin(source, phrases=phrases)
     teacher, pixels = teacher_of(source, args.data, args.clip, args.clip_weights, device)
     texts = teacher.encode_phrases(phrases)                                # (K, D)
@@ -125,14 +123,14 @@ def set_up(args, device):
     # 2. f and h.
     torch.manual_seed(args.seed)
     D = texts.shape[1]
-    f = ENCODERS[args.encoder](dim=D, **sizes)
+    f = KINDS[args.encoder](dim=D, **sizes)
     h = Denoiser(D, **SIZES[args.size]["denoiser"]) if args.order != "none" else None
     model = ProcedureModel(texts, f, h, args.order, args.tau, scale_of(D), noise_levels(D).tolist(),
                            pixels, mean_pitch(source, args.stride), witness=phrases[0])
     if start:
-        weights.checkpoint.fill(args.init, model, start)
+        fill(args.init, model, start)
     if folder.checkpoint:
-        model = weights.checkpoint.rebuild(folder.checkpoint)
+        model = rebuild(folder.checkpoint)
     return folder, source, teacher, model.to(device).train()
 
 
@@ -146,6 +144,7 @@ def pretrain(args):
     per_epoch = len(videos) // batch
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
     updates = switch + round(args.epochs * per_epoch)
+    require(updates > 0, f"--epochs {args.epochs}: no update; there are {per_epoch} in an epoch")
     read = videos.updates(range(folder.first, updates), batch, model.encoder, teacher.size,
                           args.micro_batch, args.workers)
     optimizer = make_optimizer(model, "sgd" if folder.first <= switch else "adamw", folder)
@@ -204,7 +203,7 @@ def parse(argv=None):
     add_video_flags(parser)
     add("--size", choices=["small", "base"], help="f and h: 2 blocks on 4 frames of 32 pixels, or "
         "ViT-B on 8 of 224; sets defaults of --init, --sgd-epochs, --epochs, --batch and --lr, too")
-    add("--encoder", choices=[*ENCODERS], help="f; for features: adapter")
+    add("--encoder", choices=[*KINDS], help="f; for features: adapter")
     add("--order", choices=["diffusion", "mask", "none"], default="diffusion",
         help="how h learns the order of steps; none: matching alone")
     add("--rows", choices=["release", "paper"], default="release", help="release: clips from a "

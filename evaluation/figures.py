@@ -1,7 +1,7 @@
 """A forecast as a figure, as in Fig. 3: N windows, and futures of H steps."""
 from textwrap import fill
 
-from support.errors import InputError
+from support.errors import InputError, require
 from support.write import write_atomically
 
 BLUE = "#0072B2"                               # Okabe and Ito's
@@ -12,8 +12,9 @@ STYLE = {"font.size": 8, "axes.titlelocation": "left", "axes.spines.top": False,
 SHOWN = 5                                      # next steps, and futures, that a figure shows
 
 
-def open_matplotlib():
-    """matplotlib, or InputError without it."""
+def open_matplotlib(path):
+    """matplotlib, to draw the file `path`; InputError without it, or for another suffix."""
+    require(path.suffix in (".png", ".pdf", ".svg"), f"{path}: must end in .png, .pdf or .svg")
     try:
         import matplotlib.figure
     except ImportError:
@@ -23,7 +24,7 @@ def open_matplotlib():
 
 def save(path, draw, *args):
     """Write the figure that draw(figure, *args) makes, in the format of the suffix."""
-    matplotlib = open_matplotlib()
+    matplotlib = open_matplotlib(path)
     with matplotlib.rc_context(STYLE):
         figure = matplotlib.figure.Figure(layout="constrained")
         draw(figure, *args)

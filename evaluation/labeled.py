@@ -30,7 +30,7 @@ EPIC_VIEWS = 10           # clips of an action (release)
 def require_task(model, task, data):
     """InputError unless the model is fine-tuned for the task; to forecast or classify steps, a
     model that is not fine-tuned matches texts."""
-    fits = task == "classify" and data != "epic" or task == "forecast" and model.denoiser
+    fits = data != "epic" and (task == "classify" or task == "forecast" and model.denoiser)
     if model.task:                                         # of several classes: verbs and nouns
         fits = model.task == task and (data == "epic") == (len(model.classes) > 1)
     state = f"fine-tuned for {model.task}" if model.task else "not fine-tuned"
@@ -103,6 +103,8 @@ def list_videos(args, split, tuned):
         return videos, None
     names = lists.load_phrases(args.steps) if args.steps else labels if any(labels) else tuned
     require(names, f"{path}: a csv has no class names; add --steps FILE")
+    if not all(names):
+        print(f"{path}: {names.count('')} of {len(names)} classes have no name; add --steps FILE")
     lists.check_names(args.steps or "the checkpoint", names, path, labels)
     return videos, names
 
@@ -114,7 +116,8 @@ def open_labeled(model, device, args, split, look=True, skip=()):
     toy, view, path = args.data == "toy", view_of(model.encoder), args.features or args.videos
     fits = {"toy": view.size == render.SIZE, "features": not view.size}.get(args.data, view.size)
     reads = f"videos of {view.size} pixels" if view.size else "features, by --data features"
-    require(fits, f"{model.path}: reads {reads}, not --data {args.data}")
+    require(fits and (args.data == "features") == bool(args.features),
+            f"{model.path}: reads {reads}, not --data {args.data}")
     if toy:
         names = [*grammar.STEPS] if args.task != "activity" else None
         source = ToySource(split, args.toy_videos, view.frames)

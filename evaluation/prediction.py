@@ -27,7 +27,10 @@ def observe_file(path, model, at, name=None):
             f"{'videos, not features' if name else 'features: give F.npz --video ID'}")
     kind, paths = (FeatureSource, find_rows(path)) if name else (VideoSource, {video.name: path})
     source = kind([video], paths, view)
-    windows = history_windows(source.duration(0) if at is None else at, model.pitch)
+    length = source.duration(0)
+    end = length if at is None else at
+    require(0 < end <= length, f"--at {end:g}: {path} ends at {length:.1f} s")
+    windows = history_windows(end, model.pitch)
     clips, _ = source.clips(0, windows, None)
     return windows, clips, None if name else read_frames(path, windows.mean(1), 512).numpy()
 

@@ -101,8 +101,10 @@ def forecast_lines(p, labels, examples, videos, toy, task):
 
 def sampled_futures(model, x, n, texts, examples, videos, H, seed):
     """Percent of sampled futures of H steps, and of their first steps, that the grammar allows
-    after the true steps; of FUTURES forecasts that H steps follow, DRAWS each."""
+    after the true steps; of FUTURES forecasts that H steps follow, DRAWS each. None without any."""
     long = [i for i, e in enumerate(examples) if e.step + H <= len(videos[e.video].steps)]
+    if not long:
+        return None
     exact, possible, first = grammar.Grammar(), [], []
     for k in torch.linspace(0, len(long) - 1, min(len(long), FUTURES)).long():
         i = long[k]

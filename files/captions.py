@@ -76,11 +76,12 @@ class Captions(dict):
 
 
 def list_folder(folder):
-    """{id: file}, by id. Of several files of an id, the last English one, else the first."""
+    """{id: file}, by id. Of several files of an id, the last one in English or of no language,
+    else the first."""
     files = {}
     for file in sorted(folder.iterdir()):
         name = LANGUAGE.sub("", file.stem)
-        english = file.stem.startswith(f"{name}.en")
+        english = file.stem == name or file.stem.startswith(f"{name}.en")
         if file.suffix.lower() in SUFFIXES and (english or name not in files):
             files[name] = file
     return dict(sorted(files.items()))

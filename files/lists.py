@@ -23,8 +23,9 @@ COIN = ('needed is {"database": {id: {"subset": "training" or "testing", "recipe
 EPIC = "video_id", "start_timestamp", "stop_timestamp", "verb_class", "noun_class"
 VERBS, NOUNS = 97, 300        # classes of EPIC-Kitchens-100
 UNKNOWN = -1                  # label of a step whose class a list does not give
-# `phrase` or `phrase,count,concreteness`; a phrase has a letter, and may have commas.
-PHRASE = re.compile(r'"?([^;\t"_]*[^\W\d_][^;\t"_]*?)"?(?:,\s*[\d.]*){0,2}')
+# `phrase` or `phrase,count,concreteness`; a phrase has a letter, and may have commas. No number or
+# mark stands before it.
+PHRASE = re.compile(r'(?!\d+[\W_]|[-*#(])"?([^;\t"_]*[^\W\d_][^;\t"_]*?)"?(?:,\s*[\d.]*){0,2}')
 
 
 # --- Text, csv, JSON ---
@@ -49,7 +50,8 @@ def read_table(path, columns):
     reader = csv.DictReader(io.StringIO(read_text(path)))
     require(set(columns) <= set(reader.fieldnames), f"{path}:1: the first line must name "
             f"{','.join(columns)}; it is {','.join(reader.fieldnames)[:80]!r}")
-    rows = [(f"{path}:{reader.line_num}", row) for row in reader]
+    with fields_of(path, "a quote may be open"):
+        rows = [(f"{path}:{reader.line_num}", row) for row in reader]
     for where, row in rows:
         require(None not in (*row, *row.values()), f"{where}: another number of columns than in "
                 "the first line; put a text with a comma in quotes")
@@ -63,7 +65,7 @@ def fields_of(where, need):
         yield
     except InputError:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, csv.Error) as error:
         raise InputError(f"{where}: {error!r}; {need}") from None
 
 
@@ -153,9 +155,11 @@ def epic_split(path):
 
 # --- Names ---
 def load_phrases(path):
-    """The phrases, or names of classes: line i is that of class i. Two may be equal."""
-    phrases = []
-    for number, line in enumerate(read_text(path).rstrip().split("\n"), start=1):
+    """The phrases, or names of classes: line i is that of class i. Two may be equal. A header is
+    left out."""
+    lines = read_text(path).rstrip().split("\n")
+    header, phrases = lines[0].startswith("phrase,"), []
+    for number, line in enumerate(lines[header:], start=1 + header):
         found = PHRASE.fullmatch(line.strip())
         require(found, f"{path}:{number}: {line[:80]!r} is not `phrase` or `phrase,count,...`")
         phrases.append(found[1].strip())

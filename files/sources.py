@@ -46,6 +46,8 @@ class VideoSource:
         self.absent = [name for name in names if name not in present]
         require(self.videos, f"none of {len(names)} listed videos is there with what it needs; "
                 f"listed is {next(iter(names), None)!r}, there is {next(iter(paths))!r}")
+        unknown = sorted(self.skip - names.keys())
+        require(not unknown, f"--skip {' '.join(unknown)}: not among the listed videos")
 
     def name(self, i):
         """The id of video i."""
@@ -118,7 +120,7 @@ class VideoSource:
         for request in requests:
             i, windows, *_ = request
             try:
-                require(len(windows), self.reasons.get(self.name(i)))
+                require(len(windows), self.reasons.get(self.name(i), "nothing is said"))
                 made.append(self.clips(i, windows, rng))
                 readable.append(request)
             except InputError as error:
@@ -154,5 +156,6 @@ def open_folder(folder, caption_path, ids, view, teacher_size=0, skip=(),
         told = f"{len(names)} narrations, {len(silent)} without words, {len(failed)} unreadable"
         require(source.videos and len(failed) <= max_unreadable * len(names), f"{told}: more than "
                 f"--max-unreadable {max_unreadable}, or all; {next(iter(failed), '')}")
-        print(f"{told}: left out")
+        if left:
+            print(f"{told}; these are left out")
     return source

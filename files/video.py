@@ -30,12 +30,17 @@ class Unreadable(InputError):
 def find_videos(folder):
     """{id: path} of the videos in a folder and below. InputError if there are none, or if two files
     have one id."""
-    paths = [Path(parent, name) for parent, _, names in os.walk(folder, followlinks=True)
-             for name in names if name.lower().endswith(VIDEO_SUFFIXES)]
-    found = {}
+    paths, found, visited = [], {}, set()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        if os.path.realpath(parent) in visited:            # links in a circle would never end
+            folders.clear()
+            continue
+        visited.add(os.path.realpath(parent))
+        paths += [Path(parent, name) for name in names if name.lower().endswith(VIDEO_SUFFIXES)]
     for path in sorted(paths):
         first = found.setdefault(video_name(path), path)
-        require(first.samefile(path), f"{first} and {path}: two files of one id; rename one")
+        require(first == path or first.samefile(path), f"{first} and {path}: two files of one id; "
+                "rename one")
     require(found, f"{folder}: no such folder, or it holds no {', '.join(VIDEO_SUFFIXES)}")
     return found
 

@@ -36,7 +36,7 @@ def run(main, parse):
         # An error in a worker process comes with its traceback above the last line.
         fail(2, str(error).strip().split("\n")[-1].removeprefix("support.errors.InputError: "))
     except RuntimeError as error:                  # of CUDA, MPS or XPU
-        first = str(error).split("\n")[0]
-        if "out of memory" not in first:
+        told = [line for line in str(error).split("\n") if "out of memory" in line]
+        if not told:
             raise
-        fail(2, f"{first}; use a smaller --micro-batch or --batch")
+        fail(2, f"{told[0]}; use a smaller --micro-batch or --batch")

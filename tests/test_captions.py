@@ -70,7 +70,8 @@ def test_rolling_captions_are_said_once(tmp_path):
 
 def test_a_folder_is_listed_by_the_names_of_videos(tmp_path):
     """Catches: an id cut at a dot; other files; German before English; accents left apart."""
-    names = {"my.video.CSV": "my.video", "d.de.vtt": None, "d.en.vtt": "d", "readme.txt": None,
+    names = {"my.video.CSV": "my.video", "d.de.vtt": None, "d.en.vtt": "d",
+             "e.de.vtt": None, "e.vtt": "e", "readme.txt": None,
              "Title [x_1].en-orig.vtt": "Title [x_1]", "cre\u0300me.en.vtt": "cr\u00e8me"}
     for name in names:
         (tmp_path / name).write_text("no narration")
@@ -86,6 +87,7 @@ def test_a_folder_is_listed_by_the_names_of_videos(tmp_path):
 @pytest.mark.parametrize("name, content, message", [
     ("v.csv", "start,end,text\n0,1,a\n2,1,b\n", "v.csv:3: starts at 2 s and ends at 1 s"),
     ("v.csv", "start,end,text\n0,x,a\n", "v.csv:2: .*'x'.*; times must be"),
+    ("v.csv", f'start,end,text\n0,1,"{"a" * 140_000}\n', "v.csv: .*limit.*; a quote may be open"),
     ("v.srt", "hello\n", "v.srt:1: no srt and no vtt"),
     ("v.srt", "1\n00:00:01,000 --> soon\na\n", "v.srt:2: .*'soon'.*; times must be"),
     ("c.json", '{"v":\n{"start": [', "c.json: .*line 2.*; a folder of ID.csv"),

@@ -98,7 +98,7 @@ def test_from_features_to_a_forecast(trained, here, capsys):
     for argv, words in (
             ((*train, "x", "--targets", "narration"), "no embedding of 0 word word"),
             ((*train, "x", "--features", "gone"), "gone: no such file"),
-            (("train.py", "--size", "base"), "toy: has pictures of 32 pixels"),
+            (("train.py", "--size", "base"), "toy: not what f reads"),
             ((*test, "run", "--features", "wide.npz"), "33), the checkpoint reads (R, 32)"),
             (("evaluate.py", "--checkpoint", "run"), "reads features, by --data features"),
             ((*test, trained / "mask"), "reads videos"), (forecast, "reads features: give F.npz")):

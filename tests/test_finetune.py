@@ -125,7 +125,7 @@ def test_fine_tuning_stopped_by_ctrl_c_resumes_bit_exactly(trained, here, monkey
     assert same_run("run", "whole")
 
 
-def test_actions_of_epic_train_f(trained, here):
+def test_actions_of_epic_train_f(trained, here, capsys):
     """Catches: frames of another rate, verbs and nouns exchanged, f frozen; another split; a
     video of --skip that is opened; one that cannot be decoded, read as if it could."""
     export(here / "world", 3, 0)
@@ -135,6 +135,8 @@ def test_actions_of_epic_train_f(trained, here):
     rows = [f"{name},00:00:{10 * i:02d}.00,00:00:{10 * i + 4:02d}.50,{i},{2 * i}"
             for name in names for i in range(3)]
     Path("EPIC_100_validation.csv").write_text(head + "\n".join(rows) + "\n", encoding="utf-8")
+    tune = "train.py", "--stage", "finetune", "--data", "epic"
+    assert "can only classify" in fails(capsys, *tune, "--task", "forecast")
     flags = ("--data", "epic", "--annotations", "EPIC_100_validation.csv", "--videos", "world",
              "--max-unreadable", "0.5")
     call("train.py", "--stage", "finetune", *flags, "--epochs", "2", "--batch", "3", "--init",

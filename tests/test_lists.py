@@ -76,10 +76,10 @@ def test_epic_lists(tmp_path):
 
 
 def test_names_phrases_and_ids(tmp_path):
-    """Catches: another order, equal names joined, a phrase's commas cut; a file's suffix in an id;
-    an id whose accents are apart taken for another."""
+    """Catches: another order, equal names joined, a phrase's commas cut; a header in the pool; a
+    file's suffix in an id; an id whose accents are apart taken for another."""
     for text in ("stir\nput honey, oil\nstir", "stir,28,5.0\nput honey, oil,5\nstir,",
-                 'stir,1,\n"put honey, oil",2\n stir \n\n'):
+                 'phrase,count\nstir,1,\n"put honey, oil",2\n stir \n\n'):
         assert load_phrases(written(tmp_path, text)) == ["stir", "put honey, oil", "stir"]
     assert load_ids(written(tmp_path, "\ufeff-a\r\nmy video.v2\nb.webm\n\n-a\nsub/c.MP4\n")) == [
         "-a", "my video.v2", "b", "c"]
@@ -104,6 +104,7 @@ READERS |= {task: functools.partial(load_released_csv, task=task)
     ("coin", coin(a=entry(("1", [1, 2], "x")), bad=entry(("1", [1, 2], "y"))),
      "list: video bad: id 1 is 'y', before it was 'x'"),
     ("phrases", "stir\n", "list: at least two"),
+    ("phrases", "stir\n1. fold\n", "list:2: '1. fold' is not `phrase`"),
     ("phrases", "stir\nadd_kimchi\n", "list:2: 'add_kimchi' is not `phrase`"),
     ("ids", " \n\r\n", "list: the file is empty"),
     ("epic", b"flamb\xe9 it\n", "list: not UTF-8; save it as")])

@@ -171,8 +171,11 @@ def test_the_videos_of_a_folder(tmp_path):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     (folder / "P01").symlink_to(elsewhere, target_is_directory=True)
+    for name in "bc":                                      # two circles never end
+        (folder / name).symlink_to(folder, target_is_directory=True)
+    (folder / "gone.mp4").symlink_to(elsewhere / "gone.mp4")
     assert video.find_videos(folder) == {
-        "x": folder / "a/x.mkv", "P01.v1": folder / "P01/P01.v1.MP4",
+        "gone": folder / "gone.mp4", "x": folder / "a/x.mkv", "P01.v1": folder / "P01/P01.v1.MP4",
         "cr\u00e8me": folder / "cre\u0300me.avi"}
     (folder / "x.mp4").touch()
     with pytest.raises(InputError, match=r"x\.mkv and .*x\.mp4: two files of one id"):

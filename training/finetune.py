@@ -194,6 +194,8 @@ def parse(argv):
     add("--skip", nargs="+", default=[], metavar="ID", help="videos that are never opened")
     add_run_flags(parser)
     args = parser.parse_args(argv)
+    require(args.data != "epic" or args.task == "classify", f"--task {args.task}: --data epic can "
+            "only classify actions")
     require(args.labels <= 1, f"--labels {args.labels}: is a share, at most 1; 0.1 is a tenth")
     args.log_every = 1 if args.data == "epic" else 20
     args.epochs = args.epochs or (60.0 if args.task == "activity" else 15.0)

@@ -54,13 +54,13 @@ def any_of(*flags):
 
 def add_gradients(model):
     """Sum the gradients of all processes. Where no video could be read, they are 0."""
+    if not dist.is_initialized():
+        return
     parameters = [*model.parameters()]
-    for p in parameters:
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-    if dist.is_initialized():                              # all at once: waiting takes the time
-        vector = total(torch.cat([p.grad.flatten() for p in parameters]))
-        for p, part in zip(parameters, vector.split([p.numel() for p in parameters])):
-            p.grad = part.view_as(p)
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    vector = total(torch.cat([part.flatten() for part in parts]))      # all at once: one wait
+    for p, part in zip(parameters, vector.split([p.numel() for p in parameters])):
+        p.grad = part.view_as(p)
 
 
 def gather(value):

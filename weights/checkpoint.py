@@ -72,6 +72,8 @@ def load(path):
     content = read(path)
     try:
         model = rebuild(content if "arguments" in content else published(content))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         lines = " ".join(shorten(line, 200) for line in str(error).splitlines()[:5])
         raise InputError(f"{path}: does not fit the models of this code or of a release (image "
