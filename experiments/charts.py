@@ -67,12 +67,14 @@ def plot_claims(figure, file):
 
 
 def main(args):
+    """Draw the picture."""
     draw, data = ((plot_curves, args.curves) if args.curves else
                   (plot_places, args.places) if args.places else (plot_claims, args.claims))
     save(args.out, draw, data)
 
 
 def parse(argv=None):
+    """The command line."""
     parser = Parser("Draw curves of runs, what is right by place, or the differences of claims.")
     one = parser.add_mutually_exclusive_group(required=True).add_argument
     one("--curves", type=Path, nargs="+", metavar="RUN", help="folders of runs")

@@ -95,6 +95,7 @@ def compare(ours, theirs, column, with_column):
 
 
 def main(args):
+    """Print the two shares, their difference with its error, and the verdict."""
     found = compare(args.ours, args.theirs, args.column, args.with_column or args.column)
     print("{ours:.1f} and {theirs:.1f}% right of {examples} examples in {videos} videos, {seeds} "
           "seeds\ndifference {difference:+.2f} ± {error:.2f}, margin {margin:.2f}: "
@@ -102,6 +103,7 @@ def main(args):
 
 
 def parse(argv=None):
+    """The command line."""
     parser = Parser("Which of two variants is right more often, by how much, and is it sure?")
     add = parser.add_argument
     add("ours", type=Path, nargs="+", metavar="A.json", help="of evaluate.py --json, one per run")

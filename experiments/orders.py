@@ -49,6 +49,7 @@ def main(args):
 
 
 def parse(argv=None):
+    """The command line."""
     parser = Parser("What the next step of real videos can be told from, % right, in ten folds.")
     parser.add_argument("annotations", type=Path, help="COIN.json, or a folder of TASK_VIDEO.csv")
     return parser.parse_args(argv)

@@ -112,6 +112,7 @@ def main(args):
 
 
 def parse(argv=None):
+    """The command line."""
     parser = Parser("Make the runs behind the tables, each once, and write the tables.")
     add = parser.add_argument
     add("tables", nargs="*", metavar="NAME", default=[*TABLES], help="tables of tables.toml")

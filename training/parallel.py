@@ -3,6 +3,7 @@ import os
 
 import torch
 import torch.distributed as dist
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from support.errors import require
 
@@ -56,11 +57,10 @@ def add_gradients(model):
     """Sum the gradients of all processes. Where no video could be read, they are 0."""
     if not dist.is_initialized():
         return
-    parameters = [*model.parameters()]
-    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    vector = total(torch.cat([part.flatten() for part in parts]))      # all at once: one wait
-    for p, part in zip(parameters, vector.split([p.numel() for p in parameters])):
-        p.grad = part.view_as(p)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+    grads = [p.grad for p in model.parameters()]
+    vector_to_parameters(total(parameters_to_vector(grads)), grads)        # all at once: one wait
 
 
 def gather(value):
