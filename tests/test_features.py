@@ -101,5 +101,6 @@ def test_from_features_to_a_forecast(trained, here, capsys):
             (("train.py", "--size", "base"), "toy: not what f reads"),
             ((*test, "run", "--features", "wide.npz"), "33), the checkpoint reads (R, 32)"),
             (("evaluate.py", "--checkpoint", "run"), "reads features, by --data features"),
-            ((*test, trained / "mask"), "reads videos"), (forecast, "reads features: give F.npz")):
+            ((*test, trained / "mask"), "reads videos"), (forecast, "reads features: give F.npz"),
+            ((*forecast, "--video", "v1", "--figure", "a.png"), "features have no pictures")):
         assert words in fails(capsys, *argv), argv

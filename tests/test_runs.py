@@ -131,6 +131,8 @@ def test_a_run_is_not_mixed_with_another(trained, here, capsys):
     call("train.py", *again)
     Path("b.txt").write_text("\n".join(reversed(grammar.PHRASES)))
     assert "has list of phrases 60 (sha256" in fails(capsys, "train.py", *again)
+    nothing = *ONE, "--sgd-epochs", "0", "--epochs", "0", "--out", "nothing"
+    assert "no update" in fails(capsys, "train.py", *nothing)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(here, capsys, monkeypatch):

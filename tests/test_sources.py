@@ -56,6 +56,8 @@ def test_narrations_are_judged_before_a_video_is_read(folder, capsys):
         assert list(source.wrong_captions) == ["b"] and source.silent == ["short"]
         assert source.absent == ["gone"]
     assert told in capsys.readouterr().out
+    with pytest.raises(InputError, match="--skip nobody: not among"):
+        open_folder(folder, folder, None, VIEW, skip=["nobody"])
     (folder / "ids.txt").write_text("short.mp4\n")
     with pytest.raises(InputError, match="1 narrations, 1 without words"):
         open_folder(folder, folder, folder / "ids.txt", VIEW)
