@@ -336,7 +336,8 @@ def test_what_a_checkpoint_cannot_do_is_one_line(trained, here, capsys):
             ("mask", ("--task", "activity"), "is not fine-tuned"),
             ("mask", ("--data", "coin"), "needs --annotations and --videos"),
             ("mask", ("--videos", "x"), "--data toy reads no --videos"),
-            ("mask", ("--data", "epic", "--task", "forecast"), "--data epic"),
+            ("mask", ("--data", "epic", "--task", "forecast"), "--task forecast --data epic"),
+            ("mask", ("--data", "epic"), "--task classify --data epic"),
             (here / "other.pt", (), "another teacher")):
         assert words in fails(capsys, "evaluate.py", *flags, "--checkpoint", trained / checkpoint)
 
