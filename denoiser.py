@@ -25,6 +25,8 @@ import torch
 from open_clip.transformer import QuickGELU, Transformer
 from torch import nn
 
+NOISIEST = 3              # level T - 1, of T = 4
+
 
 def sinusoids(t, width):
     """Noise levels (B,) -> (B, width): sin and cos at periods from 2 pi to 20,000 pi."""
@@ -67,3 +69,14 @@ class Denoiser(nn.Module):
         bias = bias.repeat_interleave(self.heads, 0)[:, None].expand(-1, N, -1)     # hides padding
         tokens = self.transformer(self.dropout(tokens), bias)                       # (B, N, D)
         return tokens[row, j]                                                       # (B, D)
+
+
+class MaskedDenoiser(Denoiser):
+    """h of the ablation "mask" (Table 4): it reads zeros in place of x_j^t, at the noisiest level.
+
+    All noises and levels have the same answer, so one pass would do; sampling makes T of them.
+    """
+
+    def forward(self, zt, z, observed, j, t):
+        """As in Denoiser."""
+        return super().forward(torch.zeros_like(zt), z, observed, j, torch.full_like(t, NOISIEST))

@@ -14,12 +14,14 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eqs. 2-5) and 3.3 (
     B rows, each with one missing clip; T = 4 levels, D embedding.
 
 The paper leaves open how large an embedding is beside the noise, and the constants alpha_t. Both
-stand here, `scale_of` and `noise_levels`; docs/differences.md has their effect. Levels count from
-0: level t is the paper's t + 1.
+stand here, `scale_of` and `noise_levels`; docs/differences.md has their effect. `released_levels`
+are those of the authors' code, whose scale is 1. Levels count from 0: level t is the paper's t + 1.
 """
 import math
 
 import torch
+
+NOISE = 1.5, 0.3          # first and last of `noise_levels`; it decides whether order teaches f
 
 
 def scale_of(dim):
@@ -32,19 +34,27 @@ def scale_of(dim):
     return 2 * math.sqrt(dim)
 
 
-def noise_levels(dim, levels=4, first=3.0, last=0.3):
+def noise_levels(dim, first=NOISE[0], last=NOISE[1], levels=4):
     """The schedule: alpha_bar (T,), with signal-to-noise ratios that fall geometrically.
 
         sqrt(alpha_bar_t / (1 - alpha_bar_t)) = first / sqrt(D), ..., last / sqrt(D)
 
-    Two embeddings are about sqrt(2 D) apart in z, but noise along the line between them has
-    standard deviation 1. Dividing by sqrt(D) thus makes a level equally hard at any D. At the last
-    level the signal is almost gone, so a draw from N(0, I) looks like x_j^T in training. With
-    D = 64, alpha_bar is .123, .029, .0065, .0014. The paper gives T = 4, but no alpha_t.
+    A level means how far the noise moves a clip among the others. Two embeddings are about
+    sqrt(2 D) apart in z, and noise along the line between them has standard deviation 1. So after
+    noising they are sqrt(2) * first, ..., sqrt(2) * last standard deviations apart, at any D. How
+    hard it is to name the clip depends also on how many texts there are, and how close they lie.
+    At the first level it must already be hard, or h needs no context there. At the last one the
+    signal is almost gone, so a draw from N(0, I) looks like x_j^T in training. With D = 64,
+    alpha_bar is .034, .012, .0041, .0014. The paper gives T = 4, but no alpha_t.
     """
     steps = torch.arange(levels, dtype=torch.float64) / max(levels - 1, 1)
     ratio = first * (last / first) ** steps / math.sqrt(dim)     # (T,)
     return (ratio ** 2 / (1 + ratio ** 2)).float()
+
+
+def released_levels(levels=4):
+    """alpha_bar (T,) of the authors' code, for any D: 1 - alpha_t rises linearly over the levels."""
+    return torch.linspace(1 - 1e-4, 1 - 0.02, levels).cumprod(0)
 
 
 def add_noise(z0, noise, alpha_bar):

@@ -8,6 +8,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
     tau                      tau        float        temperature; the paper's 0.02
     p(y_i | x_i)             match      (..., K)     Eq. 6, as log probabilities
     p'_i                     targets    (B, N, K)    the teacher's soft targets, no gradient
+    H(p', p)                 cross_entropy  (..., )  of Eqs. 8 and 10
     L_XE, L_MSE, L_MC        xe, mse, mc  (B,)       Eqs. 8, 9, 10; train.py sums them (Eq. 7)
     B videos, N clips of each, K phrases, D embedding.
 
@@ -60,29 +61,25 @@ def match(x, texts, tau):
         return (cosine / tau).log_softmax(-1)
 
 
-def xe_loss(log_p, targets):
-    """L_XE (Eq. 8): match each clip to its soft target.
+def cross_entropy(targets, log_p):
+    """H(p', p) = -sum_k p'_k log p_k of each clip: what L_XE and L_MC share.
 
-        L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i)),    H(p', p) = -sum_k p'_k log p_k
+        L_XE = 1 / (N - 1) sum_{i != j} H(p'_i, p(y_i | x_i))          (Eq. 8)
+        L_MC = H(p'_j, p(y_j | x_hat_j^0))                             (Eq. 10)
 
-    The paper averages over the N - 1 observed clips. In training each clip is missing in turn: the
-    mean over all j is the mean over all N clips.
+    In training each clip j is missing in turn, and L_XE has the mean over all j. So both are means
+    over the N clips of a video, L_XE of those of f, L_MC of those that h predicts, each at its t.
 
-    Args:    log_p (B, N, K) from `match`, of f's embeddings; targets (B, N, K). Returns: (B,).
+    Args:    targets (B, N, K), soft; log_p (B, N, K) from `match`.
+    Returns: (B, N).
     """
-    return -(targets * log_p).sum(-1).mean(1)
+    return -(targets * log_p).sum(-1)
 
 
 def mse_loss(x_hat, x):
     """L_MSE (Eq. 9): squared distance from each predicted to the true embedding, (B, N, D) both ->
     (B,): summed over D, averaged over the missing clip j and its level t."""
     return (x_hat - x).pow(2).sum(-1).mean(1)
-
-
-def mc_loss(log_p, targets):
-    """L_MC (Eq. 10): H of the soft target of the missing clip and its predicted embedding: log_p of
-    h's predictions, targets (B, N, K) -> (B,), averaged over the missing clip j and its level t."""
-    return -(targets * log_p).sum(-1).mean(1)
 
 
 def agreement(log_p, targets):

@@ -29,8 +29,8 @@ class ProcedureModel(nn.Module):
     Args:
         phrases:  (K, D) float, embeddings of the phrase pool, of any length; (0, D) if unknown.
         encoder:  f, a TimeSformer, MViT or Adapter.
-        denoiser: h, a Denoiser; None with order "none", unless `task` needs it.
-        order:    "diffusion": h learns from the noised missing clip; "mask": zeros; "none": no h.
+        denoiser: h, a Denoiser or MaskedDenoiser; None with order "none", unless `task` needs it.
+        order:    how h learned: "diffusion", "mask" or "none"; it is only kept and told.
         tau:      temperature of Eq. 6, for clips, forecasts and soft targets.
         scale:    the constant of z = scale * x.
         alpha_bar: T floats, the noise schedule that h was trained with.
@@ -87,15 +87,11 @@ class ProcedureModel(nn.Module):
 
         Args:    x (B, N, D), not read at j; observed (B, N) bool; j (B,) int64: the place of the
                  missing clip, before, between or after the observed ones; noise (B, Q, D): standard
-                 normal, or zeros for the approximate inference. Mask models ignore the noise.
+                 normal, or zeros for the approximate inference.
         Returns: x_hat (B, Q, D), of any length.
         """
-        z, Q, last = self.scale * x, noise.shape[1], len(self.alpha_bar) - 1
-        if self.order != "diffusion":                      # one answer, whatever the noise
-            z_hat = self.denoiser(torch.zeros_like(z[:, 0]), z, observed, j,
-                                  torch.full_like(j, last)).float()
-            return (z_hat / self.scale)[:, None].expand(-1, Q, -1)
-        z, observed, j = (of.repeat_interleave(Q, 0) for of in (z, observed, j))       # B Q rows
+        rows, Q = (self.scale * x, observed, j), noise.shape[1]
+        z, observed, j = (row.repeat_interleave(Q, 0) for row in rows)                 # B Q rows
         z_hat = sample(self.denoiser, z, observed, j, noise.flatten(0, 1), self.alpha_bar)
         return (z_hat / self.scale).unflatten(0, (-1, Q))
 

@@ -8,17 +8,19 @@ training/finetune.py.
 
     paper          here           shape                meaning
     v_i            clips          (B, N, F, 3, H, W)   the clips of a video, in time order
-    x_i            x              (B, N, D)            f(v_i)
     p'_i           targets        (B, N, K)            soft targets of the teacher, over K phrases
-    j              j              0 .. N - 1           the missing clip: each clip in turn
-    {i != j}       observed       (B, N, N)            bool; row j: which clips i are observed
-    x_j^0          x              (B, N, D)            the missing clip; scale * x is noised
-    x_j^t          zt             (B, N, D)            scale * x_j^0, noised to level t
+    j              j              (B N,)               the missing clip: each clip in turn
     t              t              (B, N)               noise level, 0 to T - 1; the paper's t - 1
+    {i != j}       observed       (B, N, N)            bool; row j: which clips i are observed
+    -              read           (B, N, N)            row j: the clip that h reads at place i; i
+    x_i            x              (B, N, D)            f(v_i)
+    x_j^0          x0             (B, N, D)            the missing clip; scale * x0 is noised
+    x_j^t          zt             (B, N, D)            scale * x_j^0, noised to level t
+    {x_i}          context        (B, N, N, D)         row j: scale * x_i
     x_hat_j^0      x_hat, z_hat   (B, N, D)            what h predicts; scaled
-    -              cut            (B, N)               row j: clips from this place on are hidden
 
-B videos, N clips, F frames of a clip; K phrases; D embedding; T noise levels.
+B videos, N clips, F frames of a clip; K phrases; D embedding; T noise levels. A row is a video with
+one of its clips missing.
 """
 from pathlib import Path
 
@@ -27,22 +29,21 @@ from torch.nn.utils import clip_grad_norm_
 from tqdm import trange
 
 from data import CLIPS, View
-from denoiser import Denoiser
-from diffusion import add_noise, noise_levels, scale_of
+from diffusion import NOISE, add_noise, noise_levels, released_levels, scale_of
 from files.features import require_widths
-from losses import agreement, match, mc_loss, mse_loss, xe_loss
+from losses import agreement, cross_entropy, match, mse_loss
 from model import ProcedureModel
 from pseudo_labels import soft_targets
-from support.arguments import (Parser, add_run_flags, limit_threads, mixed_precision, pick_device,
-                               refuse_other_paths)
+from support.arguments import (Noise, Parser, add_run_flags, limit_threads, mixed_precision,
+                               pick_device, refuse_other_paths)
 from support.errors import require, run
 from toy.grammar import VERSION as WORLD
 from toy.render import SIZE
 from training import finetune, parallel
-from training.dataset import (NarratedVideos, add_video_flags, draw, mean_pitch, open_videos,
-                              teacher_of, to_device)
+from training.dataset import (NarratedVideos, add_video_flags, mean_pitch, open_videos, teacher_of,
+                              to_device)
 from training.run import Metrics, Run, learning_rate, stop_signals
-from weights.checkpoint import KINDS, fill, open_start, rebuild
+from weights.checkpoint import KINDS, ORDERS, fill, open_start, rebuild
 
 SIZES = {                 # what --size implies: f, h, and how they are trained; a flag overrides it
     "small": dict(timesformer=dict(image=32, patch=16, frames=4, width=64, depth=2, heads=2),
@@ -58,38 +59,61 @@ TERMS = "loss", "xe", "mse", "mc", "match", "match_h"  # of metrics.jsonl
 SGD_LR, WEIGHT_DECAY, BETAS = 5e-3, 1e-4, (0.9, 0.95)  # the release's; AdamW's betas are ours
 
 
-def objective(model, clips, targets, noise, t, cut, keys=None):
-    """Eqs. 6 and 8 to 10; shapes are in the header, noise (B, N, D). keys: `shuffle`, a control.
+def draw(batch, dim, levels, rows, context, seed, update):
+    """What Eqs. 9 and 10 have an expectation over, for all videos of an update's batch.
+
+    Args:    rows: "release": from a random place after j on, all clips are hidden, as in the
+             authors' code; "paper": none is hidden. context: "observed": h reads clip i at place i;
+             "shuffled", a control: it reads the observed clips of a row at each other's places.
+    Returns: noise (B, N, D), t (B, N), observed (B, N, N), read (B, N, N), as in the header.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + update)   # its low 32 bits count
+    noise = torch.randn(batch, CLIPS, dim, generator=generator)
+    t = torch.randint(levels, (batch, CLIPS), generator=generator)         # t ~ U[1, T], minus 1
+    i = torch.arange(CLIPS)
+    observed = (i != i[:, None]).repeat(batch, 1, 1)                       # (B, N, N)  i != j
+    if rows == "release":
+        share = torch.rand(batch, CLIPS, generator=generator)
+        cut = i + 1 + (share * (CLIPS - 1 - i)).long()     # uniform in j + 1 .. N - 1; N after all
+        observed = observed & (i < cut[..., None])
+    read = i.repeat(batch, CLIPS, 1)                                       # (B, N, N)
+    if context == "shuffled":
+        key = torch.rand(batch, CLIPS, CLIPS, generator=generator).masked_fill(~observed, 2.0)
+        shuffled = key.argsort(-1)                         # the observed clips first, in any order
+        read[observed] = shuffled[i < observed.sum(-1, keepdim=True)]
+    return noise, t, observed, read
+
+
+def objective(model, clips, targets, noise, t, observed, read):
+    """Eqs. 2, 5, 6 and 8 to 10, of B videos; shapes are in the header, noise (B, N, D).
 
     Returns: L_XE, L_MSE and L_MC of each video, (B,); log p of Eq. 6, of x and x_hat, (B, N, K).
     """
     B, N = clips.shape[:2]
+    j = torch.arange(N, device=clips.device).repeat(B)                     # (B N,)
     x = model.encode(clips.flatten(0, 1)).unflatten(0, (B, N))             # x_i = f(v_i)
     log_p = match(x, model.phrases, model.tau)                             # Eq. 6
-    xe = xe_loss(log_p, targets)                                           # Eq. 8
-    if model.order == "none":                                              # f learns alone
-        return xe, 0 * xe, 0 * xe, log_p, None
-    i = torch.arange(N, device=x.device)
-    observed = (i != i[:, None]) & (i < cut[..., None])                    # (B, N, N)
-    context = model.scale * x[:, None].expand(-1, N, -1, -1)               # {x_i} for each j
-    if keys is not None:
-        context = shuffle(context, observed, keys)
-    zt = add_noise(model.scale * x.detach(), noise, model.alpha_bar[t])    # Eq. 2: x_j^t
-    if model.order == "mask":                                              # h sees nothing of x_j
-        zt, t = torch.zeros_like(zt), torch.full_like(t, len(model.alpha_bar) - 1)
-    rows = (zt, context, observed, i.expand(B, N), t)                      # B N rows
-    z_hat = model.denoiser(*(of.flatten(0, 1) for of in rows)).float()     # Eq. 5
+    x0 = x.detach()                                                        # x_j^0: no gradient
+    zt = add_noise(model.scale * x0, noise, model.alpha_bar[t])            # Eq. 2: x_j^t
+    context = model.scale * x[:, None].expand(-1, N, -1, -1)               # {x_i}, once for each j
+    context = context.take_along_dim(read[..., None], 2)
+    z_hat = model.denoiser(zt.flatten(0, 1), context.flatten(0, 1), observed.flatten(0, 1), j,
+                           t.flatten()).float()                            # Eq. 5
     x_hat = z_hat.unflatten(0, (B, N)) / model.scale
     log_q = match(x_hat, model.phrases, model.tau)                         # Eq. 6, of x_hat
-    return xe, mse_loss(x_hat, x.detach()), mc_loss(log_q, targets), log_p, log_q  # Eqs. 9, 10
+    xe = cross_entropy(targets, log_p).mean(1)                             # Eq. 8
+    mse = mse_loss(x_hat, x0)                                              # Eq. 9
+    mc = cross_entropy(targets, log_q).mean(1)                             # Eq. 10
+    return xe, mse, mc, log_p, log_q
 
 
-def shuffle(context, observed, keys):
-    """The observed clips of each row at random places among themselves: context (..., N, D),
-    observed (..., N) bool, keys (..., N) random numbers in (0, 1) -> (..., N, D)."""
-    places = (~observed).long().argsort(dim=-1, stable=True)               # observed ones first
-    chosen = torch.where(observed, keys, 2.0).argsort(dim=-1, stable=True)
-    return context.take_along_dim(places.scatter(-1, places, chosen)[..., None], -2)
+def matching(model, clips, targets, *draws):
+    """The ablation --order none: f learns by Eq. 8 alone. Returns as `objective`; without h, L_MSE
+    and L_MC are 0, and there is no log p of x_hat."""
+    x = model.encode(clips.flatten(0, 1)).unflatten(0, clips.shape[:2])
+    log_p = match(x, model.phrases, model.tau)
+    xe = cross_entropy(targets, log_p).mean(1)
+    return xe, torch.zeros_like(xe), torch.zeros_like(xe), log_p, None
 
 
 def make_optimizer(model, stage, folder=None):
@@ -124,9 +148,11 @@ def set_up(args, device):
     torch.manual_seed(args.seed)
     D = texts.shape[1]
     f = KINDS[args.encoder](dim=D, **sizes)
-    h = Denoiser(D, **SIZES[args.size]["denoiser"]) if args.order != "none" else None
-    model = ProcedureModel(texts, f, h, args.order, args.tau, scale_of(D), noise_levels(D).tolist(),
-                           pixels, mean_pitch(source, args.stride), witness=phrases[0])
+    h = ORDERS[args.order](D, **SIZES[args.size]["denoiser"]) if args.order != "none" else None
+    scale, levels = ((1.0, released_levels()) if args.noise == "release" else
+                     (scale_of(D), noise_levels(D, *args.noise)))
+    model = ProcedureModel(texts, f, h, args.order, args.tau, scale, levels.tolist(), pixels,
+                           mean_pitch(source, args.stride), witness=phrases[0])
     if start:
         fill(args.init, model, start)
     if folder.checkpoint:
@@ -152,6 +178,7 @@ def pretrain(args):
         print(f"{len(videos)} videos, clips {model.pitch:.1f} s apart; on {device}")
 
     # 2. Train: each update minimizes the mean of its videos' objectives, Eq. 7.
+    terms = matching if args.order == "none" else objective
     metrics, done = Metrics(TERMS, device), folder.first
     bar = trange(folder.first, updates, desc="pretrain", mininterval=1, disable=folder.rank > 0)
     stop = stop_signals()
@@ -167,8 +194,8 @@ def pretrain(args):
             clips, features, own = to_device(loaded, teacher, source, args.targets, device)
             targets = soft_targets(features, model.phrases, model.tau)         # Eq. 6: p'_i
             with mixed_precision(device):
-                xe, mse, mc, log_p, log_q = objective(model, clips, targets,
-                                                      *(of[own].to(device) for of in draws))
+                xe, mse, mc, log_p, log_q = terms(model, clips, targets,
+                                                  *(drawn[own].to(device) for drawn in draws))
             loss = xe + mse + mc                                               # Eq. 7, (B,)
             (loss.sum() / batch).backward()
             metrics.add(len(clips) * CLIPS, loss=loss, xe=xe, mse=mse, mc=mc,
@@ -204,8 +231,10 @@ def parse(argv=None):
     add("--size", choices=["small", "base"], help="f and h: 2 blocks on 4 frames of 32 pixels, or "
         "ViT-B on 8 of 224; sets defaults of --init, --sgd-epochs, --epochs, --batch and --lr, too")
     add("--encoder", choices=[*KINDS], help="f; for features: adapter")
-    add("--order", choices=["diffusion", "mask", "none"], default="diffusion",
-        help="how h learns the order of steps; none: matching alone")
+    add("--order", choices=[*ORDERS], default="diffusion", help="h learns from the noised missing "
+        "clip, or from zeros (mask), or there is no h (none)")
+    add("--noise", nargs="+", action=Noise, default=NOISE, metavar=("FIRST", "LAST"), help="signal-"
+        "to-noise ratios times sqrt(D) of the first and last level; or: release, the authors' levels")
     add("--rows", choices=["release", "paper"], default="release", help="release: clips from a "
         "random place after the missing one on are hidden, as in the authors' code; paper: none")
     add("--context", choices=["observed", "shuffled"], default="observed",

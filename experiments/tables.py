@@ -116,7 +116,7 @@ def parse(argv=None):
     parser = Parser("Make the runs behind the tables, each once, and write the tables.")
     add = parser.add_argument
     add("tables", nargs="*", metavar="NAME", default=[*TABLES], help="tables of tables.toml")
-    add("--seeds", default="100,101,102,103,104", help="of the runs")
+    add("--seeds", default="300,301,302,303,304", help="of the runs")
     add("--out", type=Path, default=Path("runs/tables"), help="folder of the runs")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
     return parser.parse_args(argv)

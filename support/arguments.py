@@ -1,6 +1,7 @@
 """Flags that several commands share, and what --device means."""
 import argparse
 import json
+import math
 from pathlib import Path
 
 import torch
@@ -30,6 +31,22 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         """Raise InputError."""
         raise InputError(message)
+
+
+class Noise(argparse.Action):
+    """--noise FIRST LAST | release -> (first, last), two levels that fall, or "release"."""
+
+    def __call__(self, parser, args, given, flag):
+        """Set the flag. InputError for anything else."""
+        levels = given[0]
+        if given != ["release"]:
+            try:
+                levels = first, last = tuple(map(float, given))
+            except ValueError:
+                first = last = math.nan
+            require(math.inf > first > last > 0, f"{flag} {' '.join(given)}: needed are two numbers "
+                    "above 0 that fall, like 1.5 0.3; or: release")
+        setattr(args, self.dest, levels)
 
 
 def add_run_flags(parser):

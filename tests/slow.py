@@ -128,9 +128,9 @@ def slow_entropy(target, p):
     return -(target @ p.log())
 
 
-def slow_objective(model, v, targets, noise, t, cut, keys=None):
-    """L_XE, L_MSE and L_MC of each video, (B, 3): v (B, N, ..), the other tensors as in train.py.
-    h reads, of the clips before `cut`, all but j; in the order of their keys, if there are any."""
+def slow_objective(model, v, targets, noise, t, observed, read):
+    """L_XE, L_MSE and L_MC of each video, (B, 3): v (B, N, ..), the other tensors as in train.py;
+    without h, L_XE alone. The mask is zeros at the noisiest of four levels."""
     N, scale, terms = v.shape[1], model.scale, []
     for b, video in enumerate(v):
         x = [model.encoder(clip[None])[0] for clip in video]                   # x_i = f(v_i)
@@ -139,20 +139,19 @@ def slow_objective(model, v, targets, noise, t, cut, keys=None):
         for j in range(N):                             # each clip in turn is missing
             xe = xe + sum(slow_entropy(targets[b, i], p[i])
                           for i in range(N) if i != j) / (N - 1) / N           # Eq. 8
-            if model.order == "none":
+            if model.denoiser is None:
                 continue
-            seen = [i for i in range(N) if i != j and i < cut[b, j]]
-            read = seen if keys is None else sorted(seen, key=lambda i: keys[b, j, i])
             z = torch.full((N, len(x[0])), 99.0)
-            for i, clip in zip(seen, read):
-                z[i] = scale * x[clip]
+            for i in range(N):
+                if observed[b, j, i]:
+                    z[i] = scale * x[read[b, j, i]]
             x0, level = x[j].detach(), int(t[b, j])
             a = float(model.alpha_bar[level])
             zt = math.sqrt(a) * scale * x0 + math.sqrt(1 - a) * noise[b, j]    # Eq. 2
             if model.order == "mask":
-                zt, level = 0 * zt, len(model.alpha_bar) - 1
+                zt, level = 0 * zt, 3
             x_hat = slow_h(dict(model.denoiser.named_parameters()), model.denoiser.heads, zt, z,
-                           [i in seen for i in range(N)], j, level) / scale    # Eq. 5
+                           observed[b, j], j, level) / scale                   # Eq. 5
             mse = mse + ((x_hat - x0) ** 2).sum() / N                          # Eq. 9
             mc = mc + slow_entropy(targets[b, j], slow_match(x_hat, model.phrases, model.tau)) / N
         terms.append(torch.stack([xe, mse, mc]))

@@ -14,13 +14,15 @@ ALPHA_BAR = torch.tensor([0.9, 0.7, 0.3, 0.1], dtype=torch.float64)
 def test_default_schedule_falls_in_geometric_steps_of_the_signal_to_noise_ratio(levels, dim):
     """Catches: alpha for alpha_bar, variances for deviations, ends exchanged, D left out; another T
     than the paper's four, or another scale than is documented."""
-    alpha_bar = diffusion.noise_levels(dim, levels).tolist()
+    alpha_bar = diffusion.noise_levels(dim, levels=levels).tolist()
     assert len(alpha_bar) == levels and len(diffusion.noise_levels(dim)) == 4
     for t, a in enumerate(alpha_bar):
         share = t / max(levels - 1, 1)
-        ratio = 3.0 ** (1 - share) * 0.3 ** share      # at D = 1
+        ratio = 1.5 ** (1 - share) * 0.3 ** share      # at D = 1
         assert math.sqrt(a / (1 - a)) == pytest.approx(ratio / math.sqrt(dim), rel=1e-5)
     assert diffusion.scale_of(64) == 16
+    release = torch.tensor([.9999, .9932, .9799, .9603])
+    torch.testing.assert_close(diffusion.released_levels(), release, rtol=0, atol=5e-5)
 
 
 def test_eq2_closed_form_equals_noising_one_step_at_a_time():

@@ -117,7 +117,8 @@ def test_a_run_is_not_mixed_with_another(trained, here, capsys):
     flags = *TINY, "--order", "mask", "--out", out
     line = fails(capsys, "train.py", *flags)
     assert "--resume" in line and "choose another" in line
-    for flag, value in {"lr": .1, "order": "none", "toy-videos": 17, "init": "x"}.items():
+    for flag, value in {"lr": .1, "order": "none", "toy-videos": 17, "init": "x",
+                        "noise": "release"}.items():
         line = fails(capsys, "train.py", *flags, f"--{flag}", value, "--resume")
         assert f"has {flag.replace('-', '_')} " in line and f"not {value}" in line
     assert weights.load(out).order == "mask" and len(rows_of(out)) == 6
@@ -139,10 +140,10 @@ def test_a_loss_that_is_not_finite_ends_the_run(here, capsys, monkeypatch):
     """Catches: NaN in a checkpoint, training on; another status."""
     calls = []
 
-    def broken(log_p, targets):
+    def broken(targets, log_p):                        # of f, then of h
         calls.append(1)
-        return log_p.sum((1, 2)) * (float("nan") if len(calls) == 3 else 1.0)
-    monkeypatch.setattr(train, "xe_loss", broken)
+        return log_p.sum(2) * (float("nan") if len(calls) == 5 else 1.0)
+    monkeypatch.setattr(train, "cross_entropy", broken)
     line = fails(capsys, "train.py", *LONG, "--out", "run", status=1)
     assert "update 3" in line and "--lr" in line
     content = torch.load("run/checkpoint.pt", weights_only=True)

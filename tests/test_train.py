@@ -8,9 +8,9 @@ import torch
 
 import train
 import weights
-from commands import call, read_json
+from commands import call, fails, read_json
 from data import Loaded
-from denoiser import Denoiser
+from diffusion import noise_levels, released_levels
 from files.sources import shares
 from model import ProcedureModel
 from pseudo_labels import soft_targets
@@ -18,6 +18,7 @@ from slow import draw, randomized, slow_objective
 from toy.source import ToySource, load_teacher
 from training.dataset import NarratedVideos, epoch_order, join, to_device
 from weights.adapter import Adapter
+from weights.checkpoint import ORDERS
 
 ROW = {"step", "epoch", "loss", "xe", "mse", "mc", "match", "match_h", "lr", "clips_per_s"}
 ONE = "--toy-videos", "6", "--batch", "6", "--sgd-epochs", "1", "--epochs", "0"     # one update
@@ -41,7 +42,7 @@ def same_run(a, b):
 # --- The objective ---
 def tiny(order):
     """A tiny model of features, six numbers per clip; and clips and targets of two videos."""
-    h = Denoiser(16, layers=1, heads=2) if order != "none" else None
+    h = None if order == "none" else ORDERS[order](16, layers=1, heads=2)
     model = ProcedureModel(draw(5, 16, seed=9), Adapter(6, 8, 16), h, order, .3, 3.0, (.9, .5, .2),
                            (.4, .25))
     return randomized(model, 0.5), draw(2, 9, 6), (3 * draw(2, 9, 5, seed=1)).softmax(-1)
@@ -57,7 +58,7 @@ def test_eqs_5_to_10_the_objective_by_loops(float64, order, rows, context):
     model, v, targets = tiny(order)
     given = v, targets, *train.draw(2, 16, 3, rows, context, 0, 7)
     found, weight = [], torch.tensor([1., 2., 3.])     # so that no terms' gradients are exchanged
-    for objective in train.objective, slow_objective:
+    for objective in train.matching if order == "none" else train.objective, slow_objective:
         terms = objective(model, *given)
         terms = torch.stack(terms[:3], -1) if isinstance(terms, tuple) else terms      # (B, 3)
         found.append([terms, *torch.autograd.grad((terms * weight).sum(), [*model.parameters()])])
@@ -66,23 +67,31 @@ def test_eqs_5_to_10_the_objective_by_loops(float64, order, rows, context):
 
 
 def test_the_draws_of_an_update():
-    """Catches: a cut at or before j, or one that is never drawn; clips hidden in the paper's rows;
-    levels or noise of another distribution; draws that are the same in all updates, or depend on
-    what else is chosen."""
-    noise, t, cut, keys = train.draw(900, 2, 4, "release", "shuffled", 0, 5)
+    """Catches: x_j observed, a tail that begins at or before j, or at a place that is never drawn;
+    a gap in what is observed; clips hidden in the paper's rows; a shuffled row that reads a hidden
+    clip or x_j, one clip twice, or each at its place; levels or noise of another distribution;
+    draws that are the same in all updates, or depend on what else is chosen."""
+    i = torch.arange(9)
+    noise, t, observed, read = train.draw(900, 2, 4, "release", "shuffled", 0, 5)
     for j in range(9):
-        places, counts = cut[:, j].unique(return_counts=True)
-        assert places.tolist() == ([*range(j + 1, 9)] or [9])
+        assert not observed[:, j, j].any() and observed[:, j, :j].all()
+        places, counts = observed[:, j, j:].sum(1).unique(return_counts=True)  # how many after j
+        assert places.tolist() == [*range(max(8 - j, 1))]
+        assert (observed[:, j, j + 1:].long().diff(dim=1) <= 0).all()
         assert counts.min() > 0.6 * 900 / len(places)
         assert t[:, j].bincount(minlength=4).min() > 170
+        moved = torch.where(observed[:, j], read[:, j], i)
+        assert torch.equal(moved.sort(1).values, i.expand(900, -1))
+        assert torch.equal(moved.masked_fill(observed[:, j], -1), i.where(~observed[:, j], -1))
+    first = read[:, 8, 0].bincount()                   # eight are observed
+    assert len(first) == 8 and first.min() > 0.6 * 900 / 8
     assert t.max() == 3 and abs(noise.mean()) < .03 and abs(noise.std() - 1) < .03
-    assert (keys > 0).all() and (keys < 1).all() and keys.unique().numel() > .98 * keys.numel()
     paper = train.draw(900, 2, 4, "paper", "observed", 0, 5)
-    assert len(paper) == 3 and (paper[2] == 9).all()
+    assert (paper[2] == (i != i[:, None])).all() and (paper[3] == i).all()
     assert torch.equal(paper[0], noise) and torch.equal(paper[1], t)
     for seed, update in (0, 6), (1, 5):
         other = train.draw(900, 2, 4, "release", "shuffled", seed, update)
-        assert not any(map(torch.equal, other, (noise, t, cut, keys)))
+        assert not any(map(torch.equal, other, (noise, t, observed, read)))
 
 
 # --- What is read ---
@@ -186,6 +195,7 @@ def test_default_of_real_videos_is_the_papers():
         "timm", 5e-5, 128, 5, 25, .02, "base")
     assert (real.rows, real.order, real.context, real.targets) == (
         "release", "diffusion", "observed", "vision")
+    assert real.noise == (1.5, .3)
     assert train.parse(["--data", "howto100m", "--encoder", "mvit"]).init == "none"
 
 
@@ -206,3 +216,20 @@ def test_clips_are_recognized_after_two_short_epochs(tmp_path):
     call("train.py", "--toy-videos", "300", "--epochs", "2", "--out", tmp_path / "run")
     first, *_, last, _ = rows_of(tmp_path / "run")     # of 20 updates each, but for the very last
     assert last["match"] > 0.1 and last["loss"] < 0.8 * first["loss"]
+
+
+def test_noise_is_two_levels_that_fall_or_the_releases(trained, here, capsys):
+    """Catches: a flag that is ignored, levels at another place, the release's at our scale; levels
+    that rise, stay, or are no numbers; an older checkpoint's levels, which are not the default."""
+    for given in ("0.3 1.5", "1 1", "2 0", "2 -1", "inf 1", "nan 1", "2", "3 2 1", "a b", "released"):
+        line = fails(capsys, "train.py", *ONE, "--noise", *given.split(), "--out", "run")
+        assert f"--noise {given}:" in line and not Path("run").exists()
+    call("train.py", *ONE, "--noise", "3", "0.5", "--out", "run")
+    call("train.py", *ONE, "--noise", "release", "--out", "release")
+    model, release = weights.load("run"), weights.load("release")
+    assert torch.equal(model.alpha_bar, noise_levels(64, 3, 0.5)) and model.scale == 16
+    assert torch.equal(release.alpha_bar, released_levels()) and release.scale == 1
+    content = torch.load("run/checkpoint.pt", weights_only=True)
+    del content["settings"]["noise"]
+    torch.save(content, "older.pt")
+    assert torch.equal(weights.load("older.pt").alpha_bar, model.alpha_bar)

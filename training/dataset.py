@@ -162,24 +162,6 @@ class LabeledClips(NarratedVideos):
         return self.source.load([(video, view, place, label)], rng)
 
 
-def draw(batch, dim, levels, rows, context, seed, update):
-    """The draws of an update, for all videos of its batch: noise, t, cut, [keys] of `objective`.
-
-    rows: "release": from a random place after j on, all clips are hidden, as in the authors' code;
-    "paper": none is hidden.
-    """
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + update)   # its low 32 bits count
-    noise = torch.randn(batch, CLIPS, dim, generator=generator)
-    t = torch.randint(levels, (batch, CLIPS), generator=generator)         # t ~ U[1, T], minus 1
-    after = torch.arange(CLIPS) + 1                                        # j + 1
-    place = torch.rand(batch, CLIPS, generator=generator) * (CLIPS - after)
-    cut = after + place.long()             # uniform in j + 1 .. N - 1; N if j is the last clip
-    if rows == "paper":
-        cut = torch.full_like(cut, CLIPS)
-    keys = torch.rand(batch, CLIPS, CLIPS, generator=generator)
-    return (noise, t, cut, keys) if context == "shuffled" else (noise, t, cut)
-
-
 def narration_features(teacher, source, requests):
     """The teacher's mean text feature of what is said during each clip: (C, D), length 1."""
     rows = []

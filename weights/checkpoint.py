@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from denoiser import Denoiser
+from denoiser import Denoiser, MaskedDenoiser
 from encoder import TimeSformer
 from model import ProcedureModel
 from support.errors import InputError, require
@@ -20,16 +20,17 @@ from weights.mvit import MViT
 from weights.names import published, tensors_of
 
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"       # from which the released models start
-KINDS = {"timesformer": TimeSformer, "mvit": MViT, "adapter": Adapter}
+KINDS = {"timesformer": TimeSformer, "mvit": MViT, "adapter": Adapter}                   # of f
+ORDERS = {"diffusion": Denoiser, "mask": MaskedDenoiser, "none": MaskedDenoiser}       # --order: h
 
 
-def build(phrases, encoder, denoiser, **others):
+def build(phrases, encoder, denoiser, order, **others):
     """A new ProcedureModel over phrases (K, D), of the arguments in a checkpoint. encoder: "kind",
-    and the arguments of that class of KINDS; denoiser: those of Denoiser, or None."""
+    and the arguments of that class of KINDS; denoiser: those of that class of ORDERS, or None."""
     sizes, D = dict(encoder), phrases.shape[1]
     f = KINDS[sizes.pop("kind")](dim=D, **sizes)
-    h = Denoiser(D, **denoiser) if denoiser else None
-    return ProcedureModel(phrases, f, h, **others)
+    h = ORDERS[order](D, **denoiser) if denoiser else None
+    return ProcedureModel(phrases, f, h, order, **others)
 
 
 def rebuild(content):

@@ -3,6 +3,7 @@ import re
 
 import torch
 
+from diffusion import released_levels
 from losses import TAU
 from support.errors import require
 
@@ -78,8 +79,7 @@ def published(content):
     for part in ("weight", "bias") if sets else ():
         joined = torch.cat([w[f"classifier.{name}.{part}"] for name in sets])
         tensors[f"classifier.{part}"] = joined * (TAU if denoiser else 1)
-    alpha = 1 - torch.linspace(1e-4, 0.02, T)          # of the release
     return {"model": tensors, "arguments": {
         "encoder": encoder, "denoiser": denoiser, "order": "diffusion" if denoiser else "none",
         "task": task if classes else None, "classes": classes, "pixels": PIXELS, "tau": TAU,
-        "alpha_bar": alpha.cumprod(0).tolist(), "scale": 1.0, "pitch": None}}
+        "alpha_bar": released_levels(T).tolist(), "scale": 1.0, "pitch": None}}
