@@ -1,21 +1,26 @@
-"""What an example is: which windows of a video are its clips, and what is to be predicted.
+"""Sources of clips, and what an example is: which windows of a video are read, and what is asked.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3, Sec. 4 and appendix B.
 
+A `Source` is the door to a data set: videos, what is said in them, and their clips. Everything else
+here is made of it: nine narrated clips for pre-training, windows and labels for the tasks.
 Times are in seconds; rng is a numpy Generator. A video has n windows. C clips have F frames each.
 """
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset
 
 CLIPS = 9                     # N: clips of a video that h reads, the missing one included
-PIECES = CLIPS - 1            # clips of a history, at most
-HISTORY = 68.0                # s of video that a forecast observes, by the released protocol
+HISTORY_CLIPS = CLIPS - 1     # clips of a history, at most
+HISTORY = 68.0                # s of video that a forecast observes in the paper
 CLIP_SECONDS = 9.0            # of a narrated clip, and of a clip to classify; as in the release
 EPIC_FRAMES, EPIC_SECONDS = 32, 2.0                # of a clip of an action: 16 frames/s
 MIN_WORDS = 12                # of a sentence; shorter ones are joined (release)
 STRIDE = 2                    # every second sentence gives a clip (release)
+MEASURED = 1000               # narrations from which the distance of clips is measured
+ORDER, ITEM, LABELS = 0, 1, 2                      # what a generator draws
 
 
 class Step(NamedTuple):
@@ -27,34 +32,59 @@ class Step(NamedTuple):
 
 class Video(NamedTuple):
     """One listed video. A field is None if the list lacks it."""
-    name: str                          # the stem of its file
+    name: str                          # its id: the stem of its file
     split: str | None = None           # "train", "validation" or "test"
     activity: int | None = None        # COIN's recipe_type, 0 to 179
     duration: float | None = None      # s
     steps: tuple = ()                  # Step, sorted by start
 
 
-class View(NamedTuple):
-    """What f sees of a window."""
+class Pictures(NamedTuple):
+    """What f reads of a window."""
     size: int                          # side of a picture, pixels; 0: features
     frames: int                        # F
     seconds: float | None = None       # only the middle of the window; None: all
 
 
+class Unreadable(ValueError):
+    """A video that cannot be used, and why. It is counted, named and left out."""
+
+
+class Source(Protocol):
+    """Videos that a command reads: all that is known of a data set. sources.py lists them.
+
+    What a source needs to know, f's Pictures and the teacher or the size of its pictures, it gets
+    when it is made. It may be copied to worker processes.
+    """
+    listed: list[Video]                # all that a list names
+    videos: list[Video]                # those that can be used; video i is videos[i]
+    left_out: dict[str, tuple]         # {id: (kind, reason)}: "absent", or without words ("silent")
+    #                                    or with unreadable "captions", and not among the videos; or
+    #                                    "skipped", and among them, but `clips` raises Unreadable
+    pixels: tuple                      # (mean, std) of pixels / 255 as f expects them
+    truth: object | None               # what the toy world knows: toy/truth.py; None elsewhere
+
+    def narration(self, i):
+        """What is said in video i: [(start s, end s, text), ...], by start, each with words."""
+
+    def duration(self, i):
+        """The length of video i, s. Raises Unreadable."""
+
+    def clips(self, i, windows, rng=None):
+        """The clips of windows (n, 2) s of video i -> (for f, for the teacher).
+
+        For f: (n, F, 3, H, W) uint8, or features (n, F). For the teacher: pictures (n, F, 3, H, W)
+        uint8, or its features (n, D) float, or empty. Each time shows the last picture taken at or
+        before it. rng draws which part of a picture is seen; None: the center. Raises Unreadable.
+        """
+
+
 class Example(NamedTuple):
     """One thing to predict: what is observed of which video, and the right answer."""
-    video: int                    # position in source.videos
+    video: int                    # place in source.videos
     windows: np.ndarray           # (n, 2) s
     label: int                    # a class; (verb, noun) of EPIC-Kitchens-100
     step: int                     # which step of the video: the labeled one
-
-
-class Loaded(NamedTuple):
-    """What a source gives for requests (video, windows (n, 2) s, ...), such as Examples."""
-    requests: list                # those that could be read
-    clips: torch.Tensor           # of all of them, (C, F, 3, H, W) uint8
-    views: torch.Tensor           # what the teacher sees of them: Teacher.encode_clips takes it
-    failed: dict                  # {id: reason} of the others
 
 
 # --- Pre-training: narrated clips ---
@@ -97,6 +127,112 @@ def consecutive(windows, rng):
     return windows[first:first + CLIPS]
 
 
+def spoken(narration, end):
+    """The sentences that begin before a video ends, at `end` s. Unreadable if most do not."""
+    said = [sentence for sentence in narration if sentence[0] < end]
+    if 2 * len(said) < max(len(narration), 1):
+        raise Unreadable(f"{len(said)} of {len(narration)} captions begin before the video ends, "
+                         f"at {end:.1f} s; times must be seconds")
+    return said
+
+
+def shares(spans, windows, usable=True):
+    """Which of m spans (m, 2) s belong to each window (n, 2) s: of the usable ones, (n, m) bool,
+    those whose middle lies in it, else the nearest: (n, m), rows sum to 1."""
+    middle = spans.mean(1)                                                          # (m,)
+    inside = (windows[:, :1] <= middle) & (middle <= windows[:, 1:]) & usable       # (n, m)
+    distance = np.where(usable, np.abs(middle - windows.mean(1, keepdims=True)), np.inf)
+    alone = ~inside.any(1)
+    inside[alone, distance[alone].argmin(1)] = True
+    return inside / inside.sum(1, keepdims=True)
+
+
+def clip_distance(source, stride):
+    """The mean distance of consecutive training clips, s, of the first MEASURED narrations;
+    CLIP_SECONDS where videos are so short that their clips coincide."""
+    rng, distances = np.random.default_rng(0), []
+    for i in range(min(len(source.videos), MEASURED)):
+        narration = source.narration(i)
+        end = max(end for _, end, _ in narration)
+        distances.extend(np.diff(sentence_windows(narration, end, rng, stride).mean(1)))
+    mean = float(np.mean(distances)) if distances else 0.0
+    return mean if mean >= 1 else CLIP_SECONDS
+
+
+class Read(NamedTuple):
+    """What was read for one place of a batch."""
+    name: str                              # id of the video
+    place: int                             # in the batch
+    clips: torch.Tensor | None = None      # for f, as Source.clips gives them; None: unreadable
+    seen: torch.Tensor | None = None       # for the teacher
+    said: tuple | None = None              # shares (n, m) of m sentences in each clip; their texts
+    label: object = None                   # of a labeled example
+    failed: str | None = None              # why it is unreadable
+
+
+class NarratedVideos(Dataset):
+    """Nine consecutive clips of each narrated video. Item (epoch, video, place in a batch) -> Read.
+
+    All is drawn from (seed, epoch, video) alone. So it does not depend on how many processes,
+    workers or micro-batches make a run.
+    """
+
+    def __init__(self, source, seed, stride=STRIDE, sentences=False):
+        self.source, self.seed, self.stride, self.sentences = source, seed, stride, sentences
+
+    def __len__(self):
+        return len(self.source.videos)
+
+    def name(self, item):
+        """The id of an item's video."""
+        return self.source.videos[item[1]].name
+
+    def __getitem__(self, item):
+        epoch, video, place = item
+        rng = np.random.default_rng((ITEM, self.seed, epoch, video))
+        try:
+            end = self.source.duration(video)
+            narration = spoken(self.source.narration(video), end)
+            windows = consecutive(sentence_windows(narration, end, rng, self.stride), rng)
+            clips, seen = self.source.clips(video, windows, rng)
+        except Unreadable as error:
+            return Read(self.name(item), place, failed=str(error))
+        said = heard(narration, windows) if self.sentences else None
+        return Read(self.name(item), place, clips, seen, said)
+
+
+def heard(narration, windows):
+    """The sentences that belong to windows (n, 2) s: their `shares` (n, m), an array
+    of NumPy's, since torch would put it into shared memory, and their texts."""
+    share = shares(np.array([sentence[:2] for sentence in narration]), windows)
+    used = np.flatnonzero(share.any(0))
+    return share[:, used].astype(np.float32), [narration[i][2] for i in used]
+
+
+class LabeledExamples(Dataset):
+    """The clips of labeled examples. Item (epoch, number, place) -> Read: all windows of
+    an example; with a seed, one of them, drawn anew in each epoch."""
+
+    def __init__(self, source, examples, seed=None):
+        self.source, self.examples, self.seed = source, examples, seed
+
+    def name(self, item):
+        """The id of an item's video."""
+        return self.source.videos[self.examples[item[1]].video].name
+
+    def __getitem__(self, item):
+        epoch, number, place = item
+        video, windows, label, _ = self.examples[number]
+        rng = self.seed if self.seed is None else np.random.default_rng(
+            (ITEM, self.seed, epoch, number))
+        try:
+            clips, seen = self.source.clips(video, rng.permutation(windows)[:1] if rng else windows,
+                                            rng)
+        except Unreadable as error:
+            return Read(self.name(item), place, failed=str(error))
+        return Read(self.name(item), place, clips, seen, label=label)
+
+
 # --- Labeled examples ---
 def equal_windows(start, end, n):
     """(start s, end s), cut into n equal windows: (n, 2)."""
@@ -104,14 +240,14 @@ def equal_windows(start, end, n):
     return np.stack([edges[:-1], edges[1:]], -1)
 
 
-def history_windows(end, pitch=None):
+def history_windows(end, spacing=None):
     """What a forecast observes of a video before `end` s: (n, 2) s.
 
-    pitch: s, the length of a window, so that h reads clips as far apart as in training; n <= 8 fit
-    into the video. None: the released protocol, the last 68 s cut into eight.
+    spacing: s, the length of a window, so that h reads clips as far apart as in training; n <= 8
+    fit into the video. None: the released protocol, the last 68 s cut into eight.
     """
-    n = PIECES if pitch is None else min(max(round(end / pitch), 1), PIECES)
-    seconds = HISTORY if pitch is None else n * pitch
+    n = HISTORY_CLIPS if spacing is None else min(max(round(end / spacing), 1), HISTORY_CLIPS)
+    seconds = HISTORY if spacing is None else n * spacing
     return equal_windows(max(0.0, end - seconds), end, n)
 
 
@@ -146,14 +282,14 @@ def classify_examples(videos, views=3, seconds=CLIP_SECONDS):
 def activity_examples(videos):
     """One example for every video: all of it, cut into eight."""
     return [Example(i, equal_windows(0.0, video.duration or max(
-        (step.end for step in video.steps), default=0.0), PIECES), video.activity, 0)
+        (step.end for step in video.steps), default=0.0), HISTORY_CLIPS), video.activity, 0)
         for i, video in enumerate(videos)]
 
 
-def forecast_examples(videos, pitch=None, min_steps=2):
+def forecast_examples(videos, spacing=None, min_steps=2):
     """One example for two consecutive steps of a video with min_steps steps or more: the history
     that ends with the first, and before the second begins, unless both begin at 0; the label of the
-    second. pitch: as in `history_windows`."""
+    second. spacing: as in `history_windows`."""
     examples = []
     for i, video in enumerate(videos):
         if len(video.steps) < min_steps:
@@ -161,5 +297,5 @@ def forecast_examples(videos, pitch=None, min_steps=2):
         for k, (now, then) in enumerate(zip(video.steps, video.steps[1:]), start=1):
             end = min(now.end, then.start) if then.start > 0 else now.end
             if end > 0:
-                examples.append(Example(i, history_windows(end, pitch), then.label, k))
+                examples.append(Example(i, history_windows(end, spacing), then.label, k))
     return examples

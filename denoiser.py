@@ -49,7 +49,6 @@ class Denoiser(nn.Module):
     def __init__(self, dim=512, layers=4, heads=8, clips=9, dropout=0.0):
         super().__init__()
         self.heads = heads
-        self.arguments = dict(layers=layers, heads=heads, clips=clips)     # kept in a checkpoint
         self.role = nn.Embedding(2, dim)                                # 0 = observed, 1 = missing
         self.position = nn.Embedding(clips, dim)
         self.level = nn.Sequential(nn.Linear(dim // 4, dim), nn.GELU(), nn.Linear(dim, dim))

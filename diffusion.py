@@ -53,7 +53,7 @@ def noise_levels(dim, first=NOISE[0], last=NOISE[1], levels=4):
 
 
 def released_levels(levels=4):
-    """alpha_bar (T,) of the authors' code, for any D: 1 - alpha_t rises linearly over the levels."""
+    """alpha_bar (T,) of the authors' code, for any D: alpha_t falls linearly over the levels."""
     return torch.linspace(1 - 1e-4, 1 - 0.02, levels).cumprod(0)
 
 

@@ -137,8 +137,6 @@ class TimeSformer(nn.Module):
 
     def __init__(self, image=224, patch=16, frames=8, width=768, depth=12, heads=12, dim=512):
         super().__init__()
-        self.arguments = dict(kind="timesformer", image=image, patch=patch, frames=frames,
-                              width=width, depth=depth, heads=heads)   # kept in a checkpoint
         self.image, self.frames = image, frames
         self.seconds = None                # frames come from the whole window (MViT: its middle)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))

@@ -9,27 +9,65 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and 4.4, a
     classify, --data epic    verb, noun and action, fine-tuned                   Table 3
     features                 writes embeddings of whole videos to a file         -
 
+A `Task` is the door to what is measured, and fine-tuned for: a line of TASKS.
 M examples, N <= 8 clips of each, Q Monte Carlo samples, S steps (the label set), D embedding.
 """
+import math
 import time
+from itertools import chain
 from pathlib import Path
+from statistics import mean, stdev
+from typing import Callable, NamedTuple
 
 import torch
 
 import weights
+from data import (CLIP_SECONDS, EPIC_FRAMES, EPIC_SECONDS, activity_examples, classify_examples,
+                  forecast_examples)
 from diffusion import expectation
-from evaluation import tasks
-from evaluation.features import write_features
-from evaluation.labeled import (add_labeled_flags, encode_examples, examples_of, open_labeled,
-                                require_task, warn_of_data)
-from evaluation.metrics import accuracies, print_lines
-from evaluation.prediction import match_labels
-from files.lists import epic_split
+from files.features import write_features
+from files.lists import NOUNS, VERBS
 from losses import match
-from support.arguments import (Parser, add_run_flags, default_checkpoint, limit_threads,
-                               pick_device, refuse_other_paths)
+from model import match_labels
+from sources import DATA, history_of, require_flags, require_world, teacher_of, warn_of_data
+from support.arguments import (Parser, add_history_flag, add_labeled_flags, add_run_flags,
+                               default_checkpoint, limit_threads, pick_device, positive)
+from support.encode import encode_examples
 from support.errors import require, run
+from support.metrics import accuracies, draw_correct, pack, percent, print_lines, topk_correct
 from support.write import write_json
+from weights.teacher import texts_of
+
+EPIC_VIEWS = 10           # clips of an action (release)
+
+
+class Asked(NamedTuple):
+    """M examples of a task, and all that its lines are made of."""
+    model: object              # ProcedureModel
+    x: torch.Tensor            # (M, N, D) f's embeddings of their clips
+    n: torch.Tensor            # (M,) how many of the N clips each has
+    seen: torch.Tensor | None  # (M, N, D) the teacher's
+    texts: torch.Tensor | None # (S, D) of the label set; None for a task without texts
+    labels: torch.Tensor       # (M,), or (M, label sets)
+    examples: list             # data.Example
+    source: object             # data.Source
+    args: object               # of the command
+
+
+class Task(NamedTuple):
+    """Something to measure, and to fine-tune for."""
+    examples: Callable         # (videos, spacing, min_steps) -> [data.Example, ...]
+    read: Callable             # (model, x (B, N, D), n (B,)) -> what the classifier reads (B, V, D)
+    lines: Callable            # Asked -> lines of the table, a dict of the JSON
+    trained: str | None        # fine-tuning also trains this part: "encoder", "denoiser"
+    texts: bool = True         # whether the classes have texts, so that it can be done zero-shot
+    views: bool = False        # an example's windows are views, of which training shows one
+    frames: int | None = None  # of a clip, if f is trained on others than in pre-training
+    epochs: float = 15.0       # of fine-tuning: how often it shows each example
+    lr: float = 1e-3           # its peak rate
+    decay: float = 1e-2        # its weight decay
+    clip: float = math.inf     # the most that the norm of its gradient may be
+    classes: Callable = lambda videos, names: [len(names)]     # of each label set
 
 
 # --- Inference (Sec. 3.3): the clips of M examples -> p over the S steps of a label set ---
@@ -53,23 +91,149 @@ def score(model, x, n, texts, noise, batch):
     return torch.cat(zero), torch.cat(samples)
 
 
-def forecast(model, x, n, seen, texts, labels, examples, videos, args):
-    """Which step comes next, from the clips before it: zero noise, mean and best of the samples
-    (Table 5: an oracle picks one whose likeliest step is right), and what stands beside them."""
-    toy = args.data == "toy"
-    noise = torch.randn(len(x), args.samples, model.dim,
-                        generator=torch.Generator().manual_seed(args.seed))            # x_j^T
-    zero, samples = score(model, x, n, texts, noise, args.batch)
+def as_counted(p, labels, model, truth):
+    """{name: p (..., S)} and labels (M,) as they are scored, and how many steps are told apart.
+    Zero-shot, no label names look-alikes of the toy world: both count as one, with the sum of their
+    p."""
+    S = next(iter(p.values())).shape[-1]
+    first = truth.first if truth and not model.config.task else torch.arange(S)
+    sums = {name: torch.zeros_like(q).index_add_(-1, first, q) for name, q in p.items()}
+    return sums, first[labels], len(first.unique())
+
+
+# --- The tasks ---
+def next_clip(model, x, n):
+    """What h predicts with zero noise after the clips x (B, N, D), of which n (B,): (B, 1, D)."""
+    return model.forecast_next(x, torch.zeros_like(x[:, :1]), n)
+
+
+def forecast_lines(asked):
+    """Which step comes next: zero noise, mean and best of the samples (Table 5: an oracle picks one
+    whose likeliest step is right), and what stands beside them."""
+    model, x, n, seen, texts, labels, examples, source, args = asked
+    truth, ways = source.truth, ("zero_noise", "expectation")
+    draws = []
+    for seed in range(args.seed, args.seed + args.repeats):
+        noise = torch.randn(len(x), args.samples, model.dim,
+                            generator=torch.Generator().manual_seed(seed))             # x_j^T
+        zero, samples = score(model, x, n, texts, noise, args.batch)
+        draws.append({"expectation": expectation(samples), "samples": samples.exp()})  # Eq. 11
     clips = seen.sum(1) / n[:, None]         # the paper re-purposes CLIP: their mean    (M, D)
-    p = {"zero_noise": zero.exp(), "expectation": expectation(samples),                # Eq. 11
-         "teacher": match(clips, texts, model.tau).exp().cpu(), "samples": samples.exp()}
-    if args.similar and toy:
-        p["similar"] = tasks.similar_histories(model, x, n, texts, args)
-    lines = tasks.forecast_lines(p, labels, examples, videos, toy, model.task)
-    if toy and args.horizon > 1:
-        lines["futures"] = tasks.sampled_futures(model, x, n, texts, examples, videos,
-                                                 args.horizon, args.seed)
+    p = {"zero_noise": zero.exp(), **draws[0],
+         "teacher": match(clips, texts, model.tau).exp().cpu()}
+    if args.similar:
+        p["similar"] = truth.similar_histories(model, x, n, texts, args)
+    if truth:
+        p |= truth.next_steps(examples)
+    p, y, classes = as_counted(p, labels, model, truth)
+    right = {name: topk_correct(q, y) for name, q in p.items() if name != "samples"}   # (M,)
+    chance, right["oracle_softmax"] = draw_correct(p["zero_noise"], y, args.samples)
+    repeated = {"zero_noise": [percent(right["zero_noise"])], "expectation": [], "oracle": [],
+                "oracle_softmax": [percent(chance)]}
+    for drawn in draws:
+        q, *_ = as_counted(drawn, labels, model, truth)
+        best = (q.pop("samples").argmax(-1) == y[:, None]).any(1)          # an oracle picks it
+        right.setdefault("oracle", best)
+        repeated["oracle"].append(percent(best))
+        repeated["expectation"].append(percent(topk_correct(q["expectation"], y)))
+    top1 = {name: mean(numbers) for name, numbers in repeated.items()}
+    spread = {name: stdev(numbers) if len(numbers) > 1 else 0.0
+              for name, numbers in repeated.items()}
+    lines = {"samples": args.samples, "top1": top1,
+             "top1_std": spread if args.repeats > 1 else None,
+             "top5": {name: percent(topk_correct(p[name], y, 5)) for name in ways},
+             "baselines": {"random": 100 / classes, "teacher": percent(right["teacher"]),
+                           "similar": None},
+             "truth": None, "by_place": None, "new": None, "futures": None}
+    parts = {}
+    if truth:
+        more, parts["new"] = truth.forecast_lines(p, right, y, examples, args.samples)
+        lines["baselines"]["similar"] = more.pop("similar", None)
+        lines |= more
+    if args.horizon > 1:
+        lines["futures"] = truth.sampled_futures(model, x, n, texts, examples, args.horizon,
+                                                 args.seed)
+    return lines | {"right": pack(right, examples, parts)}
+
+
+def classify_lines(asked):
+    """Which step a clip shows; the softmaxes of an example's three clips are averaged."""
+    model, x, _, seen, texts, labels, examples, source, _ = asked
+    log_p = {"ours": match_labels(model, x, texts), "teacher": match(seen, texts, model.tau)}
+    p, parts = {name: q.exp().mean(1).cpu() for name, q in log_p.items()}, {}          # (M, S)
+    merged, y, _ = as_counted(p, labels, model, source.truth)
+    right, S = {name: topk_correct(q, y) for name, q in merged.items()}, p["ours"].shape[1]
+    lines = accuracies(merged, y) | {"held_out": None, "look_alikes": None}
+    lines["by_class"] = [percent(right["ours"][labels == k]) for k in range(S)]
+    if source.truth:
+        more, parts, right["look_alikes"] = source.truth.classify_lines(p, right, labels)
+        lines |= more
+    return lines | {"right": pack(right, examples, parts)}
+
+
+def activity_lines(asked):
+    """Which activity a video shows: the classifier on what h predicts after its clips."""
+    log_p, _ = score(asked.model, asked.x, asked.n, None, 0 * asked.x[:, :1], asked.args.batch)
+    return accuracies({"ours": log_p}, asked.labels)
+
+
+def action_lines(asked):
+    """Table 3: the softmaxes of an action's ten clips are averaged. An action is right if verb and
+    noun are. Its top 5 have the largest p(verb) p(noun)."""
+    verb, noun = (q.exp().mean(1).cpu() for q in asked.model.classify(asked.x))   # (M, V), (M, U)
+    v, u = asked.labels.T                                                      # (M,) each
+    verbs, nouns = accuracies({"verb": verb}, v), accuracies({"noun": noun}, u)
+    lines = {name: verbs[name] | nouns[name] for name in verbs}
+    best = torch.stack([torch.outer(p, q).flatten().topk(5).indices for p, q in zip(verb, noun)])
+    hits = best == (v * noun.shape[1] + u)[:, None]                            # (M, 5)
+    lines["top1"]["action"], lines["top5"]["action"] = percent(hits[:, 0]), percent(hits.any(1))
     return lines
+
+
+TASKS = {
+    "forecast": Task(forecast_examples, next_clip, forecast_lines, "denoiser"),
+    "classify": Task(lambda videos, spacing, min_steps: classify_examples(videos, 3, CLIP_SECONDS),
+                     lambda model, x, n: x, classify_lines, None, views=True),
+    "activity": Task(lambda videos, spacing, min_steps: activity_examples(videos), next_clip,
+                     activity_lines, "denoiser", texts=False, epochs=60.0,
+                     classes=lambda videos, names: [1 + max(video.activity for video in videos)]),
+    "actions": Task(lambda videos, spacing, min_steps: classify_examples(
+                        videos, EPIC_VIEWS, EPIC_SECONDS), lambda model, x, n: x, action_lines,
+                    "encoder", texts=False, views=True, frames=EPIC_FRAMES, epochs=50.0, lr=1e-4,
+                    decay=5e-2, clip=1.0,
+                    classes=lambda videos, names: [VERBS, NOUNS]),
+}
+
+
+def tasks_of(data):
+    """{--task: which of TASKS it means} for a --data: its own, or all that are no other's own."""
+    own = {*chain(*(other.tasks.values() for other in DATA.values()))}
+    return DATA[data].tasks or {name: name for name in TASKS if name not in own}
+
+
+def task_choices():
+    """The values of --task."""
+    return [*dict.fromkeys(chain(*map(tasks_of, DATA)))]
+
+
+def task_name(args):
+    """Which of TASKS --task means for --data. InputError if none."""
+    names = tasks_of(args.data)
+    require(args.task in names, f"--task {args.task}: --data {args.data} can only "
+            f"{', '.join(names)}")
+    return names[args.task]
+
+
+def require_task(model, name, args):
+    """InputError unless the model can do the task: it is fine-tuned for it; or it is not
+    fine-tuned, and matches texts."""
+    config, task = model.config, TASKS[name]
+    fits = task.texts and not task.frames and (task.trained != "denoiser" or model.denoiser)
+    if config.task:
+        fits = config.task == name
+    state = f"fine-tuned for {config.task}" if config.task else "not fine-tuned"
+    require(fits, f"{model.path}: is {state}, of --order {config.order}; needed is a checkpoint of "
+            f"`python train.py --stage finetune --task {args.task} --data {args.data}`")
 
 
 # --- The command ---
@@ -77,42 +241,46 @@ def evaluate(args):
     """Score a checkpoint -> the content of --json."""
     # 1. The checkpoint, the videos, and the texts of their label set.
     began, device = time.perf_counter(), pick_device(args.device)
-    toy, epic = args.data == "toy", args.data == "epic"
-    model = weights.load(args.checkpoint).to(device)
+    way, name = DATA[args.data].labeled, task_name(args)
+    model, task = weights.load(args.checkpoint).to(device), TASKS[name]
     limit_threads(model.encoder.image, device)
-    require_task(model, args.task, args.data)
-    refuse_other_paths(args)
-    source, _, teacher, texts = open_labeled(model, device, args, args.split)
-    pitch = None if args.history == "released" else model.pitch
-    listed, examples = (examples_of(videos, args.task, args.data, pitch, args.min_steps)
+    require_task(model, name, args)
+    require_world(model)
+    require_flags(args, way)
+    size = model.encoder.image
+    require(DATA[args.data].fits(size), f"{model.path}: reads "
+            f"{f'pictures of {size} pixels' if size else 'features'}, not --data {args.data}")
+    teacher = teacher_of(model, args, device) if task.texts else None
+    source, names = way.open(args, task, model, args.split, teacher)
+    require(source.truth or not args.similar and args.horizon == 1,
+            f"--similar and --horizon: --data {args.data} has no truth to compare with")
+    texts = texts_of(model, teacher, names) if task.texts else None
+    history, spacing = history_of(model, args.history)
+    tuned, other = model.config.history or history, None
+    if history != tuned:
+        other = f"forecasts observe --history {history}; the checkpoint is tuned on {tuned}"
+    if task.trained == "denoiser" and history == "spaced" and not (source.truth or args.history):
+        print("forecasts observe clips as far apart as in training; the paper's: --history paper")
+    listed, examples = (task.examples(videos, spacing, args.min_steps)
                         for videos in (source.listed, source.videos))
     require(examples, f"no {args.split} video has {args.min_steps} steps, or one to {args.task}")
 
     # 2. Their clips through f, and the task.
-    x, n, seen, examples = encode_examples(model, teacher, source, examples, args)
+    x, n, seen, examples, unreadable = encode_examples(model, teacher, source, examples, args)
     labels = torch.tensor([example.label for example in examples])
     with torch.no_grad():
-        if epic:
-            lines = tasks.action_lines(model.classify(x), labels)
-        elif args.task == "activity":                      # the classifier on h(0, {x_i})
-            log_p, _ = score(model, x, n, None, torch.zeros(len(x), 1, model.dim), args.batch)
-            lines = accuracies({"ours": log_p}, labels)
-        elif args.task == "classify":
-            log_p = {"ours": match_labels(model, x, texts),                            # (M, 3, S)
-                     "teacher": match(seen, texts, model.tau)}
-            lines = tasks.classify_lines(log_p, labels, examples, toy, model.task)
-        else:
-            lines = forecast(model, x, n, seen, texts, labels, examples, source.videos, args)
+        lines = task.lines(Asked(model, x, n, seen, texts, labels, examples, source, args))
 
     # 3. The table.
     return {"task": args.task, "data": args.data,
-            "split": epic_split(args.annotations) if epic else args.split,
-            "setting": "fine-tuned" if model.task else "zero-shot", "order": model.order,
-            "listed": len(listed), "evaluated": len(examples), "absent": len(source.absent),
-            "unreadable": len(source.unreadable),
-            "classes": sum(model.classes) if texts is None else len(texts),
-            "samples": args.samples if args.task == "forecast" else None, **lines,
-            "warning": warn_of_data(model, toy), "seed": args.seed,
+            "split": DATA[args.data].split(args),
+            "setting": "fine-tuned" if model.config.task else "zero-shot",
+            "order": model.config.order, "listed": len(listed), "evaluated": len(examples),
+            "absent": sum(kind == "absent" for kind, _ in source.left_out.values()),
+            "unreadable": len(unreadable),
+            "classes": sum(model.config.classes) if texts is None else len(texts),
+            "samples": None, **lines, "seed": args.seed,
+            "warning": "; ".join(filter(None, (warn_of_data(model, source), other))) or None,
             "run_seed": model.settings.get("seed"), "checkpoint": str(args.checkpoint),
             "seconds": time.perf_counter() - began}
 
@@ -131,26 +299,28 @@ def parse(argv=None):
     """The command line."""
     parser = Parser("Measure a checkpoint: forecasting, classification.")
     add = parser.add_argument
-    add("--task", choices=["forecast", "classify", "activity", "features"], help="what to measure "
-        "(default: forecast; epic: classify); features: write those of --videos to --out")
+    add("--task", choices=[*task_choices(), "features"], help="what to measure (default: forecast; "
+        "epic: classify); features: write those of --videos to --out")
     add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
-    add_labeled_flags(parser)
+    add_labeled_flags(parser, [name for name in DATA if DATA[name].labeled])
     add("--split", choices=["test", "validation", "train"], default="test", help="which videos")
-    add("--toy-videos", type=int, default=1000, help="videos of the toy world's split")
+    add("--toy-videos", type=positive(int), default=1000, help="videos of the toy world's split")
     add("--min-steps", type=int, default=2, help="leave out videos with fewer annotated steps")
-    add("--history", choices=["pitch", "released"], default="pitch", help="a forecast observes at "
-        "most eight clips as far apart as in training; or, as published weights do, 68 s in eight")
-    add("--samples", "--oracle", type=int, default=5, dest="samples",
+    add_history_flag(parser)
+    add("--samples", "--oracle", type=positive(int), default=5, dest="samples",
         help="Monte Carlo samples per forecast (Eq. 11); the oracle counts the best of them")
+    add("--repeats", type=positive(int), default=1, help="so many draws of the samples: mean "
+        "and deviation (Table 5)")
     add("--similar", action="store_true", help="also forecast by similar training histories (toy)")
-    add("--horizon", type=int, default=1, help="also sample futures of this many steps (toy)")
+    add("--horizon", type=positive(int), default=1, help="also sample futures of this many steps "
+        "(toy)")
     add("--json", type=Path, help="also write the numbers here")
     add("--out", type=Path, default=Path("features.npz"), help="features: the file to write")
-    add("--batch", type=int, default=64, help="examples at once; no effect on the result")
+    add("--batch", type=positive(int), default=64, help="examples at once; no effect on the result")
     add_run_flags(parser)
     args = parser.parse_args(argv)
-    args.task = args.task or ("classify" if args.data == "epic" else "forecast")
+    args.task = args.task or next(iter(tasks_of(args.data)))
     args.checkpoint = args.checkpoint or default_checkpoint()
     return args
 

@@ -6,58 +6,71 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.
 
     paper          here         shape         meaning
     f              encoder      nn.Module     clips -> x_i
-    h              denoiser     nn.Module     None if trained with matching only
+    h              denoiser     nn.Module     predicts the missing clip
     p(y | x)       match        (..., K)      Eq. 6 over the phrase pool, log probabilities
     x_hat_j^0      forecast     (B, Q, D)     the missing clip, once per noise
     -              scale        float         z = scale * x is what is noised: diffusion.py
     -              classifier   nn.Linear     replaces the texts after fine-tuning
     B videos, N clips of each, Q noises, T levels, K phrases, D embedding, S classes.
 """
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch.nn import functional
 
 import losses
+from data import HISTORY_CLIPS
 from diffusion import sample
 
-PICTURES = 192            # of 224 x 224 pixels that f takes at once, so that 24 GB suffice
+PICTURES = 192            # of 224 x 224 pixels that f takes at once on a GPU of 24 GB, or elsewhere
+
+
+@dataclass
+class Config:
+    """What a model is made of, but for its weights: a checkpoint keeps it whole.
+
+    weights/checkpoint.py:build makes the model. `encoder` and `denoiser` are the arguments of f,
+    with its "kind", and of h.
+    """
+    encoder: dict
+    denoiser: dict | None         # None if trained with matching only, unless `task` needs h
+    order: str                    # how h learned: "diffusion", "mask" or "none"
+    tau: float                    # temperature of Eq. 6, for clips, forecasts and soft targets
+    scale: float                  # z = scale * x is what is noised: diffusion.py
+    alpha_bar: list               # T floats, the noise schedule
+    pixels: tuple                 # (mean, std) of pixels / 255 as f expects them
+    spacing: float | None = None  # s, mean distance of training clips, by which a history is cut
+    #                               into clips (data.history_windows); None: as in the paper
+    stride: int = 2               # of the sentences that gave the training clips
+    history: str | None = None    # what its forecasts were tuned on, "spaced" or "paper"; or None
+    hold_out: float | None = None # share of the training videos that fine-tuning left out
+    task: str | None = None       # the Task of evaluate.py it is fine-tuned for
+    classes: tuple = ()           # how many classes each label set of the task has
+    names: list | None = None     # of the classes, if they have names
+    clip: str | None = None       # the teacher: "toy", a model of open_clip, or local-dir:DIR
+    clip_weights: str | None = None
+    first_phrase: str | None = None        # a teacher fits if it embeds this text as phrases[0]
 
 
 class ProcedureModel(nn.Module):
     """The pair of a video encoder f and a denoiser h, with the texts they were trained on.
 
     Args:
+        config:   Config.
         phrases:  (K, D) float, embeddings of the phrase pool, of any length; (0, D) if unknown.
         encoder:  f, a TimeSformer, MViT or Adapter.
-        denoiser: h, a Denoiser or MaskedDenoiser; None with order "none", unless `task` needs it.
-        order:    how h learned: "diffusion", "mask" or "none"; it is only kept and told.
-        tau:      temperature of Eq. 6, for clips, forecasts and soft targets.
-        scale:    the constant of z = scale * x.
-        alpha_bar: T floats, the noise schedule that h was trained with.
-        pixels:   (mean, std) of pixels / 255 as f expects them.
-        pitch:    s, the mean distance of consecutive training clips, by which a history is cut into
-                  clips (data.history_windows). None: by the released protocol.
-        task:     what it is fine-tuned for: "classify", "forecast" or "activity"; None = zero-shot.
-        classes:  how many classes each label set of the task has: (S,), or verbs and nouns.
-        witness:  text of the first phrase. A teacher fits if it embeds this as phrases[0].
+        denoiser: h, a Denoiser or MaskedDenoiser; None as in the config.
     """
 
-    def __init__(self, phrases, encoder, denoiser, order, tau, scale, alpha_bar, pixels,
-                 pitch=None, task=None, classes=(), witness=None):
+    def __init__(self, config, phrases, encoder, denoiser):
         super().__init__()
-        # A checkpoint keeps these. `settings` are the flags of its run, {} without one.
-        self.arguments = dict(
-            encoder=encoder.arguments, denoiser=denoiser and denoiser.arguments, order=order,
-            tau=tau, scale=scale, alpha_bar=[*alpha_bar], pixels=pixels, pitch=pitch, task=task,
-            classes=[*classes], witness=witness)
-        self.settings, self.path = {}, "the model"
-        self.encoder, self.denoiser, self.order = encoder, denoiser, order
-        self.tau, self.scale, self.pixels, self.pitch = tau, scale, pixels, pitch
-        self.task, self.classes, self.witness = task, [*classes], witness
-        self.dim = D = phrases.shape[1]
-        self.classifier = nn.Linear(D, sum(classes)) if task else None
+        self.config, self.encoder, self.denoiser = config, encoder, denoiser
+        self.tau, self.scale, self.dim = config.tau, config.scale, phrases.shape[1]
+        self.settings, self.path = {}, "the model"         # flags of its run, {} without one
+        self.classifier = nn.Linear(self.dim, sum(config.classes)) if config.task else None
         self.register_buffer("phrases", functional.normalize(phrases, dim=-1))      # (K, D)
-        self.register_buffer("alpha_bar", torch.tensor(alpha_bar), persistent=False)       # (T,)
+        self.register_buffer("alpha_bar", torch.tensor(config.alpha_bar), persistent=False)   # (T,)
 
     def normalize(self, clips):
         """Clips (C, F, 3, H, W) uint8 -> pixels (C, 3, F, H, W) float for f, on its device. For an
@@ -67,7 +80,7 @@ class ProcedureModel(nn.Module):
             return clips
         if clips.dtype != torch.uint8:
             raise ValueError(f"clips are {clips.dtype}; needed are pixels from 0 to 255, uint8")
-        mean, std = self.pixels
+        mean, std = self.config.pixels
         pixels = clips.float()
         pixels.div_(255).sub_(mean).div_(std)              # in place: half the time
         return pixels.transpose(1, 2)
@@ -109,16 +122,40 @@ class ProcedureModel(nn.Module):
         """log softmax((W x + b) / tau): x (..., D) -> [(..., S), ...], float32, by label set."""
         with torch.autocast(x.device.type, enabled=False):
             logits = self.classifier(x.float()) / self.tau
-            return [part.log_softmax(-1) for part in logits.split(self.classes, -1)]
+            return [part.log_softmax(-1) for part in logits.split([*self.config.classes], -1)]
 
 
-def clips_at_once(encoder, size=None):
-    """How many clips f takes at once: `size`; 0: all; None: as many as hold PICTURES frames."""
-    most = PICTURES * 224 ** 2 // (encoder.frames * encoder.image ** 2 or 1)
+def clips_at_once(encoder, size=None, device=None):
+    """How many clips f takes at once: `size`; 0: all; None: as many as hold PICTURES frames, and in
+    proportion to the memory of a GPU."""
+    memory = 24e9
+    if device is not None and device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    most = int(PICTURES * 224 ** 2 * memory / 24e9) // (encoder.frames * encoder.image ** 2 or 1)
     return max(1, most) if size is None else size or 10 ** 9
 
 
 def encode_parts(model, clips, size=None):
     """`model.encode` for inference, `clips_at_once` at a time: clips (C, ...) -> (C, D)."""
     return torch.cat([model.encode(part)
-                      for part in clips.split(clips_at_once(model.encoder, size))])
+                      for part in clips.split(clips_at_once(model.encoder, size, clips.device))])
+
+
+def match_labels(model, x, texts):
+    """log p over the label set, (..., D) -> (..., S): by texts, or by a fine-tuned classifier."""
+    return model.classify(x)[0] if model.config.task else model.match(x, texts)
+
+
+def sample_in_turn(model, x, texts, noise):
+    """Q futures of H steps of a video, each sampled step by step (Sec. 3.3, repeated).
+
+    What h predicted, x_hat at unit length, is then the last clip observed; of nine, the first
+    leaves. x (N, D), noise (H, Q, D) -> (Q, S), log p of the next step, and (Q, H) int64, the
+    likeliest steps.
+    """
+    log_p, x = [], x.expand(noise.shape[1], -1, -1)                            # (Q, N, D)
+    for eps in noise.to(x.device):
+        x_hat = model.forecast_next(x, eps[:, None])                           # (Q, 1, D)
+        log_p.append(match_labels(model, x_hat[:, 0], texts))                  # (Q, S)
+        x = torch.cat([x, functional.normalize(x_hat, dim=-1)], 1)[:, -HISTORY_CLIPS:]
+    return log_p[0], torch.stack(log_p, 1).argmax(-1)

@@ -4,24 +4,77 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3 and Fig. 3.
 
 N observed clips, at most eight; Q samples, each a future of H steps; S steps, D embedding.
 """
+from argparse import Namespace
+from collections import Counter
 from pathlib import Path
 
 import torch
 
 import weights
+from data import Video, history_windows
 from diffusion import expectation
-from evaluation import figures
-from evaluation.labeled import knows_toy, open_texts, warn_of_data
-from evaluation.prediction import (count_futures, observe_file, observe_toy, rank_steps,
-                                   sample_in_turn, truth_of)
-from files.lists import clock, load_phrases
-from model import encode_parts
-from support.arguments import Parser, default_checkpoint, mixed_precision, pick_device
+from files.features import FeatureSource, find_rows, require_widths
+from files.lists import clock, load_phrases, video_name
+from files.sources import VideoSource
+from files.video import pictures_of
+from model import encode_parts, sample_in_turn
+from sources import DATA, history_of, require_world, teacher_of, warn_of_data
+from support import figures
+from support.arguments import (Parser, add_teacher_flags, default_checkpoint, mixed_precision,
+                               pick_device, positive)
 from support.errors import require, run
 from support.write import write_json
-from toy import grammar
+from weights.teacher import texts_of
 
 TOP = 5                   # steps of a window in the JSON; next steps and futures that are printed
+
+
+# --- What is observed ---
+def open_one(video, name, model, seed):
+    """The Source of one video: of a file; of video `name` in a file of features; without `video`,
+    of test video number `seed` of the toy world, which knows its steps."""
+    reads = bool(model.encoder.image)
+    if video is None:
+        require(model.config.clip == "toy", f"VIDEO is needed: {model.path} was trained on real "
+                "videos")
+        return DATA["toy"].one(model, seed)
+    require(reads != bool(name), "the checkpoint reads "
+            f"{'videos, not features' if name else 'features: give F.npz --video ID'}")
+    listed = [Video(video_name(name or video))]
+    if not name:
+        return VideoSource(listed, {listed[0].name: video}, pictures_of(model.encoder))
+    source = FeatureSource(listed, find_rows(video), None)
+    require_widths(source, model.encoder.features, model.dim)
+    return source
+
+
+def observe(source, model, at, left):
+    """What is observed before `at` s -> windows (N, 2) s, N <= 8, and their clips. None: the end
+    of the video; if its steps are known, of one that is drawn, such that `left` steps remain."""
+    length = source.duration(0)
+    end = at
+    if at is None:
+        end = source.truth.place_to_stop(left) if source.truth else length
+    require(0 < end <= length, f"--at {end:g}: {source.videos[0].name} ends at {length:.1f} s")
+    windows = history_windows(end, history_of(model)[1])
+    clips, _ = source.clips(0, windows)
+    return windows, clips
+
+
+# --- What comes next ---
+def rank_steps(names, **columns):
+    """[{"step": name, column: number, ...}, ...] of columns (S,), the largest of the first column
+    first, of equal ones that of the next; then as listed."""
+    numbers = zip(*(column.tolist() for column in columns.values()))
+    rows = [{"step": name, **dict(zip(columns, row))} for name, row in zip(names, numbers)]
+    return sorted(rows, key=lambda row: [-row[column] for column in columns])
+
+
+def count_futures(picks, names):
+    """[{"steps", "share"}, ...] of futures (Q, H): each with its share of the Q, largest first."""
+    counts = Counter(map(tuple, picks.tolist())).most_common()
+    return [{"steps": [names[step] for step in future], "share": count / len(picks)}
+            for future, count in counts]
 
 
 def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizon=3, seed=0,
@@ -36,25 +89,27 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
         name:       id of a video, if `video` is a file of features.
     Raises:  InputError or OSError, if the command would end with status 2.
     """
-    # 1. The checkpoint, the steps to choose among, the video.
+    # 1. The checkpoint, the video, the steps to choose among.
     require(not (name and figure), "features have no pictures")
     if figure:                                             # first, what may not be installed
         figures.open_matplotlib(figure)
     device, checkpoint = pick_device(device), checkpoint or default_checkpoint()
     model = weights.load(checkpoint).to(device)
-    require(model.task in (None, "forecast"), f"{checkpoint}: is fine-tuned for {model.task}; give "
-            "the checkpoint it was made from, or one that is fine-tuned for forecast")
-    steps = steps or model.settings.get("classes") or (grammar.STEPS if knows_toy(model) else None)
+    config = model.config
+    require_world(model)
+    require(config.task in (None, "forecast"), f"{checkpoint}: is fine-tuned for {config.task}; "
+            "give the checkpoint it was made from, or one that is fine-tuned for forecast")
+    source = open_one(video, name, model, seed)
+    known = DATA["toy"].steps if config.clip == "toy" else None
+    steps = steps or config.names or known
     require(steps, "--steps is needed: a file with a step per line")
-    require(video or knows_toy(model), f"VIDEO is needed: {checkpoint} was trained on real videos")
     names = load_phrases(steps) if isinstance(steps, (str, Path)) else [*steps]
-    _, texts = open_texts(model, names, clip, clip_weights, device)            # (S, D)
-    script = None if video else grammar.make_video("test", seed)               # its steps are known
-    windows, clips, pictures = (observe_toy(script, seed, model, at, horizon) if script else
-                                observe_file(video, model, at, name))
+    teacher = teacher_of(model, Namespace(clip=clip, clip_weights=clip_weights), device)
+    texts = texts_of(model, teacher, names)                                    # (S, D)
+    windows, clips = observe(source, model, at, horizon)
 
     # 2. The step of each window, and what may come next.
-    following, futures, warnings = [], [], [warn_of_data(model, toy=not video)]
+    following, futures, warnings = [], [], [warn_of_data(model, source)]
     with torch.no_grad():
         with mixed_precision(device):
             x = encode_parts(model, clips)                                     # x_i = f(v_i) (N, D)
@@ -72,13 +127,13 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
 
     # 3. The result.
     content = {
-        "video": script.name if script else name or str(video),
+        "video": source.videos[0].name if video is None else name or str(video),
         "clips": [{"start": start, "end": end, "steps": rank_steps(names, p=row)[:TOP]}
                   for (start, end), row in zip(windows.tolist(), p)],
         "next": following, "futures": futures, "warning": "; ".join(filter(None, warnings)) or None,
-        "truth": truth_of(script, windows, futures) if script else None}
+        "truth": source.truth.of_forecast(windows, futures) if source.truth else None}
     if figure:
-        figures.save(figure, figures.plot_forecast, content, pictures)
+        figures.save(figure, figures.plot_forecast, content, clips[:, clips.shape[1] // 2].numpy())
     return content
 
 
@@ -126,10 +181,11 @@ def parse(argv=None):
         "checkpoint is fine-tuned to, or the toy world's)")
     add("--at", type=clock, help="forecast from here: s, MM:SS or HH:MM:SS (default: the end of "
         "the video; without VIDEO, of a step that is drawn)")
-    add("--clip", help="the teacher: a model of open_clip, or local-dir:DIR (default: the run's)")
-    add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
-    add("--samples", type=int, default=50, help="Monte Carlo samples (Eq. 11), one future each")
-    add("--horizon", type=int, default=3, help="steps of a future; the paper forecasts one")
+    add_teacher_flags(parser)
+    add("--samples", type=positive(int), default=50, help="Monte Carlo samples (Eq. 11), one "
+        "future each")
+    add("--horizon", type=positive(int), default=3, help="steps of a future; the paper forecasts "
+        "one")
     add("--json", type=Path, help="also write the forecast here")
     add("--figure", type=Path, help="also draw it: FILE.png, .pdf or .svg (needs matplotlib)")
     add("--seed", type=int, default=0, help="of the noise; without VIDEO, which test video")

@@ -7,6 +7,7 @@ appendix B for the prompts.
     g            Teacher.encode_phrases  (K, D)      fixed text encoder, mean over 28 prompts
     y^{1:K}      phrases                 (K, D)      the pool's embeddings, of any length
     -            Teacher.encode_clips    (C, D)      image features, mean over frames
+    -            clip_features           (C, D)      the same, or features of what is said
     p'_i         soft_targets            (..., K)    softmax of cosines: the target of clip i
     n frames, C clips, m sentences, K phrases, D embedding.
 
@@ -28,8 +29,8 @@ PROMPTS = tuple(f"{what} of {how}" for what in ("a photo", "a video", "a example
                             "a person practicing {}."))
 
 
-def fit(pixels, size):
-    """(n, 3, H, W) float, 0-255 -> (n, 3, size, size) as CLIP does: short side resized, cropped."""
+def resize_and_crop(pixels, size):
+    """(n, 3, H, W) float, 0-255 -> (n, 3, size, size) as CLIP does: by the short side, centered."""
     pixels = transform.resize(pixels, [size], transform.InterpolationMode.BICUBIC)
     return transform.center_crop(pixels, [size]).clamp(0, 255)             # bicubic overshoots
 
@@ -43,6 +44,7 @@ class Teacher:
         mean, std: of the pixels / 255 that the model expects: a number, or three (RGB).
         device:    where to run.
     """
+    reads_sentences = True                     # a table of phrases does not
 
     def __init__(self, model, tokenizer, mean, std, device="cpu"):
         self.model, self.tokenizer = model.eval().requires_grad_(False).to(device), tokenizer
@@ -73,18 +75,39 @@ class Teacher:
         """Frames (n, 3, H, W) uint8 of any size -> (n, D) float32, unit length, on `device`. On a
         GPU in float16: a third of the time. (bfloat16 would change the likeliest phrase of 1.5% of
         the clips, float16 of none.)"""
-        pixels = fit(frames.to(self.device).float(), self.size)
+        pixels = resize_and_crop(frames.to(self.device).float(), self.size)
         pixels = (pixels / 255 - self.mean) / self.std
         with torch.autocast(self.device.type, torch.float16, enabled=self.device.type == "cuda"):
             features = self.model.encode_image(pixels)
         return functional.normalize(features.float(), dim=-1)
 
     def encode_clips(self, clips):
-        """Clips (C, F, 3, H, W) uint8 -> (C, D): the mean over their frames (Sec. 3.2), float32."""
-        if clips.ndim == 2:                                        # features (C, D) of a file
+        """Clips (C, F, 3, H, W) uint8 -> (C, D): the mean over their frames (Sec. 3.2), float32.
+        Features (C, D), float, are ready."""
+        if clips.is_floating_point():
             return clips
-        parts = [self.encode_frames(part.flatten(0, 1)) for part in clips.split(16)]
+        at_once = len(clips) if self.device.type == "cuda" else 16
+        parts = [self.encode_frames(part.flatten(0, 1)) for part in clips.split(at_once)]
         return torch.cat(parts).unflatten(0, clips.shape[:2]).mean(1)
+
+
+def clip_features(teacher, seen, said, targets="vision"):
+    """The teacher's features of C clips, of which soft targets are made: (C, D) float.
+
+    Args:
+        seen:    what the teacher sees of the clips, for `encode_clips`.
+        said:    what is said during the N clips of each video: [(shares (N, m), m texts), ...].
+        targets: "vision": of frames, as in the paper; "narration": the mean of the sentences of a
+                 clip; "both": the mean of the two at length 1, as in the release.
+    """
+    if targets == "vision":
+        return teacher.encode_clips(seen)
+    spoken = torch.cat([torch.from_numpy(share) @ teacher.encode_sentences(texts)
+                        for share, texts in said])
+    spoken = functional.normalize(spoken, dim=-1).to(teacher.device)               # (C, D)
+    if targets == "narration":
+        return spoken
+    return (functional.normalize(teacher.encode_clips(seen), dim=-1) + spoken) / 2
 
 
 def soft_targets(features, phrases, tau):

@@ -4,7 +4,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4.
 
 Pre-training reads B videos in an update, N = 9 consecutive clips of each, and minimizes the mean of
 their objectives, Eqs. 6 to 10, first with SGD, then with AdamW. Fine-tuning is in
-training/finetune.py.
+finetune.py.
 
     paper          here           shape                meaning
     v_i            clips          (B, N, F, 3, H, W)   the clips of a video, in time order
@@ -22,28 +22,28 @@ training/finetune.py.
 B videos, N clips, F frames of a clip; K phrases; D embedding; T noise levels. A row is a video with
 one of its clips missing.
 """
+import itertools
 from pathlib import Path
 
 import torch
 from torch.nn.utils import clip_grad_norm_
-from tqdm import trange
 
-from data import CLIPS, View
+import finetune
+from data import CLIPS, NarratedVideos, Pictures, clip_distance
 from diffusion import NOISE, add_noise, noise_levels, released_levels, scale_of
 from files.features import require_widths
+from files.lists import load_phrases
 from losses import agreement, cross_entropy, match, mse_loss
-from model import ProcedureModel
-from pseudo_labels import soft_targets
-from support.arguments import (Noise, Parser, add_run_flags, limit_threads, mixed_precision,
-                               pick_device, refuse_other_paths)
+from model import Config, clips_at_once
+from pseudo_labels import clip_features, soft_targets
+from sources import DATA, open_teacher, require_flags
+from support import parallel
+from support.arguments import (Noise, Parser, add_narrated_flags, add_run_flags, compile_blocks,
+                               limit_threads, mixed_precision, pick_device, positive)
 from support.errors import require, run
-from toy.grammar import VERSION as WORLD
-from toy.render import SIZE
-from training import finetune, parallel
-from training.dataset import (NarratedVideos, add_video_flags, mean_pitch, open_videos, teacher_of,
-                              to_device)
-from training.run import Metrics, Run, learning_rate, stop_signals
-from weights.checkpoint import KINDS, ORDERS, fill, open_start, rebuild
+from support.run import Run, learning_rate
+from support.workers import items, read_ahead
+from weights.checkpoint import DENOISERS, ENCODERS, build, init_from, open_start, rebuild
 
 SIZES = {                 # what --size implies: f, h, and how they are trained; a flag overrides it
     "small": dict(timesformer=dict(image=32, patch=16, frames=4, width=64, depth=2, heads=2),
@@ -54,7 +54,6 @@ SIZES = {                 # what --size implies: f, h, and how they are trained;
                  mvit=dict(image=224, frames=16, seconds=3.2), adapter=dict(width=2048),
                  denoiser=dict(layers=4, heads=8),
                  sgd_epochs=5, epochs=25, batch=128, lr=5e-5, log_every=1)}
-TAU = {"toy": 0.045, "howto100m": 0.02, "features": 0.02}      # of Eq. 6; the paper's with CLIP
 TERMS = "loss", "xe", "mse", "mc", "match", "match_h"  # of metrics.jsonl
 SGD_LR, WEIGHT_DECAY, BETAS = 5e-3, 1e-4, (0.9, 0.95)  # the release's; AdamW's betas are ours
 
@@ -116,73 +115,80 @@ def matching(model, clips, targets, *draws):
     return xe, torch.zeros_like(xe), torch.zeros_like(xe), log_p, None
 
 
-def make_optimizer(model, stage, folder=None):
-    """SGD with momentum, then AdamW (paper, Sec. 4), as the folder's checkpoint has it, if any. The
+def make_optimizer(model, stage, run=None):
+    """SGD with momentum, then AdamW (paper, Sec. 4), as the run's checkpoint has it, if any. The
     loop sets the learning rate."""
     kind, options = ((torch.optim.SGD, dict(momentum=0.9)) if stage == "sgd" else
                      (torch.optim.AdamW, dict(betas=BETAS, fused=True)))
     optimizer = kind(model.parameters(), lr=0.0, weight_decay=WEIGHT_DECAY, **options)
-    if folder and folder.checkpoint:
-        optimizer.load_state_dict(folder.checkpoint["optimizer"])
+    if run and run.checkpoint:
+        optimizer.load_state_dict(run.checkpoint["optimizer"])
     return optimizer
 
 
-def set_up(args, device):
-    """The run, its videos and their frozen teacher; the model: f and h together."""
-    # 1. Check all paths, make the folder, embed the phrase pool.
-    sizes, folder = SIZES[args.size][args.encoder], Run(vars(args))
-    view = View(sizes.get("image", 0), sizes.get("frames", 0), sizes.get("seconds"))
-    limit_threads(view.size, device)
-    refuse_other_paths(args)
-    fits = {"toy": view.size == SIZE, "features": not view.size}.get(args.data, view.size)
-    require(fits, f"--data {args.data}: not what f reads; leave out --size and --encoder")
-    source, phrases = open_videos(args, view)
-    start = None if folder.checkpoint else open_start(args.init)
-    folder.begin(source, phrases=phrases)
-    teacher, pixels = teacher_of(source, args.data, args.clip, args.clip_weights, device)
+def set_up(args, run, device):
+    """The videos, their frozen teacher, and the model: f and h together."""
+    # 1. The teacher and the phrase pool, the videos.
+    data, sizes = DATA[args.data], SIZES[args.size][args.encoder]
+    pictures = Pictures(sizes.get("image", 0), sizes.get("frames", 0), sizes.get("seconds"))
+    limit_threads(pictures.size, device)
+    require_flags(args, data.narrated)
+    require(data.fits(pictures.size), f"--data {args.data}: not what f reads; leave out --size and "
+            "--encoder")
+    phrases = load_phrases(args.phrases) if args.phrases else data.phrases
+    start = None if run.checkpoint else open_start(args.init, data.world)
+    teacher = open_teacher(args.clip, args.clip_weights, device)
+    require(args.targets == "vision" or teacher.reads_sentences, f"--targets {args.targets}: needs "
+            f"the teacher itself, not the table {args.clip}")
+    source = data.narrated.open(args, pictures, teacher)
+    run.begin(source, phrases=phrases)
     texts = teacher.encode_phrases(phrases)                                # (K, D)
-    if args.data == "features":
-        sizes = {**sizes, "features": require_widths(source.paths, None, texts.shape[1])}
+    if args.encoder == "adapter":
+        sizes = {**sizes, "features": require_widths(source, None, texts.shape[1])}
 
     # 2. f and h.
     torch.manual_seed(args.seed)
     D = texts.shape[1]
-    f = KINDS[args.encoder](dim=D, **sizes)
-    h = ORDERS[args.order](D, **SIZES[args.size]["denoiser"]) if args.order != "none" else None
     scale, levels = ((1.0, released_levels()) if args.noise == "release" else
                      (scale_of(D), noise_levels(D, *args.noise)))
-    model = ProcedureModel(texts, f, h, args.order, args.tau, scale, levels.tolist(), pixels,
-                           mean_pitch(source, args.stride), witness=phrases[0])
+    config = Config({"kind": args.encoder, **sizes}, SIZES[args.size]["denoiser"], args.order,
+                    args.tau, scale, levels.tolist(), source.pixels,
+                    clip_distance(source, args.stride), args.stride, clip=args.clip,
+                    clip_weights=args.clip_weights, first_phrase=phrases[0])
+    if args.order == "none":
+        config.denoiser = None
+    model = rebuild(run.checkpoint) if run.checkpoint else build(config, texts)
     if start:
-        fill(args.init, model, start)
-    if folder.checkpoint:
-        model = rebuild(folder.checkpoint)
-    return folder, source, teacher, model.to(device).train()
+        init_from(args.init, model, start)
+    model.settings = run.settings
+    return source, teacher, model.to(device).train()
 
 
-def pretrain(args):
+def pretrain(args, run):
     """Pre-training (Sec. 3.2): f and h together."""
     # 1. Narrated videos with their teacher, f and h, the optimizer.
     device = parallel.start(pick_device(args.device))
-    folder, source, teacher, model = set_up(args, device)
-    videos = NarratedVideos(source, args.seed, args.stride)
+    source, teacher, model = set_up(args, run, device)
+    videos = NarratedVideos(source, args.seed, args.stride, args.targets != "vision")
     batch = min(args.batch, len(videos))
     per_epoch = len(videos) // batch
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
     updates = switch + round(args.epochs * per_epoch)
     require(updates > 0, f"--epochs {args.epochs}: no update; there are {per_epoch} in an epoch")
-    read = videos.updates(range(folder.first, updates), batch, model.encoder, teacher.size,
-                          args.micro_batch, args.workers)
-    optimizer = make_optimizer(model, "sgd" if folder.first <= switch else "adamw", folder)
-    if folder.rank == 0:
-        print(f"{len(videos)} videos, clips {model.pitch:.1f} s apart; on {device}")
+    f, share = model.encoder, parallel.share(batch)
+    micro = min(max(clips_at_once(f, args.micro_batch, device) // CLIPS, 1), len(share))   # videos
+    asked = items(range(run.first, updates), len(videos), batch, share, args.seed)
+    size = 3 * CLIPS * f.frames * (f.image ** 2 + teacher.size ** 2)   # bytes of a video
+    reads = read_ahead(videos, asked, args.workers, size, micro, device.type == "cuda")
+    if args.compile:
+        compile_blocks(device, model.encoder, teacher.model)
+    optimizer = make_optimizer(model, "sgd" if run.first <= switch else "adamw", run)
+    if run.rank == 0:
+        print(f"{len(videos)} videos, clips {model.config.spacing:.1f} s apart; on {device}")
 
     # 2. Train: each update minimizes the mean of its videos' objectives, Eq. 7.
     terms = matching if args.order == "none" else objective
-    metrics, done = Metrics(TERMS, device), folder.first
-    bar = trange(folder.first, updates, desc="pretrain", mininterval=1, disable=folder.rank > 0)
-    stop = stop_signals()
-    for update, parts in zip(bar, read):
+    for update in run.start("pretrain", source, updates, per_epoch, TERMS, device):
         if update == switch:
             optimizer = make_optimizer(model, "adamw")
         span = (0, switch, SGD_LR) if update < switch else (switch, updates, args.lr)
@@ -190,32 +196,31 @@ def pretrain(args):
         draws = draw(batch, model.dim, len(model.alpha_bar), args.rows, args.context, args.seed,
                      update)
         optimizer.zero_grad()
-        for loaded in parts:                               # slices of the batch
-            clips, features, own = to_device(loaded, teacher, source, args.targets, device)
+        for first in range(0, len(share), micro):          # slices of the batch
+            read = run.readable([*itertools.islice(reads, min(micro, len(share) - first))])
+            if not read:
+                continue
+            clips, seen = (torch.cat([part.to(device, non_blocking=True) for part in parts])
+                           for parts in zip(*((one.clips, one.seen) for one in read)))
+            features = clip_features(teacher, seen, [one.said for one in read], args.targets)
+            clips, features = (part.to(device).unflatten(0, (len(read), CLIPS))
+                               for part in (clips, features))
             targets = soft_targets(features, model.phrases, model.tau)         # Eq. 6: p'_i
+            places = [one.place for one in read]
             with mixed_precision(device):
                 xe, mse, mc, log_p, log_q = terms(model, clips, targets,
-                                                  *(drawn[own].to(device) for drawn in draws))
+                                                  *(drawn[places].to(device) for drawn in draws))
             loss = xe + mse + mc                                               # Eq. 7, (B,)
             (loss.sum() / batch).backward()
-            metrics.add(len(clips) * CLIPS, loss=loss, xe=xe, mse=mse, mc=mc,
-                        match=agreement(log_p, targets), match_h=agreement(log_q, targets))
+            run.metrics.add(len(read) * CLIPS, loss=loss, xe=xe, mse=mse, mc=mc,
+                            match=agreement(log_p, targets), match_h=agreement(log_q, targets))
         parallel.add_gradients(model)
-        asked, due = parallel.any_of(bool(stop), folder.rank == 0 and folder.due())
         norm = clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-
-        done = update + 1
-        end = asked or done == updates
-        if end or done % args.log_every == 0:
-            folder.log(bar, done, norm, metrics.row(epoch=done / per_epoch,
-                                                    lr=optimizer.param_groups[0]["lr"]))
-            if end or due:
-                folder.save(model, optimizer, done, source)
-        if asked:
+        if run.after(update + 1, norm, model, optimizer):
             break
     parallel.end()
-    folder.end(done, updates)
+    run.end()
 
 
 def parse(argv=None):
@@ -227,35 +232,37 @@ def parse(argv=None):
     parser = Parser("Pre-train f and h (Sec. 3.2). See also --stage finetune --help.")
     add = parser.add_argument
     add("--stage", choices=["pretrain", "finetune"], default="pretrain")
-    add_video_flags(parser)
+    add_narrated_flags(parser, [name for name in DATA if DATA[name].narrated])
     add("--size", choices=["small", "base"], help="f and h: 2 blocks on 4 frames of 32 pixels, or "
         "ViT-B on 8 of 224; sets defaults of --init, --sgd-epochs, --epochs, --batch and --lr, too")
-    add("--encoder", choices=[*KINDS], help="f; for features: adapter")
-    add("--order", choices=[*ORDERS], default="diffusion", help="h learns from the noised missing "
-        "clip, or from zeros (mask), or there is no h (none)")
+    add("--encoder", choices=["timesformer", "mvit", "adapter"], help="f; for features: adapter")
+    add("--order", choices=[*DENOISERS], default="diffusion", help="h learns from the noised "
+        "missing clip, or from zeros (mask), or there is no h (none)")
     add("--noise", nargs="+", action=Noise, default=NOISE, metavar=("FIRST", "LAST"), help="signal-"
-        "to-noise ratios times sqrt(D) of the first and last level; or: release, the authors' levels")
+        "to-noise ratios times sqrt(D) of the first and last level; or: release, the authors'")
     add("--rows", choices=["release", "paper"], default="release", help="release: clips from a "
         "random place after the missing one on are hidden, as in the authors' code; paper: none")
     add("--context", choices=["observed", "shuffled"], default="observed",
         help="shuffled: h reads the observed clips in random order, a control")
     add("--targets", choices=["vision", "narration", "both"], default="vision",
         help="soft targets of the teacher: of frames, of speech, or their mean")
-    add("--tau", type=float, help="temperature of Eq. 6 (default: 0.02, toy 0.045)")
+    add("--tau", type=positive(float), help="temperature of Eq. 6 (default: 0.02, toy 0.045)")
     add("--init", help="start f and h from a run, a file, ImageNet's ViT (timm), or anew (none)")
     add("--sgd-epochs", type=float, help="epochs of SGD, the first stage")
     add("--epochs", type=float, help="epochs of AdamW, the second stage")
-    add("--batch", type=int, help="videos per update")
-    add("--lr", type=float, help="peak learning rate of AdamW")
+    add("--batch", type=positive(int), help="videos per update")
+    add("--lr", type=positive(float), help="peak learning rate of AdamW")
     add("--out", type=Path, default=Path("runs/pretrain"), help="folder of the run")
     add("--resume", action="store_true", help="go on from OUT/checkpoint.pt, if there is one")
+    add("--compile", action="store_true", help="compile the blocks of f and of the teacher: "
+        "faster on a GPU, after some minutes")
     add_run_flags(parser)
     args = parser.parse_args(argv)
-    args.size = args.size or ("base" if args.data == "howto100m" else "small")
-    args.encoder = args.encoder or ("adapter" if args.data == "features" else "timesformer")
-    args.world = WORLD if args.data == "toy" else None
+    data = DATA[args.data]
+    args.size, args.encoder = args.size or data.size, args.encoder or data.encoder
+    args.clip, args.world = args.clip or data.clip, data.world
     init = "timm" if args.size == "base" and args.encoder == "timesformer" else "none"
-    for name, value in {**SIZES[args.size], "tau": TAU[args.data], "init": init}.items():
+    for name, value in {**SIZES[args.size], "tau": data.tau, "init": init}.items():
         if getattr(args, name, value) is None:
             setattr(args, name, value)
     args.log_every = SIZES[args.size]["log_every"]
@@ -264,7 +271,8 @@ def parse(argv=None):
 
 def main(args):
     """Pre-train, or fine-tune."""
-    return pretrain(args) if args.stage == "pretrain" else finetune.finetune(args)
+    with Run(args) as folder:
+        (pretrain if args.stage == "pretrain" else finetune.finetune)(args, folder)
 
 
 if __name__ == "__main__":

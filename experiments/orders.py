@@ -20,7 +20,8 @@ def read_steps(path):
         return [tuple(step.label for step in video.steps) for video in load_coin(path)[0]]
     videos = [[(file.name.split("_")[0], *line.split(",")) for _, line in read_lines(file)]
               for file in sorted(path.glob("*_*.csv"))]                # (task, step, start, end)
-    return [tuple(row[:2] for row in sorted(of, key=lambda row: float(row[2]))) for of in videos]
+    return [tuple(row[:2] for row in sorted(video, key=lambda row: float(row[2])))
+            for video in videos]
 
 
 def contexts(steps):
@@ -42,7 +43,7 @@ def main(args):
                 training[context][step] += 1
     for fold, known, step in asked:
         for name, chain in known.items():
-            seen = next(followed[fold][of] for of in chain if of in followed[fold])
+            seen = next(followed[fold][context] for context in chain if context in followed[fold])
             right[name] += max(seen, key=seen.get) == step
     numbers = [len(videos), len(asked), *(f"{100 * n / len(asked):.1f}" for n in right.values())]
     print(text_table(["videos", "forecasts", *right], [[*map(str, numbers)]]))

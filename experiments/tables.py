@@ -44,7 +44,7 @@ def publish(out):
             number = (number or {}).get(name)
         if isinstance(number, (int, float)):
             results.setdefault(text, {})[file.parent.name.rpartition("-")[2]] = number
-    for _, a, b in sum((of["rows"] for of in TABLES.values() if of.get("compared")), []):
+    for _, a, b in sum((table["rows"] for table in TABLES.values() if table.get("compared")), []):
         if files[a] and files[b]:
             results[f"{a} - {b}"] = compare(files[a], files[b], ours[a][2], ours[b][2])
     write_json(path, dict(sorted(results.items())))
@@ -77,6 +77,12 @@ def make(recipe, seed, args):
         require(ended.returncode == 0, f"{line[0]} ended with {ended.returncode}; see {log.name}")
 
 
+def spread_of(numbers):
+    """"mean (lowest-highest)" of the numbers of several seeds, or the one number."""
+    spread = f" ({min(numbers):.1f}-{max(numbers):.1f})" if len({*numbers}) > 1 else ""
+    return f"{mean(numbers):.1f}{spread}"
+
+
 def markdown(name, results):
     """A table as Markdown, of rows with a number: means over seeds (the lowest-the highest)."""
     rows, ours = [], cells([name])
@@ -88,10 +94,8 @@ def markdown(name, results):
             rows.append([label, *row.format(**found).split("|")])
         elif any(text in results for text in texts) or not any(text in ours for text in texts):
             numbers = [[*results.get(text, {}).values()] for text in texts]
-            row = [f"{mean(of):.1f}" + (f" ({min(of):.1f}-{max(of):.1f})" if len({*of}) > 1 else "")
-                   if of else "not run" if text in ours else text
-                   for text, of in zip(texts, numbers)]
-            rows.append([label, *row])
+            rows.append([label, *(spread_of(row) if row else "not run" if text in ours else text
+                                  for text, row in zip(texts, numbers))])
     return (f"**{TABLES[name]['title']}**\n\n{text_table(TABLES[name]['columns'], rows)}\n"
             + (f"\nSeeds: {seeds}.\n" if seeds and "seeds" not in TABLES[name]["columns"] else ""))
 

@@ -3,73 +3,69 @@ import json
 from itertools import product
 from pathlib import Path
 
-from data import Video, activity_examples, classify_examples, forecast_examples
-from files.captions import MAX_UNREADABLE, Captions
-from files.lists import NOUNS, VERBS, epic_split, load_coin, load_epic
+from torch.utils.data import Dataset
+from tqdm import tqdm
+
+from data import activity_examples, classify_examples, forecast_examples
+from files.captions import MAX_UNREADABLE
 from files.phrases import collect
-from files.sources import VideoSource, require_readable
-from files.video import find_videos
+from sources import DATA, Way, require_flags
 from support.arguments import Parser
-from support.errors import require, run
-from support.workers import prefetch
+from support.errors import require_readable, run
+from support.workers import read_ahead
 from support.write import write_json
 
 EXAMPLES = {"classify": classify_examples, "forecast": forecast_examples,
             "activity": activity_examples}
 
 
-def counts(listed, source):
+class Looks(Dataset):
+    """Item i: whether video i of a VideoSource can be used, as `VideoSource.check` says."""
+
+    def __init__(self, source):
+        self.source = source
+
+    def name(self, i):
+        """The id of video i."""
+        return self.source.videos[i].name
+
+    def __getitem__(self, i):
+        return self.source.check(i)
+
+
+def counts(listed, source, unreadable):
     """How many ids are listed, found, absent and unreadable; without a source, only the first."""
     ids = set(listed)
     return {"videos": len(ids), "found": source and len(ids & source.paths.keys()),
             "absent": source and len(ids - source.paths.keys()),
-            "unreadable": source and len(ids & source.unreadable.keys())}
-
-
-def count_narrations(captions):
-    """What is said in a folder: counts; ids without words; {id: reason} of what cannot be read."""
-    wrong, silent, sentences, end = {}, [], 0, 0.0
-    for name, said in captions.readable(captions, wrong):          # all do not fit in memory
-        sentences, end = sentences + len(said), end + max((of[1] for of in said), default=0.0)
-        if not said:
-            silent.append(name)
-    return {"captions": len(captions), "unreadable_captions": len(wrong), "sentences": sentences,
-            "hours": round(end / 3600, 2), "silent_ids": silent}, wrong
+            "unreadable": source and len(ids & unreadable.keys())}
 
 
 def check(args):
     """Print what a list holds and, with --videos, which of its videos training can use."""
-    needed = "captions" if args.data == "howto100m" else "annotations"
-    require(getattr(args, needed), f"check --data {args.data} needs --{needed}")
-    captions, source, looks, wrong, silent = None, None, [], {}, set()
-    if args.data == "coin":
-        videos, names = load_coin(args.annotations)
-        videos = [video for video in videos if video.steps]
-        facts = {"classes": len(names), "distinct_texts": len(set(names))}
-    elif args.data == "epic":
-        videos = load_epic(args.annotations)
-        count = sum(len(video.steps) for video in videos)
-        facts = {"segments": {epic_split(args.annotations): count}, "verbs": VERBS, "nouns": NOUNS}
-    else:
-        captions = Captions(args.captions)
-        videos, (facts, wrong) = [Video(name) for name in captions], count_narrations(captions)
-        silent = {*facts["silent_ids"]}
+    data, source, unreadable, looks = DATA[args.data], None, {}, []
+    needs = {*(data.labeled or data.narrated).needs} & {"annotations", "captions"}
+    require_flags(args, Way(check, (*needs,), ("videos",)))
+    videos, captions, facts, wrong = data.count(args)
     if args.videos:
-        source = VideoSource(videos, find_videos(args.videos), None, captions=captions)
-        source.videos = [video for video in source.videos if video.name not in silent]
-        looks = [*prefetch(source.look_at, range(len(source.videos)), args.workers, "read",
-                           name=source.name)]
-        source.unreadable = {video.name: reason for video, (_, reason) in zip(source.videos, looks)
-                             if reason}
-    if args.data == "coin":
+        source = data.kind(videos, data.find(args.videos), None, captions=captions,
+                           max_unreadable=1.0)
+        looks = [*tqdm(read_ahead(Looks(source), range(len(source.videos)), args.workers), "read",
+                       len(source.videos), mininterval=1)]
+        unreadable = {video.name: reason for video, (_, reason) in zip(source.videos, looks)
+                      if reason}
+        unreadable |= {name: wrong[name] for name in wrong if name in source.paths}
+    if any(video.split for video in videos):
         for task, split in product(EXAMPLES, ("train", "validation", "test")):
             chosen = [video for video in videos if video.split == split]
             listed = [chosen[example.video].name for example in EXAMPLES[task](chosen)]
-            facts.setdefault(task, {})[split] = {"listed": len(listed), **counts(listed, source)}
+            facts.setdefault(task, {})[split] = {
+                "listed": len(listed), **counts(listed, source, unreadable)}
     else:
-        facts |= counts([video.name for video in videos], source)
-    facts |= {"absent_ids": source and source.absent,
-              "unreadable_ids": wrong | (source.unreadable if source else {})}
+        facts |= counts([video.name for video in videos], source, unreadable)
+    absent = source and [name for name in dict.fromkeys(video.name for video in videos)
+                         if source.left_out.get(name, [""])[0] == "absent"]
+    facts |= {"absent_ids": absent, "unreadable_ids": wrong | unreadable}
     if captions:
         hours = sum(length for length, _ in looks) / 3600
         facts["video_hours"] = source and round(hours, 2)
@@ -78,7 +74,7 @@ def check(args):
     if args.json:
         write_json(args.json, facts)
     if source:
-        require_readable(source, MAX_UNREADABLE)
+        require_readable(source, unreadable, MAX_UNREADABLE)
 
 
 def parse(argv=None):
@@ -86,7 +82,7 @@ def parse(argv=None):
     parser = Parser(__doc__, prog="python -m files")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add = commands.add_parser("check", description="count data, and name the unusable").add_argument
-    add("--data", choices=["coin", "epic", "howto100m"], default="coin", help="kind")
+    add("--data", choices=[name for name in DATA if DATA[name].count], default="coin", help="kind")
     add("--annotations", type=Path, help="COIN.json, or EPIC's csv")
     add("--captions", type=Path, help="howto100m: folder, or caption.json")
     add("--videos", type=Path, help="folder; without it only the list is counted")

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from data import Video
 from files.lists import clock, fields_of, read_table, read_text, video_name
 from support.errors import InputError, require
 
 COLUMNS = ("start", "end", "text")
 SUFFIXES = (".csv", ".srt", ".vtt")
-LANGUAGE = re.compile(r"\.[a-z]{2,3}([-_]\w+)?$")            # ID.en-orig.vtt
+LANGUAGE = re.compile(r"\.[a-z]{2}([-_]\w+)?$")              # ID.en-orig.vtt; not lasagna.raw.srt
 # The times of a cue, and its lines up to an empty one. Lines of blanks (YouTube) do not end it.
 CUE = re.compile(r"^(.*?)\s*-->\s*(\S*).*\n?((?:.+\n?)*)", re.M)
 # Tags <i>, </c>, <00:00:01.000>, {\an8}, and sounds [Music].
@@ -102,3 +103,15 @@ def unroll(sentences):
             first, last, line = unrolled[-1]
             unrolled[-1] = first, max(last, end), line
     return unrolled
+
+
+def count_narrations(args):
+    """What a folder or caption.json holds, for `python -m files check`: as lists.count_coin."""
+    captions, wrong, silent, sentences, end = Captions(args.captions), {}, [], 0, 0.0
+    for name, said in captions.readable(captions, wrong):          # all do not fit in memory
+        sentences, end = sentences + len(said), end + max((row[1] for row in said), default=0.0)
+        if not said:
+            silent.append(name)
+    facts = {"captions": len(captions), "unreadable_captions": len(wrong), "sentences": sentences,
+             "hours": round(end / 3600, 2), "silent_ids": silent}
+    return [Video(name) for name in captions], captions, facts, wrong

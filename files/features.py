@@ -11,14 +11,21 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+import weights
+from data import Example, Unreadable, shares, window_around
 from files.lists import fields_of, video_name
-from files.sources import VideoSource, shares
-from files.video import SLACK
+from files.sources import VideoSource, open_folder
+from files.video import SLACK, pictures_of
+from support.arguments import pick_device
+from support.encode import encode_examples
 from support.errors import require
+from support.write import write_atomically
+from weights.teacher import open_teacher
 
 NEED = ("needed are video (R,) text, start and end (R,) s, embedding (R, F) and, if any, teacher "
         "(R, D), floats, saved by np.savez, the rows of a video one after the other")
 ROUNDING = 1e-3           # s, of times in float32
+ROW_SECONDS, ROWS = 4.0, 8         # of a row that is written; rows that are read at once
 KEPT = 8000               # narrations kept in memory: cleaning one takes longer than training on it
 
 
@@ -52,40 +59,71 @@ def read_rows(rows, windows):
     """What f and the teacher read of windows (n, 2) s: (n, F) and (n, D) float32.
 
     It is the mean of the rows whose middle lies in a window, else the nearest row. Only rows that
-    end before the window ends are used; if none does, the row that ends first. Raises InputError.
+    end before the window ends are used; if none does, the row that ends first. Raises Unreadable.
     """
     ends, end = rows.spans[:, 1], windows.max()
-    require(ends.min() <= end + ROUNDING, f"{rows.path}: no row ends before {end:.1f} s")
-    require(windows[:, 0].max() < ends.max() + SLACK,
-            f"{rows.path}: ends before {end:.1f} s; times must be seconds")
+    if ends.min() > end + ROUNDING:
+        raise Unreadable(f"{rows.path}: no row ends before {end:.1f} s")
+    if windows[:, 0].max() >= ends.max() + SLACK:
+        raise Unreadable(f"{rows.path}: ends before {end:.1f} s; times must be seconds")
     ended = ends <= np.maximum(windows[:, 1:], ends.min()) + ROUNDING              # (n, m)
     share = shares(rows.spans, windows, ended)                                     # (n, m)
     used = share.any(0)                                # a row of later may be NaN: 0 * NaN is NaN
     means = [torch.from_numpy(share[:, used] @ matrix[used]).float()
              for matrix in (rows.embedding, rows.teacher)]
-    require(all(mean.isfinite().all() for mean in means), f"{rows.path}: a number is not finite")
+    if not all(mean.isfinite().all() for mean in means):
+        raise Unreadable(f"{rows.path}: a number is not finite")
     return means
-
-
-def require_widths(found, width, dim=None):
-    """F of {id: Rows}. InputError if f reads rows of another `width`, or if the texts have another
-    `dim` than what the teacher sees. None: not compared."""
-    path, _, embedding, teacher = next(iter(found.values()))
-    F, D = embedding.shape[1], teacher.shape[1]
-    require(width in (None, F), f"{path}: embedding is (R, {F}), the checkpoint reads (R, {width})")
-    require(dim in (None, D), f"{path}: teacher is (R, {D}), (R, {dim}) of --clip is needed")
-    return F
 
 
 class FeatureSource(VideoSource):
     """Listed videos of a file of features: its `paths` are {id: Rows}."""
-    find = staticmethod(find_rows)
-    sentences = functools.lru_cache(KEPT)(VideoSource.sentences)
+    narration = functools.lru_cache(KEPT)(VideoSource.narration)
 
     def duration(self, i):
-        """When the last row of video i ends, s. Raises InputError."""
+        """When the last row of video i ends, s."""
         return self.read(i, lambda rows: rows.spans.max())
 
-    def clips(self, i, windows, rng):
-        """`read_rows` of video i."""
+    def clips(self, i, windows, rng=None):
+        """As data.Source has it: `read_rows`; nothing is drawn."""
         return self.read(i, read_rows, windows)
+
+
+def require_widths(source, width, dim):
+    """F of a FeatureSource. InputError if f reads rows of another `width` (None: of any), or if the
+    texts have another `dim` than what the teacher sees."""
+    path, _, embedding, teacher = next(iter(source.paths.values()))
+    F, D = embedding.shape[1], teacher.shape[1]
+    require(width in (None, F), f"{path}: embedding is (R, {F}), the checkpoint reads (R, {width})")
+    require(dim == D, f"{path}: teacher is (R, {D}), (R, {dim}) of --clip is needed")
+    return F
+
+
+def write_features(args):
+    """Write a file for --data features, a row for each ROW_SECONDS of all videos of a folder. With
+    --clip it has `teacher`, too, from which one can train."""
+    device, examples = pick_device(args.device), []
+    model = weights.load(args.checkpoint).to(device)
+    require(args.videos and model.encoder.image, "--task features needs --videos, a folder of "
+            "videos, and a checkpoint that reads pictures")
+    teacher = open_teacher(args.clip, args.clip_weights, device) if args.clip else None
+    source = open_folder(args.videos, None, None, pictures_of(model.encoder), teacher, args.skip)
+    for i in range(len(source.videos)):
+        try:
+            end = source.duration(i)
+        except Unreadable:
+            end = 0.0                                      # `encode_examples` counts it
+        middles = np.arange(ROW_SECONDS / 2, max(end, ROW_SECONDS), ROW_SECONDS)
+        windows = np.array([window_around(m, m, ROW_SECONDS, end) for m in middles])
+        examples += [Example(i, windows[first:first + ROWS], 0, 0)
+                     for first in range(0, len(windows), ROWS)]
+    x, n, seen, examples, unreadable = encode_examples(model, teacher, source, examples, args)
+    own = torch.arange(x.shape[1], device=x.device) < n[:, None]               # (M, N)
+    windows = np.concatenate([example.windows for example in examples])
+    rows = {"video": [source.videos[one.video].name for one in examples for _ in one.windows],
+            "start": windows[:, 0], "end": windows[:, 1], "embedding": x[own].cpu().numpy()}
+    if teacher:
+        rows["teacher"] = seen[own].cpu().numpy()
+    write_atomically(args.out, lambda file: np.savez(file, **rows))
+    print(f"{args.out}: {len(windows)} windows; {len(unreadable)} of {len(source.videos)} videos "
+          "unreadable")

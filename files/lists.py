@@ -16,8 +16,9 @@ from data import Step, Video
 from support.errors import InputError, require
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
-# COIN.json -> here; some copies of the file write "validation" instead of "testing".
-SUBSETS = {"training": "train", "testing": "test", "validation": "test"}
+# COIN.json -> here. A copy without "testing" may write "validation" for it.
+SUBSETS = {"training": "train", "testing": "test", "validation": "validation"}
+HELD_OUT = 0.1                # share of the training videos that stand in for a validation split
 COIN = ('needed is {"database": {id: {"subset": "training" or "testing", "recipe_type": 0, '
         '"annotation": [{"id": "1", "segment": [start s, end s], "label": text}]}}}')
 EPIC = "video_id", "start_timestamp", "stop_timestamp", "verb_class", "noun_class"
@@ -85,8 +86,7 @@ def video_name(path):
 
 # --- Annotations ---
 def load_coin(path):
-    """Read COIN.json -> [data.Video, ...] and the name of each class, "" if no step has it. A tenth
-    of its training videos, by the CRC-32 of the id, is our validation split."""
+    """Read COIN.json -> [data.Video, ...] and the name of each class, "" if no step has it."""
     with fields_of(path, COIN):
         database = json.loads(read_text(path))["database"].items()
     videos, names = [], {}
@@ -101,10 +101,11 @@ def load_coin(path):
                 steps.append(Step(*map(float, step["segment"]), label))
             split, activity = SUBSETS[entry["subset"]], int(entry["recipe_type"])
             duration = float(entry["duration"]) if entry.get("duration") else None
-        if split == "train" and zlib.crc32(name.encode()) % 10 == 0:
-            split = "validation"
         videos.append(Video(video_name(name), split, activity, duration, in_order(steps, where)))
     require(videos and min(names, default=0) >= 0, f"{path}: no videos, or an id of 0; {COIN}")
+    if not any(video.split == "test" for video in videos):
+        videos = [video._replace(split="test") if video.split == "validation" else video
+                  for video in videos]
     return videos, [names.get(label, "") for label in range(max(names, default=-1) + 1)]
 
 
@@ -119,6 +120,8 @@ def in_order(steps, where):
 def load_released_csv(path, task):
     """Read a csv of ProcedureVRL or DistantSup: a data.Video for each line; it has no header. To
     forecast, start and end are those of the history, and the label is the next step's."""
+    require(task in ("forecast", "classify", "activity"), f"{path}: no list is released for --task "
+            f"{task}; give a file in the layout of COIN.json")
     columns = "path label duration" + (" start end" if task != "activity" else "")
     videos, starts = [], []
     for where, line in read_lines(path):
@@ -151,6 +154,62 @@ def load_epic(path):
 def epic_split(path):
     """Which split an official csv of EPIC-Kitchens-100 is, by its name."""
     return "train" if "train" in path.stem.split("_") else "validation"
+
+
+def is_held_out(video, share):
+    """Whether a training video is in the share that is held out, by the CRC-32 of its id."""
+    return video.split == "train" and zlib.crc32(video.name.encode()) % 1000 < 1000 * share
+
+
+def of_split(videos, split, config, path):
+    """The videos of a split of COIN.json. If it has no validation split, the held-out share of the
+    training videos is: that which a fine-tuned checkpoint left out. Fine-tuning trains on the rest.
+    InputError if a fine-tuned checkpoint left out none."""
+    if split == "validation" and not any(video.split == "validation" for video in videos):
+        require(not config.task or config.hold_out, f"{path}: has no validation videos, and the "
+                "checkpoint was tuned on all training videos; fine-tune it with --hold-out "
+                f"{HELD_OUT}, or give --split test")
+        return [video for video in videos if is_held_out(video, config.hold_out or HELD_OUT)]
+    return [video for video in videos if video.split == split]
+
+
+def list_labeled(args, task, split, config):
+    """The videos that --annotations lists, in COIN's layout, and the names of their classes; None
+    for a Task without texts. A csv holds no names: they are those of --steps, or of the checkpoint,
+    whose model.Config it is."""
+    path, tuned = args.annotations, config.names
+    if path.suffix == ".csv":                          # a released list holds one split, no names
+        videos = load_released_csv(path, args.task)
+        labels = [""] * (1 + max(video.activity for video in videos))
+    else:
+        videos, labels = load_coin(path)
+        videos = [video for video in of_split(videos, split, config, path) if video.steps]
+        require(videos, f"{path}: no video of subset {split} has steps")
+    left_out = getattr(args, "hold_out", None)         # of fine-tuning
+    videos = [video for video in videos if not left_out or not is_held_out(video, left_out)]
+    if not task.texts:
+        return videos, None
+    names = load_phrases(args.steps) if args.steps else labels if any(labels) else tuned
+    require(names, f"{path}: a csv has no class names; add --steps FILE")
+    if not all(names):
+        print(f"{path}: {names.count('')} of {len(names)} classes have no name; add --steps FILE")
+    check_names(args.steps or "the checkpoint", names, path, labels)
+    return videos, names
+
+
+# --- What a list holds, for `files check`: videos, captions, facts, {id: reason} of bad ones ---
+def count_coin(args):
+    """COIN.json, or another file in its layout."""
+    videos, names = load_coin(args.annotations)
+    facts = {"classes": len(names), "distinct_texts": len(set(names))}
+    return [video for video in videos if video.steps], None, facts, {}
+
+
+def count_epic(args):
+    """EPIC's csv."""
+    videos = load_epic(args.annotations)
+    segments = {epic_split(args.annotations): sum(len(video.steps) for video in videos)}
+    return videos, None, {"segments": segments, "verbs": VERBS, "nouns": NOUNS}, {}
 
 
 # --- Names ---

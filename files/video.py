@@ -13,17 +13,13 @@ import torch
 from av.video.reformatter import VideoReformatter
 from torchvision.transforms.v2 import functional as transform
 
-from data import View, frame_times, history_windows
+from data import Pictures, Unreadable, frame_times, history_windows
 from files.lists import VIDEO_SUFFIXES, video_name
-from support.errors import InputError, require
+from support.errors import require
 
 SLACK = 1.0               # s before the first picture, or after the last, in which it still counts
 AHEAD = 10.0              # s up to which decoding goes on; x264 has a key frame each 250 frames
 JITTER = 256, 320         # short side before a crop of 224, pixels; 256 in evaluation
-
-
-class Unreadable(InputError):
-    """A file that cannot be opened or decoded, has no video, or ends before the requested time."""
 
 
 # --- Files ---
@@ -120,18 +116,18 @@ def frames_at(path, container, stream, times):
         yield frame
 
 
-# --- Views: the squares of a clip that the encoder is given ---
-def view_of(encoder):
-    """The View of a TimeSformer or MViT."""
-    return View(encoder.image, encoder.frames, encoder.seconds)
+# --- Crops: the squares of a clip that the encoder is given ---
+def pictures_of(encoder):
+    """What an encoder reads: data.Pictures."""
+    return Pictures(encoder.image, encoder.frames, encoder.seconds)
 
 
 def short_side_for(size):
-    """The short side, pixels, from which no view of `size` is enlarged."""
+    """The short side, pixels, from which no crop of `size` is enlarged."""
     return round(size * JITTER[1] / 224)
 
 
-def training_view(frames, size, rng):
+def training_crop(frames, size, rng):
     """(F, 3, H, W) uint8 -> (F, 3, size, size): a random square, mirrored in half of the draws."""
     height, width = frames.shape[-2:]
     side = round(min(height, width) * 224 / rng.uniform(*JITTER))
@@ -140,7 +136,7 @@ def training_view(frames, size, rng):
     return transform.horizontal_flip(frames) if rng.random() < 0.5 else frames
 
 
-def evaluation_view(frames, size):
+def evaluation_crop(frames, size):
     """(F, 3, H, W) uint8 -> (F, 3, size, size): the center square, 224 of a short side of 256."""
     height, width = frames.shape[-2:]
     side = round(min(height, width) * 224 / JITTER[0])
@@ -152,6 +148,6 @@ def read_clips(path, encoder, windows=None):
     """Clips of a file as an encoder reads them: (n, F, 3, H, W) uint8. Raises Unreadable. windows:
     (n, 2) s; None: the last 68 s in 8 windows, as in a forecast at the end."""
     windows = history_windows(duration(path)) if windows is None else windows
-    size, F, seconds = view_of(encoder)
+    size, F, seconds = pictures_of(encoder)
     frames = read_frames(path, frame_times(windows, F, seconds).flatten(), short_side_for(size))
-    return evaluation_view(frames, size).unflatten(0, (-1, F))
+    return evaluation_crop(frames, size).unflatten(0, (-1, F))

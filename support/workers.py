@@ -1,17 +1,37 @@
-"""Worker processes, which decode or render ahead of the update that needs it."""
+"""The way of a batch: which items make it, read ahead by worker processes."""
+import atexit
+import functools
 import multiprocessing
 import os
 import signal
+import tempfile
+import threading
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, get_worker_info
-from tqdm import tqdm
 
+from data import ORDER
 from support.errors import require
 
-AHEAD = 2                 # items that a worker makes ahead; torch's default
-NOTE = 200                # bytes of a worker's note
+AHEAD = 2                 # items that a worker reads ahead; torch's default
+
+
+@functools.lru_cache(1)
+def epoch_order(count, seed, epoch):
+    """A new order of `count` videos or examples in every epoch: (count,) int."""
+    return np.random.default_rng((ORDER, seed, epoch)).permutation(count)
+
+
+def items(updates, count, batch, share, seed):
+    """Yield the items (epoch, number, place) of `updates` (a range), each of `batch` of `count`
+    videos or examples, each once in an epoch. share: the places of this process in a batch, a range."""
+    for update in updates:
+        epoch, k = divmod(update, count // batch)
+        order = epoch_order(count, seed, epoch)
+        yield from ((epoch, int(order[k * batch + place]), place) for place in share)
 
 
 def ignore_signals(worker):
@@ -21,63 +41,65 @@ def ignore_signals(worker):
         signal.signal(number, signal.SIG_IGN)
 
 
-class Watched(Dataset):
-    """Item: make(item). Each worker has a note that all processes can read: its process and, while
-    it makes an item, name(item)."""
+def kill(processes):
+    """End worker processes, which ignore SIGTERM: at its end Python would wait for them."""
+    for process in processes:
+        process.kill()
 
-    def __init__(self, make, name, workers):
-        self.make, self.name = make, name
-        self.notes = [multiprocessing.RawArray("c", NOTE) for _ in range(workers)]
+
+class Watched(Dataset):
+    """A dataset whose workers say what they read: while one reads an item, a file of `folder` that
+    is named by its process id holds the item's name."""
+
+    def __init__(self, dataset, folder):
+        self.dataset, self.folder = dataset, folder
 
     def __getitem__(self, item):
-        worker = get_worker_info()
-        if worker is None:
-            return self.make(item)
-        note, pid = self.notes[worker.id], str(os.getpid())
-        note.value = f"{pid} {self.name(item)}".encode()[:NOTE]
-        made = self.make(item)
-        note.value = pid.encode()
-        if isinstance(made, tuple):            # torch's queue would wait forever if this failed
-            for tensor in filter(torch.is_tensor, made):
-                tensor.share_memory_()
-        return made
-
-    def lost(self):
-        """What each worker that has ended was making: [name, "" for nothing]."""
-        for process in multiprocessing.active_children():
-            process.join(0.2)                          # one that was killed may be ending
-        alive = {str(process.pid) for process in multiprocessing.active_children()}
-        notes = [note.value.decode(errors="replace").partition(" ") for note in self.notes]
-        return [name for pid, _, name in notes if pid and pid not in alive]
+        if get_worker_info() is None:
+            return self.dataset[item]
+        note = Path(self.folder, str(os.getpid()))
+        note.write_text(self.dataset.name(item), "utf-8")
+        read = self.dataset[item]
+        for tensor in filter(torch.is_tensor, read):   # torch's queue would wait forever if this
+            tensor.share_memory_()                     # failed
+        note.unlink()
+        return read
 
 
-def prefetch(make, items, workers, title=None, size=0, held=1, name=str, pin=False):
-    """A torch DataLoader that yields make(item) for each item, in order, made ahead by worker
-    processes (0: none). InputError if one is killed, or if shared memory is too small.
+def read_ahead(dataset, items, workers, size=0, held=1, pin=False):
+    """Yield dataset[item] for each item, in order, read ahead by worker processes (0: none).
+    InputError if one is killed, or if shared memory is too small.
 
-    title: of a progress bar, or None in training, where items may be any iterable. size: most
-    bytes of one item's tensors; held: most items that the caller keeps at once. name(item): what to
-    call an item that killed its worker. pin: whether tensors go to pinned memory, from which a GPU
-    copies without waiting.
+    dataset: has name(item), too. size: most bytes of one item's tensors; held: most items that the
+    caller keeps at once. pin: whether tensors go to pinned memory, from which a GPU copies without
+    waiting.
     """
-    watched = Watched(make, name, workers)
-    loader = DataLoader(watched, batch_size=None, sampler=items, num_workers=workers,
-                        collate_fn=nn.Identity(),      # NumPy's arrays do not become tensors
-                        pin_memory=pin, worker_init_fn=ignore_signals)
-    try:
-        loaded = iter(loader)
-        if workers and os.name == "posix":     # torch's handler would raise outside of reads, too
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        yield from tqdm(loaded, title, len(items), mininterval=1) if title else loaded
-    except (RuntimeError, ConnectionError, EOFError) as error:     # the latter amid its last batch
-        lost = watched.lost()
-        for process in multiprocessing.active_children():
-            process.kill()                 # it ignores SIGTERM; at its end Python would wait for it
-        need = (AHEAD * workers + held) * size * int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        reading = "".join(f", while it read {name}" for name in filter(None, lost))
-        known = lost or str(error).startswith("DataLoader worker") or "shared memory" in str(error)
-        require(not known, "a worker process was killed, or could not hand over its batch"
-                f"{reading}; --workers {workers}: what they read ahead needs up to "
-                f"{need / 2 ** 30:.2g} GiB of shared memory; give more (Docker: --shm-size), or "
-                "fewer --workers")
-        raise
+    before = {*multiprocessing.active_children()}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        loader = DataLoader(Watched(dataset, folder), batch_size=None, sampler=items,
+                            num_workers=workers, pin_memory=pin, worker_init_fn=ignore_signals,
+                            collate_fn=nn.Identity())      # NumPy's arrays do not become tensors
+        try:
+            reads = iter(loader)
+            atexit.register(kill, {*multiprocessing.active_children()} - before)       # of a bug
+            if workers and os.name == "posix" and threading.current_thread() is (
+                    threading.main_thread()):      # torch's handler would raise outside of reads
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            yield from reads
+        except (RuntimeError, ConnectionError, EOFError) as error:     # the latter amid an item
+            readers = {*multiprocessing.active_children()} - before
+            for process in readers:
+                process.join(0.2)                      # one that was killed may be ending
+            alive = {str(process.pid) for process in readers if process.is_alive()}
+            kill(readers)
+            names = [note.read_text("utf-8") for note in Path(folder).iterdir()
+                     if note.name not in alive]
+            reading = "".join(f", while it read {name} (leave it out with --skip {name})"
+                              for name in names)
+            told = "DataLoader worker (pid" in str(error) or "shared memory" in str(error)
+            need = (AHEAD * workers + held) * size * int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+            require(not told and not names, "a worker process was killed, or could not hand over "
+                    f"what it read{reading}; --workers {workers}: what they read ahead needs up to "
+                    f"{need / 2 ** 30:.2g} GiB of shared memory; give more (Docker: --shm-size), "
+                    "or fewer --workers")
+            raise

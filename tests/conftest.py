@@ -33,15 +33,16 @@ def signals():
 def made_once():
     """What does not change within the world, and took a third of the time: its teacher, what that
     makes of the same phrases, the frames of a video, and the exact distribution."""
-    known, embed = {}, source.WorldTeacher.encode_phrases
+    known = {}
 
-    def look_up(teacher, phrases):
-        key = tuple(phrases)
-        if key not in known:
-            known[key] = embed(teacher, phrases)
-        return known[key].clone()
+    class Once(source.Teacher):
+        def encode_phrases(self, phrases):
+            key = tuple(phrases)
+            if key not in known:
+                known[key] = super().encode_phrases(phrases)
+            return known[key].clone()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source.WorldTeacher, "encode_phrases", look_up)
+        patch.setattr(source, "Teacher", Once)
         patch.setattr(source, "build_teacher", functools.cache(source.build_teacher))
         patch.setattr(render, "render", functools.cache(render.render))
         patch.setattr(grammar, "Grammar", functools.cache(grammar.Grammar))
@@ -61,8 +62,9 @@ def trained(tmp_path_factory):
 
 def log_and_save_every(updates, patch):
     """A row of metrics and a checkpoint after every so many updates."""
+    import finetune
     import train
-    from training import finetune, run
+    from support import run
     parse = finetune.parse
 
     def parse_and_set(argv):
@@ -71,7 +73,8 @@ def log_and_save_every(updates, patch):
         return args
     patch.setitem(train.SIZES["small"], "log_every", updates)
     patch.setattr(finetune, "parse", parse_and_set)
-    patch.setattr(run, "SAVE_EVERY", 0.0)
+    patch.setattr(run, "FIRST_SAVE", 0.0)              # s
+    patch.setattr(run, "LAST_SAVE", 0.0)
 
 
 @pytest.fixture

@@ -81,7 +81,8 @@ def slow_timesformer(clip, weights, patch, heads, depth):
     for t in range(F):
         for p, (top, left) in enumerate(corners):
             pixels = clip[:, t, top:top + patch, left:left + patch]
-            token = torch.stack([(of * pixels).sum() for of in weights["patch_embed.proj.weight"]])
+            token = torch.stack([(kernel * pixels).sum()
+                                 for kernel in weights["patch_embed.proj.weight"]])
             token = token + weights["patch_embed.proj.bias"]
             z[p, t] = token + weights["pos_embed"][0, 1 + p] + weights["time_embed"][0, t]
     cls = weights["cls_token"][0, 0] + weights["pos_embed"][0, 0]
@@ -148,7 +149,7 @@ def slow_objective(model, v, targets, noise, t, observed, read):
             x0, level = x[j].detach(), int(t[b, j])
             a = float(model.alpha_bar[level])
             zt = math.sqrt(a) * scale * x0 + math.sqrt(1 - a) * noise[b, j]    # Eq. 2
-            if model.order == "mask":
+            if model.config.order == "mask":
                 zt, level = 0 * zt, 3
             x_hat = slow_h(dict(model.denoiser.named_parameters()), model.denoiser.heads, zt, z,
                            observed[b, j], j, level) / scale                   # Eq. 5

@@ -72,6 +72,7 @@ def test_a_folder_is_listed_by_the_names_of_videos(tmp_path):
     """Catches: an id cut at a dot; other files; German before English; accents left apart."""
     names = {"my.video.CSV": "my.video", "d.de.vtt": None, "d.en.vtt": "d",
              "e.de.vtt": None, "e.vtt": "e", "readme.txt": None,
+             "lasagna.raw.srt": "lasagna.raw", "lasagna.en.srt": "lasagna",
              "Title [x_1].en-orig.vtt": "Title [x_1]", "cre\u0300me.en.vtt": "cr\u00e8me"}
     for name in names:
         (tmp_path / name).write_text("no narration")

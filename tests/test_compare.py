@@ -7,8 +7,8 @@ import torch
 
 from commands import call, fails
 from data import Example
-from evaluation import metrics
 from experiments import compare
+from support import metrics
 
 
 @pytest.mark.parametrize("apart, paired", [(0, False), (.45, False), (0, True)])
@@ -20,12 +20,12 @@ def test_the_difference_is_that_of_a_slow_version(apart, paired):
                     for S in (3, 2 + paired))              # the seeds of a side are so far apart
     share = [[100 * sum(line) / M for line in side] for side in (ours, theirs)]
     sides = [[a - b for a, b in zip(*share)]] if paired else share
-    mean = [sum(of) / len(of) for of in share]
+    mean = [sum(side) / len(side) for side in share]
     each = [100 * (sum(ours[:, m]) / 3 - sum(theirs[:, m]) / len(theirs)) for m in range(M)]
-    videos = sum(sum(each[m] - mean[0] + mean[1] for m in range(*of)) ** 2 for of in spans) / M ** 2
-    squares = [np.var(of, ddof=1) / len(of) for of in sides]
+    videos = sum(sum(each[m] - mean[0] + mean[1] for m in range(*at)) ** 2 for at in spans) / M ** 2
+    squares = [np.var(side, ddof=1) / len(side) for side in sides]
     seeds = sum(squares)
-    freedom = seeds ** 2 / sum(a ** 2 / (len(of) - 1) for a, of in zip(squares, sides))      # Welch
+    freedom = seeds ** 2 / sum(a ** 2 / (len(side) - 1) for a, side in zip(squares, sides))  # Welch
     t, low = (12.71, 4.30, 3.18, 2.78), int(freedom)       # of 1 to 4 degrees, as books print it
     t_seeds = t[low - 1] + (freedom - low) * (t[low] - t[low - 1])
     error = (videos + seeds) ** .5

@@ -49,9 +49,9 @@ def test_nine_consecutive_clips_or_some_of_fewer_repeated():
     of its clips left out or out of order, or the last one alone repeated."""
     rng, windows = np.random.default_rng(0), np.array([(10. * i, 10. * i + 3) for i in range(12)])
     taken = [data.consecutive(windows, rng) for _ in range(400)]
-    first = Counter(int(of[0, 0] / 10) for of in taken)
+    first = Counter(int(nine[0, 0] / 10) for nine in taken)
     assert sorted(first) == [0, 1, 2, 3] and min(first.values()) > 70
-    assert all(np.array_equal(of[:, 0], of[0, 0] + 10 * np.arange(9)) for of in taken)
+    assert all(np.array_equal(nine[:, 0], nine[0, 0] + 10 * np.arange(9)) for nine in taken)
     for n in range(1, 10):
         found = (data.consecutive(windows[:n], rng)[:, 0] / 10).astype(int).tolist()
         counts = Counter(found).values()
@@ -61,15 +61,15 @@ def test_nine_consecutive_clips_or_some_of_fewer_repeated():
 
 
 # --- Windows of the tasks, and their examples ---
-@pytest.mark.parametrize("end, pitch, begin, n", [
+@pytest.mark.parametrize("end, spacing, begin, n", [
     (100., None, 32., 8), (20., None, 0., 8), (100., 10., 20., 8), (43., 10., 3., 4),
     (38., 10., 0., 4), (3., 10., 0., 1)])
-def test_a_history_is_cut_by_the_pitch_or_by_the_release(end, pitch, begin, n):
-    """Catches: pieces of another length, more than eight, of time before the video or after the
+def test_a_history_is_cut_by_the_spacing_or_by_the_release(end, spacing, begin, n):
+    """Catches: windows of another length, more than eight, of time before the video or after the
     end; another protocol than the release's eighths of the last 68 s."""
     part = (end - begin) / n
     expected = [(begin + i * part, begin + (i + 1) * part) for i in range(n)]
-    assert np.allclose(data.history_windows(end, pitch), expected)
+    assert np.allclose(data.history_windows(end, spacing), expected)
 
 
 def test_windows_and_frames_are_spread_evenly():
@@ -98,7 +98,7 @@ def test_forecast_examples_are_consecutive_pairs():
             for s in data.forecast_examples(videos)]
     assert rows == [(1, 2, 1, 0, 10), (1, 1, 2, 22, 90),         # of video 2 nothing is observed
                     (3, 2, 1, 0, 12), (3, 3, 2, 0, 20)]          # step 2 begins while 1 goes on
-    found = data.forecast_examples(videos, pitch=20, min_steps=3)
+    found = data.forecast_examples(videos, spacing=20, min_steps=3)
     assert [(s.video, len(s.windows)) for s in found] == [(1, 1), (1, 4), (3, 1), (3, 1)]
     assert data.forecast_examples(videos, min_steps=4) == []
 

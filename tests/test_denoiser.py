@@ -5,7 +5,7 @@ import torch
 from denoiser import Denoiser
 from slow import draw, randomized, slow_h
 
-N, D, HEADS = 5, 16, 2
+N, D, HEADS = 5, 24, 2                             # D / 8 = 3 sinusoids: k / 2 is not k
 pytestmark = pytest.mark.usefixtures("float64")    # of its level and its mask, too
 
 
@@ -17,8 +17,8 @@ def question():
 
 
 def test_eq5_h_equals_a_transformer_token_by_token():
-    """Catches: heads or rows mixed, x_j, a hidden clip or padding read, a part more or less; x_j^t
-    written into z; NaN if no clip is seen."""
+    """Catches: heads or rows mixed, x_j, a hidden clip or padding read, a part more or less;
+    another period of the level's sinusoids; x_j^t written into z; NaN if no clip is seen."""
     h = randomized(Denoiser(D, layers=2, heads=HEADS, clips=N + 1), 0.3)
     zt, z, observed, j, t = question()
     with torch.no_grad():

@@ -1,4 +1,5 @@
 """evaluate.py: every number of its tables, counted again by loops from the embeddings."""
+import itertools
 import pickle
 from collections import Counter
 from types import SimpleNamespace
@@ -9,19 +10,21 @@ import torch
 from torch.nn.functional import normalize
 
 import evaluate
+import model as method
 import weights
 from commands import call, fails, read_json
-from data import history_windows
-from evaluation import labeled, tasks
-from evaluation.labeled import encode_examples
+from data import Unreadable, classify_examples, history_windows, sentence_windows
 from files.features import find_rows
 from files.video import read_clips
+from finetune import with_classifier
+from sources import DATA
+from support import encode
 from support.arguments import INCLUDED
-from support.workers import prefetch
+from support.encode import encode_examples
+from support.workers import read_ahead
 from test_toy import slow_next
-from toy import grammar
+from toy import grammar, truth
 from toy.source import ToySource, load_teacher
-from training.finetune import with_classifier
 
 Q, FIRST = 3, {b: a for a, b in grammar.LOOK_ALIKES}
 
@@ -33,20 +36,21 @@ def evaluated(*flags, task=None, noise=0.0):
     model, seen = weights.load(INCLUDED), []
     texts, settings = load_teacher("cpu").encode_phrases(grammar.STEPS), model.settings
     if task:
-        model = with_classifier(model, task, [40], texts).eval()
+        model = with_classifier(model, task, [40], [*grammar.STEPS], texts).eval()
     model.settings, model.texts = settings | {"toy_videos": 55}, normalize(texts, dim=-1)
 
     def encode(*args):
-        x, n, features, examples = encode_examples(*args)
-        x, features = (of + noise * draw(*of.shape, seed=k) for k, of in enumerate((x, features)))
-        seen.append((x, n, features, examples))
+        x, n, features, *rest = encode_examples(*args)
+        x, features = (clean + noise * draw(*clean.shape, seed=k)
+                       for k, clean in enumerate((x, features)))
+        seen.append((x, n, features, *rest))
         return seen[0]
     argv = "--toy-videos", "6", "--seed", "4", "--samples", str(Q), "--batch", "7", "--device"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(weights, "load", lambda path: model)
         patch.setattr(evaluate, "encode_examples", encode)
         content = evaluate.evaluate(evaluate.parse([*argv, "cpu", "--checkpoint", "x", *flags]))
-    x, n, features, examples = seen[0]
+    x, n, features, examples, _ = seen[0]
     videos = [grammar.make_video("test", i) for i in range(6)]
     return content, model, [SimpleNamespace(
         x=x[i, :n[i]], seen=features[i, :n[i]], label=e.label, step=e.step, windows=e.windows,
@@ -133,16 +137,27 @@ def test_forecasts_equal_counting():
     assert found["baselines"]["random"] == 100 / 40
 
 
+def test_repeats_are_more_draws_of_the_samples():
+    """Catches: the same noise again; a deviation of the examples for that of the draws; the bits of
+    another draw than the first."""
+    both, one, other = (evaluated(*flags)[0] for flags in (("--repeats", "2"), (), ("--seed", "5")))
+    for name, share in one["top1"].items():
+        assert both["top1"][name] == pytest.approx((share + other["top1"][name]) / 2)
+        apart = abs(share - other["top1"][name])
+        assert both["top1_std"][name] == pytest.approx(apart / 2 ** .5)
+    assert both["right"] == one["right"] != other["right"] and both["top1_std"]["oracle"] > 0
+
+
 @torch.no_grad()
 def test_similar_histories_equal_a_search_for_the_nearest():
     """Catches: clips of another video or split, or not each video's; histories compared at their
     beginning, or padded on the other side; an answer among its clips; fewer neighbors; a step of
     the annotation in place of Eq. 6's; another stride."""
     found, model, examples = evaluated("--similar")
-    train, rng, histories = ToySource("train", 55, 4), np.random.default_rng(4), []
-    for video in range(55):
-        windows = train.pretrain_windows(video, rng, model.settings["stride"])
-        clips = model.encode(train.load([(video, windows)]).clips)
+    train, rng, histories = ToySource("train", range(55), 4), np.random.default_rng(4), []
+    for i, video in enumerate(train.videos):
+        windows = sentence_windows(train.narration(i), video.duration, rng, model.config.stride)
+        clips = model.encode(train.clips(i, windows)[0])
         histories += [(clips[max(k - 8, 0):k], p_of(model, clips[k]).argmax())
                       for k in range(1, len(clips))]
     top1, top5, chances = [], [], []
@@ -167,8 +182,8 @@ def test_similar_histories_equal_a_search_for_the_nearest():
 def test_the_truth_equals_a_search_of_the_grammar():
     """Catches: the truth of another video, of steps not observed yet, or with look-alikes told
     apart; a place counted from 0, or of another example; a history that training videos have
-    counted as new, or only its last step looked at; --history released ignored."""
-    found, _, examples = evaluated("--history", "released")
+    counted as new, or only its last step looked at; --history paper ignored."""
+    found, _, examples = evaluated("--history", "paper")
     hits = {"zero_noise": bits(found["right"]["zero_noise"], len(examples))}
     for name, see in ("exact", list), ("set", set):
         hits[name] = [best(as_one(slow_next(*shown(one), see))) == [one.name]
@@ -194,10 +209,10 @@ def test_futures_equal_counting(monkeypatch):
     futures."""
     def chance(observed, from_start, future):
         return hash((*observed, from_start, *future)) % 2
-    monkeypatch.setattr(tasks, "DRAWS", 20)
+    monkeypatch.setattr(truth, "DRAWS", 20)
     monkeypatch.setattr(grammar.Grammar(), "chance", chance, raising=False)    # one for all tests
     whole, first = [], []
-    found, model, examples = evaluated("--horizon", "2", "--history", "released")
+    found, model, examples = evaluated("--horizon", "2", "--history", "paper")
     for i, one in enumerate(examples):
         if one.step + 2 <= 8:
             x, futures = one.x.expand(20, -1, -1), [[] for _ in range(20)]
@@ -242,7 +257,8 @@ def test_actions_need_verb_and_noun_and_rank_pairs():
     V, U, M = 4, 5, 300
     log_p = [(4 * draw(M, 2, n, seed=n)).log_softmax(-1) for n in (V, U)]
     labels = torch.stack([torch.arange(M) % V, torch.arange(M) % U], 1)
-    rows = tasks.action_lines(log_p, labels)
+    model = SimpleNamespace(classify=lambda x: log_p)
+    rows = evaluate.action_lines(SimpleNamespace(model=model, x=None, labels=labels))
     verb, noun = (p.exp().mean(1).numpy() for p in log_p)
     for k in (1, 5):
         hits = []
@@ -256,8 +272,9 @@ def test_actions_need_verb_and_noun_and_rank_pairs():
 
 
 # --- The command ---
-KEYS = ("task data split setting order listed evaluated absent unreadable classes samples top1 "
-        "top5 baselines truth by_place new futures right seed run_seed checkpoint seconds").split()
+KEYS = ("task data split setting order listed evaluated absent unreadable classes samples seed "
+        "top1 top1_std top5 baselines truth by_place new futures right run_seed checkpoint "
+        "seconds").split()
 COLUMNS = ["zero_noise", "exact", "set", "similar"]
 NESTED = {
     "top1": ["zero_noise", "expectation", "oracle", "oracle_softmax"],
@@ -269,9 +286,9 @@ NESTED = {
 def test_the_json_is_the_contract(trained, here, monkeypatch):
     """Catches: a key renamed or lost; numbers that depend on the batch or on workers; workers that
     cannot be spawned, as on macOS and Windows."""
-    monkeypatch.setattr(tasks, "DRAWS", 20)
-    monkeypatch.setattr(labeled, "prefetch", lambda *args, **options: (
-        pickle.dumps(options) and prefetch(*args, **options)))             # as for a spawned worker
+    monkeypatch.setattr(truth, "DRAWS", 20)
+    monkeypatch.setattr(encode, "read_ahead", lambda dataset, *args: (
+        pickle.dumps(dataset) and read_ahead(dataset, *args)))             # as for a spawned worker
     flags = ("--toy-videos", "2", "--checkpoint", trained / "diffusion", "--horizon", "2",
              "--similar", "--json")
     call("evaluate.py", "--task", "forecast", "--oracle", "5", *flags, "a.json")
@@ -293,8 +310,8 @@ def test_the_json_is_the_contract(trained, here, monkeypatch):
 
 
 def test_the_included_checkpoint_forecasts(here, capsys):
-    """Catches: weights, a scale or a pitch of another version of the code; an order that it did not
-    learn; more lines than a reader wants."""
+    """Catches: weights, a scale or a spacing of another version of the code; an order that it did
+    not learn; more lines than a reader wants."""
     call("evaluate.py", "--toy-videos", "60", "--json", "a.json")
     found, told = read_json("a.json"), capsys.readouterr().out
     top1, truth = found["top1"], found["truth"]
@@ -335,24 +352,107 @@ def test_what_a_checkpoint_cannot_do_is_one_line(trained, here, capsys):
             ("none", ("--task", "forecast"), "--order none"),
             ("mask", ("--task", "activity"), "is not fine-tuned"),
             ("mask", ("--data", "coin"), "needs --annotations and --videos"),
-            ("mask", ("--videos", "x"), "--data toy reads no --videos"),
-            ("mask", ("--data", "epic", "--task", "forecast"), "--task forecast --data epic"),
+            ("mask", ("--videos", "x"), "no --videos; another --data"),
+            ("mask", ("--data", "epic", "--task", "forecast"), "epic can only classify"),
             ("mask", ("--data", "epic"), "--task classify --data epic"),
-            (here / "other.pt", (), "another teacher")):
+            (here / "other.pt", ("--toy-videos", "1"), "another teacher")):
         assert words in fails(capsys, "evaluate.py", *flags, "--checkpoint", trained / checkpoint)
 
 
 def test_what_cannot_be_read_is_counted_and_not_scored(trained, here, capsys, monkeypatch):
     """Catches: a score of some videos that is called one of all; too many unreadable ones."""
-    whole = ToySource.load
+    whole = ToySource.clips
 
-    def load(self, requests, rng=None):
-        kept = [request for request in requests if request[0] != 1]
-        failed = {"test_00001": "cut off"} if len(kept) < len(requests) else {}
-        return whole(self, kept, rng)._replace(failed=failed)
-    monkeypatch.setattr(ToySource, "load", load)
+    def clips(self, i, windows, rng=None):
+        if i == 1:
+            raise Unreadable("cut off")
+        return whole(self, i, windows, rng)
+    monkeypatch.setattr(ToySource, "clips", clips)
     flags = "--task", "classify", "--toy-videos", "2", "--checkpoint", trained / "mask"
     call("evaluate.py", *flags, "--max-unreadable", "0.5", "--json", "a.json")
     content = read_json("a.json")
     assert (content["evaluated"], content["listed"], content["unreadable"]) == (8, 16, 1)
     assert "cut off" in fails(capsys, "evaluate.py", *flags)
+
+
+def test_a_fine_tuned_checkpoint_is_compared_with_what_is_known(trained, here, capsys):
+    """Catches: a flag of pre-training that fine-tuned runs lack; what only the toy world knows left
+    out elsewhere, in silence."""
+    call("train.py", "--stage", "finetune", "--task", "forecast", "--toy-videos", "8", "--epochs",
+         "1", "--init", trained / "diffusion", "--out", "run")
+    call("evaluate.py", "--toy-videos", "2", "--checkpoint", "run", "--similar", "--json", "a.json")
+    found = read_json("a.json")
+    assert found["setting"] == "fine-tuned" and found["baselines"]["similar"]["top5"] > 0
+    call("toy", "export", "--out", "world", "--train", "1", "--test", "1")
+    coin = "--data", "coin", "--annotations", "world/COIN.json", "--videos", "world/videos"
+    for flags in ("--similar",), ("--horizon", "3"):
+        assert "--data coin has no truth" in fails(capsys, "evaluate.py", *coin, *flags,
+                                                   "--checkpoint", trained / "diffusion")
+
+
+@pytest.mark.parametrize("program, flags", [
+    ("evaluate.py", ("--samples", "--oracle", "--horizon", "--batch", "--toy-videos")),
+    ("predict.py", ("--samples", "--horizon"))])
+def test_nought_is_refused(here, capsys, program, flags):
+    """Catches: a traceback far away, a mean of nothing."""
+    for flag in flags:
+        line = fails(capsys, program, flag, "0")
+        assert flag in line and "0: must be above 0" in line
+
+
+@pytest.mark.parametrize("part", [None, "denoiser", "encoder"])
+def test_a_new_task_is_one_line(trained, here, capsys, monkeypatch, part):
+    """Which step came before the one that is shown: fine-tuned, scored, and refused where it has no
+    examples. Catches: a task's name, epochs or frames that are also written elsewhere."""
+    monkeypatch.setitem(evaluate.TASKS, "previous", evaluate.Task(
+        examples=lambda videos, spacing, min_steps: [
+            one._replace(label=videos[one.video].steps[one.step - 1].label)
+            for one in classify_examples(videos) if one.step > 0],
+        read=evaluate.next_clip, trained=part, views=part != "denoiser", epochs=2.0,
+        lines=lambda asked: evaluate.accuracies({"ours": evaluate.match_labels(
+            asked.model, asked.x.mean(1), asked.texts)}, asked.labels),
+        frames=6 if part == "encoder" else None))
+    call("train.py", "--stage", "finetune", "--task", "previous", "--toy-videos", "8", "--init",
+         trained / "diffusion", "--out", "run")
+    assert weights.checkpoint.read("run")["step"] == 2     # of 56 examples each
+    assert weights.load("run").encoder.frames == (6 if part == "encoder" else 4)
+    for checkpoint in ("run", trained / "diffusion")[:1 if part == "encoder" else 2]:
+        call("evaluate.py", "--task", "previous", "--toy-videos", "3", "--checkpoint", checkpoint,
+             "--json", "a.json")
+        found = read_json("a.json")
+        assert {*found["top1"]} == {"ours"} and found["evaluated"] == 21
+    assert "fine-tuned for previous" in fails(capsys, "evaluate.py", "--checkpoint", "run")
+    monkeypatch.setitem(DATA, "own", DATA["toy"]._replace(tasks={"guess": "previous"}))
+    score = "evaluate.py", "--toy-videos", "3", "--checkpoint", "run", "--task"
+    call(*score, "guess", "--data", "own")                 # a task that this --data alone has
+    assert "own can only guess" in fails(capsys, *score, "forecast", "--data", "own")
+    assert "toy can only forecast, classify, activity" in fails(capsys, *score, "guess")
+    assert "invalid choice: 'previous'" in fails(capsys, *score, "previous")
+    monkeypatch.delitem(DATA, "own")
+    csv = "--data", "coin", "--annotations", "a.csv", "--videos", "x"
+    assert "no list is released for --task previous" in fails(capsys, *score, "previous", *csv)
+
+
+@torch.no_grad()
+def test_how_many_clips_f_takes_at_once_changes_no_result(trained, monkeypatch):
+    """Catches: more pictures than the memory is for, or far fewer; clips lost between two parts."""
+    at_once, gpu = method.clips_at_once, torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_properties",
+                        lambda device: SimpleNamespace(total_memory=12e9))
+    for frames, size in (8, 224), (16, 224), (32, 224), (4, 32), (3, 100), (300, 224):
+        f = SimpleNamespace(frames=frames, image=size)
+        for device, pictures in (None, 192), (gpu, 96):    # of 224 pixels: half the memory
+            fits = next(k for k in itertools.count()
+                        if (k + 1) * frames * size ** 2 > pictures * 224 ** 2)
+            assert at_once(f, None, device) == max(fits, 1)
+        assert at_once(f, 7, gpu) == 7 and at_once(f, 0) > 10 ** 6
+    assert at_once(SimpleNamespace(frames=0, image=0)) > 10 ** 6               # features
+    model, source, sizes = weights.load(trained / "diffusion"), ToySource("test", [0], 4), []
+    windows = np.concatenate([history_windows(end, 3.0) for end in (30, 40, 50, 60)])
+    clips, _ = source.clips(0, windows)                                        # (32, F, 3, H, W)
+    whole = model.encode(clips)                                                # (32, D)
+    model.encoder.register_forward_pre_hook(lambda f, given: sizes.append(len(given[0])))
+    monkeypatch.setattr(method, "PICTURES", 1)             # 12 clips of 4 x 32 x 32 pixels
+    for size in None, 9:
+        torch.testing.assert_close(method.encode_parts(model, clips, size), whole)
+    assert sizes == [12, 12, 8, 9, 9, 9, 5]

@@ -55,7 +55,7 @@ def test_no_row_of_a_history_ends_after_it(here):
 def test_a_file_that_cannot_be_read_is_one_line(here, changes, words):
     """Catches: a traceback; something unpickled; rows of another video or time, or NaN, used."""
     write(**changes)
-    with pytest.raises(InputError, match=f"^f.npz: .*{words}"):
+    with pytest.raises(ValueError, match=f"^f.npz: .*{words}"):
         read_rows(find_rows("f.npz")["a"], np.array([[0., 4.]]))
     assert not Path("executed").exists()
 
@@ -92,15 +92,15 @@ def test_from_features_to_a_forecast(trained, here, capsys):
     model, forecast = weights.load("run"), (
         "predict.py", "F.npz", "--steps", "phrases.txt", "--checkpoint", "run")
     content = predict("F.npz", steps="phrases.txt", checkpoint="run", name="v55.mp4")
-    clips, _ = read_rows(find_rows("F.npz")["v55"], history_windows(80., model.pitch))
+    clips, _ = read_rows(find_rows("F.npz")["v55"], history_windows(80., model.config.spacing))
     p = model.match(model(clips)).exp().amax(1)
     assert [clip["steps"][0]["p"] for clip in content["clips"]] == pytest.approx(p.tolist())
     for argv, words in (
-            ((*train, "x", "--targets", "narration"), "no embedding of 0 word word"),
-            ((*train, "x", "--features", "gone"), "gone: no such file"),
+            ((*train, "x", "--targets", "narration", "--features", "gone"), "not the table T.npz"),
             (("train.py", "--size", "base"), "toy: not what f reads"),
             ((*test, "run", "--features", "wide.npz"), "33), the checkpoint reads (R, 32)"),
-            (("evaluate.py", "--checkpoint", "run"), "reads features, by --data features"),
-            ((*test, trained / "mask"), "reads videos"), (forecast, "reads features: give F.npz"),
+            (("evaluate.py", "--checkpoint", "run"), "run: reads features, not --data toy"),
+            ((*test, trained / "mask"), "reads pictures of 32 pixels, not --data features"),
+            (forecast, "reads features: give F.npz"),
             ((*forecast, "--video", "v1", "--figure", "a.png"), "features have no pictures")):
         assert words in fails(capsys, *argv), argv

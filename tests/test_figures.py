@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import pytest
 
-from evaluation import figures
+from support import figures
 from support.errors import InputError
 
 

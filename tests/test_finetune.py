@@ -6,17 +6,16 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+import finetune
 import weights
 from commands import call, fails, read_json
 from data import Example
-from files.sources import SKIPPED
-from model import ProcedureModel
+from model import Config, ProcedureModel
+from support.run import learning_rate
 from test_runs import broken_source
 from test_train import rows_of, same_run
 from toy import grammar
 from toy.__main__ import export
-from training import finetune
-from training.run import learning_rate
 from weights.checkpoint import build
 
 TUNE = "--stage", "finetune", "--toy-videos", "8", "--batch", "8", "--device", "cpu"
@@ -37,14 +36,15 @@ def test_a_share_of_the_labels_is_a_share_of_the_videos():
 @torch.no_grad()
 @pytest.mark.parametrize("named", [True, False])
 def test_training_starts_from_the_zero_shot_model(named):
-    """Catches: weights lost on the way, texts not normalized; another schedule, scale or pitch;
+    """Catches: weights lost on the way, texts not normalized; another schedule, scale or spacing;
     dropout that does nothing, or acts in a forecast."""
     f = dict(kind="timesformer", image=32, patch=16, frames=4, width=32, depth=1, heads=2)
-    init = build(torch.randn(5, 64), f, dict(layers=1, heads=2), order="diffusion", tau=.1,
-                 scale=9., pixels=(.4, .25), alpha_bar=[.2, .1], pitch=11.).eval()
+    config = Config(f, dict(layers=1, heads=2), "diffusion", tau=.1, scale=9., alpha_bar=[.2, .1],
+                    pixels=(.4, .25), spacing=11.)
+    init = build(config, torch.randn(5, 64)).eval()
     texts = torch.randn(40, 64) * 3 if named else None
-    model = finetune.with_classifier(init, "forecast", [40], texts)
-    assert model.pitch == 11.0
+    model = finetune.with_classifier(init, "forecast", [40], None, texts)
+    assert model.config.spacing == 11.0
     x, noise = normalize(torch.randn(2, 8, 64), dim=-1), torch.randn(2, 3, 64)
     x_hat = init.forecast_next(x, noise)
     assert (model.train().forecast_next(x, noise) - x_hat).abs().max() > 1e-3
@@ -59,7 +59,7 @@ def test_the_classifier_reads_drawn_views_or_zero_noise_forecasts(trained, here,
     seen, read, noises, encode = [], [], [], finetune.encode_examples
     classify, forecast = ProcedureModel.classify, ProcedureModel.forecast_next
     monkeypatch.setattr(finetune, "encode_examples",
-                        lambda *of: seen.append(encode(*of)) or seen[-1])
+                        lambda *args: seen.append(encode(*args)) or seen[-1])
     monkeypatch.setattr(ProcedureModel, "classify",
                         lambda model, x: read.append(x) or classify(model, x))
     monkeypatch.setattr(ProcedureModel, "forecast_next", lambda model, x, noise, n:
@@ -89,8 +89,8 @@ def test_fine_tuned_and_evaluated(trained, here, capsys, order, task):
         {"denoiser"} if (order, task) == ("none", "forecast") else set())
     if (order, task) == ("none", "forecast"):              # LayerNorms begin with gains of 1
         assert any((gain != 1).any() for name, gain in new.items() if name.endswith("ln_1.weight"))
-    assert after.classifier.bias.any() and after.pitch == before.pitch
-    assert after.settings.get("classes") == (None if task == "activity" else [*grammar.STEPS])
+    assert after.classifier.bias.any() and after.config.spacing == before.config.spacing
+    assert after.config.names == (None if task == "activity" else [*grammar.STEPS])
     call("evaluate.py", "--task", task, "--toy-videos", "3", "--checkpoint", "run", "--json",
          "a.json")
     content = read_json("a.json")
@@ -104,25 +104,28 @@ def test_fine_tuned_and_evaluated(trained, here, capsys, order, task):
     assert "is fine-tuned" in fails(capsys, "train.py", *TUNE, "--init", "run", "--out", "again")
 
 
-def test_fine_tuning_stopped_by_ctrl_c_resumes_bit_exactly(trained, here, monkeypatch):
+def test_fine_tuning_stopped_by_ctrl_c_resumes_bit_exactly(trained, here, capsys, monkeypatch):
     """Catches: momenta, a step or a row lost; another draw of examples or dropout; a traceback,
-    also for a video that cannot be read."""
+    also for a video that cannot be read; resumed with other examples than those that were read."""
     flags = (*TUNE, "--task", "forecast", "--epochs", "1", "--init", trained / "diffusion",
              "--max-unreadable", "0.2")
-    broken_source(monkeypatch, lambda name: name == "train_00003")
-    call("train.py", *flags, "--out", "whole")
-    assert read_json("whole/unreadable.json") == {"train_00003": "cut off"}
 
     def interrupt(step, *stage):
         if step == 2:
             signal.raise_signal(signal.SIGINT)
         return learning_rate(step, *stage)
-    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
-        patch.setattr(finetune, "learning_rate", interrupt)
-        call("train.py", *flags, "--out", "run")
-    assert len(rows_of("run")) == 3
-    call("train.py", *flags, "--out", "run", "--resume")
+    with monkeypatch.context() as patch:
+        broken_source(patch, lambda name: name == "train_00003")
+        call("train.py", *flags, "--out", "whole")
+        assert read_json("whole/unreadable.json") == {"train_00003": "cut off"}
+        with patch.context() as stop, pytest.raises(SystemExit, match="130"):
+            stop.setattr(finetune, "learning_rate", interrupt)
+            call("train.py", *flags, "--out", "run")
+        assert len(rows_of("run")) == 3
+        call("train.py", *flags, "--out", "run", "--resume")
     assert same_run("run", "whole")
+    line = fails(capsys, "train.py", *flags, "--out", "run", "--resume")       # it is read now
+    assert "has list of examples" in line and "must stay the same" in line
 
 
 def test_actions_of_epic_train_f(trained, here, capsys):
@@ -142,10 +145,10 @@ def test_actions_of_epic_train_f(trained, here, capsys):
     call("train.py", "--stage", "finetune", *flags, "--epochs", "2", "--batch", "3", "--init",
          trained / "diffusion", "--out", "run", "--micro-batch", "2", "--skip", names[1])
     unreadable = read_json("run/unreadable.json")
-    assert {*unreadable} == {names[1], names[2]} and unreadable[names[1]] == SKIPPED
+    assert {*unreadable} == {names[1], names[2]} and unreadable[names[1]] == "left out by --skip"
     model = weights.load("run")
-    assert model.classes == [97, 300] and model.encoder.frames == 32
-    verbs, nouns = model.classifier.bias.split(model.classes)
+    assert model.config.classes == [97, 300] and model.encoder.frames == 32
+    verbs, nouns = model.classifier.bias.split(model.config.classes)
     assert verbs[:3].min() > verbs[3:].max() and nouns[[0, 2, 4]].min() > nouns[5:].max()
     assert not torch.equal(model.encoder.head.weight,
                            weights.load(trained / "diffusion").encoder.head.weight)

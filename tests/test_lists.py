@@ -2,12 +2,13 @@
 import functools
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from data import Step, Video
 from files.lists import (UNKNOWN, check_names, load_coin, load_epic, load_ids, load_phrases,
-                         load_released_csv, video_name)
+                         load_released_csv, of_split, video_name)
 from support.errors import InputError
 
 STEPS = "th2wZ0W8ulA.mp4 580 163.1434 59.0 65.0\n-INaRI8Nb_E 0 112.2917 0 1\n"
@@ -40,20 +41,37 @@ def coin(**videos):
 
 def test_coin_in_its_spellings(tmp_path, capsys):
     """Catches: labels off by one, unsorted steps, fields swapped; a spelling, no duration or a step
-    that ends before its start refused; such a step kept, or left out in silence; another hash."""
+    that ends before its start refused; such a step kept, or left out in silence; "validation" taken
+    for testing in a file that has both, or for a split of its own in one that has not."""
     last = entry(("3", [1, 2.5], "fold "), ("4", [3, 4], "fold"), subset="validation")
     del last["duration"]
     egg = "crack the egg"
     first = entry(("3", [5, 6], "fold"), ("1", [1.5, 2], egg), ("1", [9, 8], egg.title()),
                   ("1", [7, 7], egg), subset="testing")
-    ours = {"JfuwHhfxN28": entry(), "CtVhc09PXt8": entry()}
+    ours = {"JfuwHhfxN28": entry()}
     path = written(tmp_path, "\ufeff" + coin(zz=first, aa=last, **ours))     # as from Windows
     assert load_coin(path) == (
         [Video("zz", "test", 7, 60.5, (Step(1.5, 2.0, 0), Step(5.0, 6.0, 2))),
-         Video("aa", "test", 7, None, (Step(1.0, 2.5, 2), Step(3.0, 4.0, 3))),
-         Video("JfuwHhfxN28", "train", 7, 60.5), Video("CtVhc09PXt8", "validation", 7, 60.5)],
-        ["crack the egg", "", "fold", "fold"])
+         Video("aa", "validation", 7, None, (Step(1.0, 2.5, 2), Step(3.0, 4.0, 3))),
+         Video("JfuwHhfxN28", "train", 7, 60.5)], ["crack the egg", "", "fold", "fold"])
     assert f"{path}: video zz: 2 steps do not end" in capsys.readouterr().out
+    videos, _ = load_coin(written(tmp_path, coin(aa=last, **ours)))
+    assert [video.split for video in videos] == ["test", "train"]
+
+
+def test_a_share_of_training_stands_in_for_validation():
+    """Catches: another hash, a test video held out; the share of the run not taken; scores of what
+    a checkpoint was tuned on."""
+    videos = [Video(f"v{i}", "train") for i in range(30)] + [Video("v76", "test")]
+    for task, share, held in ((None, None, [4, 5, 8, 17]),
+                              ("classify", 0.3, [0, 4, 5, 7, 8, 16, 17, 20, 21, 27])):
+        config = SimpleNamespace(task=task, hold_out=share)
+        found = of_split(videos, "validation", config, "F")
+        assert [int(video.name[1:]) for video in found] == held
+    with pytest.raises(InputError, match="F: has no validation .*; fine-tune it with --hold-out"):
+        of_split(videos, "validation", SimpleNamespace(task="classify", hold_out=None), "F")
+    own = Video("own", "validation")
+    assert of_split([*videos, own], "validation", config, "F") == [own]
 
 
 def test_released_lists(tmp_path):

@@ -6,10 +6,9 @@ import torch
 
 from denoiser import Denoiser
 from diffusion import sample
-from encoder import TimeSformer
-from model import ProcedureModel
+from model import Config
 from slow import draw, randomized, slow_match
-from weights.checkpoint import ORDERS
+from weights.checkpoint import build as build_model
 
 K, N, D, TAU, SCALE = 6, 5, 16, 0.1, 3.0
 ALPHA_BAR = [0.9, 0.6, 0.2]
@@ -18,9 +17,10 @@ PHRASES = draw(K, D, seed=5).float() + 1
 
 def build(order="diffusion"):
     """A tiny model with every parameter random."""
-    f = TimeSformer(dim=D, image=8, patch=4, frames=2, width=8, depth=1, heads=2)
-    h = ORDERS[order](D, layers=2, heads=2, clips=N)
-    return randomized(ProcedureModel(PHRASES, f, h, order, TAU, SCALE, ALPHA_BAR, (.4, .25)), 0.3)
+    f = dict(kind="timesformer", image=8, patch=4, frames=2, width=8, depth=1, heads=2)
+    h = dict(layers=2, heads=2, clips=N)
+    config = Config(f, h, order, TAU, SCALE, ALPHA_BAR, (.4, .25))
+    return randomized(build_model(config, PHRASES), 0.3)
 
 
 def some_clips(C):

@@ -1,5 +1,6 @@
 """predict.py: one video in, steps and futures out; its JSON, its table, its warnings."""
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import weights
 from commands import call, fails, read_json
 from data import history_windows
-from evaluation.prediction import sample_in_turn
+from model import sample_in_turn
 from predict import predict
 from support.errors import InputError
 from toy import grammar
@@ -32,13 +33,13 @@ def test_the_first_forecast_anyone_sees(trained, here, capsys):
     assert [*content["clips"][0]] == ["start", "end", "steps"] and content["warning"] is None
     assert predict(seed=3) == content
 
-    model, source = weights.load("runs/pretrain"), ToySource("test", 4, 4)
-    steps, end = source.videos[3].steps, content["clips"][-1]["end"]
-    windows = history_windows(end, model.pitch)
+    model, source = weights.load("runs/pretrain"), ToySource("test", [3], 4)
+    steps, end = source.videos[0].steps, content["clips"][-1]["end"]
+    windows = history_windows(end, model.config.spacing)
     assert [(clip["start"], clip["end"]) for clip in content["clips"]] == [*map(tuple, windows)]
     with torch.no_grad():
         texts = load_teacher("cpu").encode_phrases(STEPS)
-        x = model.encode(source.load([(3, windows)]).clips)
+        x = model.encode(source.clips(0, windows)[0])
         for clip, p in zip(content["clips"], model.match(x, texts).exp().tolist(), strict=True):
             assert clip["steps"] == [{"step": step, "p": pytest.approx(value)} for value, step in
                                      sorted(zip(p, STEPS), key=lambda row: -row[0])[:5]]
@@ -101,11 +102,11 @@ def test_a_model_that_is_fine_tuned_to_forecast(trained, here, capsys):
     not its own without --steps."""
     start, steps = weights.load(trained / "diffusion"), ["crack egg", "pour oil"]
     for task in ("forecast", "classify"):
-        model = build(start.phrases, **start.arguments | {"task": task, "classes": [2]})
+        config = replace(start.config, task=task, classes=[2], names=steps)
+        model = build(config, start.phrases)
         model.load_state_dict(start.state_dict(), strict=False)
         model.classifier.weight.data.zero_()
         model.classifier.bias.data = torch.tensor([0., .5])
-        model.settings = start.settings | {"classes": steps}
         weights.save(f"{task}.pt", model)
     flags = dict(steps=steps, samples=4, horizon=2)
     content = predict(checkpoint="forecast.pt", **flags)

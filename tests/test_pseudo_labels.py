@@ -4,7 +4,7 @@ import torch
 from open_clip import image_transform
 from PIL import Image
 
-from pseudo_labels import PROMPTS, Teacher, fit, soft_targets
+from pseudo_labels import PROMPTS, Teacher, resize_and_crop, soft_targets
 from slow import draw, slow_match
 from toy.teacher import build_teacher
 
@@ -74,7 +74,7 @@ def test_frames_are_made_to_fit_as_open_clip_does(shape):
     frames = torch.stack([255 * x, 255 * y, wave]).round().to(torch.uint8)          # (3, H, W)
     frames = torch.stack([frames, frames.flip(-1)])                                 # (2, 3, H, W)
     resized = image_transform(32, False, mean=(0., 0., 0.), std=(1., 1., 1.))
-    for one, frame in zip(fit(frames.float(), 32), frames):
+    for one, frame in zip(resize_and_crop(frames.float(), 32), frames):
         expected = resized(Image.fromarray(frame.permute(1, 2, 0).numpy()))
         assert one.shape == (3, 32, 32) and (one >= 0).all() and (one <= 255).all()
         assert (one / 255 - expected).abs().max() < 1.5 / 255          # Pillow rounds, twice

@@ -9,16 +9,15 @@ import torch
 import train
 import weights
 from commands import call, fails, read_json
-from data import Loaded
+from data import CLIP_SECONDS, NarratedVideos, clip_distance, history_windows, shares
 from diffusion import noise_levels, released_levels
-from files.sources import shares
-from model import ProcedureModel
-from pseudo_labels import soft_targets
+from model import Config, ProcedureModel
+from pseudo_labels import clip_features, soft_targets
 from slow import draw, randomized, slow_objective
+from support.workers import epoch_order, items
 from toy.source import ToySource, load_teacher
-from training.dataset import NarratedVideos, epoch_order, join, to_device
 from weights.adapter import Adapter
-from weights.checkpoint import ORDERS
+from weights.checkpoint import DENOISERS
 
 ROW = {"step", "epoch", "loss", "xe", "mse", "mc", "match", "match_h", "lr", "clips_per_s"}
 ONE = "--toy-videos", "6", "--batch", "6", "--sgd-epochs", "1", "--epochs", "0"     # one update
@@ -42,9 +41,9 @@ def same_run(a, b):
 # --- The objective ---
 def tiny(order):
     """A tiny model of features, six numbers per clip; and clips and targets of two videos."""
-    h = None if order == "none" else ORDERS[order](16, layers=1, heads=2)
-    model = ProcedureModel(draw(5, 16, seed=9), Adapter(6, 8, 16), h, order, .3, 3.0, (.9, .5, .2),
-                           (.4, .25))
+    h = None if order == "none" else DENOISERS[order](16, layers=1, heads=2)
+    config = Config({}, {}, order, tau=.3, scale=3.0, alpha_bar=[.9, .5, .2], pixels=(.4, .25))
+    model = ProcedureModel(config, draw(5, 16, seed=9), Adapter(6, 8, 16), h)
     return randomized(model, 0.5), draw(2, 9, 6), (3 * draw(2, 9, 5, seed=1)).softmax(-1)
 
 
@@ -98,22 +97,21 @@ def test_the_draws_of_an_update():
 def test_each_epoch_reads_each_video_once_and_draws_anew(monkeypatch):
     """Catches: the squares of evaluation, or the same clips or order in all epochs; a video twice
     in an epoch, or in two processes; an item that depends on those before it."""
-    source, orders, drawn = ToySource("train", 6, 4), [], []
-    monkeypatch.setattr(source, "load", lambda requests, rng: drawn.append(rng.random()) or
-                        Loaded(requests, None, None, {}))
-    videos = NarratedVideos(source, 0, 2)
+    source, orders = ToySource("train", range(6), 4), []
+    monkeypatch.setattr(source, "clips", lambda i, windows, rng: (windows, rng.random()))
+    videos = NarratedVideos(source, 0)
     for epoch in range(6):                             # two updates of three videos
         updates = range(2 * epoch, 2 * epoch + 2)
-        first, second = (videos.items(updates, 3, share) for share in (range(2), range(2, 3)))
+        first, second = (items(updates, 6, 3, share, 0) for share in (range(2), range(2, 3)))
         epochs, order, places = zip(*first, *second)   # of two processes
         assert {*epochs} == {epoch} and sorted(order) == [*range(6)] and sorted(places) == [
             0, 0, 1, 1, 2, 2]
         orders.append(order)
     assert len({*orders}) > 3
-    found = [videos[epoch, 2, 0].requests[0] for epoch in [*range(8), 0]]
-    assert all(video == 2 and windows.shape == (9, 2) for video, windows, _ in found)
-    assert len({windows[0, 0] for _, windows, _ in found}) > 1 and len({*drawn}) == 8
-    assert np.array_equal(found[0][1], found[8][1]) and drawn[0] == drawn[8]
+    found = [videos[epoch, 2, 0] for epoch in [*range(8), 0]]
+    assert all(read.name == "train_00002" and read.clips.shape == (9, 2) for read in found)
+    assert len({read.clips[0, 0] for read in found}) > 1 and len({read.seen for read in found}) == 8
+    assert np.array_equal(found[0].clips, found[8].clips) and found[0].seen == found[8].seen
 
 
 def test_targets_of_both_are_the_mean_of_unit_vectors():
@@ -123,18 +121,28 @@ def test_targets_of_both_are_the_mean_of_unit_vectors():
     windows = np.array([[0, 9], [3, 9], [9, 16], [15, 24], [2, 25]], float)
     assert shares(spans, windows).tolist() == [
         [.5, .5, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [1 / 3, 1 / 3, 1 / 3]]
-    source, teacher = ToySource("train", 3, 4), load_teacher("cpu")
-    teacher.watch(source)
-    loaded = join(source, [NarratedVideos(source, 0, 2)[0, video, 0] for video in (2, 1)])
-    vision, spoken, both = (to_device(loaded, teacher, source, targets, "cpu")[1].flatten(0, 1)
+    teacher = load_teacher("cpu")
+    source, windows = ToySource("train", range(3), 4, teacher), []
+    clips = source.clips
+    source.clips = lambda i, rows, rng: windows.append(rows) or clips(i, rows, rng)
+    reads = [NarratedVideos(source, 0, sentences=True)[0, video, 0] for video in (2, 1)]
+    seen, said = torch.cat([read.seen for read in reads]), [read.said for read in reads]
+    vision, spoken, both = (clip_features(teacher, seen, said, targets)
                             for targets in ("vision", "narration", "both"))
     assert (vision.norm(dim=-1) < .99).any()           # a mean of unit vectors
     torch.testing.assert_close(both, (vision / vision.norm(dim=-1, keepdim=True) + spoken) / 2)
-    sentences = source.sentences(1)
-    share = shares(np.array([sentence[:2] for sentence in sentences]), loaded.requests[1][1])[0]
-    heard = [text for part, (_, _, text) in zip(share, sentences) if part]
+    share = shares(np.array([sentence[:2] for sentence in source.narration(1)]), windows[1])[0]
+    heard = [text for part, (_, _, text) in zip(share, source.narration(1)) if part]
     mean = teacher.encode_sentences(heard).mean(0)
     torch.testing.assert_close(spoken[9], mean / mean.norm())
+
+
+def test_clips_that_coincide_are_nine_seconds_apart():
+    """Catches: a distance of 0 where videos are of 9 s or less, by which no history can be cut."""
+    source = ToySource("train", range(2), 4)
+    source.said = [[(t, t + 1.0, "now we stir it") for t in range(n)] for n in (5, 9)]
+    spacing = clip_distance(source, 1)
+    assert spacing == CLIP_SECONDS and history_windows(5.0, spacing).tolist() == [[0, 5]]
 
 
 # --- Runs ---
@@ -145,14 +153,14 @@ def test_eq7_every_update_minimizes_the_sum_of_the_terms(trained, here):
     weights.save("start.pt", randomized(weights.load(trained / "diffusion"), 0.1))
     call("train.py", *ONE, "--seed", "3", "--init", "start.pt", "--out", "run")
     before, after, (row,) = weights.load("start.pt").train(), weights.load("run"), rows_of("run")
-    source, teacher, rows = ToySource("train", 6, 4), load_teacher("cpu"), []
-    teacher.watch(source)
+    teacher, rows = load_teacher("cpu"), []
+    source = ToySource("train", range(6), 4, teacher)
     drawn = train.draw(6, 64, 4, "release", "observed", 3, 0)
     for place, video in enumerate(epoch_order(6, 3, 0)):                       # one at a time
-        loaded = NarratedVideos(source, 3, 2)[0, video, place]
-        targets = soft_targets(teacher.encode_clips(loaded.views), before.phrases, 0.045)
-        rows.append(torch.cat(train.objective(before, loaded.clips[None], targets[None],
-                                              *(of[place:place + 1] for of in drawn))[:3]))
+        read = NarratedVideos(source, 3)[0, video, place]
+        targets = soft_targets(teacher.encode_clips(read.seen), before.phrases, 0.045)
+        rows.append(torch.cat(train.objective(before, read.clips[None], targets[None],
+                                              *(part[place:place + 1] for part in drawn))[:3]))
     terms = torch.stack(rows).mean(0)                  # L_XE, L_MSE, L_MC
     assert [row["xe"], row["mse"], row["mc"]] == pytest.approx(terms.tolist(), rel=1e-4)
     assert row["loss"] == pytest.approx(terms.sum().item(), rel=1e-4) and row["step"] == 1
@@ -184,7 +192,7 @@ def test_a_run_folder_is_complete(trained, order):
     content = torch.load(out / "checkpoint.pt", weights_only=True)
     group = content["optimizer"]["param_groups"][0]
     assert content["step"] == 6 and (group["betas"], group["weight_decay"]) == ((.9, .95), 1e-4)
-    assert 10 < weights.load(out).pitch < 16           # s: of every second sentence, a step
+    assert 10 < weights.load(out).config.spacing < 16    # s: of every second sentence
 
 
 def test_default_of_real_videos_is_the_papers():
@@ -197,6 +205,15 @@ def test_default_of_real_videos_is_the_papers():
         "release", "diffusion", "observed", "vision")
     assert real.noise == (1.5, .3)
     assert train.parse(["--data", "howto100m", "--encoder", "mvit"]).init == "none"
+
+
+@pytest.mark.parametrize("stage, flag", [("pretrain", "batch"), ("finetune", "batch"),
+                                         ("finetune", "epochs"), ("finetune", "labels")])
+def test_nought_of_what_counts_is_refused(here, capsys, stage, flag):
+    """Catches: a traceback, or a run as if the flag were not there."""
+    line = fails(capsys, "train.py", "--stage", stage, "--toy-videos", "6", f"--{flag}", "0",
+                 "--out", "run")
+    assert f"--{flag}: 0: must be above 0" in line and not Path("run").exists()
 
 
 def test_every_choice_trains(here):
@@ -221,7 +238,7 @@ def test_clips_are_recognized_after_two_short_epochs(tmp_path):
 def test_noise_is_two_levels_that_fall_or_the_releases(trained, here, capsys):
     """Catches: a flag that is ignored, levels at another place, the release's at our scale; levels
     that rise, stay, or are no numbers; an older checkpoint's levels, which are not the default."""
-    for given in ("0.3 1.5", "1 1", "2 0", "2 -1", "inf 1", "nan 1", "2", "3 2 1", "a b", "released"):
+    for given in ("0.3 1.5", "1 1", "2 0", "2 -1", "inf 1", "nan 1", "2", "3 2 1", "a b", "relea"):
         line = fails(capsys, "train.py", *ONE, "--noise", *given.split(), "--out", "run")
         assert f"--noise {given}:" in line and not Path("run").exists()
     call("train.py", *ONE, "--noise", "3", "0.5", "--out", "run")

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
+from data import Unreadable
 from files import video
-from files.video import Unreadable, read_frames
+from files.video import read_frames
 from support.errors import InputError
 
 FPS, SIZE, BLOCK, BITS = 25, (48, 64), 8, 18           # frames/s; H, W; pixels of a gray square
@@ -182,15 +183,15 @@ def test_the_videos_of_a_folder(tmp_path):
         video.find_videos(folder)
 
 
-def test_a_training_view_is_one_square_for_the_whole_clip():
+def test_a_training_crop_is_one_square_for_the_whole_clip():
     """Catches: a crop or flip per frame, a squeezed rectangle, no flips, other sides."""
     parts = torch.arange(3)[:, None, None], torch.arange(160)[:, None], torch.arange(240)
     number, row, column = torch.broadcast_tensors(*parts)
     clip, sides, flips, lefts = torch.stack([column, row, number], 1).to(torch.uint8), [], [], []
     for seed in range(60):
-        view = video.training_view(clip, 112, np.random.default_rng(seed)).float()
-        assert (view[:, :2] == view[:1, :2]).all() and view[:, 2, 5, 5].tolist() == [0, 1, 2]
-        columns, rows = view[0, 0, 50], view[0, 1, :, 50]
+        crop = video.training_crop(clip, 112, np.random.default_rng(seed)).float()
+        assert (crop[:, :2] == crop[:1, :2]).all() and crop[:, 2, 5, 5].tolist() == [0, 1, 2]
+        columns, rows = crop[0, 0, 50], crop[0, 1, :, 50]
         sides.append(float(rows[-6] - rows[5]) * 112 / 101)
         assert abs(float(columns[-6] - columns[5])) * 112 / 101 == pytest.approx(sides[-1], abs=4)
         flips.append(bool(columns[-1] < columns[0]))
@@ -205,5 +206,5 @@ def test_clips_are_read_as_the_encoder_sees_them(tmp_path):
     encoder = SimpleNamespace(image=32, frames=2, seconds=1.0)
     clips = video.read_clips(path, encoder, [[0.0, 3.0], [2.0, 4.0]])
     frames = read_frames(path, [1.25, 1.75, 2.75, 3.25], video.short_side_for(32))
-    assert torch.equal(clips, video.evaluation_view(frames, 32).unflatten(0, (2, 2)))
+    assert torch.equal(clips, video.evaluation_crop(frames, 32).unflatten(0, (2, 2)))
     assert video.read_clips(path, encoder).shape == (8, 2, 3, 32, 32)

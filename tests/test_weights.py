@@ -1,4 +1,5 @@
 """Checkpoints: ours come back bit for bit, every published layout is read, the rest is refused."""
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ from torch import nn
 from torch.nn import functional
 
 import weights
+from commands import fails
+from model import Config
 from slow import randomized
 from support.errors import InputError
 from test_teacher import Malice
-from weights.checkpoint import TIMM, fill, open_start
+from weights.checkpoint import TIMM, init_from, open_start
 from weights.checkpoint import build as build_model
 from weights.mvit import MViT
 
@@ -34,23 +37,37 @@ SLOWFAST = (("pos_encoding.class_token", "cls_token"), ("conv_proj", "patch_embe
 def build(encoder=F, order="diffusion", task=None, classes=()):
     """A small model with random parameters."""
     h = dict(layers=3, heads=2) if order != "none" or task == "forecast" else None
-    return randomized(build_model(
-        torch.randn(5, D), encoder, h, order=order, task=task, classes=list(classes), tau=.3,
-        scale=2., pitch=11., alpha_bar=[.9, .5, .1], pixels=(.45, .225)), .3).eval()
+    config = Config(encoder, h, order, .3, 2., [.9, .5, .1], (.45, .225), spacing=11., stride=3,
+                    task=task, classes=classes, names=["a", "b"], clip="RN50", clip_weights="w.pt",
+                    first_phrase="stir")
+    return randomized(build_model(config, torch.randn(5, D)), .3).eval()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("layout", ["ours", "older"])
 @pytest.mark.parametrize("encoder, order, task, classes", [
-    (F, "diffusion", None, []), (MVIT, "mask", "activity", [4]), (F, "none", "classify", [3, 5])])
-def test_a_checkpoint_comes_back(tmp_path, encoder, order, task, classes):
-    """Catches: a buffer that is not saved; train mode; an argument, another tau, or flags with the
-    names of classes lost."""
+    (F, "diffusion", None, []), (MVIT, "mask", "activity", [4]), (F, "none", "actions", [3, 5])])
+def test_a_checkpoint_comes_back(tmp_path, encoder, order, task, classes, layout):
+    """Catches: a buffer that is not saved; train mode; an argument, another tau, or flags lost; a
+    file of an older version, of names that have changed since, refused or read as another model."""
     model = build(encoder, order, task, classes)
-    weights.save(tmp_path / "checkpoint.pt", model, settings={"batch": 8})
-    loaded = weights.load(tmp_path)
-    assert loaded.settings == {"batch": 8} and not loaded.training
-    assert (loaded.tau, loaded.scale, loaded.pitch) == (.3, 2., 11.)
-    assert loaded.arguments == model.arguments
+    model.settings = {"batch": 8, "data": "coin"}
+    weights.save(tmp_path / "checkpoint.pt", model)
+    if layout == "older":
+        older = asdict(model.config)
+        flags = {name: older.pop(name) for name in ("clip", "clip_weights", "stride")}
+        flags["classes"] = older.pop("names")
+        older |= {"pitch": older.pop("spacing"), "witness": older.pop("first_phrase"),
+                  "task": "classify" if task == "actions" else task}
+        model.settings |= flags
+        torch.save({"arguments": older, "model": model.state_dict(), "settings": model.settings},
+                   tmp_path / "checkpoint.pt")
+    loaded, x, noise = weights.load(tmp_path), torch.randn(2, 3, D), torch.randn(2, 2, D)
+    assert loaded.settings == model.settings and not loaded.training
+    assert loaded.config == model.config
     torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
+    if model.denoiser:
+        assert torch.equal(loaded.forecast_next(x, noise), model.forecast_next(x, noise))
 
 
 @pytest.mark.parametrize("kind, name, value, message", [
@@ -65,7 +82,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, kind, name, value, m
     model = build()
     w = STATE if kind == "release" else model.state_dict()
     w = {other: w[other] for other in w if name not in other} | {name: value}
-    torch.save({"ours": {"arguments": model.arguments, "model": w}, "bare": {"state_dict": w},
+    torch.save({"ours": {"config": asdict(model.config), "model": w}, "bare": {"state_dict": w},
                 "release": {"model_state": w, "config": {"heads": 2}}}[kind], tmp_path / "x.pt")
     with pytest.raises(InputError, match=f"^.*{message}.*$"):                  # one line
         weights.load(tmp_path / "x.pt")
@@ -88,7 +105,8 @@ def test_published_files_load_under_any_wrapping(tmp_path, key, prefix, heads, t
     sets = sorted(heads, reverse=True)                 # ours: verbs first
     torch.save({key: state, "cfg": "A: 1", "config": {"heads": 2}}, tmp_path / "x.pyth")
     tiny, model, x = weights.load(TINY), weights.load(tmp_path / "x.pyth"), torch.randn(3, D)
-    assert model.task == task and model.classes == [heads[name] for name in sets]
+    assert model.config.task == (task if len(heads) < 2 else "actions")
+    assert model.config.classes == [heads[name] for name in sets]
     tau = .02 if task == "classify" else 1
     for name, parameter in model.named_parameters():
         assert "classifier" in name or torch.equal(parameter, tiny.get_parameter(name)), name
@@ -132,6 +150,16 @@ def test_what_needs_code_or_is_cut_off_is_refused(tmp_path, monkeypatch):
     assert not Path("executed").exists()
 
 
+def test_a_file_that_may_not_be_read_has_the_systems_words(tmp_path, monkeypatch, capsys):
+    """Catches: a checkpoint of another user told to be cut off, or to hold code."""
+    def refuse(path, **_):
+        raise PermissionError(13, "Permission denied", str(path))
+    (tmp_path / "x.pt").touch()
+    monkeypatch.setattr(torch, "load", refuse)
+    line = fails(capsys, "evaluate.py", "--checkpoint", tmp_path / "x.pt")
+    assert line.endswith(f"Permission denied: '{tmp_path / 'x.pt'}'")
+
+
 @torch.no_grad()
 def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path):
     """Catches: queries, keys and values exchanged, another block's norm, temporal parts random; a
@@ -140,7 +168,7 @@ def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path):
                                           num_heads=2, num_classes=10)
     save_file(randomized(image, .2).eval().state_dict(), tmp_path / "x.safetensors")
     model = build(F | {"frames": 1}, "none")           # .3: other numbers
-    fill("x", model, open_start(tmp_path / "x.safetensors"))
+    init_from("x", model, open_start(tmp_path / "x.safetensors"))
     f, pixels = model.encoder, torch.randn(3, 3, 32, 32)
     for block in f.blocks:
         w = block.state_dict()
@@ -153,10 +181,11 @@ def test_one_frame_without_temporal_parts_is_the_image_model(tmp_path):
 
 
 @torch.no_grad()
-def test_other_frames_and_sizes_are_resized_and_said(capsys):
-    """Catches: the class token's place interpolated, rows and columns mixed up, linear; silence."""
+def test_other_frames_and_sizes_are_resized_and_said(tmp_path, capsys):
+    """Catches: the class token's place interpolated, rows and columns mixed up, linear; silence;
+    MViT's relative places in time left random for another number of frames."""
     model = build(F | dict(image=16, patch=4, frames=3, width=8), "diffusion", "forecast", [2])
-    fill("x", model, open_start(TINY))
+    init_from("x", model, open_start(TINY))
     old, new = STATE["model.pos_embed"][0], model.encoder.pos_embed[0]
     square = old[1:].unflatten(0, (2, 2)).repeat_interleave(2, 0).repeat_interleave(2, 1)
     assert torch.equal(new[0], old[0]) and torch.equal(new[1:], square.flatten(0, 1))
@@ -164,8 +193,18 @@ def test_other_frames_and_sizes_are_resized_and_said(capsys):
     out = capsys.readouterr().out
     assert "x: 2 resized: encoder.pos_embed, encoder.time_embed\n" in out
     assert "x: 3 new: classifier.bias, classifier.weight, denoiser.position.weight\n" in out
+    source, model = build(MVIT, "none"), build(MVIT | {"frames": 8}, "none")
+    weights.save(tmp_path / "mvit.pt", source)
+    init_from("x", model, open_start(tmp_path / "mvit.pt"))
+    tables = [name for name, _ in model.named_parameters() if name.endswith("rel_pos_t")]
+    for name in tables:                                # nearest neighbor, of 2 pictures: 3, then 7
+        old, new = (one.get_parameter(name) for one in (source, model))
+        assert torch.equal(new, old[[k * len(old) // len(new) for k in range(len(new))]])
+        assert len(new) > len(old)
+    assert f"x: {len(tables)} resized: {tables[0]}" in (out := capsys.readouterr().out)
+    assert " new: " not in out
     with pytest.raises(InputError, match="fits a block of f or h; give a model of this --encoder"):
-        fill("x", build(MVIT, order="none"), open_start(TINY))
+        init_from("x", build(MVIT, order="none"), open_start(TINY))
 
 
 @torch.no_grad()
@@ -180,7 +219,7 @@ def test_a_start_that_fits_is_taken_whole(tmp_path, encoder):
     if encoder == MVIT:
         body = source.encoder.body.state_dict()
         torch.save(body | {"head.1.weight": torch.ones(3, 16)}, tmp_path / "x.pt")
-    fill("x", model, open_start(tmp_path / "x.pt"))
+    init_from("x", model, open_start(tmp_path / "x.pt"))
     for (name, ours), given in zip(model.named_parameters(), source.parameters(), strict=True):
         assert torch.equal(ours, given) == (encoder == F or "body" in name), name
     assert torch.equal(model.phrases, phrases) and not torch.equal(phrases, source.phrases)

@@ -116,9 +116,14 @@ def make_video(split, index):
     return Video(f"{split}_{index:05d}", split, activity, duration, tuple(steps))
 
 
+def number_of(video):
+    """The number in a video's name."""
+    return int(video.name.removeprefix(f"{video.split}_"))
+
+
 def seed_of(video):
-    """The seed of a video's draws: the first seed of its split, plus the number in its name."""
-    return SPLIT_SEEDS[video.split] + int(video.name.removeprefix(f"{video.split}_"))
+    """The seed of a video's draws: the first seed of its split, plus its number."""
+    return SPLIT_SEEDS[video.split] + number_of(video)
 
 
 class Grammar:

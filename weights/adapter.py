@@ -1,4 +1,4 @@
-"""f for features that another model computed from the frames: docs/data.md."""
+"""f that reads features, of another model (docs/data.md) or of the teacher, instead of pictures."""
 from torch import nn
 from torch.nn import functional
 
@@ -10,11 +10,24 @@ class Adapter(nn.Module):
 
     def __init__(self, features, width=512, dim=512):
         super().__init__()
-        self.features, self.arguments = features, dict(
-            kind="adapter", features=features, width=width)
+        self.features = features
         self.blocks = nn.Sequential(nn.LayerNorm(features), nn.Linear(features, width), nn.GELU(),
                                     nn.Linear(width, dim))
 
     def forward(self, clips):
         """x_i = f(v_i): clips (B, F) float -> (B, D), length 1."""
         return functional.normalize(self.blocks(clips).to(clips.dtype), dim=-1)
+
+
+class TeacherFeatures(nn.Module):
+    """The teacher in place of f, CLIP's row of Table 2: its features of a clip at length 1. image,
+    frames: of the clips that the teacher sees; dim: D."""
+    seconds = None
+
+    def __init__(self, image, frames=8, dim=512):
+        super().__init__()
+        self.image, self.frames = image, frames
+
+    def forward(self, features):
+        """The teacher's features (B, D) -> (B, D), length 1."""
+        return functional.normalize(features, dim=-1)

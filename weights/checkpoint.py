@@ -1,6 +1,7 @@
 """Checkpoints, ours and published: as models in eval mode, and as the start of a new model."""
 import math
 import re
+from dataclasses import asdict
 from pathlib import Path
 from textwrap import shorten
 
@@ -11,59 +12,65 @@ from torch.nn import functional
 
 from denoiser import Denoiser, MaskedDenoiser
 from encoder import TimeSformer
-from model import ProcedureModel
+from model import Config, ProcedureModel
 from support.errors import InputError, require
 from support.write import write_atomically
-from toy.grammar import VERSION as WORLD
-from weights.adapter import Adapter
+from weights.adapter import Adapter, TeacherFeatures
 from weights.mvit import MViT
-from weights.names import published, tensors_of
+from weights.names import convert_released, tensors_of
 
 TIMM = "vit_base_patch16_224.orig_in21k_ft_in1k"       # from which the released models start
-KINDS = {"timesformer": TimeSformer, "mvit": MViT, "adapter": Adapter}                   # of f
-ORDERS = {"diffusion": Denoiser, "mask": MaskedDenoiser, "none": MaskedDenoiser}       # --order: h
+ENCODERS = {"timesformer": TimeSformer, "mvit": MViT, "adapter": Adapter,              # of f
+            "teacher": TeacherFeatures}
+DENOISERS = {"diffusion": Denoiser, "mask": MaskedDenoiser, "none": MaskedDenoiser}    # --order
+OLDER = {"pitch": "spacing", "witness": "first_phrase"}            # names in older files of ours
 
 
-def build(phrases, encoder, denoiser, order, **others):
-    """A new ProcedureModel over phrases (K, D), of the arguments in a checkpoint. encoder: "kind",
-    and the arguments of that class of KINDS; denoiser: those of that class of ORDERS, or None."""
-    sizes, D = dict(encoder), phrases.shape[1]
-    f = KINDS[sizes.pop("kind")](dim=D, **sizes)
-    h = ORDERS[order](D, **denoiser) if denoiser else None
-    return ProcedureModel(phrases, f, h, order, **others)
+def build(config, phrases):
+    """The one way to make a ProcedureModel: of a Config, over phrases (K, D)."""
+    sizes, D = dict(config.encoder), phrases.shape[1]
+    f = ENCODERS[sizes.pop("kind")](dim=D, **sizes)
+    h = DENOISERS[config.order](D, **config.denoiser) if config.denoiser else None
+    return ProcedureModel(config, phrases, f, h)
 
 
 def rebuild(content):
     """The model that the content of a checkpoint file of ours holds."""
-    model = build(content["model"]["phrases"].float(), **content["arguments"])
+    config, settings = content.get("config"), content.get("settings", {})
+    if config is None:                         # of an older file
+        config = {OLDER.get(name, name): value for name, value in content["arguments"].items()}
+        config |= {"clip": "toy" if settings.get("data") == "toy" else settings.get("clip"),
+                   "clip_weights": settings.get("clip_weights"), "names": settings.get("classes"),
+                   "stride": settings.get("stride", 2)}
+        if len(config["classes"]) > 1:         # EPIC's verbs and nouns
+            config["task"] = "actions"
+    model = build(Config(**config), content["model"]["phrases"].float())
     model.load_state_dict(content["model"])
+    model.settings = settings
     return model
 
 
 def save(path, model, **more):
-    """Write a model for `load`, with its settings, which name its classes, and `more` (tensors and
-    plain types). If writing fails, the file before stays."""
-    content = {"arguments": model.arguments, "model": model.state_dict(),
+    """Write a model for `load`, with its settings and `more` (tensors and plain types). If writing
+    fails, the file before stays."""
+    content = {"config": asdict(model.config), "model": model.state_dict(),
                "settings": model.settings, **more}
     write_atomically(path, lambda file: torch.save(content, file))
 
 
 def read(path):
-    """The content (dict) of a run folder, torch file or safetensors; InputError if it has none, or
-    was trained in an older toy world."""
+    """The content (dict) of a run folder, torch file or safetensors; InputError if it has none."""
     path = Path(path, "checkpoint.pt") if Path(path).is_dir() else Path(path)
     require(path.is_file(), f"{path}: no such checkpoint; `python train.py` makes one")
     try:
         if path.suffix == ".safetensors":      # torch 2.11 does not load them
             return load_file(path)
-        content = dict(torch.load(path, map_location="cpu", weights_only=True))
+        return dict(torch.load(path, map_location="cpu", weights_only=True))
+    except OSError:                            # it may not be read: that has its own words
+        raise
     except Exception as error:                 # torch documents no class for what it cannot load
         raise InputError(f"{path}: is cut off, or holds code, which is never run; get it again, or "
                          f"save its state_dict alone ({type(error).__name__})") from None
-    settings = content.get("settings", {})
-    require(settings.get("data") != "toy" or settings.get("world") == WORLD, f"{path}: was trained "
-            f"in version {settings.get('world')} of the toy world; this code has {WORLD}")
-    return content
 
 
 def load(path):
@@ -72,14 +79,15 @@ def load(path):
     if tensors are absent, unexpected or of another shape."""
     content = read(path)
     try:
-        model = rebuild(content if "arguments" in content else published(content))
+        ours = "arguments" in content or "tau" in content.get("config", {})
+        model = rebuild(content if ours else convert_released(content))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         lines = " ".join(shorten(line, 200) for line in str(error).splitlines()[:5])
         raise InputError(f"{path}: does not fit the models of this code or of a release (image "
                          f"models are for --init): {lines}") from None
-    model.settings, model.path = content.get("settings", {}), path
+    model.path = path
     return model.eval()
 
 
@@ -94,12 +102,17 @@ def download():
                          "and give --init FILE") from None
 
 
-def open_start(source):
-    """{name of ours: tensor} of a run, a file or "timm", for `fill`; None of "none". An image model
-    has no temporal attention: copies of the spatial one and its norm stand in; time_embed is 0."""
+def open_start(source, world=None):
+    """{name of ours: tensor} of a run, a file or "timm", for `init_from`; None of "none". An image
+    model has no temporal attention: copies of the spatial one and its norm stand in; time_embed is
+    0.
+    world: version of a world that is made up; InputError for a run in another one."""
     if str(source) == "none":
         return None
     content = download() if str(source) == "timm" else read(source)
+    before = content.get("settings", {}).get("world", world)
+    require(None in (world, before) or before == world, f"--init {source}: was trained in version "
+            f"{before} of the --data; this code has {world}")
     w = tensors_of(content)
     if "encoder.pos_embed" not in w or any("temporal_attn" in name for name in w):
         return w
@@ -109,7 +122,10 @@ def open_start(source):
 
 
 def resize(name, value, shape):
-    """pos_embed (as a square) and time_embed (1, places, W) by nearest neighbor; others as is."""
+    """pos_embed (as a square), time_embed (1, places, W), MViT's rel_pos_t, _h, _w (places, W) by
+    nearest neighbor; others as is."""
+    if re.search(r"rel_pos_[thw]$", name) and value.shape[1:] == shape[1:]:
+        return functional.interpolate(value.T[None], shape[0])[0].T
     if value.shape == shape or value.shape[2:] != shape[2:] or not name.endswith("_embed"):
         return value
     if name.endswith("time_embed"):
@@ -119,7 +135,7 @@ def resize(name, value, shape):
     return torch.cat([value[:, :1], functional.interpolate(square, (new, new)).flatten(2).mT], 1)
 
 
-def fill(source, model, tensors):
+def init_from(source, model, tensors):
     """Copy tensors into the model's parameters, and print which; InputError if no block fits."""
     own = dict(model.named_parameters())
     fitted = {name: resize(name, tensors[name], own[name].shape) for name in own if name in tensors}
@@ -127,7 +143,7 @@ def fill(source, model, tensors):
     require(any("blocks." in name for name in taken), f"{source}: none of its {len(tensors)} "
             "tensors fits a block of f or h; give a model of this --encoder and --size")
     model.load_state_dict(taken, strict=False)
-    resized = [name for name in taken if taken[name] is not tensors[name]]
+    resized = [name for name in taken if taken[name].shape != tensors[name].shape]
     for what, names in ("taken", taken), ("resized", resized), ("new", own.keys() - taken.keys()):
         if names:
             print(f"{source}: {len(names)} {what}: {shorten(', '.join(sorted(names)), 200)}")

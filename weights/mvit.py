@@ -32,8 +32,6 @@ class MViT(nn.Module):
     def __init__(self, image=224, frames=16, seconds=3.2, width=96, heads=1, stages=(1, 2, 11, 2),
                  kv_stride=8, dim=512):
         super().__init__()
-        self.arguments = dict(kind="mvit", image=image, frames=frames, seconds=seconds, width=width,
-                              heads=heads, stages=[*stages], kv_stride=kv_stride)
         self.image, self.frames, self.seconds = image, frames, seconds
         self.body = mvit.MViT((image, image), frames,
                               block_settings(stages, width, heads, kv_stride), residual_pool=True,

@@ -52,7 +52,7 @@ def tensors_of(content):
     return {our_name(name): value for name, value in w.items()}
 
 
-def published(content):
+def convert_released(content):
     """The content of a published file -> that of a file of ours. Its classifiers become one. Ours
     are divided by tau, the release's of forecasts are not: their weights are multiplied by tau."""
     w, encoder, denoiser, task, T = tensors_of(content), {"kind": "mvit"}, None, "classify", 4
@@ -74,12 +74,14 @@ def published(content):
     classes = [len(w[f"classifier.{name}.weight"]) for name in sets]
     if classes == [180]:                               # COIN's activities
         task = "activity"
+    if len(classes) > 1:                               # EPIC's verbs and nouns
+        task = "actions"
     tensors = {name: w[name] for name in w if name.startswith(("encoder.", "denoiser."))}
     tensors["phrases"] = torch.zeros(0, len(w["encoder.head.weight"]))     # (0, D): unknown
     for part in ("weight", "bias") if sets else ():
         joined = torch.cat([w[f"classifier.{name}.{part}"] for name in sets])
         tensors[f"classifier.{part}"] = joined * (TAU if denoiser else 1)
-    return {"model": tensors, "arguments": {
+    return {"model": tensors, "config": {
         "encoder": encoder, "denoiser": denoiser, "order": "diffusion" if denoiser else "none",
         "task": task if classes else None, "classes": classes, "pixels": PIXELS, "tau": TAU,
-        "alpha_bar": released_levels(T).tolist(), "scale": 1.0, "pitch": None}}
+        "alpha_bar": released_levels(T).tolist(), "scale": 1.0}}

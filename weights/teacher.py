@@ -6,6 +6,8 @@ from textwrap import shorten
 import numpy as np
 import open_clip
 import torch
+from torch import nn
+from torch.nn import functional
 
 from files.lists import fields_of
 from pseudo_labels import Teacher
@@ -15,7 +17,7 @@ from support.errors import InputError, require
 class TextTable(Teacher):
     """A teacher for features when the model itself is not at hand: an npz of names (K,), text, and
     their embeddings (K, D)."""
-    size = 0                                           # it looks at no pictures
+    size, reads_sentences, model = 0, False, nn.Identity()     # it looks at no pictures
 
     def __init__(self, path):
         need = "needed are names (K,), text, and embeddings (K, D), floats"
@@ -28,8 +30,6 @@ class TextTable(Teacher):
         absent = [phrase for phrase in phrases if phrase not in self.known]
         require(not absent, f"--clip: has no embedding of {', '.join(absent[:2])}")
         return torch.stack([self.known[phrase] for phrase in phrases])
-
-    encode_sentences = encode_phrases
 
 
 def open_teacher(clip, clip_weights=None, device="cpu"):
@@ -64,3 +64,22 @@ def open_teacher(clip, clip_weights=None, device="cpu"):
                          " only this model's tensors") from None
     pictures = model.visual.preprocess_cfg
     return Teacher(model, tokenizer, pictures["mean"], pictures["std"], device)
+
+
+def texts_of(model, teacher, names):
+    """The teacher's embeddings (S, D) of a label set, on the model's device. InputError for another
+    teacher than the checkpoint was trained with, or for other classes than it is fine-tuned to."""
+    config = model.config
+    tuned = config.names or names                          # a published file holds no names
+    require(not config.task or [*config.classes] == [len(names)] and [*tuned] == [*names],
+            f"{model.path}: is fine-tuned to {sum(config.classes)} classes, {', '.join(tuned[:2])} "
+            f"..., here are {len(names)}, {', '.join(names[:2])} ...; give the --data or --steps "
+            "of its training")
+    texts = teacher.encode_phrases(names).to(model.phrases.device)
+    same = texts.shape[1] == model.dim
+    if same and config.first_phrase is not None:
+        now = teacher.encode_phrases([config.first_phrase]).to(model.phrases)
+        same = functional.cosine_similarity(now, model.phrases[:1]).item() > 0.999
+    require(same, f"{model.path}: was trained with another teacher, whose embeddings differ; "
+            "give the same --clip and --clip-weights (the toy world's is --clip toy)")
+    return texts

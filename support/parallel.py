@@ -30,8 +30,10 @@ def end():
 
 
 def rank_and_world():
-    """(number of this process, how many there are). Process 0 writes the files."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    """(number of this process, how many there are), by torchrun. Process 0 writes the files."""
+    if not dist.is_torchelastic_launched():
+        return 0, 1
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def share(batch):

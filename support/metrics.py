@@ -10,7 +10,8 @@ import numpy as np
 # What is printed for a key of the JSON, the words of Sec. 4 and of docs/results.md: for those that
 # have a line of their own, in this order, and for those within a line.
 WORDS = {
-    "samples": "samples", "top1": "% right", "top5": "% among the five likeliest",
+    "samples": "samples", "top1": "% right", "top1_std": "deviation over the draws",
+    "top5": "% among the five likeliest",
     "baselines": "baselines, % right", "truth": "what can be known", "new": "new to training",
     "held_out": "% right of held-out steps", "look_alikes": "% right within look-alikes",
     "futures": "% of futures possible", "warning": "warning", "checkpoint": "checkpoint",
@@ -52,7 +53,8 @@ def pack(right, examples, parts):
     hexadecimal bits; "parts": {name: which examples belong to this part, likewise}; "per_video":
     how many examples each video has, in their order}."""
     def bits(columns):
-        return {name: np.packbits(of.cpu().numpy()).tobytes().hex() for name, of in columns.items()}
+        return {name: np.packbits(hits.cpu().numpy()).tobytes().hex()
+                for name, hits in columns.items()}
     per_video = Counter(example.video for example in examples)
     return bits(right) | {"parts": bits(parts), "per_video": [*per_video.values()]}
 
@@ -60,8 +62,8 @@ def pack(right, examples, parts):
 def text_of(value):
     """A number, a text, or a dict of such as text; None is left out."""
     if isinstance(value, dict):
-        return ", ".join(f"{WORDS.get(name, name)} {text_of(of)}" for name, of in value.items()
-                         if of is not None)
+        return ", ".join(f"{WORDS.get(name, name)} {text_of(part)}" for name, part in value.items()
+                         if part is not None)
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 

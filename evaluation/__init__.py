@@ -1,1 +1,0 @@
-"""What evaluate.py needs besides the method: metrics, inference, the tables of the tasks."""

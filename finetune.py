@@ -1,0 +1,219 @@
+"""Fine-tune a checkpoint with labels: `python train.py --stage finetune --task classify`.
+
+Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and appendices B, C.
+
+    task                   the classifier reads                     trained            paper
+    classify               x = f(v), a clip of a step               classifier         Table 2
+    forecast               x_hat = h(0, {x_i}), the next clip       h and classifier   Table 1
+    activity               the same; 8 clips span the video         h and classifier   App. C
+    classify, --data epic  x = f(v), 32 frames of an action         f and classifier   Table 3
+
+The classifier is one linear layer, its logits divided by tau. The loss is its cross entropy alone,
+and noise is zero, as in the release. After `--order none` a new h is trained.
+
+    settings   paper                     release                          here
+    COIN       AdamW, 15 epochs, batch   SGD 5e-3, stepped at epochs 0,   AdamW, 1e-3 linearly to 0, 15
+               of 64 (Sec. 4)            11, 14 of 15; forecasts twice    epochs; activity 60, since a
+                                         as many epochs                   video is one example
+    EPIC       -                         AdamW 1e-4, stepped at epochs    AdamW, 1e-4 linearly to 0, 50
+                                         0, 30, 40 of 50; decay 5e-2      epochs; decay 5e-2; clipped
+They are fields of a Task (evaluate.py).
+N clips of an example, B examples per update, S classes, D embedding.
+"""
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed import is_torchelastic_launched
+from torch.nn.functional import nll_loss, normalize
+from torch.nn.utils import clip_grad_norm_
+
+import weights
+from data import LABELS, LabeledExamples
+from evaluate import TASKS, task_choices, task_name
+from model import Config, clips_at_once
+from sources import DATA, history_of, open_teacher, require_flags, require_world, teacher_of
+from support.arguments import (Parser, add_history_flag, add_labeled_flags, add_run_flags,
+                               default_checkpoint, limit_threads, mixed_precision, pick_device,
+                               positive, share)
+from support.encode import encode_examples
+from support.errors import require
+from support.run import learning_rate
+from support.workers import epoch_order, items, read_ahead
+from weights.checkpoint import build, init_from
+from weights.teacher import texts_of
+
+DROPOUT = 0.1             # of h's tokens
+TEACHER = Path("teacher")                          # of --init: its features in place of f's
+
+
+def chosen_examples(examples, share, seed):
+    """The examples of a share of the videos, drawn from the seed."""
+    videos = sorted({example.video for example in examples})
+    order = np.random.default_rng((LABELS, seed)).permutation(videos)
+    chosen = set(order[:math.ceil(share * len(videos))].tolist())
+    return [example for example in examples if example.video in chosen]
+
+
+def teacher_as_model(args, device):
+    """A model whose x are the teacher's features, without h: the CLIP of Table 2."""
+    data = DATA[args.data]
+    teacher = open_teacher(args.clip or data.clip, args.clip_weights, device)
+    D = teacher.encode_phrases([""]).shape[1]
+    config = Config({"kind": "teacher", "image": teacher.size}, None, "none", data.tau, 1.0, [0.5],
+                    (0.0, 1.0), clip=args.clip or data.clip, clip_weights=args.clip_weights)
+    return build(config, torch.zeros(1, D))
+
+
+def with_classifier(init, name, classes, names, texts):
+    """The model of --init with a classifier of these classes, for a Task. It starts as `match` with
+    the texts (S, D), or at zero without texts."""
+    config, task = replace(init.config, task=name, classes=classes, names=names), TASKS[name]
+    if task.trained == "denoiser":
+        heads = dict(layers=4, heads=max(4, init.dim // 64))               # of a new h
+        config.denoiser = {**(config.denoiser or heads), "dropout": DROPOUT}
+    if task.frames:
+        config.encoder = {**config.encoder, "frames": task.frames}
+    model = build(config, init.phrases)
+    if [*init.parameters()]:
+        init_from(init.path, model, init.state_dict())     # all but the classifier, and a new h
+    nn.init.zeros_(model.classifier.weight)
+    nn.init.zeros_(model.classifier.bias)
+    if texts is not None:
+        model.classifier.weight.data.copy_(normalize(texts, dim=-1))
+    model.requires_grad_(False)
+    for part in filter(None, (task.trained, "classifier")):
+        model.get_submodule(part).requires_grad_(True)
+    return model
+
+
+def set_up(args, run, device):
+    """The task, its videos, their examples, and the model that is to be tuned."""
+    # 1. The checkpoint, the videos and their labeled examples.
+    way, name = DATA[args.data].labeled, task_name(args)
+    init, task = weights.load(args.init) if args.init != TEACHER else None, TASKS[name]
+    if init is None:
+        require(task.views and not task.trained, "--init teacher: only with --task classify")
+        init = teacher_as_model(args, device)
+    require(not init.config.task and (init.denoiser or len(init.phrases)), f"--init {args.init}: "
+            "is fine-tuned, or a published f alone; give a run of --stage pretrain")
+    limit_threads(init.encoder.image, device)
+    require_world(init)
+    require_flags(args, way)
+    require(DATA[args.data].fits(init.encoder.image), f"--init {args.init}: does not read --data "
+            f"{args.data}")
+    teacher = teacher_of(init, args, device) if task.texts else None
+    looking = teacher if args.init == TEACHER else None
+    source, names = way.open(args, task, init, "train", looking)
+    history, spacing = history_of(init, args.history)
+    examples = chosen_examples(task.examples(source.videos, spacing, 2), args.labels, args.seed)
+
+    # 2. The model. If f stays as it is, each clip goes through it once.
+    texts = texts_of(init, teacher, names) if task.texts else None
+    torch.manual_seed(args.seed)
+    init.config = replace(init.config, clip=args.clip or init.config.clip, history=history,
+                          clip_weights=args.clip_weights or init.config.clip_weights,
+                          hold_out=args.hold_out)
+    model = with_classifier(init, name, task.classes(source.listed, names), names, texts).to(device)
+    x = n = None
+    if task.trained != "encoder":
+        x, n, _, examples, run.unreadable = encode_examples(model.eval(), looking, source, examples,
+                                                            args)
+    run.begin(source, examples=[f"{one.video} {one.step} {one.label}" for one in examples])
+    model.settings = run.settings
+    if run.checkpoint:
+        model.load_state_dict(run.checkpoint["model"])
+    return task, source, examples, x, n, model.train()
+
+
+def finetune(args, run):
+    """`python train.py --stage finetune`: --epochs times all examples, one update per batch."""
+    # 1. Labeled examples, the model, and the optimizer of what is trained.
+    device = pick_device(args.device)
+    require(not is_torchelastic_launched(), "fine-tuning runs in one process, without torchrun")
+    task, source, examples, x, n, model = set_up(args, run, device)
+    batch = min(args.batch, len(examples))
+    per_epoch = len(examples) // batch
+    updates = max(1, round(args.epochs * per_epoch))
+    left, micro, f = range(run.first, updates), batch, model.encoder
+    if task.trained == "encoder":
+        micro = min(batch, clips_at_once(f, args.micro_batch, device))
+    reads = read_ahead(LabeledExamples(source, examples, args.seed),
+                       items(left, len(examples), batch, range(batch), args.seed), args.workers,
+                       3 * f.frames * f.image ** 2, micro, device.type == "cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=task.decay)
+    if run.checkpoint:
+        optimizer.load_state_dict(run.checkpoint["optimizer"])
+    print(f"{len(examples)} examples, {updates} updates, on {device}")
+
+    # 2. Train.
+    labels = torch.tensor([example.label for example in examples], device=device)
+    for update in run.start("finetune", source, updates, per_epoch, ["loss"], device):
+        optimizer.param_groups[0]["lr"] = learning_rate(update, 0, updates, args.lr)
+        torch.manual_seed(args.seed * 1_000_003 + update)              # of views and dropout
+        optimizer.zero_grad()
+        epoch, k = divmod(update, per_epoch)
+        order = epoch_order(len(examples), args.seed, epoch)[k * batch:(k + 1) * batch]
+        for first in range(0, batch, micro):               # slices of the batch
+            rows = order[first:first + micro]
+            with mixed_precision(device):
+                if x is None:                              # f is trained, too
+                    read = run.readable([*itertools.islice(reads, len(rows))])
+                    if not read:
+                        continue
+                    rows = [order[one.place] for one in read]
+                    clips = torch.cat([one.clips.to(device, non_blocking=True) for one in read])
+                    z = model.encode(clips)                            # x = f(v), (B, D)
+                elif task.views:                           # one of N views of each: (B, D)
+                    z = x[rows][range(len(rows)), torch.randint(x.shape[1], (len(rows),))]
+                else:                                      # what h predicts with zero noise
+                    z = task.read(model, x[rows], n[rows])[:, 0]
+                log_p = model.classify(z)
+            y = labels[rows].view(len(rows), -1)                           # (B, label sets)
+            loss = sum(nll_loss(p, label, reduction="none")                # (B,)
+                       for p, label in zip(log_p, y.T))
+            (loss.sum() / batch).backward()
+            run.metrics.add(len(rows), loss=loss)
+        norm = clip_grad_norm_(model.parameters(), task.clip)
+        optimizer.step()
+        if run.after(update + 1, norm, model, optimizer):
+            break
+    run.end()
+
+
+def parse(argv):
+    """The command line of `--stage finetune`."""
+    parser = Parser("Fine-tune a checkpoint with labels (paper, Sec. 4).")
+    add = parser.add_argument
+    add("--stage", choices=["pretrain", "finetune"], default="finetune")
+    add("--task", choices=task_choices(), default="classify", help="classify "
+        "trains only the classifier; forecast and activity also train h; --data epic also f")
+    add("--init", type=Path, help="start from a run folder or a file, also a published one "
+        "(default: runs/pretrain, else the included checkpoint); teacher: its features alone")
+    add_labeled_flags(parser, [name for name in DATA if DATA[name].labeled])
+    add("--toy-videos", type=positive(int), default=6000, help="training videos of the toy world")
+    add("--labels", type=positive(float), default=1.0, help="share of the labeled videos that is "
+        "used")
+    add("--hold-out", type=share, help="leave out this share of the training videos, for --split "
+        "validation of a COIN.json without one; 0.1 is a tenth")
+    add_history_flag(parser)
+    add("--epochs", type=positive(float), help="times each example is seen (default: "
+        f"{', '.join(f'{name} {task.epochs:g}' for name, task in TASKS.items())})")
+    add("--batch", type=positive(int), default=64, help="examples per update; the paper's 64")
+    add("--lr", type=positive(float), help="peak rate of AdamW (default: 1e-3; epic: 1e-4)")
+    add("--out", type=Path, help="folder of the run (default: runs/finetune-TASK)")
+    add("--resume", action="store_true", help="go on from OUT/checkpoint.pt, if there is one")
+    add_run_flags(parser)
+    args = parser.parse_args(argv)
+    require(args.labels <= 1, f"--labels {args.labels}: is a share, at most 1; 0.1 is a tenth")
+    task = TASKS[task_name(args)]
+    args.log_every = 1 if task.trained == "encoder" else 20
+    args.epochs, args.lr = args.epochs or task.epochs, args.lr or task.lr
+    args.out = args.out or Path(f"runs/finetune-{args.task}")
+    args.init = args.init or default_checkpoint()
+    args.world = DATA[args.data].world
+    return args

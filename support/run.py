@@ -1,0 +1,219 @@
+"""What both loops share: the folder of a run, its metrics, the rate, how it is stopped.
+
+A folder has checkpoint.pt, config.json and metrics.jsonl; and, if videos were left out,
+absent.json, captions.json and unreadable.json.
+"""
+import hashlib
+import json
+import math
+import signal
+import time
+from pathlib import Path
+
+import torch
+from tqdm import tqdm, trange
+
+import weights.checkpoint
+from support import parallel
+from support.errors import InputError, require, require_readable
+from support.write import write_atomically, write_json
+
+FIRST_SAVE, LAST_SAVE, SHARE = 60.0, 600.0, 100    # s; a save may take a hundredth of the time
+FREE = ("out", "resume", "device", "workers", "max_unreadable", "micro_batch", "log_every", "skip",
+        "compile")
+PATHS = "videos", "features", "captions", "ids", "phrases", "annotations", "steps"     # may move
+
+
+def learning_rate(update, first, last, peak):
+    """The rate in a stage [first, last). It rises over 5% of the stage, then falls to 0."""
+    updates = last - first
+    return peak * min(1.0, (update - first + 1) / (0.05 * updates + 1),
+                      (last - update) / (0.95 * updates))
+
+
+class Run:
+    """One run and its folder, which is its own as soon as it begins: `with Run(args) as run`.
+
+    A folder that holds a run is refused without --resume. If the run ends before its first update,
+    it leaves none of its files. checkpoint: what to go on from, {} at first. unreadable: {id:
+    reason} of the videos that could not be read when they were last tried.
+    """
+
+    def __init__(self, args):
+        flags = vars(args)
+        self.out, self.log_every = args.out, args.log_every
+        self.max_unreadable = args.max_unreadable
+        self.settings = {name: str(value) if isinstance(value, Path) else value
+                         for name, value in flags.items() if name not in FREE}
+        self.rank, self.world = parallel.rank_and_world()  # process 0 writes the files
+        self.checkpoint, self.unreadable, self.resumed = {}, {}, args.resume
+        self.saved, self.period, self.updated = time.perf_counter(), FIRST_SAVE, False
+
+    def __enter__(self):
+        """Take the folder. InputError if it holds another run."""
+        config, checkpoint = self.out / "config.json", self.out / "checkpoint.pt"
+        self.new = [folder for folder in (self.out, *self.out.parents) if not folder.exists()]
+        if self.rank == 0:
+            self.out.mkdir(parents=True, exist_ok=True)
+            try:
+                config.open("a" if self.resumed else "x").close()
+            except FileExistsError:
+                raise InputError(f"--out {self.out}: holds a run; continue it with --resume, or "
+                                 "choose another folder") from None
+        if self.resumed and checkpoint.exists():
+            self.checkpoint = weights.checkpoint.read(self.out)
+        self.first = self.checkpoint.get("step", 0)        # updates that were made before
+        return self
+
+    def __exit__(self, *error):
+        """Leave no file of a run that has made no update."""
+        if self.rank == 0 and not self.updated and not self.checkpoint:
+            for name in ("config", "absent", "captions", "unreadable"):
+                (self.out / f"{name}.json").unlink(missing_ok=True)
+            (self.out / "metrics.jsonl").unlink(missing_ok=True)
+            for folder in self.new:
+                if not any(folder.iterdir()):
+                    folder.rmdir()
+
+    def begin(self, source, **lists):
+        """Write what the run is, and who is left out; drop the rows of metrics.jsonl that are later
+        than the checkpoint. InputError if the checkpoint's run had other settings, or other `lists`
+        {name: lines}: the settings hold their digests."""
+        lists["videos"] = [video.name for video in source.videos]
+        for name, lines in lists.items():
+            digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+            self.settings[f"list of {name}"] = f"{len(lines)} (sha256 {digest[:16]})"
+        before = self.checkpoint.get("settings", self.settings)
+        for name, value in self.settings.items():
+            require(name in PATHS or before.get(name) == value, f"--resume: the run in {self.out} "
+                    f"has {name} {before.get(name)}, not {value}; it must stay the same")
+        if self.rank > 0:
+            return
+        write_json(self.out / "config.json", {
+            "settings": self.settings, "torch": torch.__version__, "processes": self.world})
+        metrics = self.out / "metrics.jsonl"
+        metrics.touch()
+        rows = [row for row in metrics.read_bytes().splitlines(keepends=True)
+                if row.endswith(b"\n") and json.loads(row)["step"] <= self.first]
+        write_atomically(metrics, lambda file: file.writelines(rows))
+        kinds = {"absent": {}, "silent": {}, "captions": {}, "skipped": {}}
+        for name, (kind, reason) in source.left_out.items():
+            kinds[kind][name] = reason
+        if kinds["absent"]:
+            path = self.out / "absent.json"
+            print(f"{len(kinds['absent'])} of {len(source.listed)} videos are absent; see {path}")
+            write_json(path, [*kinds["absent"]])
+        if kinds["silent"] or kinds["captions"]:
+            write_json(self.out / "captions.json", {"without_words": [*kinds["silent"]],
+                                                    "unreadable": kinds["captions"]})
+
+    def readable(self, reads):
+        """The data.Read of a slice that could be read. The others are named once, and kept in
+        `unreadable` until they can be read."""
+        for read in reads:
+            if read.failed is None:
+                self.unreadable.pop(read.name, None)
+            elif read.name not in self.unreadable:
+                tqdm.write(f"unreadable: {read.name}: {read.failed}")
+                self.unreadable[read.name] = read.failed
+        return [read for read in reads if read.failed is None]
+
+    def start(self, title, source, updates, per_epoch, names, device):
+        """Begin the loop: its bar, over the updates that are left. names: of `metrics`."""
+        self.source, self.updates, self.per_epoch = source, updates, per_epoch
+        self.done = self.first
+        self.metrics, self.stop = Metrics(names, device), stop_signals()
+        self.bar = trange(self.first, updates, desc=title, mininterval=1, disable=self.rank > 0)
+        return self.bar
+
+    def after(self, done, norm, model, optimizer):
+        """Log and save after `done` updates, if it is time -> whether to stop. norm:
+        of the gradient."""
+        self.done = done
+        due = self.rank == 0 and time.perf_counter() - self.saved > self.period
+        asked, due = parallel.any_of(bool(self.stop), due)
+        end = asked or done == self.updates
+        if end or done % self.log_every == 0:
+            self.log(norm, optimizer.param_groups[0]["lr"])
+            if end or due:
+                self.save(model, optimizer)
+        return asked
+
+    def log(self, norm, lr):
+        """Write a row of metrics.jsonl, and its loss and shares to the bar. FloatingPointError
+        unless the norm of the gradient is finite; if it is, the loss is finite, too."""
+        if not torch.isfinite(norm):                       # waits for the GPU
+            raise FloatingPointError(f"update {self.done}: the loss or its gradient is not finite; "
+                                     f"the last checkpoint in {self.out} stays, if any; use a "
+                                     "smaller --lr")
+        self.updated = True
+        row = self.metrics.row(epoch=self.done / self.per_epoch, lr=lr)
+        shown = [name for name in ("loss", "match", "match_h") if row.get(name) is not None]
+        self.bar.set_postfix({name: row[name] for name in shown}, refresh=False)
+        if self.rank == 0:
+            with open(self.out / "metrics.jsonl", "a", encoding="utf-8") as file:
+                print(json.dumps({"step": self.done, **row}), file=file)
+
+    def save(self, model, optimizer):
+        """Write checkpoint.pt; if that fails, the one before stays. Then merge what each process
+        cannot read. InputError if that is too much."""
+        began = time.perf_counter()
+        if self.rank == 0:
+            weights.checkpoint.save(self.out / "checkpoint.pt", model, step=self.done,
+                                    optimizer=optimizer.state_dict(), settings=self.settings)
+        unreadable = {}
+        for found in parallel.gather(self.unreadable):
+            unreadable |= found
+        path = self.out / "unreadable.json"
+        if (unreadable or path.exists()) and self.rank == 0:
+            write_json(path, unreadable)
+        require_readable(self.source, unreadable, self.max_unreadable, path)
+        self.saved = time.perf_counter()
+        self.period = min(SHARE * (self.saved - began), LAST_SAVE)
+
+    def end(self):
+        """Say that the run is complete, or end the program as Ctrl-C does."""
+        path = self.out / "checkpoint.pt"
+        if self.done < self.updates:
+            raise KeyboardInterrupt(f"stopped; {path} is of update {self.done} of {self.updates}; "
+                                    "add --resume")
+        if self.rank == 0:
+            print(f"{path}: {self.updates} updates")
+
+
+class Metrics:
+    """Means over the videos since the last row of metrics.jsonl, of all processes."""
+
+    def __init__(self, names, device):
+        self.names, self.began = names, time.perf_counter()
+        self.sums = torch.zeros(len(names) + 2, device=device)         # and of videos and clips
+
+    def add(self, clips, **values):
+        """Add a slice of so many clips: {name: (B,), or None if there is no such value}."""
+        for i, name in enumerate(self.names):
+            self.sums[i] += math.nan if values[name] is None else values[name].detach().sum()
+        self.sums[-2] += len(values["loss"])
+        self.sums[-1] += clips
+
+    def row(self, **given):
+        """Begin a new row -> {name: mean, or None without values}, what is given, clips_per_s."""
+        *sums, videos, clips = parallel.total(self.sums).tolist()              # waits for the GPU
+        seconds = time.perf_counter() - self.began
+        self.sums.zero_()
+        self.began += seconds
+        values = {name: None if math.isnan(value) or not videos else value / videos
+                  for name, value in zip(self.names, sums)}
+        return values | given | {"clips_per_s": clips / seconds}
+
+
+def stop_signals():
+    """A list to which Ctrl-C and SIGTERM append. The update under way is then finished and saved. A
+    second Ctrl-C ends the run at once."""
+    asked = []
+
+    def ask(number, frame):
+        asked.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask)
+    return asked

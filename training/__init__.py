@@ -1,1 +1,0 @@
-"""What train.py needs besides the method: batches, run folders, several GPUs, fine-tuning."""
