@@ -1,14 +1,25 @@
-"""Pictures of runs: `python -m experiments.charts --curves RUN ... | --places F.json ... | --claims
-RESULTS.json`."""
+"""Pictures of the pages: `python -m experiments.charts --task | --look-alikes RUN ... | --curves
+RUN ... | --places F.json ...`."""
 import json
 from pathlib import Path
 from statistics import mean
+from textwrap import fill
 
-from evaluation.figures import BLUE, save
-from experiments.tables import TABLES
+import numpy as np
+import torch
+from torch.nn.functional import normalize
+
+import weights
+from data import NarratedVideos, classify_examples, history_windows
 from files.lists import read_lines, read_text
-from support.arguments import Parser
+from model import sample_in_turn
+from pseudo_labels import soft_targets
+from support.arguments import INCLUDED, Parser
 from support.errors import run
+from support.figures import BLUE, save
+from toy import grammar
+from toy.source import ToySource, load_teacher
+from train import draw
 
 CURVES = "loss", "xe", "mse", "mc", "match", "match_h"     # of metrics.jsonl; Eqs. 7 to 10
 PLACES = {                                                 # of by_place, in Okabe and Ito's colors
@@ -16,6 +27,8 @@ PLACES = {                                                 # of by_place, in Oka
     "zero_noise": ("h, zero noise", dict(color=BLUE, marker="o", linewidth=2.2, elinewidth=1)),
     "similar": ("similar histories", dict(color="#009E73", marker="^", linestyle=":")),
     "set": ("what the set tells", dict(color="#D55E00", marker="s", linestyle="--", mfc="white"))}
+PAIR, ORANGE = grammar.LOOK_ALIKES[1], "#E69F00"           # heat pan, cool pan
+VIDEOS, MISSING = 300, 5                                   # of a histogram; which clip is missing
 
 
 def plot_curves(figure, runs):
@@ -36,11 +49,13 @@ def plot_places(figure, files):
     means over the files, and bars from the lowest to the highest."""
     figure.set_size_inches(5.6, 3.2)                       # 700 pixels wide
     axes, labels = figure.subplots(), []
-    runs = [json.loads(read_text(file))["by_place"] for file in files]
-    *_, last = places = sorted(runs[0], key=int)
-    for name, (label, style) in (of for of in PLACES.items() if runs[0][last].get(of[0])):
-        shares = [[of[k][name] for of in runs] for k in places]
-        bars = [mean(of) - min(of) for of in shares], [max(of) - mean(of) for of in shares]
+    scores = [json.loads(read_text(file))["by_place"] for file in files]
+    *_, last = places = sorted(scores[0], key=int)
+    for name, (label, style) in PLACES.items():
+        if not scores[0][last].get(name):
+            continue
+        shares = [[score[k][name] for score in scores] for k in places]
+        bars = [[mean(row) - min(row) for row in shares], [max(row) - mean(row) for row in shares]]
         axes.errorbar([*map(int, places)], [*map(mean, shares)], bars, label=label, **style)
         labels.append((mean(shares[-1]), label, style["color"]))
     height = 110.0
@@ -51,36 +66,97 @@ def plot_places(figure, files):
              xticks=[*map(int, places)], xlim=(0.7, int(last) + 1.9))
 
 
-def plot_claims(figure, file):
-    """Draw the difference of each claim of tables.toml, in points, with its 95% margin, from
-    experiments/results.json. Those that are held are blue."""
-    figure.set_size_inches(8, 4)
-    axes, results = figure.subplots(), json.loads(read_text(file))
-    claims = [(label, results[f"{a} - {b}"]) for label, a, b in TABLES["claims"]["rows"]]
-    for place, (_, found) in enumerate(claims):
-        color = BLUE if found["verdict"] == "held" else "#767676"
-        axes.errorbar(found["difference"], place, xerr=found["margin"], fmt="o", color=color)
-    axes.axvline(0, color="black", linewidth=0.6)
-    axes.set_yticks(range(len(claims)), [label.partition(" (")[0] for label, _ in claims])
-    axes.invert_yaxis()
-    axes.set(title="difference in points, and its 95% margin; blue: held")
+def clips_of(source, name):
+    """The middle clip of each time that a ToySource shows a step: what f and the teacher read."""
+    found = [source.clips(one.video, one.windows) for one in classify_examples(source.videos, 1)
+             if grammar.STEPS[one.label] == name]
+    return [torch.cat(parts) for parts in zip(*found)]
+
+
+@torch.no_grad()
+def plot_look_alikes(figure, runs):
+    """Draw which of two look-alikes a clip of test videos shows, by the line through the mean
+    embeddings of the two in training videos: of the teacher, and of the f of each run."""
+    figure.set_size_inches(8, 2.1)
+    teacher = load_teacher("cpu")
+    known, asked = ([clips_of(source, name) for name in PAIR] for source in (
+        ToySource(split, range(VIDEOS), 4, teacher) for split in ("train", "test")))
+    views = {"teacher": lambda clips, seen: seen}
+    for folder in runs:
+        model = weights.load(folder)
+        way = "without order" if model.config.order == "none" else "with order"
+        way = "with shuffled order" if model.settings["context"] == "shuffled" else way
+        views[f"f, trained {way}"] = lambda clips, seen, model=model: model.encode(clips)
+    for axes, (title, view) in zip(figure.subplots(1, len(views)), views.items()):
+        first, second = (normalize(view(*clips), dim=-1).mean(0) for clips in known)
+        along = [(normalize(view(*clips), dim=-1) - (first + second) / 2) @ (first - second)
+                 for clips in asked]
+        right = torch.cat([along[0] > 0, along[1] < 0]).float().mean()
+        bins = np.histogram_bin_edges(torch.cat(along).numpy(), 24)
+        for values, name, color in zip(along, PAIR, (ORANGE, BLUE)):
+            axes.hist(values.numpy(), bins, color=color, alpha=0.6, label=name)
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.set(title=f"{title}:\n{right:.0%} right", xticks=[], yticks=[])
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+
+
+@torch.no_grad()
+def plot_task(figure, checkpoint):
+    """Draw what training asks and what a forecast answers, of the first test video: nine clips with
+    a sentence of each, what the teacher says, what is missing and what is hidden; the steps that h
+    samples after the last."""
+    figure.set_size_inches(9, 4.2)
+    model, teacher = weights.load(checkpoint), load_teacher("cpu")
+    source = ToySource("test", [0], 4, teacher)
+    (_, _, clips, seen, *_), texts = NarratedVideos(source, 0)[0, 0, 0], teacher.encode_phrases(
+        grammar.STEPS)
+    said = NarratedVideos(source, 0, sentences=True)[0, 0, 0].said
+    likeliest = soft_targets(seen, model.phrases, model.tau).max(-1)
+    observed = draw(1, model.dim, 4, "release", "observed", 0, 0)[2][0, MISSING]
+    top, bottom = figure.subfigures(2, 1, height_ratios=(1.5, 1))
+    top.suptitle("Training: clip 6 of 9 is missing; h predicts it from the clips that it sees",
+                 x=0.01, ha="left")
+    for i, axes in enumerate(top.subplots(1, 9)):
+        share, sentences = said
+        words = fill(f"“{sentences[share[i].argmax()]}”", 16, max_lines=5, placeholder=" ...")
+        text = f"{grammar.PHRASES[likeliest.indices[i]]}\n{likeliest.values[i]:.0%}"
+        axes.imshow(clips[i, 2].permute(1, 2, 0), alpha=1.0 if observed[i] else 0.12)
+        if not observed[i]:
+            axes.text(16, 16, "?" if i == MISSING else "hidden", ha="center", va="center",
+                      fontsize=22 if i == MISSING else 9)
+        axes.set(xticks=[], yticks=[], title=f"clip {i + 1}")
+        axes.set_xlabel(f"teacher: {text}\n\n{words}", fontsize=6)
+    windows = history_windows(source.truth.place_to_stop(3), model.config.spacing)
+    x = model.encode(source.clips(0, windows)[0])
+    noise = torch.randn(1, 50, model.dim, generator=torch.Generator().manual_seed(0))
+    picks = torch.bincount(sample_in_turn(model, x, texts, noise)[1][:, 0], minlength=len(texts))
+    best = picks.topk(4).indices.flip(0)
+    bottom.suptitle(f"Forecast after {windows[-1, 1]:.0f} s: the next step in 50 samples",
+                    x=0.01, ha="left")
+    axes = bottom.subplots()
+    axes.barh([grammar.STEPS[k] for k in best], picks[best] / 50, color=BLUE)
+    axes.set(xticks=[0, 0.5, 1], xticklabels=["0", "50%", "100%"])
 
 
 def main(args):
     """Draw the picture."""
-    draw, data = ((plot_curves, args.curves) if args.curves else
-                  (plot_places, args.places) if args.places else (plot_claims, args.claims))
-    save(args.out, draw, data)
+    draws = {"curves": plot_curves, "places": plot_places, "look_alikes": plot_look_alikes,
+             "task": plot_task}
+    name = next(name for name in draws if getattr(args, name))
+    save(args.out or Path(f"{name}.png"), draws[name], getattr(args, name))
 
 
 def parse(argv=None):
     """The command line."""
-    parser = Parser("Draw curves of runs, what is right by place, or the differences of claims.")
+    parser = Parser("Draw the task, the experiment, curves of runs, or what is right by place.")
     one = parser.add_mutually_exclusive_group(required=True).add_argument
+    one("--task", nargs="?", const=INCLUDED, type=Path, metavar="RUN", help="what training asks, "
+        "and a forecast (default: of the included checkpoint)")
+    one("--look-alikes", type=Path, nargs="+", metavar="RUN", help="which of two, by the teacher "
+        "and by the f of these runs")
     one("--curves", type=Path, nargs="+", metavar="RUN", help="folders of runs")
     one("--places", type=Path, nargs="+", metavar="F.json", help="of evaluate.py, one per seed")
-    one("--claims", type=Path, metavar="RESULTS.json", help="as tables.py writes it")
-    parser.add_argument("--out", type=Path, default=Path("curves.png"), help="the picture")
+    parser.add_argument("--out", type=Path, help="the picture (default: the name of the flag .png)")
     return parser.parse_args(argv)
 
 

@@ -8,15 +8,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import normalize
 
 import evaluate
 import train
+import weights
 from commands import call, fails, read_json
 from data import Example
-from evaluation import metrics
-from experiments import tables
+from experiments import charts, tables
 from experiments.tables import EVALUATIONS, RECIPES, TABLES
+from support import metrics
 from support.write import write_json, write_text
+from toy.grammar import STEPS
+from toy.source import ToySource, load_teacher
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -144,17 +148,44 @@ def test_places_are_drawn(drawn, here):
     assert spread.get_segments()[0][:, 1].tolist() == [61, 65]
 
 
-def test_claims_are_drawn(drawn, here):
-    """Catches: the error in place of the margin, a claim left out, all in one color."""
-    rows = TABLES["claims"]["rows"]
-    write_json(Path("r.json"), {f"{a} - {b}": {
-        "difference": k, "error": 1.0, "margin": 2.0, "verdict": "equal" if k else "held"}
-        for k, (_, a, b) in enumerate(rows)})
-    call("experiments/charts.py", "--claims", "r.json", "--out", "a.png")
-    bars = drawn[0].axes[0].containers
-    ends = [spread.get_segments()[0].tolist() for _, _, (spread,) in bars]
-    assert ends == [[[k - 2, k], [k + 2, k]] for k in range(len(rows))]
-    assert len({line.get_color() for line, *_ in bars}) == 2
+@torch.no_grad()
+def test_look_alikes_are_drawn(drawn, here, trained, monkeypatch):
+    """Catches: clips of another step or split; means of test videos; another run above a panel."""
+    monkeypatch.setattr(charts, "VIDEOS", 12)
+    call("experiments/charts.py", "--look-alikes", trained / "none", trained / "diffusion", "--out",
+         "a.png")
+    sources, right = [ToySource(split, range(12), 4) for split in ("train", "test")], []
+    encoders = load_teacher("cpu").encode_clips, *(
+        weights.load(trained / order).encode for order in ("none", "diffusion"))
+    for encode in encoders:
+        own, asked = ([[
+            normalize(encode(source.clips(i, [(middle - 4.5, middle + 4.5)])[0])[0], dim=0)
+            for i, video in enumerate(source.videos) for step in video.steps
+            if STEPS[step.label] == name for middle in [(step.start + step.end) / 2]]
+            for name in charts.PAIR] for source in sources)
+        a, b = (torch.stack(clips).mean(0) for clips in own)
+        hits = [(x - a).norm() < (x - b).norm() for x in asked[0]]
+        hits += [(x - b).norm() < (x - a).norm() for x in asked[1]]
+        right.append(f"{np.mean(hits):.0%} right")
+    assert [axes.get_title() + axes.get_title("left") for axes in drawn[0].axes] == [
+        f"{name}:\n{share}" for name, share in zip(
+            ("teacher", "f, trained without order", "f, trained with order"), right)]
+    for axes in drawn[0].axes:
+        assert sum(bar.get_height() for bar in axes.patches) == len(hits) > 10
+    assert len({axes.patches[0].get_x() for axes in drawn[0].axes}) == 3       # each its own f
+
+
+def test_the_task_is_drawn(drawn, here, trained):
+    """Catches: a wrong picture above a caption, a hidden clip shown, bars of other steps."""
+    call("experiments/charts.py", "--task", trained / "diffusion")
+    *clips, bars = drawn[0].axes
+    assert Path("task.png").read_bytes().startswith(b"\x89PNG") and len(clips) == 9
+    said = ["".join(text.get_text() for text in axes.texts) for axes in clips]
+    assert said[charts.MISSING] == "?" and {*said[:charts.MISSING]} == {""}
+    faint = [axes.images[0].get_alpha() < 1 for axes in clips]
+    assert faint == [bool(text) for text in said]
+    assert all(re.match(r"teacher: .+\n\d+%\n\n“", axes.get_xlabel()) for axes in clips)
+    assert {label.get_text() for label in bars.get_yticklabels()} <= {*STEPS}
 
 
 def test_orders_are_told_from_what_is_known(tmp_path, capsys):
