@@ -43,7 +43,7 @@ from support.arguments import (Parser, add_history_flag, add_labeled_flags, add_
 from support.encode import encode_examples
 from support.errors import require
 from support.run import learning_rate
-from support.workers import epoch_order, items, read_ahead
+from support.workers import epoch_order, items, join, read_ahead
 from weights.checkpoint import build, init_from
 from weights.teacher import texts_of
 
@@ -166,8 +166,7 @@ def finetune(args, run):
                     if not read:
                         continue
                     rows = [order[one.place] for one in read]
-                    clips = torch.cat([one.clips.to(device, non_blocking=True) for one in read])
-                    z = model.encode(clips)                            # x = f(v), (B, D)
+                    z = model.encode(join([one.clips for one in read], device))    # x = f(v), (B, D)
                 elif task.views:                           # one of N views of each: (B, D)
                     z = x[rows][range(len(rows)), torch.randint(x.shape[1], (len(rows),))]
                 else:                                      # what h predicts with zero noise

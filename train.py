@@ -42,7 +42,7 @@ from support.arguments import (Noise, Parser, add_narrated_flags, add_run_flags,
                                limit_threads, mixed_precision, pick_device, positive)
 from support.errors import require, run
 from support.run import Run, learning_rate
-from support.workers import items, read_ahead
+from support.workers import items, join, read_ahead
 from weights.checkpoint import DENOISERS, ENCODERS, build, init_from, open_start, rebuild
 
 SIZES = {                 # what --size implies: f, h, and how they are trained; a flag overrides it
@@ -200,13 +200,12 @@ def pretrain(args, run):
             read = run.readable([*itertools.islice(reads, min(micro, len(share) - first))])
             if not read:
                 continue
-            clips, seen = (torch.cat([part.to(device, non_blocking=True) for part in parts])
-                           for parts in zip(*((one.clips, one.seen) for one in read)))
+            places = [one.place for one in read]                               # in the batch
+            clips = join([one.clips for one in read], device).unflatten(0, (-1, CLIPS))
+            seen = join([one.seen for one in read], device)
             features = clip_features(teacher, seen, [one.said for one in read], args.targets)
-            clips, features = (part.to(device).unflatten(0, (len(read), CLIPS))
-                               for part in (clips, features))
-            targets = soft_targets(features, model.phrases, model.tau)         # Eq. 6: p'_i
-            places = [one.place for one in read]
+            targets = soft_targets(features.to(device), model.phrases, model.tau)  # Eq. 6: p'_i
+            targets = targets.unflatten(0, (-1, CLIPS))
             with mixed_precision(device):
                 xe, mse, mc, log_p, log_q = terms(model, clips, targets,
                                                   *(drawn[places].to(device) for drawn in draws))

@@ -39,7 +39,8 @@ def plot_curves(figure, runs):
         rows = [json.loads(line) for _, line in read_lines(folder / "metrics.jsonl")]
         epochs = [row["epoch"] for row in rows]
         for axes, name in zip(panels, CURVES):
-            axes.plot(epochs, [row.get(name) for row in rows], marker=".", label=folder)
+            axes.plot(epochs, [row.get(name) for row in rows], marker=".", markersize=2,
+                      linewidth=0.8, label=folder)
             axes.set(title=name, xlabel="epoch")
     panels[0].legend()
 
@@ -86,7 +87,7 @@ def plot_look_alikes(figure, runs):
         model = weights.load(folder)
         way = "without order" if model.config.order == "none" else "with order"
         way = "with shuffled order" if model.settings["context"] == "shuffled" else way
-        views[f"f, trained {way}"] = lambda clips, seen, model=model: model.encode(clips)
+        views[f"f {way}"] = lambda clips, seen, model=model: model.encode(clips)
     for axes, (title, view) in zip(figure.subplots(1, len(views)), views.items()):
         first, second = (normalize(view(*clips), dim=-1).mean(0) for clips in known)
         along = [(normalize(view(*clips), dim=-1) - (first + second) / 2) @ (first - second)
@@ -120,7 +121,7 @@ def plot_task(figure, checkpoint):
         share, sentences = said
         words = fill(f"“{sentences[share[i].argmax()]}”", 16, max_lines=5, placeholder=" ...")
         text = f"{grammar.PHRASES[likeliest.indices[i]]}\n{likeliest.values[i]:.0%}"
-        axes.imshow(clips[i, 2].permute(1, 2, 0), alpha=1.0 if observed[i] else 0.12)
+        axes.imshow(clips[i, 2].permute(1, 2, 0).numpy(), alpha=1.0 if observed[i] else 0.12)
         if not observed[i]:
             axes.text(16, 16, "?" if i == MISSING else "hidden", ha="center", va="center",
                       fontsize=22 if i == MISSING else 9)
@@ -134,7 +135,7 @@ def plot_task(figure, checkpoint):
     bottom.suptitle(f"Forecast after {windows[-1, 1]:.0f} s: the next step in 50 samples",
                     x=0.01, ha="left")
     axes = bottom.subplots()
-    axes.barh([grammar.STEPS[k] for k in best], picks[best] / 50, color=BLUE)
+    axes.barh([grammar.STEPS[k] for k in best], (picks[best] / 50).numpy(), color=BLUE)
     axes.set(xticks=[0, 0.5, 1], xticklabels=["0", "50%", "100%"])
 
 

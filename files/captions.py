@@ -5,7 +5,9 @@ import html
 import json
 import math
 import re
+from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 
 from tqdm import tqdm
 
@@ -107,11 +109,14 @@ def unroll(sentences):
 
 def count_narrations(args):
     """What a folder or caption.json holds, for `python -m files check`: as lists.count_coin."""
-    captions, wrong, silent, sentences, end = Captions(args.captions), {}, [], 0, 0.0
+    captions, wrong, silent = Captions(args.captions), {}, []
+    sentences, end, apart = 0, 0.0, []
     for name, said in captions.readable(captions, wrong):          # all do not fit in memory
         sentences, end = sentences + len(said), end + max((row[1] for row in said), default=0.0)
+        apart += [then[0] - now[0] for now, then in pairwise(said)]
         if not said:
             silent.append(name)
     facts = {"captions": len(captions), "unreadable_captions": len(wrong), "sentences": sentences,
+             "seconds_between_captions": round(mean(apart), 1) if apart else None,
              "hours": round(end / 3600, 2), "silent_ids": silent}
     return [Video(name) for name in captions], captions, facts, wrong

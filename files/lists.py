@@ -9,8 +9,10 @@ import re
 import unicodedata
 import zlib
 from contextlib import contextmanager
+from itertools import pairwise
 from math import inf
 from pathlib import Path, PurePath
+from statistics import mean
 
 from data import Step, Video
 from support.errors import InputError, require
@@ -201,7 +203,9 @@ def list_labeled(args, task, split, config):
 def count_coin(args):
     """COIN.json, or another file in its layout."""
     videos, names = load_coin(args.annotations)
-    facts = {"classes": len(names), "distinct_texts": len(set(names))}
+    apart = [then.start - now.start for video in videos for now, then in pairwise(video.steps)]
+    facts = {"classes": len(names), "distinct_texts": len(set(names)),
+             "seconds_between_steps": round(mean(apart), 1) if apart else None}
     return [video for video in videos if video.steps], None, facts, {}
 
 

@@ -10,7 +10,7 @@ from data import LabeledExamples
 from model import encode_parts
 from support.arguments import mixed_precision
 from support.errors import require_readable
-from support.workers import read_ahead
+from support.workers import join, read_ahead
 from weights.adapter import TeacherFeatures
 
 WINDOWS = 64                  # that are read at once
@@ -40,13 +40,12 @@ def encode_examples(model, teacher, source, examples, args):
         if part:
             n = [len(read.clips) for read in part]
             if teacher:
-                looked_at = torch.cat([read.seen.to(device, non_blocking=True) for read in part])
-                features = teacher.encode_clips(looked_at).to(device)
+                features = teacher.encode_clips(join([read.seen for read in part], device)).to(device)
                 seen += features.split(n)
             if isinstance(f, TeacherFeatures):
                 x += f(features).split(n)
             else:
-                clips = torch.cat([read.clips.to(device, non_blocking=True) for read in part])
+                clips = join([read.clips for read in part], device)
                 with mixed_precision(device):
                     x += encode_parts(model, clips, args.micro_batch).split(n)
         part = []

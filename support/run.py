@@ -34,7 +34,7 @@ def learning_rate(update, first, last, peak):
 class Run:
     """One run and its folder, which is its own as soon as it begins: `with Run(args) as run`.
 
-    A folder that holds a run is refused without --resume. If the run ends before its first update,
+    A folder that holds a run is refused without --resume. If a new run ends before its first update,
     it leaves none of its files. checkpoint: what to go on from, {} at first. unreadable: {id:
     reason} of the videos that could not be read when they were last tried.
     """
@@ -53,6 +53,7 @@ class Run:
         """Take the folder. InputError if it holds another run."""
         config, checkpoint = self.out / "config.json", self.out / "checkpoint.pt"
         self.new = [folder for folder in (self.out, *self.out.parents) if not folder.exists()]
+        self.began = not config.exists()
         if self.rank == 0:
             self.out.mkdir(parents=True, exist_ok=True)
             try:
@@ -66,8 +67,8 @@ class Run:
         return self
 
     def __exit__(self, *error):
-        """Leave no file of a run that has made no update."""
-        if self.rank == 0 and not self.updated and not self.checkpoint:
+        """Leave no file of a run that began here and has made no update."""
+        if self.rank == 0 and self.began and not self.updated:
             for name in ("config", "absent", "captions", "unreadable"):
                 (self.out / f"{name}.json").unlink(missing_ok=True)
             (self.out / "metrics.jsonl").unlink(missing_ok=True)

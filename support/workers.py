@@ -103,3 +103,8 @@ def read_ahead(dataset, items, workers, size=0, held=1, pin=False):
                     f"{need / 2 ** 30:.2g} GiB of shared memory; give more (Docker: --shm-size), "
                     "or fewer --workers")
             raise
+
+
+def join(parts, device):
+    """Tensors (C_k, ...), each copied from pinned memory without waiting, as one on the device."""
+    return torch.cat([part.to(device, non_blocking=True) for part in parts])

@@ -1,12 +1,18 @@
-"""What the tests of commands share: run one in this process, by its command line."""
+"""What the tests of commands share: run one in this process; videos that cannot be read."""
 import importlib
 import json
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from data import Unreadable
 from support.errors import run
+from toy.source import ToySource
+
+ROOT = Path(__file__).parents[1]
+ONE = "--toy-videos", "6", "--batch", "6", "--sgd-epochs", "1", "--epochs", "0"     # one update
 
 
 def call(program, *argv):
@@ -32,3 +38,29 @@ def read_json(path):
     """Strict JSON: no NaN, no Infinity."""
     return json.loads(Path(path).read_text(encoding="utf-8"),
                       parse_constant=lambda text: pytest.fail(text))
+
+
+def broken_source(monkeypatch, fails):
+    """The videos of the world, of which fails(name) tells whether one cannot be read now."""
+    clips = ToySource.clips
+
+    def read(self, i, windows, rng=None):
+        if fails(self.videos[i].name):
+            raise Unreadable("cut off")
+        return clips(self, i, windows, rng)
+    monkeypatch.setattr(ToySource, "clips", read)
+
+
+def rows_of(out):
+    """metrics.jsonl of a run."""
+    return [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
+
+
+def same_run(a, b):
+    """Whether two runs have the same losses and, bit for bit, the same weights and momenta."""
+    ours, theirs = (torch.load(Path(out) / "checkpoint.pt", weights_only=True) for out in (a, b))
+    tensors = [[*content["model"].values(), *(value for state in content["optimizer"][
+        "state"].values() for value in state.values())] for content in (ours, theirs)]
+    losses = [[(row["step"], row["loss"], row["lr"]) for row in rows_of(out)] for out in (a, b)]
+    return losses[0] == losses[1] and ours["step"] == theirs["step"] and all(
+        map(torch.equal, *tensors))

@@ -11,14 +11,9 @@ from commands import call
 from toy import grammar, render, source
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""                # in bfloat16, numbers differ by 1e-3
+torch.set_num_threads(1)                               # sums in the same order on every machine
 TINY = ("--toy-videos", "16", "--batch", "4", "--sgd-epochs", "0.75", "--epochs", "0.75",
         "--device", "cpu")                             # 3 updates of each stage
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread():
-    """Sums in the same order on every machine, and no threads that wait for each other."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +26,7 @@ def signals():
 
 @pytest.fixture(scope="session", autouse=True)
 def made_once():
-    """What does not change within the world, and took a third of the time: its teacher, what that
-    makes of the same phrases, the frames of a video, and the exact distribution."""
+    """What does not change within the world, and took a third of the time."""
     known = {}
 
     class Once(source.Teacher):

@@ -1,12 +1,18 @@
-"""data.py: each kind of window and example against a slow version."""
+"""data.py: windows and examples against slow versions; files/sources.py: clips of real files."""
 from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import data
-from data import Step, Video
+from data import NarratedVideos, Pictures, Step, Unreadable, Video
+from files.sources import VideoSource, open_folder
+from files.video import (evaluation_crop, find_videos, read_frames, short_side_for,
+                         training_crop)
+from support.errors import InputError, require_readable
+from test_video import write
 
 FIRST = SimpleNamespace(integers=lambda high: 0)       # a Generator that draws the lowest number
 
@@ -18,8 +24,7 @@ def say(*counts):
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_sentence_windows_are_nine_seconds_around_every_so_many_sentences(stride):
-    """Catches: another stride, or always the same sentences; a window that is not centered, not
-    9 s, or beyond the video."""
+    """Catches: another stride, always the same sentences; a window that is not 9 s around one."""
     rng, firsts = np.random.default_rng(0), Counter()
     for _ in range(300):
         windows = data.sentence_windows(say(*[12] * 11), 200.0, rng, stride)
@@ -45,8 +50,7 @@ def test_short_sentences_are_joined_until_twelve_words(counts, expected):
 
 
 def test_nine_consecutive_clips_or_some_of_fewer_repeated():
-    """Catches: a first clip that is never drawn; a short video that has fewer clips than nine, one
-    of its clips left out or out of order, or the last one alone repeated."""
+    """Catches: a first clip never drawn; of a short video a clip left out, or one repeated."""
     rng, windows = np.random.default_rng(0), np.array([(10. * i, 10. * i + 3) for i in range(12)])
     taken = [data.consecutive(windows, rng) for _ in range(400)]
     first = Counter(int(nine[0, 0] / 10) for nine in taken)
@@ -65,16 +69,14 @@ def test_nine_consecutive_clips_or_some_of_fewer_repeated():
     (100., None, 32., 8), (20., None, 0., 8), (100., 10., 20., 8), (43., 10., 3., 4),
     (38., 10., 0., 4), (3., 10., 0., 1)])
 def test_a_history_is_cut_by_the_spacing_or_by_the_release(end, spacing, begin, n):
-    """Catches: windows of another length, more than eight, of time before the video or after the
-    end; another protocol than the release's eighths of the last 68 s."""
+    """Catches: more than eight windows, time after the end; another protocol than the release's."""
     part = (end - begin) / n
     expected = [(begin + i * part, begin + (i + 1) * part) for i in range(n)]
     assert np.allclose(data.history_windows(end, spacing), expected)
 
 
 def test_windows_and_frames_are_spread_evenly():
-    """Catches: views that leave a long step or miss its ends; frames at a clip's edges,
-    or beyond the middle seconds."""
+    """Catches: views that miss a step's ends; frames at a clip's edges, or beyond its middle."""
     assert data.classify_windows(10, 40, 100, 3).tolist() == [[10, 19], [20.5, 29.5], [31, 40]]
     assert data.classify_windows(10, 40, 100, 1).tolist() == [[20.5, 29.5]]
     assert data.classify_windows(10, 12, 100, 3).tolist() == [[6.5, 15.5]] * 3     # centered
@@ -90,8 +92,7 @@ def video(*segments, duration=None):
 
 
 def test_forecast_examples_are_consecutive_pairs():
-    """Catches: the observed step as the label, or seen of it what is to be told; the last left out,
-    min_steps counted in pairs."""
+    """Catches: the observed step as the label, or the answer seen; the last left out."""
     videos = [video((0, 5, 7)), video((0, 10, 1), (12, 90, 2), (95, 99, 1)),
               video((0, 0, 4), (0, 0, 5), (3, 8, 6)), video((5, 30, 1), (12, 20, 2), (25, 28, 3))]
     rows = [(s.video, s.label, s.step, s.windows[0, 0], s.windows[-1, 1])
@@ -104,8 +105,7 @@ def test_forecast_examples_are_consecutive_pairs():
 
 
 def test_classify_and_activity_examples_are_all_steps_and_whole_videos():
-    """Catches: a step of a one-step video lost, a window beyond a video whose length is known; the
-    last 68 s of an activity, or a label of its step."""
+    """Catches: a step lost, a window beyond the video; the last 68 s of an activity."""
     videos = [video((0, 5, 7)), video((0, 10, 1), (20, 22, 2), duration=24.0)]
     examples = data.classify_examples(videos)
     assert [(s.video, s.label, s.step, s.windows.shape) for s in examples] == [
@@ -117,3 +117,106 @@ def test_classify_and_activity_examples_are_all_steps_and_whole_videos():
     for example, end in zip(examples, (240, 30)):
         edges = np.linspace(0, end, 9)
         assert np.allclose(example.windows, np.stack([edges[:-1], edges[1:]], 1))
+
+
+# --- files/sources.py ---
+TEXT = "word " * 12                                    # a sentence that is not joined with others
+PICTURES = Pictures(32, 2)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Videos a (4 s), b (10 s), bad (no video), short (3 s); narrations of all, and of gone."""
+    for name, count in (("a", 100), ("b", 250), ("short", 75)):
+        write(tmp_path / f"{name}.mp4", ticks=range(count))
+    (tmp_path / "bad.mp4").write_text("no video")
+    for name, rows in (("a", "0,1,a {0}\n2,3,b {0}\n30,40,c {0}\n"), ("b", "0,x,{0}\n"),
+                       ("bad", "0,1,{0}\n"), ("gone", "0,1,{0}\n"), ("short", "0,2.5,{0}\n")):
+        (tmp_path / f"{name}.csv").write_text("start,end,text\n" + rows.format(TEXT))
+    return tmp_path
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_clips_are_those_of_their_windows_and_videos(folder, seed):
+    """Catches: clips of another window or video, pictures of other frames, a crop drawn twice."""
+    rng, same = (seed and np.random.default_rng(seed) for _ in range(2))
+    paths = find_videos(folder)
+    source = VideoSource([Video("b"), Video("a")], paths, PICTURES, SimpleNamespace(size=4))
+    for i, name, windows in ((1, "a", [[0.0, 2.0], [1.0, 3.0]]), (0, "b", [[6.0, 9.0]])):
+        clips, seen = source.clips(i, np.array(windows), rng)
+        assert len(clips) == len(seen) == len(windows)
+        for row, times in enumerate(data.frame_times(windows, 2)):
+            clip = read_frames(paths[name], times, short_side_for(32))
+            assert torch.equal(clips[row], evaluation_crop(clip, 32) if rng is None
+                               else training_crop(clip, 32, same))
+            assert torch.equal(seen[row], evaluation_crop(clip, 4))
+
+
+def test_narrations_are_judged_before_a_video_is_read(folder, capsys):
+    """Catches: a narration at fault found late, or left out in silence; a share of other videos."""
+    (folder / "short.csv").write_text("start,end,text\n0,1,[Music]\n")
+    told = "4 narrations, 1 without words, 1 unreadable"
+    with pytest.raises(InputError, match=rf"{told}: more than .* 0.2, .*b\.csv:2: "):
+        open_folder(folder, folder, None, PICTURES, max_unreadable=0.2)
+    for source in (open_folder(folder, folder, None, PICTURES, skip=["b"], max_unreadable=0),
+                   open_folder(folder, folder, None, PICTURES, max_unreadable=0.25)):
+        assert [video.name for video in source.videos] == ["a", "bad"]
+        assert {name: kind for name, (kind, _) in source.left_out.items()} == {
+            "b": "captions", "short": "silent", "gone": "absent"}
+    assert told in capsys.readouterr().out
+    with pytest.raises(InputError, match="--skip nobody: not among"):
+        open_folder(folder, folder, None, PICTURES, skip=["nobody"])
+    (folder / "ids.txt").write_text("short.mp4\n")
+    with pytest.raises(InputError, match="1 narrations, 1 without words"):
+        open_folder(folder, folder, folder / "ids.txt", PICTURES)
+
+
+def test_windows_of_narrations(folder):
+    """Catches: a window after the end; times in ms; a short video refused; a traceback
+    for a narration that has changed; a reason that is lost, or of another video."""
+    source, asked = open_folder(folder, folder, None, PICTURES, max_unreadable=0.25), []
+    names, read = [video.name for video in source.videos], source.clips
+    source.clips = lambda i, windows, rng: asked.append(windows) or read(i, windows, rng)
+    for name, rows, reason in (
+            ("a", None, None), ("bad", None, "bad.mp4: cannot be read"),
+            ("short", "0,9,a\n1500,1600,b\n2500,2600,c", "1 of 3 captions begin before the video"),
+            ("short", "0,x,a", "short.csv:2: "), ("short", "0,1,[Music]", "0 of 0 captions"),
+            ("short", f"0,2.5,{TEXT}", None)):
+        if rows:
+            (folder / "short.csv").write_text(f"start,end,text\n{rows}\n")
+        found = NarratedVideos(source, 1, stride=1)[0, names.index(name), 5]
+        assert (found.name, found.place) == (name, 5)
+        assert reason in found.failed if reason else found.clips.shape == (9, 2, 3, 32, 32), name
+        if name == "a":                                # its third sentence begins after the video
+            said = data.sentence_windows(source.narration(0)[:2], 4.0, np.random.default_rng(0), 1)
+            assert np.array_equal(asked[0][[0, 8]], said)
+    assert len(asked) == 2 and asked[1].tolist() == [[0, 3]] * 9
+
+
+def test_a_video_is_unreadable_after_three_failures(folder):
+    """Catches: an error of a network that passes taken for a broken file; a file tried for ever."""
+    source, left = VideoSource([Video("a")], find_videos(folder), PICTURES), []
+
+    def read_some(*args):
+        if left:
+            raise Unreadable(left.pop())
+        return read_frames(*args)
+    source.pictures_of, windows = read_some, np.array([[0.0, 2.0]])
+    left += ["no answer"] * 2
+    assert source.clips(0, windows)[0].shape == (1, 2, 3, 32, 32)
+    left += ["no answer"] * 3
+    with pytest.raises(Unreadable, match="no answer"):
+        source.clips(0, windows)
+    assert not left
+
+
+def test_a_share_of_unreadable_videos_counts_ids():
+    """Catches: a video listed once for each step counted as often; a skipped one judged."""
+    videos = [Video(f"v{i}") for i in range(11) for _ in range(5)]
+    source = SimpleNamespace(videos=videos, left_out={"v10": ("skipped", "by --skip")})
+    wrong = {"v3": "cut off", "v4": "cut off", "v10": "by --skip"}
+    require_readable(source, wrong, 0.2)
+    with pytest.raises(InputError, match="^2 of 10 videos .* 0.19; .*; the first, v3: cut off$"):
+        require_readable(source, wrong, 0.19)
+    with pytest.raises(InputError, match="^10 of 10 videos"):
+        require_readable(source, {video.name: "" for video in videos}, 1.0)

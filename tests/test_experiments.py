@@ -1,4 +1,4 @@
-"""experiments/: runs made once, means over seeds, tables; charts; what real orders tell."""
+"""experiments/: runs made once, means over seeds, tables; charts; real orders; comparisons."""
 import json
 import re
 import subprocess
@@ -8,21 +8,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import normalize
 
 import evaluate
 import train
-import weights
-from commands import call, fails, read_json
+from commands import ROOT, call, fails, read_json
 from data import Example
-from experiments import charts, tables
+from experiments import charts, compare, tables
 from experiments.tables import EVALUATIONS, RECIPES, TABLES
 from support import metrics
 from support.write import write_json, write_text
 from toy.grammar import STEPS
-from toy.source import ToySource, load_teacher
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -38,8 +33,7 @@ def here(tmp_path, monkeypatch):
 
 
 def test_runs_are_made_once(here, monkeypatch, capsys):
-    """Catches: a run made again, also if it only lacks a score; one forgotten; a checkpoint of
-    another run; a failure passed over."""
+    """Catches: a run made again or forgotten; a checkpoint of another; a failure passed over."""
     ran, run = [], here / "out/mask-3"
 
     def fake(line, **options):
@@ -66,9 +60,8 @@ def test_runs_are_made_once(here, monkeypatch, capsys):
 
 
 def test_cells_are_means_over_seeds(here, monkeypatch):
-    """Catches: seeds of another recipe, a range of one seed, null counted as 0, a difference
-    without the error of both, or of other files or columns; a row without a number, a page's text
-    changed."""
+    """Catches: seeds of another recipe, null counted as 0, a difference without the error of both,
+    or of other columns; a row without a number, a page's text changed."""
     row = ["m", "mask classify top1.ours", "mask classify top1.teacher", "mask forecast a.b", "8"]
     monkeypatch.setitem(TABLES, "departures", {"title": "T", "columns": [*"abcde"], "rows": [
         row, ["not measured", "mvit classify top1.ours", "-", "-", "-"]]})
@@ -101,8 +94,7 @@ def test_cells_are_means_over_seeds(here, monkeypatch):
 
 
 def test_tables_are_whole_and_on_the_pages():
-    """Catches: a flag that a script refuses; a row without a cell, a cell taken for text, a figure
-    typed by hand, a table that was measured again and not written."""
+    """Catches: a flag that is refused; a row without a cell; a figure typed by hand, or stale."""
     for parse, lines in (train.parse, RECIPES), (evaluate.parse, EVALUATIONS):
         for flags in lines.values():
             parse(flags.split())
@@ -120,77 +112,8 @@ def test_tables_are_whole_and_on_the_pages():
             assert pages.count(text) == 1, name
 
 
-def test_curves_of_runs_are_drawn(drawn, here):
-    """Catches: a curve of another run, or in another panel; a null."""
-    for run, last in ("a", 6), ("b", None):
-        row = dict(loss=1, xe=2, mse=3, mc=4, match=5, match_h=last, lr=9)
-        write_text(Path(run, "metrics.jsonl"), "".join(
-            json.dumps({"epoch": e, **row}) + "\n" for e in (.5, 1.)))
-    call("experiments/charts.py", "--curves", "a", "b", "--out", "a.png")
-    for axes, name, y in zip(drawn[0].axes, row, (1, 2, 3, 4, 5, 6)):
-        assert axes.get_title("left") == name
-        second = y if name != "match_h" else np.nan
-        for line, expected in zip(axes.lines, (y, second), strict=True):
-            np.testing.assert_equal(line.get_xydata(), [[.5, expected], [1, expected]])
-    assert [text.get_text() for text in drawn[0].axes[0].get_legend().texts] == ["a", "b"]
-
-
-def test_places_are_drawn(drawn, here):
-    """Catches: places in the order of text, another column, a spread of one run."""
-    for seed, h in (0, 60.0), (1, 64.0):
-        write_json(Path(f"{seed}.json"), {"by_place": {str(k): {
-            "zero_noise": h + k, "exact": 73.0, "set": 50.0, "evaluated": 9} for k in (10, 9, 1)}})
-    call("experiments/charts.py", "--places", "0.json", "1.json", "--out", "a.png")
-    lines = {bars.get_label(): bars for bars in drawn[0].axes[0].containers}
-    assert [*lines] == ["exact", "h, zero noise", "what the set tells"]
-    line, _, (spread,) = lines["h, zero noise"]
-    assert line.get_xydata().tolist() == [[1, 63], [9, 71], [10, 72]]
-    assert spread.get_segments()[0][:, 1].tolist() == [61, 65]
-
-
-@torch.no_grad()
-def test_look_alikes_are_drawn(drawn, here, trained, monkeypatch):
-    """Catches: clips of another step or split; means of test videos; another run above a panel."""
-    monkeypatch.setattr(charts, "VIDEOS", 12)
-    call("experiments/charts.py", "--look-alikes", trained / "none", trained / "diffusion", "--out",
-         "a.png")
-    sources, right = [ToySource(split, range(12), 4) for split in ("train", "test")], []
-    encoders = load_teacher("cpu").encode_clips, *(
-        weights.load(trained / order).encode for order in ("none", "diffusion"))
-    for encode in encoders:
-        own, asked = ([[
-            normalize(encode(source.clips(i, [(middle - 4.5, middle + 4.5)])[0])[0], dim=0)
-            for i, video in enumerate(source.videos) for step in video.steps
-            if STEPS[step.label] == name for middle in [(step.start + step.end) / 2]]
-            for name in charts.PAIR] for source in sources)
-        a, b = (torch.stack(clips).mean(0) for clips in own)
-        hits = [(x - a).norm() < (x - b).norm() for x in asked[0]]
-        hits += [(x - b).norm() < (x - a).norm() for x in asked[1]]
-        right.append(f"{np.mean(hits):.0%} right")
-    assert [axes.get_title() + axes.get_title("left") for axes in drawn[0].axes] == [
-        f"{name}:\n{share}" for name, share in zip(
-            ("teacher", "f, trained without order", "f, trained with order"), right)]
-    for axes in drawn[0].axes:
-        assert sum(bar.get_height() for bar in axes.patches) == len(hits) > 10
-    assert len({axes.patches[0].get_x() for axes in drawn[0].axes}) == 3       # each its own f
-
-
-def test_the_task_is_drawn(drawn, here, trained):
-    """Catches: a wrong picture above a caption, a hidden clip shown, bars of other steps."""
-    call("experiments/charts.py", "--task", trained / "diffusion")
-    *clips, bars = drawn[0].axes
-    assert Path("task.png").read_bytes().startswith(b"\x89PNG") and len(clips) == 9
-    said = ["".join(text.get_text() for text in axes.texts) for axes in clips]
-    assert said[charts.MISSING] == "?" and {*said[:charts.MISSING]} == {""}
-    faint = [axes.images[0].get_alpha() < 1 for axes in clips]
-    assert faint == [bool(text) for text in said]
-    assert all(re.match(r"teacher: .+\n\d+%\n\n“", axes.get_xlabel()) for axes in clips)
-    assert {label.get_text() for label in bars.get_yticklabels()} <= {*STEPS}
-
-
 def test_orders_are_told_from_what_is_known(tmp_path, capsys):
-    """Catches: an answer learned from its own video, steps of another task or not in order, a set
-    that backs off to the last step, a context that does not back off."""
+    """Catches: an answer learned from its own video, another task, a wrong back-off."""
     videos = [(1, 2, 3)] * 10 + [(2, 1, 4)] * 10 + [(0, 2, 1, 5)] * 10
     for i, steps in enumerate([*videos, (5, 2, 1), (6, 2, 7), (8,), (9, 2)]):  # the last of task 2
         lines = [f"{step},{9.5 + n},{10 + n}" for n, step in enumerate(steps)]
@@ -203,3 +126,92 @@ def test_orders_are_told_from_what_is_known(tmp_path, capsys):
     # follows (0, 2, 1); the set what follows {1, 2} in that order, and {5, 2}, which is new.
     right = 40 + 1 + 2, 60 + 1 + 2, 60 + 2, 70 + 1 + 2, 70 + 1 + 2
     assert row == ["33", "75", *(f"{100 * n / 75:.1f}" for n in right)]
+
+
+def test_the_charts_are_drawn(drawn, here, trained, monkeypatch):
+    """Catches: another run or panel; a null; places in the order of text, a spread of one run; a
+    wrong picture above a caption, a hidden clip shown, bars of other steps."""
+    chart = "experiments/charts.py", "--out", "a.png"
+    row = dict(loss=1, xe=2, mse=3, mc=4, match=5)
+    for run, last in ("a", 6), ("b", None):
+        write_text(Path(run, "metrics.jsonl"), json.dumps(
+            {"epoch": .5, **row, "match_h": last, "lr": 9}) + "\n")
+    call(*chart, "--curves", "a", "b")
+    for axes, (name, y) in zip(drawn[0].axes, [*row.items(), ("match_h", 6)]):
+        assert axes.get_title("left") == name
+        expected = [y, np.nan if name == "match_h" else y]
+        np.testing.assert_equal([line.get_xydata()[0, 1] for line in axes.lines], expected)
+    for seed, h in (0, 60.0), (1, 64.0):
+        write_json(Path(f"{seed}.json"), {"by_place": {str(k): {
+            "zero_noise": h + k, "exact": 73.0, "set": 50.0, "evaluated": 9} for k in (10, 9, 1)}})
+    call(*chart, "--places", "0.json", "1.json")
+    lines = {bars.get_label(): bars for bars in drawn[1].axes[0].containers}
+    line, _, (spread,) = lines["h, zero noise"]
+    assert line.get_xydata().tolist() == [[1, 63], [9, 71], [10, 72]]
+    assert spread.get_segments()[0][:, 1].tolist() == [61, 65]
+    monkeypatch.setattr(charts, "VIDEOS", 12)
+    call(*chart, "--look-alikes", trained / "none", trained / "diffusion")
+    titles = [axes.get_title() + axes.get_title("left") for axes in drawn[2].axes]
+    assert [re.sub(r"\d+", "N", title) for title in titles] == [
+        f"{name}:\nN% right" for name in ("teacher", "f without order",
+                                          "f with order")]
+    assert len({axes.patches[0].get_x() for axes in drawn[2].axes}) == 3       # each its own f
+    call(*chart, "--task", trained / "diffusion")
+    *clips, bars = drawn[3].axes
+    said = ["".join(text.get_text() for text in axes.texts) for axes in clips]
+    assert len(said) == 9 and {*said[:charts.MISSING]} == {""} and said[charts.MISSING] == "?"
+    assert [axes.images[0].get_alpha() < 1 for axes in clips] == [bool(text) for text in said]
+    assert all(re.match(r"teacher: .+\n\d+%\n\n“", axes.get_xlabel()) for axes in clips)
+    assert {label.get_text() for label in bars.get_yticklabels()} <= {*STEPS}
+
+
+# --- compare.py ---
+@pytest.mark.parametrize("apart, paired", [(0, False), (.45, False), (0, True)])
+def test_the_difference_is_that_of_a_slow_version(apart, paired):
+    """Catches: examples taken for independent, a video cut elsewhere, an error left out or counted
+    twice, sides paired or not, the freedom of another side, the quantile of the neighbor."""
+    rng, M, spans = np.random.default_rng(1), 40, [(a, a + 8) for a in range(0, 40, 8)]
+    ours, theirs = ((rng.random((S, M)) < .5 + apart * np.linspace(-1, 1, S)[:, None]).astype(float)
+                    for S in (3, 2 + paired))              # the seeds of a side are so far apart
+    share = [[100 * sum(line) / M for line in side] for side in (ours, theirs)]
+    sides = [[a - b for a, b in zip(*share)]] if paired else share
+    mean = [sum(side) / len(side) for side in share]
+    each = [100 * (sum(ours[:, m]) / 3 - sum(theirs[:, m]) / len(theirs)) for m in range(M)]
+    videos = sum(sum(each[m] - mean[0] + mean[1] for m in range(*at)) ** 2 for at in spans) / M ** 2
+    squares = [np.var(side, ddof=1) / len(side) for side in sides]
+    seeds = sum(squares)
+    freedom = seeds ** 2 / sum(a ** 2 / (len(side) - 1) for a, side in zip(squares, sides))  # Welch
+    t, low = (12.71, 4.30, 3.18, 2.78), int(freedom)       # of 1 to 4 degrees, as books print it
+    t_seeds = t[low - 1] + (freedom - low) * (t[low] - t[low - 1])
+    error = (videos + seeds) ** .5
+    assert compare.paired_difference(ours, theirs, range(0, 41, 8), paired) == pytest.approx(
+        (mean[0] - mean[1], error, max(2.78 * error, t_seeds * seeds ** .5)))
+    assert paired or (t_seeds * seeds ** .5 > 2.78 * error) == bool(apart)     # each decides once
+
+
+def test_verdicts_and_the_command(tmp_path, capsys):
+    """Catches: the rule of another order; bits of another column; runs paired by their names."""
+    for given, said in {(3, 2): "held", (-3, 2): "not held", (.5, .4): "held", (.3, .6): "equal",
+                        (1.5, 2): "undecided", (.1, 1): "undecided"}.items():
+        assert compare.verdict(*given, 2) == said, given
+        assert compare.verdict(*given, 1) == "one run"
+    examples = [Example(video, None, 0, 0) for video in (0, 0, 0, 1, 1, 4, 4, 4, 4, 4, 4)]
+    bits = torch.tensor([1, 0, 1, 1, 0, 0, 0, 1, 1, 0, 1], dtype=torch.bool)
+    part = torch.tensor([1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1], dtype=torch.bool)
+    for name, seed, right in ("a", 100, bits), ("b", 99, ~bits), ("c", 99, ~bits), ("d", 100, bits):
+        (tmp_path / f"{name}.json").write_text(json.dumps({
+            "evaluated": 11, "seed": 0, "run_seed": seed, "right": metrics.pack(
+                {"zero_noise": right, "pair": ~right}, examples, {"new": part, "pair": part})}))
+    files = [tmp_path / f"{name}.json" for name in "abcd"]
+    call("experiments/compare.py", *files[:2], "--with", *files[2:])
+    said = capsys.readouterr().out
+    assert said.startswith("50.0 and 50.0% right of 11 examples in 3 videos, 2 and 2 seeds\n")
+    assert "difference +0.00 ± 0.00" in said               # by seed: a and d, b and c
+    for column, shares in (("zero_noise", "54.5 and 45.5% right of 11"), (
+            "new.zero_noise", "66.7 and 33.3% right of 3"), ("pair", "33.3 and 66.7% right of 3")):
+        call("experiments/compare.py", files[0], "--with", files[1], "--column", column)
+        assert shares in capsys.readouterr().out
+    once = "experiments/compare.py", files[0], "--with", files[1]
+    assert "given twice" in fails(capsys, *once, files[2])
+    files[1].write_text(files[1].read_text().replace("[3, 2, 6]", "[3, 3, 5]"))
+    assert "other videos" in fails(capsys, *once)

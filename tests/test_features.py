@@ -1,4 +1,4 @@
-"""From features: files, what a clip is shown of them, commands from training to a forecast."""
+"""Features: made of videos, read from files, and all commands from training to a forecast."""
 import json
 from pathlib import Path
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import weights
-from data import history_windows
 from commands import call, fails, read_json
+from data import history_windows
 from files.features import find_rows, read_rows
+from files.video import read_clips
 from predict import predict
-from support.errors import InputError
 from test_lists import coin, entry
 from test_teacher import Malice
 
@@ -24,8 +24,7 @@ def write(save=np.savez, **changes):
 
 
 def test_no_row_of_a_history_ends_after_it(here):
-    """Catches: rows chosen by their middle alone, a mean of other rows or videos, a row of what
-    follows, another than the first where none has ended."""
+    """Catches: rows chosen by their middle alone, of other videos, or of what follows."""
     rng, own = np.random.default_rng(1), range(30, 40)
     for case in range(40):
         start, kinds = rng.uniform(0, 60, 40), (rng.random((40, 5)), rng.random((40, 3)))
@@ -61,8 +60,7 @@ def test_a_file_that_cannot_be_read_is_one_line(here, changes, words):
 
 
 def test_from_features_to_a_forecast(trained, here, capsys):
-    """Catches: rows of another step, not one clip of each; a command or worker that reads others;
-    an adapter that no --init, fine-tuning or line of Python takes; what does not fit taken."""
+    """Catches: rows of another step or command; an adapter lost; what does not fit taken."""
     ids, start = [f"v{i:02}" for i in range(60)], np.arange(0, 80, 4.)
     steps = [(str(step), [20. * k, 20. * k + 20], f"text {step}") for k, step in enumerate("3142")]
     Path("COIN.json").write_text(coin(**{name: entry(
@@ -100,7 +98,27 @@ def test_from_features_to_a_forecast(trained, here, capsys):
             (("train.py", "--size", "base"), "toy: not what f reads"),
             ((*test, "run", "--features", "wide.npz"), "33), the checkpoint reads (R, 32)"),
             (("evaluate.py", "--checkpoint", "run"), "run: reads features, not --data toy"),
+            ((*test, "run", "--similar"), "--data features has no truth"),
+            ((*test, "run", "--horizon", "3"), "--data features has no truth"),
             ((*test, trained / "mask"), "reads pictures of 32 pixels, not --data features"),
             (forecast, "reads features: give F.npz"),
             ((*forecast, "--video", "v1", "--figure", "a.png"), "features have no pictures")):
         assert words in fails(capsys, *argv), argv
+
+
+def test_features_of_videos(trained, here, capsys):
+    """Catches: a window twice or not at all, embeddings of other windows or videos."""
+    call("toy", "export", "--out", "world", "--train", "1", "--test", "1")
+    flags = "--task", "features", "--videos", "world/videos", "--checkpoint", trained / "none"
+    call("evaluate.py", *flags, "--out", "f.npz")
+    model = weights.load(trained / "none")
+    for name in "train_00000", "test_00000":
+        path, own = here / f"world/videos/{name}.mp4", find_rows("f.npz")[name]
+        windows = own.spans
+        assert np.allclose(np.diff(windows.mean(1)[2:-2]), 4) and windows[0, 0] == 0
+        assert len(windows) == np.ceil((windows.max() - 2) / 4) > 8
+        x = model.encode(read_clips(path, model.encoder, windows)).detach()
+        np.testing.assert_allclose(x, own.embedding, atol=1e-5)
+        path.write_bytes(b"damaged")
+    assert "2 of 2 videos are unreadable" in fails(capsys, "evaluate.py", *flags)
+    assert "needs --videos" in fails(capsys, "evaluate.py", *flags[:2])

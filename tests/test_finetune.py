@@ -1,19 +1,21 @@
 """Fine-tuning: against formulas and the zero-shot model; each task from command to score."""
+import itertools
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.functional import normalize
 
+import evaluate
 import finetune
 import weights
-from commands import call, fails, read_json
+from commands import broken_source, call, fails, read_json, rows_of, same_run
 from data import Example
 from model import Config, ProcedureModel
+from slow import draw
 from support.run import learning_rate
-from test_runs import broken_source
-from test_train import rows_of, same_run
 from toy import grammar
 from toy.__main__ import export
 from weights.checkpoint import build
@@ -22,8 +24,7 @@ TUNE = "--stage", "finetune", "--toy-videos", "8", "--batch", "8", "--device", "
 
 
 def test_a_share_of_the_labels_is_a_share_of_the_videos():
-    """Catches: a share of examples, which shows something of every video; a share without any; the
-    first videos in place of drawn ones."""
+    """Catches: a share of examples, which shows some of every video; the first, not drawn ones."""
     examples, found = [Example(i // 7, None, 0, i % 7) for i in range(140)], []
     for share, seed, count in (.01, 0, 1), (.1, 0, 2), (.5, 0, 10), (1., 0, 20), (.5, 1, 10):
         chosen = finetune.chosen_examples(examples, share, seed)
@@ -36,8 +37,7 @@ def test_a_share_of_the_labels_is_a_share_of_the_videos():
 @torch.no_grad()
 @pytest.mark.parametrize("named", [True, False])
 def test_training_starts_from_the_zero_shot_model(named):
-    """Catches: weights lost on the way, texts not normalized; another schedule, scale or spacing;
-    dropout that does nothing, or acts in a forecast."""
+    """Catches: weights lost, texts not normalized; another schedule; dropout in a forecast."""
     f = dict(kind="timesformer", image=32, patch=16, frames=4, width=32, depth=1, heads=2)
     config = Config(f, dict(layers=1, heads=2), "diffusion", tau=.1, scale=9., alpha_bar=[.2, .1],
                     pixels=(.4, .25), spacing=11.)
@@ -77,8 +77,7 @@ def test_the_classifier_reads_drawn_views_or_zero_noise_forecasts(trained, here,
                                          ("diffusion", "activity"), ("none", "forecast"),
                                          ("none", "classify")])
 def test_fine_tuned_and_evaluated(trained, here, capsys, order, task):
-    """Catches: a task that trains f, or less than it should; no new h, or one that stays;
-    a checkpoint nobody can measure, or for another task."""
+    """Catches: a task that trains f, or too little; no new h; a checkpoint nobody can measure."""
     call("train.py", *TUNE, "--task", task, "--epochs", "1", "--init", trained / order, "--out",
          "run")
     before, after = weights.load(trained / order), weights.load("run")
@@ -92,8 +91,9 @@ def test_fine_tuned_and_evaluated(trained, here, capsys, order, task):
     assert after.classifier.bias.any() and after.config.spacing == before.config.spacing
     assert after.config.names == (None if task == "activity" else [*grammar.STEPS])
     call("evaluate.py", "--task", task, "--toy-videos", "3", "--checkpoint", "run", "--json",
-         "a.json")
+         "a.json", *(["--similar"] if task == "forecast" else []))
     content = read_json("a.json")
+    assert task != "forecast" or content["baselines"]["similar"]["top5"] > 0
     assert content["setting"] == "fine-tuned" and content["classes"] == (
         6 if task == "activity" else 40)
     assert content["evaluated"] == {"classify": 24, "forecast": 21, "activity": 3}[task]
@@ -128,30 +128,48 @@ def test_fine_tuning_stopped_by_ctrl_c_resumes_bit_exactly(trained, here, capsys
     assert "has list of examples" in line and "must stay the same" in line
 
 
+def test_actions_need_verb_and_noun_and_rank_pairs():
+    """Catches: an action right for its verb alone; pairs ranked by sums; views of log p."""
+    sizes, M = (4, 5), 300
+    log_p = [(4 * draw(M, 2, n, seed=n)).log_softmax(-1) for n in sizes]
+    labels = torch.stack([torch.arange(M) % n for n in sizes], 1)
+    model = SimpleNamespace(classify=lambda x: log_p)
+    rows = evaluate.action_lines(SimpleNamespace(model=model, x=None, labels=labels))
+    p = [one.exp().mean(1).tolist() for one in log_p]      # of verbs, of nouns
+    ranks = {"verb": [], "noun": [], "action": []}         # how many are likelier
+    for m, (v, u) in enumerate(labels.tolist()):
+        verb, noun = p[0][m], p[1][m]
+        ranks["verb"].append(sum(other > verb[v] for other in verb))
+        ranks["noun"].append(sum(other > noun[u] for other in noun))
+        ranks["action"].append(sum(a * b > verb[v] * noun[u] for a in verb for b in noun))
+    for k, name in itertools.product((1, 5), ranks):
+        share = sum(rank < k for rank in ranks[name]) / M
+        assert rows[f"top{k}"][name] == pytest.approx(100 * share)
+
+
 def test_actions_of_epic_train_f(trained, here, capsys):
-    """Catches: frames of another rate, verbs and nouns exchanged, f frozen; another split; a
-    video of --skip that is opened; one that cannot be decoded, read as if it could."""
+    """Catches: frames of another rate, verbs and nouns exchanged, f frozen; another split; a video
+    of --skip that is opened; one that cannot be decoded, read as if it could."""
     export(here / "world", 3, 0)
     names = sorted(path.stem for path in (here / "world" / "videos").iterdir())
     (here / "world" / "videos" / f"{names[2]}.mp4").write_bytes(b"damaged")
-    head = "video_id,start_timestamp,stop_timestamp,verb_class,noun_class\n"
     rows = [f"{name},00:00:{10 * i:02d}.00,00:00:{10 * i + 4:02d}.50,{i},{2 * i}"
             for name in names for i in range(3)]
-    Path("EPIC_100_validation.csv").write_text(head + "\n".join(rows) + "\n", encoding="utf-8")
-    tune = "train.py", "--stage", "finetune", "--data", "epic"
-    assert "can only classify" in fails(capsys, *tune, "--task", "forecast")
+    Path("EPIC_100_validation.csv").write_text("\n".join(
+        ["video_id,start_timestamp,stop_timestamp,verb_class,noun_class", *rows]))
     flags = ("--data", "epic", "--annotations", "EPIC_100_validation.csv", "--videos", "world",
              "--max-unreadable", "0.5")
-    call("train.py", "--stage", "finetune", *flags, "--epochs", "2", "--batch", "3", "--init",
-         trained / "diffusion", "--out", "run", "--micro-batch", "2", "--skip", names[1])
+    tune = "train.py", "--stage", "finetune", *flags, "--init", trained / "diffusion"
+    assert "can only classify" in fails(capsys, *tune, "--task", "forecast")
+    call(*tune, "--epochs", "2", "--batch", "3", "--micro-batch", "2", "--skip", names[1], "--out",
+         "run")
     unreadable = read_json("run/unreadable.json")
     assert {*unreadable} == {names[1], names[2]} and unreadable[names[1]] == "left out by --skip"
-    model = weights.load("run")
+    model, before = weights.load("run"), weights.load(trained / "diffusion")
     assert model.config.classes == [97, 300] and model.encoder.frames == 32
     verbs, nouns = model.classifier.bias.split(model.config.classes)
     assert verbs[:3].min() > verbs[3:].max() and nouns[[0, 2, 4]].min() > nouns[5:].max()
-    assert not torch.equal(model.encoder.head.weight,
-                           weights.load(trained / "diffusion").encoder.head.weight)
+    assert not torch.equal(model.encoder.head.weight, before.encoder.head.weight)
     call("evaluate.py", *flags, "--checkpoint", "run", "--json", "a.json")
     content = read_json("a.json")
     assert [*content["top1"]] == ["verb", "noun", "action"] and content["evaluated"] == 6

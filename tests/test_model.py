@@ -1,20 +1,77 @@
-"""f and h put together, and what inference makes of them: row by row, whatever f and h are."""
+"""f and h against slow versions, a token at a time; put together; what inference makes of them."""
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import model as method
+import weights
 from denoiser import Denoiser
 from diffusion import sample
+from encoder import TimeSformer
 from model import Config
-from slow import draw, randomized, slow_match
+from slow import draw, randomized, slow_h, slow_match, slow_timesformer
 from weights.checkpoint import build as build_model
 
 K, N, D, TAU, SCALE = 6, 5, 16, 0.1, 3.0
 ALPHA_BAR = [0.9, 0.6, 0.2]
 PHRASES = draw(K, D, seed=5).float() + 1
+TINY = dict(image=12, patch=4, frames=3, width=8, depth=3, heads=2, dim=5)      # P = 9
 
 
+# --- f and h, each alone ---
+@torch.no_grad()
+def test_divided_attention_equals_one_token_at_a_time():
+    """Catches: patches, frames or heads mixed, a residual or norm left out, another eps or GELU."""
+    model, clips = randomized(TimeSformer(**TINY).double(), 0.5), draw(2, 3, 3, 12, 12)
+    weights = model.state_dict()
+    slow = [slow_timesformer(clip, weights, patch=4, heads=2, depth=3) for clip in clips]
+    torch.testing.assert_close(model.class_token(clips), torch.stack([cls for cls, _ in slow]))
+    torch.testing.assert_close(model(clips), torch.stack([x for _, x in slow]))
+
+
+def test_embeddings_have_length_1_under_autocast():
+    """Catches: the length taken in bfloat16, where it is off by a thousandth."""
+    with torch.autocast("cpu", torch.bfloat16):
+        x = TimeSformer(**TINY)(draw(2, 3, 3, 12, 12).float())
+    assert x.dtype == torch.float32
+    torch.testing.assert_close(x.norm(dim=-1), torch.ones(2), rtol=0, atol=1e-6)
+
+
+def test_default_new_weights_start_as_an_image_model_except_block_0():
+    """Catches: temporal_fc not zero (or zero in block 0 too), biases or standard deviation off."""
+    torch.manual_seed(0)
+    model = TimeSformer(image=32, patch=8, frames=4, width=64, depth=3, heads=2, dim=64)
+    at_zero = {name for name, p in model.named_parameters() if not p.any()}
+    biases = {name for name, p in model.named_parameters() if name.endswith("bias")}
+    assert at_zero == biases | {"blocks.1.temporal_fc.weight", "blocks.2.temporal_fc.weight"}
+    assert model.time_embed.std().item() == pytest.approx(0.3, rel=0.2)
+    for name in ("blocks.0.temporal_fc.weight", "blocks.2.mlp.fc1.weight", "pos_embed",
+                 "patch_embed.proj.weight", "head.weight"):
+        assert model.get_parameter(name).std().item() == pytest.approx(0.02, rel=0.1), name
+
+
+@pytest.mark.usefixtures("float64")                    # of its level and its mask, too
+def test_eq5_h_equals_a_transformer_token_by_token():
+    """Catches: heads or rows mixed, x_j, a hidden clip or padding read, a part more or less;
+    another period of the level's sinusoids; x_j^t written into z; NaN if no clip is seen."""
+    N, D = 5, 24                                       # D / 8 = 3 sinusoids: k / 2 is not k
+    h = randomized(Denoiser(D, layers=2, heads=2, clips=N + 1), 0.3)
+    zt, z = draw(3, D, seed=1), draw(3, N, D)
+    j, t = torch.tensor([1, 3, 0]), torch.tensor([3, 0, 2])
+    observed = torch.tensor([[1, 0, 0, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()
+    kept = z.clone()                                   # row 0 hides another clip, row 1 has padding
+    with torch.no_grad():
+        fast = h(zt, z, observed, j, t)
+        for b in range(3):
+            slow = slow_h(h.state_dict(), 2, zt[b], z[b], observed[b], int(j[b]), int(t[b]))
+            torch.testing.assert_close(fast[b], slow)
+    assert torch.equal(z, kept)
+    assert h(zt, z, torch.zeros_like(observed), j, t).isfinite().all()
+
+
+# --- Put together ---
 def build(order="diffusion"):
     """A tiny model with every parameter random."""
     f = dict(kind="timesformer", image=8, patch=4, frames=2, width=8, depth=1, heads=2)
@@ -39,8 +96,7 @@ def slow_f(model, clip):
 @torch.no_grad()
 @pytest.mark.parametrize("j", [(0, 0), (2, 1), (4, 3)], ids=["past", "present", "future"])
 def test_eq1_f_h_and_the_matching_put_together(j):
-    """Catches: pixels not normalized, axes exchanged; rows or samples that mix, x_j read; a scale
-    that is left out, or of one side alone."""
+    """Catches: pixels not normalized; rows or samples that mix, x_j read; a scale left out."""
     model, y = build(), torch.arange(10).view(2, 5) % K
     clips, noise = some_clips(9), torch.stack([torch.zeros(2, D), draw(2, D).float()], 1)
     x = torch.zeros(2, N, D)
@@ -70,8 +126,7 @@ def test_eq1_f_h_and_the_matching_put_together(j):
 @torch.no_grad()
 @pytest.mark.parametrize("order", ["diffusion", "mask"])
 def test_histories_of_any_length_are_forecast_as_if_alone(order):
-    """Catches: padding that is read, a clip that is not; the next clip at another place; an h of
-    the mask that reads the noise, its own prediction or the level, or is not asked at the last."""
+    """Catches: padding read, a clip not; an h of the mask that reads the noise, or asks twice."""
     model, x, noise = build(order), draw(3, 4, D).float(), draw(3, 2, D, seed=1).float()
     n, asked = torch.tensor([4, 1, 2]), []
     x_hat = model.forecast_next(x, noise, n)
@@ -86,3 +141,22 @@ def test_histories_of_any_length_are_forecast_as_if_alone(order):
             torch.testing.assert_close(SCALE * alone[0], plain)
         asked.clear()
     assert torch.equal(x_hat, model.forecast_next(x, 0 * noise, n)) == (order == "mask")
+
+
+@torch.no_grad()
+def test_how_many_clips_f_takes_at_once_changes_no_result(trained, monkeypatch):
+    """Catches: more pictures than the memory is for, or far fewer; clips lost between two parts."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties",
+                        lambda device: SimpleNamespace(total_memory=12e9))
+    for frames, size in (8, 224), (4, 32), (3, 100), (300, 224):
+        f = SimpleNamespace(frames=frames, image=size)
+        fits = 96 * 224 ** 2 // (frames * size ** 2)       # half the memory, half the pictures
+        assert method.clips_at_once(f, None, torch.device("cuda")) == max(fits, 1)
+    model, sizes = weights.load(trained / "diffusion"), []
+    clips = torch.randint(256, (32, 4, 3, 32, 32), dtype=torch.uint8)
+    whole = model.encode(clips)                                                # (32, D)
+    model.encoder.register_forward_pre_hook(lambda f, given: sizes.append(len(given[0])))
+    monkeypatch.setattr(method, "PICTURES", 1)             # 12 clips of 4 x 32 x 32 pixels
+    for size in None, 9:
+        torch.testing.assert_close(method.encode_parts(model, clips, size), whole)
+    assert sizes == [12, 12, 8, 9, 9, 9, 5]

@@ -6,16 +6,14 @@ import re
 import shlex
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
 
-from commands import call
+from commands import ROOT, call
 from predict import predict
 from toy.source import load_teacher
 
-ROOT = Path(__file__).parent.parent
 TEXTS = {path: path.read_text(encoding="utf-8")
          for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 COMMAND = r"(?m)^ {4,}(?:torchrun --nproc-per-node \d+|python) ((?!-m pytest).+)$"
@@ -46,8 +44,7 @@ def test_what_a_page_names_exists(page):
 
 
 def test_the_lines_of_python(trained, here):
-    """Catches: a name that moved, axes that no longer fit, other pixels or windows than
-    predict.py's."""
+    """Catches: a name that moved, axes that no longer fit, other pixels than predict.py's."""
     call("toy", "export", "--out", "world", "--train", "1", "--test", "1")
     video, run = "world/videos/test_00000.mp4", trained / "diffusion"
     lines = re.search(r"(?m)^    import torch(.*\n)+?\n", TEXTS[ROOT / "README.md"])[0]

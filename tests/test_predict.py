@@ -1,8 +1,10 @@
-"""predict.py: one video in, steps and futures out; its JSON, its table, its warnings."""
+"""predict.py: one video in, steps and futures out; its JSON, table, warnings, figure."""
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from commands import call, fails, read_json
 from data import history_windows
 from model import sample_in_turn
 from predict import predict
+from support import figures
 from support.errors import InputError
 from toy import grammar
 from toy.__main__ import write_video
@@ -23,26 +26,23 @@ STEPS = [*grammar.STEPS]
 
 def test_the_first_forecast_anyone_sees(trained, here, capsys):
     """Catches: keys renamed; another part of the video, noise of another seed, the mean of fewer
-    samples; steps ranked by p before share; a truth of other steps; a default checkpoint that is
-    not announced."""
+    samples; steps ranked by p before share; a truth of other steps; a checkpoint not announced."""
     shutil.copytree(trained / "diffusion", "runs/pretrain")
     call("predict.py", "--seed", "3", "--json", "a.json")
     out, content = capsys.readouterr().out, read_json("a.json")
     assert "checkpoint: runs/pretrain, after 6 updates" in out
     assert [*content] == ["video", "clips", "next", "futures", "warning", "truth"]
-    assert [*content["clips"][0]] == ["start", "end", "steps"] and content["warning"] is None
-    assert predict(seed=3) == content
-
     model, source = weights.load("runs/pretrain"), ToySource("test", [3], 4)
     steps, end = source.videos[0].steps, content["clips"][-1]["end"]
     windows = history_windows(end, model.config.spacing)
-    assert [(clip["start"], clip["end"]) for clip in content["clips"]] == [*map(tuple, windows)]
     with torch.no_grad():
         texts = load_teacher("cpu").encode_phrases(STEPS)
         x = model.encode(source.clips(0, windows)[0])
-        for clip, p in zip(content["clips"], model.match(x, texts).exp().tolist(), strict=True):
-            assert clip["steps"] == [{"step": step, "p": pytest.approx(value)} for value, step in
-                                     sorted(zip(p, STEPS), key=lambda row: -row[0])[:5]]
+        for clip, window, p in zip(content["clips"], windows.tolist(),
+                                   model.match(x, texts).exp().tolist(), strict=True):
+            top = sorted(zip(p, STEPS), key=lambda row: -row[0])[:5]
+            assert clip == {"start": window[0], "end": window[1], "steps": [
+                {"step": step, "p": pytest.approx(value)} for value, step in top]}
         noise = torch.randn(3, 50, model.dim, generator=torch.Generator().manual_seed(3))
         p = model.match(model.forecast_next(x[None], noise[:1])[0], texts).exp()       # (50, 40)
         _, picks = sample_in_turn(model, x, texts, noise)
@@ -55,23 +55,22 @@ def test_the_first_forecast_anyone_sees(trained, here, capsys):
     assert shares == [futures.count(row["steps"]) / 50 for row in content["futures"]]
     assert sum(shares) == pytest.approx(1) and shares == sorted(shares, reverse=True)
 
-    begun, exact = sum(step.end <= end for step in steps), grammar.Grammar()
+    truth, exact = content["truth"], grammar.Grammar()
+    begun = sum(step.end <= end for step in steps)
     before = [step.label for step in steps[:begun] if step.end - windows[0, 0] >= 1]
-    p = exact.next_step(before, len(before) == begun)
-    truth = content["truth"]
-    assert {row["step"]: row["p"] for row in truth["next"]} == dict(
-        (step, chance) for step, chance in zip(STEPS, p) if chance)
+    known = before, len(before) == begun
+    assert {row["step"]: row["p"] for row in truth["next"]} == {
+        step: chance for step, chance in zip(STEPS, exact.next_step(*known)) if chance}
     assert truth["follows"] == [STEPS[step.label] for step in steps[begun:]] and 1 <= begun <= 5
     for row in truth["futures"]:
-        named = [STEPS.index(step) for step in row["steps"]]
-        assert row["share"] == exact.chance(before, len(before) == begun, named)
-    assert truth["clips"] == [next((STEPS[step.label] for step in steps
-                                    if step.start <= middle < step.end), None)
-                              for middle in windows.mean(1)]
+        assert row["share"] == exact.chance(*known, [*map(STEPS.index, row["steps"])])
+    shown = [[STEPS[step.label] for step in steps if step.start <= middle < step.end]
+             for middle in windows.mean(1)]
+    assert truth["clips"] == [names[0] if names else None for names in shown]
     assert all(f"{row['step']} {row['p']:.0%}" in out for row in truth["next"])
 
 
-def test_a_video_file_and_steps_of_ones_own(trained, here, capsys):
+def test_a_video_file_and_steps_of_ones_own(trained, here, drawn, capsys):
     """Catches: another part of the video, a warning not given."""
     write_video(here / "v.mp4", render(grammar.make_video("test", 3)))
     steps, checkpoint = ["crack egg", "pour oil"], trained / "diffusion"
@@ -83,39 +82,62 @@ def test_a_video_file_and_steps_of_ones_own(trained, here, capsys):
     call("predict.py", "v.mp4", "--steps", "steps.txt", "--checkpoint", checkpoint, "--samples",
          "4", "--horizon", "2", "--at", "00:40", "--json", "a.json")
     assert read_json("a.json") == content and "warning: " in capsys.readouterr().out
-    content = predict("v.mp4", steps=steps, checkpoint=trained / "none")
+    content = predict("v.mp4", steps=steps, checkpoint=trained / "none", figure=Path("a.svg"))
+    assert Path("a.svg").read_bytes().startswith(b"<?xml")
     assert "without order" in content["warning"] and content["next"] == content["futures"] == []
     for argv in (("v.mp4", "--at", "500"), ("v.mp4", "--at", "0"), ("--seed", "3", "--at", "1e9")):
         assert " ends " in fails(capsys, "predict.py", *argv, "--checkpoint", checkpoint)
 
 
-def test_a_forecast_is_drawn(trained, here):
-    """Catches: a figure that is not written; axes that only fit futures, or eight clips."""
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    for order in "diffusion", "none":
-        predict(checkpoint=trained / order, at=30.0, figure=Path(f"{order}.svg"))
-        assert Path(f"{order}.svg").read_bytes().startswith(b"<?xml")
-
-
 def test_a_model_that_is_fine_tuned_to_forecast(trained, here, capsys):
-    """Catches: texts matched in place of its classes; classes that are not the lines of --steps, or
-    not its own without --steps."""
+    """Catches: texts matched in place of its classes; classes that are not those of --steps."""
     start, steps = weights.load(trained / "diffusion"), ["crack egg", "pour oil"]
-    for task in ("forecast", "classify"):
+    for task in "forecast", "classify":
         config = replace(start.config, task=task, classes=[2], names=steps)
         model = build(config, start.phrases)
         model.load_state_dict(start.state_dict(), strict=False)
         model.classifier.weight.data.zero_()
         model.classifier.bias.data = torch.tensor([0., .5])
         weights.save(f"{task}.pt", model)
-    flags = dict(steps=steps, samples=4, horizon=2)
-    content = predict(checkpoint="forecast.pt", **flags)
-    assert content == predict(checkpoint="forecast.pt", **flags | {"steps": None})
+    flags = dict(checkpoint="forecast.pt", samples=4, horizon=2)
+    content = predict(steps=steps, **flags)
+    assert content == predict(**flags)
     assert content["futures"] == [{"steps": ["pour oil"] * 2, "share": 1.0}]
     assert content["next"][0]["p"] == pytest.approx(torch.tensor(.5 / start.tau).sigmoid().item())
-    assert content["clips"] == predict(checkpoint=trained / "diffusion", **flags)["clips"]
+    flags["checkpoint"] = trained / "diffusion"
+    assert content["clips"] == predict(steps=steps, **flags)["clips"]
     for other in steps[::-1], 2 * steps:
         with pytest.raises(InputError, match="is fine-tuned to 2 classes, crack egg, pour oil ..."):
-            predict(checkpoint="forecast.pt", **flags | {"steps": other})
-    assert "is fine-tuned for classify" in fails(capsys, "predict.py", "--checkpoint",
-                                                 "classify.pt")
+            predict(checkpoint="forecast.pt", steps=other)
+    assert "is fine-tuned for cl" in fails(capsys, "predict.py", "--checkpoint", "classify.pt")
+
+
+def test_the_figure_shows_what_is_forecast(drawn, tmp_path):
+    """Catches: a wrong frame above a caption, forecast and truth exchanged, a true step lost."""
+    shares = {"a": .6, "b": .3, "c": .1}
+    futures = {("a", "c"): .4, ("b", "b"): .3}
+    content = {"video": "a $x.mp4", "clips": [
+        {"start": i, "end": i + 1, "steps": [{"step": f"step {i}", "p": 0.5}]} for i in range(3)],
+        "next": [{"step": step, "share": share} for step, share in shares.items()],
+        "futures": [{"steps": [*steps], "share": share} for steps, share in futures.items()],
+        "truth": {"clips": [None, "a", None],
+                  "next": [{"step": "f", "p": .9}, {"step": "a", "p": .1}],
+                  "futures": [{"steps": ["a", "c"], "share": .25}]}}
+    pictures = np.random.default_rng(0).integers(0, 256, (3, 3, 6, 8), dtype=np.uint8)
+    figures.save(tmp_path / "a.png", figures.plot_forecast, content, pictures)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    *strip, bars, tree = drawn[0].axes
+    assert all(np.array_equal(axes.images[0].get_array(), picture.transpose(1, 2, 0))
+               for axes, picture in zip(strip, pictures, strict=True))
+    assert strip[1].get_xlabel() == "step 1\n50%\ntrue: a"
+    assert [label.get_text() for label in bars.get_yticklabels()] == [*"abcf"]
+    assert [bar.get_width() for bar in bars.patches] == [.6, .3, .1, 0, .1, 0, 0, .9]
+    assert [bar.get_width() for bar in tree.patches] == [.4, .3, .25, 0]
+
+
+def test_matplotlib_that_is_absent_is_one_line(tmp_path, monkeypatch):
+    """Catches: a traceback in place of the pip line."""
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match="pip install matplotlib$"):
+        figures.save(tmp_path / "a.png", None)

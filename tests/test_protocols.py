@@ -1,23 +1,18 @@
-"""The paper's protocols: 68 s of history, CLIP fine-tuned, training videos held out; and a GPU."""
-import json
+"""What evaluate.py scores and refuses; the paper's protocols, and a GPU."""
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import data
 import weights
-from commands import call, fails, read_json
+from commands import ROOT, broken_source, call, fails, read_json, rows_of
+from support.arguments import INCLUDED
 from test_finetune import TUNE
-from test_train import ONE, rows_of
 from toy.__main__ import export
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -40,19 +35,14 @@ def test_a_history_of_the_paper_is_tuned_kept_and_told(trained, here, seen, caps
     for way in "paper", "spaced":
         seen.clear()
         call("train.py", *tune, "--history", way, "--out", way)
-        assert weights.load(way).config.history == way
-        assert all(by_distance == (way == "spaced") for _, by_distance in seen)
-        assert all(n == 8 for n, _ in seen) == (way == "paper")
-        seen.clear()
         call(*ask, way)
-        assert read_json("a.json")["warning"] is None
+        assert weights.load(way).config.history == way and read_json("a.json")["warning"] is None
         assert {by_distance for _, by_distance in seen} == {way == "spaced"}
+        assert all(n == 8 for n, _ in seen) == (way == "paper")
     call(*ask, "paper", "--history", "spaced")
     assert "spaced; the checkpoint is tuned on paper" in read_json("a.json")["warning"]
     call("predict.py", "--checkpoint", "paper", "--at", "30", "--json", "p.json")
     assert len(read_json("p.json")["clips"]) == 8
-    for command in ("train.py", *tune), ask[:1]:
-        assert "--history: invalid choice" in fails(capsys, *command, "--history", "68")
     content = torch.load(trained / "diffusion" / "checkpoint.pt", weights_only=True)
     content["config"]["spacing"] = None                    # as of published weights
     torch.save(content, "published.pt")
@@ -63,23 +53,22 @@ def test_a_history_of_the_paper_is_tuned_kept_and_told(trained, here, seen, caps
 
 
 def test_a_share_held_out_is_not_trained_on(trained, here, capsys):
-    """Catches: held-out videos trained on, or more than a share of them left out in silence; a
-    tuned checkpoint scored on what it was tuned on; a share that is none; for other data."""
+    """Catches: held-out videos trained on; scores of what it was tuned on; a share of 0."""
     export(here / "world", 30, 2)
     real = ("--data", "coin", "--annotations", "world/COIN.json", "--videos", "world", "--clip",
             "toy")
     tune = *TUNE, *real, "--epochs", ".2", "--init", trained / "diffusion", "--out"
-    call("train.py", *tune, "all")
-    call("train.py", *tune, "most", "--hold-out", ".3")
-    trained_on = [json.loads(Path(run, "config.json").read_text())["settings"]["list of videos"]
-                  for run in ("all", "most")]
-    count = [int(text.split()[0]) for text in trained_on]
+    count = []
+    for run, flags in ("all", ()), ("most", ("--hold-out", ".3")):
+        call("train.py", *tune, run, *flags)
+        settings = read_json(f"{run}/config.json")["settings"]
+        count.append(int(settings["list of videos"].split()[0]))
     assert count[0] == 30 and 15 < count[1] < 28
     ask = "evaluate.py", "--task", "classify", *real, "--split", "validation", "--json", "a.json"
     assert "--hold-out 0.1" in fails(capsys, *ask, "--checkpoint", "all")
     call(*ask, "--checkpoint", "most")
     assert read_json("a.json")["evaluated"] == 8 * (30 - count[1])
-    for share in "1", "0", "2":
+    for share in "1", "0":
         line = fails(capsys, "train.py", *tune, "x", "--hold-out", share)
         assert "--hold-out" in line and "share" in line
     line = fails(capsys, "train.py", *TUNE, "--hold-out", ".1", "--init", trained / "diffusion")
@@ -100,20 +89,6 @@ def test_the_teacher_is_tuned(here, capsys):
     assert "only with --task classify" in fails(capsys, *tune, "--task", "forecast")
 
 
-def test_compiled_blocks_keep_their_names(here, capsys, monkeypatch):
-    """Catches: a flag that compiles nothing; a checkpoint with other names; a traceback where there
-    is no compiler."""
-    compiled = []
-    monkeypatch.setattr(nn.Module, "compile", lambda block: compiled.append(type(block).__name__))
-    call("train.py", *ONE, "--out", "plain")
-    call("train.py", *ONE, "--compile", "--out", "run")
-    assert sorted(compiled) == ["Block", "Block", "ResidualAttentionBlock"]
-    assert rows_of("run")[0]["loss"] == rows_of("plain")[0]["loss"]
-    assert [*weights.load("run").state_dict()] == [*weights.load("plain").state_dict()]
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert "needs a C++ compiler" in fails(capsys, "train.py", *ONE, "--compile", "--out", "none")
-
-
 @pytest.mark.skipif(not shutil.which("nvidia-smi"), reason="no GPU")
 def test_on_a_gpu_in_bfloat16(here):
     """Catches: a tensor on another device, a type that autocast does not have."""
@@ -125,3 +100,43 @@ def test_on_a_gpu_in_bfloat16(here):
         script, *flags = line.split()
         subprocess.run([sys.executable, ROOT / script, *flags], env=env, check=True)
     assert read_json("a.json")["evaluated"] == 28
+
+
+def test_the_included_checkpoint_forecasts(here, capsys):
+    """Catches: weights, a scale or a spacing of another version; too many lines told."""
+    call("evaluate.py", "--toy-videos", "60", "--json", "a.json")
+    found, told = read_json("a.json"), capsys.readouterr().out
+    top1, truth = found["top1"], found["truth"]
+    assert 60 < top1["zero_noise"] <= truth["exact"] + 5 and top1["oracle"] > top1["zero_noise"]
+    assert f"{top1['zero_noise']:.1f}" in told and "no runs/pretrain: the included" in told
+    assert len(told.splitlines()) <= 20 and found["checkpoint"] == str(INCLUDED)
+
+
+def test_what_a_checkpoint_cannot_do_is_one_line(trained, here, capsys):
+    """Catches: a traceback, or a score of a task it was not trained for; another teacher; NaN."""
+    model = weights.load(trained / "mask")
+    torch.nn.init.constant_(model.encoder.head.bias, torch.nan)
+    weights.save("nan.pt", model)
+    flags = "--toy-videos", "1", "--checkpoint", "nan.pt"
+    assert "scores are not finite" in fails(capsys, "evaluate.py", *flags, status=1)
+    model.phrases[0] = model.phrases[1]                # as another teacher embeds the first phrase
+    weights.save("other.pt", model)
+    for checkpoint, flags, words in (
+            ("none", ("--task", "forecast"), "--order none"),
+            ("mask", ("--task", "activity"), "is not fine-tuned"),
+            ("mask", ("--data", "coin"), "needs --annotations and --videos"),
+            ("mask", ("--videos", "x"), "no --videos; another --data"),
+            ("mask", ("--data", "epic", "--task", "forecast"), "epic can only classify"),
+            ("mask", ("--data", "epic"), "--task classify --data epic"),
+            (here / "other.pt", ("--toy-videos", "1"), "another teacher")):
+        assert words in fails(capsys, "evaluate.py", *flags, "--checkpoint", trained / checkpoint)
+
+
+def test_what_cannot_be_read_is_counted_and_not_scored(trained, here, capsys, monkeypatch):
+    """Catches: a score of some videos that is called one of all; too many unreadable ones."""
+    broken_source(monkeypatch, lambda name: name == "test_00001")
+    flags = "--task", "classify", "--toy-videos", "2", "--checkpoint", trained / "mask"
+    call("evaluate.py", *flags, "--max-unreadable", "0.5", "--json", "a.json")
+    content = read_json("a.json")
+    assert (content["evaluated"], content["listed"], content["unreadable"]) == (8, 16, 1)
+    assert "cut off" in fails(capsys, "evaluate.py", *flags)

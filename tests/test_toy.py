@@ -45,22 +45,9 @@ def test_next_steps_equal_a_search_of_all_sequences():
     assert exact.chance((), True, [-1]) == 0
 
 
-def test_the_order_of_the_steps_tells_what_follows():
-    """Catches: a world in which the set of the steps tells as much, or their order more than the
-    ends of the pairs, which come sixth and eighth."""
-    exact, by_set = Grammar(), Grammar("set")
-    for _, names in SEQUENCES:
-        steps = [*map(STEP_ID.get, names)]
-        for k in range(1, 8):
-            own, other = (world.next_step(steps[:k], True) for world in (exact, by_set))
-            chances = own[steps[k]], other[steps[k]]
-            assert chances == pytest.approx((1, .5)) if k in (5, 7) else np.allclose(own, other)
-
-
 # --- Pictures and narrations ---
 def test_default_world_is_that_of_the_published_figures():
-    """Catches: another draw, with which no figure can be compared, but grammar.VERSION kept: other
-    sequences, times, sentences, captions or pictures, lamps included."""
+    """Catches: another draw, with which no figure can be compared, but VERSION kept."""
     videos = [make_video(split, i) for split in grammar.SPLIT_SEEDS for i in range(200)]
     captions = teacher.captioned_pictures(200, np.random.default_rng(0))[1]
     for content, known in (
@@ -85,9 +72,8 @@ def test_held_out_steps_are_never_named():
 
 # --- The source and the teacher ---
 def test_a_forecast_is_shown_nothing_of_what_follows(monkeypatch, tmp_path):
-    """With other steps after the history, a forecast is given the same clips, to the last bit, in
-    memory and from a file. Catches: any picture, or draw, that depends on later steps; features of
-    other frames than the clip's."""
+    """With other steps after the history, it is given the same clips, in memory and from a file.
+    Catches: a picture or draw that depends on later steps; features of other frames."""
     real, known, at = grammar.make_video, source.load_teacher("cpu"), 2
     f = SimpleNamespace(image=render.SIZE, frames=4, seconds=None)
 

@@ -1,0 +1,130 @@
+"""The doors: a data set and a task of one's own, each with a line of a table; flags that count."""
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import evaluate
+import finetune
+import sources
+import toy.__main__
+import train
+import weights
+from commands import ONE, call, fails, read_json
+from data import classify_examples
+from files.lists import count_coin, list_labeled
+from files.sources import VideoSource
+from files.video import pictures_of
+from support import encode
+from support.workers import read_ahead
+
+LABELED = ("--annotations", "world/COIN.json", "--videos", "world/videos", "--steps",
+           "world/steps.txt")
+
+
+class Folders(VideoSource):
+    """A data set of one's own: each video is a folder of pictures, one each 2 s."""
+
+    @staticmethod
+    def duration_of(path):
+        return 2.0 * len([*path.iterdir()])
+
+    @staticmethod
+    def pictures_of(path, times, short_side=None):
+        pictures = [Image.open(path / f"{int(time / 2)}.png") for time in times]
+        return torch.from_numpy(np.stack(pictures).transpose(0, 3, 1, 2))
+
+
+def find_folders(folder):
+    return {path.name: path for path in folder.iterdir()}
+
+
+def open_labeled(args, task, model, split, teacher=None):
+    videos, names = list_labeled(args, task, split, model.config)
+    return Folders(videos, find_folders(args.videos), pictures_of(model.encoder), teacher), names
+
+
+def test_a_data_set_is_a_source_and_a_line(here, monkeypatch):
+    """Checked, pre-trained, fine-tuned and evaluated on. Catches: a name, a reader of files or a flag
+    of --data that is fixed outside of the table; a hook of the source that no command asks."""
+    def write_pictures(path, frames):
+        path.with_suffix("").mkdir()
+        for k, picture in enumerate(frames.transpose(0, 2, 3, 1)):
+            picture = np.pad(picture, (toy.__main__.BORDER, toy.__main__.BORDER, (0, 0)), "edge")
+            Image.fromarray(picture).save(path.with_suffix("") / f"{k}.png")
+    monkeypatch.setattr(toy.__main__, "write_video", write_pictures)
+    monkeypatch.setitem(sources.DATA, "own", sources.Data(                 # the line
+        sources.Way(sources.folder(Folders, find_folders, "videos"),
+                    ("videos", "captions", "phrases")),
+        sources.Way(open_labeled, ("videos", "annotations"), ("steps",)),
+        count=count_coin, kind=Folders, find=find_folders))
+    call("toy", "export", "--out", "world", "--train", "8", "--test", "2")
+    data, run = ("--data", "own"), ("--device", "cpu", "--epochs", "1", "--workers", "1")
+    call("files", "check", *data, *LABELED[:4], "--json", "o.json")
+    assert read_json("o.json")["classify"]["test"]["found"] == 2
+    call("train.py", *data, *LABELED[2:4], "--captions", "world/captions", "--phrases",
+         "world/phrases.txt", "--size", "small", "--init", "none", *run, "--batch", "4", "--clip",
+         "toy", "--out", "run")
+    assert read_json("run/config.json")["settings"]["list of videos"].startswith("10 (")
+    call("train.py", "--stage", "finetune", *data, *LABELED, *run, "--init", "run", "--out",
+         "tuned")
+    for checkpoint, task, count in ("run", "forecast", 14), ("tuned", "classify", 16):
+        call("evaluate.py", "--task", task, *data, *LABELED, "--checkpoint", checkpoint, "--json",
+             "o.json")
+        assert read_json("o.json")["evaluated"] == count
+
+
+@pytest.mark.parametrize("part", [None, "denoiser", "encoder"])
+def test_a_task_is_a_line(trained, here, capsys, monkeypatch, part):
+    """Which step came before the one that is shown: fine-tuned and scored. Catches: a task's name,
+    epochs or frames that are also written elsewhere."""
+    monkeypatch.setitem(evaluate.TASKS, "previous", evaluate.Task(
+        examples=lambda videos, spacing, min_steps: [
+            one._replace(label=videos[one.video].steps[one.step - 1].label)
+            for one in classify_examples(videos) if one.step > 0],
+        read=evaluate.next_clip, trained=part, views=part != "denoiser", epochs=2.0,
+        lines=lambda asked: evaluate.accuracies({"ours": evaluate.match_labels(
+            asked.model, asked.x.mean(1), asked.texts)}, asked.labels),
+        frames=6 if part == "encoder" else None))
+    call("train.py", "--stage", "finetune", "--task", "previous", "--toy-videos", "8", "--init",
+         trained / "diffusion", "--out", "run")
+    assert weights.checkpoint.read("run")["step"] == 2     # of 56 examples each
+    assert weights.load("run").encoder.frames == (6 if part == "encoder" else 4)
+    score = "evaluate.py", "--toy-videos", "3", "--checkpoint", "run", "--json", "a.json", "--task"
+    call(*score, "previous")
+    assert {*read_json("a.json")["top1"]} == {"ours"} and read_json("a.json")["evaluated"] == 21
+    assert "fine-tuned for previous" in fails(capsys, *score, "forecast")
+    monkeypatch.setitem(sources.DATA, "own", sources.DATA["toy"]._replace(
+        tasks={"guess": "previous"}))                      # a task that this --data alone has
+    call(*score, "guess", "--data", "own")
+    assert "own can only guess" in fails(capsys, *score, "forecast", "--data", "own")
+
+
+def test_nought_is_refused(here, capsys):
+    """Catches: nought taken for a flag that is not given; a traceback far away."""
+    for command, flags in {
+            "train.py": "--batch --lr --tau --toy-videos --stride",
+            "train.py --stage finetune": "--batch --epochs --labels --lr",
+            "evaluate.py": "--samples --oracle --horizon --batch --repeats",
+            "predict.py": "--samples --horizon"}.items():
+        for flag in flags.split():
+            line = fails(capsys, *command.split(), flag, "0")
+            assert flag in line and "0: must be above 0" in line
+
+
+def test_memory_is_pinned_for_a_gpu_alone(trained, here, monkeypatch):
+    """Catches: pinned memory, which needs the GPU's driver, under --device cpu."""
+    pins = []
+
+    def note(dataset, items, workers, size=0, held=1, pin=False):
+        pins.append(pin)
+        return read_ahead(dataset, items, workers, size, held)
+    for module in train, finetune, encode:
+        monkeypatch.setattr(module, "read_ahead", note)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    call("train.py", *ONE, "--device", "cpu", "--out", "run")
+    monkeypatch.delattr(finetune, "learning_rate")     # that is far enough
+    with pytest.raises(NameError):
+        call("train.py", "--stage", "finetune", "--toy-videos", "2", "--device", "cpu", "--init",
+             trained / "mask", "--out", "tuned")
+    assert pins == [False] * 3
