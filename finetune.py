@@ -11,12 +11,12 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and append
 The classifier is one linear layer, its logits divided by tau. The loss is its cross entropy alone,
 and noise is zero, as in the release. After `--order none` a new h is trained.
 
-    settings   paper                     release                          here
-    COIN       AdamW, 15 epochs, batch   SGD 5e-3, stepped at epochs 0,   AdamW, 1e-3 linearly to 0, 15
-               of 64 (Sec. 4)            11, 14 of 15; forecasts twice    epochs; activity 60, since a
-                                         as many epochs                   video is one example
-    EPIC       -                         AdamW 1e-4, stepped at epochs    AdamW, 1e-4 linearly to 0, 50
-                                         0, 30, 40 of 50; decay 5e-2      epochs; decay 5e-2; clipped
+    settings  paper                    release                          here
+    COIN      AdamW, 15 epochs, batch  SGD 5e-3, stepped at epochs 0,   AdamW, 1e-3 linearly to 0,
+              of 64 (Sec. 4)           11, 14 of 15; forecasts twice    15 epochs; activity 60: a
+                                       as many epochs                   video is one example
+    EPIC      -                        AdamW 1e-4, stepped at epochs    AdamW, 1e-4 linearly to 0,
+                                       0, 30, 40 of 50; decay 5e-2      50 epochs; decay 5e-2
 They are fields of a Task (evaluate.py).
 N clips of an example, B examples per update, S classes, D embedding.
 """
@@ -166,7 +166,7 @@ def finetune(args, run):
                     if not read:
                         continue
                     rows = [order[one.place] for one in read]
-                    z = model.encode(join([one.clips for one in read], device))    # x = f(v), (B, D)
+                    z = model.encode(join([one.clips for one in read], device))    # x = f(v)
                 elif task.views:                           # one of N views of each: (B, D)
                     z = x[rows][range(len(rows)), torch.randint(x.shape[1], (len(rows),))]
                 else:                                      # what h predicts with zero noise

@@ -164,8 +164,8 @@ def history_of(model, given=None):
     """
     config = model.config
     history = given or config.history or ("spaced" if config.spacing else "paper")
-    require(history == "paper" or config.spacing, f"--history spaced: {model.path} does not say how "
-            "far apart its training clips were; give --history paper")
+    require(history == "paper" or config.spacing, f"--history spaced: {model.path} does not say "
+            "how far apart its training clips were; give --history paper")
     return history, config.spacing if history == "spaced" else None
 
 

@@ -133,8 +133,8 @@ def add_labeled_flags(parser, kinds):
 def add_history_flag(parser):
     """Add --history."""
     parser.add_argument("--history", choices=["spaced", "paper"], help="a forecast observes at "
-                        "most eight clips as far apart as in training; or, as in the paper, 68 s in "
-                        "eight (default: as it was fine-tuned; else spaced; published: paper)")
+                        "most eight clips as far apart as in training; or, as in the paper, 68 s "
+                        "in eight (default: as it was fine-tuned; else spaced; published: paper)")
 
 
 def add_teacher_flags(parser):

@@ -40,7 +40,8 @@ def encode_examples(model, teacher, source, examples, args):
         if part:
             n = [len(read.clips) for read in part]
             if teacher:
-                features = teacher.encode_clips(join([read.seen for read in part], device)).to(device)
+                features = teacher.encode_clips(join([read.seen for read in part], device))
+                features = features.to(device)
                 seen += features.split(n)
             if isinstance(f, TeacherFeatures):
                 x += f(features).split(n)

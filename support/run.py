@@ -34,9 +34,9 @@ def learning_rate(update, first, last, peak):
 class Run:
     """One run and its folder, which is its own as soon as it begins: `with Run(args) as run`.
 
-    A folder that holds a run is refused without --resume. If a new run ends before its first update,
-    it leaves none of its files. checkpoint: what to go on from, {} at first. unreadable: {id:
-    reason} of the videos that could not be read when they were last tried.
+    A folder that holds a run is refused without --resume. If a new run ends before its first
+    update, it leaves none of its files. checkpoint: what to go on from, {} at first. unreadable:
+    {id: reason} of the videos that could not be read when they were last tried.
     """
 
     def __init__(self, args):

@@ -27,7 +27,7 @@ def epoch_order(count, seed, epoch):
 
 def items(updates, count, batch, share, seed):
     """Yield the items (epoch, number, place) of `updates` (a range), each of `batch` of `count`
-    videos or examples, each once in an epoch. share: the places of this process in a batch, a range."""
+    videos or examples, each once in an epoch. share: the places of this process in a batch."""
     for update in updates:
         epoch, k = divmod(update, count // batch)
         order = epoch_order(count, seed, epoch)

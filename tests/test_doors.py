@@ -45,8 +45,8 @@ def open_labeled(args, task, model, split, teacher=None):
 
 
 def test_a_data_set_is_a_source_and_a_line(here, monkeypatch):
-    """Checked, pre-trained, fine-tuned and evaluated on. Catches: a name, a reader of files or a flag
-    of --data that is fixed outside of the table; a hook of the source that no command asks."""
+    """Checked, pre-trained, fine-tuned and evaluated on. Catches: a name, a reader of files or a
+    flag of --data that is fixed outside of the table; a hook of the source that no command asks."""
     def write_pictures(path, frames):
         path.with_suffix("").mkdir()
         for k, picture in enumerate(frames.transpose(0, 2, 3, 1)):
