@@ -148,8 +148,9 @@ def test_actions_need_verb_and_noun_and_rank_pairs():
 
 
 def test_actions_of_epic_train_f(trained, here, capsys):
-    """Catches: frames of another rate, verbs and nouns exchanged, f frozen; another split; a video
-    of --skip that is opened; one that cannot be decoded, read as if it could."""
+    """Catches: frames of another rate, verbs and nouns exchanged, f frozen; settings at which the
+    loss does not fall; another split; a video of --skip that is opened; one that cannot be decoded,
+    read as if it could."""
     export(here / "world", 3, 0)
     names = sorted(path.stem for path in (here / "world" / "videos").iterdir())
     (here / "world" / "videos" / f"{names[2]}.mp4").write_bytes(b"damaged")
@@ -163,6 +164,8 @@ def test_actions_of_epic_train_f(trained, here, capsys):
     assert "can only classify" in fails(capsys, *tune, "--task", "forecast")
     call(*tune, "--epochs", "2", "--batch", "3", "--micro-batch", "2", "--skip", names[1], "--out",
          "run")
+    losses = [row["loss"] for row in rows_of("run") if row["loss"] is not None]
+    assert losses[-1] < losses[0]                      # a loss that is not finite ends the run
     unreadable = read_json("run/unreadable.json")
     assert {*unreadable} == {names[1], names[2]} and unreadable[names[1]] == "left out by --skip"
     model, before = weights.load("run"), weights.load(trained / "diffusion")
