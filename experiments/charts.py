@@ -16,7 +16,7 @@ from model import sample_in_turn
 from pseudo_labels import soft_targets
 from support.arguments import INCLUDED, Parser
 from support.errors import run
-from support.figures import BLUE, save
+from support.figures import BLUE, plot_bars, save
 from toy import grammar
 from toy.source import ToySource, load_teacher
 from train import draw
@@ -28,7 +28,7 @@ PLACES = {                                                 # of by_place, in Oka
     "similar": ("similar histories", dict(color="#009E73", marker="^", linestyle=":")),
     "set": ("what the set tells", dict(color="#D55E00", marker="s", linestyle="--", mfc="white"))}
 PAIR, ORANGE = grammar.LOOK_ALIKES[1], "#E69F00"           # heat pan, cool pan
-VIDEOS, MISSING = 300, 5                                   # of a histogram; which clip is missing
+VIDEOS, MISSING, AFTER = 300, 5, 6     # of a histogram; the clip that is missing; observed steps
 
 
 def plot_curves(figure, runs):
@@ -127,16 +127,14 @@ def plot_task(figure, checkpoint):
                       fontsize=22 if i == MISSING else 9)
         axes.set(xticks=[], yticks=[], title=f"clip {i + 1}")
         axes.set_xlabel(f"teacher: {text}\n\n{words}", fontsize=6)
-    windows = history_windows(source.truth.place_to_stop(3), model.config.spacing)
+    end = source.videos[0].steps[AFTER - 1].end
+    windows = history_windows(end, model.config.spacing)
     x = model.encode(source.clips(0, windows)[0])
     noise = torch.randn(1, 50, model.dim, generator=torch.Generator().manual_seed(0))
     picks = torch.bincount(sample_in_turn(model, x, texts, noise)[1][:, 0], minlength=len(texts))
-    best = picks.topk(4).indices.flip(0)
-    bottom.suptitle(f"Forecast after {windows[-1, 1]:.0f} s: the next step in 50 samples",
-                    x=0.01, ha="left")
-    axes = bottom.subplots()
-    axes.barh([grammar.STEPS[k] for k in best], (picks[best] / 50).numpy(), color=BLUE)
-    axes.set(xticks=[0, 0.5, 1], xticklabels=["0", "50%", "100%"])
+    share = {grammar.STEPS[k]: float(picks[k] / 50) for k in picks.topk(4).indices}
+    exact = {row["step"]: row["p"] for row in source.truth.of_forecast(windows, [])["next"]}
+    plot_bars(bottom.subplots(), f"Forecast of step {AFTER + 1}", share, exact)
 
 
 def main(args):
