@@ -166,12 +166,12 @@ class Read(NamedTuple):
     clips: torch.Tensor | None = None      # for f, as Source.clips gives them; None: unreadable
     seen: torch.Tensor | None = None       # for the teacher
     said: tuple | None = None              # shares (n, m) of m sentences in each clip; their texts
-    label: object = None                   # of a labeled example
     failed: str | None = None              # why it is unreadable
 
 
 class NarratedVideos(Dataset):
-    """Nine consecutive clips of each narrated video. Item (epoch, video, place in a batch) -> Read.
+    """Nine consecutive clips of each narrated video. Item (epoch, video, place in a batch) -> Read;
+    raises Unreadable.
 
     All is drawn from (seed, epoch, video) alone. So it does not depend on how many processes,
     workers or micro-batches make a run.
@@ -190,13 +190,10 @@ class NarratedVideos(Dataset):
     def __getitem__(self, item):
         epoch, video, place = item
         rng = np.random.default_rng((ITEM, self.seed, epoch, video))
-        try:
-            end = self.source.duration(video)
-            narration = spoken(self.source.narration(video), end)
-            windows = consecutive(sentence_windows(narration, end, rng, self.stride), rng)
-            clips, seen = self.source.clips(video, windows, rng)
-        except Unreadable as error:
-            return Read(self.name(item), place, failed=str(error))
+        end = self.source.duration(video)
+        narration = spoken(self.source.narration(video), end)
+        windows = consecutive(sentence_windows(narration, end, rng, self.stride), rng)
+        clips, seen = self.source.clips(video, windows, rng)
         said = heard(narration, windows) if self.sentences else None
         return Read(self.name(item), place, clips, seen, said)
 
@@ -207,30 +204,6 @@ def heard(narration, windows):
     share = shares(np.array([sentence[:2] for sentence in narration]), windows)
     used = np.flatnonzero(share.any(0))
     return share[:, used].astype(np.float32), [narration[i][2] for i in used]
-
-
-class LabeledExamples(Dataset):
-    """The clips of labeled examples. Item (epoch, number, place) -> Read: all windows of
-    an example; with a seed, one of them, drawn anew in each epoch."""
-
-    def __init__(self, source, examples, seed=None):
-        self.source, self.examples, self.seed = source, examples, seed
-
-    def name(self, item):
-        """The id of an item's video."""
-        return self.source.videos[self.examples[item[1]].video].name
-
-    def __getitem__(self, item):
-        epoch, number, place = item
-        video, windows, label, _ = self.examples[number]
-        rng = self.seed if self.seed is None else np.random.default_rng(
-            (ITEM, self.seed, epoch, number))
-        try:
-            clips, seen = self.source.clips(video, rng.permutation(windows)[:1] if rng else windows,
-                                            rng)
-        except Unreadable as error:
-            return Read(self.name(item), place, failed=str(error))
-        return Read(self.name(item), place, clips, seen, label=label)
 
 
 # --- Labeled examples ---

@@ -29,14 +29,13 @@ from files.features import write_features
 from files.lists import NOUNS, VERBS
 from losses import match
 from model import match_labels
-from sources import DATA, history_of, require_flags, require_world, teacher_of, warn_of_data
-from support.arguments import (Parser, add_history_flag, add_labeled_flags, add_run_flags,
-                               default_checkpoint, limit_threads, pick_device, positive)
+from sources import DATA, history_of, open_labeled, open_teacher, warn_of_data
+from support.arguments import (Parser, add_labeled_flags, add_run_flags, default_checkpoint,
+                               pick_device, positive)
 from support.encode import encode_examples
 from support.errors import require, run
 from support.metrics import accuracies, draw_correct, pack, percent, print_lines, topk_correct
 from support.write import write_json
-from weights.teacher import texts_of
 
 EPIC_VIEWS = 10           # clips of an action (release)
 
@@ -102,58 +101,64 @@ def as_counted(p, labels, model, truth):
 
 
 # --- The tasks ---
+def names_of(examples, source):
+    """The id of each example's video."""
+    return [source.videos[example.video].name for example in examples]
+
+
 def next_clip(model, x, n):
     """What h predicts with zero noise after the clips x (B, N, D), of which n (B,): (B, 1, D)."""
     return model.forecast_next(x, torch.zeros_like(x[:, :1]), n)
 
 
+def sampled(asked, seed):
+    """Forecasts by zero noise and by samples of one seed -> {way: p (M, S)}, {way: which are right
+    (M,)} and {way: percent}. Table 5: an oracle picks a sample whose likeliest step is right."""
+    model, x, n, _, texts, labels, _, source, args = asked
+    noise = torch.randn(len(x), args.samples, model.dim,
+                        generator=torch.Generator().manual_seed(seed))                 # x_j^T
+    zero, samples = score(model, x, n, texts, noise, args.batch)
+    p = {"zero_noise": zero.exp(), "expectation": expectation(samples), "samples": samples.exp()}
+    p, y, _ = as_counted(p, labels, model, source.truth)                               # Eq. 11
+    best = (p.pop("samples").argmax(-1) == y[:, None]).any(1)
+    chance, drawn = draw_correct(p["zero_noise"], y, args.samples)
+    right = {way: topk_correct(q, y) for way, q in p.items()}
+    right |= {"oracle": best, "oracle_softmax": drawn}
+    return p, right, {way: percent(hits) for way, hits in right.items()} | {
+        "oracle_softmax": percent(chance)}
+
+
 def forecast_lines(asked):
-    """Which step comes next: zero noise, mean and best of the samples (Table 5: an oracle picks one
-    whose likeliest step is right), and what stands beside them."""
+    """Which step comes next: zero noise, mean and best of the samples, and what stands beside."""
     model, x, n, seen, texts, labels, examples, source, args = asked
-    truth, ways = source.truth, ("zero_noise", "expectation")
-    draws = []
-    for seed in range(args.seed, args.seed + args.repeats):
-        noise = torch.randn(len(x), args.samples, model.dim,
-                            generator=torch.Generator().manual_seed(seed))             # x_j^T
-        zero, samples = score(model, x, n, texts, noise, args.batch)
-        draws.append({"expectation": expectation(samples), "samples": samples.exp()})  # Eq. 11
+    truth, parts = source.truth, {}
     clips = seen.sum(1) / n[:, None]         # the paper re-purposes CLIP: their mean    (M, D)
-    p = {"zero_noise": zero.exp(), **draws[0],
-         "teacher": match(clips, texts, model.tau).exp().cpu()}
+    beside = {"teacher": match(clips, texts, model.tau).exp().cpu()}
     if args.similar:
-        p["similar"] = truth.similar_histories(model, x, n, texts, args)
+        beside["similar"] = truth.similar_histories(model, x, n, texts, args)
     if truth:
-        p |= truth.next_steps(examples)
-    p, y, classes = as_counted(p, labels, model, truth)
-    right = {name: topk_correct(q, y) for name, q in p.items() if name != "samples"}   # (M,)
-    chance, right["oracle_softmax"] = draw_correct(p["zero_noise"], y, args.samples)
-    repeated = {"zero_noise": [percent(right["zero_noise"])], "expectation": [], "oracle": [],
-                "oracle_softmax": [percent(chance)]}
-    for drawn in draws:
-        q, *_ = as_counted(drawn, labels, model, truth)
-        best = (q.pop("samples").argmax(-1) == y[:, None]).any(1)          # an oracle picks it
-        right.setdefault("oracle", best)
-        repeated["oracle"].append(percent(best))
-        repeated["expectation"].append(percent(topk_correct(q["expectation"], y)))
-    top1 = {name: mean(numbers) for name, numbers in repeated.items()}
-    spread = {name: stdev(numbers) if len(numbers) > 1 else 0.0
-              for name, numbers in repeated.items()}
-    lines = {"samples": args.samples, "top1": top1,
-             "top1_std": spread if args.repeats > 1 else None,
-             "top5": {name: percent(topk_correct(p[name], y, 5)) for name in ways},
+        beside |= truth.next_steps(examples)
+    beside, y, classes = as_counted(beside, labels, model, truth)
+    draws = [sampled(asked, seed) for seed in range(args.seed, args.seed + args.repeats)]
+    ours, right, _ = draws[0]
+    right |= {name: topk_correct(q, y) for name, q in beside.items()}
+    repeated = {way: [top1[way] for *_, top1 in draws] for way in draws[0][2]}
+    lines = {"samples": args.samples, "top1": {way: mean(row) for way, row in repeated.items()},
+             "top1_std": None, "top5": {way: percent(topk_correct(q, y, 5))
+                                        for way, q in ours.items()},
              "baselines": {"random": 100 / classes, "teacher": percent(right["teacher"]),
                            "similar": None},
              "truth": None, "by_place": None, "new": None, "futures": None}
-    parts = {}
+    if args.repeats > 1:
+        lines["top1_std"] = {way: stdev(row) for way, row in repeated.items()}
     if truth:
-        more, parts["new"] = truth.forecast_lines(p, right, y, examples, args.samples)
+        more, parts["new"] = truth.forecast_lines(ours | beside, right, y, examples, args.samples)
         lines["baselines"]["similar"] = more.pop("similar", None)
         lines |= more
     if args.horizon > 1:
         lines["futures"] = truth.sampled_futures(model, x, n, texts, examples, args.horizon,
                                                  args.seed)
-    return lines | {"right": pack(right, examples, parts)}
+    return lines | {"right": pack(right, names_of(examples, source), parts)}
 
 
 def classify_lines(asked):
@@ -168,7 +173,7 @@ def classify_lines(asked):
     if source.truth:
         more, parts, right["look_alikes"] = source.truth.classify_lines(p, right, labels)
         lines |= more
-    return lines | {"right": pack(right, examples, parts)}
+    return lines | {"right": pack(right, names_of(examples, source), parts)}
 
 
 def activity_lines(asked):
@@ -241,20 +246,12 @@ def evaluate(args):
     """Score a checkpoint -> the content of --json."""
     # 1. The checkpoint, the videos, and the texts of their label set.
     began, device = time.perf_counter(), pick_device(args.device)
-    way, name = DATA[args.data].labeled, task_name(args)
-    model, task = weights.load(args.checkpoint).to(device), TASKS[name]
-    limit_threads(model.encoder.image, device)
+    model, name = weights.load(args.checkpoint).to(device), task_name(args)
     require_task(model, name, args)
-    require_world(model)
-    require_flags(args, way)
-    size = model.encoder.image
-    require(DATA[args.data].fits(size), f"{model.path}: reads "
-            f"{f'pictures of {size} pixels' if size else 'features'}, not --data {args.data}")
-    teacher = teacher_of(model, args, device) if task.texts else None
-    source, names = way.open(args, task, model, args.split, teacher)
+    task = TASKS[name]
+    source, names, teacher, texts = open_labeled(args, task, model, device, args.split)
     require(source.truth or not args.similar and args.horizon == 1,
             f"--similar and --horizon: --data {args.data} has no truth to compare with")
-    texts = texts_of(model, teacher, names) if task.texts else None
     history, spacing = history_of(model, args.history)
     tuned, other = model.config.history or history, None
     if history != tuned:
@@ -288,7 +285,9 @@ def evaluate(args):
 def main(args):
     """Score, print, and write the JSON if asked for; or write a features file."""
     if args.task == "features":
-        return write_features(args)
+        device = pick_device(args.device)
+        teacher = args.clip and open_teacher(args.clip, args.clip_weights, device)
+        return write_features(args, teacher, device)
     content = evaluate(args)
     print_lines(content)
     if args.json:
@@ -303,11 +302,9 @@ def parse(argv=None):
         "epic: classify); features: write those of --videos to --out")
     add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
-    add_labeled_flags(parser, [name for name in DATA if DATA[name].labeled])
+    add_labeled_flags(parser, [name for name in DATA if DATA[name].labeled], 1000)
     add("--split", choices=["test", "validation", "train"], default="test", help="which videos")
-    add("--toy-videos", type=positive(int), default=1000, help="videos of the toy world's split")
     add("--min-steps", type=int, default=2, help="leave out videos with fewer annotated steps")
-    add_history_flag(parser)
     add("--samples", "--oracle", type=positive(int), default=5, dest="samples",
         help="Monte Carlo samples per forecast (Eq. 11); the oracle counts the best of them")
     add("--repeats", type=positive(int), default=1, help="so many draws of the samples: mean "

@@ -33,39 +33,39 @@ from torch.nn.functional import nll_loss, normalize
 from torch.nn.utils import clip_grad_norm_
 
 import weights
-from data import LABELS, LabeledExamples
+from data import LABELS
 from evaluate import TASKS, task_choices, task_name
 from model import Config, clips_at_once
-from sources import DATA, history_of, open_teacher, require_flags, require_world, teacher_of
-from support.arguments import (Parser, add_history_flag, add_labeled_flags, add_run_flags,
-                               default_checkpoint, limit_threads, mixed_precision, pick_device,
-                               positive, share)
-from support.encode import encode_examples
+from sources import DATA, clip_of, history_of, open_labeled, open_teacher
+from support.arguments import (Parser, add_labeled_flags, add_run_flags, default_checkpoint,
+                               mixed_precision, pick_device, positive)
+from support.encode import LabeledExamples, encode_examples
 from support.errors import require
 from support.run import learning_rate
 from support.workers import epoch_order, items, join, read_ahead
 from weights.checkpoint import build, init_from
-from weights.teacher import texts_of
 
 DROPOUT = 0.1             # of h's tokens
 TEACHER = Path("teacher")                          # of --init: its features in place of f's
 
 
-def chosen_examples(examples, share, seed):
-    """The examples of a share of the videos, drawn from the seed."""
-    videos = sorted({example.video for example in examples})
-    order = np.random.default_rng((LABELS, seed)).permutation(videos)
-    chosen = set(order[:math.ceil(share * len(videos))].tolist())
-    return [example for example in examples if example.video in chosen]
+def chosen_examples(examples, videos, share, seed):
+    """The examples of a share of the videos, drawn from the seed. A list may name a video twice."""
+    number = {video.name: i for i, video in enumerate(videos)}
+    numbers = [number[videos[example.video].name] for example in examples]
+    order = np.random.default_rng((LABELS, seed)).permutation(sorted({*numbers}))
+    chosen = set(order[:math.ceil(share * len(order))].tolist())
+    return [example for example, i in zip(examples, numbers) if i in chosen]
 
 
 def teacher_as_model(args, device):
     """A model whose x are the teacher's features, without h: the CLIP of Table 2."""
     data = DATA[args.data]
-    teacher = open_teacher(args.clip or data.clip, args.clip_weights, device)
+    clip = args.clip or data.clip
+    teacher = open_teacher(clip, args.clip_weights, device)
     D = teacher.encode_phrases([""]).shape[1]
     config = Config({"kind": "teacher", "image": teacher.size}, None, "none", data.tau, 1.0, [0.5],
-                    (0.0, 1.0), clip=args.clip or data.clip, clip_weights=args.clip_weights)
+                    (0.0, 1.0), clip=clip, clip_weights=args.clip_weights)
     return build(config, torch.zeros(1, D))
 
 
@@ -94,36 +94,32 @@ def with_classifier(init, name, classes, names, texts):
 def set_up(args, run, device):
     """The task, its videos, their examples, and the model that is to be tuned."""
     # 1. The checkpoint, the videos and their labeled examples.
-    way, name = DATA[args.data].labeled, task_name(args)
-    init, task = weights.load(args.init) if args.init != TEACHER else None, TASKS[name]
-    if init is None:
-        require(task.views and not task.trained, "--init teacher: only with --task classify")
-        init = teacher_as_model(args, device)
+    name = task_name(args)
+    task, looks = TASKS[name], args.init == TEACHER
+    require(not looks or task.views and not task.trained, "--init teacher: only with --task "
+            "classify")
+    init = teacher_as_model(args, device) if looks else weights.load(args.init)
     require(not init.config.task and (init.denoiser or len(init.phrases)), f"--init {args.init}: "
             "is fine-tuned, or a published f alone; give a run of --stage pretrain")
-    limit_threads(init.encoder.image, device)
-    require_world(init)
-    require_flags(args, way)
-    require(DATA[args.data].fits(init.encoder.image), f"--init {args.init}: does not read --data "
-            f"{args.data}")
-    teacher = teacher_of(init, args, device) if task.texts else None
-    looking = teacher if args.init == TEACHER else None
-    source, names = way.open(args, task, init, "train", looking)
+    source, names, teacher, texts = open_labeled(args, task, init, device, "train", looks)
     history, spacing = history_of(init, args.history)
-    examples = chosen_examples(task.examples(source.videos, spacing, 2), args.labels, args.seed)
+    examples = chosen_examples(task.examples(source.videos, spacing, 2), source.videos, args.labels,
+                               args.seed)
+    require(examples, f"no training video has an example to {args.task}")
 
     # 2. The model. If f stays as it is, each clip goes through it once.
-    texts = texts_of(init, teacher, names) if task.texts else None
     torch.manual_seed(args.seed)
-    init.config = replace(init.config, clip=args.clip or init.config.clip, history=history,
-                          clip_weights=args.clip_weights or init.config.clip_weights,
+    clip, clip_weights = clip_of(init, args)
+    init.config = replace(init.config, clip=clip, clip_weights=clip_weights, history=history,
                           hold_out=args.hold_out)
     model = with_classifier(init, name, task.classes(source.listed, names), names, texts).to(device)
     x = n = None
     if task.trained != "encoder":
-        x, n, _, examples, run.unreadable = encode_examples(model.eval(), looking, source, examples,
-                                                            args)
-    run.begin(source, examples=[f"{one.video} {one.step} {one.label}" for one in examples])
+        x, n, _, examples, run.unreadable = encode_examples(model.eval(), teacher if looks else None,
+                                                            source, examples, args)
+    run.begin(source, examples=[f"{one.video} {one.step} {one.label}" for one in examples],
+              classes=names or [], start=[f"{key} {value.double().sum().item()!r}"
+                                          for key, value in init.state_dict().items()])
     model.settings = run.settings
     if run.checkpoint:
         model.load_state_dict(run.checkpoint["model"])
@@ -193,13 +189,11 @@ def parse(argv):
         "trains only the classifier; forecast and activity also train h; --data epic also f")
     add("--init", type=Path, help="start from a run folder or a file, also a published one "
         "(default: runs/pretrain, else the included checkpoint); teacher: its features alone")
-    add_labeled_flags(parser, [name for name in DATA if DATA[name].labeled])
-    add("--toy-videos", type=positive(int), default=6000, help="training videos of the toy world")
+    add_labeled_flags(parser, [name for name in DATA if DATA[name].labeled], 6000)
     add("--labels", type=positive(float), default=1.0, help="share of the labeled videos that is "
         "used")
-    add("--hold-out", type=share, help="leave out this share of the training videos, for --split "
+    add("--hold-out", type=positive(float), help="leave out this share of the training videos, for --split "
         "validation of a COIN.json without one; 0.1 is a tenth")
-    add_history_flag(parser)
     add("--epochs", type=positive(float), help="times each example is seen (default: "
         f"{', '.join(f'{name} {task.epochs:g}' for name, task in TASKS.items())})")
     add("--batch", type=positive(int), default=64, help="examples per update; the paper's 64")
@@ -209,6 +203,7 @@ def parse(argv):
     add_run_flags(parser)
     args = parser.parse_args(argv)
     require(args.labels <= 1, f"--labels {args.labels}: is a share, at most 1; 0.1 is a tenth")
+    require((args.hold_out or 0) < 1, f"--hold-out {args.hold_out}: is a share, below 1")
     task = TASKS[task_name(args)]
     args.log_every = 1 if task.trained == "encoder" else 20
     args.epochs, args.lr = args.epochs or task.epochs, args.lr or task.lr

@@ -137,8 +137,8 @@ def clips_at_once(encoder, size=None, device=None):
 
 def encode_parts(model, clips, size=None):
     """`model.encode` for inference, `clips_at_once` at a time: clips (C, ...) -> (C, D)."""
-    return torch.cat([model.encode(part)
-                      for part in clips.split(clips_at_once(model.encoder, size, clips.device))])
+    most = clips_at_once(model.encoder, size, model.phrases.device)
+    return torch.cat([model.encode(part) for part in clips.split(most)])
 
 
 def match_labels(model, x, texts):

@@ -18,10 +18,10 @@ from files.lists import clock, load_phrases, video_name
 from files.sources import VideoSource
 from files.video import pictures_of
 from model import encode_parts, sample_in_turn
-from sources import DATA, history_of, require_world, teacher_of, warn_of_data
+from sources import DATA, clip_of, history_of, open_teacher, require_world, warn_of_data
 from support import figures
-from support.arguments import (Parser, add_teacher_flags, default_checkpoint, mixed_precision,
-                               pick_device, positive)
+from support.arguments import (Parser, add_micro_batch_flag, add_teacher_flags,
+                               default_checkpoint, mixed_precision, pick_device, positive)
 from support.errors import require, run
 from support.write import write_json
 from weights.teacher import texts_of
@@ -78,7 +78,8 @@ def count_futures(picks, names):
 
 
 def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizon=3, seed=0,
-            device="auto", clip=None, clip_weights=None, name=None, figure=None):
+            device="auto", clip=None, clip_weights=None, name=None, figure=None,
+            micro_batch=None):
     """The JSON's content.
 
     Args: those that are not here are the flags; None means that a flag is not given.
@@ -104,7 +105,8 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     steps = steps or config.names or known
     require(steps, "--steps is needed: a file with a step per line")
     names = load_phrases(steps) if isinstance(steps, (str, Path)) else [*steps]
-    teacher = teacher_of(model, Namespace(clip=clip, clip_weights=clip_weights), device)
+    asked = Namespace(clip=clip, clip_weights=clip_weights)
+    teacher = open_teacher(*clip_of(model, asked), device)
     texts = texts_of(model, teacher, names)                                    # (S, D)
     windows, clips = observe(source, model, at, horizon)
 
@@ -112,7 +114,7 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
     following, futures, warnings = [], [], [warn_of_data(model, source)]
     with torch.no_grad():
         with mixed_precision(device):
-            x = encode_parts(model, clips)                                     # x_i = f(v_i) (N, D)
+            x = encode_parts(model, clips, micro_batch)                        # x_i = f(v_i) (N, D)
         p = model.match(x, texts).exp().cpu()                                  # Eq. 6        (N, S)
         if model.denoiser is None:
             warnings.append("trained without order: it recognizes steps, but forecasts none")
@@ -190,6 +192,7 @@ def parse(argv=None):
     add("--figure", type=Path, help="also draw it: FILE.png, .pdf or .svg (needs matplotlib)")
     add("--seed", type=int, default=0, help="of the noise; without VIDEO, which test video")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
+    add_micro_batch_flag(parser)
     return parser.parse_args(argv)
 
 

@@ -11,10 +11,12 @@ from files.lists import count_coin, count_epic, epic_split, list_labeled, load_e
 from files.sources import VideoSource, open_folder
 from files.video import find_videos, pictures_of
 from losses import TAU
+from support.arguments import limit_threads
 from support.errors import require
 from toy import grammar, render
 from toy.source import ToySource, load_teacher
 from weights.teacher import open_teacher as open_pretrained
+from weights.teacher import texts_of
 
 FLAGS = ("videos", "features", "captions", "ids", "phrases", "annotations", "steps", "skip",
          "hold_out")                   # of which each data set has its own
@@ -23,8 +25,9 @@ FLAGS = ("videos", "features", "captions", "ids", "phrases", "annotations", "ste
 class Way(NamedTuple):
     """How a data set is opened, with narrations or with labels.
 
-    open: of narrations, (args, pictures, teacher) -> Source; of labels, (args, task, model, split,
-    teacher) -> Source, names of the classes or None. teacher: what looks at the clips, or None.
+    open: of narrations, (args, pictures, teacher) -> Source; of labels, (args, pictures, teacher,
+    task, model, split) -> Source, names of the classes or None. pictures: what f reads of a window;
+    teacher: what looks at the clips, or None.
     """
     open: Callable
     needs: tuple = ()                  # flags for files that must be given
@@ -51,38 +54,27 @@ class Data(NamedTuple):
     steps: tuple | None = None         # names of its steps
 
 
-def pictures_for(task, model):
-    """What f reads of a window for a Task: data.Pictures."""
-    pictures = pictures_of(model.encoder)
-    return pictures._replace(frames=task.frames or pictures.frames)
+def labeled(kind, find, flag):
+    """Videos in COIN's layout, or their features, of a folder or file that `flag` names."""
+    def open_kind(args, pictures, teacher, task, model, split):
+        videos, names = list_labeled(args, task, split, model.config)
+        source = kind(videos, find(getattr(args, flag)), pictures, teacher, skip=args.skip)
+        if not pictures.size:
+            require_widths(source, model.encoder.features, model.dim)
+        return source, names
+    return open_kind
 
 
-def labeled_videos(args, task, model, split, teacher=None):
-    """Videos in COIN's layout."""
-    videos, names = list_labeled(args, task, split, model.config)
-    return VideoSource(videos, find_videos(args.videos), pictures_for(task, model), teacher,
-                       skip=args.skip), names
-
-
-def labeled_features(args, task, model, split, teacher=None):
-    """Features of videos in COIN's layout."""
-    videos, names = list_labeled(args, task, split, model.config)
-    source = FeatureSource(videos, find_rows(args.features), None, teacher, skip=args.skip)
-    require_widths(source, model.encoder.features, model.dim)
-    return source, names
-
-
-def labeled_epic(args, task, model, split, teacher=None):
+def labeled_epic(args, pictures, teacher, task, model, split):
     """Actions of EPIC-Kitchens-100, whose verbs and nouns have no texts here."""
-    return VideoSource(load_epic(args.annotations), find_videos(args.videos),
-                       pictures_for(task, model), teacher, skip=args.skip), None
+    return VideoSource(load_epic(args.annotations), find_videos(args.videos), pictures, teacher,
+                       skip=args.skip), None
 
 
-def labeled_toy(args, task, model, split, teacher=None):
+def labeled_toy(args, pictures, teacher, task, model, split):
     """The toy world's videos of a split."""
-    frames = pictures_for(task, model).frames
     names = [*grammar.STEPS] if task.texts else None
-    return ToySource(split, range(args.toy_videos), frames, teacher), names
+    return ToySource(split, range(args.toy_videos), pictures.frames, teacher), names
 
 
 def folder(kind, find, flag):
@@ -110,10 +102,10 @@ DATA = {
     "features": Data(
         Way(folder(FeatureSource, find_rows, "features"), ("features", "captions", "phrases"),
             ("ids", "skip")),
-        Way(labeled_features, ("annotations", "features"), ("steps", "skip", "hold_out")),
+        Way(labeled(FeatureSource, find_rows, "features"), ("annotations", "features"), ("steps", "skip", "hold_out")),
         fits=lambda size: not size, size="small", encoder="adapter", split=split_of),
     "coin": Data(
-        labeled=Way(labeled_videos, ("annotations", "videos"), ("steps", "skip", "hold_out")),
+        labeled=Way(labeled(VideoSource, find_videos, "videos"), ("annotations", "videos"), ("steps", "skip", "hold_out")),
         split=split_of, count=count_coin),
     "epic": Data(
         labeled=Way(labeled_epic, ("annotations", "videos"), ("skip",)),
@@ -122,25 +114,22 @@ DATA = {
 }
 
 
-def flags_of(data):
-    """The flags for files that a Data has."""
-    return {name for way in (data.narrated, data.labeled) if way for name in way.needs + way.takes}
-
-
 def require_flags(args, way):
     """InputError if a file is missing that --data needs, or one is given that it does not read."""
     absent = [name for name in way.needs if not getattr(args, name, None)]
     require(not absent, f"--data {args.data} needs --{' and --'.join(absent)}")
     for name in FLAGS:
         require(name in way.needs + way.takes or not getattr(args, name, None),
-                f"--data {args.data} has no --{name.replace('_', '-')}; another --data has: "
-                f"{', '.join(other for other in DATA if name in flags_of(DATA[other]))}")
+                f"--data {args.data} has no --{name.replace('_', '-')}")
 
 
 def open_teacher(clip, clip_weights=None, device="cpu"):
     """The frozen pseudo_labels.Teacher of a name: "toy", the toy world's, or as in
     weights/teacher.py."""
-    return load_teacher(device) if clip == "toy" else open_pretrained(clip, clip_weights, device)
+    if clip != "toy":
+        return open_pretrained(clip, clip_weights, device)
+    require(clip_weights is None, f"--clip-weights {clip_weights}: the toy world's has its own")
+    return load_teacher(device)
 
 
 def require_world(model):
@@ -150,10 +139,28 @@ def require_world(model):
             f"world; this code has {grammar.VERSION}")
 
 
-def teacher_of(model, args, device):
-    """The teacher that a checkpoint was trained with, or that of --clip."""
-    return open_teacher(args.clip or model.config.clip,
-                        args.clip_weights or model.config.clip_weights, device)
+def clip_of(model, args):
+    """--clip and --clip-weights, by default those that a checkpoint was trained with."""
+    if args.clip:
+        return args.clip, args.clip_weights
+    return model.config.clip, args.clip_weights or model.config.clip_weights
+
+
+def open_labeled(args, task, model, device, split, looks=True):
+    """The videos of a Task, as a checkpoint reads them -> their Source; names of the classes; the
+    teacher, and its texts (S, D). The last three are None for a task without texts. looks: whether
+    the teacher sees the clips, too."""
+    data, f = DATA[args.data], model.encoder
+    limit_threads(f.image, device)
+    require_world(model)
+    require_flags(args, data.labeled)
+    require(data.fits(f.image), f"{model.path}: reads "
+            f"{f'pictures of {f.image} pixels' if f.image else 'features'}, not --data {args.data}")
+    pictures, teacher = pictures_of(f)._replace(frames=task.frames or f.frames), None
+    if task.texts:
+        teacher = open_teacher(*clip_of(model, args), device)
+    source, names = data.labeled.open(args, pictures, teacher if looks else None, task, model, split)
+    return source, names, teacher, texts_of(model, teacher, names) if teacher else None
 
 
 def history_of(model, given=None):

@@ -38,8 +38,9 @@ from model import Config, clips_at_once
 from pseudo_labels import clip_features, soft_targets
 from sources import DATA, open_teacher, require_flags
 from support import parallel
-from support.arguments import (Noise, Parser, add_narrated_flags, add_run_flags, compile_blocks,
-                               limit_threads, mixed_precision, pick_device, positive)
+from support.arguments import (Parser, add_narrated_flags, add_run_flags, compile_blocks,
+                               limit_threads, mixed_precision, noise_of, pick_device,
+                               positive)
 from support.errors import require, run
 from support.run import Run, learning_rate
 from support.workers import items, join, read_ahead
@@ -108,22 +109,18 @@ def objective(model, clips, targets, noise, t, observed, read):
 
 def matching(model, clips, targets, *draws):
     """The ablation --order none: f learns by Eq. 8 alone. Returns as `objective`; without h, L_MSE
-    and L_MC are 0, and there is no log p of x_hat."""
+    and L_MC are the number 0, and there is no log p of x_hat."""
     x = model.encode(clips.flatten(0, 1)).unflatten(0, clips.shape[:2])
     log_p = match(x, model.phrases, model.tau)
-    xe = cross_entropy(targets, log_p).mean(1)
-    return xe, torch.zeros_like(xe), torch.zeros_like(xe), log_p, None
+    return cross_entropy(targets, log_p).mean(1), 0.0, 0.0, log_p, None
 
 
-def make_optimizer(model, stage, run=None):
-    """SGD with momentum, then AdamW (paper, Sec. 4), as the run's checkpoint has it, if any. The
-    loop sets the learning rate."""
-    kind, options = ((torch.optim.SGD, dict(momentum=0.9)) if stage == "sgd" else
-                     (torch.optim.AdamW, dict(betas=BETAS, fused=True)))
-    optimizer = kind(model.parameters(), lr=0.0, weight_decay=WEIGHT_DECAY, **options)
-    if run and run.checkpoint:
-        optimizer.load_state_dict(run.checkpoint["optimizer"])
-    return optimizer
+def make_optimizer(model, stage):
+    """SGD with momentum, then AdamW (paper, Sec. 4). The loop sets the learning rate."""
+    options = dict(lr=0.0, weight_decay=WEIGHT_DECAY)
+    if stage == "sgd":
+        return torch.optim.SGD(model.parameters(), momentum=0.9, **options)
+    return torch.optim.AdamW(model.parameters(), betas=BETAS, fused=True, **options)
 
 
 def set_up(args, run, device):
@@ -151,12 +148,10 @@ def set_up(args, run, device):
     D = texts.shape[1]
     scale, levels = ((1.0, released_levels()) if args.noise == "release" else
                      (scale_of(D), noise_levels(D, *args.noise)))
-    config = Config({"kind": args.encoder, **sizes}, SIZES[args.size]["denoiser"], args.order,
-                    args.tau, scale, levels.tolist(), source.pixels,
-                    clip_distance(source, args.stride), args.stride, clip=args.clip,
+    h = SIZES[args.size]["denoiser"] if args.order != "none" else None
+    config = Config({"kind": args.encoder, **sizes}, h, args.order, args.tau, scale, levels.tolist(),
+                    source.pixels, clip_distance(source, args.stride), args.stride, clip=args.clip,
                     clip_weights=args.clip_weights, first_phrase=phrases[0])
-    if args.order == "none":
-        config.denoiser = None
     model = rebuild(run.checkpoint) if run.checkpoint else build(config, texts)
     if start:
         init_from(args.init, model, start)
@@ -170,21 +165,23 @@ def pretrain(args, run):
     device = parallel.start(pick_device(args.device))
     source, teacher, model = set_up(args, run, device)
     videos = NarratedVideos(source, args.seed, args.stride, args.targets != "vision")
-    batch = min(args.batch, len(videos))
-    per_epoch = len(videos) // batch
+    count, batch = len(videos), min(args.batch, len(videos))
+    per_epoch = count // batch
     switch = round(args.sgd_epochs * per_epoch)            # updates by SGD; AdamW follows
     updates = switch + round(args.epochs * per_epoch)
     require(updates > 0, f"--epochs {args.epochs}: no update; there are {per_epoch} in an epoch")
     f, share = model.encoder, parallel.share(batch)
     micro = min(max(clips_at_once(f, args.micro_batch, device) // CLIPS, 1), len(share))   # videos
-    asked = items(range(run.first, updates), len(videos), batch, share, args.seed)
+    asked = items(range(run.first, updates), count, batch, share, args.seed)
     size = 3 * CLIPS * f.frames * (f.image ** 2 + teacher.size ** 2)   # bytes of a video
     reads = read_ahead(videos, asked, args.workers, size, micro, device.type == "cuda")
     if args.compile:
         compile_blocks(device, model.encoder, teacher.model)
-    optimizer = make_optimizer(model, "sgd" if run.first <= switch else "adamw", run)
+    optimizer = make_optimizer(model, "sgd" if run.first <= switch else "adamw")
+    if run.checkpoint:
+        optimizer.load_state_dict(run.checkpoint["optimizer"])
     if run.rank == 0:
-        print(f"{len(videos)} videos, clips {model.config.spacing:.1f} s apart; on {device}")
+        print(f"{count} videos, clips {model.config.spacing:.1f} s apart; on {device}")
 
     # 2. Train: each update minimizes the mean of its videos' objectives, Eq. 7.
     terms = matching if args.order == "none" else objective
@@ -218,7 +215,6 @@ def pretrain(args, run):
         optimizer.step()
         if run.after(update + 1, norm, model, optimizer):
             break
-    parallel.end()
     run.end()
 
 
@@ -237,8 +233,8 @@ def parse(argv=None):
     add("--encoder", choices=["timesformer", "mvit", "adapter"], help="f; for features: adapter")
     add("--order", choices=[*DENOISERS], default="diffusion", help="h learns from the noised "
         "missing clip, or from zeros (mask), or there is no h (none)")
-    add("--noise", nargs="+", action=Noise, default=NOISE, metavar=("FIRST", "LAST"), help="signal-"
-        "to-noise ratios times sqrt(D) of the first and last level; or: release, the authors'")
+    add("--noise", nargs="+", default=NOISE, metavar=("FIRST", "LAST"), help="signal-to-noise "
+        "ratios times sqrt(D) of the first and last level; or: release, the authors'")
     add("--rows", choices=["release", "paper"], default="release", help="release: clips from a "
         "random place after the missing one on are hidden, as in the authors' code; paper: none")
     add("--context", choices=["observed", "shuffled"], default="observed",
@@ -247,8 +243,8 @@ def parse(argv=None):
         help="soft targets of the teacher: of frames, of speech, or their mean")
     add("--tau", type=positive(float), help="temperature of Eq. 6 (default: 0.02, toy 0.045)")
     add("--init", help="start f and h from a run, a file, ImageNet's ViT (timm), or anew (none)")
-    add("--sgd-epochs", type=float, help="epochs of SGD, the first stage")
-    add("--epochs", type=float, help="epochs of AdamW, the second stage")
+    add("--sgd-epochs", type=positive(float, zero=True), help="epochs of SGD, the first stage")
+    add("--epochs", type=positive(float, zero=True), help="epochs of AdamW, the second stage")
     add("--batch", type=positive(int), help="videos per update")
     add("--lr", type=positive(float), help="peak learning rate of AdamW")
     add("--out", type=Path, default=Path("runs/pretrain"), help="folder of the run")
@@ -257,7 +253,7 @@ def parse(argv=None):
         "faster on a GPU, after some minutes")
     add_run_flags(parser)
     args = parser.parse_args(argv)
-    data = DATA[args.data]
+    data, args.noise = DATA[args.data], noise_of(args.noise)
     args.size, args.encoder = args.size or data.size, args.encoder or data.encoder
     args.clip, args.world = args.clip or data.clip, data.world
     init = "timm" if args.size == "base" and args.encoder == "timesformer" else "none"

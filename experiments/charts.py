@@ -49,7 +49,7 @@ def plot_places(figure, files):
     """Draw % right by how many steps came before, of JSON files of forecasts in the toy world: the
     means over the files, and bars from the lowest to the highest."""
     figure.set_size_inches(5.6, 3.2)                       # 700 pixels wide
-    axes, labels = figure.subplots(), []
+    axes = figure.subplots()
     scores = [json.loads(read_text(file))["by_place"] for file in files]
     *_, last = places = sorted(scores[0], key=int)
     for name, (label, style) in PLACES.items():
@@ -58,13 +58,9 @@ def plot_places(figure, files):
         shares = [[score[k][name] for score in scores] for k in places]
         bars = [[mean(row) - min(row) for row in shares], [max(row) - mean(row) for row in shares]]
         axes.errorbar([*map(int, places)], [*map(mean, shares)], bars, label=label, **style)
-        labels.append((mean(shares[-1]), label, style["color"]))
-    height = 110.0
-    for share, label, color in sorted(labels, reverse=True):       # from the top, 6.5 points apart
-        height = min(share, height - 6.5)
-        axes.text(int(last) + 0.25, height, label, color=color, va="center")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
     axes.set(title="% right", xlabel="steps that came before the one asked for", ylim=(0, 104),
-             xticks=[*map(int, places)], xlim=(0.7, int(last) + 1.9))
+             xticks=[*map(int, places)])
 
 
 def clips_of(source, name):
@@ -109,16 +105,14 @@ def plot_task(figure, checkpoint):
     figure.set_size_inches(9, 4.2)
     model, teacher = weights.load(checkpoint), load_teacher("cpu")
     source = ToySource("test", [0], 4, teacher)
-    (_, _, clips, seen, *_), texts = NarratedVideos(source, 0)[0, 0, 0], teacher.encode_phrases(
-        grammar.STEPS)
-    said = NarratedVideos(source, 0, sentences=True)[0, 0, 0].said
+    texts = teacher.encode_phrases(grammar.STEPS)
+    _, _, clips, seen, (share, sentences), _ = NarratedVideos(source, 0, sentences=True)[0, 0, 0]
     likeliest = soft_targets(seen, model.phrases, model.tau).max(-1)
     observed = draw(1, model.dim, 4, "release", "observed", 0, 0)[2][0, MISSING]
     top, bottom = figure.subfigures(2, 1, height_ratios=(1.5, 1))
     top.suptitle("Training: clip 6 of 9 is missing; h predicts it from the clips that it sees",
                  x=0.01, ha="left")
     for i, axes in enumerate(top.subplots(1, 9)):
-        share, sentences = said
         words = fill(f"“{sentences[share[i].argmax()]}”", 16, max_lines=5, placeholder=" ...")
         text = f"{grammar.PHRASES[likeliest.indices[i]]}\n{likeliest.values[i]:.0%}"
         axes.imshow(clips[i, 2].permute(1, 2, 0).numpy(), alpha=1.0 if observed[i] else 0.12)

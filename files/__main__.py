@@ -6,7 +6,7 @@ from pathlib import Path
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from data import activity_examples, classify_examples, forecast_examples
+from data import Read, activity_examples, classify_examples, forecast_examples
 from files.captions import MAX_UNREADABLE
 from files.phrases import collect
 from sources import DATA, Way, require_flags
@@ -20,17 +20,18 @@ EXAMPLES = {"classify": classify_examples, "forecast": forecast_examples,
 
 
 class Looks(Dataset):
-    """Item i: whether video i of a VideoSource can be used, as `VideoSource.check` says."""
+    """Item (-, i, i) -> Read, if video i of a VideoSource can be used: its `clips` are its length, s.
+    Raises Unreadable."""
 
     def __init__(self, source):
         self.source = source
 
-    def name(self, i):
-        """The id of video i."""
-        return self.source.videos[i].name
+    def name(self, item):
+        """The id of an item's video."""
+        return self.source.videos[item[1]].name
 
-    def __getitem__(self, i):
-        return self.source.check(i)
+    def __getitem__(self, item):
+        return Read(self.name(item), item[2], self.source.check(item[1]))
 
 
 def counts(listed, source, unreadable):
@@ -50,10 +51,10 @@ def check(args):
     if args.videos:
         source = data.kind(videos, data.find(args.videos), None, captions=captions,
                            max_unreadable=1.0)
-        looks = [*tqdm(read_ahead(Looks(source), range(len(source.videos)), args.workers), "read",
-                       len(source.videos), mininterval=1)]
-        unreadable = {video.name: reason for video, (_, reason) in zip(source.videos, looks)
-                      if reason}
+        items = [(0, i, i) for i in range(len(source.videos))]
+        looks = [*tqdm(read_ahead(Looks(source), items, args.workers), "read", len(items),
+                       mininterval=1)]
+        unreadable = {look.name: look.failed for look in looks if look.failed}
         unreadable |= {name: wrong[name] for name in wrong if name in source.paths}
     if any(video.split for video in videos):
         for task, split in product(EXAMPLES, ("train", "validation", "test")):
@@ -67,7 +68,7 @@ def check(args):
                          if source.left_out.get(name, [""])[0] == "absent"]
     facts |= {"absent_ids": absent, "unreadable_ids": wrong | unreadable}
     if captions:
-        hours = sum(length for length, _ in looks) / 3600
+        hours = sum(look.clips or 0.0 for look in looks) / 3600
         facts["video_hours"] = source and round(hours, 2)
         facts["without_captions_ids"] = source and sorted(source.paths.keys() - captions.keys())
     print(json.dumps(facts, indent=2))

@@ -16,11 +16,9 @@ from data import Example, Unreadable, shares, window_around
 from files.lists import fields_of, video_name
 from files.sources import VideoSource, open_folder
 from files.video import SLACK, pictures_of
-from support.arguments import pick_device
 from support.encode import encode_examples
 from support.errors import require
 from support.write import write_atomically
-from weights.teacher import open_teacher
 
 NEED = ("needed are video (R,) text, start and end (R,) s, embedding (R, F) and, if any, teacher "
         "(R, D), floats, saved by np.savez, the rows of a video one after the other")
@@ -99,14 +97,12 @@ def require_widths(source, width, dim):
     return F
 
 
-def write_features(args):
+def write_features(args, teacher, device):
     """Write a file for --data features, a row for each ROW_SECONDS of all videos of a folder. With
-    --clip it has `teacher`, too, from which one can train."""
-    device, examples = pick_device(args.device), []
-    model = weights.load(args.checkpoint).to(device)
+    a teacher it has its features, too, from which one can train."""
+    model, examples = weights.load(args.checkpoint).to(device), []
     require(args.videos and model.encoder.image, "--task features needs --videos, a folder of "
             "videos, and a checkpoint that reads pictures")
-    teacher = open_teacher(args.clip, args.clip_weights, device) if args.clip else None
     source = open_folder(args.videos, None, None, pictures_of(model.encoder), teacher, args.skip)
     for i in range(len(source.videos)):
         try:

@@ -147,7 +147,9 @@ def load_epic(path):
     for where, row in read_table(path, EPIC):
         with fields_of(where, "times HH:MM:SS.ss, and numbers of classes, are needed"):
             start, end = clock(row["start_timestamp"]), clock(row["stop_timestamp"])
-            label = int(row["verb_class"]), int(row["noun_class"])
+            label = verb, noun = int(row["verb_class"]), int(row["noun_class"])
+        require(0 <= verb < VERBS and 0 <= noun < NOUNS, f"{where}: verb {verb}, noun {noun}: there "
+                f"are {VERBS} and {NOUNS} classes, from 0")
         steps.setdefault(row["video_id"], []).append(Step(start, end, label))
     return [Video(name, None, None, inf, in_order(actions, f"{path}: video {name}"))
             for name, actions in steps.items()]
@@ -159,8 +161,8 @@ def epic_split(path):
 
 
 def is_held_out(video, share):
-    """Whether a training video is in the share that is held out, by the CRC-32 of its id."""
-    return video.split == "train" and zlib.crc32(video.name.encode()) % 1000 < 1000 * share
+    """Whether a video of the training split is in the share held out, by the CRC-32 of its id."""
+    return zlib.crc32(video.name.encode()) % 1000 < 1000 * share
 
 
 def of_split(videos, split, config, path):
@@ -171,7 +173,8 @@ def of_split(videos, split, config, path):
         require(not config.task or config.hold_out, f"{path}: has no validation videos, and the "
                 "checkpoint was tuned on all training videos; fine-tune it with --hold-out "
                 f"{HELD_OUT}, or give --split test")
-        return [video for video in videos if is_held_out(video, config.hold_out or HELD_OUT)]
+        split, share = "train", config.hold_out or HELD_OUT
+        videos = [video for video in videos if is_held_out(video, share)]
     return [video for video in videos if video.split == split]
 
 

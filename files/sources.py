@@ -99,17 +99,14 @@ class VideoSource:
         return torch.stack(clips), seen
 
     def check(self, i):
-        """(length s, None) of video i, or (0, why it cannot be used). Two pictures are read: the
-        first, and the one at the end of its last step or, without steps, of the file."""
-        try:
-            length = self.duration(i)
-            if self.captions is not None:
-                spoken(self.narration(i), length)
-            end = max((step.end for step in self.videos[i].steps), default=length)
-            self.read(i, self.pictures_of, [0.0, end], 32)
-            return length, None
-        except (InputError, Unreadable) as error:
-            return 0.0, str(error)
+        """The length of video i, s. Raises Unreadable if it cannot be used. Two pictures are read:
+        the first, and the one at the end of its last step or, without steps, of the file."""
+        length = self.duration(i)
+        if self.captions is not None:
+            spoken(self.narration(i), length)
+        end = max((step.end for step in self.videos[i].steps), default=length)
+        self.read(i, self.pictures_of, [0.0, end], 32)
+        return length
 
 
 def open_folder(folder, caption_path, ids, pictures, teacher=None, skip=(),

@@ -1,14 +1,14 @@
 """Flags that several commands share, and what --device means."""
 import argparse
 import importlib.util
-import json
 import math
 import os
 import shutil
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from data import STRIDE
 from support.errors import InputError, require
@@ -37,38 +37,26 @@ class Parser(argparse.ArgumentParser):
         raise InputError(message)
 
 
-def positive(kind):
-    """The type of a flag: an int or a float above 0."""
+def positive(kind, zero=False):
+    """The type of a flag: an int or a float above 0, or 0 if `zero`."""
     def parse(text):
         value = kind(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"{text}: must be above 0")
+        if not (value > 0 or zero and value == 0):
+            raise argparse.ArgumentTypeError(f"{text}: must be {'at least' if zero else 'above'} 0")
         return value
     return parse
 
 
-def share(text):
-    """The type of a flag: a share, above 0 and below 1."""
-    value = float(text)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be a share, above 0 and below 1")
-    return value
-
-
-class Noise(argparse.Action):
-    """--noise FIRST LAST | release -> (first, last), two levels that fall, or "release"."""
-
-    def __call__(self, parser, args, given, flag):
-        """Set the flag. InputError for anything else."""
-        levels = given[0]
-        if given != ["release"]:
-            try:
-                levels = first, last = tuple(map(float, given))
-            except ValueError:
-                first = last = math.nan
-            require(math.inf > first > last > 0, f"{flag} {' '.join(given)}: needed are two "
-                    "numbers above 0 that fall, like 1.5 0.3; or: release")
-        setattr(args, self.dest, levels)
+def noise_of(given):
+    """--noise FIRST LAST, or release -> (first, last), or "release". InputError for others."""
+    if [*given] == ["release"]:
+        return "release"
+    with suppress(ValueError):
+        first, last = map(float, given)
+        if math.inf > first > last > 0:
+            return first, last
+    raise InputError(f"--noise {' '.join(given)}: needed are two numbers above 0 that fall, like "
+                     "1.5 0.3; or: release")
 
 
 def add_run_flags(parser):
@@ -76,11 +64,17 @@ def add_run_flags(parser):
     add = parser.add_argument
     add("--seed", type=int, default=0, help="of all that is random")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
-    add("--micro-batch", type=int, metavar="CLIPS", help="at once through f, to save memory; 0: "
-        "all (default: as many as hold 192 pictures of 224 pixels; on a GPU, per 24 GB)")
-    add("--workers", type=int, default=0, help="processes that read ahead")
-    add("--max-unreadable", type=float, default=0.05, metavar="SHARE",
+    add_micro_batch_flag(parser)
+    add("--workers", type=positive(int, zero=True), default=0, help="processes that read ahead")
+    add("--max-unreadable", type=positive(float, zero=True), default=0.05, metavar="SHARE",
         help="share of the videos that may be unreadable")
+
+
+def add_micro_batch_flag(parser):
+    """Add --micro-batch."""
+    parser.add_argument("--micro-batch", type=positive(int, zero=True), metavar="CLIPS", help="at "
+                        "once through f, to save memory; 0: all (default: as many as hold 192 "
+                        "pictures of 224 pixels; on a GPU, per 24 GB)")
 
 
 def compile_blocks(device, *modules):
@@ -90,58 +84,52 @@ def compile_blocks(device, *modules):
     require(any(map(shutil.which, compilers)), "--compile: needs a C++ compiler, such as g++")
     require(device.type != "cuda" or importlib.util.find_spec("triton"), "--compile: needs triton "
             "on a GPU: pip install triton")
-    for module in modules:
-        for part in module.modules():
-            if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part) and "Block" in type(
-                    part[0]).__name__:
-                for block in part:
-                    block.compile()
+    for module in chain(*(module.modules() for module in modules)):
+        if type(module).__name__.endswith("Block"):
+            module.compile()
+
+
+def add_data_flags(parser, kinds, toy_videos, kind):
+    """Add --data, of these kinds, with its help, and the flags that all of them have."""
+    add = parser.add_argument
+    add("--data", choices=kinds, default="toy", help=kind)
+    add("--toy-videos", type=positive(int), default=toy_videos, help="videos of the toy world")
+    add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
+    add("--features", type=Path, help="npz of features, as evaluate.py --task features writes")
+    add("--skip", nargs="+", default=[], metavar="ID", help="videos that are never opened")
+    add_teacher_flags(parser)
 
 
 def add_narrated_flags(parser, kinds):
     """Add --data, of these kinds, and the flags for what it reads, to pre-training."""
     add = parser.add_argument
-    add("--data", choices=kinds, default="toy",
-        help="howto100m: narrated videos; features: their features instead of pictures")
-    add("--toy-videos", type=positive(int), default=6000, help="training videos of the toy world")
-    add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
-    add("--features", type=Path, help="npz of features, as evaluate.py --task features writes")
+    add_data_flags(parser, kinds, 6000, "howto100m: narrated videos; features: their features "
+                   "instead of pictures")
     add("--captions", type=Path, help="folder of ID.csv, ID.srt or ID.vtt; or caption.json")
     add("--ids", type=Path, help="use only these videos: an id per line")
     add("--phrases", type=Path, help="the phrase pool, one phrase per line")
-    add("--skip", nargs="+", default=[], metavar="ID", help="videos that are never opened")
     add("--stride", type=positive(int), default=STRIDE, help="every so many sentences give a clip; "
         "choose it so that clips are about a step apart")
-    add("--clip", help="teacher: open_clip's model or local-dir:DIR (default: the paper's; toy: "
-        "its own)")
-    add("--clip-weights", help="its weights: a tag of open_clip (default openai), or a file")
 
 
-def add_labeled_flags(parser, kinds):
+def add_labeled_flags(parser, kinds, toy_videos):
     """Add --data, of these kinds, and the flags for what it reads, to a command with labels."""
     add = parser.add_argument
-    add("--data", choices=kinds, default="toy", help="coin: COIN, or videos in its layout; "
-        "features: of such videos; epic: EPIC-Kitchens-100, verbs and nouns")
+    add_data_flags(parser, kinds, toy_videos, "coin: COIN, or videos in its layout; features: of "
+                   "such videos; epic: EPIC-Kitchens-100, verbs and nouns")
     add("--annotations", type=Path, help="COIN.json or a released csv, or EPIC's csv")
-    add("--videos", type=Path, help="folder of videos, ID.mp4 and the like")
-    add("--features", type=Path, help="npz of features, as evaluate.py --task features writes")
     add("--steps", type=Path, help="line i names class i (default: the names in COIN.json)")
-    add("--skip", nargs="+", default=[], metavar="ID", help="videos that are never opened")
-    add_teacher_flags(parser)
-
-
-def add_history_flag(parser):
-    """Add --history."""
-    parser.add_argument("--history", choices=["spaced", "paper"], help="a forecast observes at "
-                        "most eight clips as far apart as in training; or, as in the paper, 68 s "
-                        "in eight (default: as it was fine-tuned; else spaced; published: paper)")
+    add("--history", choices=["spaced", "paper"], help="a forecast observes at most eight clips as "
+        "far apart as in training; or, as in the paper, 68 s in eight (default: as it was "
+        "fine-tuned; else spaced; published: paper)")
 
 
 def add_teacher_flags(parser):
-    """Add the flags of the teacher that a checkpoint has."""
+    """Add the flags of the teacher."""
     add = parser.add_argument
-    add("--clip", help="the teacher: open_clip's model, local-dir:DIR or toy (default: the run's)")
-    add("--clip-weights", help="its weights: a tag of open_clip, or a file (default: the run's)")
+    add("--clip", help="the teacher: open_clip's model, local-dir:DIR or toy (default: the "
+        "checkpoint's; to pre-train: the paper's, or the toy world's)")
+    add("--clip-weights", help="its weights: a tag of open_clip (default: openai), or a file")
 
 
 def default_checkpoint():
@@ -149,9 +137,7 @@ def default_checkpoint():
     if not (OWN / "checkpoint.pt").exists():
         print(f"no {OWN}: the included checkpoint, {INCLUDED}, trained on the toy world")
         return INCLUDED
-    last = (OWN / "metrics.jsonl").read_bytes().splitlines()[-1]
-    print(f"checkpoint: {OWN}, after {json.loads(last)['step']} updates; the included one is "
-          f"--checkpoint {INCLUDED}")
+    print(f"checkpoint: {OWN}; the included one is --checkpoint {INCLUDED}")
     return OWN
 
 
@@ -159,7 +145,10 @@ def pick_device(name):
     """"auto" -> cuda if there is one, else cpu; another name -> that device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)                  # also for what pins memory
+    return device
 
 
 def limit_threads(image, device):

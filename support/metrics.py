@@ -3,7 +3,7 @@
 labels (M,) int64: the correct classes. Equal scores are ranked by index; they occur, since some
 classes of COIN have one text.
 """
-from collections import Counter
+from itertools import groupby
 
 import numpy as np
 
@@ -48,15 +48,15 @@ def draw_correct(p, labels, count):
     return chance, expected.diff(prepend=expected.new_zeros(1)) > 0
 
 
-def pack(right, examples, parts):
-    """What experiments/compare.py reads of M data.Example: {column: which are right, (M,) bool, as
+def pack(right, names, parts):
+    """What experiments/compare.py reads of M examples: {column: which are right, (M,) bool, as
     hexadecimal bits; "parts": {name: which examples belong to this part, likewise}; "per_video":
-    how many examples each video has, in their order}."""
+    how many examples each video has, in their order}. names: of the video of each example."""
     def bits(columns):
         return {name: np.packbits(hits.cpu().numpy()).tobytes().hex()
                 for name, hits in columns.items()}
-    per_video = Counter(example.video for example in examples)
-    return bits(right) | {"parts": bits(parts), "per_video": [*per_video.values()]}
+    per_video = [len([*group]) for _, group in groupby(names)]
+    return bits(right) | {"parts": bits(parts), "per_video": per_video}
 
 
 def text_of(value):
@@ -72,7 +72,8 @@ def print_lines(content):
     print("{task}, {data} {split}, {setting}: {evaluated} evaluated of {listed} listed, {absent} "
           "videos absent, {unreadable} unreadable".format(**content))
     lines = {words: content.get(name) for name, words in WORDS.items()}
-    places = content.get("by_place") or {}
-    for words, value in (lines | {f"% right after {k} steps": places[k] for k in places}).items():
+    lines |= {f"% right after {k} steps": row
+              for k, row in (content.get("by_place") or {}).items()}
+    for words, value in lines.items():
         if value is not None:
             print(f"{words:<28}{text_of(value)}")

@@ -14,10 +14,11 @@ def start(device):
         return device
     backend = "gloo"
     if device.type == "cuda":
-        place, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-        require(place < count, f"more processes than {count} GPUs; start torchrun with "
-                f"--nproc-per-node {count}, or add --device cpu")
-        device, backend = torch.device("cuda", place), "cpu:gloo,cuda:nccl"
+        count = torch.cuda.device_count()
+        require(int(os.environ["LOCAL_WORLD_SIZE"]) <= count, f"more processes than {count} GPUs; "
+                f"start torchrun with --nproc-per-node {count}, or add --device cpu")
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(device)
     dist.init_process_group(backend)
     return device

@@ -1,13 +1,15 @@
 """What both loops share: the folder of a run, its metrics, the rate, how it is stopped.
 
-A folder has checkpoint.pt, config.json and metrics.jsonl; and, if videos were left out,
-absent.json, captions.json and unreadable.json.
+A folder has checkpoint.pt, config.json and metrics.jsonl; left_out.json, if videos cannot be used;
+and unreadable.json, if some could not be read.
 """
 import hashlib
 import json
 import math
 import signal
 import time
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -36,7 +38,8 @@ class Run:
 
     A folder that holds a run is refused without --resume. If a new run ends before its first
     update, it leaves none of its files. checkpoint: what to go on from, {} at first. unreadable:
-    {id: reason} of the videos that could not be read when they were last tried.
+    {id: reason} of the videos that could not be read when they were last tried; `told`: of all
+    processes, when the run was last saved; `before`: those not yet tried again since --resume.
     """
 
     def __init__(self, args):
@@ -46,13 +49,14 @@ class Run:
         self.settings = {name: str(value) if isinstance(value, Path) else value
                          for name, value in flags.items() if name not in FREE}
         self.rank, self.world = parallel.rank_and_world()  # process 0 writes the files
-        self.checkpoint, self.unreadable, self.resumed = {}, {}, args.resume
-        self.saved, self.period, self.updated = time.perf_counter(), FIRST_SAVE, False
+        self.checkpoint, self.unreadable, self.told, self.before = {}, {}, {}, set()
+        self.resumed, self.updated, self.stop = args.resume, False, False
+        self.saved, self.period = time.perf_counter(), FIRST_SAVE
 
     def __enter__(self):
         """Take the folder. InputError if it holds another run."""
+        signal.signal(signal.SIGTERM, signal.default_int_handler)      # so that __exit__ is called
         config, checkpoint = self.out / "config.json", self.out / "checkpoint.pt"
-        self.new = [folder for folder in (self.out, *self.out.parents) if not folder.exists()]
         self.began = not config.exists()
         if self.rank == 0:
             self.out.mkdir(parents=True, exist_ok=True)
@@ -63,18 +67,17 @@ class Run:
                                  "choose another folder") from None
         if self.resumed and checkpoint.exists():
             self.checkpoint = weights.checkpoint.read(self.out)
+            with suppress(FileNotFoundError):
+                self.told = json.loads((self.out / "unreadable.json").read_text("utf-8"))
+            self.unreadable, self.before = dict(self.told), {*self.told}
         self.first = self.checkpoint.get("step", 0)        # updates that were made before
         return self
 
     def __exit__(self, *error):
         """Leave no file of a run that began here and has made no update."""
         if self.rank == 0 and self.began and not self.updated:
-            for name in ("config", "absent", "captions", "unreadable"):
-                (self.out / f"{name}.json").unlink(missing_ok=True)
-            (self.out / "metrics.jsonl").unlink(missing_ok=True)
-            for folder in self.new:
-                if not any(folder.iterdir()):
-                    folder.rmdir()
+            for name in "config.json", "left_out.json", "unreadable.json", "metrics.jsonl":
+                (self.out / name).unlink(missing_ok=True)
 
     def begin(self, source, **lists):
         """Write what the run is, and who is left out; drop the rows of metrics.jsonl that are later
@@ -97,24 +100,20 @@ class Run:
         rows = [row for row in metrics.read_bytes().splitlines(keepends=True)
                 if row.endswith(b"\n") and json.loads(row)["step"] <= self.first]
         write_atomically(metrics, lambda file: file.writelines(rows))
-        kinds = {"absent": {}, "silent": {}, "captions": {}, "skipped": {}}
-        for name, (kind, reason) in source.left_out.items():
-            kinds[kind][name] = reason
-        if kinds["absent"]:
-            path = self.out / "absent.json"
-            print(f"{len(kinds['absent'])} of {len(source.listed)} videos are absent; see {path}")
-            write_json(path, [*kinds["absent"]])
-        if kinds["silent"] or kinds["captions"]:
-            write_json(self.out / "captions.json", {"without_words": [*kinds["silent"]],
-                                                    "unreadable": kinds["captions"]})
+        if source.left_out:
+            kinds = Counter(kind for kind, _ in source.left_out.values())
+            path, told = self.out / "left_out.json", [f"{kinds[kind]} {kind}" for kind in kinds]
+            print(f"of {len(source.listed)} videos are left out: {', '.join(told)}; see {path}")
+            write_json(path, source.left_out)
 
     def readable(self, reads):
         """The data.Read of a slice that could be read. The others are named once, and kept in
         `unreadable` until they can be read."""
         for read in reads:
+            self.before.discard(read.name)
             if read.failed is None:
                 self.unreadable.pop(read.name, None)
-            elif read.name not in self.unreadable:
+            elif read.name not in self.unreadable and read.name not in self.source.left_out:
                 tqdm.write(f"unreadable: {read.name}: {read.failed}")
                 self.unreadable[read.name] = read.failed
         return [read for read in reads if read.failed is None]
@@ -123,16 +122,24 @@ class Run:
         """Begin the loop: its bar, over the updates that are left. names: of `metrics`."""
         self.source, self.updates, self.per_epoch = source, updates, per_epoch
         self.done = self.first
-        self.metrics, self.stop = Metrics(names, device), stop_signals()
+        self.metrics = Metrics(names, device)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.ask_to_stop)
         self.bar = trange(self.first, updates, desc=title, mininterval=1, disable=self.rank > 0)
         return self.bar
+
+    def ask_to_stop(self, number, frame):
+        """Ctrl-C and SIGTERM: the update under way is finished and saved. A second Ctrl-C ends the
+        run at once."""
+        self.stop = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def after(self, done, norm, model, optimizer):
         """Log and save after `done` updates, if it is time -> whether to stop. norm:
         of the gradient."""
         self.done = done
         due = self.rank == 0 and time.perf_counter() - self.saved > self.period
-        asked, due = parallel.any_of(bool(self.stop), due)
+        asked, due = parallel.any_of(self.stop, due)
         end = asked or done == self.updates
         if end or done % self.log_every == 0:
             self.log(norm, optimizer.param_groups[0]["lr"])
@@ -162,18 +169,21 @@ class Run:
         if self.rank == 0:
             weights.checkpoint.save(self.out / "checkpoint.pt", model, step=self.done,
                                     optimizer=optimizer.state_dict(), settings=self.settings)
-        unreadable = {}
-        for found in parallel.gather(self.unreadable):
-            unreadable |= found
-        path = self.out / "unreadable.json"
-        if (unreadable or path.exists()) and self.rank == 0:
-            write_json(path, unreadable)
-        require_readable(self.source, unreadable, self.max_unreadable, path)
+        found, path = parallel.gather(self.unreadable), self.out / "unreadable.json"
+        self.told = {name: part[name] for part in found for name in part   # since then not read
+                     if name not in self.told or all(name in other for other in found)}
+        self.unreadable = dict(self.told)
+        if (self.told or path.exists()) and self.rank == 0:
+            write_json(path, self.told)
+        judged = {name: self.told[name] for name in self.told     # those of before: at the end
+                  if name not in self.before or self.done == self.updates}
+        require_readable(self.source, judged, self.max_unreadable, path)
         self.saved = time.perf_counter()
         self.period = min(SHARE * (self.saved - began), LAST_SAVE)
 
     def end(self):
         """Say that the run is complete, or end the program as Ctrl-C does."""
+        parallel.end()
         path = self.out / "checkpoint.pt"
         if self.done < self.updates:
             raise KeyboardInterrupt(f"stopped; {path} is of update {self.done} of {self.updates}; "
@@ -190,9 +200,10 @@ class Metrics:
         self.sums = torch.zeros(len(names) + 2, device=device)         # and of videos and clips
 
     def add(self, clips, **values):
-        """Add a slice of so many clips: {name: (B,), or None if there is no such value}."""
+        """Add a slice of so many clips: {name: (B,), or no tensor if there is no such value}."""
         for i, name in enumerate(self.names):
-            self.sums[i] += math.nan if values[name] is None else values[name].detach().sum()
+            absent = not torch.is_tensor(values[name])
+            self.sums[i] += math.nan if absent else values[name].detach().sum()
         self.sums[-2] += len(values["loss"])
         self.sums[-1] += clips
 
@@ -206,15 +217,3 @@ class Metrics:
                   for name, value in zip(self.names, sums)}
         return values | given | {"clips_per_s": clips / seconds}
 
-
-def stop_signals():
-    """A list to which Ctrl-C and SIGTERM append. The update under way is then finished and saved. A
-    second Ctrl-C ends the run at once."""
-    asked = []
-
-    def ask(number, frame):
-        asked.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask)
-    return asked

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from data import ORDER
+from data import ORDER, Read, Unreadable
 from support.errors import require
 
 AHEAD = 2                 # items that a worker reads ahead; torch's default
@@ -49,28 +49,36 @@ def kill(processes):
 
 class Watched(Dataset):
     """A dataset whose workers say what they read: while one reads an item, a file of `folder` that
-    is named by its process id holds the item's name."""
+    is named by its process id holds the item's name. What is Unreadable becomes a Read, too."""
 
     def __init__(self, dataset, folder):
         self.dataset, self.folder = dataset, folder
 
     def __getitem__(self, item):
         if get_worker_info() is None:
-            return self.dataset[item]
+            return self.read(item)
         note = Path(self.folder, str(os.getpid()))
         note.write_text(self.dataset.name(item), "utf-8")
-        read = self.dataset[item]
+        read = self.read(item)
         for tensor in filter(torch.is_tensor, read):   # torch's queue would wait forever if this
             tensor.share_memory_()                     # failed
         note.unlink()
         return read
 
+    def read(self, item):
+        """The Read of an item."""
+        try:
+            return self.dataset[item]
+        except Unreadable as error:
+            return Read(self.dataset.name(item), item[2], failed=str(error))
+
 
 def read_ahead(dataset, items, workers, size=0, held=1, pin=False):
-    """Yield dataset[item] for each item, in order, read ahead by worker processes (0: none).
+    """Yield the data.Read of each item, in order, read ahead by worker processes (0: none).
     InputError if one is killed, or if shared memory is too small.
 
-    dataset: has name(item), too. size: most bytes of one item's tensors; held: most items that the
+    dataset: gives a Read for an item (epoch, number, place in a batch), or raises Unreadable; has
+    name(item), too. size: most bytes of one item's tensors; held: most items that the
     caller keeps at once. pin: whether tensors go to pinned memory, from which a GPU copies without
     waiting.
     """

@@ -12,6 +12,7 @@ from files.sources import VideoSource, open_folder
 from files.video import (evaluation_crop, find_videos, read_frames, short_side_for,
                          training_crop)
 from support.errors import InputError, require_readable
+from support.workers import read_ahead
 from test_video import write
 
 FIRST = SimpleNamespace(integers=lambda high: 0)       # a Generator that draws the lowest number
@@ -184,7 +185,8 @@ def test_windows_of_narrations(folder):
             ("short", f"0,2.5,{TEXT}", None)):
         if rows:
             (folder / "short.csv").write_text(f"start,end,text\n{rows}\n")
-        found = NarratedVideos(source, 1, stride=1)[0, names.index(name), 5]
+        item = 0, names.index(name), 5
+        found, = read_ahead(NarratedVideos(source, 1, stride=1), [item], 0)
         assert (found.name, found.place) == (name, 5)
         assert reason in found.failed if reason else found.clips.shape == (9, 2, 3, 32, 32), name
         if name == "a":                                # its third sentence begins after the video

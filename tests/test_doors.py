@@ -12,9 +12,8 @@ import train
 import weights
 from commands import ONE, call, fails, read_json
 from data import classify_examples
-from files.lists import count_coin, list_labeled
+from files.lists import count_coin
 from files.sources import VideoSource
-from files.video import pictures_of
 from support import encode
 from support.workers import read_ahead
 
@@ -39,11 +38,6 @@ def find_folders(folder):
     return {path.name: path for path in folder.iterdir()}
 
 
-def open_labeled(args, task, model, split, teacher=None):
-    videos, names = list_labeled(args, task, split, model.config)
-    return Folders(videos, find_folders(args.videos), pictures_of(model.encoder), teacher), names
-
-
 def test_a_data_set_is_a_source_and_a_line(here, monkeypatch):
     """Checked, pre-trained, fine-tuned and evaluated on. Catches: a name, a reader of files or a
     flag of --data that is fixed outside of the table; a hook of the source that no command asks."""
@@ -56,7 +50,8 @@ def test_a_data_set_is_a_source_and_a_line(here, monkeypatch):
     monkeypatch.setitem(sources.DATA, "own", sources.Data(                 # the line
         sources.Way(sources.folder(Folders, find_folders, "videos"),
                     ("videos", "captions", "phrases")),
-        sources.Way(open_labeled, ("videos", "annotations"), ("steps",)),
+        sources.Way(sources.labeled(Folders, find_folders, "videos"),
+                    ("videos", "annotations"), ("steps",)),
         count=count_coin, kind=Folders, find=find_folders))
     call("toy", "export", "--out", "world", "--train", "8", "--test", "2")
     data, run = ("--data", "own"), ("--device", "cpu", "--epochs", "1", "--workers", "1")

@@ -3,14 +3,15 @@ import functools
 import json
 import math
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from data import Step, Video
 from files.captions import Captions
-from files.lists import (UNKNOWN, check_names, load_coin, load_epic, load_ids, load_phrases,
-                         load_released_csv, of_split, video_name)
+from files.lists import (UNKNOWN, check_names, list_labeled, load_coin, load_epic, load_ids,
+                         load_phrases, load_released_csv, of_split, video_name)
 from support.errors import InputError
 
 STEPS = "th2wZ0W8ulA.mp4 580 163.1434 59.0 65.0\n-INaRI8Nb_E 0 112.2917 0 1\n"
@@ -61,18 +62,22 @@ def test_coin_in_its_spellings(tmp_path, capsys):
     assert [video.split for video in videos] == ["test", "train"]
 
 
-def test_a_share_of_training_stands_in_for_validation():
+def test_a_share_of_training_stands_in_for_validation(here):
     """Catches: another hash, a test video held out; scores of what a checkpoint was tuned on."""
     videos = [Video(f"v{i}", "train") for i in range(30)] + [Video("v76", "test")]
     for task, share, held in ((None, None, [4, 5, 8, 17]),
                               ("classify", 0.3, [0, 4, 5, 7, 8, 16, 17, 20, 21, 27])):
-        config = SimpleNamespace(task=task, hold_out=share)
+        config = SimpleNamespace(task=task, hold_out=share, names=None)
         found = of_split(videos, "validation", config, "F")
         assert [int(video.name[1:]) for video in found] == held
     with pytest.raises(InputError, match="F: has no validation .*; fine-tune it with --hold-out"):
         of_split(videos, "validation", SimpleNamespace(task="classify", hold_out=None), "F")
     own = Video("own", "validation")
     assert of_split([*videos, own], "validation", config, "F") == [own]
+    Path("train.csv").write_text("".join(f"x/v{i}.mp4 0 9 1 5\n" for i in range(30)))
+    args = SimpleNamespace(annotations=Path("train.csv"), task="classify", hold_out=.1, steps=None)
+    listed, _ = list_labeled(args, SimpleNamespace(texts=False), "train", config)
+    assert len(listed) == 26 and "v4" not in {video.name for video in listed}
 
 
 def test_released_lists(tmp_path):

@@ -30,7 +30,7 @@ def test_the_first_forecast_anyone_sees(trained, here, capsys):
     shutil.copytree(trained / "diffusion", "runs/pretrain")
     call("predict.py", "--seed", "3", "--json", "a.json")
     out, content = capsys.readouterr().out, read_json("a.json")
-    assert "checkpoint: runs/pretrain, after 6 updates" in out
+    assert "checkpoint: runs/pretrain; the included one" in out
     assert [*content] == ["video", "clips", "next", "futures", "warning", "truth"]
     model, source = weights.load("runs/pretrain"), ToySource("test", [3], 4)
     steps, end = source.videos[0].steps, content["clips"][-1]["end"]

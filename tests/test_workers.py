@@ -123,7 +123,8 @@ def test_a_run_is_the_same_whatever_processes_make_it(two, here, monkeypatch):
 def test_processes_that_do_not_fit_are_one_line(here, capsys, monkeypatch, trained):
     """Catches: fine-tuning in several processes, a traceback for more processes than GPUs."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")     # as torchrun does
-    for name, value in ("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2"):
+    for name, value in ("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2"), (
+            "LOCAL_WORLD_SIZE", "2"):
         monkeypatch.setenv(name, value)
     assert "in one process" in fails(capsys, "train.py", "--stage", "finetune", "--init",
                                      trained / "mask")

@@ -55,7 +55,10 @@ def save(path, model, **more):
     fails, the file before stays."""
     content = {"config": asdict(model.config), "model": model.state_dict(),
                "settings": model.settings, **more}
-    write_atomically(path, lambda file: torch.save(content, file))
+    try:
+        write_atomically(path, lambda file: torch.save(content, file))
+    except RuntimeError as error:              # what torch makes of a full disk
+        raise OSError(f"{path}: cannot be written; is the disk full? ({error})") from None
 
 
 def read(path):
