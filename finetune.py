@@ -115,8 +115,9 @@ def set_up(args, run, device):
     model = with_classifier(init, name, task.classes(source.listed, names), names, texts).to(device)
     x = n = None
     if task.trained != "encoder":
-        x, n, _, examples, run.unreadable = encode_examples(model.eval(), teacher if looks else None,
-                                                            source, examples, args)
+        eyes = teacher if looks else None
+        x, n, _, examples, run.unreadable = encode_examples(model.eval(), eyes, source, examples,
+                                                            args)
     run.begin(source, examples=[f"{one.video} {one.step} {one.label}" for one in examples],
               classes=names or [], start=[f"{key} {value.double().sum().item()!r}"
                                           for key, value in init.state_dict().items()])
@@ -192,8 +193,8 @@ def parse(argv):
     add_labeled_flags(parser, [name for name in DATA if DATA[name].labeled], 6000)
     add("--labels", type=positive(float), default=1.0, help="share of the labeled videos that is "
         "used")
-    add("--hold-out", type=positive(float), help="leave out this share of the training videos, for --split "
-        "validation of a COIN.json without one; 0.1 is a tenth")
+    add("--hold-out", type=positive(float), help="leave out this share of the training videos, for "
+        "--split validation of a COIN.json without one; 0.1 is a tenth")
     add("--epochs", type=positive(float), help="times each example is seen (default: "
         f"{', '.join(f'{name} {task.epochs:g}' for name, task in TASKS.items())})")
     add("--batch", type=positive(int), default=64, help="examples per update; the paper's 64")

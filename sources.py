@@ -77,7 +77,7 @@ def labeled_toy(args, pictures, teacher, task, model, split):
     return ToySource(split, range(args.toy_videos), pictures.frames, teacher), names
 
 
-def folder(kind, find, flag):
+def narrated(kind, find, flag):
     """Narrated videos, or features, of a folder or file that `flag` names."""
     return lambda args, pictures, teacher: open_folder(
         getattr(args, flag), args.captions, args.ids, pictures, teacher, args.skip,
@@ -97,15 +97,17 @@ DATA = {
         clip="toy", phrases=grammar.PHRASES, world=grammar.VERSION, steps=grammar.STEPS,
         one=lambda model, number: ToySource("test", [number], model.encoder.frames)),
     "howto100m": Data(
-        Way(folder(VideoSource, find_videos, "videos"), ("videos", "captions", "phrases"),
+        Way(narrated(VideoSource, find_videos, "videos"), ("videos", "captions", "phrases"),
             ("ids", "skip")), count=count_narrations),
     "features": Data(
-        Way(folder(FeatureSource, find_rows, "features"), ("features", "captions", "phrases"),
+        Way(narrated(FeatureSource, find_rows, "features"), ("features", "captions", "phrases"),
             ("ids", "skip")),
-        Way(labeled(FeatureSource, find_rows, "features"), ("annotations", "features"), ("steps", "skip", "hold_out")),
+        Way(labeled(FeatureSource, find_rows, "features"), ("annotations", "features"),
+            ("steps", "skip", "hold_out")),
         fits=lambda size: not size, size="small", encoder="adapter", split=split_of),
     "coin": Data(
-        labeled=Way(labeled(VideoSource, find_videos, "videos"), ("annotations", "videos"), ("steps", "skip", "hold_out")),
+        labeled=Way(labeled(VideoSource, find_videos, "videos"), ("annotations", "videos"),
+                    ("steps", "skip", "hold_out")),
         split=split_of, count=count_coin),
     "epic": Data(
         labeled=Way(labeled_epic, ("annotations", "videos"), ("skip",)),
@@ -159,7 +161,8 @@ def open_labeled(args, task, model, device, split, looks=True):
     pictures, teacher = pictures_of(f)._replace(frames=task.frames or f.frames), None
     if task.texts:
         teacher = open_teacher(*clip_of(model, args), device)
-    source, names = data.labeled.open(args, pictures, teacher if looks else None, task, model, split)
+    source, names = data.labeled.open(args, pictures, teacher if looks else None, task, model,
+                                      split)
     return source, names, teacher, texts_of(model, teacher, names) if teacher else None
 
 

@@ -149,9 +149,9 @@ def set_up(args, run, device):
     scale, levels = ((1.0, released_levels()) if args.noise == "release" else
                      (scale_of(D), noise_levels(D, *args.noise)))
     h = SIZES[args.size]["denoiser"] if args.order != "none" else None
-    config = Config({"kind": args.encoder, **sizes}, h, args.order, args.tau, scale, levels.tolist(),
-                    source.pixels, clip_distance(source, args.stride), args.stride, clip=args.clip,
-                    clip_weights=args.clip_weights, first_phrase=phrases[0])
+    config = Config({"kind": args.encoder, **sizes}, h, args.order, args.tau, scale,
+                    levels.tolist(), source.pixels, clip_distance(source, args.stride), args.stride,
+                    clip=args.clip, clip_weights=args.clip_weights, first_phrase=phrases[0])
     model = rebuild(run.checkpoint) if run.checkpoint else build(config, texts)
     if start:
         init_from(args.init, model, start)

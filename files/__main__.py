@@ -20,8 +20,8 @@ EXAMPLES = {"classify": classify_examples, "forecast": forecast_examples,
 
 
 class Looks(Dataset):
-    """Item (-, i, i) -> Read, if video i of a VideoSource can be used: its `clips` are its length, s.
-    Raises Unreadable."""
+    """Item (-, i, i) -> Read, if video i of a VideoSource can be used; its `clips` are its length,
+    s. Raises Unreadable."""
 
     def __init__(self, source):
         self.source = source
@@ -46,7 +46,7 @@ def check(args):
     """Print what a list holds and, with --videos, which of its videos training can use."""
     data, source, unreadable, looks = DATA[args.data], None, {}, []
     needs = {*(data.labeled or data.narrated).needs} & {"annotations", "captions"}
-    require_flags(args, Way(check, (*needs,), ("videos",)))
+    require_flags(args, Way(check, (*needs,), ("videos", "annotations")))
     videos, captions, facts, wrong = data.count(args)
     if args.videos:
         source = data.kind(videos, data.find(args.videos), None, captions=captions,
@@ -72,6 +72,9 @@ def check(args):
         facts["video_hours"] = source and round(hours, 2)
         facts["without_captions_ids"] = source and sorted(source.paths.keys() - captions.keys())
     print(json.dumps(facts, indent=2))
+    if captions:
+        print("good: clips_per_video of 9 or more, for nine are read at once; clips about a step "
+              "apart, by --stride; no unreadable ids")
     if args.json:
         write_json(args.json, facts)
     if source:
@@ -84,7 +87,8 @@ def parse(argv=None):
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add = commands.add_parser("check", description="count data, and name the unusable").add_argument
     add("--data", choices=[name for name in DATA if DATA[name].count], default="coin", help="kind")
-    add("--annotations", type=Path, help="COIN.json, or EPIC's csv")
+    add("--annotations", type=Path, help="COIN.json, or EPIC's csv; howto100m: of some of the "
+        "videos, to tell which --stride fits")
     add("--captions", type=Path, help="howto100m: folder, or caption.json")
     add("--videos", type=Path, help="folder; without it only the list is counted")
     add("--json", type=Path, help="also write the counts here")

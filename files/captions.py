@@ -11,8 +11,9 @@ from statistics import mean
 
 from tqdm import tqdm
 
-from data import Video
-from files.lists import clock, fields_of, read_table, read_text, video_name
+from data import STRIDE, Video
+from files.lists import (clock, fields_of, load_coin, read_table, read_text,
+                         seconds_between_steps, video_name)
 from support.errors import InputError, require
 
 COLUMNS = ("start", "end", "text")
@@ -108,7 +109,8 @@ def unroll(sentences):
 
 
 def count_narrations(args):
-    """What a folder or caption.json holds, for `python -m files check`: as lists.count_coin."""
+    """What a folder or caption.json holds, for `python -m files check`: as lists.count_coin. With
+    --annotations in COIN's layout also the --stride by which clips are about a step apart."""
     captions, wrong, silent = Captions(args.captions), {}, []
     sentences, end, apart = 0, 0.0, []
     for name, said in captions.readable(captions, wrong):          # all do not fit in memory
@@ -116,7 +118,13 @@ def count_narrations(args):
         apart += [then[0] - now[0] for now, then in pairwise(said)]
         if not said:
             silent.append(name)
+    between = mean(apart) if apart else None
+    steps = seconds_between_steps(load_coin(args.annotations)[0]) if args.annotations else None
+    stride = max(1, round(steps / between)) if steps and between else None
+    clips = sentences / (stride or STRIDE) / max(1, len(captions) - len(wrong) - len(silent))
     facts = {"captions": len(captions), "unreadable_captions": len(wrong), "sentences": sentences,
-             "seconds_between_captions": round(mean(apart), 1) if apart else None,
-             "hours": round(end / 3600, 2), "silent_ids": silent}
+             "seconds_between_captions": between and round(between, 1),
+             "seconds_between_steps": steps and round(steps, 1), "stride": stride,
+             "clips_per_video": round(clips, 1), "hours": round(end / 3600, 2),
+             "silent_ids": silent}
     return [Video(name) for name in captions], captions, facts, wrong

@@ -148,8 +148,8 @@ def load_epic(path):
         with fields_of(where, "times HH:MM:SS.ss, and numbers of classes, are needed"):
             start, end = clock(row["start_timestamp"]), clock(row["stop_timestamp"])
             label = verb, noun = int(row["verb_class"]), int(row["noun_class"])
-        require(0 <= verb < VERBS and 0 <= noun < NOUNS, f"{where}: verb {verb}, noun {noun}: there "
-                f"are {VERBS} and {NOUNS} classes, from 0")
+        require(0 <= verb < VERBS and 0 <= noun < NOUNS, f"{where}: verb {verb}, noun {noun}; the "
+                f"classes are 0 to {VERBS - 1} and 0 to {NOUNS - 1}")
         steps.setdefault(row["video_id"], []).append(Step(start, end, label))
     return [Video(name, None, None, inf, in_order(actions, f"{path}: video {name}"))
             for name, actions in steps.items()]
@@ -203,12 +203,18 @@ def list_labeled(args, task, split, config):
 
 
 # --- What a list holds, for `files check`: videos, captions, facts, {id: reason} of bad ones ---
+def seconds_between_steps(videos):
+    """The mean time from the start of a step to that of the next, s; None without any."""
+    apart = [then.start - now.start for video in videos for now, then in pairwise(video.steps)]
+    return mean(apart) if apart else None
+
+
 def count_coin(args):
     """COIN.json, or another file in its layout."""
     videos, names = load_coin(args.annotations)
-    apart = [then.start - now.start for video in videos for now, then in pairwise(video.steps)]
+    apart = seconds_between_steps(videos)
     facts = {"classes": len(names), "distinct_texts": len(set(names)),
-             "seconds_between_steps": round(mean(apart), 1) if apart else None}
+             "seconds_between_steps": apart and round(apart, 1)}
     return [video for video in videos if video.steps], None, facts, {}
 
 

@@ -21,8 +21,8 @@ WINDOWS = 64                  # that are read at once
 
 
 class LabeledExamples(Dataset):
-    """The clips of labeled examples. Item (epoch, number, place) -> Read: all windows of an example;
-    with a seed, one of them, drawn in each epoch. Raises Unreadable."""
+    """The clips of labeled examples. Item (epoch, number, place) -> Read: all windows of an
+    example; with a seed, one of them, drawn in each epoch. Raises Unreadable."""
 
     def __init__(self, source, examples, seed=None):
         self.source, self.examples, self.seed = source, examples, seed

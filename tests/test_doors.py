@@ -48,7 +48,7 @@ def test_a_data_set_is_a_source_and_a_line(here, monkeypatch):
             Image.fromarray(picture).save(path.with_suffix("") / f"{k}.png")
     monkeypatch.setattr(toy.__main__, "write_video", write_pictures)
     monkeypatch.setitem(sources.DATA, "own", sources.Data(                 # the line
-        sources.Way(sources.folder(Folders, find_folders, "videos"),
+        sources.Way(sources.narrated(Folders, find_folders, "videos"),
                     ("videos", "captions", "phrases")),
         sources.Way(sources.labeled(Folders, find_folders, "videos"),
                     ("videos", "annotations"), ("steps",)),

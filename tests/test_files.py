@@ -95,12 +95,17 @@ def test_check_names_what_training_refuses(tmp_path, capsys):
     result = read_json(file)
     reasons = result.pop("unreadable_ids")
     assert result == {"captions": 5, "unreadable_captions": 1, "sentences": 5, "hours": 1.67,
-                      "seconds_between_captions": 1500.0,
+                      "seconds_between_captions": 1500.0, "seconds_between_steps": None,
+                      "stride": None, "clips_per_video": 0.8,
                       "video_hours": 0.0, "videos": 5, "found": 4, "absent": 1, "unreadable": 2,
                       "absent_ids": ["gone"], "silent_ids": ["music"],
                       "without_captions_ids": ["mute"]}
     assert reasons.keys() == {"b", "gone", "late"} and "gone.csv:1: " in reasons["gone"]
     assert "0 of 2 captions begin before the video ends" in reasons["late"]
+    far = entry(("1", [0, 2], "stir"), ("3", [4500, 4600], "cut"), subset="testing")
+    (tmp_path / "COIN.json").write_text(coin(a=far))
+    call(*flags[:6], "--annotations", tmp_path / "COIN.json", "--json", file)
+    assert (read_json(file)["stride"], read_json(file)["clips_per_video"]) == (3, 0.6)
     steps = ("1", [0, 2], "stir"), ("3", [1.5, 3.5], "stir")
     videos = {name: entry(*steps, subset="testing") for name in ("a", "b", "lost")}
     (tmp_path / "COIN.json").write_text(coin(**videos))

@@ -45,7 +45,7 @@ def test_a_killed_run_resumes_bit_exactly_also_on_a_full_disk(here, capsys, fork
 
     def fill(content, file):
         file.write(b"part")
-        raise RuntimeError("enforce fail at inline_container.cc: unexpected pos 64 vs 0")     # torch
+        raise RuntimeError("enforce fail at inline_container.cc: unexpected pos 64 vs 0")
     with monkeypatch.context() as patch:
         patch.setattr(train, "learning_rate", kill)
         process = multiprocessing.Process(target=call, args=argv)
@@ -205,7 +205,7 @@ def test_unreadable_videos_are_not_forgotten_at_a_stop(here, capsys, monkeypatch
 
 
 def test_sigterm_before_the_first_update_leaves_nothing(here, monkeypatch):
-    """Catches: a folder that refuses the next start, since nothing was there to catch the signal."""
+    """Catches: a folder that refuses the next start, since the signal came too early."""
     monkeypatch.setattr(train, "set_up", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit):
         call("train.py", *ONE, "--out", "run")
