@@ -4,11 +4,11 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eq. 5) and appendix
 Model: the Transformer of CLIP's text encoder (Radford et al. 2021) with bidirectional attention.
 
     paper          here       shape        meaning
-    {x_i}, i != j  z          (B, N, D)    embeddings of the clips, scaled (diffusion.py)
-    -              observed   (B, N)       bool; False = missing, or padding
+    {x_i}, i != j  z          (B, N, D)    embeddings of the clips, scaled: z = 2 sqrt(D) x
+    -              observed   (B, N)       bool; False = missing, hidden in training, or padding
     j              j          (B,)         the place of the missing clip, 0 to N - 1
     x_j^t          zt         (B, D)       its noisy version, scaled
-    t              t          (B,)         noise level, 0 (least) to T - 1 (most)
+    t              t          (B,)         noise level, 0 (least) to T - 1; the paper's t - 1
     h              Denoiser   nn.Module    predicts the clean missing clip
     x_hat_j^0      z_hat      (B, D)       its prediction, scaled
     B rows (in training, one for each missing clip), N clips in each, T levels, D embedding.
@@ -65,7 +65,7 @@ class Denoiser(nn.Module):
         tokens = tokens + self.role(is_missing.long()) + self.position.weight[:N]
         tokens = tokens + self.level(sinusoids(t, self.level[0].in_features))[:, None]
         bias = torch.zeros(B, N, device=z.device).masked_fill(~(observed | is_missing), -torch.inf)
-        bias = bias.repeat_interleave(self.heads, 0)[:, None].expand(-1, N, -1)     # hides padding
+        bias = bias.repeat_interleave(self.heads, 0)[:, None].expand(-1, N, -1)     # hides clips
         tokens = self.transformer(self.dropout(tokens), bias)                       # (B, N, D)
         return tokens[row, j]                                                       # (B, D)
 

@@ -8,6 +8,8 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eqs. 2-5) and 3.3 (
     {x_i}, i != j  z           (B, N, D)   the clips of each row, scaled
     -              alpha_bar   (T,)        running product of alpha_t (Eq. 2): share of the signal's
                                            variance that is left at level t
+    j              j           (B,)        the place of the missing clip, 0 to N - 1
+    {i != j}       observed    (B, N)      bool: which clips h may read
     h              h           module      (zt, z, observed, j, t) -> z_hat (Eq. 5): denoiser.py
     x_hat_j^0      z_hat       (B, D)      what h predicts, scaled
     -              noise       (..., D)    standard normal; zeros for the approximate inference
@@ -39,6 +41,7 @@ def noise_levels(dim, first=NOISE[0], last=NOISE[1], levels=4):
 
         sqrt(alpha_bar_t / (1 - alpha_bar_t)) = first / sqrt(D), ..., last / sqrt(D)
 
+    (The alpha_t of Eq. 2 are alpha_bar_t / alpha_bar_{t-1}, and alpha_1 = alpha_bar_1.)
     A level means how far the noise moves a clip among the others. Two embeddings are about
     sqrt(2 D) apart in z, and noise along the line between them has standard deviation 1. So after
     noising they are sqrt(2) * first, ..., sqrt(2) * last standard deviations apart, at any D. How
@@ -76,9 +79,10 @@ def sample(h, z, observed, j, noise, alpha_bar):
         x_j^T = noise;   x_hat_j^0 = h(x_j^t, {x_i}, t)
         x_j^{t-1} = sqrt(alpha_bar_{t-1}) x_hat_j^0 + sqrt(1 - alpha_bar_{t-1}) noise
 
-    The same noise is used at every level, as in the paper; mu and Sigma of Eq. 4 are not needed.
+    These are the paper's t, from T to 1; the loop counts from T - 1 to 0. The same noise is used at
+    every level, as in the paper; mu and Sigma of Eq. 4 are not needed.
 
-    Args:    h, z (B, N, D), observed (B, N), j (B,): as in denoiser.py; noise (B, D), standard
+    Args:    h, z (B, N, D), observed (B, N), j (B,): as in the header; noise (B, D), standard
              normal, or zeros for the approximate inference; alpha_bar (T,).
     Returns: z_hat (B, D) of the last pass, at the least noisy level.
     """

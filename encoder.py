@@ -126,8 +126,9 @@ class TimeSformer(nn.Module):
     """f: clips to unit vectors in the text space. Defaults: ViT-B/16 (release), F = 8 (appendix D).
 
     As in ViT, weights start normal with std .02, and biases at zero. temporal_fc starts at zero
-    except in block 0: the others start as an image model. time_embed starts with std .3: from zero,
-    a small f needs twice as many clips to learn motion (docs/log.md).
+    except in block 0 (release: in all; so do we from an image model, --init timm). time_embed
+    starts with std .3: from zero, a small f needs twice as many clips to learn motion
+    (docs/log.md).
 
     Args:
         image, patch: sides of a frame (H = W, a multiple of patch) and of a patch, pixels.

@@ -4,7 +4,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and append
 
     task                   the classifier reads                     trained            paper
     classify               x = f(v), a clip of a step               classifier         Table 2
-    forecast               x_hat = h(0, {x_i}), the next clip       h and classifier   Table 1
+    forecast               x_hat, by h from zero noise (Sec. 3.3)   h and classifier   Table 1
     activity               the same; 8 clips span the video         h and classifier   App. C
     classify, --data epic  x = f(v), 32 frames of an action         f and classifier   Table 3
 
@@ -13,9 +13,9 @@ and noise is zero, as in the release. After `--order none` a new h is trained.
 
     settings  paper                    release                          here
     COIN      AdamW, 15 epochs, batch  SGD 5e-3, stepped at epochs 0,   AdamW, 1e-3 linearly to 0,
-              of 64 (Sec. 4)           11, 14 of 15; forecasts twice    15 epochs; activity 60: a
-                                       as many epochs                   video is one example
-    EPIC      -                        AdamW 1e-4, stepped at epochs    AdamW, 1e-4 linearly to 0,
+              of 64 (Sec. 4)           11, 14 of 15; twice as many if   15 epochs, activities 60 (a
+                                       h is trained; decay 1e-4         video is one example); 1e-2
+    EPIC      the same                 AdamW 1e-4, stepped at epochs    AdamW, 1e-4 linearly to 0,
                                        0, 30, 40 of 50; decay 5e-2      50 epochs; decay 5e-2
 They are fields of a Task (evaluate.py).
 N clips of an example, B examples per update, S classes, D embedding.
@@ -96,8 +96,8 @@ def set_up(args, run, device):
     # 1. The checkpoint, the videos and their labeled examples.
     name = task_name(args)
     task, looks = TASKS[name], args.init == TEACHER
-    require(not looks or task.views and not task.trained, "--init teacher: only with --task "
-            "classify")
+    require(not looks or task.views and not task.trained and args.data != "features",
+            "--init teacher: only with --task classify, and not for features")
     init = teacher_as_model(args, device) if looks else weights.load(args.init)
     require(not init.config.task and (init.denoiser or len(init.phrases)), f"--init {args.init}: "
             "is fine-tuned, or a published f alone; give a run of --stage pretrain")

@@ -113,6 +113,8 @@ def clip_features(teacher, seen, said, targets="vision"):
 def soft_targets(features, phrases, tau):
     """p': how well each phrase of the pool fits a clip, by Eq. 6 with the teacher's features.
 
+        p'_k = exp(cos(feature, y_k) / tau) / sum_l exp(cos(feature, y_l) / tau)
+
     Args:    features (..., D): a clip's mean over frames, or its narration's; phrases (K, D).
     Returns: (..., K) float, rows sum to 1, without gradient.
     """

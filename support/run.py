@@ -70,6 +70,7 @@ class Run:
             with suppress(FileNotFoundError):
                 self.told = json.loads((self.out / "unreadable.json").read_text("utf-8"))
             self.unreadable, self.before = dict(self.told), {*self.told}
+            self.require_same()
         self.first = self.checkpoint.get("step", 0)        # updates that were made before
         return self
 
@@ -79,6 +80,13 @@ class Run:
             for name in "config.json", "left_out.json", "unreadable.json", "metrics.jsonl":
                 (self.out / name).unlink(missing_ok=True)
 
+    def require_same(self):
+        """InputError if the checkpoint's run had other settings."""
+        before = self.checkpoint.get("settings", self.settings)
+        for name, value in self.settings.items():
+            require(name in PATHS or before.get(name) == value, f"--resume: the run in {self.out} "
+                    f"has {name} {before.get(name)}, not {value}; it must stay the same")
+
     def begin(self, source, **lists):
         """Write what the run is, and who is left out; drop the rows of metrics.jsonl that are later
         than the checkpoint. InputError if the checkpoint's run had other settings, or other `lists`
@@ -87,10 +95,7 @@ class Run:
         for name, lines in lists.items():
             digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
             self.settings[f"list of {name}"] = f"{len(lines)} (sha256 {digest[:16]})"
-        before = self.checkpoint.get("settings", self.settings)
-        for name, value in self.settings.items():
-            require(name in PATHS or before.get(name) == value, f"--resume: the run in {self.out} "
-                    f"has {name} {before.get(name)}, not {value}; it must stay the same")
+        self.require_same()
         if self.rank > 0:
             return
         write_json(self.out / "config.json", {

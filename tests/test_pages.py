@@ -17,7 +17,8 @@ from toy.source import load_teacher
 TEXTS = {path: path.read_text(encoding="utf-8")
          for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 COMMAND = r"(?m)^ {4,}(?:torchrun --nproc-per-node \d+|python) ((?!-m pytest).+)$"
-COMMANDS = sorted({line for text in TEXTS.values() for line in re.findall(COMMAND, text)})
+COMMANDS = sorted({line for text in TEXTS.values()
+                   for line in re.findall(COMMAND, text.replace("\\\n", ""))})
 
 
 @pytest.mark.parametrize("line", COMMANDS)

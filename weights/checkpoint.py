@@ -107,8 +107,8 @@ def download():
 
 def open_start(source, world=None):
     """{name of ours: tensor} of a run, a file or "timm", for `init_from`; None of "none". An image
-    model has no temporal attention: copies of the spatial one and its norm stand in; time_embed is
-    0.
+    model has no temporal attention: copies of the spatial one and its norm stand in; time_embed and
+    temporal_fc are 0, so f starts as this model.
     world: version of a world that is made up; InputError for a run in another one."""
     if str(source) == "none":
         return None
@@ -121,6 +121,8 @@ def open_start(source, world=None):
         return w
     w = {name: value for name, value in w.items() if not name.startswith("encoder.head")}
     w |= {re.sub(r"\.(attn|norm1)\.", r".temporal_\1.", name): w[name] for name in w}
+    w |= {name.replace(".attn.proj.", ".temporal_fc."): torch.zeros_like(w[name]) for name in w
+          if ".attn.proj." in name}
     return w | {"encoder.time_embed": torch.zeros(1, 1, w["encoder.pos_embed"].shape[-1])}
 
 
