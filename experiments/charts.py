@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import normalize
 
 import weights
-from data import NarratedVideos, classify_examples, history_windows
+from data import classify_examples, consecutive, heard, history_windows, sentence_windows
 from files.lists import read_lines, read_text
 from model import sample_in_turn
 from pseudo_labels import soft_targets
@@ -28,7 +28,10 @@ PLACES = {                                                 # of by_place, in Oka
     "similar": ("similar histories", dict(color="#009E73", marker="^", linestyle=":")),
     "set": ("what the set tells", dict(color="#D55E00", marker="s", linestyle="--", mfc="white"))}
 PAIR, ORANGE = grammar.LOOK_ALIKES[1], "#E69F00"           # heat pan, cool pan
-VIDEOS, MISSING, AFTER = 300, 5, 6     # of a histogram; the clip that is missing; observed steps
+VIDEOS, MISSING = 300, 5                                   # of a histogram; which clip is missing
+FORECASTS = (("After step 5", 5, False),                   # of --task: steps that were observed, and
+             ("The same, pans exchanged", 5, True),        # whether two clips change places
+             ("After step 6", 6, False))
 
 
 def plot_curves(figure, runs):
@@ -99,36 +102,48 @@ def plot_look_alikes(figure, runs):
 
 @torch.no_grad()
 def plot_task(figure, checkpoint):
-    """Draw what training asks and what a forecast answers, of the first test video: nine clips with
-    a sentence of each, what the teacher says, what is missing and what is hidden; the steps that h
-    samples after the last."""
-    figure.set_size_inches(9, 4.2)
+    """Draw what training asks and what forecasts answer, of the first test video: nine clips with
+    what is said, shown and seen by the teacher, which one is missing and which are hidden; the next
+    step after five steps, after the same with two look-alikes exchanged, and after six."""
+    figure.set_size_inches(9, 4.8)
     model, teacher = weights.load(checkpoint), load_teacher("cpu")
-    source = ToySource("test", [0], 4, teacher)
-    texts = teacher.encode_phrases(grammar.STEPS)
-    _, _, clips, seen, (share, sentences), _ = NarratedVideos(source, 0, sentences=True)[0, 0, 0]
+    source, texts = ToySource("test", [0], 4, teacher), teacher.encode_phrases(grammar.STEPS)
+    narration, rng = source.narration(0), np.random.default_rng(0)
+    windows = consecutive(sentence_windows(narration, source.duration(0), rng), rng)
+    share, sentences = heard(narration, windows)
+    clips, seen = source.clips(0, windows)
     likeliest = soft_targets(seen, model.phrases, model.tau).max(-1)
+    shown = source.truth.of_forecast(windows, [])["clips"]
     observed = draw(1, model.dim, 4, "release", "observed", 0, 0)[2][0, MISSING]
-    top, bottom = figure.subfigures(2, 1, height_ratios=(1.5, 1))
-    top.suptitle("Training: clip 6 of 9 is missing; h predicts it from the clips that it sees",
+    top, bottom = figure.subfigures(2, 1, height_ratios=(1.35, 1))
+    top.suptitle("Training: what does the missing clip show? h reads the clips that are not hidden.",
                  x=0.01, ha="left")
     for i, axes in enumerate(top.subplots(1, 9)):
-        words = fill(f"“{sentences[share[i].argmax()]}”", 16, max_lines=5, placeholder=" ...")
-        text = f"{grammar.PHRASES[likeliest.indices[i]]}\n{likeliest.values[i]:.0%}"
+        said = fill(f"“{sentences[share[i].argmax()]}”", 16, max_lines=5, placeholder=" ...")
+        axes.set_title(f"clip {i + 1}\n{said}", fontsize=6.5)
         axes.imshow(clips[i, 2].permute(1, 2, 0).numpy(), alpha=1.0 if observed[i] else 0.12)
         if not observed[i]:
             axes.text(16, 16, "?" if i == MISSING else "hidden", ha="center", va="center",
                       fontsize=22 if i == MISSING else 9)
-        axes.set(xticks=[], yticks=[], title=f"clip {i + 1}")
-        axes.set_xlabel(f"teacher: {text}\n\n{words}", fontsize=6)
-    end = source.videos[0].steps[AFTER - 1].end
-    windows = history_windows(end, model.config.spacing)
-    x = model.encode(source.clips(0, windows)[0])
-    noise = torch.randn(1, 50, model.dim, generator=torch.Generator().manual_seed(0))
-    picks = torch.bincount(sample_in_turn(model, x, texts, noise)[1][:, 0], minlength=len(texts))
-    share = {grammar.STEPS[k]: float(picks[k] / 50) for k in picks.topk(4).indices}
-    exact = {row["step"]: row["p"] for row in source.truth.of_forecast(windows, [])["next"]}
-    plot_bars(bottom.subplots(), f"Forecast of step {AFTER + 1}", share, exact)
+        axes.set(xticks=[], yticks=[])
+        axes.set_xlabel(f"shown: {shown[i] or 'no step'}\nteacher: "
+                        f"{grammar.PHRASES[likeliest.indices[i]]}\n{likeliest.values[i]:.0%}",
+                        fontsize=6.5)
+    bottom.suptitle("Forecasts: which step comes next, in 50 samples", x=0.01, ha="left")
+    steps, panels = source.videos[0].steps, bottom.subplots(1, 3)
+    for axes, (title, count, exchanged) in zip(panels, FORECASTS):
+        windows = history_windows(steps[count - 1].end, model.config.spacing)
+        x, truth = model.encode(source.clips(0, windows)[0]), source.truth.of_forecast(windows, [])
+        order = [*range(len(x))]
+        if exchanged:
+            places = [truth["clips"].index(name) for name in PAIR]
+            order[places[0]], order[places[1]] = places[::-1]
+        noise = torch.randn(1, 50, model.dim, generator=torch.Generator().manual_seed(0))
+        picks = sample_in_turn(model, x[order], texts, noise)[1][:, 0]
+        counts = torch.bincount(picks, minlength=len(texts))
+        plot_bars(axes, title, {grammar.STEPS[k]: float(counts[k] / 50)
+                                for k in counts.topk(4).indices if counts[k]},
+                  {} if exchanged else {row["step"]: row["p"] for row in truth["next"]})
 
 
 def main(args):

@@ -48,10 +48,12 @@ def plot_forecast(figure, content, pictures):
                  xlabel=f"{fill(best['step'], 14)}\n{best['p']:.0%}\n{true}")
     if content["next"]:
         left, right = following.subplots(1, 2, width_ratios=(1, 2))
-        plot_bars(left, "Next step", {row["step"]: row["share"] for row in content["next"]},
+        plot_bars(left, "Next step: share of the samples",
+                  {row["step"]: row["share"] for row in content["next"]},
                   {row["step"]: row["p"] for row in truth["next"]})
-        plot_bars(right, "Futures", *({" > ".join(row["steps"]): row["share"] for row in futures}
-                                      for futures in (content["futures"], truth["futures"])))
+        plot_bars(right, "Futures: share of the samples",
+                  *({" > ".join(row["steps"]): row["share"] for row in futures}
+                    for futures in (content["futures"], truth["futures"])))
 
 
 def plot_bars(axes, title, p, true):
@@ -69,5 +71,5 @@ def plot_bars(axes, title, p, true):
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.02), ncols=2)
     axes.set_yticks(range(len(texts)), [fill(text, 40 if ">" in text else 15, max_lines=3,
                                              placeholder=" ...") for text in texts])
-    axes.set(xticks=[], ylim=(len(texts) - 0.4, -0.6), title=f"{title}: share of the samples")
+    axes.set(xticks=[], ylim=(len(texts) - 0.4, -0.6), title=title)
     axes.margins(x=0.2)

@@ -157,12 +157,14 @@ def test_the_charts_are_drawn(drawn, here, trained, monkeypatch):
                                           "f with order")]
     assert len({axes.patches[0].get_x() for axes in drawn[2].axes}) == 3       # each its own f
     call(*chart, "--task", trained / "diffusion")
-    *clips, bars = drawn[3].axes
+    clips, bars = drawn[3].axes[:9], drawn[3].axes[9:]
     said = ["".join(text.get_text() for text in axes.texts) for axes in clips]
     assert len(said) == 9 and {*said[:charts.MISSING]} == {""} and said[charts.MISSING] == "?"
     assert [axes.images[0].get_alpha() < 1 for axes in clips] == [bool(text) for text in said]
-    assert all(re.match(r"teacher: .+\n\d+%\n\n“", axes.get_xlabel()) for axes in clips)
-    assert {label.get_text() for label in bars.get_yticklabels()} <= {*STEPS}
+    assert all(re.match(r"shown: .+\nteacher: .+\n\d+%", axes.get_xlabel()) for axes in clips)
+    assert all(re.match(r"clip \d\n“", axes.get_title("left")) for axes in clips)
+    named = [[label.get_text() for label in axes.get_yticklabels()] for axes in bars]
+    assert {*sum(named, [])} <= {*STEPS} and "melt butter" in named[0] and named[0] != named[1]
 
 
 # --- compare.py ---
