@@ -84,20 +84,21 @@ def spread_of(numbers):
 
 
 def markdown(name, results):
-    """A table as Markdown, of rows with a number: means over seeds (the lowest-the highest)."""
+    """A table as Markdown: means over seeds (the lowest-the highest), and how many seeds."""
     rows, ours = [], cells([name])
-    seeds = " or ".join(map(str, sorted({len(results[text]) for text in ours if text in results})))
     for label, *texts in TABLES[name]["rows"]:
         found = results.get(" - ".join(texts))
         if found and TABLES[name].get("compared"):
             row = "{ours:.1f}|{theirs:.1f}|{difference:+.1f} ± {error:.1f}|{verdict}|{seeds}"
             rows.append([label, *row.format(**found).split("|")])
-        elif any(text in results for text in texts) or not any(text in ours for text in texts):
+        elif not TABLES[name].get("compared"):
             numbers = [[*results.get(text, {}).values()] for text in texts]
-            rows.append([label, *(spread_of(row) if row else "not run" if text in ours else text
-                                  for text, row in zip(texts, numbers))])
-    return (f"**{TABLES[name]['title']}**\n\n{text_table(TABLES[name]['columns'], rows)}\n"
-            + (f"\nSeeds: {seeds}.\n" if seeds and "seeds" not in TABLES[name]["columns"] else ""))
+            row = [spread_of(row) if row else "not run" if text in ours else text
+                   for text, row in zip(texts, numbers)]
+            counts = sorted({len(row) for row in numbers if row})
+            seeds = ["-".join(map(str, counts[:1] + counts[-1:][len(counts) == 1:]))]
+            rows.append([label, *row, *(seeds if "seeds" in TABLES[name]["columns"] else [])])
+    return f"**{TABLES[name]['title']}**\n\n{text_table(TABLES[name]['columns'], rows)}\n"
 
 
 def text_table(header, rows):

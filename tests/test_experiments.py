@@ -61,9 +61,9 @@ def test_runs_are_made_once(here, monkeypatch, capsys):
 
 def test_cells_are_means_over_seeds(here, monkeypatch):
     """Catches: seeds of another recipe, null counted as 0, a difference without the error of both,
-    or of other columns; a row without a number, a page's text changed."""
+    or of other columns; a row without a number left out, a page's text changed."""
     row = ["m", "mask classify top1.ours", "mask classify top1.teacher", "mask forecast a.b", "8"]
-    monkeypatch.setitem(TABLES, "departures", {"title": "T", "columns": [*"abcde"], "rows": [
+    monkeypatch.setitem(TABLES, "departures", {"title": "T", "columns": [*"abcde", "seeds"], "rows": [
         row, ["not measured", "mvit classify top1.ours", "-", "-", "-"]]})
     monkeypatch.setitem(TABLES, "claims", {
         "title": "T", "columns": [*"abcdef"], "compared": True, "rows": [
@@ -85,9 +85,9 @@ def test_cells_are_means_over_seeds(here, monkeypatch):
     assert results[row[1]] == {"1": 10.0, "2": 20.0, "30": 33.0} and row[2] not in results
     page, compared = (re.sub(" +", " ", Path(name).read_text(encoding="utf-8"))
                       for name in ("README.md", "docs/results.md"))
-    assert page.startswith("a\n<!-- table: departures -->\n**T**\n\n| a | b | c | d | e |\n|")
-    assert page.endswith("- |\n| m | 21.0 (10.0-33.0) | not run | 0.5 (0.2-0.8) | 8 |\n\n"
-                         "Seeds: 2 or 3.\n<!-- end -->\nb\n")
+    assert page.startswith("a\n<!-- table: departures -->\n**T**\n\n| a | b | c | d | e | seeds |\n")
+    assert page.endswith("- |\n| m | 21.0 (10.0-33.0) | not run | 0.5 (0.2-0.8) | 8 | 2-3 |\n"
+                         "| not measured | not run | - | - | - | |\n<!-- end -->\nb\n")
     assert compared.split("- |\n")[1] == (
         "| x | 20.0 | 50.0 | -30.0 ± 15.8 | undecided | 3 and 2 |\n"
         "| x | 26.7 | 73.3 | -46.7 ± 37.2 | undecided | 3 and 3 |\n<!-- end -->\n")
@@ -103,7 +103,8 @@ def test_tables_are_whole_and_on_the_pages():
         ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
     assert all(name in EVALUATIONS for _, name, _ in ours.values())
     for name, table in TABLES.items():
-        size = 3 if table.get("compared") else len(table["columns"])
+        columns = [column for column in table["columns"] if column != "seeds"]
+        size = 3 if table.get("compared") else len(columns)
         assert {len(row) for row in table["rows"]} == {size}
         assert all(text in ours or not re.match("[a-z]", text)
                    for _, *texts in table["rows"] for text in texts)
