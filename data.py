@@ -1,9 +1,9 @@
-"""Sources of clips, and what an example is: which windows of a video are read, and what is asked.
+"""Sources of clips, and what an example is: which windows of a video are read, and what to predict.
 
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3, Sec. 4 and appendix B.
 
-A `Source` is the door to a data set: videos, what is said in them, and their clips. Everything else
-here is made of it: nine narrated clips for pre-training, windows and labels for the tasks.
+A `Source` is the interface to a data set: videos, what is said in them, and their clips. All else
+here is built on it: nine narrated clips for pre-training, windows and labels for the tasks.
 Times are in seconds; rng is a numpy Generator. A video has n windows. C clips have F frames each.
 """
 from typing import NamedTuple, Protocol
@@ -19,7 +19,7 @@ CLIP_SECONDS = 9.0            # of a narrated clip, and of a clip to classify; a
 EPIC_FRAMES, EPIC_SECONDS = 32, 2.0                # of a clip of an action: 16 frames/s
 MIN_WORDS = 12                # of a sentence; shorter ones are joined (release)
 STRIDE = 2                    # every second sentence gives a clip (release)
-MEASURED = 1000               # narrations from which the distance of clips is measured
+MEASURED = 1000               # narrations from which the distance between clips is measured
 ORDER, ITEM, LABELS = 0, 1, 2                      # what a generator draws
 
 
@@ -53,14 +53,14 @@ class Unreadable(ValueError):
 class Source(Protocol):
     """Videos that a command reads: all that is known of a data set. sources.py lists them.
 
-    What a source needs to know, f's Pictures and the teacher or the size of its pictures, it gets
-    when it is made. It may be copied to worker processes.
+    A source is given what it needs when it is made: f's Pictures, and the teacher or the size of
+    its pictures. It may be copied to worker processes.
     """
     listed: list[Video]                # all that a list names
     videos: list[Video]                # those that can be used; video i is videos[i]
-    left_out: dict[str, tuple]         # {id: (kind, reason)}: "absent", or without words ("silent")
-    #                                    or with unreadable "captions", and not among the videos; or
-    #                                    "skipped", and among them, but `clips` raises Unreadable
+    left_out: dict[str, tuple]         # {id: (kind, reason)}: "absent", "silent" (no words) and
+    #                                    "captions" (unreadable) are not among the videos; "skipped"
+    #                                    is, but `clips` raises Unreadable
     pixels: tuple                      # (mean, std) of pixels / 255 as f expects them
     truth: object | None               # what the toy world knows: toy/truth.py; None elsewhere
 
@@ -95,8 +95,8 @@ def window_around(start, end, seconds, duration):
 
 
 def joined(sentences, i):
-    """First and last of the sentences that are joined with sentence i: until they have 12 words,
-    the next sentence and the one before are added in turn."""
+    """The first and the last sentence of those joined with sentence i: the next sentence and the
+    one before are added in turn, until there are 12 words."""
     first, last, end = i, i, len(sentences) - 1
     while ((first > 0 or last < end) and
            sum(len(text.split()) for _, _, text in sentences[first:last + 1]) < MIN_WORDS):
@@ -137,8 +137,8 @@ def spoken(narration, end):
 
 
 def shares(spans, windows, usable=True):
-    """Which of m spans (m, 2) s belong to each window (n, 2) s: of the usable ones, (n, m) bool,
-    those whose middle lies in it, else the nearest: (n, m), rows sum to 1."""
+    """The share of each of m spans (m, 2) s in each window (n, 2) s: (n, m), rows sum to 1. Only
+    usable spans, (n, m) bool, count: those whose middle lies in the window, else the nearest."""
     middle = spans.mean(1)                                                          # (m,)
     inside = (windows[:, :1] <= middle) & (middle <= windows[:, 1:]) & usable       # (n, m)
     distance = np.where(usable, np.abs(middle - windows.mean(1, keepdims=True)), np.inf)
@@ -148,8 +148,8 @@ def shares(spans, windows, usable=True):
 
 
 def clip_distance(source, stride):
-    """The mean distance of consecutive training clips, s, of the first MEASURED narrations;
-    CLIP_SECONDS where videos are so short that their clips coincide."""
+    """The mean distance between consecutive training clips, s, in the first MEASURED narrations;
+    CLIP_SECONDS if videos are so short that their clips coincide."""
     rng, distances = np.random.default_rng(0), []
     for i in range(min(len(source.videos), MEASURED)):
         narration = source.narration(i)
@@ -173,8 +173,8 @@ class NarratedVideos(Dataset):
     """Nine consecutive clips of each narrated video. Item (epoch, video, place in a batch) -> Read;
     raises Unreadable.
 
-    All is drawn from (seed, epoch, video) alone. So it does not depend on how many processes,
-    workers or micro-batches make a run.
+    All random draws depend only on (seed, epoch, video), not on how many processes, workers or
+    micro-batches make a run.
     """
 
     def __init__(self, source, seed, stride=STRIDE, sentences=False):
@@ -260,9 +260,9 @@ def activity_examples(videos):
 
 
 def forecast_examples(videos, spacing=None, min_steps=2):
-    """One example for two consecutive steps of a video with min_steps steps or more: the history
-    that ends with the first, and before the second begins, unless both begin at 0; the label of the
-    second. spacing: as in `history_windows`."""
+    """One example for each two consecutive steps of a video with min_steps steps or more. The
+    history ends when the first step ends or, if that is earlier and not at 0, when the second
+    begins. The label is the second's. spacing: as in `history_windows`."""
     examples = []
     for i, video in enumerate(videos):
         if len(video.steps) < min_steps:

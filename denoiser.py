@@ -73,7 +73,7 @@ class Denoiser(nn.Module):
 class MaskedDenoiser(Denoiser):
     """h of the ablation "mask" (Table 4): it reads zeros in place of x_j^t, at the noisiest level.
 
-    All noises and levels have the same answer, so one pass would do; sampling makes T of them.
+    The answer is the same for all noises and levels, so one pass would do; sampling makes T passes.
     """
 
     def forward(self, zt, z, observed, j, t):

@@ -16,8 +16,9 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eqs. 2-5) and 3.3 (
     B rows, each with one missing clip; T = 4 levels, D embedding.
 
 The paper leaves open how large an embedding is beside the noise, and the constants alpha_t. Both
-stand here, `scale_of` and `noise_levels`; docs/differences.md has their effect. `released_levels`
-are those of the authors' code, whose scale is 1. Levels count from 0: level t is the paper's t + 1.
+are set here, by `scale_of` and `noise_levels`; docs/differences.md shows their effect.
+`released_levels` are those of the authors' code, whose scale is 1. Levels count from 0: level t is
+the paper's t + 1.
 """
 import math
 
@@ -42,7 +43,7 @@ def noise_levels(dim, first=NOISE[0], last=NOISE[1], levels=4):
         sqrt(alpha_bar_t / (1 - alpha_bar_t)) = first / sqrt(D), ..., last / sqrt(D)
 
     (The alpha_t of Eq. 2 are alpha_bar_t / alpha_bar_{t-1}, and alpha_1 = alpha_bar_1.)
-    A level means how far the noise moves a clip among the others. Two embeddings are about
+    A level says how far the noise moves a clip among the others. Two embeddings are about
     sqrt(2 D) apart in z, and noise along the line between them has standard deviation 1. So after
     noising they are sqrt(2) * first, ..., sqrt(2) * last standard deviations apart, at any D. How
     hard it is to name the clip depends also on how many texts there are, and how close they lie.

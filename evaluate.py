@@ -9,7 +9,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.3, 4.1, 4.2 and 4.4, a
     classify, --data epic    verb, noun and action, fine-tuned                   Table 3
     features                 writes embeddings of whole videos to a file         -
 
-A `Task` is the door to what is measured, and fine-tuned for: a line of TASKS.
+A `Task` is the interface to what is measured, and fine-tuned for: one line of TASKS.
 M examples, N <= 8 clips of each, Q Monte Carlo samples, S steps (the label set), D embedding.
 """
 import math
@@ -92,8 +92,8 @@ def score(model, x, n, texts, noise, batch):
 
 def as_counted(p, labels, model, truth):
     """{name: p (..., S)} and labels (M,) as they are scored, and how many steps are told apart.
-    Zero-shot, no label names look-alikes of the toy world: both count as one, with the sum of their
-    p."""
+    Zero-shot, no label tells look-alikes of the toy world apart, so a pair counts as one step, with
+    the sum of their p."""
     S = next(iter(p.values())).shape[-1]
     first = truth.first if truth and not model.config.task else torch.arange(S)
     sums = {name: torch.zeros_like(q).index_add_(-1, first, q) for name, q in p.items()}
@@ -300,15 +300,15 @@ def parse(argv=None):
     add = parser.add_argument
     add("--task", choices=[*task_choices(), "features"], help="what to measure (default: forecast; "
         "epic: classify); features: write those of --videos to --out")
-    add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
+    add("--checkpoint", type=Path, help="a run folder, a checkpoint file, or a published one "
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add_labeled_flags(parser, [name for name in DATA if DATA[name].labeled], 1000)
     add("--split", choices=["test", "validation", "train"], default="test", help="which videos")
     add("--min-steps", type=int, default=2, help="leave out videos with fewer annotated steps")
     add("--samples", "--oracle", type=positive(int), default=5, dest="samples",
         help="Monte Carlo samples per forecast (Eq. 11); the oracle counts the best of them")
-    add("--repeats", type=positive(int), default=1, help="so many draws of the samples: mean "
-        "and deviation (Table 5)")
+    add("--repeats", type=positive(int), default=1, help="draw the samples this many times: "
+        "mean and deviation (Table 5)")
     add("--similar", action="store_true", help="also forecast by similar training histories (toy)")
     add("--horizon", type=positive(int), default=1, help="also sample futures of this many steps "
         "(toy)")

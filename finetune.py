@@ -200,7 +200,7 @@ def parse(argv):
     add("--batch", type=positive(int), default=64, help="examples per update; the paper's 64")
     add("--lr", type=positive(float), help="peak rate of AdamW (default: 1e-3; epic: 1e-4)")
     add("--out", type=Path, help="folder of the run (default: runs/finetune-TASK)")
-    add("--resume", action="store_true", help="go on from OUT/checkpoint.pt, if there is one")
+    add("--resume", action="store_true", help="continue from OUT/checkpoint.pt, if there is one")
     add_run_flags(parser)
     args = parser.parse_args(argv)
     require(args.labels <= 1, f"--labels {args.labels}: is a share, at most 1; 0.1 is a tenth")

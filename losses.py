@@ -9,7 +9,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and appendix A.
     p(y_i | x_i)             match      (..., K)     Eq. 6, as log probabilities
     p'_i                     targets    (B, N, K)    the teacher's soft targets, no gradient
     H(p', p)                 cross_entropy  (..., )  of Eqs. 8 and 10
-    L_XE, L_MSE, L_MC        xe, mse, mc  (B,)       Eqs. 8, 9, 10 in train.py:objective; Eq. 7 there
+    L_XE, L_MSE, L_MC        xe, mse, mc  (B,)       Eqs. 8, 9, 10, in train.py:objective
     B videos, N clips of each, K phrases, D embedding.
 
 The bound. Clip j is missing. The diffusion gives a distribution p_theta of x_j, and so of its text:
@@ -34,7 +34,7 @@ Jensen's inequality. The paper simplifies in five places:
       1/2 (s_{t-1} - s_t) |x_j^0 - x_hat_j^0|^2,    s_t = alpha_bar_t / (1 - alpha_bar_t).
   Eq. 9 gives all levels equal weight, as Tevet et al. 2022 do. The simple loss of Ho et al. 2020
   weighs them by s_t, which falls by a factor of 25 over the four levels of diffusion.py.
-- Eq. A has -log p of one text. Eqs. 8 and 10 have the cross entropy with the teacher's soft targets.
+- Eq. A has -log p of one text. Eqs. 8 and 10 have the cross entropy with soft targets.
 - Eq. A has sums. Instead, Eq. 8 has a mean over the clips, and Eq. 9 a mean over t. Eq. 10 also
   has a mean over t, which the bound of L_MC lacks.
 The code draws nothing from p_theta in L_MC: x_hat_j^0 is h's prediction from x_j^t, as in L_MSE.

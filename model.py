@@ -28,7 +28,7 @@ PICTURES = 192            # of 224 x 224 pixels that f takes at once on a GPU of
 
 @dataclass
 class Config:
-    """What a model is made of, but for its weights: a checkpoint keeps it whole.
+    """All that defines a model, except its weights: a checkpoint keeps all of it.
 
     weights/checkpoint.py:build makes the model. `encoder` and `denoiser` are the arguments of f,
     with its "kind", and of h.
@@ -126,8 +126,8 @@ class ProcedureModel(nn.Module):
 
 
 def clips_at_once(encoder, size=None, device=None):
-    """How many clips f takes at once: `size`; 0: all; None: as many as hold PICTURES frames, and in
-    proportion to the memory of a GPU."""
+    """How many clips f takes at once: `size`; 0: all; None: as many as hold PICTURES frames, on a
+    GPU in proportion to its memory."""
     memory = 24e9
     if device is not None and device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
@@ -149,8 +149,8 @@ def match_labels(model, x, texts):
 def sample_in_turn(model, x, texts, noise):
     """Q futures of H steps of a video, each sampled step by step (Sec. 3.3, repeated).
 
-    What h predicted, x_hat at unit length, is then the last clip observed; of nine, the first
-    leaves. x (N, D), noise (H, Q, D) -> (Q, S), log p of the next step, and (Q, H) int64, the
+    What h predicts, x_hat at unit length, becomes the last observed clip; of nine, the first
+    is dropped. x (N, D), noise (H, Q, D) -> (Q, S), log p of the next step, and (Q, H) int64, the
     likeliest steps.
     """
     log_p, x = [], x.expand(noise.shape[1], -1, -1)                            # (Q, N, D)

@@ -50,7 +50,7 @@ def open_one(video, name, model, seed):
 
 def observe(source, model, at, left):
     """What is observed before `at` s -> windows (N, 2) s, N <= 8, and their clips. None: the end
-    of the video; if its steps are known, of one that is drawn, such that `left` steps remain."""
+    of the video or, if its steps are known, of a random step after which `left` steps remain."""
     length = source.duration(0)
     end = at
     if at is None:
@@ -63,8 +63,8 @@ def observe(source, model, at, left):
 
 # --- What comes next ---
 def rank_steps(names, **columns):
-    """[{"step": name, column: number, ...}, ...] of columns (S,), the largest of the first column
-    first, of equal ones that of the next; then as listed."""
+    """[{"step": name, column: number, ...}, ...] of columns (S,), sorted by the first column,
+    largest first; ties by the next column, then as listed."""
     numbers = zip(*(column.tolist() for column in columns.values()))
     rows = [{"step": name, **dict(zip(columns, row))} for name, row in zip(names, numbers)]
     return sorted(rows, key=lambda row: [-row[column] for column in columns])
@@ -82,7 +82,7 @@ def predict(video=None, steps=None, checkpoint=None, at=None, samples=50, horizo
             micro_batch=None):
     """The JSON's content.
 
-    Args: those that are not here are the flags; None means that a flag is not given.
+    Args: those not listed here are the flags; None means that a flag is not given.
         video:      path; None: test video number `seed` of the toy world.
         steps:      list of texts, or the path of a file with one per line; None: the classes that
                     the checkpoint is fine-tuned to, or the steps of the toy world.
@@ -172,17 +172,17 @@ def main(args):
 
 def parse(argv=None):
     """The command line."""
-    parser = Parser("The steps that one video shows, and several futures it may take.")
+    parser = Parser("Show the steps of one video, and several possible futures.")
     add = parser.add_argument
     add("video", nargs="?", help="the video; without one, test video number --seed of the toy "
         "world, with the truth beside the forecast")
     add("--video", dest="name", metavar="ID", help="which video, if VIDEO is a file of features")
-    add("--checkpoint", type=Path, help="a run folder, a file of ours, or a published one "
+    add("--checkpoint", type=Path, help="a run folder, a checkpoint file, or a published one "
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add("--steps", type=Path, help="the steps to choose among, one per line (default: those the "
         "checkpoint is fine-tuned to, or the toy world's)")
     add("--at", type=clock, help="forecast from here: s, MM:SS or HH:MM:SS (default: the end of "
-        "the video; without VIDEO, of a step that is drawn)")
+        "the video; without VIDEO, of a random step)")
     add_teacher_flags(parser)
     add("--samples", type=positive(int), default=50, help="Monte Carlo samples (Eq. 11), one "
         "future each")

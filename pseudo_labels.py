@@ -83,7 +83,7 @@ class Teacher:
 
     def encode_clips(self, clips):
         """Clips (C, F, 3, H, W) uint8 -> (C, D): the mean over their frames (Sec. 3.2), float32.
-        Features (C, D), float, are ready."""
+        Features (C, D), float, are returned as they are."""
         if clips.is_floating_point():
             return clips
         at_once = len(clips) if self.device.type == "cuda" else 16
@@ -92,7 +92,7 @@ class Teacher:
 
 
 def clip_features(teacher, seen, said, targets="vision"):
-    """The teacher's features of C clips, of which soft targets are made: (C, D) float.
+    """The teacher's features of C clips, from which soft targets are made: (C, D) float.
 
     Args:
         seen:    what the teacher sees of the clips, for `encode_clips`.

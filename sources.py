@@ -1,7 +1,7 @@
 """What --data means: one table, read by all commands, of how each data set is opened.
 
-To add one, write a data.Source and a line of DATA. It is then pre-trained on, if it is opened with
-narrations, and fine-tuned and evaluated on, if it is opened with labels.
+To add one, write a data.Source and a line of DATA. If it can be opened with narrations, it serves
+for pre-training; if with labels, for fine-tuning and evaluation.
 """
 from typing import Callable, NamedTuple
 
@@ -47,9 +47,9 @@ class Data(NamedTuple):
     world: int | None = None           # version of a world that is made up
     tasks: dict = {}                   # {--task: Task of evaluate.py} of its own; {}: all others
     split: Callable = lambda args: args.split          # args -> the name of what is measured
-    count: Callable | None = None      # args -> what is listed: for `python -m files check`, as are
-    kind: Callable = VideoSource       # that, or a class of its arguments and methods, and
-    find: Callable = find_videos       # folder -> {id: path}
+    count: Callable | None = None      # for `python -m files check`: args -> what is listed
+    kind: Callable = VideoSource       # also for it: VideoSource, or a class with its interface
+    find: Callable = find_videos       # also for it: folder -> {id: path}
     one: Callable | None = None        # (model, number) -> Source of one test video
     steps: tuple | None = None         # names of its steps
 
@@ -169,7 +169,7 @@ def open_labeled(args, task, model, device, split, looks=True):
 def history_of(model, given=None):
     """What a forecast observes -> "spaced" or "paper"; and data.history_windows' spacing.
 
-    given: of --history. None: that which a checkpoint is fine-tuned on; else as far apart as in
+    given: --history. None: what the checkpoint is fine-tuned on; else clips as far apart as in
     training, if the checkpoint says how far; else the paper's. InputError if it does not say.
     """
     config = model.config
@@ -180,7 +180,7 @@ def history_of(model, given=None):
 
 
 def warn_of_data(model, source):
-    """A warning, or None: whether these videos are not of the only world that the model knows."""
+    """A warning if the model knows only the toy world and the videos are not from it, else None."""
     if model.config.clip == "toy" and source.truth is None:
         return ("this checkpoint knows only the toy world, rendered pictures of 32 pixels: on "
                 "any other video its answers mean nothing")

@@ -12,7 +12,7 @@ finetune.py.
     j              j              (B N,)               the missing clip: each clip in turn
     t              t              (B, N)               noise level, 0 to T - 1; the paper's t - 1
     {i != j}       observed       (B, N, N)            bool; row j: which clips i are observed
-    -              read           (B, N, N)            row j: the clip that h reads at place i; i
+    -              read           (B, N, N)            row j: clip read at place i, usually i
     x_i            x              (B, N, D)            f(v_i)
     x_j^0          x0             (B, N, D)            the missing clip; scale * x0 is noised
     x_j^t          zt             (B, N, D)            scale * x_j^0, noised to level t
@@ -60,9 +60,9 @@ SGD_LR, WEIGHT_DECAY, BETAS = 5e-3, 1e-4, (0.9, 0.95)  # the release's; AdamW's 
 
 
 def draw(batch, dim, levels, rows, context, seed, update):
-    """What Eqs. 9 and 10 have an expectation over, for all videos of an update's batch.
+    """The random variables of the expectations in Eqs. 9 and 10, for all videos of a batch.
 
-    Args:    rows: "release": from a random place after j on, all clips are hidden, as in the
+    Args:    rows: "release": all clips from a random position after j onward are hidden, as in the
              authors' code; "paper": none is hidden. context: "observed": h reads clip i at place i;
              "shuffled", a control: it reads the observed clips of a row at each other's places.
     Returns: noise (B, N, D), t (B, N), observed (B, N, N), read (B, N, N), as in the header.
@@ -235,20 +235,20 @@ def parse(argv=None):
         "missing clip, or from zeros (mask), or there is no h (none)")
     add("--noise", nargs="+", default=NOISE, metavar=("FIRST", "LAST"), help="signal-to-noise "
         "ratios times sqrt(D) of the first and last level; or: release, the authors'")
-    add("--rows", choices=["release", "paper"], default="release", help="release: clips from a "
-        "random place after the missing one on are hidden, as in the authors' code; paper: none")
+    add("--rows", choices=["release", "paper"], default="release", help="release: hide clips "
+        "from a random position after the missing one onward, as the authors do; paper: none")
     add("--context", choices=["observed", "shuffled"], default="observed",
         help="shuffled: h reads the observed clips in random order, a control")
     add("--targets", choices=["vision", "narration", "both"], default="vision",
         help="soft targets of the teacher: of frames, of speech, or their mean")
     add("--tau", type=positive(float), help="temperature of Eq. 6 (default: 0.02, toy 0.045)")
-    add("--init", help="start f and h from a run, a file, ImageNet's ViT (timm), or anew (none)")
+    add("--init", help="start f and h from a run, a file, ImageNet's ViT (timm), or scratch (none)")
     add("--sgd-epochs", type=positive(float, zero=True), help="epochs of SGD, the first stage")
     add("--epochs", type=positive(float, zero=True), help="epochs of AdamW, the second stage")
     add("--batch", type=positive(int), help="videos per update")
     add("--lr", type=positive(float), help="peak learning rate of AdamW")
     add("--out", type=Path, default=Path("runs/pretrain"), help="folder of the run")
-    add("--resume", action="store_true", help="go on from OUT/checkpoint.pt, if there is one")
+    add("--resume", action="store_true", help="continue from OUT/checkpoint.pt, if there is one")
     add("--compile", action="store_true", help="compile the blocks of f and of the teacher: "
         "faster on a GPU, after some minutes")
     add_run_flags(parser)

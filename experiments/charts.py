@@ -29,7 +29,7 @@ PLACES = {                                                 # of by_place, in Oka
     "set": ("what the set tells", dict(color="#D55E00", marker="s", linestyle="--", mfc="white"))}
 PAIR, ORANGE = grammar.LOOK_ALIKES[1], "#E69F00"           # heat pan, cool pan
 VIDEOS, MISSING = 300, 5                                   # of a histogram; which clip is missing
-FORECASTS = (("After step 5", 5, False),                   # of --task: steps that were observed, and
+FORECASTS = (("After step 5", 5, False),                   # of --task: observed steps, and
              ("The same, pans exchanged", 5, True),        # whether two clips change places
              ("After step 6", 6, False))
 
@@ -49,7 +49,7 @@ def plot_curves(figure, runs):
 
 
 def plot_places(figure, files):
-    """Draw % right by how many steps came before, of JSON files of forecasts in the toy world: the
+    """Draw % right by the number of earlier steps, of JSON files of forecasts in the toy world: the
     means over the files, and bars from the lowest to the highest."""
     figure.set_size_inches(5.6, 3.2)                       # 700 pixels wide
     axes = figure.subplots()
@@ -116,8 +116,8 @@ def plot_task(figure, checkpoint):
     shown = source.truth.of_forecast(windows, [])["clips"]
     observed = draw(1, model.dim, 4, "release", "observed", 0, 0)[2][0, MISSING]
     top, bottom = figure.subfigures(2, 1, height_ratios=(1.35, 1))
-    top.suptitle("Training: what does the missing clip show? h reads the clips that are not hidden.",
-                 x=0.01, ha="left")
+    top.suptitle("Training: what does the missing clip show? h reads the clips that are not "
+                 "hidden.", x=0.01, ha="left")
     for i, axes in enumerate(top.subplots(1, 9)):
         said = fill(f"“{sentences[share[i].argmax()]}”", 16, max_lines=5, placeholder=" ...")
         axes.set_title(f"clip {i + 1}\n{said}", fontsize=6.5)
@@ -156,12 +156,12 @@ def main(args):
 
 def parse(argv=None):
     """The command line."""
-    parser = Parser("Draw the task, the experiment, curves of runs, or what is right by place.")
+    parser = Parser("Draw the task, the experiment, curves of runs, or % right by position.")
     one = parser.add_mutually_exclusive_group(required=True).add_argument
     one("--task", nargs="?", const=INCLUDED, type=Path, metavar="RUN", help="what training asks, "
         "and a forecast (default: of the included checkpoint)")
-    one("--look-alikes", type=Path, nargs="+", metavar="RUN", help="which of two, by the teacher "
-        "and by the f of these runs")
+    one("--look-alikes", type=Path, nargs="+", metavar="RUN", help="which of two a clip shows, "
+        "by the teacher and by the f of these runs")
     one("--curves", type=Path, nargs="+", metavar="RUN", help="folders of runs")
     one("--places", type=Path, nargs="+", metavar="F.json", help="of evaluate.py, one per seed")
     parser.add_argument("--out", type=Path, help="the picture (default: the name of the flag .png)")

@@ -10,7 +10,7 @@ this error, but at least the error over seeds times Student's t, since few seeds
     undecided         none of these; or "one run": a side has one seed, whose spread is not known
 
 In 10,000 simulations of equal models (1,000 videos of 7 examples, whose runs differ by 0.3 to 4
-points) this told them apart in 2 to 5%: three or five paired seeds, or five and three.
+points) it found a difference in 2 to 5%, with three or five paired seeds, or five and three.
 """
 import json
 from itertools import pairwise
@@ -66,7 +66,7 @@ def paired_difference(ours, theirs, first, paired):
 
 
 def verdict(difference, margin, seeds):
-    """Return the verdict on a difference and its margin, in points, of so many seeds or more."""
+    """Return the verdict on a difference and its margin, in points. seeds: the fewest of a side."""
     if seeds == 1:
         return "one run"
     if abs(difference) > margin:
@@ -104,7 +104,7 @@ def main(args):
 
 def parse(argv=None):
     """The command line."""
-    parser = Parser("Which of two variants is right more often, by how much, and is it sure?")
+    parser = Parser("Which of two variants is right more often, by how much, and how sure is that?")
     add = parser.add_argument
     add("ours", type=Path, nargs="+", metavar="A.json", help="of evaluate.py --json, one per run")
     add("--with", dest="theirs", type=Path, nargs="+", required=True, metavar="B.json", help="the "

@@ -1,8 +1,8 @@
-"""What the next step of real videos can be told from: `python -m experiments.orders COIN.json`.
+"""What predicts the next step in real videos: `python -m experiments.orders COIN.json`.
 
-A forecast is the step that most often followed the same context in nine of ten folds of videos (of
-equals, the first). If none did, a shorter context takes its place, at last none: the most frequent
-step of all. A set has no shorter context, since it does not know the last step.
+A forecast is the step that most often followed the same context in nine of ten folds of videos (the
+first of equals). If the context is new, a shorter one takes its place, and finally none: the most
+frequent step of all. A set has no shorter context, since it does not know the last step.
 """
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -51,7 +51,7 @@ def main(args):
 
 def parse(argv=None):
     """The command line."""
-    parser = Parser("What the next step of real videos can be told from, % right, in ten folds.")
+    parser = Parser("What predicts the next step in real videos: % right, in ten folds.")
     parser.add_argument("annotations", type=Path, help="COIN.json, or a folder of TASK_VIDEO.csv")
     return parser.parse_args(argv)
 

@@ -1,6 +1,6 @@
 """Make the runs of tables.toml, and write the tables: `python -m experiments.tables [NAME ...]`.
 
-A run is made once for all tables, in OUT/RECIPE-SEED; the command goes on where it was stopped. Its
+A run is made once for all tables, in OUT/RECIPE-SEED; the command resumes where it stopped. Its
 numbers go to results.json, {cell: {seed: number}}, or {"A - B": what compare.py finds}, and stay
 until deleted there; tables, to README.md and docs/, between `<!-- table: X -->` and `<!-- end -->`.
 """

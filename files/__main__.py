@@ -85,7 +85,7 @@ def parse(argv=None):
     """The command line."""
     parser = Parser(__doc__, prog="python -m files")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add = commands.add_parser("check", description="count data, and name the unusable").add_argument
+    add = commands.add_parser("check", description="count data; name unusable files").add_argument
     add("--data", choices=[name for name in DATA if DATA[name].count], default="coin", help="kind")
     add("--annotations", type=Path, help="COIN.json, or EPIC's csv; howto100m: of some of the "
         "videos, to tell which --stride fits")

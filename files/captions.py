@@ -80,8 +80,8 @@ class Captions(dict):
 
 
 def list_folder(folder):
-    """{id: file}, by id. Of several files of an id, the last one in English or of no language,
-    else the first."""
+    """{id: file}, by id. If an id has several files, it is the last one in English or without a
+    language, else the first."""
     files = {}
     for file in sorted(folder.iterdir()):
         name = LANGUAGE.sub("", file.stem)

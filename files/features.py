@@ -1,7 +1,7 @@
 """Features of videos, instead of their frames, as `evaluate.py --task features` writes them.
 
-A file is an npz of R rows, as NEED says; teacher, if the embeddings are not CLIP's own. A video has
-m rows and n windows.
+A file is an npz of R rows, as NEED says. It needs `teacher` if the embeddings are not CLIP's. A
+video has m rows and n windows.
 """
 import functools
 import zipfile

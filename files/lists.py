@@ -63,7 +63,7 @@ def read_table(path, columns):
 
 @contextmanager
 def fields_of(where, need):
-    """Within it, what a wrong or absent field raises is an InputError: "where: problem; need"."""
+    """Within it, a wrong or absent field raises InputError: "where: problem; need"."""
     try:
         yield
     except InputError:
@@ -112,7 +112,7 @@ def load_coin(path):
 
 
 def in_order(steps, where):
-    """The steps, by start. Those that do not end after it are left out, and counted in a line."""
+    """The steps, by start. Those that do not end after it are left out, and a line counts them."""
     kept = sorted((step for step in steps if step.start < step.end), key=lambda step: step.start)
     if len(kept) < len(steps):
         print(f"{where}: {len(steps) - len(kept)} steps do not end after their start: skipped")
@@ -166,9 +166,9 @@ def is_held_out(video, share):
 
 
 def of_split(videos, split, config, path):
-    """The videos of a split of COIN.json. If it has no validation split, the held-out share of the
-    training videos is: that which a fine-tuned checkpoint left out. Fine-tuning trains on the rest.
-    InputError if a fine-tuned checkpoint left out none."""
+    """The videos of a split of COIN.json. If it has no validation split, a share of the training
+    videos takes its place: the share that a fine-tuned checkpoint left out. Fine-tuning trains
+    on the rest. InputError if a fine-tuned checkpoint left out none."""
     if split == "validation" and not any(video.split == "validation" for video in videos):
         require(not config.task or config.hold_out, f"{path}: has no validation videos, and the "
                 "checkpoint was tuned on all training videos; fine-tune it with --hold-out "
@@ -180,8 +180,8 @@ def of_split(videos, split, config, path):
 
 def list_labeled(args, task, split, config):
     """The videos that --annotations lists, in COIN's layout, and the names of their classes; None
-    for a Task without texts. A csv holds no names: they are those of --steps, or of the checkpoint,
-    whose model.Config it is."""
+    for a Task without texts. A csv holds no names: they come from --steps, or from the checkpoint,
+    whose model.Config is `config`."""
     path, tuned = args.annotations, config.names
     if path.suffix == ".csv":                          # a released list holds one split, no names
         videos = load_released_csv(path, args.task)

@@ -19,7 +19,7 @@ class VideoSource:
 
     Args:
         videos, paths: [Video, ...]; {id: path} of the files that are there.
-        pictures: what f reads, data.Pictures; teacher: that looks at the clips, if one does.
+        pictures: what f reads, data.Pictures; teacher: the one that looks at the clips, if any.
         captions: Captions, if a video needs a narration, too.
         skip: ids of videos not to be opened; max_unreadable: share of unreadable narrations.
 

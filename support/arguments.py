@@ -18,7 +18,7 @@ INCLUDED = Path(__file__).parents[1] / "toy" / "default.pt"    # the checkpoint 
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Help that shows a default only if it tells something."""
+    """Help that shows a default only if it is informative."""
 
     def _get_help_string(self, action):
         hidden = action.default is None or isinstance(action.default, bool)
@@ -62,7 +62,7 @@ def noise_of(given):
 def add_run_flags(parser):
     """Add the flags of all commands that read clips and run f."""
     add = parser.add_argument
-    add("--seed", type=int, default=0, help="of all that is random")
+    add("--seed", type=int, default=0, help="seed of all that is random")
     add("--device", default="auto", help="cpu, cuda or mps; auto: a GPU if any")
     add_micro_batch_flag(parser)
     add("--workers", type=positive(int, zero=True), default=0, help="processes that read ahead")
@@ -108,8 +108,8 @@ def add_narrated_flags(parser, kinds):
     add("--captions", type=Path, help="folder of ID.csv, ID.srt or ID.vtt; or caption.json")
     add("--ids", type=Path, help="use only these videos: an id per line")
     add("--phrases", type=Path, help="the phrase pool, one phrase per line")
-    add("--stride", type=positive(int), default=STRIDE, help="every so many sentences give a clip; "
-        "choose it so that clips are about a step apart")
+    add("--stride", type=positive(int), default=STRIDE, help="every STRIDE-th sentence gives a "
+        "clip; choose it so that clips are about a step apart")
 
 
 def add_labeled_flags(parser, kinds, toy_videos):

@@ -1,4 +1,4 @@
-"""Scores, and what they are written and compared as. M examples, K steps or classes.
+"""Scores, and the forms in which they are written and compared. M examples, K steps or classes.
 
 labels (M,) int64: the correct classes. Equal scores are ranked by index; they occur, since some
 classes of COIN have one text.
@@ -7,8 +7,8 @@ from itertools import groupby
 
 import numpy as np
 
-# What is printed for a key of the JSON, the words of Sec. 4 and of docs/results.md: for those that
-# have a line of their own, in this order, and for those within a line.
+# What is printed for a key of the JSON, in the words of Sec. 4 and docs/results.md: first the keys
+# that have a separate line, in this order, then those within a line.
 WORDS = {
     "samples": "samples", "top1": "% right", "top1_std": "deviation over the draws",
     "top5": "% among the five likeliest",
@@ -42,7 +42,7 @@ def accuracies(columns, labels):
 
 def draw_correct(p, labels, count):
     """The best of `count` steps drawn from p (M, K): the chance 1 - (1 - p_y)^count that one is
-    correct, (M,); and examples (M,) bool, as many as are expected to be right up to each."""
+    correct, (M,); and (M,) bool that marks, up to each example, as many as are expected right."""
     chance = 1 - (1 - p.gather(1, labels[:, None])[:, 0].double()) ** count
     expected = (chance.cumsum(0) + 0.5).floor()
     return chance, expected.diff(prepend=expected.new_zeros(1)) > 0

@@ -52,7 +52,7 @@ def total(tensor):
 
 
 def any_of(*flags):
-    """For each flag, whether it is true in any process. No GPU is waited for."""
+    """For each flag, whether it is true in any process. Does not wait for the GPU."""
     return total(torch.tensor(flags, dtype=torch.int)).bool().tolist()
 
 

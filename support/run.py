@@ -1,4 +1,4 @@
-"""What both loops share: the folder of a run, its metrics, the rate, how it is stopped.
+"""What both loops share: a run's folder, its metrics, the learning rate, and how it is stopped.
 
 A folder has checkpoint.pt, config.json and metrics.jsonl; left_out.json, if videos cannot be used;
 and unreadable.json, if some could not be read.
@@ -34,10 +34,10 @@ def learning_rate(update, first, last, peak):
 
 
 class Run:
-    """One run and its folder, which is its own as soon as it begins: `with Run(args) as run`.
+    """One run and its folder, which it claims as soon as it begins: `with Run(args) as run`.
 
     A folder that holds a run is refused without --resume. If a new run ends before its first
-    update, it leaves none of its files. checkpoint: what to go on from, {} at first. unreadable:
+    update, it leaves none of its files. checkpoint: what to continue from, {} at first. unreadable:
     {id: reason} of the videos that could not be read when they were last tried; `told`: of all
     processes, when the run was last saved; `before`: those not yet tried again since --resume.
     """
@@ -88,7 +88,7 @@ class Run:
                     f"has {name} {before.get(name)}, not {value}; it must stay the same")
 
     def begin(self, source, **lists):
-        """Write what the run is, and who is left out; drop the rows of metrics.jsonl that are later
+        """Write what the run is and what is left out; drop the rows of metrics.jsonl that are later
         than the checkpoint. InputError if the checkpoint's run had other settings, or other `lists`
         {name: lines}: the settings hold their digests."""
         lists["videos"] = [video.name for video in source.videos]

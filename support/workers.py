@@ -1,4 +1,4 @@
-"""The way of a batch: which items make it, read ahead by worker processes."""
+"""How a batch is made: which items it has, and the worker processes that read them ahead."""
 import atexit
 import functools
 import multiprocessing
@@ -42,7 +42,7 @@ def ignore_signals(worker):
 
 
 def kill(processes):
-    """End worker processes, which ignore SIGTERM: at its end Python would wait for them."""
+    """End worker processes. They ignore SIGTERM, so Python would wait for them when it exits."""
     for process in processes:
         process.kill()
 

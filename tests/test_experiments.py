@@ -63,7 +63,8 @@ def test_cells_are_means_over_seeds(here, monkeypatch):
     """Catches: seeds of another recipe, null counted as 0, a difference without the error of both,
     or of other columns; a row without a number left out, a page's text changed."""
     row = ["m", "mask classify top1.ours", "mask classify top1.teacher", "mask forecast a.b", "8"]
-    monkeypatch.setitem(TABLES, "departures", {"title": "T", "columns": [*"abcde", "seeds"], "rows": [
+    monkeypatch.setitem(TABLES, "departures", {"title": "T", "columns": [
+        *"abcde", "seeds"], "rows": [
         row, ["not measured", "mvit classify top1.ours", "-", "-", "-"]]})
     monkeypatch.setitem(TABLES, "claims", {
         "title": "T", "columns": [*"abcdef"], "compared": True, "rows": [
@@ -85,7 +86,7 @@ def test_cells_are_means_over_seeds(here, monkeypatch):
     assert results[row[1]] == {"1": 10.0, "2": 20.0, "30": 33.0} and row[2] not in results
     page, compared = (re.sub(" +", " ", Path(name).read_text(encoding="utf-8"))
                       for name in ("README.md", "docs/results.md"))
-    assert page.startswith("a\n<!-- table: departures -->\n**T**\n\n| a | b | c | d | e | seeds |\n")
+    assert page.startswith("a\n<!-- table: departures -->\n**T**\n\n| a | b | c | d | e | seeds |")
     assert page.endswith("- |\n| m | 21.0 (10.0-33.0) | not run | 0.5 (0.2-0.8) | 8 | 2-3 |\n"
                          "| not measured | not run | - | - | - | |\n<!-- end -->\nb\n")
     assert compared.split("- |\n")[1] == (

@@ -1,1 +1,1 @@
-"""The toy world: a written-down grammar, rendered as small narrated videos."""
+"""The toy world: a hand-written grammar, rendered as small narrated videos."""

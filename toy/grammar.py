@@ -127,9 +127,9 @@ def seed_of(video):
 
 
 class Grammar:
-    """The exact distribution of the next step, over all sequences of all procedures. known: of the
-    observed steps, their "sequence" or their "set". With `training`, only sequences of training
-    videos count. No training video shows what then has p = 0."""
+    """The exact distribution of the next step, over all sequences of all procedures. known: what
+    is known of the observed steps, their "sequence" or "set". With `training`, only sequences of
+    training videos count. What then has p = 0 is in no training video."""
 
     def __init__(self, known="sequence", training=False):
         self.known = {"sequence": tuple, "set": frozenset}[known]

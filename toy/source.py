@@ -14,8 +14,8 @@ from toy.truth import Truth
 
 
 class ToySource:
-    """Videos of a split, by their numbers, in clips of F frames. With a teacher, it sees each frame
-    once, and its features of clips are ready."""
+    """Videos of a split, by their numbers, in clips of F frames. With a teacher, its features of
+    all frames are computed once, at the start."""
     pixels = render.MEAN, render.STD
 
     def __init__(self, split, numbers, frames, teacher=None):

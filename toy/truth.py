@@ -1,7 +1,7 @@
 """What the toy world knows, beside what a model answers: `truth` of its data.Source.
 
-M examples, N clips of each, Q samples, H steps ahead, S steps, D embedding. p: what every answer
-is, from the model, a baseline or the truth, probabilities (M, S). Where no label names look-alikes,
+M examples, N clips of each, Q samples, H steps ahead, S steps, D embedding. p:
+probabilities (M, S), from the model, a baseline or the truth. Where no label names look-alikes,
 the two of a pair count as one.
 """
 import numpy as np
@@ -94,8 +94,8 @@ class Truth:
 
     def sampled_futures(self, model, x, n, texts, examples, H, seed):
         """Percent of sampled futures of H steps, and of their first steps, that the grammar allows
-        after the true steps; of FUTURES forecasts that H steps follow, DRAWS each. None without
-        any."""
+        after the true steps; over FUTURES forecasts that H steps follow, with DRAWS samples each.
+        None if there are no such forecasts."""
         videos = self.source.videos
         long = [i for i, e in enumerate(examples) if e.step + H <= len(videos[e.video].steps)]
         if not long:
@@ -132,7 +132,7 @@ class Truth:
 
     # --- One video, for predict.py ---
     def place_to_stop(self, left):
-        """The end, s, of a step of the first video that is drawn, such that `left` steps remain."""
+        """The end, s, of a random step of the first video, such that `left` steps remain."""
         video = self.source.videos[0]
         rng = np.random.default_rng(grammar.number_of(video))
         return video.steps[rng.integers(max(len(video.steps) - left, 1))].end

@@ -27,7 +27,7 @@ OLDER = {"pitch": "spacing", "witness": "first_phrase"}            # names in ol
 
 
 def build(config, phrases):
-    """The one way to make a ProcedureModel: of a Config, over phrases (K, D)."""
+    """The only way to make a ProcedureModel: from a Config and phrases (K, D)."""
     sizes, D = dict(config.encoder), phrases.shape[1]
     f = ENCODERS[sizes.pop("kind")](dim=D, **sizes)
     h = DENOISERS[config.order](D, **config.denoiser) if config.denoiser else None
@@ -106,7 +106,7 @@ def download():
 
 
 def open_start(source, world=None):
-    """{name of ours: tensor} of a run, a file or "timm", for `init_from`; None of "none". An image
+    """{name of ours: tensor} of a run, a file or "timm", for `init_from`; None for "none". An image
     model has no temporal attention: copies of the spatial one and its norm stand in; time_embed and
     temporal_fc are 0, so f starts as this model.
     world: version of a world that is made up; InputError for a run in another one."""

@@ -8,7 +8,7 @@ from losses import TAU
 from support.errors import require
 
 PIXELS = 0.45, 0.225           # of the release: mean and deviation of pixels / 255
-# Theirs, ours, and from there on: whose. The first row that fits a name decides; what * or (a|b)
+# Their name, our name, and from there on whose it is. The first fit decides; what * or (a|b)
 # stands for is kept. A name that no row fits stays: it is ours already, or of what is not read.
 NAMES = [line.split()[:2] for line in """
 (cls_token|pos_embed|time_embed)             encoder.*              TimeSformer, timm's ViT

@@ -37,8 +37,8 @@ def open_teacher(clip, clip_weights=None, device="cpu"):
 
     clip: a model of open_clip; "local-dir:DIR", with open_clip_config.json and weights; T.npz, a
     TextTable; None, as of a published checkpoint: the paper's. clip_weights: a tag of open_clip
-    (default "openai"), or a file, which does not tell if it needs a -quickgelu model. InputError:
-    no fit.
+    (default "openai"), or a file, which does not say if it needs a -quickgelu model. InputError
+    if they do not fit.
     """
     clip = clip or "ViT-B-16-quickgelu"
     if clip.endswith(".npz"):
