@@ -14,7 +14,6 @@ M examples, N <= 8 clips of each, Q Monte Carlo samples, S steps (the label set)
 """
 import math
 import time
-from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Callable, NamedTuple
@@ -210,20 +209,12 @@ TASKS = {
 }
 
 
-def tasks_of(data):
-    """{--task: which of TASKS it means} for a --data: its own, or all that are no other's own."""
-    own = {*chain(*(other.tasks.values() for other in DATA.values()))}
-    return DATA[data].tasks or {name: name for name in TASKS if name not in own}
-
-
-def task_choices():
-    """The values of --task."""
-    return [*dict.fromkeys(chain(*map(tasks_of, DATA)))]
-
-
 def task_name(args):
-    """Which of TASKS --task means for --data. InputError if none."""
-    names = tasks_of(args.data)
+    """Which of TASKS --task means for --data: one of its own, or one that is no other's own; the
+    first by default. InputError if none."""
+    taken = {name for data in DATA.values() for name in data.tasks.values()}
+    names = DATA[args.data].tasks or {name: name for name in TASKS if name not in taken}
+    args.task = args.task or next(iter(names))
     require(args.task in names, f"--task {args.task}: --data {args.data} can only "
             f"{', '.join(names)}")
     return names[args.task]
@@ -298,8 +289,8 @@ def parse(argv=None):
     """The command line."""
     parser = Parser("Measure a checkpoint: forecasting, classification.")
     add = parser.add_argument
-    add("--task", choices=[*task_choices(), "features"], help="what to measure (default: forecast; "
-        "epic: classify); features: write those of --videos to --out")
+    add("--task", help="what to measure: forecast, classify or activity (default: forecast; epic: "
+        "classify); features: write those of --videos to --out")
     add("--checkpoint", type=Path, help="a run folder, a checkpoint file, or a published one "
         "(default: runs/pretrain, else the checkpoint that comes with the code)")
     add_labeled_flags(parser, [name for name in DATA if DATA[name].labeled], 1000)
@@ -317,7 +308,6 @@ def parse(argv=None):
     add("--batch", type=positive(int), default=64, help="examples at once; no effect on the result")
     add_run_flags(parser)
     args = parser.parse_args(argv)
-    args.task = args.task or next(iter(tasks_of(args.data)))
     args.checkpoint = args.checkpoint or default_checkpoint()
     return args
 

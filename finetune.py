@@ -34,7 +34,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import weights
 from data import LABELS
-from evaluate import TASKS, task_choices, task_name
+from evaluate import TASKS, task_name
 from model import Config, clips_at_once
 from sources import DATA, clip_of, history_of, open_labeled, open_teacher
 from support.arguments import (Parser, add_labeled_flags, add_run_flags, default_checkpoint,
@@ -186,8 +186,8 @@ def parse(argv):
     parser = Parser("Fine-tune a checkpoint with labels (paper, Sec. 4).")
     add = parser.add_argument
     add("--stage", choices=["pretrain", "finetune"], default="finetune")
-    add("--task", choices=task_choices(), default="classify", help="classify "
-        "trains only the classifier; forecast and activity also train h; --data epic also f")
+    add("--task", default="classify", help="classify trains only the classifier; forecast and "
+        "activity also train h; --data epic also f")
     add("--init", type=Path, help="start from a run folder or a file, also a published one "
         "(default: runs/pretrain, else the included checkpoint); teacher: its features alone")
     add_labeled_flags(parser, [name for name in DATA if DATA[name].labeled], 6000)
