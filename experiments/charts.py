@@ -62,7 +62,7 @@ def plot_places(figure, files):
         bars = [[mean(row) - min(row) for row in shares], [max(row) - mean(row) for row in shares]]
         axes.errorbar([*map(int, places)], [*map(mean, shares)], bars, label=label, **style)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    axes.set(title="% right", xlabel="steps that came before the one asked for", ylim=(0, 104),
+    axes.set(title="% right", xlabel="number of earlier steps", ylim=(0, 104),
              xticks=[*map(int, places)])
 
 

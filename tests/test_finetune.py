@@ -182,3 +182,15 @@ def test_actions_of_epic_train_f(trained, here, capsys):
     content = read_json("a.json")
     assert [*content["top1"]] == ["verb", "noun", "action"] and content["evaluated"] == 6
     assert content["split"] == "validation" and content["unreadable"] == 1
+
+
+def test_a_resumed_fine_tuning_starts_from_the_same_model(trained, here, capsys):
+    """Catches: embeddings of one f, and a classifier that was tuned on those of another."""
+    model = weights.load(trained / "diffusion")
+    weights.save("p.pt", model)
+    tune = ("train.py", "--stage", "finetune", "--toy-videos", "8", "--epochs", "1", "--init", "p.pt",
+            "--out", "run")
+    call(*tune)
+    model.encoder.head.weight.data += 1
+    weights.save("p.pt", model)
+    assert "has list of start" in fails(capsys, *tune, "--resume")
