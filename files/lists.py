@@ -194,10 +194,9 @@ def list_labeled(args, task, split, config):
     videos = [video for video in videos if not left_out or not is_held_out(video, left_out)]
     if not task.texts:
         return videos, None
-    names = load_phrases(args.steps) if args.steps else labels if any(labels) else tuned
-    require(names, f"{path}: a csv has no class names; add --steps FILE")
-    if not all(names):
-        print(f"{path}: {names.count('')} of {len(names)} classes have no name; add --steps FILE")
+    names = load_phrases(args.steps) if args.steps else labels if all(labels) else tuned or labels
+    require(all(names), f"{path}: {names.count('')} of {len(names)} classes have no name; add "
+            "--steps FILE")
     check_names(args.steps or "the checkpoint", names, path, labels)
     return videos, names
 

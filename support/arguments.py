@@ -41,7 +41,7 @@ def positive(kind, zero=False):
     """The type of a flag: an int or a float above 0, or 0 if `zero`."""
     def parse(text):
         value = kind(text)
-        if not (value > 0 or zero and value == 0):
+        if not (0 < value < math.inf or zero and value == 0):
             raise argparse.ArgumentTypeError(f"{text}: must be {'at least' if zero else 'above'} 0")
         return value
     return parse
@@ -145,7 +145,12 @@ def pick_device(name):
     """"auto" -> cuda if there is one, else cpu; another name -> that device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device {name}: must be cpu, cuda, cuda:0 and so on, or mps") from None
+    require(device.type != "cuda" or torch.cuda.is_available(), f"--device {name}: torch finds no "
+            "GPU; give --device cpu")
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)                  # also for what pins memory
     return device

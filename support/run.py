@@ -159,8 +159,10 @@ class Run:
             raise FloatingPointError(f"update {self.done}: the loss or its gradient is not finite; "
                                      f"the last checkpoint in {self.out} stays, if any; use a "
                                      "smaller --lr")
-        self.updated = True
         row = self.metrics.row(epoch=self.done / self.per_epoch, lr=lr)
+        if row["loss"] is None:                            # no video since the last row was readable
+            require_readable(self.source, self.unreadable, self.max_unreadable)
+        self.updated = True
         shown = [name for name in ("loss", "match", "match_h") if row.get(name) is not None]
         self.bar.set_postfix({name: row[name] for name in shown}, refresh=False)
         if self.rank == 0:

@@ -129,7 +129,7 @@ def test_what_is_not_there_or_not_read_is_one_line(here, capsys, monkeypatch):
             f"{check} howto100m": "needs --captions", f"{check} howto100m --captions gone": "gone",
             f"{check} howto100m --captions captions --videos gone": "gone: no such folder",
             f"{check} howto100m --captions captions --videos other":
-                "listed is 'a', there is 'b'",
+                "listed is 'a', there is the video 'b'",
             "files check --annotations gone": "gone",
             "train.py --data howto100m --videos gone --captions gone --phrases gone": "gone",
             "train.py --init gone": "gone", "predict.py gone.mp4": "gone",

@@ -188,8 +188,8 @@ def test_a_resumed_fine_tuning_starts_from_the_same_model(trained, here, capsys)
     """Catches: embeddings of one f, and a classifier that was tuned on those of another."""
     model = weights.load(trained / "diffusion")
     weights.save("p.pt", model)
-    tune = ("train.py", "--stage", "finetune", "--toy-videos", "8", "--epochs", "1", "--init", "p.pt",
-            "--out", "run")
+    tune = ("train.py", "--stage", "finetune", "--toy-videos", "8", "--epochs", "1", "--init",
+            "p.pt", "--out", "run")
     call(*tune)
     model.encoder.head.weight.data += 1
     weights.save("p.pt", model)

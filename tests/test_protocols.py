@@ -55,8 +55,8 @@ def test_a_history_of_the_paper_is_tuned_kept_and_told(trained, here, seen, caps
 def test_a_share_held_out_is_not_trained_on(trained, here, capsys):
     """Catches: held-out videos trained on; scores of what it was tuned on; a share of 0."""
     export(here / "world", 30, 2)
-    real = ("--data", "coin", "--annotations", "world/COIN.json", "--videos", "world", "--clip",
-            "toy")
+    real = ("--data", "coin", "--annotations", "world/COIN.json", "--videos", "world", "--steps",
+            "world/steps.txt", "--clip", "toy")
     tune = *TUNE, *real, "--epochs", ".2", "--init", trained / "diffusion", "--out"
     count = []
     for run, flags in ("all", ()), ("most", ("--hold-out", ".3")):

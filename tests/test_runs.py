@@ -204,6 +204,17 @@ def test_unreadable_videos_are_not_forgotten_at_a_stop(here, capsys, monkeypatch
     assert read_json("run/unreadable.json") == {}
 
 
+def test_a_run_that_reads_nothing_is_none(here, capsys, monkeypatch):
+    """Catches: updates without a clip that count, and an untrained model called a run; a device
+    that is not there, or no name of one, as a traceback."""
+    with monkeypatch.context() as patch:
+        broken_source(patch, lambda name: True)
+        assert "6 of 6 videos are unreadable" in fails(capsys, "train.py", *ONE, "--out", "run")
+    assert not [*Path("run").iterdir()]
+    for name in "foo", *([] if torch.cuda.is_available() else ["cuda"]):
+        assert f"--device {name}: " in fails(capsys, "train.py", *ONE, "--device", name)
+
+
 def test_sigterm_before_the_first_update_leaves_nothing(here, monkeypatch):
     """Catches: a folder that refuses the next start, since the signal came too early."""
     monkeypatch.setattr(train, "set_up", lambda *args: os.kill(os.getpid(), signal.SIGTERM))

@@ -69,7 +69,7 @@ def read(path):
         if path.suffix == ".safetensors":      # torch 2.11 does not load them
             return load_file(path)
         return dict(torch.load(path, map_location="cpu", weights_only=True))
-    except OSError:                            # it may not be read: that has its own words
+    except PermissionError:
         raise
     except Exception as error:                 # torch documents no class for what it cannot load
         raise InputError(f"{path}: is cut off, or holds code, which is never run; get it again, or "

@@ -71,10 +71,11 @@ def texts_of(model, teacher, names):
     teacher than the checkpoint was trained with, or for other classes than it is fine-tuned to."""
     config = model.config
     tuned = config.names or names                          # a published file holds no names
+    first = next((pair for pair in zip(tuned, names) if pair[0] != pair[1]), (tuned[0], names[0]))
     require(not config.task or [*config.classes] == [len(names)] and [*tuned] == [*names],
-            f"{model.path}: is fine-tuned to {sum(config.classes)} classes, {', '.join(tuned[:2])} "
-            f"..., here are {len(names)}, {', '.join(names[:2])} ...; give the --data or --steps "
-            "of its training")
+            f"{model.path}: is fine-tuned to {sum(config.classes)} classes, such as {first[0]!r}; "
+            f"here are {len(names)}, with {first[1]!r} in its place; give the --data or --steps of "
+            "its training")
     texts = teacher.encode_phrases(names).to(model.phrases.device)
     same = texts.shape[1] == model.dim
     if same and config.first_phrase is not None:
