@@ -37,9 +37,9 @@ class VideoSource:
         present = paths.keys() if captions is None else paths.keys() & captions.keys()
         self.left_out = {name: ("absent", "no file, or no narration")
                          for name in names if name not in present}
-        require(len(self.left_out) < len(names), f"none of {len(names)} listed videos, or captions, "
-                f"has a file of its name; listed is {next(iter(names), None)!r}, there is the video "
-                f"{next(iter(paths))!r}")
+        require(len(self.left_out) < len(names), f"none of {len(names)} listed videos, or captions,"
+                f" has a file of its name; listed is {next(iter(names), None)!r}, there is the "
+                f"video {next(iter(paths))!r}")
         unknown = sorted(skip - names.keys())
         require(not unknown, f"--skip {' '.join(unknown)}: not among the listed videos")
         if captions:

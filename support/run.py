@@ -160,7 +160,7 @@ class Run:
                                      f"the last checkpoint in {self.out} stays, if any; use a "
                                      "smaller --lr")
         row = self.metrics.row(epoch=self.done / self.per_epoch, lr=lr)
-        if row["loss"] is None:                            # no video since the last row was readable
+        if row["loss"] is None:                # no video could be read since the last row
             require_readable(self.source, self.unreadable, self.max_unreadable)
         self.updated = True
         shown = [name for name in ("loss", "match", "match_h") if row.get(name) is not None]
