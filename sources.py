@@ -3,6 +3,7 @@
 To add one, write a data.Source and a line of DATA. If it can be opened with narrations, it serves
 for pre-training; if with labels, for fine-tuning and evaluation.
 """
+from pathlib import Path
 from typing import Callable, NamedTuple
 
 from files.captions import count_narrations
@@ -117,12 +118,17 @@ DATA = {
 
 
 def require_flags(args, way):
-    """InputError if a file is missing that --data needs, or one is given that it does not read."""
+    """InputError if a file is missing that --data needs, or one is given that is not there, or that
+    --data does not read."""
     absent = [name for name in way.needs if not getattr(args, name, None)]
     require(not absent, f"--data {args.data} needs --{' and --'.join(absent)}")
     for name in FLAGS:
         require(name in way.needs + way.takes or not getattr(args, name, None),
                 f"--data {args.data} has no --{name.replace('_', '-')}")
+    for name in way.needs + way.takes:
+        path = getattr(args, name, None)
+        require(not isinstance(path, Path) or path.exists(),
+                f"--{name} {path}: no such file or folder")
 
 
 def open_teacher(clip, clip_weights=None, device="cpu"):

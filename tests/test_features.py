@@ -94,7 +94,7 @@ def test_from_features_to_a_forecast(trained, here, capsys):
     p = model.match(model(clips)).exp().amax(1)
     assert [clip["steps"][0]["p"] for clip in content["clips"]] == pytest.approx(p.tolist())
     for argv, words in (
-            ((*train, "x", "--targets", "narration", "--features", "gone"), "not the table T.npz"),
+            ((*train, "x", "--targets", "narration"), "not the table T.npz"),
             (("train.py", "--size", "base"), "toy: not what f reads"),
             ((*test, "run", "--features", "wide.npz"), "33), the checkpoint reads (R, 32)"),
             (("evaluate.py", "--checkpoint", "run"), "run: reads features, not --data toy"),

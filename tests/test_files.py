@@ -127,7 +127,7 @@ def test_what_is_not_there_or_not_read_is_one_line(here, capsys, monkeypatch):
     check, tune = "files check --data", "train.py --stage finetune --data"
     for line, reason in {
             f"{check} howto100m": "needs --captions", f"{check} howto100m --captions gone": "gone",
-            f"{check} howto100m --captions captions --videos gone": "gone: no such folder",
+            f"{check} howto100m --captions captions --videos gone": "--videos gone: no such file",
             f"{check} howto100m --captions captions --videos other":
                 "listed is 'a', there is the video 'b'",
             "files check --annotations gone": "gone",
