@@ -20,6 +20,7 @@ and noise is zero, as in the release. After `--order none` a new h is trained.
 They are fields of a Task (evaluate.py).
 N clips of an example, B examples per update, S classes, D embedding.
 """
+import hashlib
 import itertools
 import math
 from dataclasses import replace
@@ -118,9 +119,10 @@ def set_up(args, run, device):
         eyes = teacher if looks else None
         x, n, _, examples, run.unreadable = encode_examples(model.eval(), eyes, source, examples,
                                                             args)
+    start = [hashlib.sha256(value.numpy().tobytes()).hexdigest()
+             for value in init.state_dict().values()]
     run.begin(source, examples=[f"{one.video} {one.step} {one.label}" for one in examples],
-              classes=names or [], start=[f"{key} {value.double().sum().item()!r}"
-                                          for key, value in init.state_dict().items()])
+              classes=names or [], start=start)
     model.settings = run.settings
     if run.checkpoint:
         model.load_state_dict(run.checkpoint["model"])
