@@ -4,7 +4,7 @@ Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.1 (Eq. 5) and appendix
 Model: the Transformer of CLIP's text encoder (Radford et al. 2021) with bidirectional attention.
 
     paper          here       shape        meaning
-    {x_i}, i != j  z          (B, N, D)    embeddings of the clips, scaled: z = 2 sqrt(D) x
+    {x_i}, i != j  z          (B, N, D)    embeddings of the clips: z = scale * x (diffusion.py)
     -              observed   (B, N)       bool; False = missing, hidden in training, or padding
     j              j          (B,)         the place of the missing clip, 0 to N - 1
     x_j^t          zt         (B, D)       its noisy version, scaled
