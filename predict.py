@@ -55,7 +55,8 @@ def observe(source, model, at, left):
     end = at
     if at is None:
         end = source.truth.place_to_stop(left) if source.truth else length
-    require(0 < end <= length, f"--at {end:g}: {source.videos[0].name} ends at {length:.1f} s")
+    require(0 < end <= length, f"--at {end:g}: must be above 0; {source.videos[0].name} ends at "
+            f"{length:.1f} s")
     windows = history_windows(end, history_of(model)[1])
     clips, _ = source.clips(0, windows)
     return windows, clips

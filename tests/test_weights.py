@@ -142,7 +142,7 @@ def test_what_needs_code_or_is_cut_off_is_refused(tmp_path, monkeypatch, capsys)
     Path("cut.pt").write_bytes(TINY.read_bytes()[:-100])
     for file in "pickle.pt", "script.pt", "cut.pt", "absent.pt":
         for use in weights.load, open_start:
-            with pytest.raises(InputError, match=f"{file}: (is cut off, or holds code|no such)"):
+            with pytest.raises(InputError, match=f"{file}: (is no checkpoint|no such)"):
                 use(file)
     assert not Path("executed").exists()
 

@@ -72,8 +72,9 @@ def read(path):
     except PermissionError:
         raise
     except Exception as error:                 # torch documents no class for what it cannot load
-        raise InputError(f"{path}: is cut off, or holds code, which is never run; get it again, or "
-                         f"save its state_dict alone ({type(error).__name__})") from None
+        raise InputError(f"{path}: is no checkpoint, is cut off, or holds code, which is never "
+                         "run; get it again, or save its state_dict alone "
+                         f"({type(error).__name__})") from None
 
 
 def load(path):
