@@ -3,8 +3,7 @@
 Paper: Zhong et al., CVPR 2023 (arXiv:2303.17839), Sec. 3.2 and 4.
 
 Pre-training reads B videos in an update, N = 9 consecutive clips of each, and minimizes the mean of
-their objectives, Eqs. 6 to 10, first with SGD, then with AdamW. Fine-tuning is in
-finetune.py.
+their objectives, Eqs. 6 to 10, first with SGD, then with AdamW. finetune.py has fine-tuning.
 
     paper          here           shape                meaning
     v_i            clips          (B, N, F, 3, H, W)   the clips of a video, in time order
@@ -39,8 +38,7 @@ from pseudo_labels import clip_features, soft_targets
 from sources import DATA, open_teacher, require_flags
 from support import parallel
 from support.arguments import (Parser, add_narrated_flags, add_run_flags, compile_blocks,
-                               limit_threads, mixed_precision, noise_of, pick_device,
-                               positive)
+                               limit_threads, mixed_precision, noise_of, pick_device, positive)
 from support.errors import require, run
 from support.run import Run, learning_rate
 from support.workers import items, join, read_ahead
@@ -231,8 +229,8 @@ def parse(argv=None):
     add("--size", choices=["small", "base"], help="f and h: 2 blocks on 4 frames of 32 pixels, or "
         "ViT-B on 8 of 224; sets defaults of --init, --sgd-epochs, --epochs, --batch and --lr, too")
     add("--encoder", choices=["timesformer", "mvit", "adapter"], help="f; for features: adapter")
-    add("--order", choices=[*DENOISERS], default="diffusion", help="h learns from the noised "
-        "missing clip, or from zeros (mask), or there is no h (none)")
+    add("--order", choices=[*DENOISERS], default="diffusion",
+        help="h learns from the noised missing clip, from zeros (mask), or there is none (none)")
     add("--noise", nargs="+", default=NOISE, metavar=("FIRST", "LAST"), help="signal-to-noise "
         "ratios times sqrt(D) of the first and last level; or: release, the authors'")
     add("--rows", choices=["release", "paper"], default="release", help="release: hide clips "
