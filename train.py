@@ -230,7 +230,7 @@ def parse(argv=None):
         "ViT-B on 8 of 224; sets defaults of --init, --sgd-epochs, --epochs, --batch and --lr, too")
     add("--encoder", choices=["timesformer", "mvit", "adapter"], help="f; for features: adapter")
     add("--order", choices=[*DENOISERS], default="diffusion",
-        help="h learns from the noised missing clip, from zeros (mask), or there is none (none)")
+        help="h learns from the noised missing clip, from zeros (mask), or there is no h (none)")
     add("--noise", nargs="+", default=NOISE, metavar=("FIRST", "LAST"), help="signal-to-noise "
         "ratios times sqrt(D) of the first and last level; or: release, the authors'")
     add("--rows", choices=["release", "paper"], default="release", help="release: hide clips "
