@@ -24,7 +24,7 @@ import math
 
 import torch
 
-NOISE = 1.5, 0.3          # first and last of `noise_levels`; it decides whether order teaches f
+NOISE = 1.5, 0.3          # first and last of `noise_levels`; it can decide whether order teaches f
 
 
 def scale_of(dim):

@@ -9,8 +9,9 @@ this error, but at least the error over seeds times Student's t, since few seeds
     equal             the difference, plus or minus the margin, is within one point
     undecided         none of these; or "one run": a side has one seed, whose spread is not known
 
-In 10,000 simulations of equal models (1,000 videos of 7 examples, whose runs differ by 0.3 to 4
-points) it found a difference in 2 to 5%, with three or five paired seeds, or five and three.
+In simulations of equal models (1,000 videos of 7 examples, whose runs differ by 0.3 to 4 points) it
+found a difference in 1 to 7%: with three or five paired seeds, with five and three, ten and five,
+or ten and three.
 """
 import json
 from itertools import pairwise
