@@ -24,7 +24,7 @@ import math
 
 import torch
 
-NOISE = 1.5, 0.3          # first and last of `noise_levels`; it can decide whether order teaches f
+NOISE = 2.0, 0.3          # first and last of `noise_levels`; it can decide whether order teaches f
 
 
 def scale_of(dim):
@@ -49,7 +49,7 @@ def noise_levels(dim, first=NOISE[0], last=NOISE[1], levels=4):
     hard it is to name the clip depends also on how many texts there are, and how close they lie.
     At the first level it must already be hard, or h needs no context there. At the last one the
     signal is almost gone, so a draw from N(0, I) looks like x_j^T in training. With D = 64,
-    alpha_bar is .034, .012, .0041, .0014. The paper gives T = 4, but no alpha_t.
+    alpha_bar is .059, .017, .0049, .0014. The paper gives T = 4, but no alpha_t.
     """
     steps = torch.arange(levels, dtype=torch.float64) / max(levels - 1, 1)
     ratio = first * (last / first) ** steps / math.sqrt(dim)     # (T,)

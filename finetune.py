@@ -65,7 +65,7 @@ def teacher_as_model(args, device):
     clip = args.clip or data.clip
     teacher = open_teacher(clip, args.clip_weights, device)
     D = teacher.encode_phrases([""]).shape[1]
-    config = Config({"kind": "teacher", "image": teacher.size}, None, "none", data.tau, 1.0, [0.5],
+    config = Config({"kind": "teacher", "image": teacher.size, "frames": data.frames}, None, "none", data.tau, 1.0, [0.5],
                     (0.0, 1.0), clip=clip, clip_weights=args.clip_weights)
     return build(config, torch.zeros(1, D))
 
@@ -192,7 +192,7 @@ def parse(argv):
         "activity also train h; --data epic also f")
     add("--init", type=Path, help="start from a run folder or a file, also a published one "
         "(default: runs/pretrain, else the included checkpoint); teacher: its features alone")
-    add_labeled_flags(parser, [name for name in DATA if DATA[name].labeled], 6000)
+    add_labeled_flags(parser, [name for name in DATA if DATA[name].labeled], 2400)
     add("--labels", type=positive(float), default=1.0, help="share of the labeled videos that is "
         "used")
     add("--hold-out", type=positive(float), help="leave out this share of the training videos, for "

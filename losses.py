@@ -33,7 +33,7 @@ Jensen's inequality. The paper simplifies in five places:
 - For Gaussians of equal covariance the KL is a squared distance with a weight for each level:
       1/2 (s_{t-1} - s_t) |x_j^0 - x_hat_j^0|^2,    s_t = alpha_bar_t / (1 - alpha_bar_t).
   Eq. 9 gives all levels equal weight, as Tevet et al. 2022 do. The simple loss of Ho et al. 2020
-  weighs them by s_t, which falls by a factor of 25 over the four levels of diffusion.py.
+  weighs them by s_t, which falls by a factor of 44 over the four levels of diffusion.py.
 - Eq. A has -log p of one text. Eqs. 8 and 10 have the cross entropy with soft targets.
 - Eq. A has sums. Instead, Eq. 8 has a mean over the clips, and Eq. 9 a mean over t. Eq. 10 also
   has a mean over t, which the bound of L_MC lacks.

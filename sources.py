@@ -43,6 +43,7 @@ class Data(NamedTuple):
     tau: float = TAU                   # of Eq. 6
     size: str = "base"                 # defaults of pre-training: train.py:SIZES
     encoder: str = "timesformer"
+    frames: int = 8                    # of a clip, as f of this size reads it
     clip: str | None = None            # the teacher; None: the paper's
     phrases: tuple | None = None       # the pool; None: of --phrases
     world: int | None = None           # version of a world that is made up
@@ -93,9 +94,10 @@ def split_of(args):
 DATA = {
     "toy": Data(
         Way(lambda args, pictures, teacher: ToySource(
-            "train", range(args.toy_videos), pictures.frames, teacher), takes=("phrases",)),
+            "train", range(args.toy_videos), pictures.frames, teacher, narrated=True),
+            takes=("phrases",)),
         Way(labeled_toy), fits=lambda size: size == render.SIZE, tau=0.045, size="small",
-        clip="toy", phrases=grammar.PHRASES, world=grammar.VERSION, steps=grammar.STEPS,
+        frames=4, clip="toy", phrases=grammar.PHRASES, world=grammar.VERSION, steps=grammar.STEPS,
         one=lambda model, number: ToySource("test", [number], model.encoder.frames)),
     "howto100m": Data(
         Way(narrated(VideoSource, find_videos, "videos"), ("videos", "captions", "phrases"),

@@ -48,7 +48,7 @@ SIZES = {                 # what --size implies: f, h, and how they are trained;
     "small": dict(timesformer=dict(image=32, patch=16, frames=4, width=64, depth=2, heads=2),
                   mvit=dict(image=32, frames=4, seconds=None, width=16, heads=1, stages=(1, 1, 1),
                             kv_stride=4), adapter={}, denoiser=dict(layers=4, heads=4),
-                  sgd_epochs=0.25, epochs=15, batch=8, lr=6e-3, log_every=20),
+                  sgd_epochs=0.25, epochs=12, batch=8, lr=4e-3, log_every=20),
     "base": dict(timesformer=dict(image=224, patch=16, frames=8, width=768, depth=12, heads=12),
                  mvit=dict(image=224, frames=16, seconds=3.2), adapter=dict(width=2048),
                  denoiser=dict(layers=4, heads=8),

@@ -56,7 +56,7 @@ def noise_of(given):
         if math.inf > first > last > 0:
             return first, last
     raise InputError(f"--noise {' '.join(given)}: needed are two numbers above 0 that fall, like "
-                     "1.5 0.3; or: release")
+                     "2 0.3; or: release")
 
 
 def add_run_flags(parser):
@@ -103,7 +103,7 @@ def add_data_flags(parser, kinds, toy_videos, kind):
 def add_narrated_flags(parser, kinds):
     """Add --data, of these kinds, and the flags for what it reads, to pre-training."""
     add = parser.add_argument
-    add_data_flags(parser, kinds, 6000, "howto100m: narrated videos; features: their features "
+    add_data_flags(parser, kinds, 2400, "howto100m: narrated videos; features: their features "
                    "instead of pictures")
     add("--captions", type=Path, help="folder of ID.csv, ID.srt or ID.vtt; or caption.json")
     add("--ids", type=Path, help="use only these videos: an id per line")

@@ -20,7 +20,7 @@ def test_default_schedule_falls_in_geometric_steps_of_the_signal_to_noise_ratio(
     assert len(alpha_bar) == levels and len(diffusion.noise_levels(dim)) == 4
     for t, a in enumerate(alpha_bar):
         share = t / max(levels - 1, 1)
-        ratio = 1.5 ** (1 - share) * 0.3 ** share      # at D = 1
+        ratio = 2 ** (1 - share) * 0.3 ** share      # at D = 1
         assert math.sqrt(a / (1 - a)) == pytest.approx(ratio / math.sqrt(dim), rel=1e-5)
     assert diffusion.scale_of(64) == 16
     release = torch.tensor([.9999, .9932, .9799, .9603])

@@ -159,7 +159,7 @@ def test_a_run_folder_is_complete(trained, order):
     assert sorted(path.name for path in out.iterdir()) == ["checkpoint.pt", "config.json",
                                                            "metrics.jsonl"]
     settings, rows = read_json(out / "config.json")["settings"], rows_of(out)
-    assert settings["order"] == order and settings["tau"] == 0.045 and settings["lr"] == 6e-3
+    assert settings["order"] == order and settings["tau"] == 0.045 and settings["lr"] == 4e-3
     assert len(rows) == 6
     for i, row in enumerate(rows):
         peak, step = (train.SGD_LR, 6e-3)[i // 3], i % 3
@@ -180,7 +180,7 @@ def test_default_of_real_videos_is_the_papers():
     real = vars(train.parse(["--data", "howto100m"]))
     assert real == real | dict(
         init="timm", lr=5e-5, batch=128, sgd_epochs=5, epochs=25, tau=.02, size="base",
-        noise=(1.5, .3), rows="release", order="diffusion", context="observed", targets="vision")
+        noise=(2.0, .3), rows="release", order="diffusion", context="observed", targets="vision")
     assert train.parse(["--data", "howto100m", "--encoder", "mvit"]).init == "none"
 
 

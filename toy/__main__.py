@@ -64,7 +64,7 @@ def parse(argv=None):
     commands = parser.add_subparsers(dest="command", required=True)
     flags = commands.add_parser("export", description="Write the toy world as real files.")
     flags.add_argument("--out", type=Path, required=True, help="folder, new")
-    flags.add_argument("--train", type=int, default=6000, help="videos for training and validation")
+    flags.add_argument("--train", type=int, default=2400, help="videos for training and validation")
     flags.add_argument("--test", type=int, default=1000, help="test videos")
     commands.add_parser("teacher", description="Train the teacher: a minute on one core.")
     return parser.parse_args(argv)

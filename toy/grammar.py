@@ -12,7 +12,7 @@ import numpy as np
 
 from data import Step, Video
 
-VERSION = 4                                        # of grammar.py, render.py and teacher.py
+VERSION = 5                                        # of grammar.py, render.py and teacher.py
 
 # --- The grammar: a part is a step, or what these functions return, [(probability, steps), ...] ---
 def block(*parts):

@@ -86,12 +86,17 @@ TOOL_SHAPE = np.array([list(SHAPES).index(row[0]) for row in TOOLS.values()])
 TOOL_COLORS = np.array([(row[1], row[1]) for row in TOOLS.values()], np.float32)       # (20, 2, 3)
 TOOL_ARC = np.radians([row[2:] for row in TOOLS.values()])                             # (20, 2)
 RADIUS = 8                                         # pixels, of a tool's arc
-LAMP, LAMP_SIZE = 30, 6                            # gray levels added or subtracted; side in pixels
+LAMP, LAMP_SIZE = 50, 6                            # gray levels added or subtracted; side in pixels
 LAMPS = {step: lamp for pair in grammar.LOOK_ALIKES for step, lamp in zip(pair, (1, -1))}
 
 # Shapes per scene, share of frames with one more in front, pixels, deviation of colors and pixels.
 CLUTTER, OCCLUDED, SHIFT, COLOR_STD, NOISE_STD = 3, .5, 2.0, 10.0, 20.0
 BACKGROUND_OBJECT, BACKGROUND_FACE = .35, .25      # shares of the background segments
+
+
+def count_frames(video):
+    """How many frames a video has."""
+    return int(np.ceil(video.duration * FPS))
 
 
 def last_taken(times, n):
@@ -136,7 +141,7 @@ def draw_frames(objects, tools, lamps, instance, progress, rng):
         paste_clutter(scenes, np.arange(m), rng)
     corner = SIZE / 2 + rng.uniform(-SHIFT, SHIFT, (m, 2)) - SPRITE / 2    # top left, of a sprite
     size, tint = rng.integers(2, size=(m, 2)), rng.normal(0, COLOR_STD, (m, 2, 1, 3))
-    gain = rng.uniform(.8, 1.1, m)
+    gain = rng.uniform(.8, 1.1, m).astype(np.float32)
     visible = np.flatnonzero(objects >= 0)
     thing = objects[visible]
     paste(scenes, visible, OBJECT_SHAPE[thing], size[visible, 0],
@@ -151,16 +156,17 @@ def draw_frames(objects, tools, lamps, instance, progress, rng):
           y - RADIUS * np.sin(angle), x + RADIUS * np.cos(angle))
     paste_clutter(frames, np.flatnonzero(rng.random(n) < OCCLUDED), rng)
     lamp = slice(MARGIN, MARGIN + LAMP_SIZE)                          # of rows, and of columns
-    frames[:, lamp, lamp] += LAMP * lamps[instance, None, None, None]
+    frames[:, lamp, lamp] += LAMP * lamps[instance, None, None, None].astype(np.float32)
     frames = frames[:, MARGIN:-MARGIN, MARGIN:-MARGIN] * gain[instance, None, None, None]
-    frames += NOISE_STD * rng.standard_normal(frames.shape, dtype=np.float32)
+    noise = rng.standard_normal(frames.shape, dtype=np.float32)
+    frames += np.float32(NOISE_STD) * noise
     return np.clip(frames, 0, 255, out=frames).astype(np.uint8).transpose(0, 3, 1, 2)
 
 
 def render(video):
-    """All frames of a video: (ceil(duration * FPS), 3, SIZE, SIZE) uint8."""
+    """All frames of a video: (n, 3, SIZE, SIZE) uint8."""
     rng = np.random.default_rng((grammar.seed_of(video), 1))
-    times = np.arange(np.ceil(video.duration * FPS)) / FPS            # (n,)  s
+    times = np.arange(count_frames(video)) / FPS                      # (n,)  s
     # Instances 0, 2, 4, .. are background (some of length 0); 1, 3, 5, .. are steps.
     edges = np.array([step[:2] for step in video.steps]).reshape(-1)  # (2 steps,)  s
     instance = np.searchsorted(edges, times, side="right")            # (n,)
