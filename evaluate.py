@@ -32,8 +32,8 @@ from support.arguments import (Parser, add_labeled_flags, add_run_flags, default
                                pick_device, positive)
 from support.encode import encode_examples, read_lengths
 from support.errors import require, require_readable, run
-from support.metrics import (accuracies, by_class, draw_correct, pack, percent, percents,
-                             print_lines, share_of, topk_correct)
+from support.metrics import (accuracies, by_class, draw_correct, each_correct, pack, percent,
+                             percents, print_lines, share_of, topk_correct)
 from support.write import write_json
 
 VIEWS = 3                 # clips of a step (release)
@@ -78,6 +78,11 @@ def merge(p, first):
     """p (..., S) of steps, as they are counted: the sum of those that count as one, at the place of
     the first. first (S,): as `counted_as` gives it."""
     return torch.zeros_like(p).index_add_(-1, first, p)
+
+
+def merge_all(columns, first):
+    """`merge` of each of {name: p (..., S)}."""
+    return {name: merge(p, first) for name, p in columns.items()}
 
 
 # --- The tasks ---
@@ -158,55 +163,60 @@ class Forecast(Task):
     def lines(self, asked):
         """As Task has it. top1 is the mean over the draws of samples; what else is made of samples
         is of the first draw."""
-        # 1. By zero noise, and by as many draws from its softmax as there are samples.
+        # 1. By zero noise; by the teacher, as the paper re-purposes CLIP; by what can be known.
         Q, truth, S = asked.args.samples, asked.source.truth, asked.zero_noise.shape[1]
         first = counted_as(asked.model, asked.source, S)
         y, classes = first[asked.labels], len(first.unique())                      # y (M,)
-        zero_noise = merge(asked.zero_noise.exp(), first)                          # (M, S)
-        right = {"zero_noise": topk_correct(zero_noise, y)}                        # (M,) bool
-        chance, right["oracle_softmax"] = draw_correct(zero_noise, y, Q)
-
-        # 2. By samples: their mean (Eq. 11), and the best of them (Table 5).
-        means = [merge(expectation(log_p), first) for log_p in asked.samples]      # (M, S) each
-        of_mean = [topk_correct(p, y) for p in means]                              # (M,) bool each
-        of_best = [best_of(log_p, y, first) for log_p in asked.samples]
-        right["expectation"], right["oracle"] = of_mean[0], of_best[0]
-        draws = {"zero_noise": [percent(right["zero_noise"])], "oracle_softmax": [percent(chance)],
-                 "expectation": [percent(hits) for hits in of_mean],
-                 "oracle": [percent(hits) for hits in of_best]}
-        lines = {"classes": classes, "samples": Q, "draws": len(asked.samples), "top1_std": None}
-        lines["top1"] = {way: mean(shares) for way, shares in draws.items()}
-        if len(asked.samples) > 1:
-            lines["top1_std"] = {way: deviation(shares) for way, shares in draws.items()}
-        lines["top5"] = {"zero_noise": percent(topk_correct(zero_noise, y, 5)),
-                         "expectation": percent(topk_correct(means[0], y, 5))}
+        clips = asked.seen.sum(1) / asked.n[:, None]                               # (M, D) means
+        p = {"zero_noise": asked.zero_noise.exp(),
+             "teacher": match(clips, asked.texts, asked.model.tau).exp().cpu()}    # (M, S) each
+        if truth:
+            p |= truth.next_steps(asked.examples)
+        p = merge_all(p, first)
+        right = each_correct(p, y)                                                 # (M,) bool each
+        lines = {"classes": classes, "samples": Q, "draws": len(asked.samples)}
+        lines["baselines"] = {"random": 100 / classes, "teacher": percent(right["teacher"])}
         lines["by_class"] = by_class(right["zero_noise"], asked.labels, S)
 
-        # 3. Beside them: the teacher, as the paper re-purposes CLIP, and the truth.
-        clips = asked.seen.sum(1) / asked.n[:, None]                               # (M, D) means
-        teacher = match(clips, asked.texts, asked.model.tau).exp().cpu()
-        right["teacher"] = topk_correct(merge(teacher, first), y)
-        lines["baselines"] = {"random": 100 / classes, "teacher": percent(right["teacher"])}
+        # 2. By samples: their mean (Eq. 11), and the best of them (Table 5), beside the best of as
+        #    many draws from the softmax of zero noise.
+        drawn = [by_samples(log_p, y, first) for log_p in asked.samples]
+        p["expectation"], right["expectation"], right["oracle"] = drawn[0]
+        chance, right["oracle_softmax"] = draw_correct(p["zero_noise"], y, Q)
+        draws = {"zero_noise": [percent(right["zero_noise"])], "expectation": [], "oracle": [],
+                 "oracle_softmax": [percent(chance)]}
+        for _, of_mean, best in drawn:
+            draws["expectation"].append(percent(of_mean))
+            draws["oracle"].append(percent(best))
+        lines["top1"] = {way: mean(shares) for way, shares in draws.items()}
+        lines["top1_std"] = None
+        if len(asked.samples) > 1:
+            lines["top1_std"] = {way: deviation(shares) for way, shares in draws.items()}
+        lines["top5"] = {"zero_noise": percent(topk_correct(p["zero_noise"], y, 5)),
+                         "expectation": percent(topk_correct(p["expectation"], y, 5))}
+
+        # 3. Where the truth is known, by places and parts.
         lines["truth"] = lines["by_place"] = lines["new"] = None
         parts = {}
         if truth:
-            for name, p in truth.next_steps(asked.examples).items():
-                right[name] = topk_correct(merge(p, first), y)
             parts = truth.parts(asked.labels)
             parts["new"] = truth.is_new(asked.examples)
-            known = {name: right[name] for name in ("zero_noise", "exact", "set")}
-            lines["truth"] = {name: percent(right[name]) for name in ("exact", "set")}
+            known = {"exact": right["exact"], "set": right["set"]}
+            lines["truth"] = percents(known)
+            known["zero_noise"] = right["zero_noise"]
             lines["by_place"] = truth.by_place(known, asked.examples)
             lines["new"] = share_of(known, parts["new"])
         lines["right"] = pack(right, asked.names(), parts)
         return lines
 
 
-def best_of(log_p, y, first):
-    """Whether the likeliest step of a sample is right, which an oracle then picks: (M,) bool, of
-    samples log p (M, Q, S) and steps y (M,). first (S,): as in `merge`."""
+def by_samples(log_p, y, first):
+    """Forecasts of the steps y (M,) by samples, log p (M, Q, S) -> p (M, S) of their mean (Eq. 11);
+    whether its likeliest step is right, (M,) bool; and whether that of a sample is, which an oracle
+    picks (Table 5), (M,) bool. first (S,): as in `merge`."""
+    p = merge(expectation(log_p), first)
     likeliest = merge(log_p.exp(), first).argmax(-1)                               # (M, Q)
-    return (likeliest == y[:, None]).any(1)
+    return p, topk_correct(p, y), (likeliest == y[:, None]).any(1)
 
 
 def deviation(shares):
@@ -231,9 +241,8 @@ class Classify(Task):
         p = {"ours": ours.exp().mean(1).cpu(), "teacher": teacher.exp().mean(1).cpu()}     # (M, S)
         S = p["ours"].shape[1]
         first = counted_as(asked.model, asked.source, S)
-        y, parts = first[labels], {}
-        merged = {name: merge(q, first) for name, q in p.items()}
-        right = {name: topk_correct(q, y) for name, q in merged.items()}           # (M,) bool
+        y, parts, merged = first[labels], {}, merge_all(p, first)
+        right = each_correct(merged, y)                                            # (M,) bool each
         lines = accuracies(merged, y)
         lines["classes"] = len(first.unique())
         lines["by_class"] = by_class(right["ours"], labels, S)
@@ -391,9 +400,14 @@ def evaluate(args):
     task = TASKS[name]()
     source, _, teacher, texts = open_labeled(args, task, model, device, args.split)
     history, spacing = history_of(model, args.history)
-    takes_history = "history" in task.flags
-    if takes_history and history == "spaced" and not (source.truth or args.history):
-        print("forecasts observe clips as far apart as in training; the paper's: --history paper")
+    warnings = [warn_of_data(model, source)]
+    if "history" not in task.flags:
+        history = None
+    else:
+        warnings.append(warn_of_history(model, history))
+        if history == "spaced" and not (source.truth or args.history):
+            print("forecasts observe clips as far apart as in training; the paper's: --history "
+                  "paper")
     examples, listed, unreadable = examples_of(task, source, spacing, args.min_steps)
     require_readable(source, unreadable, args.max_unreadable)
     require(examples, f"no {args.split} video has {args.min_steps} steps, or one to {args.task}")
@@ -419,10 +433,7 @@ def evaluate(args):
                   tuple(samples))
     with torch.no_grad():
         lines = task.lines(asked)
-    warnings = [warn_of_data(model, source)]
-    if takes_history:
-        warnings.append(warn_of_history(model, history))
-    content = measured(args, model, source, history if takes_history else None)
+    content = measured(args, model, source, history)
     content |= {"listed": listed, "evaluated": len(examples), "unreadable": len(unreadable)}
     content |= lines
     content["warning"] = "; ".join(filter(None, warnings)) or None

@@ -25,14 +25,14 @@ def percent(hits):
     return 100 * float(hits.double().mean()) if len(hits) else None
 
 
-def percents(right, part):
-    """The percent right within a part of the examples: {name: percent} of right {name: (M,) bool}
-    and part (M,) bool."""
+def percents(right, part=slice(None)):
+    """The percent right, of all examples or within a part (M,) bool: {name: percent} of right
+    {name: (M,) bool}."""
     return {name: percent(hits[part]) for name, hits in right.items()}
 
 
 def share_of(right, part):
-    """`percents`, and as "evaluated" how many examples the part has."""
+    """`percents` within a part (M,) bool, and as "evaluated" how many examples it has."""
     return percents(right, part) | {"evaluated": int(part.sum())}
 
 
@@ -45,13 +45,15 @@ def topk_correct(scores, labels, k=1):
     return (best == labels[:, None]).any(1)
 
 
+def each_correct(columns, labels, k=1):
+    """`topk_correct` of each of {name: scores (M, K)}: {name: (M,) bool}."""
+    return {name: topk_correct(scores, labels, k) for name, scores in columns.items()}
+
+
 def accuracies(columns, labels):
     """{"top1": {name: percent}, "top5": {name: percent}} of {name: scores (M, K)}."""
-    lines = {"top1": {}, "top5": {}}
-    for name, scores in columns.items():
-        lines["top1"][name] = percent(topk_correct(scores, labels))
-        lines["top5"][name] = percent(topk_correct(scores, labels, 5))
-    return lines
+    return {"top1": percents(each_correct(columns, labels)),
+            "top5": percents(each_correct(columns, labels, 5))}
 
 
 def by_class(hits, labels, K):
@@ -68,17 +70,20 @@ def draw_correct(p, labels, count):
     return chance, expected.diff(prepend=expected.new_zeros(1)) > 0
 
 
-def as_bits(hits):
-    """(M,) bool as hexadecimal text, eight examples for two digits."""
-    return np.packbits(hits.cpu().numpy()).tobytes().hex()
+def all_bits(columns):
+    """Each of {name: (M,) bool} as hexadecimal text, two digits for eight examples."""
+    packed = {}
+    for name, hits in columns.items():
+        packed[name] = np.packbits(hits.cpu().numpy()).tobytes().hex()
+    return packed
 
 
 def pack(right, names, parts):
     """What experiments/compare.py reads of M examples: {column: which are right, (M,) bool, as
     hexadecimal bits; "parts": {name: which examples belong to this part, likewise}; "per_video":
     how many examples each video has, in their order}. names: of the video of each example."""
-    packed = {name: as_bits(hits) for name, hits in right.items()}
-    packed["parts"] = {name: as_bits(hits) for name, hits in parts.items()}
+    packed = all_bits(right)
+    packed["parts"] = all_bits(parts)
     packed["per_video"] = [len(list(group)) for _, group in groupby(names)]
     return packed
 

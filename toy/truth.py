@@ -14,10 +14,11 @@ from toy import grammar
 def observed_steps(example, video):
     """What a forecast may know: labels of the steps that are seen for 1 s or more; whether the
     video's first step is among them."""
-    begin = example.windows[0, 0]
-    seen = [step.end - begin >= 1 for step in video.steps]
-    labels = [video.steps[k].label for k in range(example.step) if seen[k]]
-    return labels, seen[0]
+    begin, labels = example.windows[0, 0], []
+    for step in video.steps[:example.step]:
+        if step.end - begin >= 1:
+            labels.append(step.label)
+    return labels, video.steps[0].end - begin >= 1
 
 
 def twins():
@@ -46,12 +47,12 @@ class Truth:
     def next_steps(self, examples):
         """The exact distribution of the next step, from the sequence of the steps shown ("exact")
         and from their set: {name: p (M, S)}."""
-        known, found = self.known(examples), {}
-        for name, told in ("exact", "sequence"), ("set", "set"):
-            world = grammar.Grammar(told)
-            p = [world.next_step(labels, from_start) for labels, from_start in known]
-            found[name] = torch.from_numpy(np.array(p))
-        return found
+        by_sequence, by_set, exact, of_set = grammar.Grammar(), grammar.Grammar("set"), [], []
+        for labels, from_start in self.known(examples):
+            exact.append(by_sequence.next_step(labels, from_start))
+            of_set.append(by_set.next_step(labels, from_start))
+        return {"exact": torch.from_numpy(np.array(exact)),
+                "set": torch.from_numpy(np.array(of_set))}
 
     def is_new(self, examples):
         """Which forecasts have a history and a next step that no training video shows: (M,)
@@ -63,8 +64,10 @@ class Truth:
 
     def by_place(self, right, examples):
         """{k: `share_of` the forecasts after k steps of a video}. right: {name: (M,) bool}."""
-        place = torch.tensor([example.step for example in examples])
-        return {int(k): share_of(right, place == k) for k in place.unique()}
+        place, found = torch.tensor([example.step for example in examples]), {}
+        for k in place.unique().tolist():
+            found[k] = share_of(right, place == k)
+        return found
 
     # --- Steps to recognize, or to forecast ---
     def parts(self, labels):
@@ -88,13 +91,19 @@ class Truth:
         rng = np.random.default_rng(grammar.number_of(video))
         return video.steps[rng.integers(max(len(video.steps) - left, 1))].end
 
+    def step_at(self, video, time):
+        """The name of the step that a video shows at a time, s; None if it shows none."""
+        for step in video.steps:
+            if step.start <= time < step.end:
+                return self.steps[step.label]
+        return None
+
     def of_forecast(self, windows, futures):
         """What is true of the first video: the step of each window or None, the exact "next" step
         and share of each of the futures, if the video goes on, and what "follows" in it."""
         exact, shown, script = grammar.Grammar(), [], self.source.videos[0]
         for middle in windows.mean(1):
-            labels = [step.label for step in script.steps if step.start <= middle < step.end]
-            shown.append(self.steps[labels[0]] if labels else None)
+            shown.append(self.step_at(script, middle))
         begun = sum(step.start <= windows[-1, 1] - 1 for step in script.steps)
         before, from_start = observed_steps(Example(0, windows, -1, begun), script)
         p = exact.next_step(before, from_start)
