@@ -19,9 +19,11 @@ FOLDS = 10                # of the videos, one of which is asked
 def read_steps(path):
     """Read the steps of each video in order: of COIN.json, or of a folder of CrossTask's files,
     TASK_VIDEO.csv with lines `step,start s,end s`, where steps are numbered within a task."""
-    if not path.is_dir():
-        return [tuple(step.label for step in video.steps) for video in load_coin(path)[0]]
     videos = []
+    if not path.is_dir():
+        for video in load_coin(path)[0]:
+            videos.append(tuple(step.label for step in video.steps))
+        return videos
     for file in sorted(path.glob("*_*.csv")):
         task, rows = file.name.split("_")[0], []
         for _, line in read_lines(file):
@@ -53,11 +55,11 @@ def count_followers(asked):
     left out: [{context: {step: count}}, ...]."""
     followed = [defaultdict(Counter) for _ in range(FOLDS)]
     for fold, known, step in asked:
-        seen = [None] + [chain[0] for chain in known.values()]
         for left_out in range(FOLDS):
             if left_out != fold:
-                for context in seen:
-                    followed[left_out][context][step] += 1
+                followed[left_out][None][step] += 1        # of no context
+                for longest, *_ in known.values():
+                    followed[left_out][longest][step] += 1
     return followed
 
 

@@ -120,7 +120,8 @@ def make(recipe, seed, args):
         with open(folder / "log.txt", "a", encoding="utf-8") as log:
             ended = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log,
                                    env=os.environ | {"OMP_NUM_THREADS": "1"})
-        require(ended.returncode == 0, f"{line[0]} ended with {ended.returncode}; see {log.name}")
+        script = line[1] if line[0] == "-m" else line[0]
+        require(ended.returncode == 0, f"{script} ended with {ended.returncode}; see {log.name}")
 
 
 def spread_of(numbers):
@@ -151,7 +152,8 @@ def plain_row(label, texts, results, seeds):
             row.append(text)
     if seeds:
         fewest, most = min(counts, default=""), max(counts, default="")
-        row.append(str(most) if fewest == most else f"{fewest}-{most}")
+        count = str(most) if fewest == most else f"{fewest}-{most}"
+        row.append(count)
     return row
 
 
